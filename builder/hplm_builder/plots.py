@@ -1,0 +1,132 @@
+"""Building PLOT tables: count the n-grams of a corpus, keep the most frequent, compute their windows (HMI 3.2.1, 5.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from rich.progress import Progress
+
+from hplm.config import BaseConfig
+from hplm.errors import ConfigError, DataError
+from hplm.nn import base as bases
+from hplm.nn.base import Base
+from hplm.nn.dtype import choose_dtype
+from hplm.nn.encoder import WindowEncoder
+from hplm.nn.lookup import compute_windows
+from hplm.plot import table as tables
+from hplm.plot.keys import fits, pack
+from hplm.plot.windows import Ids, centre, windows
+from hplm.store.layout import Store
+from hplm.text import TextEncoder
+
+CHUNK = 4096
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Distinct n-grams `[D, n]`, most frequent first, and how often each occurs `[D]`."""
+
+    grams: Ids
+    counts: npt.NDArray[np.int64]
+
+    def top(self, percent: float) -> Ids:
+        """The most frequent `percent` of the distinct n-grams."""
+        return self.grams[: max(1, round(len(self.grams) * percent / 100))]
+
+
+def count_grams(documents: Sequence[str], encoder: TextEncoder, config: BaseConfig, progress: Progress) -> Counted:
+    """All windows of the corpus, with how often they occur; ties in the order of the ids."""
+    parts: list[tuple[Ids, npt.NDArray[np.int64]]] = []
+    bar = progress.add_task("count n-grams", total=len(documents))
+    for start in range(0, len(documents), CHUNK):
+        encoded = encoder.encode(documents[start : start + CHUNK])
+        lengths = [len(one.ids) for one in encoded]
+        grams, _ = windows(np.concatenate([one.ids for one in encoded]), lengths, config.window, config.pad_id)
+        parts.append(_unique(grams, np.ones(len(grams), dtype=np.int64), config.vocab_size))
+        progress.update(bar, advance=len(encoded))
+    all_grams, all_counts = np.concatenate([g for g, _ in parts]), np.concatenate([c for _, c in parts])
+    grams, counts = _unique(all_grams, all_counts, config.vocab_size)
+    order = np.argsort(-counts, kind="stable")
+    return Counted(grams[order], counts[order])
+
+
+def _unique(grams: Ids, counts: npt.NDArray[np.int64], vocab_size: int) -> tuple[Ids, npt.NDArray[np.int64]]:
+    """Distinct n-grams in the order of their ids, counts added up."""
+    if fits(grams.shape[1], vocab_size):
+        _, first, inverse = np.unique(pack(grams, vocab_size), return_index=True, return_inverse=True)
+    else:
+        _, first, inverse = np.unique(grams, axis=0, return_index=True, return_inverse=True)
+    return grams[first], np.bincount(inverse.ravel(), weights=counts).astype(np.int64)
+
+
+def build_plot(
+    store: Store, base_name: str, plot_name: str, documents: Sequence[str], percent: float, progress: Progress
+) -> dict[str, Any]:
+    """Publish root, bigram and unigram tables of a base; returns how large they became."""
+    if not 0 < percent <= 100:
+        raise ConfigError(f"--top is a share in percent, above 0 and at most 100; got {percent:g}")
+    if not documents:
+        raise DataError("the corpus holds no text")
+    base = bases.load(store.base(base_name))
+    lower = base.load_lower()
+    counted = count_grams(documents, TextEncoder(base.tokenizer_path, base.config.max_tokens), base.config, progress)
+    kept = counted.top(percent)
+    seen = int(counted.counts[: len(kept)].sum())
+    report: dict[str, Any] = {
+        "tokens": int(counted.counts.sum()),
+        "distinct": len(counted.grams),
+        "top_percent": percent,
+        "corpus_hit_rate": seen / int(counted.counts.sum()),
+    }
+    unigrams = np.arange(base.config.vocab_size, dtype=np.int64)[:, None]
+    levels = {"unigram": unigrams, "root": kept}
+    if base.config.window > 2:
+        # A bigram is the centre and its right neighbour: the window's own fragment of two.
+        start = centre(base.config.window) - centre(2)
+        levels["bigram"] = np.unique(kept[:, start : start + 2], axis=0)
+    for level, grams in levels.items():
+        report[f"{level}_rows"] = _write_level(store, base, lower, plot_name, level, grams, report, progress)
+    return report
+
+
+def _write_level(
+    store: Store,
+    base: Base,
+    lower: WindowEncoder,
+    plot_name: str,
+    level: str,
+    grams: Ids,
+    report: dict[str, Any],
+    progress: Progress,
+) -> int:
+    config = base.config
+    grams = tables.sort_grams(grams, config.vocab_size)
+    size = grams.shape[1]
+    start = centre(config.window) - centre(size)
+    bar = progress.add_task(f"compute {level} windows", total=len(grams))
+
+    def chunks() -> Iterator[tables.Values]:
+        for first in range(0, len(grams), CHUNK):
+            part = grams[first : first + CHUNK]
+            whole = np.full((len(part), config.window), config.pad_id, dtype=np.int64)
+            whole[:, start : start + size] = part
+            values = compute_windows(lower, whole, choose_dtype("auto", torch.device("cpu")))
+            yield values[:, start : start + size]
+            progress.update(bar, advance=len(part))
+
+    tables.write(
+        store.table(plot_name, level),
+        level,
+        grams,
+        chunks(),
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        fingerprint=base.fingerprint,
+        meta={"corpus": report},
+    )
+    return len(grams)

@@ -1,0 +1,71 @@
+"""Typed answers, and the tensors they travel as."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hplm import wire
+from hplm.decode import LabelledSpan
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A tenant's answer: one span for a classification, one per entity for a tagging."""
+
+    tenant: str
+    text: str
+    spans: tuple[LabelledSpan, ...]
+    truncated: bool
+    logits: npt.NDArray[np.float32] | None = None
+
+    @property
+    def label(self) -> str | None:
+        """Label of the first span; None where a tagging found no entity."""
+        return self.spans[0].label if self.spans else None
+
+    @property
+    def score(self) -> float | None:
+        """Probability of `label`."""
+        return self.spans[0].score if self.spans else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: without logits."""
+        return {
+            "tenant": self.tenant,
+            "text": self.text,
+            "label": self.label,
+            "score": self.score,
+            "spans": [vars(span) for span in self.spans],
+            "truncated": self.truncated,
+        }
+
+
+def tensors_of(module: Any, tenant: str, text: str) -> list[Any]:
+    """Inputs for `tritonclient.http` or `tritonclient.grpc`, whichever `module` is."""
+    inputs = []
+    for name, value in ((wire.TEXT, text), (wire.TENANT, tenant)):
+        tensor = module.InferInput(name, [1, 1], "BYTES")
+        tensor.set_data_from_numpy(np.array([[value.encode()]], dtype=np.object_))
+        inputs.append(tensor)
+    return inputs
+
+
+def outputs_of(module: Any, logits: bool) -> list[Any]:
+    """The outputs to ask for."""
+    names = [wire.LABEL, wire.SCORE, wire.SPAN, wire.TRUNCATED, *([wire.LOGITS] if logits else [])]
+    return [module.InferRequestedOutput(name) for name in names]
+
+
+def prediction_of(result: Any, tenant: str, text: str, logits: bool) -> Prediction:
+    """A `tritonclient` result as a Prediction."""
+    labels, scores, spans = (result.as_numpy(name)[0] for name in (wire.LABEL, wire.SCORE, wire.SPAN))
+    found = tuple(
+        LabelledSpan(label.decode(), float(score), int(start), int(end))
+        for label, score, (start, end) in zip(labels, scores, spans, strict=True)
+    )
+    raw = result.as_numpy(wire.LOGITS)[0] if logits else None
+    return Prediction(tenant, text, found, bool(result.as_numpy(wire.TRUNCATED)[0, 0]), raw)

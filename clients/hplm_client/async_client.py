@@ -1,0 +1,53 @@
+"""Asynchronous client."""
+
+from __future__ import annotations
+
+import importlib
+from types import TracebackType
+from typing import Any
+
+from hplm import wire
+from hplm_client.address import split_url
+from hplm_client.answers import Prediction, outputs_of, prediction_of, tensors_of
+from hplm_client.faults import typed_errors
+
+
+class AsyncClient:
+    """As `Client`, with coroutines: many requests at once with `asyncio.gather`. Make it inside the running loop."""
+
+    def __init__(self, url: str = "http://127.0.0.1:8000", *, timeout_s: float = 30.0) -> None:
+        self.url = url
+        self._timeout_s = timeout_s
+        self._protocol, address = split_url(url)
+        self._module = importlib.import_module(f"tritonclient.{self._protocol}.aio")
+        options: dict[str, Any] = {"conn_timeout": timeout_s} if self._protocol == "http" else {}
+        self._triton = self._module.InferenceServerClient(address, **options)
+
+    async def is_ready(self) -> bool:
+        """Whether hBERT answers on that server."""
+        with typed_errors(self.url):
+            return bool(await self._triton.is_model_ready(wire.MODEL))
+
+    async def predict(self, tenant: str, text: str, *, logits: bool = False) -> Prediction:
+        """One text of one tenant."""
+        options: dict[str, Any] = {"client_timeout": self._timeout_s} if self._protocol == "grpc" else {}
+        with typed_errors(self.url):
+            result = await self._triton.infer(
+                wire.MODEL,
+                tensors_of(self._module, tenant, text),
+                outputs=outputs_of(self._module, logits),
+                **options,
+            )
+            return prediction_of(result, tenant, text, logits)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._triton.close()
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()

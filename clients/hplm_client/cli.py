@@ -1,0 +1,51 @@
+"""`hplm predict`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import Annotated, Optional
+
+import typer
+from rich.console import Console
+
+from hplm_client.answers import Prediction
+from hplm_client.client import Client
+
+
+def predict(
+    tenant: Annotated[str, typer.Option("--tenant", "-t", help="Whose model answers.")],
+    text: Annotated[Optional[str], typer.Argument(help="One text; without it, each line of standard input.")] = None,  # noqa: UP045
+    url: Annotated[str, typer.Option(help="http://HOST:PORT or grpc://HOST:PORT.")] = "http://127.0.0.1:8000",
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+) -> None:
+    """Ask a tenant's model.
+
+    Examples:
+
+      hplm predict --tenant films "A moving, beautifully acted film."
+
+      hplm predict -t spam --json < messages.txt
+
+      hplm predict -t icd10 --url grpc://127.0.0.1:8001 "Fracture of the left femur"
+    """
+    lines = [text] if text is not None else (line.rstrip("\n") for line in sys.stdin if line.strip())
+    with Client(url) as client:
+        for prediction in client.predict_many((tenant, line) for line in lines):
+            if as_json:
+                print(json.dumps(prediction.as_dict(), ensure_ascii=False), flush=True)
+            else:
+                Console(highlight=False, soft_wrap=True).print("\n".join(_lines(prediction)), markup=False)
+
+
+def _lines(prediction: Prediction) -> Iterator[str]:
+    yield prediction.text
+    if not prediction.spans:
+        yield "  (nothing found)"
+    for span in prediction.spans:
+        whole = len(prediction.spans) == 1 and span.start == 0 and span.end >= len(prediction.text.rstrip())
+        words = "" if whole else f"  {prediction.text[span.start : span.end]!r}"
+        yield f"  {span.label}  {span.score:.3f}{words}"
+    if prediction.truncated:
+        yield "  (the text was longer than the model reads and was cut)"

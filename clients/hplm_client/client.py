@@ -1,0 +1,102 @@
+"""Synchronous client."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+from typing import Any
+
+from hplm import wire
+from hplm_client.address import split_url
+from hplm_client.answers import Prediction, outputs_of, prediction_of, tensors_of
+from hplm_client.faults import typed_errors
+
+
+class Client:
+    """Calls hBERT over HTTP or gRPC.
+
+    >>> with Client("grpc://127.0.0.1:8001") as client:  # doctest: +SKIP
+    ...     client.predict("films", "A moving, beautifully acted film.").label
+    'pos'
+
+    One client for one thread. Raises the errors of `hplm.errors`, UnreachableError where nobody answers.
+    """
+
+    def __init__(self, url: str = "http://127.0.0.1:8000", *, timeout_s: float = 30.0, concurrency: int = 16) -> None:
+        self.url = url
+        self._timeout_s = timeout_s
+        self._concurrency = concurrency
+        self._protocol, address = split_url(url)
+        self._module = importlib.import_module(f"tritonclient.{self._protocol}")
+        if self._protocol == "http":
+            self._triton = self._module.InferenceServerClient(
+                address, concurrency=concurrency, connection_timeout=timeout_s, network_timeout=timeout_s
+            )
+        else:
+            self._triton = self._module.InferenceServerClient(address)
+
+    def is_ready(self) -> bool:
+        """Whether hBERT answers on that server."""
+        with typed_errors(self.url):
+            return bool(self._triton.is_model_ready(wire.MODEL))
+
+    def predict(self, tenant: str, text: str, *, logits: bool = False) -> Prediction:
+        """One text of one tenant."""
+        with typed_errors(self.url):
+            result = self._triton.infer(wire.MODEL, tensors_of(self._module, tenant, text), **self._call(logits))
+            return prediction_of(result, tenant, text, logits)
+
+    def predict_many(self, pairs: Iterable[tuple[str, str]], *, logits: bool = False) -> Iterator[Prediction]:
+        """Answers to `(tenant, text)` pairs in order, up to `concurrency` of them under way at once."""
+        pending: list[tuple[str, str, Any]] = []
+        with typed_errors(self.url):
+            # A dead address shows here, as one error; later, gevent would print a traceback a request.
+            self._triton.is_server_live()
+            for tenant, text in pairs:
+                if len(pending) == self._concurrency:
+                    yield self._finish(pending.pop(0), logits)
+                pending.append((tenant, text, self._start(tenant, text, logits)))
+            while pending:
+                yield self._finish(pending.pop(0), logits)
+
+    def _call(self, logits: bool) -> dict[str, Any]:
+        call: dict[str, Any] = {"outputs": outputs_of(self._module, logits)}
+        if self._protocol == "grpc":
+            call["client_timeout"] = self._timeout_s
+        return call
+
+    def _start(self, tenant: str, text: str, logits: bool) -> Any:
+        inputs = tensors_of(self._module, tenant, text)
+        if self._protocol == "http":
+            return self._triton.async_infer(wire.MODEL, inputs, **self._call(logits))
+        # gRPC hands its answer to a callback; a queue of one makes it something to wait for.
+        from queue import SimpleQueue
+
+        answer: SimpleQueue[tuple[Any, Any]] = SimpleQueue()
+        self._triton.async_infer(
+            wire.MODEL, inputs, callback=lambda result, error: answer.put((result, error)), **self._call(logits)
+        )
+        return answer
+
+    def _finish(self, started: tuple[str, str, Any], logits: bool) -> Prediction:
+        tenant, text, handle = started
+        if self._protocol == "http":
+            result = handle.get_result()
+        else:
+            result, error = handle.get()
+            if error is not None:
+                raise error
+        return prediction_of(result, tenant, text, logits)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._triton.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,52 @@
+"""Which tenant's adapter is in which slot. Bookkeeping only: whoever owns the memory copies the weights.
+
+Slot 0 is the identity adapter and is never given away.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+IDENTITY = 0
+
+
+class SlotTable:
+    """A fixed number of slots, the least recently used unpinned one is reused first."""
+
+    def __init__(self, num_slots: int) -> None:
+        if num_slots < 2:
+            raise ValueError(f"slot 0 is the identity: at least 2 slots are needed, got {num_slots}")
+        self.num_slots = num_slots
+        self._slot_of: OrderedDict[str, int] = OrderedDict()
+        self._free = list(range(num_slots - 1, IDENTITY, -1))
+        self._pins: dict[str, int] = {}
+
+    def find(self, key: str) -> int | None:
+        """The slot that holds `key`, or None."""
+        return self._slot_of.get(key)
+
+    def can_assign(self, key: str) -> bool:
+        """Whether `assign` would succeed: `key` is there already, a slot is free, or one is unpinned."""
+        return key in self._slot_of or bool(self._free) or len(self._pins) < len(self._slot_of)
+
+    def assign(self, key: str) -> tuple[int, bool]:
+        """Pin a slot for `key`; True where its weights must be copied there first. Pair with `release`."""
+        slot = self._slot_of.get(key)
+        is_new = slot is None
+        if slot is None:
+            slot = self._free.pop() if self._free else self._evict()
+            self._slot_of[key] = slot
+        self._slot_of.move_to_end(key)
+        self._pins[key] = self._pins.get(key, 0) + 1
+        return slot, is_new
+
+    def release(self, key: str) -> None:
+        """Undo one `assign`; the weights stay until the slot is needed."""
+        self._pins[key] -= 1
+        if not self._pins[key]:
+            del self._pins[key]
+
+    def _evict(self) -> int:
+        victim = next((key for key in self._slot_of if key not in self._pins), None)
+        assert victim is not None, "every slot is pinned: ask can_assign first"
+        return self._slot_of.pop(victim)

@@ -1,0 +1,129 @@
+"""Typed settings: frozen dataclasses read once from JSON; an unknown, missing or ill-typed key is refused by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from hplm.errors import ConfigError
+
+Settings = TypeVar("Settings")
+
+
+@dataclass(frozen=True)
+class BaseConfig:
+    """The shape of a converted base. `window` is n of the n-grams; `window_layers` may exceed the layers it replaces."""
+
+    name: str
+    vocab_size: int
+    hidden_size: int
+    num_heads: int
+    intermediate_size: int
+    window_layers: int
+    upper_layers: int
+    max_tokens: int
+    window: int = 3
+    layer_norm_eps: float = 1e-12
+    pad_id: int = 0
+
+    def __post_init__(self) -> None:
+        for key in ("vocab_size", "hidden_size", "num_heads", "intermediate_size", "window_layers", "upper_layers"):
+            _at_least(self, key, 1)
+        _at_least(self, "max_tokens", 3)
+        if self.hidden_size % self.num_heads:
+            raise ConfigError(f"hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}")
+        if not 2 <= self.window <= 8:
+            raise ConfigError(f"window must be 2 to 8, got {self.window}")
+
+    @property
+    def left(self) -> int:
+        """Tokens of a window before its centre: window t covers tokens t - left ... t - left + window - 1."""
+        return (self.window - 1) // 2
+
+
+@dataclass(frozen=True)
+class PlotSettings:
+    """Of the `plot` backend. Paths are relative to the folder of the settings file."""
+
+    store: str
+    base: str
+    table: str
+    miss: Literal["backoff", "compute"] = "compute"
+    overlay_windows: int = 65_536
+    max_text_bytes: int = 65_536
+    num_threads: int = 1
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    verify: bool = True
+
+    def __post_init__(self) -> None:
+        for key in ("overlay_windows", "max_text_bytes", "num_threads"):
+            _at_least(self, key, 1)
+
+
+@dataclass(frozen=True)
+class UpperSettings:
+    """Of the `upper` backend. `num_slots` counts the identity slot; `reduction_factor` bounds an adapter's size."""
+
+    store: str
+    base: str
+    num_slots: int = 64
+    reduction_factor: int = 16
+    num_threads: int = 1
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    verify: bool = True
+
+    def __post_init__(self) -> None:
+        _at_least(self, "num_slots", 2)
+        _at_least(self, "reduction_factor", 1)
+        _at_least(self, "num_threads", 1)
+
+
+def _at_least(settings: object, key: str, least: int) -> None:
+    if (value := getattr(settings, key)) < least:
+        raise ConfigError(f"{key} must be at least {least}, got {value}")
+
+
+def parse(kind: type[Settings], values: Any, where: str) -> Settings:
+    """Build settings of `kind` from JSON values. Raises ConfigError naming `where` and the key."""
+    assert dataclasses.is_dataclass(kind)
+    if not isinstance(values, dict):
+        raise ConfigError(f"{where}: expected an object, got {type(values).__name__}")
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    hints = get_type_hints(kind)
+    for key, value in values.items():
+        if key not in fields:
+            raise ConfigError(f"{where}: unknown key {key!r}; known are {', '.join(fields)}")
+        if not _fits(value, hints[key]):
+            raise ConfigError(f"{where}: {key} must be {_words(hints[key])}, got {value!r}")
+    missing = [name for name, field in fields.items() if field.default is dataclasses.MISSING and name not in values]
+    if missing:
+        raise ConfigError(f"{where}: missing {', '.join(missing)}")
+    try:
+        return kind(**values)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def load(kind: type[Settings], path: Path) -> Settings:
+    """Read settings of `kind` from a JSON file. Raises ConfigError naming the file and the key."""
+    try:
+        values = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read as JSON: {error}") from error
+    return parse(kind, values, str(path))
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    if get_origin(hint) is Literal:
+        return value in get_args(hint)
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, hint) and not (hint is int and isinstance(value, bool))
+
+
+def _words(hint: Any) -> str:
+    return f"one of {', '.join(map(repr, get_args(hint)))}" if get_origin(hint) is Literal else hint.__name__

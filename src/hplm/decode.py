@@ -1,0 +1,71 @@
+"""Logits to labels, scores and character spans."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Logits = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class LabelledSpan:
+    """One answer: a class for the whole text, or one entity. Characters `start` to `end`, end exclusive."""
+
+    label: str
+    score: float
+    start: int
+    end: int
+
+
+def softmax(logits: Logits) -> Logits:
+    """Probabilities over the last axis."""
+    shifted = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    probabilities: Logits = shifted / shifted.sum(axis=-1, keepdims=True)
+    return probabilities
+
+
+def decode_classification(logits: Logits, labels: Sequence[str], tokens: npt.NDArray[np.int32]) -> list[LabelledSpan]:
+    """`logits` `[1, labels]` -> the most probable class over the characters that were read."""
+    probabilities = softmax(logits[0])
+    best = int(probabilities.argmax())
+    return [LabelledSpan(labels[best], float(probabilities[best]), 0, int(tokens[:, 1].max(initial=0)))]
+
+
+def decode_tagging(logits: Logits, labels: Sequence[str], tokens: npt.NDArray[np.int32]) -> list[LabelledSpan]:
+    """`logits` `[T, labels]` over B-, I- and O tags -> entities.
+
+    A word's tag is its first token's; an I- tag that does not go on with its type opens an entity of its own, as the
+    CoNLL scorer reads it.
+    """
+    probabilities = softmax(logits)
+    entities: list[LabelledSpan] = []
+    open_type, scores, start, end = "", [0.0], 0, 0
+
+    def close() -> None:
+        if open_type:
+            entities.append(LabelledSpan(open_type, float(np.mean(scores)), start, end))
+
+    for first, last in word_ranges(tokens):
+        best = int(probabilities[first].argmax())
+        prefix, _, kind = labels[best].partition("-")
+        score = float(probabilities[first, best])
+        if prefix == "I" and kind == open_type:
+            scores.append(score)
+        else:
+            close()
+            open_type, scores, start = kind, [score], int(tokens[first, 0])
+        end = int(tokens[last - 1, 1])
+    close()
+    return entities
+
+
+def word_ranges(tokens: npt.NDArray[np.int32]) -> list[tuple[int, int]]:
+    """First and one past the last token of each word of `[T, 3]` tokens; special tokens are no words."""
+    words = tokens[:, 2]
+    edges = np.flatnonzero(np.diff(words, prepend=-2, append=-2))
+    return [(int(a), int(b)) for a, b in itertools.pairwise(edges) if words[a] >= 0]

@@ -1,0 +1,168 @@
+"""Every error a user can meet, one tree:
+
+    HplmError                      code on the wire        Triton / exit status
+    |- RequestError                (an infer request is at fault)
+    |  |- EmptyTextError           EMPTY_TEXT              INVALID_ARG
+    |  |- TextEncodingError        TEXT_NOT_UTF8           INVALID_ARG
+    |  |- TextTooLargeError        TEXT_TOO_LARGE          INVALID_ARG
+    |  |- TenantNameError          BAD_TENANT_NAME         INVALID_ARG
+    |  |- UnknownTenantError       UNKNOWN_TENANT          NOT_FOUND
+    |  |- BatchShapeError          ONE_TEXT_PER_REQUEST    INVALID_ARG
+    |  |- HiddenStatesError        BAD_HIDDEN_STATES       INVALID_ARG
+    |  |- BadInputError            BAD_INPUT               INVALID_ARG
+    |- ServerError                 (the server cannot answer now)
+    |  |- OverloadedError          OVERLOADED              UNAVAILABLE
+    |  |- UnreachableError         UNREACHABLE             UNAVAILABLE
+    |  |- InternalError            INTERNAL                INTERNAL
+    |- ArtifactError               (a file is at fault)
+    |  |- CorruptArtifactError     CORRUPT_ARTIFACT        INTERNAL
+    |  |- WrongBaseError           WRONG_BASE              INTERNAL
+    |  |- MissingArtifactError     MISSING_ARTIFACT        INTERNAL
+    |- ConfigError                 BAD_CONFIG              INTERNAL
+    |- DataError                   BAD_DATA                INTERNAL
+    |- DownloadError               DOWNLOAD_FAILED         UNAVAILABLE
+    |- TritonNotFoundError         TRITON_NOT_FOUND        UNAVAILABLE
+    `- StartError                  START_FAILED            UNAVAILABLE
+
+On the wire an error is `CODE: message`; the client turns it back into the same class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar, Literal
+
+Status = Literal["INVALID_ARG", "NOT_FOUND", "UNAVAILABLE", "INTERNAL"]
+
+
+class HplmError(Exception):
+    """Base of all errors. Leaves set `code`; `status` is the Triton status it travels with."""
+
+    code: ClassVar[str] = ""
+    status: ClassVar[Status] = "INTERNAL"
+
+    def wire(self) -> str:
+        """`CODE: message`, the form in which Triton carries it."""
+        return f"{self.code}: {self}"
+
+
+class RequestError(HplmError):
+    """The request is at fault; sending it again unchanged cannot help."""
+
+    status: ClassVar[Status] = "INVALID_ARG"
+
+
+class EmptyTextError(RequestError):
+    code = "EMPTY_TEXT"
+
+
+class TextEncodingError(RequestError):
+    code = "TEXT_NOT_UTF8"
+
+
+class TextTooLargeError(RequestError):
+    code = "TEXT_TOO_LARGE"
+
+
+class TenantNameError(RequestError):
+    code = "BAD_TENANT_NAME"
+
+
+class UnknownTenantError(RequestError):
+    code = "UNKNOWN_TENANT"
+    status = "NOT_FOUND"
+
+
+class BatchShapeError(RequestError):
+    code = "ONE_TEXT_PER_REQUEST"
+
+
+class HiddenStatesError(RequestError):
+    code = "BAD_HIDDEN_STATES"
+
+
+class BadInputError(RequestError):
+    """A tensor's name, dtype or shape is not the model's."""
+
+    code = "BAD_INPUT"
+
+
+class ServerError(HplmError):
+    """The request is fine, the server cannot answer it now."""
+
+    status: ClassVar[Status] = "UNAVAILABLE"
+
+
+class OverloadedError(ServerError):
+    code = "OVERLOADED"
+
+
+class UnreachableError(ServerError):
+    code = "UNREACHABLE"
+
+
+class InternalError(ServerError):
+    code = "INTERNAL"
+    status = "INTERNAL"
+
+
+class ArtifactError(HplmError):
+    """A file of the store is at fault."""
+
+
+class CorruptArtifactError(ArtifactError):
+    code = "CORRUPT_ARTIFACT"
+
+
+class WrongBaseError(ArtifactError):
+    code = "WRONG_BASE"
+
+
+class MissingArtifactError(ArtifactError):
+    code = "MISSING_ARTIFACT"
+
+
+class ConfigError(HplmError):
+    code = "BAD_CONFIG"
+
+
+class DataError(HplmError):
+    """Labelled data or a corpus cannot be used as it is."""
+
+    code = "BAD_DATA"
+
+
+class DownloadError(HplmError):
+    code = "DOWNLOAD_FAILED"
+    status = "UNAVAILABLE"
+
+
+class TritonNotFoundError(HplmError):
+    code = "TRITON_NOT_FOUND"
+    status = "UNAVAILABLE"
+
+
+class StartError(HplmError):
+    code = "START_FAILED"
+    status = "UNAVAILABLE"
+
+
+def leaves(root: type[HplmError] = HplmError) -> Iterator[type[HplmError]]:
+    """Every error class that is raised, that is, without sub-classes."""
+    for child in root.__subclasses__():
+        if child.__subclasses__():
+            yield from leaves(child)
+        else:
+            yield child
+
+
+def from_wire(message: str) -> HplmError | None:
+    """The typed error of a wire message, or None where it carries no code of ours.
+
+    Triton may put words of its own in front ("in ensemble 'hbert', ..."), so the code is looked for, not expected first.
+    """
+    found = [(position, leaf) for leaf in leaves() if (position := message.find(f"{leaf.code}: ")) >= 0]
+    if not found:
+        return None
+    position, leaf = min(found, key=lambda pair: pair[0])
+    return leaf(message[position + len(leaf.code) + 2 :])

@@ -1,0 +1,72 @@
+"""A converted base as an artifact: tokenizer, window encoder and upper layers, each loadable on its own."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from hplm.config import BaseConfig, parse
+from hplm.errors import CorruptArtifactError
+from hplm.nn.encoder import UpperEncoder, WindowEncoder
+from hplm.store import artifact
+
+KIND = "base"
+
+
+@dataclass(frozen=True)
+class Base:
+    """A base on disk. Its fingerprint ties tables and tenants to it."""
+
+    folder: Path
+    config: BaseConfig
+    fingerprint: str
+
+    @property
+    def tokenizer_path(self) -> Path:
+        return self.folder / "tokenizer.json"
+
+    def load_lower(self) -> WindowEncoder:
+        """The window encoder, in fp32."""
+        return _filled(WindowEncoder(self.config), self.folder / "lower.safetensors")
+
+    def load_upper(self) -> UpperEncoder:
+        """The upper layers, in fp32."""
+        return _filled(UpperEncoder(self.config), self.folder / "upper.safetensors")
+
+
+def _filled(module: Any, path: Path) -> Any:
+    try:
+        module.load_state_dict({name: tensor.float() for name, tensor in load_file(path).items()})
+    except (OSError, RuntimeError, ValueError) as error:
+        raise CorruptArtifactError(f"{path} does not hold this base's weights ({error}); build it again") from error
+    return module.eval()
+
+
+def save(
+    folder: Path,
+    config: BaseConfig,
+    lower: dict[str, Tensor],
+    upper: dict[str, Tensor],
+    tokenizer: bytes,
+    about: dict[str, Any],
+) -> None:
+    """Publish a base; weights are kept in float16."""
+    with artifact.publish(folder, KIND, {"config": asdict(config), **about}) as partial:
+        for name, state in (("lower", lower), ("upper", upper)):
+            halved = {key: tensor.detach().to(torch.float16).contiguous() for key, tensor in state.items()}
+            save_file(halved, partial / f"{name}.safetensors")
+        (partial / "tokenizer.json").write_bytes(tokenizer)
+
+
+def load(folder: Path, *, verify: bool = True) -> Base:
+    """Open a base. Raises MissingArtifactError or CorruptArtifactError."""
+    stored = artifact.read(folder, KIND)
+    if verify:
+        stored.verify()
+    config = parse(BaseConfig, stored.meta.get("config"), f"{folder / artifact.MANIFEST}: config")
+    return Base(folder, config, stored.fingerprint)

@@ -1,0 +1,40 @@
+"""Which number format this machine computes fastest in, and how to use it."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+from hplm.errors import ConfigError
+
+
+def bfloat16_is_fast() -> bool:
+    """Whether this CPU multiplies matrices in bf16 (AVX-512 BF16 or AMX); elsewhere bf16 is emulated, slower than fp32."""
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` is CUDA where there is a GPU, else the CPU."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name not in ("cpu", "cuda"):
+        raise ConfigError(f"device must be auto, cpu or cuda, got {name!r}")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device is cuda, but torch sees no GPU; use auto or cpu")
+    return torch.device(name)
+
+
+def choose_dtype(name: str, device: torch.device) -> torch.dtype:
+    """`auto` is bf16 where the device has it, else fp32."""
+    if name == "auto":
+        has_bfloat16 = torch.cuda.is_bf16_supported() if device.type == "cuda" else bfloat16_is_fast()
+        return torch.bfloat16 if has_bfloat16 else torch.float32
+    if name not in ("bfloat16", "float32"):
+        raise ConfigError(f"dtype must be auto, bfloat16 or float32, got {name!r}")
+    return torch.bfloat16 if name == "bfloat16" else torch.float32
+
+
+def computing_in(dtype: torch.dtype, device: torch.device) -> AbstractContextManager[object]:
+    """Autocast to `dtype`: products in it, LayerNorm and softmax in fp32. Nothing to do for fp32."""
+    return nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)

@@ -1,0 +1,187 @@
+"""The two halves of an hBERT: a window encoder (what PLOT stores) and the upper layers (what the device computes).
+
+Both are plain BERT layers (post-LayerNorm) cut at one point, with n-gram windows below the cut and positions added at
+it, as in SkipBERT (HMI 3.2.1). Shapes: W windows, N tokens of all requests packed, H hidden size, n window length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hplm.config import BaseConfig
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+Adapt = Callable[[int, Tensor], Tensor]
+
+
+class TransformerLayer(nn.Module):
+    """One post-LayerNorm BERT layer; how tokens see each other (`attend`) is the caller's."""
+
+    def __init__(self, config: BaseConfig) -> None:
+        super().__init__()
+        hidden, inner, eps = config.hidden_size, config.intermediate_size, config.layer_norm_eps
+        self.qkv = nn.Linear(hidden, 3 * hidden)
+        self.attention_out = nn.Linear(hidden, hidden)
+        self.attention_norm = nn.LayerNorm(hidden, eps=eps)
+        self.ffn_in = nn.Linear(hidden, inner)
+        self.ffn_out = nn.Linear(inner, hidden)
+        self.ffn_norm = nn.LayerNorm(hidden, eps=eps)
+
+    def forward(self, hidden: Tensor, attend: Attend, adapt: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """`hidden`: `[..., H]`. `adapt` changes the attention sub-layer's output (HMI eq. 1)."""
+        query, key, value = self.qkv(hidden).chunk(3, dim=-1)
+        attended = self.attention_out(attend(query, key, value))
+        if adapt is not None:
+            attended = adapt(attended)
+        hidden = self.attention_norm(hidden + attended)
+        return self.ffn_norm(hidden + self.ffn_out(F.gelu(self.ffn_in(hidden))))
+
+
+class WindowEncoder(nn.Module):
+    """The lower layers over n-gram windows without absolute positions: token ids -> gated vectors.
+
+    A window shorter than n (at the edges of a text, or a bigram or unigram of the back-off) holds `[PAD]` in the places
+    it lacks; those are masked. The centre is always seen, so no window is empty.
+    """
+
+    def __init__(self, config: BaseConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.window_position = nn.Parameter(torch.zeros(config.window, config.hidden_size))
+        self.embedding_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.layers = nn.ModuleList(TransformerLayer(config) for _ in range(config.window_layers))
+        # The gate is elementwise, one per place in the window; zeros make it 1, so an unconverted base passes through.
+        self.gate_weight = nn.Parameter(torch.zeros(config.window, config.hidden_size, config.hidden_size))
+        self.gate_bias = nn.Parameter(torch.zeros(config.window, config.hidden_size))
+
+    def forward(self, windows: Tensor) -> Tensor:
+        """`windows`: int64 `[W, n]` of token ids -> gated vectors `[W, n, H]`."""
+        config = self.config
+        seen = windows != config.pad_id
+        seen[:, config.left] = True
+        bias = torch.zeros(windows.shape, device=windows.device).masked_fill_(~seen, float("-inf"))
+
+        def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            # Products of 3 x 3 are too small for a matrix kernel: elementwise is a fifth faster on a CPU.
+            heads = (len(windows), config.window, config.num_heads, -1)
+            query, key, value = query.view(heads), key.view(heads), value.view(heads)
+            scores = (query[:, :, None] * key[:, None]).sum(-1) * query.shape[-1] ** -0.5
+            weights = (scores + bias[:, None, :, None].to(scores.dtype)).softmax(2)
+            return (weights.unsqueeze(-1) * value[:, None]).sum(2).flatten(2)
+
+        hidden: Tensor = self.embedding_norm(self.word_embeddings(windows) + self.window_position)
+        for layer in self.layers:
+            hidden = layer(hidden, attend)
+        gate = torch.einsum("wnh,nkh->wnk", hidden, self.gate_weight) + self.gate_bias
+        return 2 * torch.sigmoid(gate) * hidden
+
+
+class UpperEncoder(nn.Module):
+    """Position embeddings, LayerNorm and the upper layers, over packed tokens."""
+
+    def __init__(self, config: BaseConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.position_embeddings = nn.Embedding(config.max_tokens, config.hidden_size)
+        self.merge_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.layers = nn.ModuleList(TransformerLayer(config) for _ in range(config.upper_layers))
+
+    def embed(self, merged: Tensor, positions: Tensor) -> Tensor:
+        """Merged window vectors `[..., H]` and positions `[...]` -> the input of the first upper layer."""
+        hidden: Tensor = self.merge_norm(merged + self.position_embeddings(positions))
+        return hidden
+
+    def forward(self, merged: Tensor, lengths: Sequence[int], adapt: Adapt | None = None) -> Tensor:
+        """`merged`: `[N, H]`, texts one after another with `lengths` summing to N -> hidden states `[N, H]`.
+
+        `adapt(layer_index, attended)` returns the attention output `[N, H]` with every text's own adapter applied.
+        """
+        return self.states(merged, lengths, adapt)[-1]
+
+    def states(self, merged: Tensor, lengths: Sequence[int], adapt: Adapt | None = None) -> list[Tensor]:
+        """The input of the first upper layer and the output of each, as `forward` computes them."""
+        hidden = self.embed(merged, packed_positions(lengths, merged.device))
+        states = [hidden]
+        attend = packed_attention(self.config.num_heads, lengths)
+        for index, layer in enumerate(self.layers):
+            hidden = layer(hidden, attend, None if adapt is None else _bind(adapt, index))
+            states.append(hidden)
+        return states
+
+
+def _bind(adapt: Adapt, index: int) -> Callable[[Tensor], Tensor]:
+    return lambda attended: adapt(index, attended)
+
+
+def packed_positions(lengths: Sequence[int], device: torch.device) -> Tensor:
+    """0, 1, ... of each text, one after another: `[N]`."""
+    return torch.cat([torch.arange(length, device=device) for length in lengths])
+
+
+def packed_attention(num_heads: int, lengths: Sequence[int]) -> Attend:
+    """Attention within each text of a packed batch `[N, H]`: neighbours of equal length go in one call, nothing is padded."""
+    runs: list[tuple[int, int]] = []
+    for length in lengths:
+        if runs and runs[-1][1] == length:
+            runs[-1] = (runs[-1][0] + 1, length)
+        else:
+            runs.append((1, length))
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        sizes = [count * length for count, length in runs]
+        parts = zip(runs, query.split(sizes), key.split(sizes), value.split(sizes), strict=True)
+        return torch.cat([_attend_run(num_heads, count, length, q, k, v) for (count, length), q, k, v in parts])
+
+    return attend
+
+
+def _attend_run(num_heads: int, count: int, length: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    shape = (count, length, num_heads, -1)
+    query, key, value = (part.reshape(shape).transpose(1, 2) for part in (query, key, value))
+    return F.scaled_dot_product_attention(query, key, value).transpose(1, 2).reshape(count * length, -1)
+
+
+class OriginalEncoder(nn.Module):
+    """The pretrained model as it came: absolute positions from the start, every layer over the whole text."""
+
+    def __init__(self, config: BaseConfig, num_layers: int) -> None:
+        super().__init__()
+        self.config = config
+        self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.position_embeddings = nn.Embedding(config.max_tokens, config.hidden_size)
+        self.token_type = nn.Parameter(torch.zeros(config.hidden_size))
+        self.embedding_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.layers = nn.ModuleList(TransformerLayer(config) for _ in range(num_layers))
+
+    def forward(self, ids: Tensor, lengths: Sequence[int]) -> list[Tensor]:
+        """Packed `ids` `[N]` -> the hidden states `[N, H]` after each layer."""
+        positions = self.position_embeddings(packed_positions(lengths, ids.device))
+        embedded = self.word_embeddings(ids) + positions + self.token_type
+        hidden = self.embedding_norm(embedded)
+        attend = packed_attention(self.config.num_heads, lengths)
+        states = []
+        for layer in self.layers:
+            hidden = layer(hidden, attend)
+            states.append(hidden)
+        return states
+
+
+def merge_windows(vectors: Tensor, exists: Tensor) -> Tensor:
+    """Mean over the windows that exist of each token's vectors (HMI eq. 2): `[N, n, H]`, `[N, n]` -> `[N, H]`.
+
+    Window t's vector at place i belongs to token t + i - centre. The roll never crosses texts: a window that reaches
+    over its text's edge does not exist there.
+    """
+    n = vectors.shape[1]
+    centre = (n - 1) // 2
+    kept = vectors * exists.unsqueeze(-1)
+    total = sum(torch.roll(kept[:, i], i - centre, 0) for i in range(n))
+    count = sum(torch.roll(exists[:, i].to(vectors.dtype), i - centre, 0) for i in range(n))
+    assert isinstance(total, Tensor)
+    assert isinstance(count, Tensor)
+    return total / count.unsqueeze(-1)

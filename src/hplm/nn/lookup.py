@@ -1,0 +1,116 @@
+"""The PLOT stage: token ids -> hidden states, by look-up, with the lower layers only for what no table has."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hplm.config import BaseConfig
+from hplm.nn.dtype import computing_in
+from hplm.nn.encoder import WindowEncoder
+from hplm.plot.lookup import Gather, LookupPlan, plan
+from hplm.plot.overlay import Overlay
+from hplm.plot.table import PlotTable, Rows, Values
+
+
+@dataclass(frozen=True)
+class ComputedWindows:
+    """Windows that the lower layers have just computed: a table for one batch. `grams` `[U, n]` unique and sorted."""
+
+    size: int
+    grams: npt.NDArray[np.int64]
+    values: Values
+    name: str = "computed"
+
+    def find(self, grams: npt.NDArray[np.int64]) -> Rows:
+        """Row of each window; all are there."""
+        both = np.concatenate([self.grams, grams])
+        _, inverse = np.unique(both, axis=0, return_inverse=True)
+        row_of = np.empty(len(both), dtype=np.int64)
+        row_of[inverse.ravel()[: len(self.grams)]] = np.arange(len(self.grams))
+        return row_of[inverse.ravel()[len(self.grams) :]]
+
+
+def compute_windows(
+    lower: WindowEncoder, grams: npt.NDArray[np.int64], dtype: torch.dtype, chunk_windows: int = 2048
+) -> Values:
+    """What the lower layers give for windows `[W, n]`, as a table stores it: float16 `[W, n, H]`."""
+    device = lower.window_position.device
+    parts = []
+    with torch.inference_mode(), computing_in(dtype, device):
+        for chunk in torch.from_numpy(grams).split(chunk_windows):
+            parts.append(lower(chunk.to(device)).to("cpu", torch.float16).contiguous().numpy())
+    empty = np.zeros((0, lower.config.window, lower.config.hidden_size), dtype=np.float16)
+    return np.concatenate(parts) if parts else empty
+
+
+class PlotLookup:
+    """Look-up over the tables of one version tree's path.
+
+    `chain` holds the n-gram tables, branch first, root last. Miss mode `backoff` goes on to `shorter` (bigrams,
+    unigrams); `compute`, chosen by passing `lower`, computes the window instead and remembers it in an overlay of
+    `overlay_windows`. Not thread-safe: one batch at a time.
+    """
+
+    def __init__(
+        self,
+        config: BaseConfig,
+        chain: Sequence[PlotTable],
+        shorter: Sequence[PlotTable],
+        lower: WindowEncoder | None,
+        *,
+        overlay_windows: int = 0,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.config = config
+        self._chain = chain
+        self._shorter = shorter
+        self._lower = lower
+        self._dtype = dtype
+        self._overlay = Overlay(overlay_windows, config.window, config.hidden_size) if lower is not None else None
+        self.windows_by_level: Counter[str] = Counter()
+
+    def hidden_states(self, ids: npt.NDArray[np.int64], lengths: Sequence[int]) -> npt.NDArray[np.float16]:
+        """Merged window vectors `[N, H]` of packed texts (HMI eq. 2); positions are added by the upper layers."""
+        config = self.config
+        if self._overlay is None:
+            found = plan(ids, lengths, [*self._chain, *self._shorter], config.window, config.pad_id)
+        else:
+            found = plan(ids, lengths, [*self._chain, self._overlay], config.window, config.pad_id, self._compute)
+        self.windows_by_level.update(found.windows_by_level)
+        merged = gather(found)
+        # Only now: remembering may overwrite rows that the plan reads.
+        if self._overlay is not None:
+            for step in found.gathers:
+                if isinstance(step.table, ComputedWindows):
+                    self._overlay.remember(step.table.grams, step.table.values)
+        return merged.to(torch.float16).numpy()
+
+    def _compute(self, grams: npt.NDArray[np.int64]) -> ComputedWindows:
+        assert self._lower is not None
+        unique = np.unique(grams, axis=0)
+        return ComputedWindows(self.config.window, unique, compute_windows(self._lower, unique, self._dtype))
+
+
+def gather(found: LookupPlan) -> Tensor:
+    """Carry a plan out: float32 `[N, H]`."""
+    counts = torch.from_numpy(found.vector_counts).unsqueeze(1)
+    total = sum(_bag(step) for step in found.gathers)
+    assert isinstance(total, Tensor)
+    return total / counts
+
+
+def _bag(step: Gather) -> Tensor:
+    """One `embedding_bag` over the mapped table: sums rows without copying them first."""
+    assert isinstance(step.table, PlotTable | Overlay | ComputedWindows)
+    values = step.table.values
+    weight = torch.from_numpy(values).view(-1, values.shape[-1])
+    flat, offsets = torch.from_numpy(step.flat), torch.from_numpy(step.offsets)
+    return F.embedding_bag(flat, weight, offsets, mode="sum", include_last_offset=True).float()

@@ -1,0 +1,91 @@
+"""Slow and obvious twins of everything fast: one request at a time, fp32, no packing, dictionary look-up, plain loops."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hplm.adapters.tenant import Tenant
+from hplm.config import BaseConfig
+from hplm.nn.encoder import TransformerLayer, UpperEncoder, WindowEncoder
+
+Vectors = npt.NDArray[np.float16]
+Stored = Mapping[tuple[int, ...], Vectors]
+
+
+def merged(ids: Sequence[int], config: BaseConfig, levels: Sequence[Stored], lower: WindowEncoder | None) -> Tensor:
+    """Hidden states `[T, H]` of one text: the first level that has a window answers, else `lower` computes it.
+
+    `levels` map an n-gram, bigram or unigram to its vectors; shorter ones stand for the window cut to its centre.
+    """
+    n, left = config.window, config.left
+    sums = torch.zeros(len(ids), config.hidden_size)
+    counts = torch.zeros(len(ids))
+    for t in range(len(ids)):
+        window = [ids[t + i - left] if 0 <= t + i - left < len(ids) else config.pad_id for i in range(n)]
+        start, vectors = answer(window, config, levels, lower)
+        for place, vector in enumerate(vectors, start):
+            token = t + place - left
+            if 0 <= token < len(ids):
+                sums[token] += torch.from_numpy(vector.astype(np.float32))
+                counts[token] += 1
+    return sums / counts[:, None]
+
+
+def answer(
+    window: list[int], config: BaseConfig, levels: Sequence[Stored], lower: WindowEncoder | None
+) -> tuple[int, Vectors]:
+    """Where in the window the stored vectors start, and the vectors `[size, H]`."""
+    for level in levels:
+        if not level:
+            continue
+        size = len(next(iter(level)))
+        start = config.left - (size - 1) // 2
+        if (key := tuple(window[start : start + size])) in level:
+            return start, level[key]
+    assert lower is not None, f"no level has {window}"
+    with torch.inference_mode():
+        return 0, lower(torch.tensor([window]))[0].to(torch.float16).numpy()
+
+
+def upper(encoder: UpperEncoder, hidden: Tensor, tenant: Tenant | None) -> Tensor:
+    """Last hidden states `[T, H]` of one text, with its tenant's adapter after the attention of each layer."""
+    with torch.inference_mode():
+        state = encoder.embed(hidden, torch.arange(len(hidden)))
+        for index, layer in enumerate(encoder.layers):
+            assert isinstance(layer, TransformerLayer)
+            attended = layer.attention_out(attention(layer, state, encoder.config.num_heads))
+            if tenant is not None:
+                attended = adapt(tenant, index, attended)
+            state = layer.attention_norm(state + attended)
+            state = layer.ffn_norm(state + layer.ffn_out(F.gelu(layer.ffn_in(state))))
+        return state
+
+
+def attention(layer: TransformerLayer, state: Tensor, num_heads: int) -> Tensor:
+    """Softmax of scaled products, head by head."""
+    query, key, value = layer.qkv(state).chunk(3, dim=-1)
+    heads = zip(query.chunk(num_heads, -1), key.chunk(num_heads, -1), value.chunk(num_heads, -1), strict=True)
+    return torch.cat([((q @ k.T) / math.sqrt(q.shape[-1])).softmax(-1) @ v for q, k, v in heads], dim=-1)
+
+
+def adapt(tenant: Tenant, layer: int, attended: Tensor) -> Tensor:
+    """HMI eq. 1."""
+    adapter = tenant.adapter
+    down, down_bias = torch.from_numpy(adapter.down[layer]), torch.from_numpy(adapter.down_bias[layer])
+    up, up_bias = torch.from_numpy(adapter.up[layer]), torch.from_numpy(adapter.up_bias[layer])
+    return attended + F.relu(attended @ down.T + down_bias) @ up.T + up_bias
+
+
+def logits(encoder: UpperEncoder, hidden: Tensor, tenant: Tenant) -> Tensor:
+    """`[1, labels]` of a classification, `[T, labels]` of a tagging."""
+    last = upper(encoder, hidden, tenant)
+    if tenant.card.task == "classification":
+        last = last[:1] if tenant.card.pooling == "cls" else last.mean(0, keepdim=True)
+    return last @ torch.from_numpy(tenant.head.weight).T + torch.from_numpy(tenant.head.bias)

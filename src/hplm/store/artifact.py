@@ -1,0 +1,128 @@
+"""Immutable, checksummed artifacts: folders written beside their place, flushed, then renamed.
+
+An artifact is a folder with a `manifest.json` that names its kind, format, metadata and the size and SHA-256 of every
+file. A crash at any instant leaves either no artifact or a whole one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hplm.errors import CorruptArtifactError, MissingArtifactError
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """An artifact whose manifest has been read; `verify` has not necessarily been called."""
+
+    folder: Path
+    kind: str
+    meta: dict[str, Any]
+    files: dict[str, dict[str, Any]]
+
+    def path(self, name: str) -> Path:
+        """A file that the manifest names. Raises CorruptArtifactError where it does not."""
+        if name not in self.files:
+            raise CorruptArtifactError(f"{self.folder}: the manifest names no file {name!r}; build it again")
+        return self.folder / name
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hex digits over the checksums of all files: equal contents, equal fingerprint."""
+        listed = "\n".join(f"{name} {about['sha256']}" for name, about in sorted(self.files.items()))
+        return hashlib.sha256(listed.encode()).hexdigest()[:16]
+
+    def verify(self) -> None:
+        """Check size and checksum of every file. Raises CorruptArtifactError naming the file and what is wrong."""
+        for name, wanted in self.files.items():
+            path = self.folder / name
+            found = path.stat().st_size if path.is_file() else -1
+            if found < 0:
+                raise CorruptArtifactError(f"{path} is missing; build it again")
+            if found != wanted["bytes"]:
+                raise CorruptArtifactError(
+                    f"{path} has {found} bytes, its manifest says {wanted['bytes']}: cut short or overwritten; build it again"
+                )
+            if sha256(path) != wanted["sha256"]:
+                raise CorruptArtifactError(f"{path} does not match the checksum of its manifest; build it again")
+
+
+def sha256(path: Path) -> str:
+    """Hex digest of a file."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def read(folder: Path, kind: str) -> Artifact:
+    """The artifact in `folder`, sizes unchecked.
+
+    Raises MissingArtifactError where there is none, CorruptArtifactError where the manifest is broken or another kind's.
+    """
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise MissingArtifactError(f"no {kind} in {folder}; `hplm build --help` shows how to make one")
+    try:
+        manifest = json.loads(path.read_text())
+        found_format, found_kind = manifest["format"], manifest["kind"]
+        artifact = Artifact(folder, found_kind, manifest["meta"], manifest["files"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptArtifactError(f"{path} is not a manifest ({error!r}); build the artifact again") from error
+    if found_format != FORMAT:
+        raise CorruptArtifactError(f"{path} has format {found_format}, this version reads {FORMAT}; build it again")
+    if found_kind != kind:
+        raise CorruptArtifactError(f"{path} is a {found_kind}, a {kind} was expected")
+    return artifact
+
+
+@contextmanager
+def publish(folder: Path, kind: str, meta: dict[str, Any]) -> Iterator[Path]:
+    """Write an artifact: yields the folder to fill, then makes it durable and moves it to `folder` in one rename.
+
+    What stood there before is replaced; if the block raises, nothing changes. `meta` is read after the block.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.partial")
+    partial.mkdir()
+    try:
+        yield partial
+        files = {}
+        for path in sorted(partial.rglob("*")):
+            if path.is_file():
+                files[str(path.relative_to(partial))] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
+        manifest = {"format": FORMAT, "kind": kind, "meta": meta, "files": files}
+        (partial / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+        for path in [*partial.rglob("*"), partial]:
+            _sync(path)
+        if folder.exists():
+            old = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.old")
+            folder.rename(old)
+            partial.rename(folder)
+            shutil.rmtree(old)
+        else:
+            partial.rename(folder)
+        _sync(folder.parent)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,238 @@
+"""Finding, assembling, starting and stopping a real Triton server."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hplm.errors import StartError, TritonNotFoundError
+
+ROLES = ("hbert_plot", "hbert_upper", "hbert")
+
+
+@dataclass(frozen=True)
+class TritonInstall:
+    """A Triton installation: where it came from, its binary, the parts of its Python backend, its libraries."""
+
+    origin: str
+    binary: Path
+    python_backend_files: tuple[Path, ...]
+    library_folders: tuple[Path, ...]
+
+
+def find_triton() -> TritonInstall:
+    """`$TRITON_ROOT`, else `/opt/tritonserver`, else the wheel `nvidia-pytriton`. Raises TritonNotFoundError."""
+    tried = []
+    for origin, root in (("$TRITON_ROOT", os.environ.get("TRITON_ROOT")), ("/opt/tritonserver", "/opt/tritonserver")):
+        if not root:
+            continue
+        if (Path(root) / "bin" / "tritonserver").is_file():
+            return _from_root(origin, Path(root))
+        if origin == "$TRITON_ROOT":
+            raise TritonNotFoundError(f"TRITON_ROOT is {root}, but there is no {root}/bin/tritonserver")
+        tried.append(root)
+    spec = importlib.util.find_spec("pytriton")
+    if spec is None or not spec.submodule_search_locations:
+        raise TritonNotFoundError(
+            f"no Triton in {', '.join(tried)} and no wheel: set TRITON_ROOT or `pip install nvidia-pytriton==0.7.0`"
+        )
+    return _from_wheel(Path(spec.submodule_search_locations[0]))
+
+
+def _from_root(origin: str, root: Path) -> TritonInstall:
+    folder = root / "backends" / "python"
+    if not folder.is_dir():
+        raise TritonNotFoundError(f"{root} has no Python backend in {folder}")
+    return TritonInstall(origin, root / "bin" / "tritonserver", tuple(sorted(folder.iterdir())), (root / "lib",))
+
+
+def _from_wheel(package: Path) -> TritonInstall:
+    root = package / "tritonserver"
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    stub = root / "python_backend_stubs" / version / "triton_python_backend_stub"
+    if not stub.is_file():
+        raise TritonNotFoundError(f"the wheel nvidia-pytriton has no stub for Python {version}")
+    files = [path for path in (root / "backends" / "python").iterdir() if path.name != stub.name]
+    libraries = [package.parent / "nvidia_pytriton.libs"]
+    if found := sysconfig.get_config_var("LIBDIR"):
+        libraries.append(Path(found))
+    return TritonInstall("wheel nvidia-pytriton", root / "bin" / "tritonserver", (*files, stub), tuple(libraries))
+
+
+def share_folder(name: str) -> Path:
+    """`backends` or `model_repository`: of the checkout, or of the installed wheel."""
+    package = Path(__file__).resolve().parents[1]
+    shipped = package / "_share" / name
+    return shipped if shipped.is_dir() else package.parents[1] / name
+
+
+def assemble_backends(install: TritonInstall, folder: Path) -> Path:
+    """A backend directory in `folder`: Triton's Python backend with our Python's stub, and ours."""
+    python = folder / "backends" / "python"
+    python.mkdir(parents=True)
+    for source in install.python_backend_files:
+        if source.is_file():
+            shutil.copy2(source, python / source.name)
+    # Triton follows links to folders, not to files.
+    for source in share_folder("backends").iterdir():
+        if (source / "model.py").is_file():
+            (folder / "backends" / source.name).symlink_to(source, target_is_directory=True)
+    return folder / "backends"
+
+
+@dataclass(frozen=True)
+class Ports:
+    """Where the server listens on `host`."""
+
+    http: int
+    grpc: int
+    metrics: int
+    host: str = "127.0.0.1"
+
+    @property
+    def http_url(self) -> str:
+        return f"http://{self.host}:{self.http}"
+
+    @property
+    def grpc_url(self) -> str:
+        return f"grpc://{self.host}:{self.grpc}"
+
+
+def free_ports(host: str = "127.0.0.1") -> Ports:
+    """Three ports nobody listens on now."""
+    sockets = [socket.socket() for _ in range(3)]
+    try:
+        for one in sockets:
+            one.bind((host, 0))
+        http, grpc, metrics = (one.getsockname()[1] for one in sockets)
+        return Ports(http, grpc, metrics, host)
+    finally:
+        for one in sockets:
+            one.close()
+
+
+def check_free(ports: Ports) -> None:
+    """Raises StartError naming a port that somebody listens on."""
+    for flag, port in (("--http-port", ports.http), ("--grpc-port", ports.grpc), ("--metrics-port", ports.metrics)):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((ports.host, port))
+            except OSError as error:
+                raise StartError(
+                    f"port {port} of {ports.host} is not free ({error.strerror}); choose with {flag}"
+                ) from None
+
+
+class TritonServer:
+    """A running Triton in a session of its own, so that its stubs end with it. A context manager."""
+
+    def __init__(
+        self,
+        repository: Path,
+        ports: Ports,
+        *,
+        install: TritonInstall | None = None,
+        flags: Sequence[str] = (),
+        log: Path | None = None,
+    ) -> None:
+        self.ports = ports
+        self.install = install or find_triton()
+        self.log_path = log
+        # Stubs start with their working directory on sys.path: an empty folder shadows nothing.
+        self._folder = Path(tempfile.mkdtemp(prefix="hplm-triton-"))
+        command = [
+            str(self.install.binary),
+            f"--model-repository={repository.resolve()}",
+            f"--backend-directory={assemble_backends(self.install, self._folder)}",
+            "--model-control-mode=explicit",
+            *(f"--load-model={role}" for role in ROLES),
+            "--disable-auto-complete-config",
+            f"--http-address={ports.host}",
+            f"--http-port={ports.http}",
+            f"--grpc-address={ports.host}",
+            f"--grpc-port={ports.grpc}",
+            f"--metrics-address={ports.host}",
+            f"--metrics-port={ports.metrics}",
+            "--exit-timeout-secs=5",
+            *flags,
+        ]
+        work = self._folder / "work"
+        work.mkdir()
+        output = log.open("ab") if log is not None else None
+        try:
+            self.process = subprocess.Popen(
+                command,
+                cwd=work,
+                env=self._environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT if output else None,
+                start_new_session=True,
+            )
+        finally:
+            if output:
+                output.close()
+
+    def _environment(self) -> dict[str, str]:
+        env = dict(os.environ)
+        libraries = [*map(str, self.install.library_folders), env.get("LD_LIBRARY_PATH", "")]
+        env["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, libraries))
+        # The stub runs the first python3 of the PATH: ours.
+        env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", "")])
+        return env
+
+    def wait_ready(self, timeout_s: float = 120.0) -> None:
+        """Until `hbert` answers. Raises StartError with the log's errors when the server dies or takes too long."""
+        deadline = time.monotonic() + timeout_s
+        url = f"{self.ports.http_url}/v2/models/hbert/ready"
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                raise StartError(f"Triton ended with status {self.process.returncode} while starting{self._reason()}")
+            try:
+                with urllib.request.urlopen(url, timeout=2) as answer:
+                    if answer.status == 200:
+                        return
+            except (urllib.error.URLError, OSError):
+                pass
+            time.sleep(0.05)
+        raise StartError(f"Triton was not ready after {timeout_s:.0f} s{self._reason()}")
+
+    def _reason(self) -> str:
+        if self.log_path is None:
+            return ""
+        lines = self.log_path.read_text(errors="replace").splitlines()
+        errors = [line for line in lines if line.startswith("E") or "Error:" in line]
+        return f"; {self.log_path} says:\n" + "\n".join((errors or lines)[-12:])
+
+    def stop(self, timeout_s: float = 10.0) -> int:
+        """Ask, wait, then kill the whole group; returns the exit status. Safe to call twice."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(timeout_s)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        status = self.process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        return status
+
+    def __enter__(self) -> TritonServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()

@@ -1,0 +1,18 @@
+"""Names and limits of what travels between client, ensemble and stages."""
+
+from __future__ import annotations
+
+MODEL = "hbert"
+
+# The ensemble's inputs and outputs.
+TEXT = "TEXT"  # BYTES [1], UTF-8
+TENANT = "TENANT"  # BYTES [1]
+LABEL = "LABEL"  # BYTES [k]: one for a classification, one per entity for a tagging
+SCORE = "SCORE"  # FP32 [k]: probability of the label; of an entity, the mean over its words
+SPAN = "SPAN"  # INT32 [k, 2]: character offsets, end exclusive
+TRUNCATED = "TRUNCATED"  # BOOL [1]: the text was longer than the base's maximum and was cut
+LOGITS = "LOGITS"  # FP32 [1 or tokens, labels], when asked for
+
+# Between the stages.
+HIDDEN = "HIDDEN"  # FP16 [tokens, H]: merged window vectors
+TOKENS = "TOKENS"  # INT32 [tokens, 3]: start and end character, number of the word; -1 for special tokens

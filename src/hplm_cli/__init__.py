@@ -1,0 +1,86 @@
+"""The one command line program, `hplm`. Each sub-command lives with its package and is imported when it is used."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import sys
+from typing import Annotated, NamedTuple
+
+import typer
+from rich.console import Console
+
+from hplm.errors import HplmError
+
+
+class Command(NamedTuple):
+    """Where a sub-command's function or application is, the extra that brings what it needs, its line in --help."""
+
+    target: str
+    extra: str
+    about: str
+
+
+COMMANDS = {
+    "serve": Command("hplm_cli.serve:serve", "serve", "Start Triton over a model repository; builds the demo if none."),
+    "build": Command("hplm_builder.cli:app", "build", "Convert a base, make tables, fine-tune tenants, export models."),
+    "predict": Command("hplm_client.cli:predict", "client", "Ask a tenant's model on a running server."),
+    "bench": Command("hplm_loadtest.cli:app", "loadtest", "Measure look-up, upper layers and whole requests."),
+    "eval": Command("hplm_builder.evaluate:app", "build", "Measure quality beside plain fine-tuning."),
+}
+# serve passes what it does not know to tritonserver.
+PASSING = {"allow_extra_args": True, "ignore_unknown_options": True}
+EXAMPLES = """Examples:
+
+hplm serve    builds what is missing, starts Triton, shows how to call it
+
+hplm serve --check    the same, prints predictions as JSON and stops
+
+hplm predict -t films "A moving film."    asks a running server
+
+hplm build --help    every step from a pretrained model to model folders"""
+
+
+def _version(shown: bool) -> None:
+    if shown:
+        print(f"hplm {importlib.metadata.version('hplm')}")
+        raise typer.Exit
+
+
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show and exit.")
+    ] = False,
+) -> None:
+    """Thousands of tenants' own language models from one machine, on NVIDIA Triton."""
+
+
+def make_app(wanted: str | None) -> typer.Typer:
+    """The program with sub-command `wanted` imported and the others only named: `hplm predict` never waits for torch."""
+    app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, epilog=EXAMPLES)
+    app.callback()(_root)
+    for name, command in COMMANDS.items():
+        if name != wanted:
+            app.command(name, help=command.about)(lambda: None)
+            continue
+        module, _, attribute = command.target.partition(":")
+        try:
+            found = getattr(importlib.import_module(module), attribute)
+        except ModuleNotFoundError as error:
+            raise SystemExit(f"hplm {name}: {error}; `pip install 'hplm[{command.extra}]'` brings it") from error
+        if isinstance(found, typer.Typer):
+            app.add_typer(found, name=name)
+        else:
+            app.command(name, context_settings=PASSING if name == "serve" else None)(found)
+    return app
+
+
+def main() -> None:
+    """Entry point: an HplmError ends with status 1 and one line, never a traceback."""
+    wanted = next((argument for argument in sys.argv[1:] if not argument.startswith("-")), None)
+    try:
+        make_app(wanted)()
+    except HplmError as error:
+        console = Console(stderr=True, soft_wrap=True, highlight=False)
+        console.print(f"hplm: {error.code}: {error}", style="red", markup=False)
+        sys.exit(1)
