@@ -105,7 +105,7 @@ def make_repository(folder: Path, *, miss: str = "compute", dtype: str = "float3
     """A store and model folders; fewer slots than tenants, so that slots are swapped."""
     store = Store(folder / "store")
     base = make_base(store, config())
-    build_plot(store, "tiny", "general", sentences(50), 30.0, Progress(disable=True))
+    build_plot(store, "tiny", "general", sentences(50), 30.0, Progress(disable=True), dtype="float32")
     for seed, name in enumerate(TASKS, 1):
         make_tenant(store, base, name, seed)
     plot = PlotSettings(store="", base="tiny", table="general", miss=miss, dtype=dtype, overlay_windows=64)  # type: ignore[arg-type]

@@ -17,11 +17,11 @@ from hplm.config import BaseConfig, parse
 from hplm.errors import DataError
 from hplm.nn import base as bases
 from hplm.nn.dtype import choose_device
+from hplm.packages import cache_dir, extract_folder
 from hplm.store.layout import Store
 from hplm_builder.convert import Converted, ConvertSettings, distance, train
 from hplm_builder.mixture import mixture
 from hplm_builder.original import base_config, load_original
-from hplm_builder.packages import cache_dir, extract_folder
 
 SHIPPED = Path(__file__).parent / "bases"
 DEFAULT_BASE = "minilm-l6"

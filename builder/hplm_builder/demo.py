@@ -16,6 +16,7 @@ from hplm.adapters.tenant import TenantCard
 from hplm.config import PlotSettings, UpperSettings
 from hplm.errors import ArtifactError
 from hplm.nn import base as bases
+from hplm.packages import read_member
 from hplm.plot import table as tables
 from hplm.store.layout import Store
 from hplm_builder import corpora
@@ -24,11 +25,11 @@ from hplm_builder.corpora import SOURCES
 from hplm_builder.export import export
 from hplm_builder.finetune import TrainSettings
 from hplm_builder.labelled import LabelledData, LabelledText, check_data
-from hplm_builder.packages import read_member
 from hplm_builder.plots import build_plot
 from hplm_builder.splits import split_of
 from hplm_builder.tenants import build_tenant
 
+DEMO_FOLDER = Path("build/demo")
 PLOT = "general"
 PLOT_SOURCES = ("wikipedia", "films", "dialog", "snippets", "phenotypes", "icd")
 TOP_PERCENT = 3.0

@@ -17,11 +17,12 @@ from rich.progress import Progress
 from torch import Tensor, nn
 
 from hplm.adapters.tenant import Adapter, Head, Task
-from hplm.decode import LabelledSpan, decode_classification, decode_tagging, word_ranges
+from hplm.decode import decode_classification, decode_tagging, word_ranges
 from hplm.nn.dtype import bfloat16_is_fast, computing_in
 from hplm.nn.encoder import OriginalEncoder, UpperEncoder
 from hplm.nn.upper import in_dtype, pool
 from hplm.text import EncodedText, TextEncoder
+from hplm.wire import LabelledSpan
 from hplm_builder.labelled import LabelledData, LabelledText
 from hplm_builder.scores import accuracy, entity_f1, macro_f1
 

@@ -65,7 +65,13 @@ def _unique(grams: Ids, counts: npt.NDArray[np.int64], vocab_size: int) -> tuple
 
 
 def build_plot(
-    store: Store, base_name: str, plot_name: str, documents: Sequence[str], percent: float, progress: Progress
+    store: Store,
+    base_name: str,
+    plot_name: str,
+    documents: Sequence[str],
+    percent: float,
+    progress: Progress,
+    dtype: str = "auto",
 ) -> dict[str, Any]:
     """Publish root, bigram and unigram tables of a base; returns how large they became."""
     if not 0 < percent <= 100:
@@ -90,7 +96,9 @@ def build_plot(
         start = centre(base.config.window) - centre(2)
         levels["bigram"] = np.unique(kept[:, start : start + 2], axis=0)
     for level, grams in levels.items():
-        report[f"{level}_rows"] = _write_level(store, base, lower, plot_name, level, grams, report, progress)
+        report[f"{level}_rows"] = _write_level(
+            store, base, lower, plot_name, level, grams, report, choose_dtype(dtype, torch.device("cpu")), progress
+        )
     return report
 
 
@@ -102,6 +110,7 @@ def _write_level(
     level: str,
     grams: Ids,
     report: dict[str, Any],
+    dtype: torch.dtype,
     progress: Progress,
 ) -> int:
     config = base.config
@@ -115,7 +124,7 @@ def _write_level(
             part = grams[first : first + CHUNK]
             whole = np.full((len(part), config.window), config.pad_id, dtype=np.int64)
             whole[:, start : start + size] = part
-            values = compute_windows(lower, whole, choose_dtype("auto", torch.device("cpu")))
+            values = compute_windows(lower, whole, dtype)
             yield values[:, start : start + size]
             progress.update(bar, advance=len(part))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hplm.decode import LabelledSpan
+from hplm.wire import LabelledSpan
 from hplm_builder.labelled import Entity
 
 

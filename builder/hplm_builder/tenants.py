@@ -10,27 +10,13 @@ from torch import Tensor
 from hplm.adapters import tenant as tenants
 from hplm.adapters.tenant import Tenant, TenantCard, check_name
 from hplm.nn import base as bases
-from hplm.nn.base import Base
-from hplm.nn.dtype import choose_dtype
-from hplm.nn.lookup import PlotLookup
-from hplm.plot import table as tables
+from hplm.nn.lookup import PlotLookup, open_lookup
 from hplm.store.layout import Store
 from hplm.text import EncodedText, TextEncoder
 from hplm_builder.finetune import AdapterModel, Featurise, Prepared, TrainSettings, adapter_body, fine_tune, prepare
 from hplm_builder.labelled import LabelledData
 
 REDUCTION_FACTOR = 16
-
-
-def open_lookup(
-    store: Store, base: Base, plot_name: str, miss: str = "compute", overlay_windows: int = 65_536
-) -> PlotLookup:
-    """The look-up as the `plot` backend does it."""
-    levels = ["root", "bigram", "unigram"] if base.config.window > 2 else ["root", "unigram"]
-    root, *shorter = (tables.load(store.table(plot_name, level), fingerprint=base.fingerprint) for level in levels)
-    lower = base.load_lower() if miss == "compute" else None
-    dtype = choose_dtype("auto", torch.device("cpu"))
-    return PlotLookup(base.config, [root], shorter, lower, overlay_windows=overlay_windows, dtype=dtype)
 
 
 def plot_features(lookup: PlotLookup) -> Featurise:

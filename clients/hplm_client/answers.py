@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hplm import wire
-from hplm.decode import LabelledSpan
+from hplm.wire import LabelledSpan
 
 
 @dataclass(frozen=True)

@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from hplm.wire import LabelledSpan
+
 Logits = npt.NDArray[np.float32]
-
-
-@dataclass(frozen=True)
-class LabelledSpan:
-    """One answer: a class for the whole text, or one entity. Characters `start` to `end`, end exclusive."""
-
-    label: str
-    score: float
-    start: int
-    end: int
 
 
 def softmax(logits: Logits) -> Logits:

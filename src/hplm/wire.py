@@ -1,6 +1,8 @@
-"""Names and limits of what travels between client, ensemble and stages."""
+"""What travels between client, ensemble and stages: names of tensors, and the form of an answer."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 MODEL = "hbert"
 
@@ -16,3 +18,13 @@ LOGITS = "LOGITS"  # FP32 [1 or tokens, labels], when asked for
 # Between the stages.
 HIDDEN = "HIDDEN"  # FP16 [tokens, H]: merged window vectors
 TOKENS = "TOKENS"  # INT32 [tokens, 3]: start and end character, number of the word; -1 for special tokens
+
+
+@dataclass(frozen=True)
+class LabelledSpan:
+    """One answer: a class for the whole text, or one entity. Characters `start` to `end`, end exclusive."""
+
+    label: str
+    score: float
+    start: int
+    end: int

@@ -55,8 +55,8 @@ def serve(
     ports = free_ports() if check else Ports(http_port, grpc_port, metrics_port, host)
     check_free(ports)
     if models == DEFAULT_MODELS:
-        from hplm_builder.cli import DEMO_FOLDER, show_scores
-        from hplm_builder.demo import build_demo
+        from hplm_builder.cli import show_scores
+        from hplm_builder.demo import DEMO_FOLDER, build_demo
 
         if not models.is_dir():
             from hplm.progress import progress_bars

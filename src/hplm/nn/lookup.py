@@ -13,11 +13,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hplm.config import BaseConfig
-from hplm.nn.dtype import computing_in
+from hplm.nn.base import Base
+from hplm.nn.dtype import choose_dtype, computing_in
 from hplm.nn.encoder import WindowEncoder
-from hplm.plot.lookup import Gather, LookupPlan, plan
+from hplm.plot import table as tables
+from hplm.plot.lookup import Gather, LookupPlan, Table, plan, resolve
 from hplm.plot.overlay import Overlay
 from hplm.plot.table import PlotTable, Rows, Values
+from hplm.store.layout import Store
 
 
 @dataclass(frozen=True)
@@ -93,10 +96,47 @@ class PlotLookup:
                     self._overlay.remember(step.table.grams, step.table.values)
         return merged.to(torch.float16).numpy()
 
+    def vectors(self, grams: npt.NDArray[np.int64]) -> Values:
+        """The stored vectors of windows `[W, n]` that the n-gram tables or the overlay have: `[W, n, H]`."""
+        found = np.zeros((len(grams), self.config.window, self.config.hidden_size), dtype=np.float16)
+        chain: list[Table] = [*self._chain]
+        if self._overlay is not None:
+            chain.append(self._overlay)
+        answers, missing = resolve(grams, chain)
+        if len(missing):
+            raise KeyError(f"{len(missing)} windows are neither in a table nor in the overlay")
+        for table, places, rows in answers:
+            assert isinstance(table, PlotTable | Overlay)
+            found[places] = table.values[rows]
+        return found
+
     def _compute(self, grams: npt.NDArray[np.int64]) -> ComputedWindows:
         assert self._lower is not None
         unique = np.unique(grams, axis=0)
         return ComputedWindows(self.config.window, unique, compute_windows(self._lower, unique, self._dtype))
+
+
+def open_lookup(
+    store: Store,
+    base: Base,
+    plot_name: str,
+    *,
+    miss: str = "compute",
+    overlay_windows: int = 65_536,
+    dtype: torch.dtype | None = None,
+    verify: bool = True,
+) -> PlotLookup:
+    """The look-up over a PLOT of a store, as serving, fine-tuning and measuring all do it.
+
+    Raises MissingArtifactError, CorruptArtifactError or WrongBaseError.
+    """
+    levels = ["root", "bigram", "unigram"] if base.config.window > 2 else ["root", "unigram"]
+    root, *shorter = (
+        tables.load(store.table(plot_name, level), fingerprint=base.fingerprint, verify=verify) for level in levels
+    )
+    lower = base.load_lower() if miss == "compute" else None
+    dtype = dtype or choose_dtype("auto", torch.device("cpu"))
+    return PlotLookup(base.config, [root], shorter, lower, overlay_windows=overlay_windows, dtype=dtype)
 
 
 def gather(found: LookupPlan) -> Tensor:

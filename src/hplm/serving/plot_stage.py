@@ -16,8 +16,7 @@ from hplm.config import PlotSettings
 from hplm.errors import HplmError
 from hplm.nn import base as bases
 from hplm.nn.dtype import choose_dtype
-from hplm.nn.lookup import PlotLookup
-from hplm.plot import table as tables
+from hplm.nn.lookup import open_lookup
 from hplm.store.layout import Store
 from hplm.text import EncodedText, TextEncoder, check_not_empty, decode_utf8
 
@@ -38,21 +37,17 @@ class PlotStage:
         torch.set_num_threads(settings.num_threads)
         store = Store((folder / settings.store).resolve())
         base = bases.load(store.base(settings.base), verify=settings.verify)
-        levels = {
-            level: tables.load(store.table(settings.table, level), fingerprint=base.fingerprint, verify=settings.verify)
-            for level in ("root", "bigram", "unigram")
-            if level != "bigram" or base.config.window > 2
-        }
         self._settings = settings
         self._bank = TenantBank(store, base.fingerprint, verify=settings.verify)
         self._encoder = TextEncoder(base.tokenizer_path, base.config.max_tokens)
-        self._lookup = PlotLookup(
-            base.config,
-            [levels.pop("root")],
-            list(levels.values()),
-            base.load_lower() if settings.miss == "compute" else None,
+        self._lookup = open_lookup(
+            store,
+            base,
+            settings.table,
+            miss=settings.miss,
             overlay_windows=settings.overlay_windows,
             dtype=choose_dtype(settings.dtype, torch.device("cpu")),
+            verify=settings.verify,
         )
 
     @property

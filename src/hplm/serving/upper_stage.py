@@ -13,12 +13,13 @@ import torch
 from hplm.adapters.bank import TenantBank
 from hplm.adapters.tenant import Tenant
 from hplm.config import UpperSettings
-from hplm.decode import LabelledSpan, decode_classification, decode_tagging
+from hplm.decode import decode_classification, decode_tagging
 from hplm.errors import HiddenStatesError, HplmError
 from hplm.nn import base as bases
 from hplm.nn.dtype import choose_device, choose_dtype
 from hplm.nn.upper import UpperEngine, UpperRequest
 from hplm.store.layout import Store
+from hplm.wire import LabelledSpan
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,138 @@
+"""`hplm eval`: quality beside plain fine-tuning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+from torch import nn
+
+from hplm.nn import base as bases
+from hplm.nn.base import Base
+from hplm.nn.lookup import open_lookup
+from hplm.progress import progress_bars
+from hplm.report import Goal, Report
+from hplm.store.layout import Store
+from hplm.text import TextEncoder
+from hplm_builder.base import DEFAULT_BASE, minilm_folder
+from hplm_builder.demo import DEMO_FOLDER, PLOT, TENANTS, demo_data
+from hplm_builder.finetune import Featurise, FullModel, Trained, TrainSettings, UpperModel, adapter_body, fine_tune
+from hplm_builder.labelled import LabelledData, read_data
+from hplm_builder.original import load_original
+from hplm_builder.tenants import REDUCTION_FACTOR, plot_features, prepare_all, token_ids
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Measure quality beside plain fine-tuning.",
+    epilog="Example: hplm eval conversion --data ../shared/data/chemprot --json conversion.json",
+)
+JsonOption = Annotated[Optional[Path], typer.Option("--json", help="Also write the report to this file.")]  # noqa: UP045
+StoreOption = Annotated[Path, typer.Option("--store", help="Folder of the artifacts.")]
+METHODS = ("full", "upper", "adapters")
+# Each method's own best among those tried on dev; see docs/conversion.md.
+RATES = {"full": (1e-4,), "upper": (3e-4,), "adapters": (2e-3,)}
+
+
+def run_method(
+    method: str, base: Base, store: Store, data: LabelledData, settings: TrainSettings, name: str, miss: str = "compute"
+) -> Trained:
+    """Fine-tune one way: `full` (the unconverted model, everything), `upper` (all upper layers), `adapters`."""
+    encoder = TextEncoder(base.tokenizer_path, base.config.max_tokens)
+    make_body: Callable[[], nn.Module]
+    featurise: Featurise
+    if method == "full":
+        featurise = token_ids
+        make_body = lambda: FullModel(load_original(minilm_folder(), base.config))  # noqa: E731
+    else:
+        featurise = plot_features(open_lookup(store, base, PLOT, miss=miss))
+        if method == "upper":
+            make_body = lambda: UpperModel(base.load_upper())  # noqa: E731
+        else:
+            make_body = adapter_body(base.load_upper(), REDUCTION_FACTOR)
+    with progress_bars() as progress:
+        parts = prepare_all(data, encoder, featurise, progress, name)
+        return fine_tune(make_body, base.config.hidden_size, data, *parts, settings, progress, f"{name}: {method}")
+
+
+@app.command()
+def demo(
+    store: StoreOption = DEMO_FOLDER / "store",
+    tenant: Annotated[Optional[list[str]], typer.Option(help="Only these; repeat for more.")] = None,  # noqa: UP045
+    json_file: JsonOption = None,
+) -> None:
+    """The demo tenants beside a plain fine-tune of the unconverted base on the same data.
+
+    Example: hplm eval demo --json demo.json
+    """
+    target = Store(store)
+    base = bases.load(target.base(DEFAULT_BASE))
+    rows = []
+    for demo_tenant in TENANTS:
+        if tenant and demo_tenant.name not in tenant:
+            continue
+        data = demo_data(demo_tenant)
+        row: dict[str, object] = {"tenant": demo_tenant.name, "labels": len(data.labels), "train": len(data.train)}
+        for method in ("full", "adapters"):
+            settings = TrainSettings(epochs=demo_tenant.epochs, learning_rates=RATES[method])
+            scores = run_method(method, base, target, data, settings, demo_tenant.name).scores
+            row |= {
+                f"{method}_test_accuracy": scores["test_accuracy"],
+                f"{method}_test_macro_f1": scores["test_macro_f1"],
+            }
+        rows.append(row)
+    Report("demo-tenants", {"base": DEFAULT_BASE, "seed": 0}, rows).publish(json_file)
+
+
+@app.command()
+def conversion(
+    data: Annotated[Path, typer.Option(help="Folder with train, dev and test files of one task.")],
+    store: StoreOption = DEMO_FOLDER / "store",
+    method: Annotated[Optional[list[str]], typer.Option(help=f"Of {', '.join(METHODS)}; repeat for more.")] = None,  # noqa: UP045
+    epochs: Annotated[int, typer.Option()] = 6,
+    adapter_epochs: Annotated[int, typer.Option()] = 15,
+    learning_rate: Annotated[Optional[list[float]], typer.Option(help="Instead of each method's own.")] = None,  # noqa: UP045
+    pooling: Annotated[str, typer.Option(help="mean or cls.")] = "mean",
+    miss: Annotated[str, typer.Option(help="compute or backoff.")] = "compute",
+    seed: Annotated[int, typer.Option()] = 0,
+    json_file: JsonOption = None,
+) -> None:
+    """What conversion costs on a task: the converted base's upper layers or adapters beside everything fine-tuned.
+
+    Example: hplm eval conversion --data ../shared/data/chemprot --json conversion.json
+    """
+    target = Store(store)
+    base = bases.load(target.base(DEFAULT_BASE))
+    files = {
+        part: next(iter(sorted(data.glob(f"{part}.*"))), data / f"{part}.jsonl") for part in ("train", "dev", "test")
+    }
+    examples = read_data(files["train"], files["dev"], files["test"])
+    metric = "f1" if examples.task == "tagging" else "accuracy"
+    rows = []
+    for one in method or METHODS:
+        settings = TrainSettings(
+            epochs=adapter_epochs if one == "adapters" else epochs,
+            learning_rates=tuple(learning_rate or RATES[one]),
+            pooling=pooling,
+            seed=seed,
+        )
+        trained = run_method(one, base, target, examples, settings, data.name, miss)
+        rows.append(
+            {
+                "method": one,
+                f"dev_{metric}": trained.scores[f"dev_{metric}"],
+                f"test_{metric}": trained.scores[f"test_{metric}"],
+                "learning_rate": trained.learning_rate,
+                "epochs": settings.epochs,
+                "best_epoch": trained.best_epoch,
+            }
+        )
+    goals = []
+    found = {row["method"]: float(str(row[f"test_{metric}"])) for row in rows}
+    if "full" in found and "upper" in found:
+        text = "points lost by upper layers over the converted base, against everything fine-tuned"
+        goals.append(Goal("conversion-loss", text, 2.0, 100 * (found["full"] - found["upper"]), "points", "lower"))
+    Report(f"conversion-{data.name}", {"seed": seed, "pooling": pooling, "miss": miss}, rows, goals).publish(json_file)

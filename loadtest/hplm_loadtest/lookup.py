@@ -1,0 +1,87 @@
+"""`hplm bench plot-lookup`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from hplm.nn import reference
+from hplm.nn.lookup import PlotLookup, open_lookup
+from hplm.plot.windows import windows
+from hplm.progress import progress_bars
+from hplm.report import Goal, Report
+from hplm.text import TextEncoder
+from hplm_loadtest.models import Served, read
+from hplm_loadtest.timing import interleaved
+from hplm_loadtest.workload import unseen_paragraphs
+
+LENGTH = 128
+
+
+def plot_lookup(models: Path, rounds: int) -> Report:
+    """Time of 128-token requests whose windows are in memory, alone and in batches, beside a dictionary in Python."""
+    torch.set_num_threads(1)
+    served = read(models)
+    base = served.base
+    encoder = TextEncoder(base.tokenizer_path, LENGTH)
+    texts = [one.ids for one in encoder.encode(unseen_paragraphs()) if len(one.ids) == LENGTH]
+    rates = hit_rates(served, texts)
+    fast = open_lookup(served.store, base, served.plot.table, overlay_windows=200_000)
+    warm = texts[:32]
+    fast.hidden_states(np.concatenate(warm), [LENGTH] * len(warm))
+    # Every window is in the root table or the overlay from here on: "from memory".
+    stored = as_dictionary(fast, warm)
+    turn = iter(range(1 << 60))
+
+    def alone() -> None:
+        fast.hidden_states(warm[next(turn) % len(warm)], [LENGTH])
+
+    def batch() -> None:
+        fast.hidden_states(np.concatenate(warm), [LENGTH] * len(warm))
+
+    def slow() -> None:
+        ids = warm[next(turn) % len(warm)].tolist()
+        reference.merged(ids, base.config, [stored], None)
+
+    with progress_bars() as progress:
+        timed = interleaved(
+            {"one request": alone, "batch of 32": batch, "reference": slow}, rounds, 32, progress, "look-up"
+        )
+    rows = [
+        {
+            "variant": name,
+            "ms_per_request": 1000 * one.median_s / (32 if name == "batch of 32" else 1),
+            "spread": one.spread,
+        }
+        for name, one in timed.items()
+    ]
+    rows += [{"variant": f"hit rates, {mode}", **shares} for mode, shares in rates.items()]
+    best = 1000 * timed["batch of 32"].median_s / 32
+    goal = Goal("plot-lookup", "128 tokens looked up and merged, in batches", 0.05, best, "ms", "lower")
+    return Report("plot-lookup", {"tokens": LENGTH, "threads": 1, "rounds": rounds}, rows, [goal])
+
+
+def as_dictionary(lookup: PlotLookup, texts: list[npt.NDArray[np.int64]]) -> dict[tuple[int, ...], reference.Vectors]:
+    """All windows of `texts` with their vectors, as the slow reference looks them up."""
+    config = lookup.config
+    stored: dict[tuple[int, ...], reference.Vectors] = {}
+    for ids in texts:
+        grams, _ = windows(ids, [len(ids)], config.window, config.pad_id)
+        for gram, vectors in zip(grams.tolist(), lookup.vectors(grams), strict=True):
+            stored[tuple(gram)] = vectors
+    return stored
+
+
+def hit_rates(served: Served, texts: list[npt.NDArray[np.int64]]) -> dict[str, dict[str, float]]:
+    """Share of windows of unseen text that each level answers, overlay empty at first."""
+    rates = {}
+    for mode in ("backoff", "compute"):
+        lookup = open_lookup(served.store, served.base, served.plot.table, miss=mode)
+        for ids in texts[:64]:
+            lookup.hidden_states(ids, [len(ids)])
+        total = sum(lookup.windows_by_level.values())
+        rates[mode] = {level: count / total for level, count in lookup.windows_by_level.items()}
+    return rates

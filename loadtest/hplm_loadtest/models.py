@@ -1,0 +1,36 @@
+"""What a benchmark of one stage needs of a model repository."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from hplm import config
+from hplm.adapters import tenant as tenants
+from hplm.adapters.tenant import Tenant
+from hplm.config import PlotSettings
+from hplm.nn import base as bases
+from hplm.nn.base import Base
+from hplm.store.layout import Store
+
+
+@dataclass(frozen=True)
+class Served:
+    """The store, base, PLOT and tenants behind a repository."""
+
+    store: Store
+    base: Base
+    plot: PlotSettings
+
+    def tenants(self) -> list[Tenant]:
+        """All tenants with their weights."""
+        names = self.store.tenant_names()
+        return [tenants.load(self.store.tenant(name), fingerprint=self.base.fingerprint) for name in names]
+
+
+def read(models: Path) -> Served:
+    """Raises ConfigError, MissingArtifactError or CorruptArtifactError."""
+    folder = models / "hbert_plot" / "1"
+    settings = config.load(PlotSettings, folder / "settings.json")
+    store = Store((folder / settings.store).resolve())
+    return Served(store, bases.load(store.base(settings.base)), settings)

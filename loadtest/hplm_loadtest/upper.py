@@ -1,0 +1,115 @@
+"""`hplm bench upper`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hplm.nn.dtype import choose_device, choose_dtype, computing_in
+from hplm.nn.encoder import UpperEncoder
+from hplm.nn.upper import UpperEngine, UpperRequest, in_dtype
+from hplm.progress import progress_bars
+from hplm.report import Report
+from hplm_loadtest.models import read
+from hplm_loadtest.timing import interleaved
+from hplm_loadtest.workload import NormalLengths
+
+BATCH = 64
+
+
+def upper_layers(models: Path, rounds: int, num_threads: int, device_name: str) -> Report:
+    """Tokens/s of the upper stage packed, beside the same texts padded to the longest, and the machine's matrix peak."""
+    torch.set_num_threads(num_threads)
+    served = read(models)
+    base = served.base
+    device = choose_device(device_name)
+    dtype = choose_dtype("auto", device)
+    members = served.tenants()
+    engine = UpperEngine(base.config, base.load_upper(), num_slots=64, reduced_size=24, device=device, dtype=dtype)
+    padded = in_dtype(base.load_upper(), dtype).to(device)
+    rng = np.random.default_rng(0)
+    rows = []
+    with progress_bars() as progress:
+        for variance in (20.0, 100.0, 400.0):
+            lengths = NormalLengths(variance=variance).draw(BATCH, rng)
+            requests = [
+                UpperRequest(
+                    members[i % len(members)], rng.normal(size=(n, base.config.hidden_size)).astype(np.float16)
+                )
+                for i, n in enumerate(lengths)
+            ]
+            variants: dict[str, Callable[[], object]] = {
+                "packed": lambda requests=requests: engine.run(requests),  # type: ignore[misc]
+                "padded": lambda requests=requests: run_padded(padded, requests, dtype, device),  # type: ignore[misc]
+                "matrix product": peak_product(dtype, device),
+            }
+            timed = interleaved(variants, rounds, 5, progress, f"variance {variance:g}")
+            real = int(lengths.sum())
+            work = real * flop_per_token(
+                base.config.hidden_size, base.config.intermediate_size, base.config.upper_layers
+            )
+            peak = PEAK_FLOP / timed["matrix product"].median_s
+            packed, full = timed["packed"].median_s, timed["padded"].median_s
+            rows.append(
+                {
+                    "length_variance": variance,
+                    "packed_tokens_per_s": real / packed,
+                    "padded_tokens_per_s": real / full,
+                    "ratio": full / packed,
+                    "padded_over_real_tokens": float(BATCH * lengths.max() / real),
+                    "share_of_matrix_peak": work / packed / peak,
+                    "peak_gflop_per_s": peak / 1e9,
+                    "spread": timed["packed"].spread,
+                }
+            )
+    settings = {"batch": BATCH, "mean_length": 20, "threads": num_threads, "dtype": str(dtype), "device": device.type}
+    return Report("upper", {**settings, "tenants": len(members), "rounds": rounds}, rows)
+
+
+SIDE = 2048
+PEAK_FLOP = 2 * SIDE**3
+
+
+def peak_product(dtype: torch.dtype, device: torch.device) -> Callable[[], object]:
+    """A square product large enough to run at the machine's peak."""
+    left, right = (torch.randn(SIDE, SIDE, device=device).to(dtype) for _ in range(2))
+
+    def product() -> None:
+        F.linear(left, right)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+
+    return product
+
+
+def flop_per_token(hidden: int, inner: int, layers: int) -> int:
+    """Multiplications and additions of the matrix products of a token; attention scores are left out."""
+    return 2 * layers * (4 * hidden * hidden + 2 * hidden * inner)
+
+
+def run_padded(upper: UpperEncoder, requests: list[UpperRequest], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The shared layers as a padded batch computes them: `[texts, longest, H]` with a mask. No adapters, no heads."""
+    lengths = [len(request.hidden) for request in requests]
+    longest, hidden_size = max(lengths), upper.config.hidden_size
+    batch = np.zeros((len(requests), longest, hidden_size), dtype=np.float32)
+    for row, request in zip(batch, requests, strict=True):
+        row[: len(request.hidden)] = request.hidden
+    mask = torch.arange(longest)[None] < torch.tensor(lengths)[:, None]
+    bias = mask[:, None, None, :].to(device)
+    shape = (len(requests), longest, upper.config.num_heads, -1)
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        query, key, value = (part.view(shape).transpose(1, 2) for part in (query, key, value))
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=bias).transpose(1, 2).flatten(2)
+
+    with torch.inference_mode(), computing_in(dtype, device):
+        positions = torch.arange(longest, device=device).expand(len(requests), -1)
+        state = upper.embed(torch.from_numpy(batch).to(device), positions)
+        for layer in upper.layers:
+            state = layer(state, attend)
+        return state[:, 0].float().cpu()

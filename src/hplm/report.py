@@ -1,0 +1,86 @@
+"""One shape for every benchmark and evaluation: what ran, where, the rows, the goals and whether they were met."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.console import Console
+from rich.table import Table
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What was aimed at: `value` is measured, `met` is computed from it, never written by hand."""
+
+    id: str
+    text: str
+    goal: float
+    value: float
+    unit: str
+    better: Literal["lower", "higher"]
+
+    @property
+    def met(self) -> bool:
+        return self.value <= self.goal if self.better == "lower" else self.value >= self.goal
+
+
+@dataclass(frozen=True)
+class Report:
+    """A result as measured."""
+
+    name: str
+    settings: Mapping[str, Any]
+    rows: Sequence[Mapping[str, Any]]
+    goals: Sequence[Goal] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form, the same for every benchmark and evaluation."""
+        goals = [{**asdict(goal), "met": goal.met} for goal in self.goals]
+        for goal in goals:
+            del goal["better"]
+        return {
+            "name": self.name,
+            "command": shlex.join(["hplm", *sys.argv[1:]]),
+            "machine": machine(),
+            "settings": dict(self.settings),
+            "rows": [dict(row) for row in self.rows],
+            "goals": goals,
+        }
+
+    def publish(self, json_file: Path | None) -> None:
+        """Show it, and write it to `json_file` where one is given."""
+        console = Console()
+        columns = list(dict.fromkeys(key for row in self.rows for key in row))
+        table = Table(*columns, title=self.name)
+        for row in self.rows:
+            table.add_row(*(_shown(row.get(column, "")) for column in columns))
+        console.print(table)
+        for goal in self.goals:
+            mark = "met" if goal.met else "MISSED"
+            console.print(f"{mark}: {goal.text}: {goal.value:.4g} {goal.unit} (goal {goal.goal:g})", highlight=False)
+        if json_file is not None:
+            json_file.parent.mkdir(parents=True, exist_ok=True)
+            json_file.write_text(json.dumps(self.as_dict(), indent=2) + "\n")
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were measured on."""
+    model = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        lines = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
+        model = lines[0].partition(": ")[2] if lines else model
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {"cpu": model, "cores": cores, "system": platform.system(), "python": platform.python_version()}
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

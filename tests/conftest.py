@@ -1,0 +1,38 @@
+"""What several tests share: a tiny store on disk, its repository, and one real Triton over it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hplm.nn import base as bases
+from hplm.nn.base import Base
+from hplm.store.layout import Store
+from hplm.triton.server import TritonServer, free_ports
+from tests import tiny
+
+
+@pytest.fixture(scope="session")
+def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Model folders of a tiny base in fp32, miss mode `compute`, fewer slots than tenants."""
+    return tiny.make_repository(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def tiny_store(tiny_models: Path) -> Store:
+    return Store(tiny_models.parent / "store")
+
+
+@pytest.fixture(scope="session")
+def tiny_base(tiny_store: Store) -> Base:
+    return bases.load(tiny_store.base("tiny"))
+
+
+@pytest.fixture(scope="session")
+def server(tiny_models: Path) -> Iterator[TritonServer]:
+    """A real Triton over `tiny_models`."""
+    with TritonServer(tiny_models, free_ports(), log=tiny_models.parent / "triton.log") as running:
+        running.wait_ready()
+        yield running

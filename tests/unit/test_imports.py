@@ -1,0 +1,69 @@
+"""Imports point one way."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CORE = (
+    "hplm.adapters",
+    "hplm.plot",
+    "hplm.store",
+    "hplm.config",
+    "hplm.decode",
+    "hplm.errors",
+    "hplm.text",
+    "hplm.wire",
+)
+# Folder -> the prefixes of hplm that it may import, and the third-party roots that it may not.
+RULES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "src/hplm/plot": (CORE, ("torch", "tritonclient", "triton_python_backend_utils")),
+    "src/hplm/adapters": (CORE, ("torch", "tritonclient", "triton_python_backend_utils")),
+    "src/hplm/store": (("hplm.store", "hplm.errors"), ("torch", "tritonclient", "triton_python_backend_utils")),
+    "src/hplm/nn": ((*CORE, "hplm.nn"), ("tritonclient", "triton_python_backend_utils")),
+    "src/hplm/serving": ((*CORE, "hplm.nn", "hplm.serving"), ("tritonclient", "triton_python_backend_utils")),
+    "src/hplm/triton": ((*CORE, "hplm.triton"), ("torch", "tritonclient")),
+    "backends": ((*CORE, "hplm.serving", "hplm.triton"), ("torch", "tritonclient", "triton_python_backend_utils")),
+    "clients": (("hplm.wire", "hplm.errors", "hplm_client"), ("torch", "tokenizers", "triton_python_backend_utils")),
+    "builder": (("hplm.", "hplm_builder"), ("tritonclient", "triton_python_backend_utils")),
+    "loadtest": (("hplm.", "hplm_client", "hplm_loadtest"), ("triton_python_backend_utils",)),
+}
+
+
+def imports_of(path: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names if node.module == "hplm"}
+    return found - {"hplm"}
+
+
+@pytest.mark.parametrize("folder", RULES)
+def test_a_folder_imports_only_what_lies_below_it(folder: str) -> None:
+    allowed, forbidden = RULES[folder]
+    files = sorted((ROOT / folder).rglob("*.py"))
+    assert files
+    for path in files:
+        for name in imports_of(path):
+            assert name.split(".")[0] not in forbidden, f"{path} imports {name}"
+            if name.startswith("hplm"):
+                assert name.startswith(allowed), f"{path} imports {name}"
+
+
+def test_plain_values_import_neither_torch_nor_each_others_users() -> None:
+    for name in ("errors", "config", "wire", "decode"):
+        for found in imports_of(ROOT / "src" / "hplm" / f"{name}.py"):
+            assert found.split(".")[0] != "torch"
+            assert not found.startswith("hplm") or found in ("hplm.errors", "hplm.wire")
+
+
+def test_only_the_translation_modules_import_tritons_python_module() -> None:
+    users = {
+        p.name for p in ROOT.rglob("*.py") if ".venv" not in p.parts and "triton_python_backend_utils" in imports_of(p)
+    }
+    assert users == {"translate.py", "metrics.py"}

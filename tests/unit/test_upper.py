@@ -1,0 +1,83 @@
+"""The packed upper stage against the slow reference."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from hplm.adapters import tenant as tenants
+from hplm.adapters.tenant import Tenant
+from hplm.nn import reference
+from hplm.nn.base import Base
+from hplm.nn.upper import UpperEngine, UpperRequest
+from hplm.store.layout import Store
+
+CPU = torch.device("cpu")
+
+
+def engine_of(base: Base, num_slots: int, dtype: torch.dtype = torch.float32) -> UpperEngine:
+    return UpperEngine(base.config, base.load_upper(), num_slots=num_slots, reduced_size=5, device=CPU, dtype=dtype)
+
+
+def requests_of(base: Base, store: Store, lengths: list[int], seed: int = 0) -> list[UpperRequest]:
+    rng = np.random.default_rng(seed)
+    members = [tenants.load(store.tenant(name), fingerprint=base.fingerprint) for name in store.tenant_names()]
+    return [
+        UpperRequest(members[i % len(members)], rng.normal(size=(n, base.config.hidden_size)).astype(np.float16))
+        for i, n in enumerate(lengths)
+    ]
+
+
+def wanted(base: Base, request: UpperRequest) -> np.ndarray:
+    return reference.logits(
+        base.load_upper(), torch.from_numpy(request.hidden.astype(np.float32)), request.tenant
+    ).numpy()
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [[1], [40], [7] * 8, list(range(1, 41)), [40, 1, 40, 1, 3, 3, 3], [1] * 16],
+    ids=["one-token", "maximum", "uniform", "all-lengths", "skewed", "single-tokens"],
+)
+@pytest.mark.parametrize("num_slots", [2, 3, 16])
+def test_packed_logits_equal_the_reference_for_any_lengths_and_fewer_slots_than_tenants(
+    tiny_base: Base, tiny_store: Store, lengths: list[int], num_slots: int
+) -> None:
+    requests = requests_of(tiny_base, tiny_store, lengths)
+    for request, got in zip(requests, engine_of(tiny_base, num_slots).run(requests), strict=True):
+        np.testing.assert_allclose(got, wanted(tiny_base, request), atol=2e-4, rtol=2e-4)
+
+
+def test_the_order_of_a_batch_does_not_matter(tiny_base: Base, tiny_store: Store) -> None:
+    requests = requests_of(tiny_base, tiny_store, list(range(1, 21)))
+    engine = engine_of(tiny_base, 3)
+    first = engine.run(requests)
+    order = np.random.default_rng(1).permutation(len(requests))
+    for position, got in zip(order, engine.run([requests[i] for i in order]), strict=True):
+        np.testing.assert_allclose(got, first[position], atol=2e-4, rtol=2e-4)
+
+
+def test_bfloat16_stays_near_the_reference(tiny_base: Base, tiny_store: Store) -> None:
+    requests = requests_of(tiny_base, tiny_store, [5, 30, 12, 1])
+    for request, got in zip(requests, engine_of(tiny_base, 8, torch.bfloat16).run(requests), strict=True):
+        exact = wanted(tiny_base, request)
+        assert np.abs(got - exact).max() < 0.05 * max(1.0, float(np.abs(exact).max()))
+
+
+def test_one_text_gets_each_tenants_own_answer(tiny_base: Base, tiny_store: Store) -> None:
+    hidden = requests_of(tiny_base, tiny_store, [9])[0].hidden
+    members = [tenants.load(tiny_store.tenant(name), fingerprint=tiny_base.fingerprint) for name in ("alpha", "gamma")]
+    logits = engine_of(tiny_base, 8).run([UpperRequest(member, hidden) for member in members])
+    assert not np.allclose(logits[0], logits[1])
+
+
+def test_an_empty_adapter_is_the_identity(tiny_base: Base, tiny_store: Store) -> None:
+    member = tenants.load(tiny_store.tenant("alpha"), fingerprint=tiny_base.fingerprint)
+    zeros = tenants.Adapter(*(np.zeros_like(array) for array in vars(member.adapter).values()))
+    plain = Tenant(member.card, zeros, member.head)
+    request = requests_of(tiny_base, tiny_store, [11])[0]
+    got = engine_of(tiny_base, 2).run([UpperRequest(plain, request.hidden)])[0]
+    hidden = torch.from_numpy(request.hidden.astype(np.float32))
+    last = reference.upper(tiny_base.load_upper(), hidden, None).mean(0).numpy()
+    np.testing.assert_allclose(got[0], plain.head.weight @ last + plain.head.bias, atol=2e-4, rtol=2e-4)
