@@ -246,8 +246,9 @@ def _batches(examples: list[Prepared], batch_tokens: int, rng: np.random.Generat
 
 def _loss(body: nn.Module, head: nn.Linear, task: Task, batch: list[Prepared], settings: TrainSettings) -> Tensor:
     lengths = [len(p.tokens) for p in batch]
+    features = torch.cat([p.features for p in batch])
     with computing_in(*_fast()):
-        hidden = body(torch.cat([p.features for p in batch]), lengths)
+        hidden = body(features, lengths)
     pooled = torch.cat([pool(task, settings.pooling, part) for part in hidden.float().split(lengths)])
     logits = head(F.dropout(pooled, settings.dropout))
     return F.cross_entropy(logits, torch.cat([p.targets for p in batch]), ignore_index=IGNORED)
@@ -264,8 +265,9 @@ def predict(
     for start in range(0, len(order), 64):
         chunk = order[start : start + 64]
         lengths = [len(examples[i].tokens) for i in chunk]
+        features = torch.cat([examples[i].features for i in chunk])
         with torch.no_grad(), computing_in(*_fast()):
-            hidden = body(torch.cat([examples[i].features for i in chunk]), lengths).float()
+            hidden = body(features, lengths).float()
         for i, part in zip(chunk, hidden.split(lengths), strict=True):
             logits = (pool(data.task, pooling, part) @ weight.T + bias).numpy()
             answers[i] = decoder(logits, data.labels, examples[i].tokens)

@@ -18,8 +18,11 @@ def base_config(
 ) -> BaseConfig:
     """The shape of the base that converting `folder` gives. Raises DataError where the model is not a BERT."""
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    if config.model_type != "bert" or config.hidden_act != "gelu":
-        raise DataError(f"{folder}: a BERT with gelu is wanted, this is {config.model_type} with {config.hidden_act}")
+    activation = getattr(config, "hidden_act", "no")
+    if config.model_type != "bert" or activation != "gelu":
+        raise DataError(
+            f"{folder}: a BERT with gelu is wanted, this is {config.model_type} with {activation} activation"
+        )
     layers = config.num_hidden_layers
     if not 1 <= lower_layers < layers or not 1 <= window_layers < layers:
         raise DataError(f"{folder} has {layers} layers: --lower and --window-layers must be 1 to {layers - 1}")

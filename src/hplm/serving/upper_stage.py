@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from hplm.adapters.bank import TenantBank
 from hplm.adapters.tenant import Tenant
 from hplm.config import UpperSettings
 from hplm.decode import decode_classification, decode_tagging
-from hplm.errors import HiddenStatesError, HplmError
+from hplm.errors import ArtifactError, HiddenStatesError, HplmError
 from hplm.nn import base as bases
 from hplm.nn.dtype import choose_device, choose_dtype
 from hplm.nn.upper import UpperEngine, UpperRequest
@@ -64,7 +65,7 @@ class UpperStage:
         requests: dict[int, UpperRequest] = {}
         for index, given in enumerate(inputs):
             try:
-                tenant = self._bank.get(self._bank.check(given.tenant))
+                tenant = self._tenant(given.tenant)
                 self._check(given)
                 requests[index] = UpperRequest(tenant, given.hidden)
             except HplmError as error:
@@ -72,6 +73,15 @@ class UpperStage:
         for index, logits in zip(requests, self.engine.run(list(requests.values())), strict=True):
             answers[index] = UpperAnswer(decode(requests[index].tenant, logits, inputs[index].tokens), logits)
         return [answer for answer in answers if answer is not None]
+
+    def _tenant(self, raw: bytes) -> Tenant:
+        """The tenant with its weights. What is wrong with its files is for the operator's log, not for the wire."""
+        name = self._bank.check(raw)
+        try:
+            return self._bank.get(name)
+        except ArtifactError as error:
+            logging.getLogger(__name__).error("tenant %s: %s", name, error)
+            raise type(error)("this tenant's model cannot be loaded; the server's log says why") from None
 
     def _check(self, given: UpperInput) -> None:
         """Only a client that calls this stage directly can fail here."""

@@ -1,0 +1,274 @@
+"""The real server: answers equal the reference, bad input gets one clear error, over HTTP and gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc
+import tritonclient.http
+from hplm_client import AsyncClient, Client
+from tritonclient.utils import InferenceServerException
+
+from hplm import errors
+from hplm.adapters import tenant as tenants
+from hplm.nn import reference
+from hplm.nn.base import Base
+from hplm.store.layout import Store
+from hplm.text import TextEncoder
+from hplm.triton.server import TritonServer, free_ports
+from tests import tiny
+from tests.backends.test_stages import BAD_REQUESTS
+
+pytestmark = pytest.mark.triton
+MEMBERS = tuple(tiny.TASKS)
+
+
+@pytest.fixture(params=["http", "grpc"])
+def client(request: pytest.FixtureRequest, server: TritonServer) -> Iterator[Client]:
+    url = server.ports.http_url if request.param == "http" else server.ports.grpc_url
+    with Client(url) as opened:
+        yield opened
+
+
+def expected_logits(store: Store, base: Base, pairs: list[tuple[str, str]]) -> list[np.ndarray]:
+    """The slow reference: a loop over requests, every window computed, nothing packed."""
+    lower, upper = base.load_lower(), base.load_upper()
+    encoder = TextEncoder(base.tokenizer_path, base.config.max_tokens)
+    answers = []
+    for tenant, text in pairs:
+        ids = encoder.encode([text])[0].ids.tolist()
+        merged = reference.merged(ids, base.config, [], lower)
+        member = tenants.load(store.tenant(tenant), fingerprint=base.fingerprint)
+        answers.append(reference.logits(upper, merged, member).numpy())
+    return answers
+
+
+def mixed_pairs() -> list[tuple[str, str]]:
+    """Every tenant, lengths from one word to far beyond the maximum, shuffled."""
+    texts = [
+        " ".join(tiny.WORDS[i % len(tiny.WORDS)] for i in range(start, start + n))
+        for start, n in enumerate(range(1, 50, 3))
+    ]
+    pairs = [(tenant, text) for text in texts for tenant in MEMBERS]
+    return [pairs[i] for i in np.random.default_rng(0).permutation(len(pairs))]
+
+
+def test_served_logits_equal_the_reference_for_mixed_tenants_and_lengths(
+    client: Client, tiny_store: Store, tiny_base: Base
+) -> None:
+    pairs = mixed_pairs()
+    answers = list(client.predict_many(pairs, logits=True))
+    for answer, wanted in zip(answers, expected_logits(tiny_store, tiny_base, pairs), strict=True):
+        assert answer.logits is not None
+        np.testing.assert_allclose(answer.logits, wanted, atol=0.05, rtol=0.02)
+
+
+def test_shuffling_the_requests_does_not_change_an_answer(client: Client) -> None:
+    pairs = mixed_pairs()
+    first = {pair: answer for pair, answer in zip(pairs, client.predict_many(pairs), strict=True)}
+    shuffled = [pairs[i] for i in np.random.default_rng(1).permutation(len(pairs))]
+    for pair, answer in zip(shuffled, client.predict_many(shuffled), strict=True):
+        assert [s.label for s in answer.spans] == [s.label for s in first[pair].spans]
+        assert answer.text == pair[1]
+
+
+def test_the_same_request_twice_gets_the_same_answer_and_two_tenants_their_own(client: Client) -> None:
+    first, again = (client.predict("alpha", "the red cat", logits=True) for _ in range(2))
+    other = client.predict("gamma", "the red cat", logits=True)
+    assert first.logits is not None
+    assert again.logits is not None
+    assert other.logits is not None
+    np.testing.assert_allclose(first.logits, again.logits, atol=1e-3)
+    assert first.label in ("yes", "no")
+    assert other.label in ("low", "high")
+
+
+def test_a_long_text_is_cut_and_the_answer_says_so(client: Client) -> None:
+    assert client.predict("alpha", "cat " * 100).truncated
+    assert not client.predict("alpha", "cat").truncated
+
+
+def test_spans_of_a_tagging_are_characters_of_the_text(client: Client) -> None:
+    text = "Änna sings in Paris and Bob runs"
+    for span in client.predict("tagger", text).spans:
+        assert 0 <= span.start < span.end <= len(text)
+        assert " " not in text[span.start : span.end].strip()[:1]
+        assert text[span.start : span.end] == text[span.start : span.end].strip()
+
+
+RAW_BAD = [bad for bad in BAD_REQUESTS if bad[2] is not errors.TextTooLargeError]
+
+
+def raw_infer(module: Any, triton: Any, model: str, tensors: dict[str, np.ndarray]) -> Any:
+    types = {
+        np.dtype(np.object_): "BYTES",
+        np.dtype(np.float16): "FP16",
+        np.dtype(np.int32): "INT32",
+        np.dtype(np.float32): "FP32",
+    }
+    inputs = []
+    for name, value in tensors.items():
+        tensor = module.InferInput(name, list(value.shape), types[value.dtype])
+        tensor.set_data_from_numpy(value)
+        inputs.append(tensor)
+    return triton.infer(model, inputs)
+
+
+def as_bytes(value: bytes) -> np.ndarray:
+    return np.array([[value]], dtype=np.object_)
+
+
+@pytest.fixture(params=["http", "grpc"])
+def raw(request: pytest.FixtureRequest, server: TritonServer) -> Iterator[tuple[Any, Any]]:
+    """tritonclient itself, as an application developer uses it."""
+    module = tritonclient.http if request.param == "http" else tritonclient.grpc
+    port = server.ports.http if request.param == "http" else server.ports.grpc
+    opened = module.InferenceServerClient(f"127.0.0.1:{port}")
+    yield module, opened
+    opened.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "tenant", "error"), BAD_REQUESTS, ids=[f"{e.code}-{i}" for i, (_, _, e) in enumerate(BAD_REQUESTS)]
+)
+def test_a_bad_request_gets_its_code_and_no_traceback(
+    raw: tuple[Any, Any], text: bytes, tenant: bytes, error: type[errors.HplmError]
+) -> None:
+    with pytest.raises(InferenceServerException) as caught:
+        raw_infer(*raw, "hbert", {"TEXT": as_bytes(text), "TENANT": as_bytes(tenant)})
+    message = str(caught.value.message())
+    assert type(errors.from_wire(message)) is error
+    assert "Traceback" not in message
+    assert "site-packages" not in message
+    for name in MEMBERS:
+        assert name.encode() in tenant or name not in message
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        {"TXT": as_bytes(b"a"), "TENANT": as_bytes(b"alpha")},
+        {"TEXT": as_bytes(b"a")},
+        {"TEXT": np.array([[1]], dtype=np.int32), "TENANT": as_bytes(b"alpha")},
+        {"TEXT": np.array([[b"a", b"b"]], dtype=np.object_), "TENANT": as_bytes(b"alpha")},
+        {"TEXT": np.array([b"a"], dtype=np.object_), "TENANT": as_bytes(b"alpha")},
+        {"TEXT": np.array([[b"a"], [b"b"]], dtype=np.object_), "TENANT": np.array([[b"alpha"]] * 2, dtype=np.object_)},
+    ],
+    ids=["wrong-name", "missing-input", "wrong-dtype", "two-columns", "no-batch-dimension", "batch-of-two"],
+)
+def test_a_wrong_tensor_is_refused_and_the_server_goes_on(raw: tuple[Any, Any], tensors: dict[str, np.ndarray]) -> None:
+    with pytest.raises(InferenceServerException) as caught:
+        raw_infer(*raw, "hbert", tensors)
+    assert "Traceback" not in str(caught.value.message())
+    raw_infer(*raw, "hbert", {"TEXT": as_bytes(b"the red cat"), "TENANT": as_bytes(b"alpha")})
+
+
+def test_nan_in_a_direct_call_of_the_upper_stage_is_refused(raw: tuple[Any, Any]) -> None:
+    hidden = np.full((1, 3, 48), np.nan, dtype=np.float16)
+    tokens = np.zeros((1, 3, 3), dtype=np.int32)
+    with pytest.raises(InferenceServerException) as caught:
+        raw_infer(*raw, "hbert_upper", {"HIDDEN": hidden, "TOKENS": tokens, "TENANT": as_bytes(b"alpha")})
+    assert type(errors.from_wire(str(caught.value.message()))) is errors.HiddenStatesError
+
+
+def test_bad_requests_among_good_ones_leave_the_good_ones_unharmed(client: Client) -> None:
+    wanted = client.predict("alpha", "the red cat").label
+
+    def good(_: int) -> str | None:
+        with Client(client.url) as own:
+            return own.predict("alpha", "the red cat").label
+
+    def bad(index: int) -> type[Exception]:
+        text, tenant, _ = RAW_BAD[index % 3]
+        with Client(client.url) as own:
+            try:
+                own.predict(tenant.decode(), text.decode())
+            except errors.HplmError as error:
+                return type(error)
+        return AssertionError
+
+    with ThreadPoolExecutor(8) as pool:
+        goods, bads = pool.map(good, range(24)), pool.map(bad, range(24))
+        assert set(goods) == {wanted}
+        assert set(bads) == {errors.EmptyTextError}
+
+
+def test_the_typed_client_raises_typed_errors(client: Client) -> None:
+    with pytest.raises(errors.UnknownTenantError, match="there is no tenant 'nobody'"):
+        client.predict("nobody", "hello")
+    with pytest.raises(errors.TextTooLargeError):
+        list(client.predict_many([("alpha", "x" * 100_000)]))
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_the_async_client_answers_many_at_once(server: TritonServer, protocol: str) -> None:
+    url = server.ports.http_url if protocol == "http" else server.ports.grpc_url
+    pairs = mixed_pairs()[:40]
+
+    async def run() -> list[str | None]:
+        async with AsyncClient(url) as client:
+            assert await client.is_ready()
+            answers = await asyncio.gather(*(client.predict(tenant, text) for tenant, text in pairs))
+            with pytest.raises(errors.UnknownTenantError):
+                await client.predict("nobody", "hello")
+            return [answer.label for answer in answers]
+
+    with Client(url) as sync:
+        assert asyncio.run(run()) == [answer.label for answer in sync.predict_many(pairs)]
+
+
+def test_plain_curl_gets_a_label(server: TritonServer) -> None:
+    body = {
+        "inputs": [
+            {"name": "TEXT", "shape": [1, 1], "datatype": "BYTES", "data": ["the red cat"]},
+            {"name": "TENANT", "shape": [1, 1], "datatype": "BYTES", "data": ["alpha"]},
+        ],
+        "outputs": [{"name": "LABEL"}, {"name": "SCORE"}],
+    }
+    url = f"{server.ports.http_url}/v2/models/hbert/infer"
+    done = subprocess.run(["curl", "-s", url, "-d", json.dumps(body)], capture_output=True, text=True, check=True)
+    outputs = {one["name"]: one["data"] for one in json.loads(done.stdout)["outputs"]}
+    assert outputs["LABEL"][0] in ("yes", "no")
+    assert 0.5 <= outputs["SCORE"][0] <= 1.0
+
+
+@pytest.mark.parametrize(("tenant", "status"), [("nobody", 404), ("a/b", 400)])
+def test_an_error_has_its_http_status(server: TritonServer, tenant: str, status: int) -> None:
+    pair = (("TEXT", "x"), ("TENANT", tenant))
+    inputs = [{"name": name, "shape": [1, 1], "datatype": "BYTES", "data": [value]} for name, value in pair]
+    request = urllib.request.Request(
+        f"{server.ports.http_url}/v2/models/hbert/infer", json.dumps({"inputs": inputs}).encode()
+    )
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(request, timeout=10)
+    with caught.value as answer:
+        assert answer.code == status
+
+
+def test_windows_by_level_are_on_the_metrics_page(server: TritonServer) -> None:
+    with Client(server.ports.http_url) as client:
+        client.predict("alpha", "the red cat")
+    url = f"http://127.0.0.1:{server.ports.metrics}/metrics"
+    for _ in range(50):
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            page = answer.read().decode()
+        if 'hplm_plot_windows_total{level="root"}' in page:
+            return
+        time.sleep(0.1)
+    raise AssertionError(page)
+
+
+def test_nobody_listening_is_one_clear_error() -> None:
+    for url in (free_ports().http_url, free_ports().grpc_url):
+        with Client(url, timeout_s=2) as client, pytest.raises(errors.UnreachableError):
+            client.predict("alpha", "hello")

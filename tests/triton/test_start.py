@@ -1,0 +1,113 @@
+"""Starting and stopping: what is broken is said before anybody waits, and nothing stays behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hplm_client import Client
+
+from hplm.errors import StartError, TritonNotFoundError
+from hplm.triton import server as launcher
+from hplm.triton.server import Ports, TritonServer, check_free, find_triton, free_ports
+from tests import tiny
+
+pytestmark = pytest.mark.triton
+
+
+def flip_last_byte(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("break_it", "words"),
+    [
+        (lambda s: flip_last_byte(s / "plots/general/root/values.f16"), "CORRUPT_ARTIFACT|does not match the checksum"),
+        (lambda s: os.truncate(s / "plots/general/root/values.f16", 10), "cut short"),
+        (lambda s: flip_last_byte(s / "bases/tiny/upper.safetensors"), "checksum"),
+        (lambda s: tiny.make_base(tiny.Store(s), tiny.config(), seed=9), "was built for base"),
+    ],
+    ids=["flipped-byte", "cut-short", "broken-base", "another-base"],
+)
+def test_a_broken_store_is_named_when_the_server_starts(tmp_path: Path, break_it: object, words: str) -> None:
+    models = tiny.make_repository(tmp_path)
+    break_it(tmp_path / "store")  # type: ignore[operator]
+    with TritonServer(models, free_ports(), log=tmp_path / "log") as server, pytest.raises(StartError, match=words):
+        server.wait_ready(60)
+
+
+def test_backoff_mode_serves_too_and_loads_no_lower_layers(tmp_path: Path) -> None:
+    models = tiny.make_repository(tmp_path, miss="backoff")
+    with TritonServer(models, free_ports(), log=tmp_path / "log") as server:
+        server.wait_ready(60)
+        with Client(server.ports.grpc_url) as client:
+            assert client.predict("alpha", "zebra xylophone").label in ("yes", "no")
+
+
+def test_stopping_is_quick_and_leaves_no_process(tmp_path: Path) -> None:
+    models = tiny.make_repository(tmp_path)
+    server = TritonServer(models, free_ports(), log=tmp_path / "log")
+    server.wait_ready(60)
+    group = server.process.pid
+    members = subprocess.run(
+        ["ps", "-o", "pid=", "--sid", str(group)], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert len(members) >= 3
+    start = time.monotonic()
+    server.stop()
+    assert time.monotonic() - start < 12
+    assert not subprocess.run(
+        ["ps", "-o", "pid=", "--sid", str(group)], capture_output=True, text=True, check=False
+    ).stdout.split()
+    assert server.stop() is not None  # twice does no harm
+
+
+def test_a_taken_port_is_named_with_the_flag_to_change_it() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(StartError, match="--grpc-port"):
+            check_free(Ports(free_ports().http, taken.getsockname()[1], free_ports().metrics))
+
+
+def test_triton_root_wins_and_is_checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TRITON_ROOT", str(tmp_path))
+    with pytest.raises(TritonNotFoundError, match=r"there is no \S+/bin/tritonserver"):
+        find_triton()
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "tritonserver").touch()
+    (tmp_path / "backends" / "python").mkdir(parents=True)
+    assert find_triton().origin == "$TRITON_ROOT"
+
+
+def test_the_wheel_is_found_where_there_is_no_other_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_ROOT", raising=False)
+    if Path("/opt/tritonserver/bin/tritonserver").is_file():
+        assert find_triton().origin == "/opt/tritonserver"
+    else:
+        assert find_triton().origin == "wheel nvidia-pytriton"
+
+
+def test_the_backend_folder_links_folders_and_copies_files(tmp_path: Path) -> None:
+    folder = launcher.assemble_backends(find_triton(), tmp_path)
+    assert (folder / "plot").is_symlink()
+    assert (folder / "upper" / "model.py").is_file()
+    assert os.access(folder / "python" / "triton_python_backend_stub", os.X_OK)
+
+
+def test_hplm_serve_reports_a_broken_store_in_one_line_and_status_1(tmp_path: Path) -> None:
+    models = tiny.make_repository(tmp_path)
+    shutil.rmtree(tmp_path / "store" / "bases")
+    command = [str(Path(sys.executable).parent / "hplm"), "serve", "--check", "--models", str(models)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "MISSING_ARTIFACT" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,162 @@
+"""Conversion: reading a model, and that training it helps and can be interrupted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hplm_builder import base as base_builder
+from hplm_builder import convert
+from hplm_builder.convert import Converted, ConvertSettings, PackedText
+from hplm_builder.original import base_config, load_original
+from rich.progress import Progress
+from safetensors.torch import load_file
+from transformers import AutoModel, BertConfig, BertModel
+
+from hplm.errors import DataError
+from hplm.nn import base as bases
+from hplm.store.layout import Store
+from tests import tiny
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A BERT of random weights in Hugging Face form."""
+    path = tmp_path_factory.mktemp("bert")
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 64}
+    vocab_size = tiny.tokenizer().get_vocab_size()
+    BertModel(
+        BertConfig(vocab_size=vocab_size, max_position_embeddings=64, initializer_range=0.2, **shape)
+    ).save_pretrained(path)
+    tiny.tokenizer().save(str(path / "tokenizer.json"))
+    return path
+
+
+def text_of(count: int, seed: int) -> PackedText:
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(3, 30, count)
+    return PackedText(rng.integers(1, 40, int(lengths.sum())), lengths)
+
+
+def shape_of(folder: Path, **change: int) -> convert.BaseConfig:
+    values = {"lower_layers": 2, "window": 3, "window_layers": 2, "max_tokens": 40} | change
+    return base_config(folder, name="small", **values)
+
+
+def test_our_layers_compute_what_transformers_computes(folder: Path) -> None:
+    config = shape_of(folder)
+    ids = torch.randint(1, 40, (2, 17))
+    theirs = AutoModel.from_pretrained(folder).eval()(ids, output_hidden_states=True).hidden_states[1:]
+    ours = load_original(folder, config)(ids.flatten(), [17, 17])
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b.flatten(0, 1), atol=1e-4, rtol=1e-4)
+
+
+def test_training_brings_the_base_nearer_to_the_original(folder: Path, tmp_path: Path) -> None:
+    config, held = shape_of(folder), text_of(40, 1)
+    original = load_original(folder, config)
+    torch.manual_seed(0)
+    model = Converted(config, original)
+    before = convert.distance(model, original, held)
+    settings = ConvertSettings(total_tokens=60_000, batch_tokens=1000, learning_rate=2e-3)
+    convert.train(model, original, text_of(300, 0), settings, tmp_path / "c.pt", Progress(disable=True))
+    after = convert.distance(model, original, held)
+    assert after["relative"] < 0.7 * before["relative"]
+    assert not (tmp_path / "c.pt").exists()
+
+
+def test_an_interrupted_conversion_goes_on_as_if_nothing_had_been(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, original = shape_of(folder), load_original(folder, shape_of(folder))
+    settings = ConvertSettings(total_tokens=8_000, batch_tokens=1000)
+    monkeypatch.setattr(convert, "CHECKPOINT_STEPS", 3)
+
+    class Interrupted(Progress):
+        steps = 0
+
+        def update(self, *args: object, **kwargs: object) -> None:
+            self.steps += 1
+            if self.steps == 5:
+                raise KeyboardInterrupt
+
+    def trained(progress: Progress, checkpoint: Path) -> dict[str, torch.Tensor]:
+        torch.manual_seed(0)
+        model = Converted(config, original)
+        convert.train(model, original, text_of(100, 0), settings, checkpoint, progress)
+        return model.state_dict()
+
+    whole = trained(Progress(disable=True), tmp_path / "whole.pt")
+    with pytest.raises(KeyboardInterrupt):
+        trained(Interrupted(disable=True), tmp_path / "cut.pt")
+    resumed = trained(Progress(disable=True), tmp_path / "cut.pt")
+    for name, value in whole.items():
+        torch.testing.assert_close(resumed[name], value, atol=1e-4, rtol=1e-3)
+
+
+def test_a_checkpoint_of_other_settings_is_refused(folder: Path, tmp_path: Path) -> None:
+    config, original = shape_of(folder), load_original(folder, shape_of(folder))
+    model = Converted(config, original)
+    first = ConvertSettings(total_tokens=1000)
+    convert._save(model, convert.make_optimizers(model), first, 1, tmp_path / "c.pt")
+    with pytest.raises(DataError, match="other settings"):
+        convert.train(
+            model,
+            original,
+            text_of(9, 0),
+            ConvertSettings(total_tokens=2000),
+            tmp_path / "c.pt",
+            Progress(disable=True),
+        )
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"lower_layers": 4}, "must be 1 to 3"),
+        ({"lower_layers": 0}, "must be 1 to 3"),
+        ({"max_tokens": 65}, "64 positions"),
+    ],
+)
+def test_a_cut_that_the_model_does_not_allow_is_refused(folder: Path, change: dict[str, int], words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        shape_of(folder, **change)
+
+
+def test_a_model_that_is_no_bert_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    with pytest.raises(DataError, match="a BERT with gelu is wanted"):
+        shape_of(tmp_path)
+
+
+def test_a_base_converted_from_a_folder_is_published_with_its_distances(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HPLM_CACHE", str(tmp_path / "cache"))
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("\n".join(tiny.sentences(3000)))
+    store = Store(tmp_path / "store")
+    report = base_builder.convert_base(
+        store,
+        folder,
+        name="small",
+        lower_layers=2,
+        window=2,
+        window_layers=3,
+        max_tokens=40,
+        shares={str(corpus): 1.0},
+        settings=ConvertSettings(total_tokens=4096, batch_tokens=1024),
+        device="cpu",
+        progress=Progress(disable=True),
+    )
+    made = bases.load(store.base("small"))
+    assert (made.config.window, made.config.window_layers, made.config.upper_layers) == (2, 3, 2)
+    assert report["conversion"]["after"]["relative"] > 0
+    made.load_lower()
+    made.load_upper()
+    base_builder.ship(store, "small", tmp_path / "shipped")
+    shipped = load_file(tmp_path / "shipped" / "converted.safetensors")
+    assert not any("word_embeddings" in name for name in shipped)
