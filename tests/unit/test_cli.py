@@ -1,0 +1,61 @@
+"""The command line: examples in every --help, one line an error."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BIN = Path(sys.executable).parent
+COMMANDS = (
+    [],
+    ["serve"],
+    ["predict"],
+    ["build"],
+    *(["build", name] for name in ("demo", "base", "plot", "tenant", "export")),
+    ["bench"],
+    *(["bench", name] for name in ("plot-lookup", "upper", "request")),
+    ["eval"],
+    *(["eval", name] for name in ("demo", "conversion")),
+)
+
+
+def hplm(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([str(BIN / "hplm"), *arguments], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_help_shows_an_example(command: list[str]) -> None:
+    done = hplm(*command, "--help")
+    assert done.returncode == 0, done.stderr
+    assert "Example" in done.stdout
+    assert "hplm " in done.stdout.partition("Example")[2]
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["build", "tenant", "t", "--train", "no.csv", "--dev", "no.csv"], "BAD_DATA: no.csv cannot be read"),
+        (["build", "plot", "--text", "no.txt"], "BAD_DATA: 'no.txt' is neither a text file nor one of"),
+        (["build", "export", "--miss", "guess"], "BAD_CONFIG: hbert_plot: miss must be one of"),
+        (["predict", "-t", "x", "--url", "ftp://x", "hello"], "BAD_CONFIG: 'ftp://x' is not an address"),
+        (["serve", "--models", "nowhere"], "BAD_CONFIG: nowhere/hbert_upper/1/settings.json cannot be read"),
+    ],
+    ids=["missing-file", "unknown-source", "bad-mode", "bad-url", "no-models"],
+)
+def test_a_wrong_call_is_one_line_and_status_1(command: list[str], words: str) -> None:
+    done = hplm(*command)
+    assert done.returncode == 1
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_unknown_command_is_refused() -> None:
+    assert hplm("sevre").returncode == 2
+
+
+def test_predict_never_imports_torch() -> None:
+    code = "import sys; import hplm_client.cli; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

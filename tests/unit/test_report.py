@@ -1,0 +1,26 @@
+"""The shape of every result file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hplm.report import Goal, Report
+
+
+@pytest.mark.parametrize(
+    ("better", "value", "met"), [("lower", 1.0, True), ("lower", 3.0, False), ("higher", 3.0, True)]
+)
+def test_a_goal_is_met_by_its_value_and_by_nothing_else(better: str, value: float, met: bool) -> None:
+    assert Goal("g", "text", 2.0, value, "ms", better).met is met  # type: ignore[arg-type]
+
+
+def test_a_result_file_has_the_one_shape(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    goal = Goal("g", "text", 2.0, 1.5, "ms", "lower")
+    Report("name", {"threads": 1}, [{"a": 1.0}], [goal]).publish(tmp_path / "r" / "name.json")
+    written = json.loads((tmp_path / "r" / "name.json").read_text())
+    assert list(written) == ["name", "command", "machine", "settings", "rows", "goals"]
+    assert written["goals"] == [{"id": "g", "text": "text", "goal": 2.0, "value": 1.5, "unit": "ms", "met": True}]
+    assert "met: text" in capsys.readouterr().out
