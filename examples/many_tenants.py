@@ -12,7 +12,6 @@ TEXTS = {
     "icd10": "Displaced fracture of shaft of left femur",
     "spam": "Are we still meeting for lunch tomorrow?",
     "phenotypes": "An abnormally small kidney.",
-    "tweets": "Missed my bus again, what an awful morning.",
 }
 
 

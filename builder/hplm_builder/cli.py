@@ -41,7 +41,7 @@ DEFAULT_STORE = DEMO_FOLDER / "store"
 
 @app.command()
 def demo(folder: Annotated[Path, typer.Option(help="Where `store/` and `models/` go.")] = DEMO_FOLDER) -> None:
-    """Build the default base, PLOT, five demo tenants and model folders; keeps what is there already.
+    """Build the default base, PLOT, four demo tenants and model folders; keeps what is there already.
 
     Example: hplm build demo
     """

@@ -1,6 +1,6 @@
 """Unlabelled text for converting a base and counting n-grams, from packages that pip brings.
 
-Nothing here reads the dev or test part of a demo task: those sources are cut by the same split.
+Nothing here reads the dev or test part of a demo task: sources that have one are cut by the same split.
 """
 
 from __future__ import annotations

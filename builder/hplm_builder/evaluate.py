@@ -6,21 +6,27 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Optional
 
+import numpy as np
 import typer
 from torch import nn
 
 from hplm.nn import base as bases
 from hplm.nn.base import Base
 from hplm.nn.lookup import open_lookup
+from hplm.plot.keys import pack
+from hplm.plot.windows import windows
 from hplm.progress import progress_bars
 from hplm.report import Goal, Report
+from hplm.samples import unseen_paragraphs
 from hplm.store.layout import Store
 from hplm.text import TextEncoder
 from hplm_builder.base import DEFAULT_BASE, minilm_folder
-from hplm_builder.demo import DEMO_FOLDER, PLOT, TENANTS, demo_data
+from hplm_builder.corpora import SOURCES
+from hplm_builder.demo import DEMO_FOLDER, PLOT, PLOT_SOURCES, TENANTS, demo_data
 from hplm_builder.finetune import Featurise, FullModel, Trained, TrainSettings, UpperModel, adapter_body, fine_tune
 from hplm_builder.labelled import LabelledData, read_data
 from hplm_builder.original import load_original
+from hplm_builder.plots import count_grams
 from hplm_builder.tenants import REDUCTION_FACTOR, plot_features, prepare_all, token_ids
 
 app = typer.Typer(
@@ -136,3 +142,40 @@ def conversion(
         text = "points lost by upper layers over the converted base, against everything fine-tuned"
         goals.append(Goal("conversion-loss", text, 2.0, 100 * (found["full"] - found["upper"]), "points", "lower"))
     Report(f"conversion-{data.name}", {"seed": seed, "pooling": pooling, "miss": miss}, rows, goals).publish(json_file)
+
+
+@app.command()
+def tables(
+    store: StoreOption = DEMO_FOLDER / "store",
+    top: Annotated[Optional[list[float]], typer.Option(help="Percentages to try; repeat for more.")] = None,  # noqa: UP045
+    json_file: JsonOption = None,
+) -> None:
+    """What share of windows a root table of each size answers, on text that no table has counted.
+
+    Example: hplm eval tables --top 1 --top 3 --top 10
+    """
+    base = bases.load(Store(store).base(DEFAULT_BASE))
+    config, encoder = base.config, TextEncoder(base.tokenizer_path, base.config.max_tokens)
+    documents = [text for source in PLOT_SOURCES for text in SOURCES[source]()]
+    with progress_bars() as progress:
+        counted = count_grams(documents, encoder, config, progress)
+    texts = {"wikipedia": unseen_paragraphs()}
+    texts |= {tenant.name: [example.text for example in demo_data(tenant).test] for tenant in TENANTS}
+    asked = {}
+    for name, part in texts.items():
+        encoded = encoder.encode(part)
+        grams, _ = windows(
+            np.concatenate([one.ids for one in encoded]),
+            [len(one.ids) for one in encoded],
+            config.window,
+            config.pad_id,
+        )
+        asked[name] = pack(grams, config.vocab_size)
+    rows = []
+    for percent in top or (0.3, 1.0, 3.0, 10.0, 30.0, 100.0):
+        kept = pack(counted.top(percent), config.vocab_size)
+        size = len(kept) * (8 + 2 * config.window * config.hidden_size)
+        hits = {name: float(np.isin(keys, kept).mean()) for name, keys in asked.items()}
+        rows.append({"top_percent": percent, "rows": len(kept), "megabytes": size / 1e6, **hits})
+    settings = {"tokens": int(counted.counts.sum()), "distinct": len(counted.grams), "window": config.window}
+    Report("table-size", settings, rows).publish(json_file)

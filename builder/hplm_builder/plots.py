@@ -38,6 +38,12 @@ class Counted:
         """The most frequent `percent` of the distinct n-grams."""
         return self.grams[: max(1, round(len(self.grams) * percent / 100))]
 
+    def bigrams(self, vocab_size: int) -> Ids:
+        """The distinct bigrams of centre and right neighbour, which the back-off looks up; most frequent first."""
+        start = centre(self.grams.shape[1]) - centre(2)
+        grams, counts = _unique(self.grams[:, start : start + 2], self.counts, vocab_size)
+        return grams[np.argsort(-counts, kind="stable")]
+
 
 def count_grams(documents: Sequence[str], encoder: TextEncoder, config: BaseConfig, progress: Progress) -> Counted:
     """All windows of the corpus, with how often they occur; ties in the order of the ids."""
@@ -73,7 +79,10 @@ def build_plot(
     progress: Progress,
     dtype: str = "auto",
 ) -> dict[str, Any]:
-    """Publish root, bigram and unigram tables of a base; returns how large they became."""
+    """Publish root, bigram and unigram tables of a base; returns how large they became.
+
+    The root keeps the top `percent` of the distinct n-grams; as many bigrams are kept, and every unigram.
+    """
     if not 0 < percent <= 100:
         raise ConfigError(f"--top is a share in percent, above 0 and at most 100; got {percent:g}")
     if not documents:
@@ -92,9 +101,7 @@ def build_plot(
     unigrams = np.arange(base.config.vocab_size, dtype=np.int64)[:, None]
     levels = {"unigram": unigrams, "root": kept}
     if base.config.window > 2:
-        # A bigram is the centre and its right neighbour: the window's own fragment of two.
-        start = centre(base.config.window) - centre(2)
-        levels["bigram"] = np.unique(kept[:, start : start + 2], axis=0)
+        levels["bigram"] = counted.bigrams(base.config.vocab_size)[: len(kept)]
     for level, grams in levels.items():
         report[f"{level}_rows"] = _write_level(
             store, base, lower, plot_name, level, grams, report, choose_dtype(dtype, torch.device("cpu")), progress

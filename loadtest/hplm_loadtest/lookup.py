@@ -13,10 +13,10 @@ from hplm.nn.lookup import PlotLookup, open_lookup
 from hplm.plot.windows import windows
 from hplm.progress import progress_bars
 from hplm.report import Goal, Report
+from hplm.samples import unseen_paragraphs
 from hplm.text import TextEncoder
 from hplm_loadtest.models import Served, read
 from hplm_loadtest.timing import interleaved
-from hplm_loadtest.workload import unseen_paragraphs
 
 LENGTH = 128
 

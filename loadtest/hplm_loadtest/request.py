@@ -11,9 +11,9 @@ from hplm_client import AsyncClient
 
 from hplm.progress import progress_bars
 from hplm.report import Report
+from hplm.samples import unseen_paragraphs
 from hplm.triton.server import TritonServer, free_ports
 from hplm_loadtest.models import read
-from hplm_loadtest.workload import unseen_paragraphs
 
 Pair = tuple[str, str]
 

