@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 from transformers import AutoConfig, AutoModel
+from transformers.utils import logging as transformers_logging
 
 from hplm.config import BaseConfig
 from hplm.errors import DataError
@@ -45,6 +46,9 @@ def base_config(
 
 def load_original(folder: Path, config: BaseConfig) -> OriginalEncoder:
     """The model of `folder` in our layer form, which runs packed batches."""
+    # Its report of a pooler that we do not load, and its bar, would stand between ours.
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
     source = AutoModel.from_pretrained(folder, local_files_only=True, add_pooling_layer=False, dtype=torch.float32)
     state = source.state_dict()
     num_layers = 1 + max(int(match.group(1)) for key in state if (match := re.match(r"encoder\.layer\.(\d+)\.", key)))

@@ -93,10 +93,6 @@ class ServerError(HplmError):
     status: ClassVar[Status] = "UNAVAILABLE"
 
 
-class OverloadedError(ServerError):
-    code = "OVERLOADED"
-
-
 class UnreachableError(ServerError):
     code = "UNREACHABLE"
 

@@ -94,7 +94,7 @@ class PlotLookup:
             for step in found.gathers:
                 if isinstance(step.table, ComputedWindows):
                     self._overlay.remember(step.table.grams, step.table.values)
-        return merged.to(torch.float16).numpy()
+        return merged.numpy()
 
     def vectors(self, grams: npt.NDArray[np.int64]) -> Values:
         """The stored vectors of windows `[W, n]` that the n-gram tables or the overlay have: `[W, n, H]`."""
@@ -140,17 +140,18 @@ def open_lookup(
 
 
 def gather(found: LookupPlan) -> Tensor:
-    """Carry a plan out: float32 `[N, H]`."""
-    counts = torch.from_numpy(found.vector_counts).unsqueeze(1)
-    total = sum(_bag(step) for step in found.gathers)
-    assert isinstance(total, Tensor)
-    return total / counts
+    """Carry a plan out: float16 `[N, H]`."""
+    weights = torch.from_numpy((1.0 / found.vector_counts).astype(np.float16))
+    parts = [_bag(step, weights) for step in found.gathers]
+    # Where one table has everything, its sum is the answer and is not touched again.
+    return parts[0] if len(parts) == 1 else torch.stack([part.float() for part in parts]).sum(0).to(torch.float16)
 
 
-def _bag(step: Gather) -> Tensor:
-    """One `embedding_bag` over the mapped table: sums rows without copying them first."""
+def _bag(step: Gather, weights: Tensor) -> Tensor:
+    """One `embedding_bag` over the mapped table: weighted sums of rows without copying them first."""
     assert isinstance(step.table, PlotTable | Overlay | ComputedWindows)
     values = step.table.values
-    weight = torch.from_numpy(values).view(-1, values.shape[-1])
+    table = torch.from_numpy(values).view(-1, values.shape[-1])
     flat, offsets = torch.from_numpy(step.flat), torch.from_numpy(step.offsets)
-    return F.embedding_bag(flat, weight, offsets, mode="sum", include_last_offset=True).float()
+    each = weights.repeat_interleave(offsets.diff())
+    return F.embedding_bag(flat, table, offsets, mode="sum", per_sample_weights=each, include_last_offset=True)

@@ -83,24 +83,30 @@ def plan(
     levels: dict[str, int] = {}
     for table, found, rows in answers:
         levels[table.name] = levels.get(table.name, 0) + len(found)
-        if not len(found):
-            continue
-        tokens, flat = _contributions(found, rows, exists, table.size, n)
-        per_token = np.bincount(tokens, minlength=len(ids))
-        count += per_token
-        order = np.argsort(tokens, kind="stable")
-        offsets = np.concatenate([[0], np.cumsum(per_token)])
-        gathers.append(Gather(table, flat[order], offsets))
+        if len(found):
+            row_of = np.full(len(ids), -1, dtype=np.int64)
+            row_of[found] = rows
+            flat, per_token = _by_token(row_of, exists, table.size)
+            count += per_token
+            gathers.append(Gather(table, flat, np.concatenate([[0], np.cumsum(per_token)])))
     return LookupPlan(tuple(gathers), count, levels)
 
 
-def _contributions(
-    found: npt.NDArray[np.int64], rows: npt.NDArray[np.int64], exists: Mask, size: int, n: int
+def _by_token(
+    row_of: npt.NDArray[np.int64], exists: Mask, size: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """For every vector that the found windows give: the token it belongs to and its place in the flat table."""
+    """Turn rows of windows `[N]` (-1: not in this table) into places of vectors, token after token, and how many each has.
+
+    Window t's vector at place i belongs to token t + i - centre; shifting the columns puts them beside their token.
+    """
+    total, n = exists.shape
     start = centre(n) - centre(size)
-    places = np.arange(size)
-    tokens = found[:, None] + (places + start - centre(n))
-    flat = rows[:, None] * size + places
-    kept = exists[found][:, start : start + size]
-    return tokens[kept], flat[kept]
+    places = np.full((total, size), -1, dtype=np.int64)
+    for place in range(size):
+        shift = place + start - centre(n)
+        window = slice(max(0, -shift), total - max(0, shift))
+        token = slice(max(0, shift), total - max(0, -shift))
+        stored = exists[window, start + place] & (row_of[window] >= 0)
+        places[token, place] = np.where(stored, row_of[window] * size + place, -1)
+    valid = places >= 0
+    return places[valid], valid.sum(axis=1)

@@ -23,11 +23,15 @@ def windows(ids: Ids, lengths: Sequence[int], n: int, pad_id: int) -> tuple[Ids,
     """
     total = len(ids)
     text = np.repeat(np.arange(len(lengths)), lengths)
-    places = np.arange(total)[:, None] + (np.arange(n) - centre(n))
-    inside = (places >= 0) & (places < total)
-    places = np.where(inside, places, 0)
-    exists = inside & (text[places] == text[:, None])
-    return np.where(exists, ids[places], pad_id), exists
+    grams = np.full((total, n), pad_id, dtype=np.int64)
+    exists = np.zeros((total, n), dtype=np.bool_)
+    for place in range(n):
+        shift = place - centre(n)
+        window = slice(max(0, -shift), total - max(0, shift))
+        token = slice(max(0, shift), total - max(0, -shift))
+        exists[window, place] = text[window] == text[token]
+        grams[window, place] = np.where(exists[window, place], ids[token], pad_id)
+    return grams, exists
 
 
 def fragment(grams: Ids, size: int, pad_id: int) -> Ids:
