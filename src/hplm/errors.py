@@ -11,7 +11,6 @@
     |  |- HiddenStatesError        BAD_HIDDEN_STATES       INVALID_ARG
     |  |- BadInputError            BAD_INPUT               INVALID_ARG
     |- ServerError                 (the server cannot answer now)
-    |  |- OverloadedError          OVERLOADED              UNAVAILABLE
     |  |- UnreachableError         UNREACHABLE             UNAVAILABLE
     |  |- InternalError            INTERNAL                INTERNAL
     |- ArtifactError               (a file is at fault)

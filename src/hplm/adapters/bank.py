@@ -1,9 +1,9 @@
-"""All tenants of one base in a store: cards in memory, weights loaded on first use."""
+"""All tenants of one base in a store, loaded on first use and kept."""
 
 from __future__ import annotations
 
 from hplm.adapters import tenant as tenants
-from hplm.adapters.tenant import Tenant, TenantCard, check_name
+from hplm.adapters.tenant import Tenant, check_name
 from hplm.errors import UnknownTenantError
 from hplm.store.layout import Store
 
@@ -21,20 +21,12 @@ class TenantBank:
         self._names = frozenset(store.tenant_names())
         self._loaded: dict[str, Tenant] = {}
 
-    @property
-    def names(self) -> list[str]:
-        return sorted(self._names)
-
     def check(self, raw: bytes) -> str:
         """The tenant that a request names. Raises TenantNameError or UnknownTenantError, which name no other tenant."""
         name = check_name(raw.decode("utf-8", "replace"))
         if name not in self._names:
             raise UnknownTenantError(f"there is no tenant {name!r}")
         return name
-
-    def card(self, name: str) -> TenantCard:
-        """A tenant's card."""
-        return self.get(name).card
 
     def get(self, name: str) -> Tenant:
         """A tenant with its weights. Raises CorruptArtifactError or WrongBaseError."""

@@ -71,12 +71,6 @@ class Tenant:
     adapter: Adapter
     head: Head
 
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of adapter and head in float32."""
-        arrays = [*vars(self.adapter).values(), *vars(self.head).values()]
-        return sum(array.nbytes for array in arrays)
-
 
 def save(folder: Path, tenant: Tenant) -> None:
     """Publish a tenant."""

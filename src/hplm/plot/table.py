@@ -46,11 +46,6 @@ class PlotTable:
             found &= (self.grams[rows] == grams).all(axis=1)
         return np.where(found, rows, -1)
 
-    @property
-    def table_bytes(self) -> int:
-        """Bytes on disk."""
-        return self.keys.nbytes + self.values.nbytes + (self.grams.nbytes if self.grams is not None else 0)
-
 
 def sort_grams(grams: npt.NDArray[np.int64], vocab_size: int) -> npt.NDArray[np.int64]:
     """n-grams in the order of their keys, the form `write` takes.
