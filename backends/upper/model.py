@@ -10,7 +10,8 @@ from hplm.triton import translate
 class TritonPythonModel:
     def initialize(self, args):
         folder = translate.version_folder(args)
-        self._stage = UpperStage(config.load(config.UpperSettings, folder / "settings.json"), folder)
+        settings = config.load(config.UpperSettings, folder / "settings.json")
+        self._stage = UpperStage(settings, folder, int(args["model_instance_device_id"]))
 
     def execute(self, requests):
         return translate.answer_all(requests, self._read, self._stage.run, self._write)

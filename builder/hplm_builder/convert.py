@@ -8,6 +8,7 @@ variance of the original's.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -189,7 +190,8 @@ def train(
     warmup = max(1, int(steps * settings.warmup_share))
     optimizers = make_optimizers(model)
     source = batches(text, settings.batch_tokens, np.random.default_rng(settings.seed))
-    first = _resume(model, optimizers, settings, checkpoint)
+    origin = source_of(original, text)
+    first = _resume(model, optimizers, settings, origin, checkpoint)
     for _ in range(first):
         next(source)
     bar = progress.add_task("convert", total=steps, completed=first)
@@ -214,27 +216,47 @@ def train(
             optimizer.step()
         progress.update(bar, advance=1, description=f"convert (relative error {errors[-1].item():.3f})")
         if (step + 1) % CHECKPOINT_STEPS == 0 and step + 1 < steps:
-            _save(model, optimizers, settings, step + 1, checkpoint)
+            _save(model, optimizers, settings, origin, step + 1, checkpoint)
     checkpoint.unlink(missing_ok=True)
 
 
+def source_of(original: OriginalEncoder, text: PackedText) -> str:
+    """What a conversion starts from: a digest of the original's weights and of the text."""
+    digest = hashlib.sha256(text.ids.tobytes())
+    for _, value in sorted(original.state_dict().items()):
+        digest.update(value.cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
 def _save(
-    model: Converted, optimizers: list[torch.optim.Optimizer], settings: ConvertSettings, step: int, path: Path
+    model: Converted,
+    optimizers: list[torch.optim.Optimizer],
+    settings: ConvertSettings,
+    source: str,
+    step: int,
+    path: Path,
 ) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     state = {name: p.detach() for name, p in model.trainable().items()}
     partial = path.with_suffix(f".{os.getpid()}.partial")
-    about = {"settings": asdict(settings), "config": asdict(model.config), "step": step}
+    about = {"settings": asdict(settings), "config": asdict(model.config), "source": source, "step": step}
     torch.save({**about, "model": state, "optimizers": [o.state_dict() for o in optimizers]}, partial)
     partial.replace(path)
 
 
-def _resume(model: Converted, optimizers: list[torch.optim.Optimizer], settings: ConvertSettings, path: Path) -> int:
+def _resume(
+    model: Converted,
+    optimizers: list[torch.optim.Optimizer],
+    settings: ConvertSettings,
+    source: str,
+    path: Path,
+) -> int:
     if not path.is_file():
         return 0
     saved: dict[str, Any] = torch.load(path, map_location=model.lower.window_position.device, weights_only=True)
-    if saved["settings"] != asdict(settings) or saved["config"] != asdict(model.config):
-        raise DataError(f"{path} was made with other settings: remove it, or convert with those settings")
+    wanted = {"settings": asdict(settings), "config": asdict(model.config), "source": source}
+    if any(saved.get(key) != value for key, value in wanted.items()):
+        raise DataError(f"{path} is of another model, text or settings: remove it to start anew")
     model.load_state_dict(saved["model"], strict=False)
     for optimizer, state in zip(optimizers, saved["optimizers"], strict=True):
         optimizer.load_state_dict(state)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from hplm.adapters.tenant import Adapter, Head, Task
 from hplm.decode import decode_classification, decode_tagging, word_ranges
+from hplm.errors import ConfigError
 from hplm.nn.dtype import bfloat16_is_fast, computing_in
 from hplm.nn.encoder import OriginalEncoder, UpperEncoder
 from hplm.nn.upper import in_dtype, pool
@@ -41,6 +42,12 @@ class TrainSettings:
     dropout: float = 0.1
     pooling: str = "mean"
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1 or not self.learning_rates or min(self.learning_rates) <= 0:
+            raise ConfigError("epochs must be at least 1 and learning rates above 0")
+        if self.pooling not in ("cls", "mean"):
+            raise ConfigError(f"pooling must be cls or mean, got {self.pooling!r}")
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -124,7 +125,7 @@ def _csv(path: Path, text: str) -> Iterator[LabelledText]:
     csv.field_size_limit(1 << 24)
     # TSV files of this kind do not quote: a lone quote is a character.
     quotes: dict[str, Any] = {"quoting": csv.QUOTE_NONE if path.suffix == ".tsv" else csv.QUOTE_MINIMAL}
-    reader = csv.DictReader(text.splitlines(keepends=True), delimiter=delimiter, strict=True, **quotes)
+    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True, **quotes)
     try:
         for row in reader:
             where = f"{path}, line {reader.line_num}"

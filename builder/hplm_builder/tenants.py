@@ -71,7 +71,7 @@ def build_tenant(
         task=data.task,
         labels=data.labels,
         base=base.fingerprint,
-        pooling="mean" if settings.pooling == "mean" else "cls",
+        pooling=settings.pooling,
         example=example or (data.test or data.dev)[0].text,
         about={
             "scores": trained.scores,

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hplm import wire
+from hplm.errors import TextEncodingError
 from hplm.wire import LabelledSpan
 
 
@@ -49,7 +50,11 @@ def tensors_of(module: Any, tenant: str, text: str) -> list[Any]:
     inputs = []
     for name, value in ((wire.TEXT, text), (wire.TENANT, tenant)):
         tensor = module.InferInput(name, [1, 1], "BYTES")
-        tensor.set_data_from_numpy(np.array([[value.encode()]], dtype=np.object_))
+        try:
+            encoded = value.encode()
+        except UnicodeEncodeError as error:
+            raise TextEncodingError(f"{name} has a lone surrogate at character {error.start}: it is no text") from None
+        tensor.set_data_from_numpy(np.array([[encoded]], dtype=np.object_))
         inputs.append(tensor)
     return inputs
 

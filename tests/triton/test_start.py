@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -111,3 +113,30 @@ def test_hplm_serve_reports_a_broken_store_in_one_line_and_status_1(tmp_path: Pa
     assert done.returncode == 1
     assert "MISSING_ARTIFACT" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_hplm_serve_names_a_damaged_tenant_and_serves_the_others(tmp_path: Path) -> None:
+    models = tiny.make_repository(tmp_path)
+    flip_last_byte(tmp_path / "store" / "tenants" / "beta" / "weights.safetensors")
+    command = [str(Path(sys.executable).parent / "hplm"), "serve", "--check", "--models", str(models)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "tenant beta cannot answer: CORRUPT_ARTIFACT" in done.stderr
+    assert {one["tenant"] for one in json.loads(done.stdout)} == {"alpha", "gamma", "tagger"}
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
+def test_a_signal_while_starting_leaves_no_triton_behind(tmp_path: Path, name: str) -> None:
+    models = tiny.make_repository(tmp_path)
+    command = [str(Path(sys.executable).parent / "hplm"), "serve", "--check", "--models", str(models)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("Triton:"):
+            break
+    time.sleep(0.3)
+    process.send_signal(getattr(signal, name))
+    process.communicate(timeout=30)
+    assert process.returncode == 130
+    running = subprocess.run(["pgrep", "-f", f"model-repository={models}"], capture_output=True, text=True, check=False)
+    assert running.stdout == ""

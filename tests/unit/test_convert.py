@@ -101,8 +101,8 @@ def test_a_checkpoint_of_other_settings_is_refused(folder: Path, tmp_path: Path)
     config, original = shape_of(folder), load_original(folder, shape_of(folder))
     model = Converted(config, original)
     first = ConvertSettings(total_tokens=1000)
-    convert._save(model, convert.make_optimizers(model), first, 1, tmp_path / "c.pt")
-    with pytest.raises(DataError, match="other settings"):
+    convert._save(model, convert.make_optimizers(model), first, "source", 1, tmp_path / "c.pt")
+    with pytest.raises(DataError, match="another model, text or settings"):
         convert.train(
             model,
             original,

@@ -85,3 +85,8 @@ def test_scores_agree_with_a_count_by_hand() -> None:
     gold = [[Entity("X", 0, 3), Entity("Y", 4, 6)], []]
     found = [[LabelledSpan("X", 0.9, 0, 3), LabelledSpan("Y", 0.9, 4, 7)], []]
     assert entity_f1(gold, found) == pytest.approx(0.5)
+
+
+def test_odd_line_separators_inside_a_field_stay_inside(tmp_path: Path) -> None:
+    (one,) = read_file(write(tmp_path, "a.csv", "label,text\npos,good film\u2028bad\x0cfilm\n"))
+    assert one.text == "good film\u2028bad\x0cfilm"

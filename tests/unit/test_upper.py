@@ -81,3 +81,15 @@ def test_an_empty_adapter_is_the_identity(tiny_base: Base, tiny_store: Store) ->
     hidden = torch.from_numpy(request.hidden.astype(np.float32))
     last = reference.upper(tiny_base.load_upper(), hidden, None).mean(0).numpy()
     np.testing.assert_allclose(got[0], plain.head.weight @ last + plain.head.bias, atol=2e-4, rtol=2e-4)
+
+
+def test_an_adapter_too_large_for_the_slots_fails_and_leaves_no_slot_behind(tiny_base: Base, tiny_store: Store) -> None:
+    engine = UpperEngine(
+        tiny_base.config, tiny_base.load_upper(), num_slots=3, reduced_size=1, device=CPU, dtype=torch.float32
+    )
+    requests = requests_of(tiny_base, tiny_store, [4])
+    for _ in range(3):  # the second time must not find a slot that was never filled
+        with pytest.raises(RuntimeError):
+            engine.run(requests)
+    assert engine.slots.table.find(requests[0].tenant.card.name) is None
+    assert engine.slots.table.can_assign("another")

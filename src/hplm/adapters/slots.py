@@ -46,6 +46,11 @@ class SlotTable:
         if not self._pins[key]:
             del self._pins[key]
 
+    def forget(self, key: str) -> None:
+        """Free an unpinned slot whose weights are not whole."""
+        assert key not in self._pins
+        self._free.append(self._slot_of.pop(key))
+
     def _evict(self) -> int:
         victim = next((key for key in self._slot_of if key not in self._pins), None)
         assert victim is not None, "every slot is pinned: ask can_assign first"

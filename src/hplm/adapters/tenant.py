@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from hplm.errors import CorruptArtifactError, TenantNameError, WrongBaseError
@@ -58,7 +59,7 @@ class TenantCard:
     task: Task
     labels: tuple[str, ...]
     base: str
-    pooling: Literal["cls", "mean"] = "mean"
+    pooling: str = "mean"  # or cls: what a classification's head sees
     example: str = ""
     about: dict[str, Any] = field(default_factory=dict)
 
@@ -86,14 +87,20 @@ def load_card(folder: Path) -> TenantCard:
     """A tenant's card without its weights."""
     meta = artifact.read(folder, KIND).meta
     try:
-        return TenantCard(**{**meta, "labels": tuple(meta["labels"])})
-    except (TypeError, KeyError) as error:
+        card = TenantCard(**{**meta, "labels": tuple(meta["labels"])})
+        if card.task not in get_args(Task) or card.pooling not in ("cls", "mean"):
+            raise ValueError(f"task {card.task!r}, pooling {card.pooling!r}")
+        return card
+    except (TypeError, KeyError, ValueError) as error:
         raise CorruptArtifactError(f"{folder}: not a tenant's card ({error!r}); fine-tune it again") from error
 
 
 def load(folder: Path, *, fingerprint: str, verify: bool = True) -> Tenant:
     """A tenant of the base with `fingerprint`. Raises WrongBaseError or CorruptArtifactError."""
     card = load_card(folder)
+    if card.name != folder.name:
+        # Slots go by name: a copied folder must never be served as the tenant it was copied from.
+        raise CorruptArtifactError(f"{folder} holds the card of another tenant; fine-tune it again")
     if card.base != fingerprint:
         raise WrongBaseError(
             f"{folder} was fine-tuned over base {card.base}, this base is {fingerprint}: fine-tune it again"
@@ -101,6 +108,17 @@ def load(folder: Path, *, fingerprint: str, verify: bool = True) -> Tenant:
     stored = artifact.read(folder, KIND)
     if verify:
         stored.verify()
-    arrays = load_file(stored.path("weights.safetensors"))
-    adapter = Adapter(*(arrays[f"adapter.{name}"] for name in ("down", "down_bias", "up", "up_bias")))
-    return Tenant(card, adapter, Head(arrays["head.weight"], arrays["head.bias"]))
+    try:
+        arrays = load_file(stored.path("weights.safetensors"))
+        adapter = Adapter(*(arrays[f"adapter.{name}"] for name in ("down", "down_bias", "up", "up_bias")))
+        head = Head(arrays["head.weight"], arrays["head.bias"])
+        layers, reduced, hidden = adapter.down.shape
+        shapes = [array.shape for array in (adapter.down_bias, adapter.up, adapter.up_bias, head.weight, head.bias)]
+    except (OSError, KeyError, ValueError, SafetensorError) as error:
+        raise CorruptArtifactError(f"{folder}: the weights cannot be read ({error!r}); fine-tune it again") from error
+    labels = len(card.labels)
+    if shapes != [(layers, reduced), (layers, hidden, reduced), (layers, hidden), (labels, hidden), (labels,)]:
+        raise CorruptArtifactError(
+            f"{folder}: the weights do not fit each other or the {labels} labels; fine-tune it again"
+        )
+    return Tenant(card, adapter, head)

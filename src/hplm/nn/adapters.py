@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hplm.adapters.slots import IDENTITY, SlotTable
-from hplm.adapters.tenant import Adapter
+from hplm.adapters.tenant import Adapter, Tenant
 from hplm.config import BaseConfig
 from hplm.nn.encoder import Adapt
 
@@ -30,8 +30,23 @@ class AdapterSlots:
         self.up = torch.zeros(num_slots, layers, hidden, reduced_size, device=device, dtype=dtype)
         self.up_bias = torch.zeros(num_slots, layers, hidden, device=device, dtype=dtype)
 
-    def load(self, slot: int, adapter: Adapter) -> None:
-        """Copy an adapter into a slot."""
+    def assign(self, tenant: Tenant) -> int:
+        """Pin a slot for a tenant and see that its adapter is there. Pair with `release`; nothing is pinned on failure."""
+        slot, is_new = self.table.assign(tenant.card.name)
+        if is_new:
+            try:
+                self._load(slot, tenant.adapter)
+            except BaseException:
+                self.table.release(tenant.card.name)
+                self.table.forget(tenant.card.name)
+                raise
+        return slot
+
+    def release(self, tenant: Tenant) -> None:
+        """Undo one `assign`; the weights stay until the slot is needed."""
+        self.table.release(tenant.card.name)
+
+    def _load(self, slot: int, adapter: Adapter) -> None:
         assert slot != IDENTITY
         reduced = adapter.down.shape[1]
         for target in (self.down, self.down_bias, self.up, self.up_bias):

@@ -14,15 +14,15 @@ def bfloat16_is_fast() -> bool:
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
-def choose_device(name: str) -> torch.device:
-    """`auto` is CUDA where there is a GPU, else the CPU."""
+def choose_device(name: str, index: int = 0) -> torch.device:
+    """`auto` is CUDA where there is a GPU, else the CPU; `index` says which GPU."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name not in ("cpu", "cuda"):
         raise ConfigError(f"device must be auto, cpu or cuda, got {name!r}")
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device is cuda, but torch sees no GPU; use auto or cpu")
-    return torch.device(name)
+    return torch.device(f"cuda:{index}" if name == "cuda" else "cpu")
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:

@@ -77,23 +77,19 @@ class UpperEngine:
 
     def _run_part(self, requests: list[UpperRequest]) -> list[npt.NDArray[np.float32]]:
         lengths = [len(request.hidden) for request in requests]
-        slots = []
-        for request in requests:
-            slot, is_new = self.slots.table.assign(request.tenant.card.name)
-            if is_new:
-                self.slots.load(slot, request.tenant.adapter)
-            slots.append(slot)
+        slots: list[int] = []
         try:
+            for request in requests:
+                slots.append(self.slots.assign(request.tenant))
             packed = np.concatenate([request.hidden for request in requests]).astype(np.float32)
+            adapt = self.slots.batched(slots, lengths)
             with torch.inference_mode(), computing_in(self.dtype, self.device):
-                hidden = self._upper(
-                    torch.from_numpy(packed).to(self.device), lengths, self.slots.batched(slots, lengths)
-                )
+                hidden = self._upper(torch.from_numpy(packed).to(self.device), lengths, adapt)
             parts = hidden.float().cpu().split(lengths)
             return [head_logits(r.tenant, part).numpy() for r, part in zip(requests, parts, strict=True)]
         finally:
-            for request in requests:
-                self.slots.table.release(request.tenant.card.name)
+            for request in requests[: len(slots)]:
+                self.slots.release(request.tenant)
 
 
 def head_logits(tenant: Tenant, hidden: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from hplm.plot.windows import Ids, Mask, centre, windows
+from hplm.plot.windows import Ids, Mask, centre, shifted, windows
 
 
 class Table(Protocol):
@@ -103,9 +103,7 @@ def _by_token(
     start = centre(n) - centre(size)
     places = np.full((total, size), -1, dtype=np.int64)
     for place in range(size):
-        shift = place + start - centre(n)
-        window = slice(max(0, -shift), total - max(0, shift))
-        token = slice(max(0, shift), total - max(0, -shift))
+        window, token = shifted(place + start - centre(n), total)
         stored = exists[window, start + place] & (row_of[window] >= 0)
         places[token, place] = np.where(stored, row_of[window] * size + place, -1)
     valid = places >= 0

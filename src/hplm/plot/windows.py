@@ -26,12 +26,17 @@ def windows(ids: Ids, lengths: Sequence[int], n: int, pad_id: int) -> tuple[Ids,
     grams = np.full((total, n), pad_id, dtype=np.int64)
     exists = np.zeros((total, n), dtype=np.bool_)
     for place in range(n):
-        shift = place - centre(n)
-        window = slice(max(0, -shift), total - max(0, shift))
-        token = slice(max(0, shift), total - max(0, -shift))
+        window, token = shifted(place - centre(n), total)
         exists[window, place] = text[window] == text[token]
         grams[window, place] = np.where(exists[window, place], ids[token], pad_id)
     return grams, exists
+
+
+def shifted(shift: int, total: int) -> tuple[slice, slice]:
+    """Slices of `total` windows, and of the tokens that lie `shift` places to the right of their own."""
+    overlap = max(0, total - abs(shift))
+    first_window, first_token = max(0, -shift), max(0, shift)
+    return slice(first_window, first_window + overlap), slice(first_token, first_token + overlap)
 
 
 def fragment(grams: Ids, size: int, pad_id: int) -> Ids:

@@ -43,11 +43,11 @@ class UpperAnswer:
 class UpperStage:
     """Check, run, decode. Raises ArtifactError or ConfigError on construction where the store is not sound."""
 
-    def __init__(self, settings: UpperSettings, folder: Path) -> None:
+    def __init__(self, settings: UpperSettings, folder: Path, device_index: int = 0) -> None:
         torch.set_num_threads(settings.num_threads)
         store = Store((folder / settings.store).resolve())
         base = bases.load(store.base(settings.base), verify=settings.verify)
-        device = choose_device(settings.device)
+        device = choose_device(settings.device, device_index)
         self._config = base.config
         self._bank = TenantBank(store, base.fingerprint, verify=settings.verify)
         self.engine = UpperEngine(

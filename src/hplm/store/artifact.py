@@ -1,4 +1,4 @@
-"""Immutable, checksummed artifacts: folders written beside their place, flushed, then renamed.
+"""Immutable, checksummed artifacts: folders written beside their place, flushed, then renamed into it.
 
 An artifact is a folder with a `manifest.json` that names its kind, format, metadata and the size and SHA-256 of every
 file. A crash at any instant leaves either no artifact or a whole one.
@@ -79,8 +79,11 @@ def read(folder: Path, kind: str) -> Artifact:
     try:
         manifest = json.loads(path.read_text())
         found_format, found_kind = manifest["format"], manifest["kind"]
-        artifact = Artifact(folder, found_kind, manifest["meta"], manifest["files"])
-    except (ValueError, KeyError, TypeError) as error:
+        files = {
+            str(name): {"bytes": int(f["bytes"]), "sha256": str(f["sha256"])} for name, f in manifest["files"].items()
+        }
+        artifact = Artifact(folder, found_kind, dict(manifest["meta"]), files)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptArtifactError(f"{path} is not a manifest ({error!r}); build the artifact again") from error
     if found_format != FORMAT:
         raise CorruptArtifactError(f"{path} has format {found_format}, this version reads {FORMAT}; build it again")
@@ -91,14 +94,11 @@ def read(folder: Path, kind: str) -> Artifact:
 
 @contextmanager
 def publish(folder: Path, kind: str, meta: dict[str, Any]) -> Iterator[Path]:
-    """Write an artifact: yields the folder to fill, then makes it durable and moves it to `folder` in one rename.
+    """Write an artifact: yields the folder to fill, then adds the manifest and moves it to `folder`.
 
     What stood there before is replaced; if the block raises, nothing changes. `meta` is read after the block.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.partial")
-    partial.mkdir()
-    try:
+    with replacing(folder) as partial:
         yield partial
         files = {}
         for path in sorted(partial.rglob("*")):
@@ -106,18 +106,34 @@ def publish(folder: Path, kind: str, meta: dict[str, Any]) -> Iterator[Path]:
                 files[str(path.relative_to(partial))] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
         manifest = {"format": FORMAT, "kind": kind, "meta": meta, "files": files}
         (partial / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+
+
+@contextmanager
+def replacing(folder: Path) -> Iterator[Path]:
+    """Yields a folder to fill beside `folder`, makes it durable and puts it in place.
+
+    A new folder appears in one rename. Replacing takes two (POSIX swaps no full folders): killed between them, the new
+    one is missing and its reader says so; nothing half-written is ever in place.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial, old = (folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.{kind}") for kind in ("partial", "old"))
+    partial.mkdir()
+    try:
+        yield partial
         for path in [*partial.rglob("*"), partial]:
             _sync(path)
         if folder.exists():
-            old = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.old")
             folder.rename(old)
+        try:
             partial.rename(folder)
-            shutil.rmtree(old)
-        else:
-            partial.rename(folder)
+        except BaseException:
+            if old.exists():
+                old.rename(folder)
+            raise
         _sync(folder.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def _sync(path: Path) -> None:

@@ -27,6 +27,7 @@ class LevelCounter:
         """Publish what is left and end the timer."""
         self._stopped.set()
         self._thread.join(timeout=2.0)
+        self._publish()
 
     def _loop(self) -> None:
         while not self._stopped.wait(self._period_s):

@@ -41,7 +41,7 @@ def find_triton() -> TritonInstall:
         if not root:
             continue
         if (Path(root) / "bin" / "tritonserver").is_file():
-            return _from_root(origin, Path(root))
+            return _from_root(origin, Path(root).resolve())
         if origin == "$TRITON_ROOT":
             raise TritonNotFoundError(f"TRITON_ROOT is {root}, but there is no {root}/bin/tritonserver")
         tried.append(root)
@@ -173,7 +173,7 @@ class TritonServer:
         ]
         work = self._folder / "work"
         work.mkdir()
-        output = log.open("ab") if log is not None else None
+        output = log.open("wb") if log is not None else None
         try:
             self.process = subprocess.Popen(
                 command,
@@ -200,11 +200,12 @@ class TritonServer:
         """Until `hbert` answers. Raises StartError with the log's errors when the server dies or takes too long."""
         deadline = time.monotonic() + timeout_s
         url = f"{self.ports.http_url}/v2/models/hbert/ready"
+        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
                 raise StartError(f"Triton ended with status {self.process.returncode} while starting{self._reason()}")
             try:
-                with urllib.request.urlopen(url, timeout=2) as answer:
+                with direct.open(url, timeout=2) as answer:
                     if answer.status == 200:
                         return
             except (urllib.error.URLError, OSError):
@@ -221,12 +222,14 @@ class TritonServer:
 
     def stop(self, timeout_s: float = 10.0) -> int:
         """Ask, wait, then kill the whole group; returns the exit status. Safe to call twice."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(timeout_s)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        try:
+            if self.process.poll() is None:
+                self.process.send_signal(signal.SIGTERM)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self.process.wait(timeout_s)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
         status = self.process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
         return status

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
-from hplm.errors import BatchShapeError, HplmError, InternalError
+from hplm.errors import BadInputError, BatchShapeError, HplmError, InternalError
 
 Input = TypeVar("Input")
 Answer = TypeVar("Answer")
@@ -70,6 +71,9 @@ def answer_all(
             inputs[index] = read(request)
         except HplmError as error:
             responses[index] = refuse(error)
+        except Exception:
+            log_failure()
+            responses[index] = refuse(BadInputError("the inputs of this request cannot be read"))
     try:
         answers = run(list(inputs.values())) if inputs else []
         for index, answer in zip(inputs, answers, strict=True):
@@ -83,6 +87,4 @@ def answer_all(
 
 def log_failure() -> None:
     """The current exception with its traceback, in Triton's log."""
-    import traceback
-
     pb_utils.Logger.log_error(traceback.format_exc())

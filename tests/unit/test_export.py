@@ -1,0 +1,49 @@
+"""Writing model folders."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hplm_builder.export import export
+
+from hplm import config
+from hplm.config import PlotSettings, UpperSettings
+from hplm.errors import DataError
+from hplm.store.layout import Store
+from hplm.triton.server import ROLES, share_folder
+
+PLOT = PlotSettings(store="", base="b", table="t")
+UPPER = UpperSettings(store="", base="b")
+
+
+def test_every_role_has_its_config_a_version_and_settings_that_find_the_store(tmp_path: Path) -> None:
+    export(Store(tmp_path / "store"), tmp_path / "models", PLOT, UPPER)
+    for role in ROLES:
+        assert f'name: "{role}"' in (tmp_path / "models" / role / "config.pbtxt").read_text()
+        assert any((tmp_path / "models" / role / "1").iterdir())
+    folder = tmp_path / "models" / "hbert_plot" / "1"
+    settings = config.load(PlotSettings, folder / "settings.json")
+    assert (folder / settings.store).resolve() == tmp_path / "store"
+
+
+def test_exporting_again_replaces_the_models_and_leaves_no_litter(tmp_path: Path) -> None:
+    export(Store(tmp_path / "store"), tmp_path / "models", PLOT, UPPER)
+    export(Store(tmp_path / "store"), tmp_path / "models", PLOT, UpperSettings(store="", base="b", num_slots=9))
+    written = json.loads((tmp_path / "models" / "hbert_upper" / "1" / "settings.json").read_text())
+    assert written["num_slots"] == 9
+    assert [path.name for path in tmp_path.iterdir()] == ["models"]
+
+
+def test_a_folder_of_something_else_is_never_replaced(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "thesis.tex").touch()
+    with pytest.raises(DataError, match=r"thesis\.tex"):
+        export(Store(tmp_path / "store"), tmp_path / "models", PLOT, UPPER)
+    assert (tmp_path / "models" / "thesis.tex").exists()
+
+
+def test_the_templates_are_never_replaced() -> None:
+    with pytest.raises(DataError, match="templates"):
+        export(Store(Path("store")), share_folder("model_repository"), PLOT, UPPER)
