@@ -37,7 +37,10 @@ TOP_PERCENT = 3.0
 
 @dataclass(frozen=True)
 class DemoTenant:
-    """A demo task: its examples with the group each is split by, how many to use, and a text to show."""
+    """A demo task: its examples with the group each is split by, a text to show, and how much to train.
+
+    Train sizes and epochs are small so that the first `make serve` takes minutes, not for the best score.
+    """
 
     name: str
     about: str
@@ -86,7 +89,7 @@ def _phenotypes() -> list[tuple[LabelledText, str]]:
 
 
 TENANTS = (
-    DemoTenant("icd10", "ICD-10-CM diagnosis -> chapter", _icd, 12_000, 5, "Displaced fracture of shaft of left femur"),
+    DemoTenant("icd10", "ICD-10-CM diagnosis -> chapter", _icd, 6_000, 4, "Displaced fracture of shaft of left femur"),
     DemoTenant(
         "films",
         "film review -> sentiment",
@@ -96,10 +99,10 @@ TENANTS = (
         "A moving, beautifully acted film that I would see again.",
     ),
     DemoTenant(
-        "spam", "text message -> spam or ham", _spam, 4_000, 8, "WINNER!! Claim your free prize now, call 09061701461"
+        "spam", "text message -> spam or ham", _spam, 4_000, 3, "WINNER!! Claim your free prize now, call 09061701461"
     ),
     DemoTenant(
-        "phenotypes", "phenotype definition -> organ system", _phenotypes, 6_000, 8, "An abnormally small kidney."
+        "phenotypes", "phenotype definition -> organ system", _phenotypes, 3_500, 4, "An abnormally small kidney."
     ),
 )
 
@@ -110,7 +113,7 @@ def demo_data(tenant: DemoTenant) -> LabelledData:
     for example, group in tenant.read():
         parts[split_of(group)].append(example)
     rng = np.random.default_rng(0)
-    for name, most in (("train", tenant.most_train), ("dev", 600), ("test", 2_000)):
+    for name, most in (("train", tenant.most_train), ("dev", 400), ("test", 1_000)):
         if len(parts[name]) > most:
             parts[name] = [parts[name][i] for i in rng.choice(len(parts[name]), most, replace=False)]
     return check_data(parts["train"], parts["dev"], parts["test"])
