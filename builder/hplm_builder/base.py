@@ -46,6 +46,7 @@ def convert_base(
     folder: Path,
     *,
     name: str,
+    origin: str,
     lower_layers: int,
     window: int,
     window_layers: int,
@@ -71,7 +72,7 @@ def convert_base(
         model.lower.compile(dynamic=True)
     train(model, original, text, settings, cache_dir() / "work" / f"convert-{name}.pt", progress)
     report = {
-        "original": folder.name if folder != minilm_folder() else MINILM,
+        "original": origin,
         "conversion": {
             **asdict(settings),
             "text": dict(shares),

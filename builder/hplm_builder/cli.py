@@ -14,7 +14,7 @@ from hplm.adapters.tenant import TenantCard
 from hplm.config import PlotSettings, UpperSettings, parse
 from hplm.progress import progress_bars
 from hplm.store.layout import Store
-from hplm_builder.base import DEFAULT_BASE, convert_base, install_shipped, minilm_folder, ship
+from hplm_builder.base import DEFAULT_BASE, MINILM, convert_base, install_shipped, minilm_folder, ship
 from hplm_builder.convert import ConvertSettings
 from hplm_builder.demo import DEMO_FOLDER, PLOT, PLOT_SOURCES, TOP_PERCENT, build_demo
 from hplm_builder.export import export
@@ -86,6 +86,7 @@ def base(
                 target,
                 model or minilm_folder(),
                 name=name,
+                origin=model.name if model else MINILM,
                 lower_layers=lower,
                 window=window,
                 window_layers=window_layers or lower,

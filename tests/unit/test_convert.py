@@ -143,6 +143,7 @@ def test_a_base_converted_from_a_folder_is_published_with_its_distances(
         store,
         folder,
         name="small",
+        origin="test",
         lower_layers=2,
         window=2,
         window_layers=3,
