@@ -207,7 +207,7 @@ def _run(
 ) -> tuple[float, int, dict[str, Tensor], dict[str, Tensor]]:
     rng = np.random.default_rng(settings.seed)
     params = [p for p in [*body.parameters(), *head.parameters()] if p.requires_grad]
-    optimizer = torch.optim.AdamW(params, lr=rate, weight_decay=settings.weight_decay)
+    optimizer = torch.optim.AdamW(params, lr=rate, weight_decay=settings.weight_decay, fused=True)
     batches_per_epoch = len(_batches(train, settings.batch_tokens, rng))
     steps = batches_per_epoch * settings.epochs
     warmup = max(1, int(steps * settings.warmup_share))
