@@ -94,8 +94,8 @@ TENANTS = (
         "films",
         "film review -> sentiment",
         _films,
-        4_000,
-        3,
+        1_500,
+        2,
         "A moving, beautifully acted film that I would see again.",
     ),
     DemoTenant(
