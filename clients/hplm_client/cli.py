@@ -17,7 +17,9 @@ from hplm_client.client import Client
 def predict(
     tenant: Annotated[str, typer.Option("--tenant", "-t", help="Whose model answers.")],
     text: Annotated[Optional[str], typer.Argument(help="One text; without it, each line of standard input.")] = None,  # noqa: UP045
-    url: Annotated[str, typer.Option(help="http://HOST:PORT or grpc://HOST:PORT.")] = "http://127.0.0.1:8000",
+    url: Annotated[
+        str, typer.Option(envvar="HPLM_URL", help="http://HOST:PORT or grpc://HOST:PORT.")
+    ] = "http://127.0.0.1:8000",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> None:
     """Ask a tenant's model.

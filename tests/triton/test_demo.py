@@ -34,6 +34,7 @@ class Served:
     def run(self, command: list[str] | str) -> str:
         """Standard output of a command that must succeed, with the server's addresses in the environment."""
         env = {**os.environ, "HPLM_HTTP": self.ports.http_url, "HPLM_GRPC": self.ports.grpc_url}
+        env["HPLM_URL"] = self.ports.http_url
         env["PATH"] = f"{BIN}{os.pathsep}{env['PATH']}"
         shell = isinstance(command, str)
         done = subprocess.run(
@@ -100,7 +101,7 @@ def test_the_printed_curl_python_and_hplm_lines_work(served: Served) -> None:
     lines = [line for line in served.printed.splitlines() if line.startswith(("curl ", str(BIN)))]
     assert len(lines) == 3
     outputs = [served.run(line) for line in lines]
-    label = json.loads(outputs[0])["outputs"][0]["data"][0]
+    label = next(one["data"][0] for one in json.loads(outputs[0])["outputs"] if one["name"] == "LABEL")
     assert all(label in output for output in outputs)
 
 
