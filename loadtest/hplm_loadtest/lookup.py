@@ -58,7 +58,7 @@ def plot_lookup(models: Path, rounds: int) -> Report:
         }
         for name, one in timed.items()
     ]
-    rows += [{"variant": f"hit rates, {mode}", **shares} for mode, shares in rates.items()]
+    rows += [{"variant": f"share of windows, {mode}", **shares} for mode, shares in rates.items()]
     best = 1000 * timed["batch of 32"].median_s / 32
     goal = Goal("plot-lookup", "128 tokens looked up and merged, in batches", 0.05, best, "ms", "lower")
     return Report("plot-lookup", {"tokens": LENGTH, "threads": 1, "rounds": rounds}, rows, [goal])

@@ -112,23 +112,38 @@ def test_an_overlay_smaller_than_a_batch_still_answers_right(tiny_store: Store, 
         )
 
 
-@settings(max_examples=50, deadline=None)
-@given(st.integers(1, 6), st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=8), max_size=20))
-def test_an_overlay_stays_bounded_and_remembers_the_last_used(capacity: int, batches: list[list[int]]) -> None:
-    overlay = Overlay(capacity, 2, 1)
-    recent: list[int] = []
-    for batch in batches:
-        unique = sorted(set(batch))
-        grams = np.array([[token, token] for token in unique])
-        overlay.remember(grams, np.array([[[token], [token]] for token in unique], dtype=np.float16))
-        for token in unique[-capacity:]:
-            recent = [other for other in recent if other != token] + [token]
-        recent = recent[-capacity:]
-        assert len(overlay) == len(recent)
-        rows = overlay.find(np.array([[token, token] for token in range(10)]))
-        assert {token for token in range(10) if rows[token] >= 0} == set(recent)
-        assert all(overlay.values[rows[token], 0, 0] == token for token in recent)
-        recent.sort()  # `find` used all of them, in this order
+@settings(max_examples=100, deadline=None)
+@given(
+    st.integers(1, 6),
+    st.sampled_from([2, 5]),
+    st.lists(st.tuples(st.booleans(), st.lists(st.integers(0, 9), min_size=1, max_size=8)), max_size=30),
+)
+def test_an_overlay_stays_bounded_and_forgets_the_least_recently_used(
+    capacity: int, n: int, calls: list[tuple[bool, list[int]]]
+) -> None:
+    overlay = Overlay(capacity, n, 1, 30_522)
+    everything = np.repeat(np.arange(10)[:, None], n, axis=1)
+    last_used = dict.fromkeys(range(10), 0)
+    held: set[int] = set()
+    for number, (asks, tokens) in enumerate(calls, 1):
+        unique = list(dict.fromkeys(tokens))
+        grams = everything[unique]
+        if asks:
+            rows = overlay.find(grams)
+            assert {token for token, row in zip(unique, rows, strict=True) if row >= 0} == held & set(unique)
+            assert all(overlay.values[row, 0, 0] == token for token, row in zip(unique, rows, strict=True) if row >= 0)
+            last_used |= dict.fromkeys(held & set(unique), number)
+            continue
+        before = set(held)
+        overlay.remember(grams, np.array(unique, dtype=np.float16)[:, None, None].repeat(n, axis=1))
+        fresh = [token for token in unique if token not in before][-capacity:]
+        keys = overlay._grams[overlay._rows][:, 0].tolist()
+        held = {int(token) for token in keys}
+        assert len(overlay) == len(held) == min(capacity, len(before) + len(fresh))
+        assert set(fresh) <= held
+        gone, stayed = before - held, before & held
+        assert not gone or not stayed or max(last_used[g] for g in gone) <= min(last_used[s] for s in stayed)
+        last_used |= dict.fromkeys(fresh, number)
 
 
 def test_computed_windows_are_what_the_table_stores(tiny_store: Store, tiny_base: Base) -> None:

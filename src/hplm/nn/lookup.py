@@ -77,7 +77,11 @@ class PlotLookup:
         self._shorter = shorter
         self._lower = lower
         self._dtype = dtype
-        self._overlay = Overlay(overlay_windows, config.window, config.hidden_size) if lower is not None else None
+        self._overlay = (
+            Overlay(overlay_windows, config.window, config.hidden_size, config.vocab_size)
+            if lower is not None
+            else None
+        )
         self.windows_by_level: Counter[str] = Counter()
 
     def hidden_states(self, ids: npt.NDArray[np.int64], lengths: Sequence[int]) -> npt.NDArray[np.float16]:
@@ -142,9 +146,10 @@ def open_lookup(
 def gather(found: LookupPlan) -> Tensor:
     """Carry a plan out: float16 `[N, H]`."""
     weights = torch.from_numpy((1.0 / found.vector_counts).astype(np.float16))
-    parts = [_bag(step, weights) for step in found.gathers]
-    # Where one table has everything, its sum is the answer and is not touched again.
-    return parts[0] if len(parts) == 1 else torch.stack([part.float() for part in parts]).sum(0).to(torch.float16)
+    merged, *rest = (_bag(step, weights) for step in found.gathers)
+    for part in rest:
+        merged += part
+    return merged
 
 
 def _bag(step: Gather, weights: Tensor) -> Tensor:

@@ -2,48 +2,76 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
 import numpy as np
 import numpy.typing as npt
 
+from hplm.plot.keys import Keys, fits, pack
 from hplm.plot.table import Rows, Values
 
 
 class Overlay:
-    """A table of at most `capacity` windows of n tokens with values `[capacity, n, H]` in float16."""
+    """A table of at most `capacity` windows of n tokens with values `[capacity, n, H]` in float16.
+
+    Use is counted by call: of windows last asked for in one call any may be forgotten first.
+    """
 
     name = "overlay"
 
-    def __init__(self, capacity: int, n: int, hidden_size: int) -> None:
+    def __init__(self, capacity: int, n: int, hidden_size: int, vocab_size: int) -> None:
         self.size = n
         self.capacity = capacity
         self.values: Values = np.zeros((capacity, n, hidden_size), dtype=np.float16)
-        self._row_of: OrderedDict[bytes, int] = OrderedDict()
+        self._vocab_size = vocab_size
+        self._grams = np.zeros((capacity, n), dtype=np.int64)
+        self._used = np.zeros(capacity, dtype=np.int64)
+        self._calls = 0
+        # Keys in order, and the row of each.
+        self._keys: Keys = np.zeros(0, dtype=np.uint64)
+        self._rows: Rows = np.zeros(0, dtype=np.int64)
 
     def __len__(self) -> int:
-        return len(self._row_of)
+        return len(self._keys)
 
     def find(self, grams: npt.NDArray[np.int64]) -> Rows:
         """Row of each window `[W, n]`, -1 where it is not remembered; a hit counts as a use."""
-        rows = np.full(len(grams), -1, dtype=np.int64)
-        for index, key in enumerate(_keys(grams)):
-            if (row := self._row_of.get(key)) is not None:
-                rows[index] = row
-                self._row_of.move_to_end(key)
-        return rows
+        if not len(self):
+            return np.full(len(grams), -1, dtype=np.int64)
+        wanted = pack(grams, self._vocab_size)
+        places = np.searchsorted(self._keys, wanted)
+        places[places == len(self)] = 0
+        rows = self._rows[places]
+        found = self._keys[places] == wanted
+        if not fits(self.size, self._vocab_size):
+            found &= (self._grams[rows] == grams).all(axis=1)
+        self._calls += 1
+        self._used[rows[found]] = self._calls
+        return np.where(found, rows, -1)
 
     def remember(self, grams: npt.NDArray[np.int64], values: Values) -> None:
         """Keep windows `[W, n]` with values `[W, n, H]`; of more than fit, the last ones."""
-        kept = slice(max(0, len(grams) - self.capacity), None)
-        for key, value in zip(_keys(grams[kept]), values[kept], strict=True):
-            row = self._row_of.pop(key, None)
-            if row is None:
-                row = len(self._row_of) if len(self) < self.capacity else self._row_of.popitem(last=False)[1]
-            self.values[row] = value
-            self._row_of[key] = row
+        keys, first = np.unique(pack(grams, self._vocab_size), return_index=True)
+        fresh = np.sort(first[~np.isin(keys, self._keys)])[-self.capacity :]
+        if not len(fresh):
+            return
+        rows = self._make_room(len(fresh))
+        self.values[rows] = values[fresh]
+        self._grams[rows] = grams[fresh]
+        self._calls += 1
+        self._used[rows] = self._calls
+        keys = pack(grams[fresh], self._vocab_size)
+        order = np.argsort(keys)
+        places = np.searchsorted(self._keys, keys[order])
+        self._keys = np.insert(self._keys, places, keys[order])
+        self._rows = np.insert(self._rows, places, rows[order])
 
-
-def _keys(grams: npt.NDArray[np.int64]) -> list[bytes]:
-    rows = np.ascontiguousarray(grams, dtype=np.uint32)
-    return [row.tobytes() for row in rows]
+    def _make_room(self, count: int) -> Rows:
+        """Rows to fill: free ones first, then the least recently used, whose keys are dropped."""
+        free = np.arange(len(self), min(self.capacity, len(self) + count))
+        lacking = count - len(free)
+        if not lacking:
+            return free
+        taken = len(self)
+        oldest = np.argpartition(self._used[:taken], lacking - 1)[:lacking]
+        kept = ~np.isin(self._rows, oldest)
+        self._keys, self._rows = self._keys[kept], self._rows[kept]
+        return np.concatenate([free, oldest])
