@@ -148,7 +148,9 @@ def _explain(console: Console, ports: Ports, predictions: list[dict[str, object]
     console.print(
         f"\nServing HTTP on {ports.http_url}, gRPC on {ports.grpc_url}, metrics on http://{ports.host}:{ports.metrics}/metrics"
     )
-    code = f"from hplm_client import Client; print(Client({ports.grpc_url!r}).predict({tenant!r}, {text!r}).label)"
+    # JSON strings are Python strings, and double quotes need no quoting inside the shell's single ones.
+    url, name, words = (json.dumps(value) for value in (ports.grpc_url, tenant, text))
+    code = f"from hplm_client import Client; print(Client({url}).predict({name}, {words}).label)"
     call = ["predict", "--url", ports.http_url, "--tenant", tenant, text]
     lines = [
         shlex.join(["curl", "-s", f"{ports.http_url}/v2/models/hbert/infer", "-d", body]),
