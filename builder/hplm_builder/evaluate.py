@@ -35,7 +35,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     help="Measure quality beside plain fine-tuning.",
-    epilog="Example: hplm eval conversion --data ../shared/data/chemprot --json conversion.json",
+    epilog="Example: hplm eval conversion --data data/chemprot --json conversion.json",
 )
 JsonOption = Annotated[Optional[Path], typer.Option("--json", help="Also write the report to this file.")]  # noqa: UP045
 StoreOption = Annotated[Path, typer.Option("--store", help="Folder of the artifacts.")]
@@ -107,7 +107,7 @@ def conversion(
 ) -> None:
     """What conversion costs on a task: the converted base's upper layers or adapters beside everything fine-tuned.
 
-    Example: hplm eval conversion --data ../shared/data/chemprot --json conversion.json
+    Example: hplm eval conversion --data data/chemprot --json conversion.json
     """
     target = Store(store)
     base = bases.load(target.base(DEFAULT_BASE))
