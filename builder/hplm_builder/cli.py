@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -62,8 +62,8 @@ def base(
     window: Annotated[int, typer.Option(help="n of the n-grams.")] = 3,
     window_layers: Annotated[int, typer.Option(help="Layers the windows go through; 0: as --lower.")] = 0,
     max_tokens: Annotated[int, typer.Option(help="Longest text, special tokens included.")] = 256,
-    text: Annotated[Optional[list[str]], typer.Option(help="Source or text file to train on; repeat for more.")] = None,  # noqa: UP045
-    tokens: Annotated[int, typer.Option(help="How many tokens to train on.")] = ConvertSettings.total_tokens,
+    text: Annotated[list[str] | None, typer.Option(help="Source or text file to train on; repeat for more.")] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="How many tokens to train on.")] = ConvertSettings.total_tokens,
     learning_rate: Annotated[float, typer.Option()] = ConvertSettings.learning_rate,
     seed: Annotated[int, typer.Option()] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
@@ -113,7 +113,7 @@ def plot(
     store: StoreOption = DEFAULT_STORE,
     base: BaseOption = DEFAULT_BASE,
     plot: PlotOption = PLOT,
-    text: Annotated[Optional[list[str]], typer.Option(help="Source or text file to count; repeat for more.")] = None,  # noqa: UP045
+    text: Annotated[list[str] | None, typer.Option(help="Source or text file to count; repeat for more.")] = None,
     top: Annotated[
         float, typer.Option(help="Keep this percentage of the distinct n-grams, by frequency.")
     ] = TOP_PERCENT,
@@ -133,7 +133,7 @@ def tenant(
     name: Annotated[str, typer.Argument(help="Name of the tenant.")],
     train: Annotated[Path, typer.Option(help="Labelled data: .jsonl, .csv, .tsv or .conll.")],
     dev: Annotated[Path, typer.Option(help="To choose the best epoch and learning rate by.")],
-    test: Annotated[Optional[Path], typer.Option(help="To report at the end.")] = None,  # noqa: UP045
+    test: Annotated[Path | None, typer.Option(help="To report at the end.")] = None,
     store: StoreOption = DEFAULT_STORE,
     base: BaseOption = DEFAULT_BASE,
     plot: PlotOption = PLOT,

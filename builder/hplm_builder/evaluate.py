@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import numpy as np
 import typer
 from torch import nn
 
 from hplm.adapters import tenant as tenants
+from hplm.errors import ConfigError, DataError
 from hplm.nn import base as bases
 from hplm.nn.base import Base
 from hplm.nn.lookup import open_lookup
@@ -37,11 +39,19 @@ app = typer.Typer(
     help="Measure quality beside plain fine-tuning.",
     epilog="Example: hplm eval conversion --data data/chemprot --json conversion.json",
 )
-JsonOption = Annotated[Optional[Path], typer.Option("--json", help="Also write the report to this file.")]  # noqa: UP045
+JsonOption = Annotated[Path | None, typer.Option("--json", help="Also write the report to this file.")]
 StoreOption = Annotated[Path, typer.Option("--store", help="Folder of the artifacts.")]
 METHODS = ("full", "upper", "adapters")
-# Each method's own best among those tried on dev; see docs/conversion.md.
+# One rate a method, not searched: a full comparison searches each, see `--learning-rate`.
 RATES = {"full": (1e-4,), "upper": (3e-4,), "adapters": (2e-3,)}
+
+
+def _full_body(base: Base) -> nn.Module:
+    return FullModel(load_original(minilm_folder(), base.config))
+
+
+def _upper_body(base: Base) -> nn.Module:
+    return UpperModel(base.load_upper())
 
 
 def run_method(
@@ -50,16 +60,15 @@ def run_method(
     """Fine-tune one way: `full` (the unconverted model, everything), `upper` (all upper layers), `adapters`."""
     encoder = TextEncoder(base.tokenizer_path, base.config.max_tokens)
     make_body: Callable[[], nn.Module]
-    featurise: Featurise
-    if method == "full":
-        featurise = token_ids
-        make_body = lambda: FullModel(load_original(minilm_folder(), base.config))  # noqa: E731
-    else:
+    featurise: Featurise = token_ids
+    if method != "full":
         featurise = plot_features(open_lookup(store, base, PLOT, miss=miss))
-        if method == "upper":
-            make_body = lambda: UpperModel(base.load_upper())  # noqa: E731
-        else:
-            make_body = adapter_body(base.load_upper(), REDUCTION_FACTOR)
+    if method == "full":
+        make_body = partial(_full_body, base)
+    elif method == "upper":
+        make_body = partial(_upper_body, base)
+    else:
+        make_body = adapter_body(base.load_upper(), REDUCTION_FACTOR)
     with progress_bars() as progress:
         parts = prepare_all(data, encoder, featurise, progress, name)
         return fine_tune(make_body, base.config.hidden_size, data, *parts, settings, progress, f"{name}: {method}")
@@ -68,13 +77,15 @@ def run_method(
 @app.command()
 def demo(
     store: StoreOption = DEMO_FOLDER / "store",
-    tenant: Annotated[Optional[list[str]], typer.Option(help="Only these; repeat for more.")] = None,  # noqa: UP045
+    tenant: Annotated[list[str] | None, typer.Option(help="Only these; repeat for more.")] = None,
     json_file: JsonOption = None,
 ) -> None:
     """Test scores of the demo tenants, as built, beside a plain fine-tune of the unconverted base on the same data.
 
     Example: hplm eval demo --json demo.json
     """
+    if unknown := sorted(set(tenant or ()) - {one.name for one in TENANTS}):
+        raise DataError(f"no demo tenant {unknown[0]!r}; there are {', '.join(one.name for one in TENANTS)}")
     target = Store(store)
     base = bases.load(target.base(DEFAULT_BASE))
     rows = []
@@ -96,10 +107,10 @@ def demo(
 def conversion(
     data: Annotated[Path, typer.Option(help="Folder with train, dev and test files of one task.")],
     store: StoreOption = DEMO_FOLDER / "store",
-    method: Annotated[Optional[list[str]], typer.Option(help=f"Of {', '.join(METHODS)}; repeat for more.")] = None,  # noqa: UP045
+    method: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(METHODS)}; repeat for more.")] = None,
     epochs: Annotated[int, typer.Option()] = 6,
     adapter_epochs: Annotated[int, typer.Option()] = 15,
-    learning_rate: Annotated[Optional[list[float]], typer.Option(help="Instead of each method's own.")] = None,  # noqa: UP045
+    learning_rate: Annotated[list[float] | None, typer.Option(help="Instead of each method's own.")] = None,
     pooling: Annotated[str, typer.Option(help="mean or cls.")] = "mean",
     miss: Annotated[str, typer.Option(help="compute or backoff.")] = "compute",
     seed: Annotated[int, typer.Option()] = 0,
@@ -109,6 +120,10 @@ def conversion(
 
     Example: hplm eval conversion --data data/chemprot --json conversion.json
     """
+    if unknown := sorted(set(method or ()) - set(METHODS)):
+        raise ConfigError(f"no method {unknown[0]!r}; there are {', '.join(METHODS)}")
+    if miss not in ("compute", "backoff"):
+        raise ConfigError(f"--miss is compute or backoff, got {miss!r}")
     target = Store(store)
     base = bases.load(target.base(DEFAULT_BASE))
     files = {
@@ -146,7 +161,7 @@ def conversion(
 @app.command()
 def tables(
     store: StoreOption = DEMO_FOLDER / "store",
-    top: Annotated[Optional[list[float]], typer.Option(help="Percentages to try; repeat for more.")] = None,  # noqa: UP045
+    top: Annotated[list[float] | None, typer.Option(help="Percentages to try; repeat for more.")] = None,
     json_file: JsonOption = None,
 ) -> None:
     """What share of windows a root table of each size answers, on text that no table has counted.

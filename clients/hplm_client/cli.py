@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -16,7 +16,7 @@ from hplm_client.client import Client
 
 def predict(
     tenant: Annotated[str, typer.Option("--tenant", "-t", help="Whose model answers.")],
-    text: Annotated[Optional[str], typer.Argument(help="One text; without it, each line of standard input.")] = None,  # noqa: UP045
+    text: Annotated[str | None, typer.Argument(help="One text; without it, each line of standard input.")] = None,
     url: Annotated[
         str, typer.Option(envvar="HPLM_URL", help="http://HOST:PORT or grpc://HOST:PORT.")
     ] = "http://127.0.0.1:8000",

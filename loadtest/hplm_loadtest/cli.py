@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -19,9 +19,9 @@ app = typer.Typer(
     epilog="Example: hplm bench request --json request.json",
 )
 MODELS = Path("build/demo/models")
-JsonOption = Annotated[Optional[Path], typer.Option("--json", help="Also write the report to this file.")]  # noqa: UP045
+JsonOption = Annotated[Path | None, typer.Option("--json", help="Also write the report to this file.")]
 ModelsOption = Annotated[Path, typer.Option("--models", help="Triton model repository.")]
-RoundsOption = Annotated[int, typer.Option(help="Rounds that count.")]
+RoundsOption = Annotated[int, typer.Option(min=1, help="Rounds that count.")]
 
 
 @app.command(name="plot-lookup")
@@ -37,7 +37,7 @@ def bench_lookup(models: ModelsOption = MODELS, rounds: RoundsOption = 9, json_f
 def bench_upper(
     models: ModelsOption = MODELS,
     rounds: RoundsOption = 9,
-    threads: Annotated[int, typer.Option(help="Threads of torch.")] = 1,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of torch.")] = 1,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     json_file: JsonOption = None,
 ) -> None:
@@ -52,8 +52,8 @@ def bench_upper(
 def bench_request(
     models: ModelsOption = MODELS,
     rounds: RoundsOption = 5,
-    count: Annotated[int, typer.Option(help="Requests a round.")] = 2000,
-    concurrency: Annotated[int, typer.Option(help="Requests under way at saturation.")] = 64,
+    count: Annotated[int, typer.Option(min=8, help="Requests a round.")] = 2000,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests under way at saturation.")] = 64,
     json_file: JsonOption = None,
 ) -> None:
     """Latency of one request at a time, throughput of many, over gRPC and HTTP, on a real server started for it.

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 from hplm_client import Client
@@ -37,7 +37,7 @@ def serve(
     http_port: Annotated[int, typer.Option()] = 8000,
     grpc_port: Annotated[int, typer.Option()] = 8001,
     metrics_port: Annotated[int, typer.Option()] = 8002,
-    log: Annotated[Optional[Path], typer.Option(help="Triton's log; default: triton.log beside the models.")] = None,  # noqa: UP045
+    log: Annotated[Path | None, typer.Option(help="Triton's log; default: triton.log beside the models.")] = None,
 ) -> None:
     """Start a real Triton over a model repository and show how to call it, until Ctrl-C.
 

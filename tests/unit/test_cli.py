@@ -37,19 +37,28 @@ def test_help_shows_an_example(command: list[str]) -> None:
 @pytest.mark.parametrize(
     ("command", "words"),
     [
+        (["eval", "conversion", "--data", "x", "--method", "guess"], "BAD_CONFIG: no method 'guess'"),
+        (["eval", "demo", "--tenant", "guess"], "BAD_DATA: no demo tenant 'guess'"),
         (["build", "tenant", "t", "--train", "no.csv", "--dev", "no.csv"], "BAD_DATA: no.csv cannot be read"),
         (["build", "plot", "--text", "no.txt"], "BAD_DATA: 'no.txt' is neither a text file nor one of"),
         (["build", "export", "--miss", "guess"], "BAD_CONFIG: hbert_plot: miss must be one of"),
         (["predict", "-t", "x", "--url", "ftp://x", "hello"], "BAD_CONFIG: 'ftp://x' is not an address"),
         (["serve", "--models", "nowhere"], "BAD_CONFIG: nowhere/hbert_upper/1/settings.json cannot be read"),
     ],
-    ids=["missing-file", "unknown-source", "bad-mode", "bad-url", "no-models"],
+    ids=["unknown-method", "unknown-demo-tenant", "missing-file", "unknown-source", "bad-mode", "bad-url", "no-models"],
 )
 def test_a_wrong_call_is_one_line_and_status_1(command: list[str], words: str) -> None:
     done = hplm(*command)
     assert done.returncode == 1
     assert words in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["plot-lookup", "upper", "request"])
+def test_no_rounds_are_refused_by_name(name: str) -> None:
+    done = hplm("bench", name, "--rounds", "0")
+    assert done.returncode == 2
+    assert "--rounds" in done.stderr
 
 
 def test_an_unknown_command_is_refused() -> None:
