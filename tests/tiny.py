@@ -12,7 +12,8 @@ from rich.progress import Progress
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from hplm.adapters import tenant as tenants
-from hplm.adapters.tenant import Adapter, Head, Task, Tenant, TenantCard
+from hplm.adapters.packed import Adapter, pack
+from hplm.adapters.tenant import Head, Task, Tenant, TenantCard
 from hplm.config import BaseConfig, PlotSettings, UpperSettings
 from hplm.nn import base as bases
 from hplm.nn.encoder import UpperEncoder, WindowEncoder
@@ -96,7 +97,7 @@ def make_tenant(store: Store, base: bases.Base, name: str, seed: int) -> Tenant:
     head = Head(*(rng.normal(0, 0.5, shape).astype(np.float32) for shape in ((len(labels), hidden), (len(labels),))))
     pooling = "cls" if name == "gamma" else "mean"
     card = TenantCard(name, task, labels, base.fingerprint, pooling, example="Anna sings in Paris")
-    made = Tenant(card, adapter, head)
+    made = Tenant(card, pack(adapter), head)
     tenants.save(store.tenant(name), made)
     return made
 

@@ -1,9 +1,11 @@
-"""Triton backend `plot`: TEXT, TENANT -> HIDDEN, TOKENS, TRUNCATED."""
+"""Triton backend `plot`: TEXT, TENANT -> HIDDEN, TOKENS, TRUNCATED, ARRIVED."""
+
+import time
 
 import numpy as np
 
 from hplm import config, wire
-from hplm.serving.plot_stage import LookedUp, PlotStage
+from hplm.serving.plot_stage import PlotInput, PlotStage
 from hplm.triton import metrics, translate
 
 
@@ -11,22 +13,38 @@ class TritonPythonModel:
     def initialize(self, args):
         folder = translate.version_folder(args)
         self._stage = PlotStage(config.load(config.PlotSettings, folder / "settings.json"), folder)
-        self._counter = metrics.LevelCounter(
-            "hplm_plot_windows_total",
-            "Windows looked up, by the level that answered",
-            lambda: self._stage.windows_by_level,
+        self._metrics = metrics.Published(
+            counters={
+                metrics.Family("hplm_plot_windows_total", "Windows looked up, by the level that answered", "level"): (
+                    lambda: self._stage.windows_by_level
+                ),
+                metrics.Family("hplm_plot_events_total", "Answers by outcome, batches, tokens", "event"): (
+                    lambda: self._stage.counts
+                ),
+            },
+            gauges={},
         )
+        self._stage.start()
 
     def execute(self, requests):
-        return translate.answer_all(requests, self._read, self._stage.run, self._write)
+        translate.submit_all(requests, self._read, self._stage.submit, lambda request: self._write)
 
     def finalize(self):
-        self._counter.stop()
+        self._stage.stop()
+        self._metrics.stop()
 
     def _read(self, request):
-        return translate.text(request, wire.TEXT), translate.text(request, wire.TENANT)
+        return PlotInput(
+            translate.text(request, wire.TEXT),
+            translate.text(request, wire.TENANT),
+            translate.deadline_s(request),
+            time.monotonic(),
+        )
 
-    def _write(self, request, answer: LookedUp):
+    def _write(self, given, answer):
         return translate.respond(
-            HIDDEN=answer.hidden, TOKENS=answer.tokens, TRUNCATED=np.array([answer.truncated], dtype=bool)
+            HIDDEN=answer.hidden,
+            TOKENS=answer.tokens,
+            TRUNCATED=np.array([answer.truncated], dtype=bool),
+            ARRIVED=np.array([int(given.arrived_s * 1e9)], dtype=np.int64),
         )

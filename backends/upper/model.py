@@ -1,10 +1,10 @@
-"""Triton backend `upper`: HIDDEN, TOKENS, TENANT -> LABEL, SCORE, SPAN, LOGITS."""
+"""Triton backend `upper`: HIDDEN, TOKENS, TENANT, ARRIVED -> LABEL, SCORE, SPAN, LOGITS."""
 
 import numpy as np
 
 from hplm import config, wire
-from hplm.serving.upper_stage import UpperAnswer, UpperInput, UpperStage
-from hplm.triton import translate
+from hplm.serving.upper_stage import UpperInput, UpperStage
+from hplm.triton import metrics, translate
 
 
 class TritonPythonModel:
@@ -12,23 +12,46 @@ class TritonPythonModel:
         folder = translate.version_folder(args)
         settings = config.load(config.UpperSettings, folder / "settings.json")
         self._stage = UpperStage(settings, folder, int(args["model_instance_device_id"]))
+        self._metrics = metrics.Published(
+            counters={
+                metrics.Family("hplm_upper_events_total", "Answers by outcome, batches, tokens, loads", "event"): (
+                    lambda: self._stage.counts
+                )
+            },
+            gauges={
+                metrics.Family("hplm_upper_waiting", "Requests that wait for a batch", ""): lambda: self._stage.waiting
+            },
+        )
+        self._stage.start()
 
     def execute(self, requests):
-        return translate.answer_all(requests, self._read, self._stage.run, self._write)
+        translate.submit_all(requests, self._read, self._stage.submit, self._writer)
+
+    def finalize(self):
+        self._stage.stop()
+        self._metrics.stop()
 
     def _read(self, request):
+        arrived = translate.optional(request, wire.ARRIVED)
         return UpperInput(
             translate.tensor(request, wire.HIDDEN),
             translate.tensor(request, wire.TOKENS),
             translate.text(request, wire.TENANT),
+            translate.deadline_s(request),
+            None if arrived is None else float(arrived[0]) / 1e9,
         )
 
-    def _write(self, request, answer: UpperAnswer):
-        outputs = {
-            wire.LABEL: np.array([span.label.encode() for span in answer.spans], dtype=np.object_),
-            wire.SCORE: np.array([span.score for span in answer.spans], dtype=np.float32),
-            wire.SPAN: np.array([(span.start, span.end) for span in answer.spans], dtype=np.int32).reshape(-1, 2),
-        }
-        if translate.wants(request, wire.LOGITS):
-            outputs[wire.LOGITS] = answer.logits
-        return translate.respond(**outputs)
+    def _writer(self, request):
+        with_logits = translate.wants(request, wire.LOGITS)
+
+        def write(given, answer):
+            outputs = {
+                wire.LABEL: np.array([span.label.encode() for span in answer.spans], dtype=np.object_),
+                wire.SCORE: np.array([span.score for span in answer.spans], dtype=np.float32),
+                wire.SPAN: np.array([(span.start, span.end) for span in answer.spans], dtype=np.int32).reshape(-1, 2),
+            }
+            if with_logits:
+                outputs[wire.LOGITS] = answer.logits
+            return translate.respond(**outputs)
+
+        return write

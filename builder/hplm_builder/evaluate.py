@@ -146,6 +146,7 @@ def conversion(
                 f"dev_{metric}": trained.scores[f"dev_{metric}"],
                 f"test_{metric}": trained.scores[f"test_{metric}"],
                 "learning_rate": trained.learning_rate,
+                "dev_by_rate": {f"{rate:g}": dev for rate, dev in trained.dev_by_rate.items()},
                 "epochs": settings.epochs,
                 "best_epoch": trained.best_epoch,
             }

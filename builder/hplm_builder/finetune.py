@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from rich.progress import Progress
 from torch import Tensor, nn
 
-from hplm.adapters.tenant import Adapter, Head, Task
+from hplm.adapters.packed import Adapter
+from hplm.adapters.tenant import Head, Task
 from hplm.decode import decode_classification, decode_tagging, word_ranges
 from hplm.errors import ConfigError
 from hplm.nn.dtype import bfloat16_is_fast, computing_in
@@ -157,6 +158,7 @@ class Trained:
     scores: dict[str, float]
     learning_rate: float
     best_epoch: int
+    dev_by_rate: dict[float, float]
 
 
 def fine_tune(
@@ -173,6 +175,7 @@ def fine_tune(
     """Train once a learning rate, keep the epoch with the best dev score, report dev and test."""
     metric = "f1" if data.task == "tagging" else "accuracy"
     best: Trained | None = None
+    dev_by_rate: dict[float, float] = {}
     total = len(settings.learning_rates) * settings.epochs * sum(len(p.tokens) for p in train)
     bar = progress.add_task(description, total=total)
     for rate in settings.learning_rates:
@@ -180,17 +183,18 @@ def fine_tune(
         body = make_body()
         head = nn.Linear(hidden_size, len(data.labels))
         found = _run(body, head, data, train, dev, settings, rate, progress, bar, metric)
+        dev_by_rate[rate] = found[0]
         if best is None or found[0] > best.scores[f"dev_{metric}"]:
             dev_score, epoch, body_state, head_state = found
             body.load_state_dict(body_state)
             kept = Head(head_state["weight"].numpy().copy(), head_state["bias"].numpy().copy())
-            best = Trained(body, kept, {f"dev_{metric}": dev_score}, rate, epoch)
+            best = Trained(body, kept, {f"dev_{metric}": dev_score}, rate, epoch, dev_by_rate)
     assert best is not None
     scores = {f"dev_{k}": v for k, v in score(best.body, best.head, data, dev, settings.pooling).items()}
     if test:
         scores |= {f"test_{k}": v for k, v in score(best.body, best.head, data, test, settings.pooling).items()}
     progress.update(bar, completed=total)
-    return Trained(best.body, best.head, scores, best.learning_rate, best.best_epoch)
+    return Trained(best.body, best.head, scores, best.learning_rate, best.best_epoch, dev_by_rate)
 
 
 def _run(

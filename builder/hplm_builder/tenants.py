@@ -8,6 +8,7 @@ from rich.progress import Progress
 from torch import Tensor
 
 from hplm.adapters import tenant as tenants
+from hplm.adapters.packed import pack
 from hplm.adapters.tenant import Tenant, TenantCard, check_name
 from hplm.nn import base as bases
 from hplm.nn.lookup import PlotLookup, open_lookup
@@ -82,5 +83,5 @@ def build_tenant(
             "seed": settings.seed,
         },
     )
-    tenants.save(store.tenant(name), Tenant(card, trained.body.adapter(), trained.head))
+    tenants.save(store.tenant(name), Tenant(card, pack(trained.body.adapter()), trained.head))
     return card

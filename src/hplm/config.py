@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -46,7 +46,10 @@ class BaseConfig:
 
 @dataclass(frozen=True)
 class PlotSettings:
-    """Of the `plot` backend. Paths are relative to the folder of the settings file."""
+    """Of the `plot` backend. Paths are relative to the folder of the settings file.
+
+    `num_threads` 0: chosen from the machine. `trace`: write the stage's spans to this file.
+    """
 
     store: str
     base: str
@@ -54,32 +57,83 @@ class PlotSettings:
     miss: Literal["backoff", "compute"] = "compute"
     overlay_windows: int = 65_536
     max_text_bytes: int = 65_536
-    num_threads: int = 1
+    num_threads: int = 0
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     verify: bool = True
+    batch_tokens: int = 2048
+    batch_requests: int = 64
+    queue_capacity: int = 4096
+    default_deadline_s: float = 30.0
+    trace: str = ""
 
     def __post_init__(self) -> None:
-        for key in ("overlay_windows", "max_text_bytes", "num_threads"):
+        for key in ("overlay_windows", "max_text_bytes", "batch_tokens", "batch_requests", "queue_capacity"):
             _at_least(self, key, 1)
+        _at_least(self, "num_threads", 0)
+        _above(self, "default_deadline_s", 0)
 
 
 @dataclass(frozen=True)
 class UpperSettings:
-    """Of the `upper` backend. `num_slots` counts the identity slot; `reduction_factor` bounds an adapter's size."""
+    """Of the `upper` backend. Paths are relative to the folder of the settings file.
+
+    Adapters: `num_slots` counts the identity slot, `reduction_factor` bounds an adapter's size, `host_cache_mb` is the
+    memory for loaded tenants. `coarse_prefetch` fills slots for waiting requests while a batch computes, `fine_prefetch`
+    fills layer i + 1 while layer i computes (HMI 6.2).
+
+    Scheduling: `policy` with its `policy_settings` (see `hplm.scheduling`); a batch is `batch_rows` rows of `row_tokens`
+    tokens (TCB's B and L; `packed` has one row of both multiplied) and at most `batch_requests` requests. A request
+    without a deadline of its own has `default_deadline_s`. `tenant_weights` give shares, 1 where not named. Requests that
+    waited `starve_after_s` go first whatever the policy says.
+
+    `num_threads` 0: chosen from the machine. `trace`: write the stage's spans to this file.
+    """
 
     store: str
     base: str
     num_slots: int = 64
     reduction_factor: int = 16
-    num_threads: int = 1
+    host_cache_mb: int = 1024
+    coarse_prefetch: bool = True
+    fine_prefetch: bool = True
+    batching: Literal["packed", "naive", "turbo", "concat", "slotted"] = "packed"
+    policy: str = "edf"
+    policy_settings: dict[str, Any] = field(default_factory=dict)
+    batch_rows: int = 8
+    row_tokens: int = 128
+    batch_requests: int = 64
+    queue_capacity: int = 4096
+    default_deadline_s: float = 30.0
+    starve_after_s: float = 2.0
+    tenant_weights: dict[str, Any] = field(default_factory=dict)
+    num_threads: int = 0
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     verify: bool = True
+    trace: str = ""
 
     def __post_init__(self) -> None:
         _at_least(self, "num_slots", 2)
-        _at_least(self, "reduction_factor", 1)
-        _at_least(self, "num_threads", 1)
+        for key in (
+            "reduction_factor",
+            "host_cache_mb",
+            "batch_rows",
+            "row_tokens",
+            "batch_requests",
+            "queue_capacity",
+        ):
+            _at_least(self, key, 1)
+        _at_least(self, "num_threads", 0)
+        for key in ("default_deadline_s", "starve_after_s"):
+            _above(self, key, 0)
+        for tenant, weight in self.tenant_weights.items():
+            if not isinstance(weight, int | float) or isinstance(weight, bool) or not weight > 0:
+                raise ConfigError(f"tenant_weights: the weight of {tenant!r} must be a number above 0, got {weight!r}")
+
+
+def _above(settings: object, key: str, bound: float) -> None:
+    if not (value := getattr(settings, key)) > bound:
+        raise ConfigError(f"{key} must be above {bound:g}, got {value}")
 
 
 def _at_least(settings: object, key: str, least: int) -> None:
@@ -92,14 +146,18 @@ def parse(kind: type[Settings], values: Any, where: str) -> Settings:
     assert dataclasses.is_dataclass(kind)
     if not isinstance(values, dict):
         raise ConfigError(f"{where}: expected an object, got {type(values).__name__}")
-    fields = {field.name: field for field in dataclasses.fields(kind)}
+    fields = {known.name: known for known in dataclasses.fields(kind)}
     hints = get_type_hints(kind)
     for key, value in values.items():
         if key not in fields:
             raise ConfigError(f"{where}: unknown key {key!r}; known are {', '.join(fields)}")
         if not _fits(value, hints[key]):
             raise ConfigError(f"{where}: {key} must be {_words(hints[key])}, got {value!r}")
-    missing = [name for name, field in fields.items() if field.default is dataclasses.MISSING and name not in values]
+    missing = [
+        name
+        for name, known in fields.items()
+        if known.default is dataclasses.MISSING and known.default_factory is dataclasses.MISSING and name not in values
+    ]
     if missing:
         raise ConfigError(f"{where}: missing {', '.join(missing)}")
     try:
@@ -122,8 +180,13 @@ def _fits(value: Any, hint: Any) -> bool:
         return value in get_args(hint)
     if hint is float:
         return isinstance(value, int | float) and not isinstance(value, bool)
+    hint = get_origin(hint) or hint
     return isinstance(value, hint) and not (hint is int and isinstance(value, bool))
 
 
 def _words(hint: Any) -> str:
-    return f"one of {', '.join(map(repr, get_args(hint)))}" if get_origin(hint) is Literal else hint.__name__
+    return (
+        f"one of {', '.join(map(repr, get_args(hint)))}"
+        if get_origin(hint) is Literal
+        else str(getattr(hint, "__name__", hint))
+    )

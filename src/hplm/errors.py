@@ -13,6 +13,10 @@
     |- ServerError                 (the server cannot answer now)
     |  |- UnreachableError         UNREACHABLE             UNAVAILABLE
     |  |- InternalError            INTERNAL                INTERNAL
+    |  |- QueueFullError           QUEUE_FULL              UNAVAILABLE
+    |  |- DeadlineError            DEADLINE_UNMEETABLE     UNAVAILABLE
+    |  |- CancelledError           CANCELLED               UNAVAILABLE
+    |  |- StoppingError            STOPPING                UNAVAILABLE
     |- ArtifactError               (a file is at fault)
     |  |- CorruptArtifactError     CORRUPT_ARTIFACT        INTERNAL
     |  |- WrongBaseError           WRONG_BASE              INTERNAL
@@ -99,6 +103,30 @@ class UnreachableError(ServerError):
 class InternalError(ServerError):
     code = "INTERNAL"
     status = "INTERNAL"
+
+
+class QueueFullError(ServerError):
+    """Too much waits already, of this tenant or of all; try again later."""
+
+    code = "QUEUE_FULL"
+
+
+class DeadlineError(ServerError):
+    """The deadline is past, or cannot be met: the request was not computed."""
+
+    code = "DEADLINE_UNMEETABLE"
+
+
+class CancelledError(ServerError):
+    """The client has gone; nobody reads this."""
+
+    code = "CANCELLED"
+
+
+class StoppingError(ServerError):
+    """The server is shutting down."""
+
+    code = "STOPPING"
 
 
 class ArtifactError(HplmError):

@@ -17,6 +17,7 @@ LOGITS = "LOGITS"  # FP32 [1 or tokens, labels], when asked for
 
 # Between the stages.
 HIDDEN = "HIDDEN"  # FP16 [tokens, H]: merged window vectors
+ARRIVED = "ARRIVED"  # INT64 [1]: when the request came, in nanoseconds of the server's monotonic clock
 TOKENS = "TOKENS"  # INT32 [tokens, 3]: start and end character, number of the word; -1 for special tokens
 
 

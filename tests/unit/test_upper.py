@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from hplm.adapters import tenant as tenants
+from hplm.adapters.packed import Adapter, pack
 from hplm.adapters.tenant import Tenant
+from hplm.errors import ConfigError
 from hplm.nn import reference
 from hplm.nn.base import Base
 from hplm.nn.upper import UpperEngine, UpperRequest
@@ -74,8 +76,8 @@ def test_one_text_gets_each_tenants_own_answer(tiny_base: Base, tiny_store: Stor
 
 def test_an_empty_adapter_is_the_identity(tiny_base: Base, tiny_store: Store) -> None:
     member = tenants.load(tiny_store.tenant("alpha"), fingerprint=tiny_base.fingerprint)
-    zeros = tenants.Adapter(*(np.zeros_like(array) for array in vars(member.adapter).values()))
-    plain = Tenant(member.card, zeros, member.head)
+    zeros = Adapter(*(np.zeros_like(array) for array in vars(member.adapter).values()))
+    plain = Tenant(member.card, pack(zeros), member.head)
     request = requests_of(tiny_base, tiny_store, [11])[0]
     got = engine_of(tiny_base, 2).run([UpperRequest(plain, request.hidden)])[0]
     hidden = torch.from_numpy(request.hidden.astype(np.float32))
@@ -89,7 +91,7 @@ def test_an_adapter_too_large_for_the_slots_fails_and_leaves_no_slot_behind(tiny
     )
     requests = requests_of(tiny_base, tiny_store, [4])
     for _ in range(3):  # the second time must not find a slot that was never filled
-        with pytest.raises(RuntimeError):
+        with pytest.raises(ConfigError, match="lower reduction_factor"):
             engine.run(requests)
-    assert engine.slots.table.find(requests[0].tenant.card.name) is None
+    assert engine.slots.table.find(requests[0].tenant.key) is None
     assert engine.slots.table.can_assign("another")

@@ -1,4 +1,4 @@
-"""Which tenant's adapter is in which slot. Bookkeeping only: whoever owns the memory copies the weights.
+"""Which adapter is in which slot, by a key of tenant and version. Bookkeeping only: whoever owns the memory copies the weights.
 
 Slot 0 is the identity adapter and is never given away.
 """
@@ -24,6 +24,15 @@ class SlotTable:
     def find(self, key: str) -> int | None:
         """The slot that holds `key`, or None."""
         return self._slot_of.get(key)
+
+    def is_pinned(self, key: str) -> bool:
+        """Whether somebody still uses the slot of `key`."""
+        return key in self._pins
+
+    @property
+    def num_unpinned(self) -> int:
+        """Slots that could be given to a new key now."""
+        return self.num_slots - 1 - len(self._pins)
 
     def can_assign(self, key: str) -> bool:
         """Whether `assign` would succeed: `key` is there already, a slot is free, or one is unpinned."""

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load as load_arrays
+from safetensors.numpy import save_file
 
+from hplm.adapters.packed import Adapter, Float32, PackedAdapter, pack, unpack
 from hplm.errors import CorruptArtifactError, TenantNameError, WrongBaseError
 from hplm.store import artifact
 
 KIND = "tenant"
 Task = Literal["classification", "tagging"]
-Float32 = npt.NDArray[np.float32]
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9_.-]{0,62}[a-z0-9])?")
 
 
@@ -28,19 +28,6 @@ def check_name(name: str) -> str:
             "a tenant name is 1 to 64 lower-case letters, digits, '-', '_' or '.', and starts and ends with a letter or digit"
         )
     return name
-
-
-@dataclass(frozen=True)
-class Adapter:
-    """Bottleneck blocks of the upper layers (HMI eq. 1), L layers, r bottleneck: `x + W_up relu(W_down x)`.
-
-    `down` `[L, r, H]`, `down_bias` `[L, r]`, `up` `[L, H, r]`, `up_bias` `[L, H]`.
-    """
-
-    down: Float32
-    down_bias: Float32
-    up: Float32
-    up_bias: Float32
 
 
 @dataclass(frozen=True)
@@ -66,11 +53,22 @@ class TenantCard:
 
 @dataclass(frozen=True)
 class Tenant:
-    """One tenant at one version."""
+    """One tenant at one version: `version` is the fingerprint of its files, so equal versions are equal weights."""
 
     card: TenantCard
-    adapter: Adapter
+    packed: PackedAdapter
     head: Head
+    version: str = ""
+
+    @property
+    def adapter(self) -> Adapter:
+        """Its weights unpacked, for everything that need not be fast."""
+        return unpack(self.packed)
+
+    @property
+    def key(self) -> str:
+        """What a slot goes by: an update is another key, so it never mixes with what it replaces."""
+        return f"{self.card.name}@{self.version}"
 
 
 def save(folder: Path, tenant: Tenant) -> None:
@@ -85,19 +83,24 @@ def save(folder: Path, tenant: Tenant) -> None:
 
 def load_card(folder: Path) -> TenantCard:
     """A tenant's card without its weights."""
-    meta = artifact.read(folder, KIND).meta
+    return parse_card(artifact.read(folder, KIND).meta, str(folder))
+
+
+def parse_card(meta: dict[str, Any], where: str) -> TenantCard:
+    """A card from JSON values. Raises CorruptArtifactError naming `where`."""
     try:
         card = TenantCard(**{**meta, "labels": tuple(meta["labels"])})
         if card.task not in get_args(Task) or card.pooling not in ("cls", "mean"):
             raise ValueError(f"task {card.task!r}, pooling {card.pooling!r}")
         return card
     except (TypeError, KeyError, ValueError) as error:
-        raise CorruptArtifactError(f"{folder}: not a tenant's card ({error!r}); fine-tune it again") from error
+        raise CorruptArtifactError(f"{where}: not a tenant's card ({error!r}); fine-tune it again") from error
 
 
 def load(folder: Path, *, fingerprint: str, verify: bool = True) -> Tenant:
     """A tenant of the base with `fingerprint`. Raises WrongBaseError or CorruptArtifactError."""
-    card = load_card(folder)
+    stored = artifact.read(folder, KIND)
+    card = parse_card(stored.meta, str(folder))
     if card.name != folder.name:
         # Slots go by name: a copied folder must never be served as the tenant it was copied from.
         raise CorruptArtifactError(f"{folder} holds the card of another tenant; fine-tune it again")
@@ -105,11 +108,9 @@ def load(folder: Path, *, fingerprint: str, verify: bool = True) -> Tenant:
         raise WrongBaseError(
             f"{folder} was fine-tuned over base {card.base}, this base is {fingerprint}: fine-tune it again"
         )
-    stored = artifact.read(folder, KIND)
-    if verify:
-        stored.verify()
     try:
-        arrays = load_file(stored.path("weights.safetensors"))
+        # Read once and checked in memory: the file may be replaced between two looks at it.
+        arrays = load_arrays(stored.read_bytes("weights.safetensors", verify=verify))
         adapter = Adapter(*(arrays[f"adapter.{name}"] for name in ("down", "down_bias", "up", "up_bias")))
         head = Head(arrays["head.weight"], arrays["head.bias"])
         layers, reduced, hidden = adapter.down.shape
@@ -121,4 +122,4 @@ def load(folder: Path, *, fingerprint: str, verify: bool = True) -> Tenant:
         raise CorruptArtifactError(
             f"{folder}: the weights do not fit each other or the {labels} labels; fine-tune it again"
         )
-    return Tenant(card, adapter, head)
+    return Tenant(card, pack(adapter), head, stored.fingerprint)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -38,3 +39,12 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
 def computing_in(dtype: torch.dtype, device: torch.device) -> AbstractContextManager[object]:
     """Autocast to `dtype`: products in it, LayerNorm and softmax in fp32. Nothing to do for fp32."""
     return nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)
+
+
+def choose_threads(wanted: int) -> int:
+    """0: all cores but one, which the server, the look-up stage and the client's side need.
+
+    Threads that wait for each other on cores that others want stall in steps of milliseconds, so more is less here.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    return wanted or max(1, cores - 1)

@@ -105,13 +105,16 @@ class UpperEncoder(nn.Module):
 
     def states(self, merged: Tensor, lengths: Sequence[int], adapt: Adapt | None = None) -> list[Tensor]:
         """The input of the first upper layer and the output of each, as `forward` computes them."""
-        hidden = self.embed(merged, packed_positions(lengths, merged.device))
-        states = [hidden]
+        states = [self.embed(merged, packed_positions(lengths, merged.device))]
         attend = packed_attention(self.config.num_heads, lengths)
-        for index, layer in enumerate(self.layers):
-            hidden = layer(hidden, attend, None if adapt is None else _bind(adapt, index))
-            states.append(hidden)
+        for index in range(len(self.layers)):
+            states.append(self.layer(index, states[-1], attend, adapt))
         return states
+
+    def layer(self, index: int, hidden: Tensor, attend: Attend, adapt: Adapt | None = None) -> Tensor:
+        """One upper layer over tokens laid out in any way that `attend` knows: `[N, H]` -> `[N, H]`."""
+        changed: Tensor = self.layers[index](hidden, attend, None if adapt is None else _bind(adapt, index))
+        return changed
 
 
 def _bind(adapt: Adapt, index: int) -> Callable[[Tensor], Tensor]:

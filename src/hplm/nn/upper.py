@@ -10,11 +10,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from hplm.adapters.slots import IDENTITY
 from hplm.adapters.tenant import Tenant
 from hplm.config import BaseConfig
-from hplm.nn.adapters import AdapterSlots
+from hplm.nn.adapters import AdapterSlots, AssignedSlots
 from hplm.nn.dtype import computing_in
-from hplm.nn.encoder import UpperEncoder
+from hplm.nn.encoder import Adapt, UpperEncoder
+from hplm.nn.layouts import Batching, Layout, lay_out
+
+Logits = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,10 @@ def in_dtype(upper: UpperEncoder, dtype: torch.dtype) -> UpperEncoder:
 
 
 class UpperEngine:
-    """Runs packed batches over one set of upper layers. Not thread-safe: one batch at a time."""
+    """Runs batches over one set of upper layers. Not thread-safe, but `slots.prefetch` may run beside it.
+
+    `row_tokens` is the length of a row in batching mode `concat`.
+    """
 
     def __init__(
         self,
@@ -45,57 +52,115 @@ class UpperEngine:
         reduced_size: int,
         device: torch.device,
         dtype: torch.dtype,
+        batching: Batching = "packed",
+        row_tokens: int = 128,
+        fine_prefetch: bool = True,
     ) -> None:
         self.config = config
         self.device = device
         self.dtype = dtype
-        self.slots = AdapterSlots(config, num_slots, reduced_size, device, dtype)
+        self.slots = AdapterSlots(config, num_slots, reduced_size, device, dtype, fine_prefetch=fine_prefetch)
+        self._batching: Batching = batching
+        self._row_tokens = row_tokens
         self._upper = in_dtype(upper, dtype).to(device)
 
-    def run(self, requests: Sequence[UpperRequest]) -> list[npt.NDArray[np.float32]]:
+    def close(self) -> None:
+        """End the thread that fills slots."""
+        self.slots.close()
+
+    def run(self, requests: Sequence[UpperRequest], slot_tokens: int | None = None) -> list[Logits]:
         """Logits of each request, in order: `[1, labels]` of a classification, `[T, labels]` of a tagging."""
-        logits: list[npt.NDArray[np.float32] | None] = [None] * len(requests)
-        for part in self._parts(requests):
-            for index, answer in zip(part, self._run_part([requests[i] for i in part]), strict=True):
+        logits: list[Logits | None] = [None] * len(requests)
+        for indices, answers in self.run_each(requests, slot_tokens):
+            for index, answer in zip(indices, answers, strict=True):
                 logits[index] = answer
         return [answer for answer in logits if answer is not None]
 
-    def _parts(self, requests: Sequence[UpperRequest]) -> Iterator[list[int]]:
-        """Positions sorted by tenant and length, cut where the slots are used up."""
-        order = sorted(range(len(requests)), key=lambda i: (requests[i].tenant.card.name, len(requests[i].hidden)))
-        part: list[int] = []
+    def run_each(
+        self, requests: Sequence[UpperRequest], slot_tokens: int | None = None
+    ) -> Iterator[tuple[list[int], list[Logits]]]:
+        """As `run`, part by part as each is ready: which requests, and their logits. A part's memory is let go with it."""
+        for part in self._parts(requests):
+            members = [requests[i] for i in part]
+            with self.slots.assigned([member.tenant for member in members]) as assigned:
+                lengths = [len(member.hidden) for member in members]
+                for layout in lay_out(self._batching, lengths, self._row_tokens, slot_tokens):
+                    yield [part[i] for i in layout.texts], self._run_layout(members, layout, assigned)
+
+    def _parts(self, requests: Sequence[UpperRequest]) -> list[list[int]]:
+        """Positions sorted by length, so that attention goes in few calls; by tenant and cut where the slots are too few."""
+        most = self.slots.table.num_slots - 1
+        order = sorted(range(len(requests)), key=lambda i: len(requests[i].hidden))
+        if len({request.tenant.key for request in requests}) <= most:
+            return [order] if order else []
+        parts: list[list[int]] = [[]]
         tenants: set[str] = set()
-        for index in order:
-            name = requests[index].tenant.card.name
-            if name not in tenants and len(tenants) == self.slots.table.num_slots - 1:
-                yield part
-                part, tenants = [], set()
-            part.append(index)
-            tenants.add(name)
-        if part:
-            yield part
+        for index in sorted(order, key=lambda i: requests[i].tenant.key):
+            key = requests[index].tenant.key
+            if key not in tenants and len(tenants) == most:
+                parts.append([])
+                tenants = set()
+            parts[-1].append(index)
+            tenants.add(key)
+        return [sorted(part, key=lambda i: len(requests[i].hidden)) for part in parts]
 
-    def _run_part(self, requests: list[UpperRequest]) -> list[npt.NDArray[np.float32]]:
-        lengths = [len(request.hidden) for request in requests]
+    def _run_layout(self, members: list[UpperRequest], layout: Layout, assigned: AssignedSlots) -> list[Logits]:
+        texts = [members[i] for i in layout.texts]
+        with torch.inference_mode(), computing_in(self.dtype, self.device):
+            adapt = self._adapt(layout, assigned)
+            attend = layout.make_attend(self.config.num_heads, self.device)
+            state = self._embed(texts, layout)
+            for index in range(self.config.upper_layers):
+                state = self._upper.layer(index, state, attend, adapt)
+            return self._logits(texts, layout, state.float())
+
+    def _embed(self, texts: list[UpperRequest], layout: Layout) -> Tensor:
+        """The texts' hidden states in their places, positions added: `[size, H]`."""
+        real = torch.from_numpy(np.concatenate([text.hidden for text in texts])).to(self.device)
+        lengths = torch.tensor(layout.lengths)
+        ends = lengths.cumsum(0)
+        steps = torch.arange(int(ends[-1])) - (ends - lengths).repeat_interleave(lengths)
+        state = self._upper.embed(real.float(), steps.to(self.device))
+        if layout.is_packed:
+            return state
+        places = steps + torch.tensor(layout.starts).repeat_interleave(lengths)
+        return state.new_zeros(layout.size, state.shape[1]).index_copy_(0, places.to(self.device), state)
+
+    def _adapt(self, layout: Layout, assigned: AssignedSlots) -> Adapt:
+        """Each text's adapter over its own tokens; padding has the identity."""
         slots: list[int] = []
-        try:
-            for request in requests:
-                slots.append(self.slots.assign(request.tenant))
-            packed = np.concatenate([request.hidden for request in requests]).astype(np.float32)
-            adapt = self.slots.batched(slots, lengths)
-            with torch.inference_mode(), computing_in(self.dtype, self.device):
-                hidden = self._upper(torch.from_numpy(packed).to(self.device), lengths, adapt)
-            parts = hidden.float().cpu().split(lengths)
-            return [head_logits(r.tenant, part).numpy() for r, part in zip(requests, parts, strict=True)]
-        finally:
-            for request in requests[: len(slots)]:
-                self.slots.release(request.tenant)
+        lengths: list[int] = []
+        end = 0
+        for i in sorted(range(len(layout.starts)), key=lambda i: layout.starts[i]):
+            if gap := layout.starts[i] - end:
+                slots.append(IDENTITY)
+                lengths.append(gap)
+            slots.append(assigned.slots[layout.texts[i]])
+            lengths.append(layout.lengths[i])
+            end = layout.starts[i] + layout.lengths[i]
+        if gap := layout.size - end:
+            slots.append(IDENTITY)
+            lengths.append(gap)
+        return self.slots.batched(AssignedSlots(tuple(slots), assigned.fills), lengths)
 
-
-def head_logits(tenant: Tenant, hidden: Tensor) -> Tensor:
-    """A tenant's head over the last hidden states `[T, H]` of one text: `[1, labels]` or `[T, labels]`."""
-    weight, bias = torch.from_numpy(tenant.head.weight), torch.from_numpy(tenant.head.bias)
-    return pool(tenant.card.task, tenant.card.pooling, hidden) @ weight.T + bias
+    def _logits(self, texts: list[UpperRequest], layout: Layout, state: Tensor) -> list[Logits]:
+        """Pooling on the device, heads on the host: a head is a few KB and serves one text."""
+        starts, lengths = torch.tensor(layout.starts), torch.tensor(layout.lengths)
+        real = state
+        if not layout.is_packed:
+            places = torch.cat([torch.arange(s, s + n) for s, n in zip(layout.starts, layout.lengths, strict=True)])
+            real = state.index_select(0, places.to(self.device))
+        means = torch.segment_reduce(real, "mean", lengths=lengths.to(self.device), axis=0).cpu().numpy()
+        firsts = state.index_select(0, starts.to(self.device)).cpu().numpy()
+        answers = []
+        for i, text in enumerate(texts):
+            card, head = text.tenant.card, text.tenant.head
+            if card.task == "tagging":
+                seen = state[layout.starts[i] : layout.starts[i] + layout.lengths[i]].cpu().numpy()
+            else:
+                seen = (firsts if card.pooling == "cls" else means)[i : i + 1]
+            answers.append(seen @ head.weight.T + head.bias)
+        return answers
 
 
 def pool(task: str, pooling: str, hidden: Tensor) -> Tensor:

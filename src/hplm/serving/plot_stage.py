@@ -1,9 +1,9 @@
-"""First stage of hBERT: requests' bytes -> hidden states, one batch at a time."""
+"""First stage of hBERT: requests' bytes -> hidden states, in batches, first come, first served."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,8 +17,14 @@ from hplm.errors import HplmError
 from hplm.nn import base as bases
 from hplm.nn.dtype import choose_dtype
 from hplm.nn.lookup import open_lookup
+from hplm.scheduling.cost import CostModel
+from hplm.scheduling.policies import Fcfs
+from hplm.scheduling.policy import Batch, Budget
+from hplm.scheduling.queue import RequestQueue
+from hplm.serving.worker import Job, Worker
 from hplm.store.layout import Store
 from hplm.text import EncodedText, TextEncoder, check_not_empty, decode_utf8
+from hplm.tracing import Tracer
 
 
 @dataclass(frozen=True)
@@ -30,11 +36,26 @@ class LookedUp:
     truncated: bool
 
 
+@dataclass(frozen=True)
+class PlotInput:
+    """One request as it came; `deadline_s`: seconds it may take in all, None for the settings' default."""
+
+    text: bytes
+    tenant: bytes
+    deadline_s: float | None = None
+    arrived_s: float = 0.0
+
+
+Reply = Callable[[LookedUp | HplmError], None]
+# Of English text. The number is known after tokenising only; the queue shares out by this estimate.
+BYTES_PER_TOKEN = 4
+
+
 class PlotStage:
     """Tokenise, look up, merge. Raises ArtifactError or ConfigError on construction where the store is not sound."""
 
     def __init__(self, settings: PlotSettings, folder: Path) -> None:
-        torch.set_num_threads(settings.num_threads)
+        torch.set_num_threads(settings.num_threads or 1)
         store = Store((folder / settings.store).resolve())
         base = bases.load(store.base(settings.base), verify=settings.verify)
         self._settings = settings
@@ -50,6 +71,57 @@ class PlotStage:
             verify=settings.verify,
         )
 
+        self._tracer = Tracer(Path(settings.trace) if settings.trace else None, "plot")
+        self._worker: Worker[PlotInput, LookedUp] = Worker(
+            "plot",
+            RequestQueue(
+                Fcfs(),
+                Budget(1, settings.batch_tokens, settings.batch_requests, settings.batch_requests),
+                # Nothing is refused by prediction before batches were seen: what they cost depends on the text.
+                CostModel.fit([(1, 1, 1e-6)]),
+                capacity=settings.queue_capacity,
+                weights={},
+                starve_after_s=settings.default_deadline_s,
+            ),
+            self._run,
+            tracer=self._tracer,
+        )
+
+    def start(self) -> None:
+        """Begin to answer what is submitted."""
+        self._worker.start()
+
+    def stop(self) -> None:
+        """Refuse what waits, let the running batch end, end all threads."""
+        self._worker.stop()
+        self._tracer.close()
+
+    @property
+    def counts(self) -> Counter[str]:
+        """What the worker counts: answers by outcome, batches, tokens."""
+        return self._worker.counts
+
+    def submit(self, given: PlotInput, reply: Reply, is_cancelled: Callable[[], bool] = lambda: False) -> None:
+        """Queue a request and return at once; `reply` is called exactly once, from another thread or from this one."""
+        try:
+            tenant = self._bank.resolve(given.tenant).name
+            # Before it waits: what waits is bounded in bytes too.
+            decode_utf8(given.text, self._settings.max_text_bytes)
+        except HplmError as error:
+            reply(error)
+            return
+        deadline_s = self._settings.default_deadline_s if given.deadline_s is None else given.deadline_s
+        self._worker.submit(
+            Job(given, reply, is_cancelled),
+            tenant=tenant,
+            tokens=len(given.text) // BYTES_PER_TOKEN + 2,
+            arrived_s=given.arrived_s,
+            deadline_s=given.arrived_s + deadline_s,
+        )
+
+    def _run(self, given: list[PlotInput], _: Batch) -> Iterator[tuple[Sequence[int], Sequence[LookedUp | HplmError]]]:
+        yield range(len(given)), self.run([(one.text, one.tenant) for one in given])
+
     @property
     def windows_by_level(self) -> Counter[str]:
         """How many windows each level has answered since the start."""
@@ -61,7 +133,7 @@ class PlotStage:
         texts: dict[int, str] = {}
         for index, (text, tenant) in enumerate(requests):
             try:
-                self._bank.check(tenant)
+                self._bank.resolve(tenant)
                 texts[index] = decode_utf8(text, self._settings.max_text_bytes)
             except HplmError as error:
                 answers[index] = error

@@ -1,35 +1,54 @@
-"""Second stage of hBERT: hidden states of many tenants' texts -> labels, one batch at a time."""
+"""Second stage of hBERT: hidden states of many tenants' texts -> labels, in batches that a policy chooses."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from hplm.adapters.bank import TenantBank
-from hplm.adapters.tenant import Tenant
+from hplm.adapters.bank import TenantBank, TenantKey
+from hplm.adapters.host_cache import HostCache
+from hplm.adapters.packed import PackedAdapter, packed_width, widen
+from hplm.adapters.tenant import Head, Tenant, TenantCard
 from hplm.config import UpperSettings
 from hplm.decode import decode_classification, decode_tagging
-from hplm.errors import ArtifactError, HiddenStatesError, HplmError
+from hplm.errors import ArtifactError, HiddenStatesError, HplmError, InternalError, QueueFullError
 from hplm.nn import base as bases
-from hplm.nn.dtype import choose_device, choose_dtype
+from hplm.nn.dtype import choose_device, choose_dtype, choose_threads
 from hplm.nn.upper import UpperEngine, UpperRequest
+from hplm.scheduling.cost import CostModel
+from hplm.scheduling.policy import Batch, Budget
+from hplm.scheduling.queue import RequestQueue
+from hplm.scheduling.registry import load_policy
+from hplm.serving.worker import Job, Worker
 from hplm.store.layout import Store
+from hplm.tracing import Tracer
 from hplm.wire import LabelledSpan
 
 
 @dataclass(frozen=True)
 class UpperInput:
-    """One request: `hidden` float16 `[T, H]`, `tokens` int32 `[T, 3]`, `tenant` as it came."""
+    """One request: `hidden` float16 `[T, H]`, `tokens` int32 `[T, 3]`, `tenant` as it came.
+
+    `deadline_s`: seconds it may take, None for the settings' default; `arrived_s`: when it reached the server, by this
+    machine's monotonic clock, None for now.
+    """
 
     hidden: npt.NDArray[np.float16]
     tokens: npt.NDArray[np.int32]
     tenant: bytes
+    deadline_s: float | None = None
+    arrived_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -40,48 +59,168 @@ class UpperAnswer:
     logits: npt.NDArray[np.float32]
 
 
+@dataclass(frozen=True)
+class _Ready:
+    """A request whose tenant is in host memory."""
+
+    request: UpperRequest
+    tokens: npt.NDArray[np.int32]
+
+
+Reply = Callable[[UpperAnswer | HplmError], None]
+
+
 class UpperStage:
-    """Check, run, decode. Raises ArtifactError or ConfigError on construction where the store is not sound."""
+    """Check, queue, run, decode. Raises ArtifactError or ConfigError on construction where the store is not sound."""
 
     def __init__(self, settings: UpperSettings, folder: Path, device_index: int = 0) -> None:
-        torch.set_num_threads(settings.num_threads)
+        torch.set_num_threads(choose_threads(settings.num_threads))
         store = Store((folder / settings.store).resolve())
         base = bases.load(store.base(settings.base), verify=settings.verify)
         device = choose_device(settings.device, device_index)
+        self._settings = settings
         self._config = base.config
+        self._pins = device.type == "cuda"
+        self._reduced_size = max(1, base.config.hidden_size // settings.reduction_factor)
         self._bank = TenantBank(store, base.fingerprint, verify=settings.verify)
+        self._cache: HostCache[TenantKey, Tenant] = HostCache(
+            self._load, lambda tenant: tenant.packed.weights.nbytes, capacity_bytes=settings.host_cache_mb * 1_000_000
+        )
+        self._tracer = Tracer(Path(settings.trace) if settings.trace else None, "upper")
         self.engine = UpperEngine(
             base.config,
             base.load_upper(),
             num_slots=settings.num_slots,
-            reduced_size=max(1, base.config.hidden_size // settings.reduction_factor),
+            reduced_size=self._reduced_size,
             device=device,
             dtype=choose_dtype(settings.dtype, device),
+            batching=settings.batching,
+            row_tokens=settings.row_tokens,
+            fine_prefetch=settings.fine_prefetch,
         )
+        self._worker: Worker[_Ready, UpperAnswer] = Worker(
+            "upper",
+            RequestQueue(
+                load_policy(settings.policy, settings.policy_settings),
+                budget_of(settings),
+                measured_cost(self.engine),
+                capacity=settings.queue_capacity,
+                weights=settings.tenant_weights,
+                starve_after_s=settings.starve_after_s,
+            ),
+            self._run,
+            tracer=self._tracer,
+            upcoming=self._prefetch if settings.coarse_prefetch else None,
+        )
+        self._loads = threading.BoundedSemaphore(settings.queue_capacity)
+
+    def start(self) -> None:
+        """Begin to answer what is submitted."""
+        self._worker.start()
+
+    def stop(self) -> None:
+        """Refuse what waits, let the running batch end, end all threads."""
+        self._worker.stop()
+        self._cache.close()
+        self.engine.close()
+        self._tracer.close()
+
+    @property
+    def counts(self) -> Counter[str]:
+        """What the worker counts, and adapters loaded from disk to the host and from the host to slots."""
+        return self._worker.counts + Counter(host_loads=self._cache.misses, slot_loads=self.engine.slots.loads)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for a batch."""
+        return self._worker.waiting
+
+    def submit(self, given: UpperInput, reply: Reply, is_cancelled: Callable[[], bool] = lambda: False) -> None:
+        """Queue a request and return at once; `reply` is called exactly once, from another thread or from this one."""
+        try:
+            self._check(given)
+            key = self._bank.resolve(given.tenant)
+            if not self._loads.acquire(blocking=False):
+                raise QueueFullError("too many requests wait for their tenants' weights; try again later")
+        except HplmError as error:
+            reply(self._for_the_wire(error, given.tenant))
+            return
+        self._cache.fetch(key).add_done_callback(partial(self._loaded, given, reply, is_cancelled))
 
     def run(self, inputs: Sequence[UpperInput]) -> list[UpperAnswer | HplmError]:
-        """Answers in order; what is wrong with one request is that request's answer alone."""
+        """Answers in order, without queue and threads; what is wrong with one request is that request's answer alone."""
         answers: list[UpperAnswer | HplmError | None] = [None] * len(inputs)
-        requests: dict[int, UpperRequest] = {}
+        ready: dict[int, _Ready] = {}
         for index, given in enumerate(inputs):
             try:
-                tenant = self._tenant(given.tenant)
                 self._check(given)
-                requests[index] = UpperRequest(tenant, given.hidden)
+                tenant = self._cache.fetch(self._bank.resolve(given.tenant)).result()
+                ready[index] = _Ready(UpperRequest(tenant, given.hidden), given.tokens)
             except HplmError as error:
-                answers[index] = error
-        for index, logits in zip(requests, self.engine.run(list(requests.values())), strict=True):
-            answers[index] = UpperAnswer(decode(requests[index].tenant, logits, inputs[index].tokens), logits)
+                answers[index] = self._for_the_wire(error, given.tenant)
+        indices = list(ready)
+        for part, found in self._run(list(ready.values()), Batch(())):
+            for place, answer in zip(part, found, strict=True):
+                answers[indices[place]] = answer
         return [answer for answer in answers if answer is not None]
 
-    def _tenant(self, raw: bytes) -> Tenant:
-        """The tenant with its weights. What is wrong with its files is for the operator's log, not for the wire."""
-        name = self._bank.check(raw)
+    def _loaded(
+        self, given: UpperInput, reply: Reply, is_cancelled: Callable[[], bool], loaded: Future[Tenant]
+    ) -> None:
+        """The tenant is in host memory, or cannot be."""
+        self._loads.release()
         try:
-            return self._bank.get(name)
-        except ArtifactError as error:
-            logging.getLogger(__name__).error("tenant %s: %s", name, error)
-            raise type(error)("this tenant's model cannot be loaded; the server's log says why") from None
+            ready = _Ready(UpperRequest(loaded.result(), given.hidden), given.tokens)
+        except HplmError as error:
+            reply(self._for_the_wire(error, given.tenant))
+            return
+        except Exception:
+            logging.getLogger(__name__).exception("loading a tenant failed")
+            reply(InternalError("this tenant's model cannot be loaded; the server's log says why"))
+            return
+        now = time.monotonic()
+        # A client that calls this stage itself may claim any time of arrival: only a sound one counts.
+        arrived_s = given.arrived_s if given.arrived_s is not None and 0 <= now - given.arrived_s < 3600 else now
+        deadline_s = self._settings.default_deadline_s if given.deadline_s is None else given.deadline_s
+        self._worker.submit(
+            Job(ready, reply, is_cancelled),
+            tenant=ready.request.tenant.card.name,
+            tokens=len(given.hidden),
+            arrived_s=arrived_s,
+            deadline_s=arrived_s + deadline_s,
+        )
+
+    def _run(
+        self, ready: list[_Ready], batch: Batch
+    ) -> Iterator[tuple[Sequence[int], Sequence[UpperAnswer | HplmError]]]:
+        for indices, logits in self.engine.run_each([one.request for one in ready], batch.slot_tokens):
+            yield (
+                indices,
+                [
+                    UpperAnswer(decode(ready[i].request.tenant, found, ready[i].tokens), found)
+                    for i, found in zip(indices, logits, strict=True)
+                ],
+            )
+
+    def _prefetch(self, ready: list[_Ready]) -> None:
+        self.engine.slots.prefetch([one.request.tenant for one in ready])
+
+    def _load(self, key: TenantKey) -> Tenant:
+        """From disk to host memory, in the shape of a slot; pinned where there is CUDA, so that copies need not wait."""
+        with self._tracer.span("load", tenant=key.name):
+            tenant = self._bank.load(key)
+            packed = widen(tenant.packed, self._reduced_size)
+            if self._pins:
+                pinned = torch.from_numpy(packed.weights).pin_memory().numpy()
+                packed = PackedAdapter(pinned, packed.hidden_size, packed.reduced_size)
+            return replace(tenant, packed=packed)
+
+    def _for_the_wire(self, error: HplmError, tenant: bytes) -> HplmError:
+        """What is wrong with a tenant's files is for the operator's log, not for the wire."""
+        if not isinstance(error, ArtifactError):
+            return error
+        logging.getLogger(__name__).error("tenant %s: %s", tenant.decode("utf-8", "replace"), error)
+        return type(error)("this tenant's model cannot be loaded; the server's log says why")
 
     def _check(self, given: UpperInput) -> None:
         """Only a client that calls this stage directly can fail here."""
@@ -94,6 +233,41 @@ class UpperStage:
             raise HiddenStatesError(f"tokens have shape {given.tokens.shape}, ({length}, 3) was expected")
         if not np.isfinite(given.hidden).all():
             raise HiddenStatesError("hidden states hold NaN or infinity")
+
+
+def budget_of(settings: UpperSettings) -> Budget:
+    """What one batch may hold. Modes that need no rows have one row of the same number of tokens."""
+    rows, row_tokens = settings.batch_rows, settings.row_tokens
+    if settings.batching in ("packed", "naive", "turbo"):
+        rows, row_tokens = 1, rows * row_tokens
+    return Budget(
+        rows=rows,
+        row_tokens=row_tokens,
+        max_requests=settings.batch_requests,
+        max_tenants=settings.num_slots - 1,
+    )
+
+
+def measured_cost(engine: UpperEngine) -> CostModel:
+    """Seconds of batches of a few sizes, measured now; what is served later goes on from there."""
+    hidden = engine.config.hidden_size
+    samples = []
+    for count, length in ((1, 4), (1, 4), (1, 32), (8, 16), (8, 32), (2, min(128, engine.config.max_tokens))):
+        requests = [UpperRequest(_nobody(engine), np.zeros((length, hidden), np.float16)) for _ in range(count)]
+        start = time.perf_counter()
+        engine.run(requests)
+        samples.append((count * length, count * length * length, time.perf_counter() - start))
+    # The first call pays for what the others find warm.
+    return CostModel.fit(samples[1:])
+
+
+def _nobody(engine: UpperEngine) -> Tenant:
+    """A tenant for measuring, of zeros."""
+    hidden, reduced = engine.config.hidden_size, engine.slots.reduced_size
+    weights = np.zeros((engine.config.upper_layers, packed_width(hidden, reduced)), np.float32)
+    head = Head(np.zeros((2, hidden), np.float32), np.zeros(2, np.float32))
+    card = TenantCard("nobody", "classification", ("a", "b"), base="")
+    return Tenant(card, PackedAdapter(weights, hidden, reduced), head, version="measuring")
 
 
 def decode(tenant: Tenant, logits: npt.NDArray[np.float32], tokens: npt.NDArray[np.int32]) -> list[LabelledSpan]:

@@ -44,6 +44,15 @@ class Artifact:
         listed = "\n".join(f"{name} {about['sha256']}" for name, about in sorted(self.files.items()))
         return hashlib.sha256(listed.encode()).hexdigest()[:16]
 
+    def read_bytes(self, name: str, *, verify: bool) -> bytes:
+        """A whole file, checked in memory. Raises CorruptArtifactError as `verify` does, OSError where it is gone."""
+        data = self.path(name).read_bytes()
+        if verify and hashlib.sha256(data).hexdigest() != self.files[name]["sha256"]:
+            raise CorruptArtifactError(
+                f"{self.folder / name} does not match the checksum of its manifest; build it again"
+            )
+        return data
+
     def verify(self) -> None:
         """Check size and checksum of every file. Raises CorruptArtifactError naming the file and what is wrong."""
         for name, wanted in self.files.items():

@@ -26,3 +26,12 @@ class Store:
         """Names of all published tenants, sorted."""
         folder = self.root / "tenants"
         return sorted(p.name for p in folder.iterdir() if not p.name.startswith(".")) if folder.is_dir() else []
+
+    def bank(self, name: str) -> Path:
+        """Many tenants in one file."""
+        return self.root / "banks" / name
+
+    def banks(self) -> list[Path]:
+        """Folders of all published banks, sorted by name."""
+        folder = self.root / "banks"
+        return sorted(p for p in folder.iterdir() if not p.name.startswith(".")) if folder.is_dir() else []

@@ -1,26 +1,43 @@
-"""Counters on Triton's /metrics page."""
+"""Counters and gauges on Triton's /metrics page."""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
 
-class LevelCounter:
-    """`name{level=...}`, brought up to date every `period_s`: each update is a round trip to the server."""
+@dataclass(frozen=True)
+class Family:
+    """A metric's name and description; `label` tells its values apart, empty where there is one."""
 
-    def __init__(self, name: str, description: str, read: Callable[[], Counter[str]], period_s: float = 1.0) -> None:
-        self._family = pb_utils.MetricFamily(name=name, description=description, kind=pb_utils.MetricFamily.COUNTER)
-        self._metrics: dict[str, Any] = {}
-        self._published: Counter[str] = Counter()
-        self._read = read
+    name: str
+    description: str
+    label: str
+
+
+class Published:
+    """Brings metrics up to date every `period_s`: each update is a round trip to the server."""
+
+    def __init__(
+        self,
+        counters: Mapping[Family, Callable[[], Counter[str]]],
+        gauges: Mapping[Family, Callable[[], float]],
+        period_s: float = 1.0,
+    ) -> None:
+        self._counters = [(self._family(f, pb_utils.MetricFamily.COUNTER), f, read) for f, read in counters.items()]
+        self._gauges = [
+            (self._family(f, pb_utils.MetricFamily.GAUGE).Metric(labels={}), read) for f, read in gauges.items()
+        ]
+        self._metrics: dict[tuple[str, str], Any] = {}
+        self._published: dict[str, Counter[str]] = {}
         self._period_s = period_s
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._loop, daemon=True)
+        self._thread = threading.Thread(target=self._loop, name="hplm-metrics", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -29,15 +46,21 @@ class LevelCounter:
         self._thread.join(timeout=2.0)
         self._publish()
 
+    def _family(self, family: Family, kind: Any) -> Any:
+        return pb_utils.MetricFamily(name=family.name, description=family.description, kind=kind)
+
     def _loop(self) -> None:
         while not self._stopped.wait(self._period_s):
             self._publish()
 
     def _publish(self) -> None:
-        counts = Counter(self._read())
-        for level, count in (counts - self._published).items():
-            metric = self._metrics.get(level)
-            if metric is None:
-                metric = self._metrics[level] = self._family.Metric(labels={"level": level})
-            metric.increment(count)
-        self._published = counts
+        for made, family, read in self._counters:
+            counts = Counter(read())
+            for value, count in (counts - self._published.get(family.name, Counter())).items():
+                metric = self._metrics.get((family.name, value))
+                if metric is None:
+                    metric = self._metrics[family.name, value] = made.Metric(labels={family.label: value})
+                metric.increment(count)
+            self._published[family.name] = counts
+        for metric, read_gauge in self._gauges:
+            metric.set(read_gauge())

@@ -37,6 +37,11 @@ def text(request: Any, name: str) -> bytes:
     return bytes(tensor(request, name)[0])
 
 
+def optional(request: Any, name: str) -> npt.NDArray[Any] | None:
+    """As `tensor`, None where the client sent none."""
+    return None if pb_utils.get_input_tensor_by_name(request, name) is None else tensor(request, name)
+
+
 def wants(request: Any, name: str) -> bool:
     """Whether the client asked for an output."""
     return name in request.requested_output_names()
@@ -54,35 +59,55 @@ def refuse(error: HplmError) -> Any:
     return pb_utils.InferenceResponse(error=pb_utils.TritonError(error.wire(), code))
 
 
-def answer_all(
+def deadline_s(request: Any) -> float | None:
+    """Triton's own `timeout` of an infer call, in seconds; None where the client set none."""
+    microseconds = request.timeout()
+    return microseconds / 1e6 if microseconds > 0 else None
+
+
+def submit_all(
     requests: Sequence[Any],
     read: Callable[[Any], Input],
-    run: Callable[[list[Input]], list[Answer | HplmError]],
-    write: Callable[[Any, Answer], Any],
-) -> list[Any]:
-    """One response a request: read them, run those that could be read as one batch, write the answers.
+    submit: Callable[[Input, Callable[[Answer | HplmError], None], Callable[[], bool]], None],
+    writer: Callable[[Any], Callable[[Input, Answer], Any]],
+) -> None:
+    """Hand requests over and return: each is answered through its sender, exactly once, whenever its answer is ready.
 
-    A failure of ours is logged with its traceback and answered as INTERNAL to the whole batch.
+    `writer(request)` is asked before returning, for Triton takes the request's memory back then.
     """
-    responses: list[Any] = [None] * len(requests)
-    inputs: dict[int, Input] = {}
-    for index, request in enumerate(requests):
+    for request in requests:
+        sender = request.get_response_sender()
         try:
-            inputs[index] = read(request)
+            given = read(request)
+            reply = _replier(sender, given, writer(request))
         except HplmError as error:
-            responses[index] = refuse(error)
+            _send(sender, refuse(error))
+            continue
         except Exception:
             log_failure()
-            responses[index] = refuse(BadInputError("the inputs of this request cannot be read"))
-    try:
-        answers = run(list(inputs.values())) if inputs else []
-        for index, answer in zip(inputs, answers, strict=True):
-            responses[index] = refuse(answer) if isinstance(answer, HplmError) else write(requests[index], answer)
-    except Exception:
-        log_failure()
-        internal = InternalError("the server failed on this batch; its log says why")
-        responses = [refuse(internal) if response is None else response for response in responses]
-    return responses
+            _send(sender, refuse(BadInputError("the inputs of this request cannot be read")))
+            continue
+        try:
+            submit(given, reply, sender.is_cancelled)
+        except Exception:
+            log_failure()
+            reply(InternalError("the server failed on this request; its log says why"))
+
+
+def _replier(sender: Any, given: Input, write: Callable[[Input, Answer], Any]) -> Callable[[Answer | HplmError], None]:
+    def reply(answer: Answer | HplmError) -> None:
+        try:
+            response = refuse(answer) if isinstance(answer, HplmError) else write(given, answer)
+        except Exception:
+            log_failure()
+            response = refuse(InternalError("the answer could not be written; the server's log says why"))
+        _send(sender, response)
+
+    return reply
+
+
+def _send(sender: Any, response: Any) -> None:
+    sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
 
 def log_failure() -> None:

@@ -1,0 +1,88 @@
+"""The middle tier: tenants in host memory, between files on disk and slots on the device (HMI 5.2, 6.2)."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Generic, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value")
+
+
+class HostCache(Generic[Key, Value]):
+    """At most `capacity_bytes` of loaded values, the least recently used go first; one load a key at a time.
+
+    Loads of different keys run side by side in `num_threads` threads, and no lock is held while one runs. A value that a
+    request still holds lives on until that request lets it go, dropped from the cache or not. A failed load is not
+    remembered: the next request tries again.
+    """
+
+    def __init__(
+        self,
+        load: Callable[[Key], Value],
+        size_of: Callable[[Value], int],
+        *,
+        capacity_bytes: int,
+        num_threads: int = 2,
+    ) -> None:
+        self._load = load
+        self._size_of = size_of
+        self._capacity_bytes = capacity_bytes
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[Key, Value] = OrderedDict()
+        self._loading: dict[Key, Future[Value]] = {}
+        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="hplm-load")
+        self.kept_bytes = 0
+        self.hits = 0
+        self.misses = 0
+
+    def get(self, key: Key) -> Value | None:
+        """The value if it is here now; counts as a use."""
+        with self._lock:
+            if key not in self._kept:
+                return None
+            self._kept.move_to_end(key)
+            self.hits += 1
+            return self._kept[key]
+
+    def fetch(self, key: Key) -> Future[Value]:
+        """The value, now or later; callers that ask for one key while it loads share one load."""
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                self.hits += 1
+                done: Future[Value] = Future()
+                done.set_result(self._kept[key])
+                return done
+            if key in self._loading:
+                return self._loading[key]
+            self.misses += 1
+            future: Future[Value] = Future()
+            self._loading[key] = future
+        self._pool.submit(self._run, key, future)
+        return future
+
+    def close(self) -> None:
+        """Wait for loads under way; nothing can be fetched after it."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _run(self, key: Key, future: Future[Value]) -> None:
+        try:
+            value = self._load(key)
+        except BaseException as error:
+            with self._lock:
+                del self._loading[key]
+            future.set_exception(error)
+            return
+        size = self._size_of(value)
+        with self._lock:
+            del self._loading[key]
+            self._kept[key] = value
+            self.kept_bytes += size
+            while self.kept_bytes > self._capacity_bytes and len(self._kept) > 1:
+                _, dropped = self._kept.popitem(last=False)
+                self.kept_bytes -= self._size_of(dropped)
+        future.set_result(value)

@@ -1,0 +1,97 @@
+"""An adapter as slots take it: one row a layer, so that a layer is fetched with one copy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hplm.errors import ConfigError
+
+Float32 = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """Bottleneck blocks of the upper layers (HMI eq. 1), L layers, r bottleneck: `x + W_up relu(W_down x)`.
+
+    `down` `[L, r, H]`, `down_bias` `[L, r]`, `up` `[L, H, r]`, `up_bias` `[L, H]`.
+    """
+
+    down: Float32
+    down_bias: Float32
+    up: Float32
+    up_bias: Float32
+
+
+@dataclass(frozen=True)
+class PackedAdapter:
+    """`weights` `[L, P]`: of each layer down, its bias, up, its bias, one after another.
+
+    float32, or uint16 that holds the bits of bfloat16 (numpy has no such type).
+    """
+
+    weights: npt.NDArray[np.float32] | npt.NDArray[np.uint16]
+    hidden_size: int
+    reduced_size: int
+
+    def __post_init__(self) -> None:
+        assert self.weights.shape[1] == packed_width(self.hidden_size, self.reduced_size)
+
+
+def packed_width(hidden: int, reduced: int) -> int:
+    """P: numbers of one layer."""
+    return 2 * hidden * reduced + reduced + hidden
+
+
+def pack(adapter: Adapter) -> PackedAdapter:
+    """In float32."""
+    layers, reduced, hidden = adapter.down.shape
+    parts = [part.reshape(layers, -1) for part in vars(adapter).values()]
+    return PackedAdapter(np.ascontiguousarray(np.concatenate(parts, axis=1), np.float32), hidden, reduced)
+
+
+def unpack(packed: PackedAdapter) -> Adapter:
+    """In float32, whatever it was kept in."""
+    hidden, reduced = packed.hidden_size, packed.reduced_size
+    weights = from_bfloat16(packed.weights) if packed.weights.dtype == np.uint16 else packed.weights
+    layers = len(weights)
+    ends = np.cumsum([reduced * hidden, reduced, hidden * reduced])
+    down, down_bias, up, up_bias = np.split(weights.astype(np.float32), ends, axis=1)
+    return Adapter(down.reshape(layers, reduced, hidden), down_bias, up.reshape(layers, hidden, reduced), up_bias)
+
+
+def widen(packed: PackedAdapter, reduced_size: int) -> PackedAdapter:
+    """The same adapter with a bottleneck of `reduced_size`, filled up with zeros, which change nothing.
+
+    Raises ConfigError where it is larger than that.
+    """
+    if packed.reduced_size == reduced_size:
+        return packed
+    if packed.reduced_size > reduced_size:
+        raise ConfigError(
+            f"an adapter's bottleneck is {packed.reduced_size}, the slots hold {reduced_size}: lower reduction_factor"
+        )
+    before = unpack(packed)
+    layers, hidden = len(packed.weights), packed.hidden_size
+    down, down_bias, up = (
+        np.zeros(shape, np.float32)
+        for shape in ((layers, reduced_size, hidden), (layers, reduced_size), (layers, hidden, reduced_size))
+    )
+    down[:, : packed.reduced_size] = before.down
+    down_bias[:, : packed.reduced_size] = before.down_bias
+    up[:, :, : packed.reduced_size] = before.up
+    return pack(Adapter(down, down_bias, up, before.up_bias))
+
+
+def to_bfloat16(values: Float32) -> npt.NDArray[np.uint16]:
+    """Bits of the nearest bfloat16, ties to even."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def from_bfloat16(bits: npt.NDArray[Any]) -> Float32:
+    """The exact float32 of bfloat16 bits."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)

@@ -1,0 +1,147 @@
+"""Batching modes: how the texts of a batch lie in one tensor (TCB section 4).
+
+`packed` puts texts one after another and computes nothing else. The others are for comparison: `naive` pads every text to
+the longest, `turbo` sorts by length and splits where that saves padding (TurboTransformers), `concat` joins texts in rows
+of a fixed length behind a mask (TCB 4.1), `slotted` cuts those rows into slots that attend on their own (TCB 4.2).
+
+An encoder finishes all texts of a layout with its last layer, so memory of a finished slot can be let go early (TCB 4.2.2)
+only between layouts: `turbo` runs several, each let go before the next starts; the other modes run one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hplm.nn.encoder import Attend, packed_attention
+
+Batching = Literal["packed", "naive", "turbo", "concat", "slotted"]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One tensor of `size` tokens: text `texts[i]` of the batch lies at `starts[i]`, `lengths[i]` long; the rest is padding."""
+
+    size: int
+    texts: tuple[int, ...]
+    starts: tuple[int, ...]
+    lengths: tuple[int, ...]
+    make_attend: Callable[[int, torch.device], Attend]
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether the texts lie one after another in their order, with nothing between or behind them."""
+        return self.starts == _in_order(self.lengths)[1] and self.size == sum(self.lengths)
+
+
+def packed(lengths: Sequence[int]) -> list[Layout]:
+    """No redundancy at all."""
+    return [Layout(sum(lengths), *_in_order(lengths), lambda heads, _: packed_attention(heads, lengths))]
+
+
+def naive(lengths: Sequence[int], fixed: int = 0) -> list[Layout]:
+    """A row a text, as long as the longest text, or `fixed` where that is longer."""
+    return [_rows(range(len(lengths)), lengths, max(max(lengths), fixed))]
+
+
+def turbo(lengths: Sequence[int], overhead_tokens: int = 64) -> list[Layout]:
+    """Sorted by length and split by dynamic programming into rows of less padding.
+
+    A split costs what `overhead_tokens` tokens cost: launching a batch is not free.
+    """
+    order = sorted(range(len(lengths)), key=lambda i: lengths[i])
+    # best[k]: least cost of the k shortest texts, and where their last layout starts.
+    best: list[tuple[int, int]] = [(0, 0)]
+    for end in range(1, len(order) + 1):
+        longest = lengths[order[end - 1]]
+        best.append(min((best[s][0] + (end - s) * longest + overhead_tokens, s) for s in range(end)))
+    layouts: list[Layout] = []
+    end = len(order)
+    while end:
+        start = best[end][1]
+        part = order[start:end]
+        layouts.append(_rows(part, lengths, lengths[part[-1]]))
+        end = start
+    return layouts[::-1]
+
+
+def concat(lengths: Sequence[int], row_tokens: int) -> list[Layout]:
+    """Texts joined in rows of `row_tokens`; a mask keeps each to itself (TCB eq. 5)."""
+    return [_joined(lengths, max(row_tokens, max(lengths)))]
+
+
+def slotted(lengths: Sequence[int], slot_tokens: int) -> list[Layout]:
+    """Rows cut into slots of `slot_tokens`: attention and its mask are as wide as a slot (TCB eq. 8)."""
+    return [_joined(lengths, max(slot_tokens, max(lengths)))]
+
+
+def lay_out(
+    batching: Batching, lengths: Sequence[int], row_tokens: int, slot_tokens: int | None = None
+) -> list[Layout]:
+    """The layouts of a batch; `row_tokens` is L of `concat`, `slot_tokens` the slot that a policy chose for `slotted`."""
+    if batching == "packed":
+        return packed(lengths)
+    if batching == "naive":
+        return naive(lengths)
+    if batching == "turbo":
+        return turbo(lengths)
+    if batching == "concat":
+        return concat(lengths, row_tokens)
+    return slotted(lengths, slot_tokens or max(lengths))
+
+
+def _in_order(lengths: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    starts = [0]
+    for length in lengths[:-1]:
+        starts.append(starts[-1] + length)
+    return tuple(range(len(lengths))), tuple(starts), tuple(lengths)
+
+
+def _rows(texts: Sequence[int], lengths: Sequence[int], width: int) -> Layout:
+    own = tuple(lengths[i] for i in texts)
+
+    def make_attend(heads: int, device: torch.device) -> Attend:
+        seen = torch.arange(width, device=device) < torch.tensor(own, device=device)[:, None]
+        return _masked(heads, len(own), width, seen[:, None, None, :])
+
+    starts = tuple(row * width for row in range(len(own)))
+    return Layout(len(own) * width, tuple(texts), starts, own, make_attend)
+
+
+def _joined(lengths: Sequence[int], width: int) -> Layout:
+    """First fit, longest first."""
+    free: list[int] = []
+    starts = [0] * len(lengths)
+    for text in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        row = next((r for r, space in enumerate(free) if space >= lengths[text]), len(free))
+        if row == len(free):
+            free.append(width)
+        starts[text] = row * width + width - free[row]
+        free[row] -= lengths[text]
+    rows = len(free)
+
+    def make_attend(heads: int, device: torch.device) -> Attend:
+        owner = torch.full((rows * width,), -1, device=device)
+        for text, (start, length) in enumerate(zip(starts, lengths, strict=True)):
+            owner[start : start + length] = text
+        owner = owner.view(rows, width)
+        # Padding sees padding: a row without anything to see would give NaN.
+        return _masked(heads, rows, width, (owner[:, :, None] == owner[:, None, :])[:, None])
+
+    return Layout(rows * width, tuple(range(len(lengths))), tuple(starts), tuple(lengths), make_attend)
+
+
+def _masked(heads: int, rows: int, width: int, mask: Tensor) -> Attend:
+    shape = (rows, width, heads, -1)
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        query, key, value = (part.reshape(shape).transpose(1, 2) for part in (query, key, value))
+        found = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        return found.transpose(1, 2).reshape(rows * width, -1)
+
+    return attend

@@ -1,0 +1,73 @@
+"""What a batch costs: seconds from its tokens, learned while serving."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+Sample = tuple[int, int, float]
+# Features of like size, so that one small ridge steadies all coefficients.
+_SCALE = np.array([1.0, 1e-2, 1e-5])
+_RIDGE = 1e-6
+# Samples count by relative error, but none below a millisecond counts more than one of a millisecond.
+_LEAST_S = 1e-3
+# One hiccup moves the model no further than this; a lasting change gets through in a few batches.
+_MOST_OFF = 4.0
+
+
+class CostModel:
+    """`seconds = a + b tokens + c sum(length^2)`, none of them negative: least squares that forgets old batches."""
+
+    def __init__(self, forgetting: float = 0.98) -> None:
+        self._forgetting = forgetting
+        self._products = np.zeros((3, 3))
+        self._targets = np.zeros(3)
+        self._coefficients: npt.NDArray[np.float64] = np.zeros(3)
+
+    @classmethod
+    def fit(cls, samples: Sequence[Sample]) -> CostModel:
+        """Started from measured `(tokens, sum of squared lengths, seconds)`."""
+        model = cls()
+        for tokens, squares, seconds in samples:
+            model._add(tokens, squares, seconds)
+        model._solve()
+        return model
+
+    def predict(self, tokens: int, squares: int) -> float:
+        """Seconds of a batch."""
+        a, b, c = self._coefficients
+        return float(a + b * tokens * _SCALE[1] + c * squares * _SCALE[2])
+
+    def observe(self, tokens: int, squares: int, seconds: float) -> None:
+        """Learn from a batch that has run. What cannot be a time is ignored."""
+        if not math.isfinite(seconds) or seconds <= 0:
+            return
+        expected = self.predict(tokens, squares)
+        if expected > 0:
+            seconds = min(max(seconds, expected / _MOST_OFF), expected * _MOST_OFF)
+        self._products *= self._forgetting
+        self._targets *= self._forgetting
+        self._add(tokens, squares, seconds)
+        self._solve()
+
+    def _add(self, tokens: int, squares: int, seconds: float) -> None:
+        features = np.array([1.0, tokens, squares]) * _SCALE
+        weight = 1.0 / max(seconds, _LEAST_S) ** 2
+        self._products += weight * np.outer(features, features)
+        self._targets += weight * seconds * features
+
+    def _solve(self) -> None:
+        """Least squares over the features whose coefficient is not negative."""
+        kept = [0, 1, 2]
+        found = np.zeros(3)
+        ridge = _RIDGE * np.trace(self._products) * np.eye(3)
+        while kept:
+            part = np.linalg.solve((self._products + ridge)[np.ix_(kept, kept)], self._targets[kept])
+            if (part >= 0).all():
+                found[kept] = part
+                break
+            kept.pop(int(part.argmin()))
+        self._coefficients = found

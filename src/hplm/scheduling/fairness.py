@@ -1,0 +1,137 @@
+"""Shares of a batch.
+
+The rule: while others wait, a tenant gets of a batch's tokens at most its share, which is its weight over the weights of
+all tenants that wait, but always room for one request. What the others leave free is given back: first everybody's
+shares are filled, then the policy fills what is left with whatever waits. A tenant that sends more than its share waits
+behind its own requests, not before others'.
+
+And nobody starves: requests that have waited longer than `starve_after_s` go first, oldest first, into at most half of
+the batch (but at least one), whatever the policy prefers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from hplm.scheduling.policy import Batch, Budget, Filler, Policy, Waiting, check
+
+
+def fair_select(
+    policy: Policy,
+    waiting: Sequence[Waiting],
+    now_s: float,
+    budget: Budget,
+    weights: Mapping[str, float],
+    starve_after_s: float,
+) -> Batch:
+    """A batch by `policy` within the rule. `waiting` is in the order of arrival. Raises PolicyError as `check` does."""
+    starving = _starving(waiting, now_s, budget, starve_after_s)
+    by_tenant: dict[str, list[Waiting]] = {}
+    for request in waiting:
+        by_tenant.setdefault(request.tenant, []).append(request)
+    if not starving and (len(by_tenant) == 1 or sum(r.tokens for r in waiting) <= budget.tokens):
+        return _checked(policy, waiting, now_s, budget)
+    if budget.rows > 1:
+        return _rows(
+            policy, starving, _within_shares(policy, by_tenant, now_s, budget, weights), waiting, now_s, budget
+        )
+    chosen = list(starving)
+    slot_tokens = None
+    for candidates in (_within_shares(policy, by_tenant, now_s, budget, weights), waiting):
+        taken = {request.id for request in chosen}
+        left = [request for request in candidates if request.id not in taken]
+        room = _remaining(budget, chosen)
+        # A request longer than what is left would be put in "an empty row": here the row is not empty.
+        left = [request for request in left if not chosen or request.tokens <= room.row_tokens]
+        known = {request.tenant for request in chosen}
+        if room.max_tenants == 0:
+            left = [request for request in left if request.tenant in known]
+            room = replace(room, max_tenants=max(1, len(known)))
+        if not left or room.row_tokens <= 0 or room.max_requests <= 0:
+            continue
+        batch = _checked(policy, left, now_s, room)
+        slot_tokens = batch.slot_tokens or slot_tokens
+        chosen += batch.requests
+    return Batch((tuple(chosen),), slot_tokens)
+
+
+def _checked(policy: Policy, waiting: Sequence[Waiting], now_s: float, budget: Budget) -> Batch:
+    batch = policy.select(waiting, now_s, budget)
+    check(batch, waiting, budget)
+    return batch
+
+
+def _rows(
+    policy: Policy,
+    starving: Sequence[Waiting],
+    candidates: Sequence[Waiting],
+    waiting: Sequence[Waiting],
+    now_s: float,
+    budget: Budget,
+) -> Batch:
+    """As `fair_select` over several rows: starving requests have rows of their own, what stays empty is filled after."""
+    filler = Filler(replace(budget, rows=max(1, budget.rows // 2)))
+    for request in starving:
+        any(filler.put(row, request) for row in range(len(filler.rows)))
+    rows = list(filler.batch().rows)
+    slot_tokens = None
+    for part in (candidates, waiting):
+        chosen = [request for row in rows for request in row]
+        taken = {request.id for request in chosen}
+        known = {request.tenant for request in chosen}
+        left = [request for request in part if request.id not in taken]
+        room = replace(
+            budget,
+            rows=budget.rows - len(rows),
+            max_requests=budget.max_requests - len(chosen),
+            max_tenants=budget.max_tenants - len(known),
+        )
+        if left and room.rows > 0 and room.max_requests > 0 and room.max_tenants > 0:
+            batch = _checked(policy, left, now_s, room)
+            slot_tokens = max(filter(None, (batch.slot_tokens, slot_tokens)), default=None)
+            rows += batch.rows
+    return Batch(tuple(rows), slot_tokens)
+
+
+def _starving(waiting: Sequence[Waiting], now_s: float, budget: Budget, starve_after_s: float) -> list[Waiting]:
+    """The oldest requests that waited too long, as many as half of the budget holds, but one at least."""
+    found: list[Waiting] = []
+    tokens = 0
+    tenants: set[str] = set()
+    for request in waiting:
+        if now_s - request.arrived_s <= starve_after_s:
+            break
+        tokens += request.tokens
+        tenants.add(request.tenant)
+        over = tokens > budget.tokens // 2 or len(found) >= max(1, budget.max_requests // 2)
+        if found and (over or len(tenants) > budget.max_tenants):
+            break
+        found.append(request)
+    return found
+
+
+def _within_shares(
+    policy: Policy, by_tenant: Mapping[str, list[Waiting]], now_s: float, budget: Budget, weights: Mapping[str, float]
+) -> list[Waiting]:
+    """Of each tenant, what its share holds; the policy chooses where it wants more."""
+    total = sum(weights.get(tenant, 1.0) for tenant in by_tenant)
+    found: list[Waiting] = []
+    for tenant, requests in by_tenant.items():
+        share = int(budget.tokens * weights.get(tenant, 1.0) / total)
+        if len(requests) == 1 or sum(request.tokens for request in requests) <= share:
+            found += requests
+        else:
+            own = Budget(1, max(1, share), budget.max_requests, 1)
+            found += _checked(policy, requests, now_s, own).requests
+    return found
+
+
+def _remaining(budget: Budget, chosen: Sequence[Waiting]) -> Budget:
+    """What one row still holds. Tenants that are in the batch already cost no slot, so counting them is on the safe side."""
+    return Budget(
+        rows=1,
+        row_tokens=budget.row_tokens - sum(request.tokens for request in chosen),
+        max_requests=budget.max_requests - len(chosen),
+        max_tenants=budget.max_tenants - len({request.tenant for request in chosen}),
+    )

@@ -1,0 +1,127 @@
+"""The contract of a scheduling policy: what waits, what a batch may hold, what was chosen (TCB section 5).
+
+A policy is a function of its inputs and the time it is handed. Third parties add theirs by an entry point of the group
+`hplm.policies` that names a class; its settings are the class's keyword arguments:
+
+    [project.entry-points."hplm.policies"]
+    mine = "my_package:MyPolicy"
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class PolicyError(Exception):
+    """A policy returned what no batch can be. For the operator's log; never on the wire."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A request that waits: its length in tokens, when it came and by when it must be answered, of one clock."""
+
+    id: int
+    tenant: str
+    tokens: int
+    arrived_s: float
+    deadline_s: float
+
+    @property
+    def utility(self) -> float:
+        """What an answer in time is worth (TCB 5.1)."""
+        return 1.0 / self.tokens
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What one batch may hold: `rows` rows (TCB's B) of `row_tokens` tokens (L), so many requests and tenants.
+
+    A request longer than a row may have an empty row to itself, or it would wait for ever.
+    """
+
+    rows: int
+    row_tokens: int
+    max_requests: int
+    max_tenants: int
+
+    @property
+    def tokens(self) -> int:
+        return self.rows * self.row_tokens
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The requests of each row; `slot_tokens` where a policy cuts rows into slots (TCB 4.2)."""
+
+    rows: tuple[tuple[Waiting, ...], ...]
+    slot_tokens: int | None = None
+
+    @property
+    def requests(self) -> tuple[Waiting, ...]:
+        """Of all rows."""
+        return tuple(request for row in self.rows for request in row)
+
+
+class Policy(Protocol):
+    """Chooses the next batch. Must choose something when something waits; must not keep or change what it is given."""
+
+    def select(self, waiting: Sequence[Waiting], now_s: float, budget: Budget) -> Batch: ...
+
+
+def check(batch: Batch, waiting: Sequence[Waiting], budget: Budget) -> None:
+    """Raises PolicyError unless `batch` holds waiting requests, each once, within the budget, and is not empty."""
+    if not isinstance(batch, Batch):
+        raise PolicyError(f"select returned {type(batch).__name__}, a Batch was expected")
+    chosen = batch.requests
+    if waiting and not chosen:
+        raise PolicyError(f"select chose nothing while {len(waiting)} requests wait")
+    known = {request.id: request for request in waiting}
+    if any(known.get(request.id) is not request for request in chosen):
+        raise PolicyError("select chose a request that does not wait")
+    if len({request.id for request in chosen}) != len(chosen):
+        raise PolicyError("select chose a request twice")
+    if len(batch.rows) > budget.rows or len(chosen) > budget.max_requests:
+        raise PolicyError(f"{len(chosen)} requests in {len(batch.rows)} rows are more than the budget {budget}")
+    if len({request.tenant for request in chosen}) > budget.max_tenants:
+        raise PolicyError(f"more than {budget.max_tenants} tenants in a batch")
+    for row in batch.rows:
+        if len(row) > 1 and sum(request.tokens for request in row) > budget.row_tokens:
+            raise PolicyError(f"a row of {sum(r.tokens for r in row)} tokens, {budget.row_tokens} fit")
+
+
+class Filler:
+    """A batch being filled within a budget."""
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self.rows: list[list[Waiting]] = [[] for _ in range(budget.rows)]
+        self.free = [budget.row_tokens] * budget.rows
+        self.count = 0
+        self._tenants: set[str] = set()
+
+    def can_put(self, row: int, request: Waiting) -> bool:
+        """Whether the request fits in this row of the batch."""
+        if self.count >= self._budget.max_requests:
+            return False
+        if len(self._tenants) >= self._budget.max_tenants and request.tenant not in self._tenants:
+            return False
+        return request.tokens <= self.free[row] or not self.rows[row]
+
+    def put(self, row: int, request: Waiting) -> bool:
+        """Put it there if it fits."""
+        if not self.can_put(row, request):
+            return False
+        self.rows[row].append(request)
+        self.free[row] -= request.tokens
+        self.count += 1
+        self._tenants.add(request.tenant)
+        return True
+
+    def is_full(self, shortest: int) -> bool:
+        """Whether nothing of `shortest` tokens or more can be added anywhere."""
+        return self.count >= self._budget.max_requests or (max(self.free) < shortest and all(self.rows))
+
+    def batch(self, slot_tokens: int | None = None) -> Batch:
+        return Batch(tuple(tuple(row) for row in self.rows if row), slot_tokens)

@@ -1,0 +1,232 @@
+"""The bounded queue of a stage: who may wait, who is refused at once, what runs next.
+
+Not thread-safe: its owner holds a lock. Time is handed in, so tests and the simulator drive the same code.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from hplm.scheduling.cost import CostModel
+from hplm.scheduling.fairness import fair_select
+from hplm.scheduling.policies import Fcfs
+from hplm.scheduling.policy import Batch, Budget, Policy, Waiting
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A request that will not be computed: the queue is `full`, or its `deadline` cannot be met."""
+
+    request: Waiting
+    reason: Literal["full", "deadline"]
+
+
+@dataclass(frozen=True)
+class Taken:
+    """The batch to run now, None where nothing is left to run; requests refused on the way; what a policy did wrong."""
+
+    batch: Batch | None
+    refused: tuple[Refused, ...]
+    policy_failure: str | None = None
+
+
+class RequestQueue:
+    """At most `capacity` requests.
+
+    When it is full, a newcomer whose tenant has less than its share of the queue takes the place of the newest request of
+    the tenant that is furthest above its own; any other newcomer is refused. A tenant that floods the queue so pushes out
+    only itself.
+
+    A request is refused at once when its deadline is past, or could not be met even if it ran alone right after the
+    batch that runs now. In a chosen batch, requests that the whole batch would make late are saved by leaving others for
+    the next batch if that costs less than half of the batch, or if everything that waits fits in two batches anyway;
+    otherwise they are refused, for under overload small batches would make more requests late than they save.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        budget: Budget,
+        cost: CostModel,
+        *,
+        capacity: int,
+        weights: Mapping[str, float],
+        starve_after_s: float,
+    ) -> None:
+        self._policy = policy
+        self._budget = budget
+        self.cost = cost
+        self._capacity = capacity
+        self._weights = weights
+        self._starve_after_s = starve_after_s
+        self._waiting: dict[int, Waiting] = {}
+        self._of_tenant: dict[str, dict[int, Waiting]] = {}
+        # Lazily kept heaps: entries of requests or counts that are gone are skipped when they come up.
+        self._fullest: list[tuple[float, str]] = []
+        self._latest_start: list[tuple[float, int]] = []
+        self._running: Batch | None = None
+        self._running_until_s = 0.0
+        self.waiting_tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def offer(self, request: Waiting, now_s: float) -> list[Refused]:
+        """Let a request wait; returns who is refused for it, which may be the request itself."""
+        start_s = max(now_s, self._running_until_s if self._running is not None else now_s)
+        if self._latest(request) < start_s:
+            return [Refused(request, "deadline")]
+        refused = []
+        if len(self._waiting) >= self._capacity:
+            victim = self._victim(request)
+            if victim is request:
+                return [Refused(request, "full")]
+            self._remove(victim)
+            refused.append(Refused(victim, "full"))
+        self._waiting[request.id] = request
+        own = self._of_tenant.setdefault(request.tenant, {})
+        own[request.id] = request
+        self.waiting_tokens += request.tokens
+        heapq.heappush(self._fullest, (-self._fill_of(request.tenant), request.tenant))
+        heapq.heappush(self._latest_start, (self._latest(request), request.id))
+        return refused
+
+    def take(self, now_s: float) -> Taken:
+        """Choose the next batch and remove it from the queue; `done` must follow before the next `take`."""
+        refused = [Refused(request, "deadline") for request in self._drop_hopeless(now_s)]
+        if not self._waiting:
+            return Taken(None, tuple(refused))
+        waiting = list(self._waiting.values())
+        failure = None
+        try:
+            batch = self._select(self._policy, waiting, now_s)
+        except Exception as error:
+            failure = f"{type(self._policy).__name__}: {error!r}"
+            batch = self._select(Fcfs(), waiting, now_s)
+        batch, late = self._fit_deadlines(batch, now_s)
+        for request in (*batch.requests, *late):
+            self._remove(request)
+        refused += [Refused(request, "deadline") for request in late]
+        if not batch.requests:
+            return Taken(None, tuple(refused), failure)
+        self._running = batch
+        self._running_until_s = now_s + self._seconds(batch.requests)
+        return Taken(batch, tuple(refused), failure)
+
+    def preview(self, now_s: float) -> tuple[Waiting, ...]:
+        """What `take` would choose now, for a head start; nothing changes."""
+        try:
+            return self._select(self._policy, list(self._waiting.values()), now_s).requests
+        except Exception:
+            # `take` will meet the same failure and report it.
+            return ()
+
+    def done(self, seconds: float, now_s: float) -> None:
+        """The batch of the last `take` has ended after `seconds`; 0 where that says nothing about what batches cost."""
+        assert self._running is not None
+        requests = self._running.requests
+        self._running = None
+        self.cost.observe(sum(r.tokens for r in requests), sum(r.tokens**2 for r in requests), seconds)
+
+    def cancel(self, request_id: int) -> bool:
+        """Take a request out of the queue; False where it does not wait (any more)."""
+        if request_id not in self._waiting:
+            return False
+        self._remove(self._waiting[request_id])
+        return True
+
+    def drain(self) -> list[Waiting]:
+        """All that wait, taken out."""
+        left = list(self._waiting.values())
+        for request in left:
+            self._remove(request)
+        return left
+
+    def _select(self, policy: Policy, waiting: list[Waiting], now_s: float) -> Batch:
+        return fair_select(policy, waiting, now_s, self._budget, self._weights, self._starve_after_s)
+
+    def _latest(self, request: Waiting) -> float:
+        """The latest start at which a request that runs alone still meets its deadline."""
+        return request.deadline_s - self._seconds((request,))
+
+    def _seconds(self, requests: tuple[Waiting, ...]) -> float:
+        return self.cost.predict(sum(r.tokens for r in requests), sum(r.tokens**2 for r in requests))
+
+    def _drop_hopeless(self, now_s: float) -> list[Waiting]:
+        found = []
+        while self._latest_start and self._latest_start[0][0] < now_s:
+            _, request_id = heapq.heappop(self._latest_start)
+            if request_id in self._waiting:
+                found.append(self._waiting[request_id])
+                self._remove(found[-1])
+        return found
+
+    def _fit_deadlines(self, batch: Batch, now_s: float) -> tuple[Batch, list[Waiting]]:
+        """The batch without what it would make late, and what of that is refused (the rest goes on waiting)."""
+        late_of_whole = self._late(batch.requests, now_s)
+        if not late_of_whole:
+            return batch, []
+        by_deadline = sorted(batch.requests, key=lambda r: (r.deadline_s, r.id))
+        # The most urgent first, as many as end before the earliest deadline among them.
+        kept: list[Waiting] = []
+        for request in by_deadline:
+            if now_s + self._seconds((*kept, request)) <= by_deadline[0].deadline_s:
+                kept.append(request)
+        tokens = sum(request.tokens for request in batch.requests)
+        saves_enough = 2 * sum(request.tokens for request in kept) >= tokens
+        if kept and (saves_enough or self.waiting_tokens <= 2 * self._budget.tokens):
+            return _only(batch, kept), []
+        late: list[Waiting] = []
+        while late_of_whole:
+            late += late_of_whole
+            batch = _only(batch, [request for request in batch.requests if request not in late])
+            late_of_whole = self._late(batch.requests, now_s)
+        return batch, late
+
+    def _late(self, requests: tuple[Waiting, ...], now_s: float) -> list[Waiting]:
+        end_s = now_s + self._seconds(requests)
+        return [request for request in requests if request.deadline_s < end_s]
+
+    def _fill_of(self, tenant: str) -> float:
+        """How much of the queue a tenant has, by its weight."""
+        return len(self._of_tenant.get(tenant, ())) / self._weights.get(tenant, 1.0)
+
+    def _victim(self, newcomer: Waiting) -> Waiting:
+        """Who gives way in a full queue: the newest request of the tenant furthest above its share, or the newcomer."""
+        while True:
+            fill, tenant = self._fullest[0]
+            if -fill == self._fill_of(tenant):
+                break
+            heapq.heappop(self._fullest)
+            if tenant in self._of_tenant:
+                heapq.heappush(self._fullest, (-self._fill_of(tenant), tenant))
+        after = self._fill_of(newcomer.tenant) + 1 / self._weights.get(newcomer.tenant, 1.0)
+        if tenant == newcomer.tenant or after > -fill:
+            return newcomer
+        return next(reversed(self._of_tenant[tenant].values()))
+
+    def _remove(self, request: Waiting) -> None:
+        del self._waiting[request.id]
+        own = self._of_tenant[request.tenant]
+        del own[request.id]
+        if not own:
+            del self._of_tenant[request.tenant]
+        self.waiting_tokens -= request.tokens
+        if not self._waiting:
+            self._fullest.clear()
+            self._latest_start.clear()
+        elif len(self._latest_start) > 4 * len(self._waiting) + 64:
+            self._latest_start = [entry for entry in self._latest_start if entry[1] in self._waiting]
+            heapq.heapify(self._latest_start)
+        if len(self._fullest) > 4 * len(self._of_tenant) + 64:
+            self._fullest = [(-self._fill_of(tenant), tenant) for tenant in self._of_tenant]
+            heapq.heapify(self._fullest)
+
+
+def _only(batch: Batch, kept: list[Waiting]) -> Batch:
+    ids = {request.id for request in kept}
+    rows = (tuple(request for request in row if request.id in ids) for row in batch.rows)
+    return Batch(tuple(row for row in rows if row), batch.slot_tokens)

@@ -1,0 +1,41 @@
+"""Policies by name: those of hplm, and third parties' through the entry point group `hplm.policies`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
+from typing import Any
+
+from hplm.errors import ConfigError
+from hplm.scheduling.policies import Das, Edf, Fcfs, Sjf, SlottedDas
+from hplm.scheduling.policy import Policy
+
+GROUP = "hplm.policies"
+BUILT_IN: dict[str, Callable[..., Policy]] = {
+    "fcfs": Fcfs,
+    "sjf": Sjf,
+    "edf": Edf,
+    "das": Das,
+    "slotted_das": SlottedDas,
+}
+
+
+def load_policy(name: str, settings: Mapping[str, Any]) -> Policy:
+    """A policy with its settings. Raises ConfigError naming the policies there are, or the setting that does not fit."""
+    found = {point.name: point for point in entry_points(group=GROUP)}
+    if name in BUILT_IN:
+        make = BUILT_IN[name]
+    elif name in found:
+        try:
+            make = found[name].load()
+        except Exception as error:
+            raise ConfigError(f"policy {name!r} ({found[name].value}) cannot be imported: {error}") from error
+    else:
+        raise ConfigError(f"there is no policy {name!r}; there are {', '.join([*BUILT_IN, *sorted(found)])}")
+    try:
+        policy = make(**settings)
+    except TypeError as error:
+        raise ConfigError(f"policy_settings of {name!r}: {error}") from None
+    if not callable(getattr(policy, "select", None)):
+        raise ConfigError(f"policy {name!r} has no select(waiting, now_s, budget)")
+    return policy

@@ -1,0 +1,228 @@
+"""What makes a stage asynchronous: a bounded queue, a thread that computes, threads that answer.
+
+Triton hands requests over and gets its thread back at once; a policy chooses what runs next; answers leave from threads
+of their own, so that sending never stalls computing. Everything that comes in gets exactly one answer.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from hplm.errors import CancelledError, DeadlineError, HplmError, InternalError, QueueFullError, StoppingError
+from hplm.scheduling.policy import Batch, Waiting
+from hplm.scheduling.queue import Refused, RequestQueue
+from hplm.tracing import Tracer
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+# A request that waited this long is asked whether its client is still there; asking is a round trip to the server.
+ASK_CANCELLED_AFTER_S = 0.25
+
+
+@dataclass(frozen=True)
+class Job(Generic[Item, Answer]):
+    """One request under way: what to compute, where the answer goes, and how to ask whether anybody still wants it."""
+
+    item: Item
+    reply: Callable[[Answer | HplmError], None]
+    is_cancelled: Callable[[], bool]
+
+
+Run = Callable[[list[Item], Batch], Iterator[tuple[Sequence[int], Sequence[Answer | HplmError]]]]
+
+
+class Worker(Generic[Item, Answer]):
+    """Owns the queue and the threads of one stage. `run` computes a batch and yields answers as they are ready.
+
+    `upcoming`, where given, is told in a thread of its own what the policy would run next while a batch computes.
+    Not started until `start`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        queue: RequestQueue,
+        run: Run[Item, Answer],
+        *,
+        tracer: Tracer,
+        upcoming: Callable[[list[Item]], None] | None = None,
+        answer_threads: int = 2,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._name = name
+        self._queue = queue
+        self._run = run
+        self._tracer = tracer
+        self._upcoming = upcoming
+        self._clock = clock
+        self._ids = itertools.count()
+        self._jobs: dict[int, Job[Item, Answer]] = {}
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._computing = False
+        self._look_ahead = threading.Event()
+        self._answers = ThreadPoolExecutor(answer_threads, thread_name_prefix=f"{name}-answer")
+        self._threads = [threading.Thread(target=self._compute_loop, name=f"{name}-compute", daemon=True)]
+        if upcoming is not None:
+            self._threads.append(threading.Thread(target=self._look_ahead_loop, name=f"{name}-prefetch", daemon=True))
+        self._counts: Counter[str] = Counter()
+        self._counting = threading.Lock()
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Answers by outcome (`ok` or an error's code in lower case), batches, tokens, and what failed, since the start."""
+        with self._counting:
+            return Counter(self._counts)
+
+    @property
+    def waiting(self) -> int:
+        """Requests in the queue now."""
+        return len(self._queue)
+
+    def submit(
+        self,
+        job: Job[Item, Answer],
+        *,
+        tenant: str,
+        tokens: int,
+        arrived_s: float,
+        deadline_s: float,
+    ) -> None:
+        """Queue a request, or refuse it at once; times are of the worker's clock. Never blocks on computing."""
+        with self._changed:
+            if self._stopping:
+                refused: Sequence[Refused] = ()
+                stopping = True
+            else:
+                stopping = False
+                request = Waiting(next(self._ids), tenant, tokens, arrived_s, deadline_s)
+                self._jobs[request.id] = job
+                refused = self._queue.offer(request, self._clock())
+                self._changed.notify()
+        if stopping:
+            self._answer(job, StoppingError("the server is shutting down"))
+        self._refuse(refused)
+        if self._upcoming is not None and self._computing:
+            self._look_ahead.set()
+
+    def stop(self, timeout_s: float = 5.0) -> None:
+        """Take nothing more, refuse what waits, let the running batch end, send all answers."""
+        with self._changed:
+            self._stopping = True
+            left = self._queue.drain()
+            self._changed.notify_all()
+        for request in left:
+            self._answer(self._jobs.pop(request.id), StoppingError("the server is shutting down"))
+        self._look_ahead.set()
+        deadline = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        self._answers.shutdown(wait=True)
+
+    def _compute_loop(self) -> None:
+        while True:
+            with self._changed:
+                while not self._stopping and not len(self._queue):
+                    self._changed.wait()
+                if self._stopping:
+                    return
+                taken = self._queue.take(self._clock())
+                self._computing = taken.batch is not None
+            if taken.policy_failure is not None:
+                self._count("policy_failures")
+                logging.getLogger(__name__).error(
+                    "policy: %s; this batch is first come, first served", taken.policy_failure
+                )
+            self._refuse(taken.refused)
+            if taken.batch is not None:
+                self._compute(taken.batch)
+
+    def _compute(self, batch: Batch) -> None:
+        requests = list(batch.requests)
+        jobs = [self._jobs.pop(request.id) for request in requests]
+        now = self._clock()
+        gone = {
+            i for i, r in enumerate(requests) if now - r.arrived_s > ASK_CANCELLED_AFTER_S and jobs[i].is_cancelled()
+        }
+        for i in gone:
+            self._answer(jobs[i], CancelledError("the client has gone"))
+        left = [i for i in range(len(jobs)) if i not in gone]
+        self._look_ahead.set()
+        start = self._clock()
+        answered: set[int] = set()
+        try:
+            if left:
+                tokens = sum(requests[i].tokens for i in left)
+                self._count("batches")
+                self._count("tokens", tokens)
+                with self._tracer.span("batch", requests=len(left), tokens=tokens):
+                    for indices, answers in self._run([jobs[i].item for i in left], batch):
+                        for index, answer in zip(indices, answers, strict=True):
+                            answered.add(left[index])
+                            self._answer(jobs[left[index]], answer)
+        except Exception:
+            logging.getLogger(__name__).exception("%s failed on a batch of %d", self._name, len(left))
+            self._count("failed_batches")
+        finally:
+            for i in left:
+                if i not in answered:
+                    self._answer(jobs[i], InternalError("the server failed on this batch; its log says why"))
+            with self._changed:
+                # A batch that lost members says nothing about what batches cost.
+                self._queue.done(0.0 if gone else self._clock() - start, self._clock())
+                self._computing = False
+
+    def _look_ahead_loop(self) -> None:
+        """Coarse prefetch: what the policy would take next, while a batch computes (HMI 6.2)."""
+        assert self._upcoming is not None
+        while not self._stopping:
+            self._look_ahead.wait()
+            self._look_ahead.clear()
+            with self._changed:
+                if self._stopping or not len(self._queue) or not self._computing:
+                    continue
+                chosen = self._queue.preview(self._clock())
+                items = [self._jobs[request.id].item for request in chosen]
+            try:
+                with self._tracer.span("prefetch", requests=len(items)):
+                    self._upcoming(items)
+            except Exception:
+                # Only a head start is lost: the batch fetches what it lacks, and reports what fails there.
+                logging.getLogger(__name__).exception("%s: prefetch failed", self._name)
+                self._count("failed_prefetches")
+
+    def _refuse(self, refused: Sequence[Refused]) -> None:
+        for one in refused:
+            if one.reason == "full":
+                error: HplmError = QueueFullError("too many requests wait; try again later")
+            else:
+                error = DeadlineError("the deadline cannot be met; the request was not computed")
+            self._answer(self._jobs.pop(one.request.id), error)
+
+    def _answer(self, job: Job[Item, Answer], answer: Answer | HplmError) -> None:
+        self._count(answer.code.lower() if isinstance(answer, HplmError) else "ok")
+        self._answers.submit(self._send, job, answer)
+
+    def _send(self, job: Job[Item, Answer], answer: Answer | HplmError) -> None:
+        with self._tracer.span("answer"):
+            try:
+                job.reply(answer)
+            except Exception:
+                logging.getLogger(__name__).exception("%s: an answer could not be sent", self._name)
+                self._count("failed_answers")
+
+    def _count(self, what: str, times: int = 1) -> None:
+        with self._counting:
+            self._counts[what] += times

@@ -1,0 +1,58 @@
+"""Spans of what a process did when, for a picture of the pipeline (HMI Fig. 17). One JSON line a span.
+
+Times are of the machine's monotonic clock, so the files of several processes can be laid side by side.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+class Tracer:
+    """Writes spans to a file; without a path it does nothing."""
+
+    def __init__(self, path: Path | None, process: str) -> None:
+        self._process = process
+        # Line by line: a process that is killed loses nothing but its last span.
+        self._file = path.open("a", buffering=1) if path is not None else None
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def span(self, name: str, **about: Any) -> Iterator[None]:
+        """What happens in the block, on the calling thread."""
+        if self._file is None:
+            yield
+            return
+        start_ns = time.monotonic_ns()
+        try:
+            yield
+        finally:
+            self.add(name, start_ns, time.monotonic_ns(), **about)
+
+    def add(self, name: str, start_ns: int, end_ns: int, **about: Any) -> None:
+        """A span that was timed elsewhere."""
+        if self._file is None:
+            return
+        line = {
+            "name": name,
+            "process": self._process,
+            "pid": os.getpid(),
+            "thread": threading.current_thread().name,
+            "start_us": start_ns / 1000,
+            "duration_us": (end_ns - start_ns) / 1000,
+            "about": about,
+        }
+        with self._lock:
+            self._file.write(json.dumps(line) + "\n")
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None

@@ -1,0 +1,241 @@
+"""The bounded queue: nothing is lost, nobody starves, no tenant takes more than its share, failures are contained."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hplm.scheduling.cost import CostModel
+from hplm.scheduling.fairness import fair_select
+from hplm.scheduling.policies import Das, Edf, Fcfs, Sjf, SlottedDas
+from hplm.scheduling.policy import Batch, Budget, Policy, Waiting, check
+from hplm.scheduling.queue import RequestQueue
+from hplm.scheduling.simulate import simulate
+from tests.unit.scheduling.test_policies import BUDGETS, POLICIES, waiting_requests
+
+SECONDS_PER_TOKEN = 1e-3
+
+
+def cost(seconds_per_token: float = SECONDS_PER_TOKEN) -> CostModel:
+    return CostModel.fit([(n, n * 20, n * seconds_per_token) for n in (1, 10, 100, 1000)])
+
+
+def queue_of(
+    policy: Policy,
+    budget: Budget | None = None,
+    *,
+    capacity: int = 100,
+    weights: dict[str, float] | None = None,
+    starve_after_s: float = math.inf,
+) -> RequestQueue:
+    return RequestQueue(
+        policy,
+        budget or Budget(1, 100, 64, 64),
+        cost(),
+        capacity=capacity,
+        weights=weights or {},
+        starve_after_s=starve_after_s,
+    )
+
+
+def request(
+    number: int, tenant: str = "t", tokens: int = 10, arrived_s: float = 0.0, deadline_s: float = 1e9
+) -> Waiting:
+    return Waiting(number, tenant, tokens, arrived_s, deadline_s)
+
+
+def service_s(batch: Batch) -> float:
+    return sum(r.tokens for r in batch.requests) * SECONDS_PER_TOKEN
+
+
+@given(waiting_requests(), BUDGETS, st.sampled_from(POLICIES), st.integers(1, 40), st.sampled_from([0.5, math.inf]))
+def test_every_request_ends_exactly_once(
+    arrivals: list[Waiting], budget: Budget, policy: Policy, capacity: int, starve_after_s: float
+) -> None:
+    queue = queue_of(policy, budget, capacity=capacity, starve_after_s=starve_after_s)
+    outcomes = simulate(arrivals, queue, service_s)
+    assert sorted(outcome.request.id for outcome in outcomes) == [request.id for request in arrivals]
+    assert len(queue) == queue.waiting_tokens == 0
+
+
+@given(waiting_requests(), BUDGETS, st.sampled_from(POLICIES), st.sampled_from([0.5, 2.0, math.inf]))
+def test_a_fair_choice_keeps_to_the_budget(
+    waiting: list[Waiting], budget: Budget, policy: Policy, starve_after_s: float
+) -> None:
+    check(fair_select(policy, waiting, 5.0, budget, {"t1": 3.0}, starve_after_s), waiting, budget)
+
+
+def test_a_flooding_tenant_cannot_keep_others_out_of_a_batch() -> None:
+    flood = [request(i, "flood", tokens=5) for i in range(90)]
+    others = [request(100 + i, f"other{i}", tokens=20) for i in range(4)]
+    for policy in (Fcfs(), Sjf(), Edf(), Das()):
+        batch = fair_select(policy, [*flood, *others], 0.0, Budget(1, 100, 64, 64), {}, math.inf)
+        assert {r.tenant for r in batch.requests} == {"flood", *(f"other{i}" for i in range(4))}
+        assert sum(r.tokens for r in batch.requests if r.tenant == "flood") <= 20
+
+
+def test_what_others_leave_free_is_given_back() -> None:
+    waiting = [*(request(i, "flood") for i in range(50)), request(99, "other")]
+    batch = fair_select(Fcfs(), waiting, 0.0, Budget(1, 100, 64, 64), {}, math.inf)
+    assert sum(r.tokens for r in batch.requests) == 100
+
+
+def test_weights_share_out_batches_while_all_wait() -> None:
+    waiting = [request(i, "heavy" if i % 2 else "light", tokens=5) for i in range(200)]
+    batch = fair_select(Fcfs(), waiting, 0.0, Budget(1, 100, 64, 64), {"heavy": 3.0}, math.inf)
+    tokens = Counter[str]()
+    for chosen in batch.requests:
+        tokens[chosen.tenant] += chosen.tokens
+    assert tokens == {"heavy": 75, "light": 25}
+
+
+def test_a_full_queue_makes_room_for_a_tenant_below_its_share_at_the_cost_of_the_fullest() -> None:
+    queue = queue_of(Fcfs(), capacity=10)
+    for i in range(10):
+        assert not queue.offer(request(i, "flood"), 0.0)
+    (refused,) = queue.offer(request(10, "flood"), 0.0)
+    assert (refused.request.id, refused.reason) == (10, "full")
+    (refused,) = queue.offer(request(11, "other"), 0.0)
+    assert (refused.request.id, refused.reason) == (9, "full")
+    assert len(queue) == 10
+
+
+def test_no_request_starves_under_shortest_job_first() -> None:
+    arrivals = [request(0, "long", tokens=90, arrived_s=1.0)]
+    arrivals += [request(1 + i, "short", tokens=10, arrived_s=i * 0.005) for i in range(2000)]
+
+    def answered_at(starve_after_s: float) -> float:
+        queue = queue_of(Sjf(), capacity=10_000, starve_after_s=starve_after_s)
+        outcomes = simulate(sorted(arrivals, key=lambda r: (r.arrived_s, -r.id)), queue, service_s)
+        return next(o.ended_s for o in outcomes if o.request.id == 0)
+
+    assert answered_at(starve_after_s=0.5) < 3.0
+    assert answered_at(starve_after_s=math.inf) > 5.0
+
+
+@pytest.mark.parametrize("policy", [Fcfs(), Sjf(), Edf(), Das(), SlottedDas()], ids=lambda p: type(p).__name__)
+def test_goodput_under_ten_times_overload_stays_at_nine_tenths_of_capacity(policy: Policy) -> None:
+    rng = np.random.default_rng(0)
+    seconds = 20.0
+    rate = 10 / (20 * SECONDS_PER_TOKEN)
+    times = np.cumsum(rng.exponential(1 / rate, int(rate * seconds)))
+    lengths = np.clip(rng.normal(20, 10, len(times)), 3, 100).astype(int)
+    arrivals = [
+        Waiting(i, f"t{i % 40}", int(n), float(t), float(t) + float(rng.uniform(0.2, 2.0)))
+        for i, (t, n) in enumerate(zip(times, lengths, strict=True))
+    ]
+    queue = queue_of(policy, capacity=500, starve_after_s=5.0)
+    outcomes = simulate(arrivals, queue, service_s)
+    in_time = sum(outcome.request.tokens for outcome in outcomes if outcome.in_time)
+    end_s = max(outcome.ended_s for outcome in outcomes)
+    assert in_time * SECONDS_PER_TOKEN >= 0.9 * end_s
+    late = [o for o in outcomes if o.kind == "answered" and o.ended_s > o.request.deadline_s + 1e-3]
+    assert not late, "a late request was computed"
+
+
+def test_das_serves_more_utility_than_edf_when_not_all_can_be_served() -> None:
+    rng = np.random.default_rng(1)
+    times = np.cumsum(rng.exponential(1 / 200, 4000))
+    lengths = np.clip(rng.normal(20, 10, len(times)), 3, 100).astype(int)
+    arrivals = [
+        Waiting(i, "t", int(n), float(t), float(t) + float(rng.uniform(0.1, 0.6)))
+        for i, (t, n) in enumerate(zip(times, lengths, strict=True))
+    ]
+
+    def utility(policy: Policy) -> float:
+        outcomes = simulate(arrivals, queue_of(policy, capacity=1000), service_s)
+        return sum(o.request.utility for o in outcomes if o.in_time)
+
+    assert utility(Das()) > 1.2 * utility(Edf())
+
+
+class Raises:
+    def select(self, waiting: Sequence[Waiting], now_s: float, budget: Budget) -> Batch:
+        raise ValueError("no")
+
+
+class Nonsense:
+    def __init__(self, answer: object) -> None:
+        self._answer = answer
+
+    def select(self, waiting: Sequence[Waiting], now_s: float, budget: Budget) -> Batch:
+        return self._answer  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    "policy", [Raises(), Nonsense(None), Nonsense(Batch(())), Nonsense(Batch(((request(999),),))), Nonsense("x")]
+)
+def test_a_policy_that_raises_or_returns_nonsense_is_reported_and_served_around(policy: Policy) -> None:
+    queue = queue_of(policy)
+    for i in range(20):
+        queue.offer(request(i), 0.0)
+    taken = queue.take(0.0)
+    assert taken.policy_failure is not None
+    assert taken.batch is not None
+    assert [r.id for r in taken.batch.requests] == list(range(10))
+    assert queue.preview(0.0) == ()
+
+
+@pytest.mark.parametrize(("deadline_s", "is_refused"), [(0.0, True), (1e-6, True), (3e7, False), (math.inf, False)])
+def test_deadlines_from_none_at_all_to_a_year_and_for_ever(deadline_s: float, is_refused: bool) -> None:
+    queue = queue_of(Edf())
+    refused = queue.offer(request(0, deadline_s=deadline_s), 0.0)
+    assert [r.reason for r in refused] == (["deadline"] if is_refused else [])
+    assert (queue.take(0.0).batch is None) == is_refused
+
+
+def test_a_request_that_cannot_be_met_behind_the_running_batch_is_refused_at_once() -> None:
+    queue = queue_of(Fcfs())
+    queue.offer(request(0, tokens=100), 0.0)
+    assert queue.take(0.0).batch is not None
+    (refused,) = queue.offer(request(1, tokens=10, deadline_s=0.1), 0.0)
+    assert refused.reason == "deadline"
+    assert queue.offer(request(2, tokens=10, deadline_s=0.2), 0.0) == []
+
+
+def test_an_urgent_request_is_saved_by_a_smaller_batch_when_little_waits() -> None:
+    queue = queue_of(Edf())
+    queue.offer(request(0, tokens=90, deadline_s=10.0), 0.0)
+    queue.offer(request(1, tokens=10, deadline_s=0.05), 0.0)
+    taken = queue.take(0.0)
+    assert taken.batch is not None
+    assert [r.id for r in taken.batch.requests] == [1]
+    assert not taken.refused
+    assert len(queue) == 1
+
+
+def test_a_cancelled_request_is_gone_and_draining_empties_the_queue() -> None:
+    queue = queue_of(Fcfs())
+    for i in range(3):
+        queue.offer(request(i), 0.0)
+    assert queue.cancel(1)
+    assert not queue.cancel(1)
+    assert [r.id for r in queue.drain()] == [0, 2]
+    assert len(queue) == 0
+
+
+def test_the_cost_model_learns_and_shrugs_off_hiccups_and_nonsense() -> None:
+    model = cost()
+    assert model.predict(500, 10_000) == pytest.approx(0.5, rel=0.05)
+    model.observe(500, 10_000, 50.0)
+    assert model.predict(500, 10_000) < 1.0
+    for seconds in (0.0, -1.0, math.nan, math.inf):
+        model.observe(500, 10_000, seconds)
+    for _ in range(300):
+        for tokens in (50, 200, 800):
+            model.observe(tokens, tokens * 20, tokens * 2e-3)
+    assert model.predict(500, 10_000) == pytest.approx(1.0, rel=0.1)
+
+
+@given(st.lists(st.tuples(st.integers(1, 4000), st.floats(1e-6, 10.0)), min_size=1, max_size=30))
+def test_no_coefficient_of_the_cost_model_is_negative(samples: list[tuple[int, float]]) -> None:
+    model = CostModel.fit([(tokens, tokens * tokens, seconds) for tokens, seconds in samples])
+    assert model.predict(0, 0) >= 0
+    assert model.predict(10, 0) >= model.predict(5, 0)
+    assert model.predict(10, 200) >= model.predict(10, 100)

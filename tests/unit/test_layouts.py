@@ -1,0 +1,79 @@
+"""Every batching mode gives the same logits as the slow reference."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from hplm.nn import layouts
+from hplm.nn.adapters import AdapterSlots
+from hplm.nn.base import Base
+from hplm.nn.layouts import Batching
+from hplm.nn.upper import UpperEngine
+from hplm.store.layout import Store
+from tests.unit.test_upper import CPU, requests_of, wanted
+
+LENGTHS = {
+    "identical": [7] * 6,
+    "distinct": [1, 40, 3, 17, 9, 26],
+    "single": [5],
+    "skewed": [40, 1, 1, 1, 1, 1, 1, 2],
+}
+
+
+@pytest.mark.parametrize("batching", ["packed", "naive", "turbo", "concat", "slotted"])
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+@pytest.mark.parametrize("num_slots", [2, 8])
+def test_each_batching_mode_gives_the_references_logits(
+    tiny_base: Base, tiny_store: Store, batching: Batching, lengths: list[int], num_slots: int
+) -> None:
+    engine = UpperEngine(
+        tiny_base.config,
+        tiny_base.load_upper(),
+        num_slots=num_slots,
+        reduced_size=3,
+        device=CPU,
+        dtype=torch.float32,
+        batching=batching,
+        row_tokens=48,
+    )
+    requests = requests_of(tiny_base, tiny_store, lengths)
+    for request, got in zip(requests, engine.run(requests, slot_tokens=20), strict=True):
+        np.testing.assert_allclose(got, wanted(tiny_base, request), atol=2e-4, rtol=2e-4)
+    engine.close()
+
+
+@pytest.mark.parametrize("batching", ["packed", "naive", "turbo", "concat", "slotted"])
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+def test_a_layout_has_every_text_once_and_none_over_another(batching: Batching, lengths: list[int]) -> None:
+    found: list[int] = []
+    for layout in layouts.lay_out(batching, lengths, row_tokens=48, slot_tokens=20):
+        found += layout.texts
+        taken = sorted((s, s + n) for s, n in zip(layout.starts, layout.lengths, strict=True))
+        assert all(first[1] <= second[0] for first, second in zip(taken, taken[1:], strict=False))
+        assert taken[-1][1] <= layout.size
+        assert layout.lengths == tuple(lengths[i] for i in layout.texts)
+    assert sorted(found) == list(range(len(lengths)))
+
+
+def test_packed_wastes_nothing_and_turbo_less_than_naive() -> None:
+    lengths = LENGTHS["skewed"] * 8
+    size = {mode: sum(la.size for la in layouts.lay_out(mode, lengths, 100)) for mode in ("packed", "naive", "turbo")}  # type: ignore[arg-type]
+    assert size["packed"] == sum(lengths)
+    assert size["packed"] <= size["turbo"] < size["naive"]
+
+
+@pytest.mark.parametrize("fine_prefetch", [True, False])
+@pytest.mark.parametrize("lengths", [[1, 2, 3], [33, 32, 31, 64], [200, 5, 150], [130], [4] * 20])
+def test_one_computation_for_all_tenants_equals_the_loop(
+    tiny_base: Base, tiny_store: Store, lengths: list[int], fine_prefetch: bool
+) -> None:
+    slots = AdapterSlots(tiny_base.config, 8, 3, CPU, torch.float32, fine_prefetch=fine_prefetch)
+    tenants = [request.tenant for request in requests_of(tiny_base, tiny_store, lengths)]
+    attended = torch.randn(sum(lengths), tiny_base.config.hidden_size, generator=torch.Generator().manual_seed(0))
+    with slots.assigned(tenants) as assigned:
+        fast, slow = slots.batched(assigned, lengths), slots.reference_adapt(assigned, lengths)
+        for layer in range(tiny_base.config.upper_layers):
+            torch.testing.assert_close(fast(layer, attended), slow(layer, attended), atol=1e-5, rtol=1e-5)
+    slots.close()
