@@ -19,6 +19,7 @@ from hplm_builder.convert import ConvertSettings
 from hplm_builder.demo import DEMO_FOLDER, PLOT, PLOT_SOURCES, TOP_PERCENT, build_demo
 from hplm_builder.export import export
 from hplm_builder.finetune import TrainSettings
+from hplm_builder.fleet import Shape, make_bench_repository
 from hplm_builder.labelled import read_data
 from hplm_builder.mixture import SHARES, read_source
 from hplm_builder.plots import build_plot
@@ -183,6 +184,31 @@ def export_models(
         parse(PlotSettings, plot_values, "hbert_plot"),
         parse(UpperSettings, upper_values, "hbert_upper"),
     )
+    print(f"wrote {models}; serve it with `hplm serve --models {models}`")
+
+
+@app.command()
+def fleet(
+    shape: Annotated[
+        Shape, typer.Option(help="minilm: the shipped base; bert-base: BERT-base's size with seeded weights.")
+    ] = "minilm",
+    tenants: Annotated[int, typer.Option(min=1, help="How many tenants, all different.")] = 10_000,
+    out: Annotated[Path | None, typer.Option(help="Default: build/fleet-SHAPE-TENANTS.")] = None,
+    seed: Annotated[int, typer.Option()] = 0,
+) -> None:
+    """Build a repository to measure on: thousands of made-up tenants in one bank, a pool of texts that the tables know.
+
+    What is there already is kept. Examples:
+
+      hplm build fleet --shape minilm --tenants 10000 --out build/fleet-minilm-10000
+
+      hplm build fleet --shape bert-base --tenants 1000
+
+      hplm serve --models build/fleet-bert-base-1000/models
+    """
+    folder = out or Path(f"build/fleet-{shape}-{tenants}")
+    with progress_bars() as progress:
+        models = make_bench_repository(folder, shape, tenants, seed, progress)
     print(f"wrote {models}; serve it with `hplm serve --models {models}`")
 
 

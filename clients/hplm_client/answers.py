@@ -9,8 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from hplm import wire
-from hplm.errors import TextEncodingError
+from hplm.errors import BadInputError, TextEncodingError
 from hplm.wire import LabelledSpan
+
+LONGEST_DEADLINE_S = 86_400.0
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,20 @@ def outputs_of(module: Any, logits: bool) -> list[Any]:
     """The outputs to ask for."""
     names = [wire.LABEL, wire.SCORE, wire.SPAN, wire.TRUNCATED, *([wire.LOGITS] if logits else [])]
     return [module.InferRequestedOutput(name) for name in names]
+
+
+def deadline_us(deadline_s: float) -> int:
+    """As Triton's `timeout` of a request: whole microseconds, at least one, since 0 means none. Raises BadInputError."""
+    if not 0 < deadline_s <= LONGEST_DEADLINE_S:
+        raise BadInputError(
+            f"a deadline is a number of seconds above 0 and at most {LONGEST_DEADLINE_S:.0f}, not {deadline_s}"
+        )
+    return max(1, round(deadline_s * 1e6))
+
+
+def options_of(deadline_s: float | None) -> dict[str, int]:
+    """Options of `tritonclient`'s infer calls, the same in all four of its clients."""
+    return {} if deadline_s is None else {"timeout": deadline_us(deadline_s)}
 
 
 def prediction_of(result: Any, tenant: str, text: str, logits: bool) -> Prediction:

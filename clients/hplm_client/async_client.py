@@ -8,7 +8,7 @@ from typing import Any
 
 from hplm import wire
 from hplm_client.address import split_url
-from hplm_client.answers import Prediction, outputs_of, prediction_of, tensors_of
+from hplm_client.answers import Prediction, options_of, outputs_of, prediction_of, tensors_of
 from hplm_client.faults import typed_errors
 
 
@@ -28,14 +28,17 @@ class AsyncClient:
         with typed_errors(self.url):
             return bool(await self._triton.is_model_ready(wire.MODEL))
 
-    async def predict(self, tenant: str, text: str, *, logits: bool = False) -> Prediction:
-        """One text of one tenant."""
+    async def predict(
+        self, tenant: str, text: str, *, logits: bool = False, deadline_s: float | None = None
+    ) -> Prediction:
+        """One text of one tenant; `deadline_s` as for `Client`."""
         options: dict[str, Any] = {"client_timeout": self._timeout_s} if self._protocol == "grpc" else {}
         with typed_errors(self.url):
             result = await self._triton.infer(
                 wire.MODEL,
                 tensors_of(self._module, tenant, text),
                 outputs=outputs_of(self._module, logits),
+                **options_of(deadline_s),
                 **options,
             )
             return prediction_of(result, tenant, text, logits)

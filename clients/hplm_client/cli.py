@@ -20,6 +20,9 @@ def predict(
     url: Annotated[
         str, typer.Option(envvar="HPLM_URL", help="http://HOST:PORT or grpc://HOST:PORT.")
     ] = "http://127.0.0.1:8000",
+    deadline_s: Annotated[
+        float | None, typer.Option("--deadline", metavar="S", help="Seconds each text may take; refused otherwise.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> None:
     """Ask a tenant's model.
@@ -30,11 +33,13 @@ def predict(
 
       hplm predict -t spam --json < messages.txt
 
+      hplm predict -t films --deadline 0.1 "A moving, beautifully acted film."
+
       hplm predict -t icd10 --url grpc://127.0.0.1:8001 "Fracture of the left femur"
     """
     lines = [text] if text is not None else (line.rstrip("\n") for line in sys.stdin if line.strip())
     with Client(url) as client:
-        for prediction in client.predict_many((tenant, line) for line in lines):
+        for prediction in client.predict_many(((tenant, line) for line in lines), deadline_s=deadline_s):
             if as_json:
                 print(json.dumps(prediction.as_dict(), ensure_ascii=False), flush=True)
             else:

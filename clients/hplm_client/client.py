@@ -9,7 +9,7 @@ from typing import Any
 
 from hplm import wire
 from hplm_client.address import split_url
-from hplm_client.answers import Prediction, outputs_of, prediction_of, tensors_of
+from hplm_client.answers import Prediction, options_of, outputs_of, prediction_of, tensors_of
 from hplm_client.faults import typed_errors
 
 
@@ -21,6 +21,9 @@ class Client:
     'pos'
 
     One client for one thread. Raises the errors of `hplm.errors`, UnreachableError where nobody answers.
+
+    `deadline_s` counts from the request's arrival at the server and travels as Triton's own `timeout`. A request that cannot be
+    answered by then is refused with UNAVAILABLE and the code DEADLINE_UNMEETABLE. BadInputError where it is 0, negative or NaN.
     """
 
     def __init__(self, url: str = "http://127.0.0.1:8000", *, timeout_s: float = 30.0, concurrency: int = 16) -> None:
@@ -41,42 +44,47 @@ class Client:
         with typed_errors(self.url):
             return bool(self._triton.is_model_ready(wire.MODEL))
 
-    def predict(self, tenant: str, text: str, *, logits: bool = False) -> Prediction:
+    def predict(self, tenant: str, text: str, *, logits: bool = False, deadline_s: float | None = None) -> Prediction:
         """One text of one tenant."""
         with typed_errors(self.url):
-            result = self._triton.infer(wire.MODEL, tensors_of(self._module, tenant, text), **self._call(logits))
+            inputs = tensors_of(self._module, tenant, text)
+            result = self._triton.infer(wire.MODEL, inputs, **self._call(logits, deadline_s))
             return prediction_of(result, tenant, text, logits)
 
-    def predict_many(self, pairs: Iterable[tuple[str, str]], *, logits: bool = False) -> Iterator[Prediction]:
-        """Answers to `(tenant, text)` pairs in order, up to `concurrency` of them under way at once."""
+    def predict_many(
+        self, pairs: Iterable[tuple[str, str]], *, logits: bool = False, deadline_s: float | None = None
+    ) -> Iterator[Prediction]:
+        """Answers to `(tenant, text)` pairs in order, up to `concurrency` of them under way at once.
+
+        Each has `deadline_s` from its own arrival at the server.
+        """
         pending: list[tuple[str, str, Any]] = []
+        call = self._call(logits, deadline_s)
         with typed_errors(self.url):
             # A dead address shows here, as one error; later, gevent would print a traceback a request.
             self._triton.is_server_live()
             for tenant, text in pairs:
                 if len(pending) == self._concurrency:
                     yield self._finish(pending.pop(0), logits)
-                pending.append((tenant, text, self._start(tenant, text, logits)))
+                pending.append((tenant, text, self._start(tenant, text, call)))
             while pending:
                 yield self._finish(pending.pop(0), logits)
 
-    def _call(self, logits: bool) -> dict[str, Any]:
-        call: dict[str, Any] = {"outputs": outputs_of(self._module, logits)}
+    def _call(self, logits: bool, deadline_s: float | None) -> dict[str, Any]:
+        call: dict[str, Any] = {"outputs": outputs_of(self._module, logits), **options_of(deadline_s)}
         if self._protocol == "grpc":
             call["client_timeout"] = self._timeout_s
         return call
 
-    def _start(self, tenant: str, text: str, logits: bool) -> Any:
+    def _start(self, tenant: str, text: str, call: dict[str, Any]) -> Any:
         inputs = tensors_of(self._module, tenant, text)
         if self._protocol == "http":
-            return self._triton.async_infer(wire.MODEL, inputs, **self._call(logits))
+            return self._triton.async_infer(wire.MODEL, inputs, **call)
         # gRPC hands its answer to a callback; a queue of one makes it something to wait for.
         from queue import SimpleQueue
 
         answer: SimpleQueue[tuple[Any, Any]] = SimpleQueue()
-        self._triton.async_infer(
-            wire.MODEL, inputs, callback=lambda result, error: answer.put((result, error)), **self._call(logits)
-        )
+        self._triton.async_infer(wire.MODEL, inputs, callback=lambda result, error: answer.put((result, error)), **call)
         return answer
 
     def _finish(self, started: tuple[str, str, Any], logits: bool) -> Prediction:

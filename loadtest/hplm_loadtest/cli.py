@@ -3,24 +3,55 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 
+from hplm.errors import ConfigError
+from hplm_loadtest.batching import MODES, batching
+from hplm_loadtest.burst import burst
+from hplm_loadtest.everything import everything
+from hplm_loadtest.limit import limit
 from hplm_loadtest.lookup import plot_lookup
+from hplm_loadtest.memory import COUNTS as MEMORY_COUNTS
+from hplm_loadtest.memory import memory_by_tenants
+from hplm_loadtest.peers.systems import Limits, Shape, SystemName
+from hplm_loadtest.pipeline import pipeline
 from hplm_loadtest.request import whole_requests
+from hplm_loadtest.response import TENANTS, response
+from hplm_loadtest.schedulers import POLICIES, SETTINGS, schedulers
+from hplm_loadtest.tenants_bench import TENANTS as SIZES
+from hplm_loadtest.tenants_bench import Load, Popularity, parse_popularities, parse_systems, throughput_by_tenants
+from hplm_loadtest.trace import trace
 from hplm_loadtest.upper import upper_layers
 
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Measure look-up, upper layers and whole requests; variants run in turn, medians are shown.",
+    help="Measure look-up, upper layers, whole requests and response under load; variants run in turn, medians are shown.",
     epilog="Example: hplm bench request --json request.json",
 )
+COUNTS = list(TENANTS)
+FLEETS = list(SIZES)
+RESIDENT = list(MEMORY_COUNTS)
+SYSTEMS: list[str] = list(get_args(SystemName))
+POPULARITIES: list[str] = list(get_args(Popularity))
 MODELS = Path("build/demo/models")
+FLEET = Path("build/fleet-bert-base-10000/models")
+BATCHINGS = list(MODES)
+RATES = [0.5, 1.0, 2.0]
+POLICY_NAMES = list(POLICIES)
 JsonOption = Annotated[Path | None, typer.Option("--json", help="Also write the report to this file.")]
 ModelsOption = Annotated[Path, typer.Option("--models", help="Triton model repository.")]
+PictureOption = Annotated[Path | None, typer.Option("--picture", help="Also draw it: a .svg or .png file.")]
+TextsOption = Annotated[
+    str,
+    typer.Option(
+        "--texts", help="pool: what a fleet's tables know; unseen: sentences of Wikipedia; examples: the tenants' own."
+    ),
+]
+QuickOption = Annotated[bool, typer.Option("--quick", help="A look in seconds: one round, less load.")]
 RoundsOption = Annotated[int, typer.Option(min=1, help="Rounds that count.")]
 
 
@@ -61,3 +92,217 @@ def bench_request(
     Example: hplm bench request --concurrency 128
     """
     whole_requests(models, rounds, count, concurrency).publish(json_file)
+
+
+@app.command(name="response")
+def bench_response(
+    models: ModelsOption = MODELS,
+    rounds: RoundsOption = 3,
+    tenants: Annotated[list[int], typer.Option(min=1, help="Number of tenants; again for more.")] = COUNTS,
+    duration_s: Annotated[float, typer.Option("--duration", min=1, help="Seconds a run.")] = 60.0,
+    texts: TextsOption = "unseen",
+    quick: QuickOption = False,
+    picture: PictureOption = None,
+    json_file: JsonOption = None,
+) -> None:
+    """Response time by number of tenants, each one request every 20 s (HMI Fig. 12), on a real server started for it.
+
+    Example: hplm bench response --models build/fleet/models --json response.json --picture response.svg
+    """
+    if quick:
+        tenants, rounds, duration_s = sorted(tenants)[:2], 1, min(duration_s, 10.0)
+    response(models, tenants, rounds, duration_s, texts, picture).publish(json_file)
+
+
+@app.command(name="burst")
+def bench_burst(
+    models: ModelsOption = MODELS,
+    rounds: RoundsOption = 3,
+    scale: Annotated[float, typer.Option(min=0.004, help="Times 250 clients.")] = 1.0,
+    count: Annotated[int, typer.Option(min=1, help="Requests of each client.")] = 50,
+    texts: TextsOption = "unseen",
+    quick: QuickOption = False,
+    picture: PictureOption = None,
+    json_file: JsonOption = None,
+) -> None:
+    """Response times of 250 clients started 0.05 s apart, each 50 requests, one every 1.2 s (HMI Fig. 13).
+
+    Example: hplm bench burst --models build/fleet/models --json burst.json --picture burst.svg
+    """
+    if quick:
+        rounds, scale, count = 1, 0.1 * scale, min(count, 5)
+    burst(models, scale, count, rounds, texts, picture).publish(json_file)
+
+
+@app.command(name="tenants")
+def bench_tenants(
+    shape: Annotated[Shape, typer.Option(help="Which fleet: the size of its base.")] = "minilm",
+    fleet: Annotated[Path | None, typer.Option(help="Default: build/fleet-SHAPE-10000.")] = None,
+    system: Annotated[list[str], typer.Option(help="Whom to measure; again for more.")] = SYSTEMS,
+    tenants: Annotated[list[int], typer.Option(min=1, help="Number of tenants; again for more.")] = FLEETS,
+    popularity: Annotated[list[str], typer.Option(help="How requests choose tenants.")] = POPULARITIES,
+    duration_s: Annotated[float, typer.Option("--seconds", min=0.5, help="Seconds a point.")] = Load.duration_s,
+    rounds: RoundsOption = Load.rounds,
+    in_flight: Annotated[int, typer.Option(min=1, help="Requests under way at once.")] = Load.in_flight,
+    response_s: Annotated[
+        float, typer.Option("--response-seconds", min=0, help="Seconds of open load after it; 0: none.")
+    ] = Load.response_s,
+    response_share: Annotated[
+        float, typer.Option(min=0.05, max=0.95, help="Of hBERT's throughput, offered as the open load.")
+    ] = Load.response_share,
+    threads: Annotated[int, typer.Option(min=1, help="That compute, of every system.")] = Limits.num_threads,
+    budget_mb: Annotated[int, typer.Option(min=1, help="Memory for a peer's whole models.")] = Limits.budget_mb,
+    disk_mb: Annotated[int, typer.Option(min=1, help="Disk for the files of a peer's models.")] = Limits.disk_mb,
+    quick: QuickOption = False,
+    picture: PictureOption = None,
+    json_file: JsonOption = None,
+) -> None:
+    """Throughput by number of tenants beside whole models, a shared body and adapters alone (HMI Fig. 11).
+
+    The fleet is built before: `hplm build fleet --shape minilm --tenants 10000`. Examples:
+
+      hplm bench tenants --shape bert-base --json tenants.json --picture tenants.svg
+
+      hplm bench tenants --quick --system hbert --system dedicated
+    """
+    if quick:
+        tenants, rounds, duration_s, response_s = sorted(tenants)[:4], 1, min(duration_s, 2.0), min(response_s, 5.0)
+    report = throughput_by_tenants(
+        fleet or Path(f"build/fleet-{shape}-10000"),
+        shape,
+        parse_systems(system),
+        tenants,
+        parse_popularities(popularity),
+        Load(duration_s, rounds, in_flight, response_s, response_share),
+        Limits(threads, budget_mb, disk_mb),
+        picture,
+    )
+    report.publish(json_file)
+
+
+FleetOption = Annotated[
+    Path, typer.Option("--models", help="Repository of a fleet: `hplm build fleet --shape bert-base`.")
+]
+SecondsOption = Annotated[float, typer.Option("--seconds", min=1, help="Seconds a point.")]
+
+
+@app.command(name="batching")
+def bench_batching(
+    models: FleetOption = FLEET,
+    mode: Annotated[list[str], typer.Option(help="Batching mode; again for more.")] = BATCHINGS,
+    rounds: RoundsOption = 3,
+    seconds: SecondsOption = 15.0,
+    rate: Annotated[list[float], typer.Option(help="Arrival rate over packed's throughput; again for more.")] = RATES,
+    quick: QuickOption = False,
+    picture: PictureOption = None,
+    json_file: JsonOption = None,
+) -> None:
+    """Batching modes under FCFS: throughput at saturation, utility by arrival rate (TCB Figs. 9 to 14).
+
+    Example: hplm bench batching --json batching.json --picture batching.svg
+    """
+    if unknown := sorted(set(mode) - set(BATCHINGS)):
+        raise ConfigError(f"no batching mode {unknown[0]!r}; there are {', '.join(BATCHINGS)}")
+    if quick:
+        rounds, seconds, rate = 1, 3.0, []
+    batching(models, mode, rounds, seconds, rate, picture).publish(json_file)
+
+
+@app.command(name="schedulers")
+def bench_schedulers(
+    models: FleetOption = FLEET,
+    policy: Annotated[list[str], typer.Option(help="Scheduling policy; again for more.")] = POLICY_NAMES,
+    rounds: RoundsOption = 3,
+    seconds: SecondsOption = 15.0,
+    quick: QuickOption = False,
+    picture: PictureOption = None,
+    json_file: JsonOption = None,
+) -> None:
+    """Policies at twice the capacity: utility, deadlines met, and their own cost (TCB Figs. 15 and 16).
+
+    Example: hplm bench schedulers --policy das --policy sjf --json schedulers.json
+    """
+    settings = list(SETTINGS)
+    if quick:
+        rounds, seconds, settings = 1, 5.0, settings[1:2]
+    schedulers(models, policy, settings, rounds, seconds, picture).publish(json_file)
+
+
+@app.command(name="pipeline")
+def bench_pipeline(
+    models: FleetOption = FLEET,
+    rounds: RoundsOption = 3,
+    seconds: SecondsOption = 15.0,
+    quick: QuickOption = False,
+    picture: PictureOption = None,
+    json_file: JsonOption = None,
+) -> None:
+    """What look-up and swapping at the same time as computing are worth (HMI Table 6).
+
+    Example: hplm bench pipeline --models build/fleet-minilm-10000/models --json pipeline.json
+    """
+    if quick:
+        rounds, seconds = 1, 4.0
+    pipeline(models, rounds, seconds, picture).publish(json_file)
+
+
+@app.command(name="limit")
+def bench_limit(
+    models: FleetOption = FLEET,
+    rounds: RoundsOption = 5,
+    seconds: SecondsOption = 10.0,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda, for the part in-process.")] = "auto",
+    quick: QuickOption = False,
+    json_file: JsonOption = None,
+) -> None:
+    """Share of the machine's matrix peak in the saturated upper layers, and what Triton leaves of it.
+
+    Example: hplm bench limit --json limit.json
+    """
+    if quick:
+        rounds, seconds = 1, 4.0
+    limit(models, rounds, seconds, device).publish(json_file)
+
+
+@app.command(name="trace")
+def bench_trace(
+    models: FleetOption = FLEET,
+    count: Annotated[int, typer.Option(min=64, help="Requests a pass.")] = 512,
+    slots: Annotated[int, typer.Option(min=2, help="Adapter slots.")] = 65,
+    perfetto: Annotated[Path | None, typer.Option(help="Write a trace for ui.perfetto.dev here.")] = None,
+    picture: PictureOption = None,
+    json_file: JsonOption = None,
+) -> None:
+    """What each thread of both stages does while requests are under way (HMI Fig. 17).
+
+    Example: hplm bench trace --perfetto trace.json --picture trace.png
+    """
+    trace(models, count, slots, perfetto, picture).publish(json_file)
+
+
+@app.command(name="all")
+def bench_all(
+    out: Annotated[Path, typer.Option(help="Folder for reports and pictures.")] = Path("build/bench"),
+    quick: QuickOption = False,
+) -> None:
+    """Every benchmark, one after another, each with its report and picture in a folder; builds the fleets it lacks.
+
+    Example: hplm bench all --quick
+    """
+    everything(out, quick)
+
+
+@app.command(name="memory")
+def bench_memory(
+    shape: Annotated[Shape, typer.Option(help="Which fleet: the size of its base.")] = "minilm",
+    fleet: Annotated[Path | None, typer.Option(help="Default: build/fleet-SHAPE-10000.")] = None,
+    tenants: Annotated[list[int], typer.Option(min=1, help="Number of tenants; again for more.")] = RESIDENT,
+    quick: QuickOption = False,
+    json_file: JsonOption = None,
+) -> None:
+    """Device, host and disk bytes of an added tenant (HMI Table 2), on a real server that keeps all tenants in memory.
+
+    The fleet is built before: `hplm build fleet`. Example: hplm bench memory --shape bert-base --json memory.json
+    """
+    counts = sorted(tenants)[:2] if quick else tenants
+    memory_by_tenants(fleet or Path(f"build/fleet-{shape}-10000"), shape, counts).publish(json_file)

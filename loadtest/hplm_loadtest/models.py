@@ -7,6 +7,7 @@ from pathlib import Path
 
 from hplm import config
 from hplm.adapters import tenant as tenants
+from hplm.adapters.bank_file import BankFile
 from hplm.adapters.tenant import Tenant
 from hplm.config import PlotSettings
 from hplm.nn import base as bases
@@ -34,3 +35,16 @@ def read(models: Path) -> Served:
     settings = config.load(PlotSettings, folder / "settings.json")
     store = Store((folder / settings.store).resolve())
     return Served(store, bases.load(store.base(settings.base)), settings)
+
+
+def served_names(models: Path) -> list[str]:
+    """Names of all tenants that a server over this repository answers for, sorted."""
+    served = read(models)
+    banked = [name for folder in served.store.banks() for name in BankFile(folder, served.base.fingerprint).names]
+    return sorted({*served.store.tenant_names(), *banked})
+
+
+def examples(models: Path) -> list[str]:
+    """The example texts of the tenants that have a folder of their own, each once."""
+    store = read(models).store
+    return sorted({tenants.load_card(store.tenant(name)).example for name in store.tenant_names()} - {""})

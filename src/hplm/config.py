@@ -48,7 +48,8 @@ class BaseConfig:
 class PlotSettings:
     """Of the `plot` backend. Paths are relative to the folder of the settings file.
 
-    `num_threads` 0: chosen from the machine. `trace`: write the stage's spans to this file.
+    `num_threads` 0: chosen from the machine. For measuring: `trace`, a file for the stage's spans; `exclusive_lock`, a
+    file whose lock is held while computing, so that stages that name the same one never compute at the same time.
     """
 
     store: str
@@ -65,6 +66,7 @@ class PlotSettings:
     queue_capacity: int = 4096
     default_deadline_s: float = 30.0
     trace: str = ""
+    exclusive_lock: str = ""
 
     def __post_init__(self) -> None:
         for key in ("overlay_windows", "max_text_bytes", "batch_tokens", "batch_requests", "queue_capacity"):
@@ -86,7 +88,8 @@ class UpperSettings:
     without a deadline of its own has `default_deadline_s`. `tenant_weights` give shares, 1 where not named. Requests that
     waited `starve_after_s` go first whatever the policy says.
 
-    `num_threads` 0: chosen from the machine. `trace`: write the stage's spans to this file.
+    `num_threads` 0: chosen from the machine. For measuring: `pad_to`, at least this many tokens a row in mode `naive`;
+    `trace` and `exclusive_lock` as in PlotSettings.
     """
 
     store: str
@@ -110,9 +113,12 @@ class UpperSettings:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     verify: bool = True
+    pad_to: int = 0
     trace: str = ""
+    exclusive_lock: str = ""
 
     def __post_init__(self) -> None:
+        _at_least(self, "pad_to", 0)
         _at_least(self, "num_slots", 2)
         for key in (
             "reduction_factor",

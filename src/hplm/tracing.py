@@ -50,9 +50,12 @@ class Tracer:
             "about": about,
         }
         with self._lock:
-            self._file.write(json.dumps(line) + "\n")
+            if self._file is not None:
+                self._file.write(json.dumps(line) + "\n")
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        """Spans that end later are lost."""
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
+                self._file = None

@@ -26,6 +26,7 @@ COMMANDS = {
     "build": Command("hplm_builder.cli:app", "build", "Convert a base, make tables, fine-tune tenants, export models."),
     "predict": Command("hplm_client.cli:predict", "client", "Ask a tenant's model on a running server."),
     "bench": Command("hplm_loadtest.cli:app", "loadtest", "Measure look-up, upper layers and whole requests."),
+    "loadtest": Command("hplm_loadtest.loadtest_cli:app", "loadtest", "Put load on a running server with Locust."),
     "eval": Command("hplm_builder.evaluate:app", "build", "Measure quality beside plain fine-tuning."),
 }
 # serve passes what it does not know to tritonserver.

@@ -11,17 +11,23 @@ ROOT = Path(__file__).parents[2]
 CORE = (
     "hplm.adapters",
     "hplm.plot",
+    "hplm.scheduling",
     "hplm.store",
     "hplm.config",
     "hplm.decode",
     "hplm.errors",
     "hplm.text",
+    "hplm.tracing",
     "hplm.wire",
 )
 # Folder -> the prefixes of hplm that it may import, and the third-party roots that it may not.
 RULES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "src/hplm/plot": (CORE, ("torch", "tritonclient", "triton_python_backend_utils")),
     "src/hplm/adapters": (CORE, ("torch", "tritonclient", "triton_python_backend_utils")),
+    "src/hplm/scheduling": (
+        ("hplm.scheduling", "hplm.errors"),
+        ("torch", "tritonclient", "triton_python_backend_utils"),
+    ),
     "src/hplm/store": (("hplm.store", "hplm.errors"), ("torch", "tritonclient", "triton_python_backend_utils")),
     "src/hplm/nn": ((*CORE, "hplm.nn"), ("tritonclient", "triton_python_backend_utils")),
     "src/hplm/serving": ((*CORE, "hplm.nn", "hplm.serving"), ("tritonclient", "triton_python_backend_utils")),

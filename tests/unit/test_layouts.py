@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -51,7 +53,7 @@ def test_a_layout_has_every_text_once_and_none_over_another(batching: Batching, 
     for layout in layouts.lay_out(batching, lengths, row_tokens=48, slot_tokens=20):
         found += layout.texts
         taken = sorted((s, s + n) for s, n in zip(layout.starts, layout.lengths, strict=True))
-        assert all(first[1] <= second[0] for first, second in zip(taken, taken[1:], strict=False))
+        assert all(first[1] <= second[0] for first, second in itertools.pairwise(taken))
         assert taken[-1][1] <= layout.size
         assert layout.lengths == tuple(lengths[i] for i in layout.texts)
     assert sorted(found) == list(range(len(lengths)))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
+
+from hplm.errors import StoppingError
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
@@ -62,12 +64,23 @@ class HostCache(Generic[Key, Value]):
             self.misses += 1
             future: Future[Value] = Future()
             self._loading[key] = future
-        self._pool.submit(self._run, key, future)
+        try:
+            self._pool.submit(self._run, key, future)
+        except RuntimeError:
+            self._give_up([key])
         return future
 
     def close(self) -> None:
-        """Wait for loads under way; nothing can be fetched after it."""
+        """Let loads under way end; those that wait, and what is fetched later, fail with StoppingError."""
         self._pool.shutdown(wait=True, cancel_futures=True)
+        self._give_up(list(self._loading))
+
+    def _give_up(self, keys: Sequence[Key]) -> None:
+        for key in keys:
+            with self._lock:
+                future = self._loading.pop(key, None)
+            if future is not None:
+                future.set_exception(StoppingError("the server is shutting down"))
 
     def _run(self, key: Key, future: Future[Value]) -> None:
         try:

@@ -141,10 +141,12 @@ class AdapterSlots:
         fresh: dict[int, Tensor] = {}
         packed = {tenant.key: widen(tenant.packed, self.reduced_size) for tenant in tenants}
         with self._freed:
+            # All at once: two that each waited with a part pinned would wait for each other.
+            while sum(not self.table.is_pinned(key) for key in packed) > self.table.num_unpinned:
+                assert len(packed) < self.table.num_slots
+                self.waits += 1
+                self._freed.wait()
             for tenant in tenants:
-                while not self.table.can_assign(tenant.key):
-                    self.waits += 1
-                    self._freed.wait()
                 slot, is_new = self.table.assign(tenant.key)
                 slots.append(slot)
                 if is_new:

@@ -81,13 +81,17 @@ def slotted(lengths: Sequence[int], slot_tokens: int) -> list[Layout]:
 
 
 def lay_out(
-    batching: Batching, lengths: Sequence[int], row_tokens: int, slot_tokens: int | None = None
+    batching: Batching, lengths: Sequence[int], row_tokens: int, slot_tokens: int | None = None, pad_to: int = 0
 ) -> list[Layout]:
-    """The layouts of a batch; `row_tokens` is L of `concat`, `slot_tokens` the slot that a policy chose for `slotted`."""
+    """The layouts of a batch.
+
+    `row_tokens` is L of `concat`, `slot_tokens` the slot that a policy chose for `slotted`, `pad_to` the least row of
+    `naive`.
+    """
     if batching == "packed":
         return packed(lengths)
     if batching == "naive":
-        return naive(lengths)
+        return naive(lengths, pad_to)
     if batching == "turbo":
         return turbo(lengths)
     if batching == "concat":

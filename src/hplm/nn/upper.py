@@ -40,7 +40,7 @@ def in_dtype(upper: UpperEncoder, dtype: torch.dtype) -> UpperEncoder:
 class UpperEngine:
     """Runs batches over one set of upper layers. Not thread-safe, but `slots.prefetch` may run beside it.
 
-    `row_tokens` is the length of a row in batching mode `concat`.
+    `row_tokens` and `pad_to` are those of `hplm.nn.layouts`.
     """
 
     def __init__(
@@ -54,6 +54,7 @@ class UpperEngine:
         dtype: torch.dtype,
         batching: Batching = "packed",
         row_tokens: int = 128,
+        pad_to: int = 0,
         fine_prefetch: bool = True,
     ) -> None:
         self.config = config
@@ -62,6 +63,7 @@ class UpperEngine:
         self.slots = AdapterSlots(config, num_slots, reduced_size, device, dtype, fine_prefetch=fine_prefetch)
         self._batching: Batching = batching
         self._row_tokens = row_tokens
+        self._pad_to = pad_to
         self._upper = in_dtype(upper, dtype).to(device)
 
     def close(self) -> None:
@@ -84,7 +86,7 @@ class UpperEngine:
             members = [requests[i] for i in part]
             with self.slots.assigned([member.tenant for member in members]) as assigned:
                 lengths = [len(member.hidden) for member in members]
-                for layout in lay_out(self._batching, lengths, self._row_tokens, slot_tokens):
+                for layout in lay_out(self._batching, lengths, self._row_tokens, slot_tokens, self._pad_to):
                     yield [part[i] for i in layout.texts], self._run_layout(members, layout, assigned)
 
     def _parts(self, requests: Sequence[UpperRequest]) -> list[list[int]]:

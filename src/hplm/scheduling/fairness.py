@@ -57,7 +57,8 @@ def fair_select(
 
 
 def _checked(policy: Policy, waiting: Sequence[Waiting], now_s: float, budget: Budget) -> Batch:
-    batch = policy.select(waiting, now_s, budget)
+    # A tuple: a policy that takes out what it chose must not take it from those who still wait.
+    batch = policy.select(tuple(waiting), now_s, budget)
     check(batch, waiting, budget)
     return batch
 

@@ -21,7 +21,7 @@ from hplm.scheduling.cost import CostModel
 from hplm.scheduling.policies import Fcfs
 from hplm.scheduling.policy import Batch, Budget
 from hplm.scheduling.queue import RequestQueue
-from hplm.serving.worker import Job, Worker
+from hplm.serving.worker import ExclusiveLock, Job, Worker
 from hplm.store.layout import Store
 from hplm.text import EncodedText, TextEncoder, check_not_empty, decode_utf8
 from hplm.tracing import Tracer
@@ -85,6 +85,7 @@ class PlotStage:
             ),
             self._run,
             tracer=self._tracer,
+            exclusive=ExclusiveLock(settings.exclusive_lock) if settings.exclusive_lock else None,
         )
 
     def start(self) -> None:

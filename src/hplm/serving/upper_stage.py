@@ -22,7 +22,7 @@ from hplm.adapters.packed import PackedAdapter, packed_width, widen
 from hplm.adapters.tenant import Head, Tenant, TenantCard
 from hplm.config import UpperSettings
 from hplm.decode import decode_classification, decode_tagging
-from hplm.errors import ArtifactError, HiddenStatesError, HplmError, InternalError, QueueFullError
+from hplm.errors import ArtifactError, CorruptArtifactError, HiddenStatesError, HplmError, InternalError, QueueFullError
 from hplm.nn import base as bases
 from hplm.nn.dtype import choose_device, choose_dtype, choose_threads
 from hplm.nn.upper import UpperEngine, UpperRequest
@@ -30,7 +30,7 @@ from hplm.scheduling.cost import CostModel
 from hplm.scheduling.policy import Batch, Budget
 from hplm.scheduling.queue import RequestQueue
 from hplm.scheduling.registry import load_policy
-from hplm.serving.worker import Job, Worker
+from hplm.serving.worker import ExclusiveLock, Job, Worker
 from hplm.store.layout import Store
 from hplm.tracing import Tracer
 from hplm.wire import LabelledSpan
@@ -96,6 +96,7 @@ class UpperStage:
             dtype=choose_dtype(settings.dtype, device),
             batching=settings.batching,
             row_tokens=settings.row_tokens,
+            pad_to=settings.pad_to,
             fine_prefetch=settings.fine_prefetch,
         )
         self._worker: Worker[_Ready, UpperAnswer] = Worker(
@@ -111,6 +112,7 @@ class UpperStage:
             self._run,
             tracer=self._tracer,
             upcoming=self._prefetch if settings.coarse_prefetch else None,
+            exclusive=ExclusiveLock(settings.exclusive_lock) if settings.exclusive_lock else None,
         )
         self._loads = threading.BoundedSemaphore(settings.queue_capacity)
 
@@ -210,6 +212,10 @@ class UpperStage:
         with self._tracer.span("load", tenant=key.name):
             tenant = self._bank.load(key)
             packed = widen(tenant.packed, self._reduced_size)
+            shape = (self._config.upper_layers, packed_width(self._config.hidden_size, self._reduced_size))
+            if packed.weights.shape != shape:
+                # In a slot it would fail the whole batch, others' requests too.
+                raise CorruptArtifactError(f"adapter of shape {packed.weights.shape}, slots hold {shape}")
             if self._pins:
                 pinned = torch.from_numpy(packed.weights).pin_memory().numpy()
                 packed = PackedAdapter(pinned, packed.hidden_size, packed.reduced_size)

@@ -6,6 +6,7 @@ of their own, so that sending never stalls computing. Everything that comes in g
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import logging
 import threading
@@ -13,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -36,6 +38,19 @@ class Job(Generic[Item, Answer]):
     is_cancelled: Callable[[], bool]
 
 
+class ExclusiveLock:
+    """A file lock held while a stage computes, for measuring what it is worth that stages compute at the same time."""
+
+    def __init__(self, path: str) -> None:
+        self._file = open(path, "w")  # noqa: SIM115  kept for the life of the stage
+
+    def __enter__(self) -> None:
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+
+    def __exit__(self, *_: object) -> None:
+        fcntl.flock(self._file, fcntl.LOCK_UN)
+
+
 Run = Callable[[list[Item], Batch], Iterator[tuple[Sequence[int], Sequence[Answer | HplmError]]]]
 
 
@@ -54,6 +69,7 @@ class Worker(Generic[Item, Answer]):
         *,
         tracer: Tracer,
         upcoming: Callable[[list[Item]], None] | None = None,
+        exclusive: AbstractContextManager[None] | None = None,
         answer_threads: int = 2,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -62,6 +78,7 @@ class Worker(Generic[Item, Answer]):
         self._run = run
         self._tracer = tracer
         self._upcoming = upcoming
+        self._exclusive = exclusive or nullcontext()
         self._clock = clock
         self._ids = itertools.count()
         self._jobs: dict[int, Job[Item, Answer]] = {}
@@ -154,7 +171,7 @@ class Worker(Generic[Item, Answer]):
         jobs = [self._jobs.pop(request.id) for request in requests]
         now = self._clock()
         gone = {
-            i for i, r in enumerate(requests) if now - r.arrived_s > ASK_CANCELLED_AFTER_S and jobs[i].is_cancelled()
+            i for i, r in enumerate(requests) if now - r.arrived_s > ASK_CANCELLED_AFTER_S and self._is_gone(jobs[i])
         }
         for i in gone:
             self._answer(jobs[i], CancelledError("the client has gone"))
@@ -167,7 +184,7 @@ class Worker(Generic[Item, Answer]):
                 tokens = sum(requests[i].tokens for i in left)
                 self._count("batches")
                 self._count("tokens", tokens)
-                with self._tracer.span("batch", requests=len(left), tokens=tokens):
+                with self._exclusive, self._tracer.span("batch", requests=len(left), tokens=tokens):
                     for indices, answers in self._run([jobs[i].item for i in left], batch):
                         for index, answer in zip(indices, answers, strict=True):
                             answered.add(left[index])
@@ -213,7 +230,11 @@ class Worker(Generic[Item, Answer]):
 
     def _answer(self, job: Job[Item, Answer], answer: Answer | HplmError) -> None:
         self._count(answer.code.lower() if isinstance(answer, HplmError) else "ok")
-        self._answers.submit(self._send, job, answer)
+        try:
+            self._answers.submit(self._send, job, answer)
+        except RuntimeError:
+            # The threads have ended: a newcomer after `stop`, or a batch that took longer than `stop` waits.
+            self._send(job, answer)
 
     def _send(self, job: Job[Item, Answer], answer: Answer | HplmError) -> None:
         with self._tracer.span("answer"):
@@ -222,6 +243,14 @@ class Worker(Generic[Item, Answer]):
             except Exception:
                 logging.getLogger(__name__).exception("%s: an answer could not be sent", self._name)
                 self._count("failed_answers")
+
+    def _is_gone(self, job: Job[Item, Answer]) -> bool:
+        try:
+            return job.is_cancelled()
+        except Exception:
+            # Nobody knows: then it is computed.
+            logging.getLogger(__name__).exception("%s: the server could not say whether a client has gone", self._name)
+            return False
 
     def _count(self, what: str, times: int = 1) -> None:
         with self._counting:

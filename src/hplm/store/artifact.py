@@ -6,6 +6,7 @@ file. A crash at any instant leaves either no artifact or a whole one.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import os
@@ -119,10 +120,10 @@ def publish(folder: Path, kind: str, meta: dict[str, Any]) -> Iterator[Path]:
 
 @contextmanager
 def replacing(folder: Path) -> Iterator[Path]:
-    """Yields a folder to fill beside `folder`, makes it durable and puts it in place.
+    """Yields a folder to fill beside `folder`, makes it durable and puts it in place, in one step that readers can see.
 
-    A new folder appears in one rename. Replacing takes two (POSIX swaps no full folders): killed between them, the new
-    one is missing and its reader says so; nothing half-written is ever in place.
+    Where the file system cannot swap two folders (some network ones), replacing takes two renames: killed between them,
+    the artifact is missing and its reader says so. Nothing half-written is ever in place.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial, old = (folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.{kind}") for kind in ("partial", "old"))
@@ -131,18 +132,28 @@ def replacing(folder: Path) -> Iterator[Path]:
         yield partial
         for path in [*partial.rglob("*"), partial]:
             _sync(path)
-        if folder.exists():
-            folder.rename(old)
-        try:
+        if not folder.exists():
             partial.rename(folder)
-        except BaseException:
-            if old.exists():
+        elif not _exchange(partial, folder):
+            folder.rename(old)
+            try:
+                partial.rename(folder)
+            except BaseException:
                 old.rename(folder)
-            raise
+                raise
         _sync(folder.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Swap two folders in one step (renameat2, RENAME_EXCHANGE); False where the system or file system has no such step."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        return False
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    return bool(rename(here, os.fsencode(first), here, os.fsencode(second), exchange) == 0)
 
 
 def _sync(path: Path) -> None:

@@ -80,17 +80,18 @@ def share_folder(name: str) -> Path:
     return shipped if shipped.is_dir() else package.parents[1] / name
 
 
-def assemble_backends(install: TritonInstall, folder: Path) -> Path:
-    """A backend directory in `folder`: Triton's Python backend with our Python's stub, and ours."""
+def assemble_backends(install: TritonInstall, folder: Path, extra: Sequence[Path] = ()) -> Path:
+    """A backend directory in `folder`: Triton's Python backend with our Python's stub, ours, and those below `extra`."""
     python = folder / "backends" / "python"
     python.mkdir(parents=True)
     for source in install.python_backend_files:
         if source.is_file():
             shutil.copy2(source, python / source.name)
     # Triton follows links to folders, not to files.
-    for source in share_folder("backends").iterdir():
-        if (source / "model.py").is_file():
-            (folder / "backends" / source.name).symlink_to(source, target_is_directory=True)
+    for backends in (share_folder("backends"), *extra):
+        for source in backends.resolve().iterdir():
+            if (source / "model.py").is_file():
+                (folder / "backends" / source.name).symlink_to(source, target_is_directory=True)
     return folder / "backends"
 
 
@@ -139,13 +140,18 @@ def check_free(ports: Ports) -> None:
 
 
 class TritonServer:
-    """A running Triton in a session of its own, so that its stubs end with it. A context manager."""
+    """A running Triton in a session of its own, so that its stubs end with it. A context manager.
+
+    It loads `models` of the repository; `backends` are folders of backends beside ours.
+    """
 
     def __init__(
         self,
         repository: Path,
         ports: Ports,
         *,
+        models: Sequence[str] = ROLES,
+        backends: Sequence[Path] = (),
         install: TritonInstall | None = None,
         flags: Sequence[str] = (),
         log: Path | None = None,
@@ -153,14 +159,15 @@ class TritonServer:
         self.ports = ports
         self.install = install or find_triton()
         self.log_path = log
+        self._models = tuple(models)
         # Stubs start with their working directory on sys.path: an empty folder shadows nothing.
         self._folder = Path(tempfile.mkdtemp(prefix="hplm-triton-"))
         command = [
             str(self.install.binary),
             f"--model-repository={repository.resolve()}",
-            f"--backend-directory={assemble_backends(self.install, self._folder)}",
+            f"--backend-directory={assemble_backends(self.install, self._folder, backends)}",
             "--model-control-mode=explicit",
-            *(f"--load-model={role}" for role in ROLES),
+            *(f"--load-model={role}" for role in self._models),
             "--disable-auto-complete-config",
             f"--http-address={ports.host}",
             f"--http-port={ports.http}",
@@ -197,17 +204,21 @@ class TritonServer:
         return env
 
     def wait_ready(self, timeout_s: float = 120.0) -> None:
-        """Until `hbert` answers. Raises StartError with the log's errors when the server dies or takes too long."""
+        """Until its models answer. Raises StartError with the log's errors when the server dies or takes too long."""
         deadline = time.monotonic() + timeout_s
-        url = f"{self.ports.http_url}/v2/models/hbert/ready"
+        urls = [f"{self.ports.http_url}/v2/models/{name}/ready" for name in self._models]
         direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
                 raise StartError(f"Triton ended with status {self.process.returncode} while starting{self._reason()}")
             try:
-                with direct.open(url, timeout=2) as answer:
-                    if answer.status == 200:
-                        return
+                while urls:
+                    with direct.open(urls[-1], timeout=2) as answer:
+                        if answer.status != 200:
+                            break
+                    urls.pop()
+                if not urls:
+                    return
             except (urllib.error.URLError, OSError):
                 pass
             time.sleep(0.05)

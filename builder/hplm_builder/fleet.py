@@ -1,0 +1,247 @@
+"""Thousands of made-up tenants over a real base, and whole repositories of them to measure on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from rich.progress import Progress
+from torch import nn
+
+from hplm.adapters import bank_file
+from hplm.adapters.bank_file import BankFile
+from hplm.adapters.packed import PackedAdapter, packed_width, unpack
+from hplm.adapters.packed import pack as pack_adapter
+from hplm.adapters.tenant import Head, Tenant, TenantCard
+from hplm.config import BaseConfig, PlotSettings, UpperSettings
+from hplm.errors import ArtifactError, ConfigError
+from hplm.nn import base as bases
+from hplm.nn.base import Base
+from hplm.nn.dtype import choose_dtype
+from hplm.nn.encoder import UpperEncoder, WindowEncoder
+from hplm.nn.lookup import compute_windows
+from hplm.plot import table as tables
+from hplm.samples import unseen_paragraphs
+from hplm.store.layout import Store
+from hplm.text import TextEncoder
+from hplm_builder.base import DEFAULT_BASE, install_shipped, minilm_folder, tokenizer_of
+from hplm_builder.export import export
+from hplm_builder.plots import CHUNK, count_grams
+from hplm_builder.tenants import REDUCTION_FACTOR
+
+Shape = Literal["minilm", "bert-base"]
+BERT_BASE = "bert-base"
+BANK = "fleet"
+PLOT = "pool"
+TEXTS = "texts.txt"
+ABOUT = "fleet.json"
+MOST_LABELS = 20
+# Large enough that swapping two tenants shows in every logit, small enough that activations stay where they were.
+ADAPTER_STD = 0.08
+HEAD_STD = 0.1
+
+
+@dataclass(frozen=True)
+class TextPool:
+    """Which sentences the benchmarks send: about 20 tokens long, all of whose n-grams the tables have."""
+
+    count: int = 400
+    shortest: int = 8
+    longest: int = 30
+
+    def draw(self, encoder: TextEncoder, seed: int) -> list[str]:
+        """Distinct sentences of WikiText that no table was counted on, in a seeded order."""
+        sentences = sorted({s.strip() for p in unseen_paragraphs() for s in p.split(" . ")})
+        order = np.random.default_rng(seed).permutation(len(sentences))
+        candidates = [sentences[i] for i in order[: 8 * self.count]]
+        lengths = [len(one.ids) for one in encoder.encode(candidates)]
+        fitting = [t for t, n in zip(candidates, lengths, strict=True) if self.shortest <= n <= self.longest]
+        return fitting[: self.count]
+
+
+def make_fleet(
+    store: Store,
+    base: Base,
+    name: str,
+    count: int,
+    seed: int,
+    progress: Progress,
+    *,
+    around: Sequence[Tenant] = (),
+    spread: float = ADAPTER_STD,
+) -> int:
+    """Publish a bank of `count` tenants `tenant-00000` ..., each a seeded step of size `spread` away from one of `around`.
+
+    Without `around` they lie around zero: random adapters, 2 to 20 labels. No two are equal.
+    """
+    if count < 1:
+        raise ConfigError(f"a fleet needs at least one tenant, got {count}")
+    bar = progress.add_task(f"{name}: tenants", total=count)
+
+    def members() -> Iterator[Tenant]:
+        for tenant in _perturbed(base, count, np.random.default_rng(seed), around, spread):
+            yield tenant
+            progress.update(bar, advance=1)
+
+    return bank_file.write(store.bank(name), base.fingerprint, members())
+
+
+def _perturbed(
+    base: Base, count: int, rng: np.random.Generator, around: Sequence[Tenant], spread: float
+) -> Iterator[Tenant]:
+    config = base.config
+    hidden = config.hidden_size
+    reduced = around[0].packed.reduced_size if around else max(1, hidden // REDUCTION_FACTOR)
+    layers, width = config.upper_layers, packed_width(hidden, reduced)
+    # One stream of noise, read from another place for each tenant: drawing it anew would take minutes.
+    noise = torch.from_numpy(rng.standard_normal(layers * width + 8 * count, dtype=np.float32) * spread)
+    starts = rng.choice(8 * count, count, replace=False)
+    centres = [torch.from_numpy(pack_adapter(unpack(tenant.packed)).weights) for tenant in around]
+    for number, start in enumerate(starts):
+        weights = noise[start : start + layers * width].view(layers, width)
+        if around:
+            near = around[number % len(around)]
+            weights = weights + centres[number % len(around)]
+            task, labels, pooling, example = near.card.task, near.card.labels, near.card.pooling, near.card.example
+        else:
+            names = [f"label-{i:02d}" for i in range(rng.integers(2, MOST_LABELS + 1))]
+            task, labels, pooling, example = "classification", tuple(names), "mean", ""
+        head = Head(
+            rng.standard_normal((len(labels), hidden), dtype=np.float32) * np.float32(HEAD_STD),
+            rng.standard_normal(len(labels), dtype=np.float32) * np.float32(HEAD_STD),
+        )
+        if around:
+            head = Head(head.weight * spread + near.head.weight, head.bias * spread + near.head.bias)
+        bits = weights.to(torch.bfloat16).view(torch.uint16).numpy()
+        card = TenantCard(f"tenant-{number:05d}", task, labels, base.fingerprint, pooling, example)
+        yield Tenant(card, PackedAdapter(bits, hidden, reduced), head)
+
+
+def bert_base_config() -> BaseConfig:
+    """BERT-base cut in the middle."""
+    return BaseConfig(
+        name=BERT_BASE,
+        vocab_size=30_522,
+        hidden_size=768,
+        num_heads=12,
+        intermediate_size=3072,
+        window_layers=6,
+        upper_layers=6,
+        max_tokens=256,
+    )
+
+
+def make_bert_base(store: Store, seed: int) -> Base:
+    """A base of BERT-base's shape, MiniLM's tokenizer and seeded weights, scaled as BERT starts: to measure, not to ask."""
+    config = bert_base_config()
+    torch.manual_seed(seed)
+    lower, upper = WindowEncoder(config), UpperEncoder(config)
+    for half in (lower, upper):
+        for module in half.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=0.02)
+    tokenizer = tokenizer_of(minilm_folder()).read_bytes()
+    about = {"original": "none: seeded weights", "seed": seed}
+    bases.save(store.base(BERT_BASE), config, lower.state_dict(), upper.state_dict(), tokenizer, about)
+    return bases.load(store.base(BERT_BASE))
+
+
+def make_pool_plot(store: Store, base: Base, texts: Sequence[str], progress: Progress) -> None:
+    """Publish a PLOT that has every n-gram of `texts`, and nothing shorter: what else comes is computed."""
+    config = base.config
+    lower = base.load_lower()
+    dtype = choose_dtype("auto", torch.device("cpu"))
+    counted = count_grams(texts, TextEncoder(base.tokenizer_path, config.max_tokens), config, progress)
+    grams = tables.sort_grams(counted.grams, config.vocab_size)
+    bar = progress.add_task("compute root windows", total=len(grams))
+
+    def chunks() -> Iterator[tables.Values]:
+        for first in range(0, len(grams), CHUNK // 4):
+            part = grams[first : first + CHUNK // 4]
+            yield compute_windows(lower, part, dtype)
+            progress.update(bar, advance=len(part))
+
+    empty: Iterator[tables.Values] = iter(())
+    for level, rows, values in (
+        ("bigram", grams[:0, :2], empty),
+        ("unigram", grams[:0, :1], empty),
+        ("root", grams, chunks()),
+    ):
+        tables.write(
+            store.table(PLOT, level),
+            level,
+            rows,
+            values,
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            fingerprint=base.fingerprint,
+            meta={"corpus": {"texts": len(texts)}},
+        )
+
+
+def make_bench_repository(folder: Path, shape: Shape, tenants: int, seed: int, progress: Progress) -> Path:
+    """Build what `folder` lacks of `store/`, `texts.txt` and `models/`; what is there and sound is kept. Returns `models`.
+
+    `texts.txt` holds the pool, a sentence a line. Raises ConfigError where the folder is of another shape or seed.
+    """
+    _check_same(folder, {"shape": shape, "seed": seed})
+    store = Store(folder / "store")
+    steps = progress.add_task(f"{shape}: base, tables, {tenants:,} tenants, models", total=4)
+    base = _bench_base(store, shape, seed)
+    progress.update(steps, advance=1)
+    texts = TextPool().draw(TextEncoder(base.tokenizer_path, base.config.max_tokens), seed)
+    listed = "\n".join(texts) + "\n"
+    path = folder / TEXTS
+    if not _has_pool(store, base) or not path.is_file() or path.read_text() != listed:
+        path.unlink(missing_ok=True)
+        make_pool_plot(store, base, texts, progress)
+        path.write_text(listed)
+    progress.update(steps, advance=1)
+    if not _has_fleet(store, base, tenants):
+        make_fleet(store, base, BANK, tenants, seed, progress)
+    progress.update(steps, advance=1)
+    models = folder / "models"
+    plot = PlotSettings(store="", base=base.config.name, table=PLOT)
+    export(store, models, plot, UpperSettings(store="", base=base.config.name))
+    progress.update(steps, advance=1)
+    return models
+
+
+def _check_same(folder: Path, wanted: dict[str, object]) -> None:
+    path = folder / ABOUT
+    if path.is_file() and (found := json.loads(path.read_text())) != wanted:
+        raise ConfigError(f"{folder} holds a fleet of {found}, {wanted} was asked for: choose another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(wanted) + "\n")
+
+
+def _bench_base(store: Store, shape: Shape, seed: int) -> Base:
+    name = DEFAULT_BASE if shape == "minilm" else BERT_BASE
+    try:
+        return bases.load(store.base(name))
+    except ArtifactError:
+        if shape == "bert-base":
+            return make_bert_base(store, seed)
+        install_shipped(store)
+        return bases.load(store.base(name))
+
+
+def _has_pool(store: Store, base: Base) -> bool:
+    try:
+        for level in ("root", "bigram", "unigram"):
+            tables.load(store.table(PLOT, level), fingerprint=base.fingerprint)
+    except ArtifactError:
+        return False
+    return True
+
+
+def _has_fleet(store: Store, base: Base, tenants: int) -> bool:
+    try:
+        return len(BankFile(store.bank(BANK), base.fingerprint).names) == tenants
+    except ArtifactError:
+        return False

@@ -1,0 +1,175 @@
+"""When requests arrive: named workloads, each with its own generator.
+
+Every one has `times(duration_s, rng)`: seconds from the start, float64 `[k]`, rising, all below `duration_s`.
+"""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from hplm.errors import ConfigError, DataError
+
+Seconds = npt.NDArray[np.float64]
+
+
+class Arrivals(Protocol):
+    """What every workload of this module is."""
+
+    def times(self, duration_s: float, rng: np.random.Generator) -> Seconds:
+        """Arrival times of one run."""
+
+
+@dataclass(frozen=True)
+class PoissonArrivals:
+    """Independent arrivals at a constant mean rate."""
+
+    rate_per_s: float
+
+    def __post_init__(self) -> None:
+        _require_positive(rate_per_s=self.rate_per_s)
+
+    def times(self, duration_s: float, rng: np.random.Generator) -> Seconds:
+        return np.sort(rng.uniform(0.0, duration_s, rng.poisson(self.rate_per_s * duration_s)))
+
+
+@dataclass(frozen=True)
+class GammaArrivals:
+    """Gamma-distributed gaps with coefficient of variation `cv`: 1 is Poisson, 4 is bursty (AlpaServe 6.2)."""
+
+    rate_per_s: float
+    cv: float
+
+    def __post_init__(self) -> None:
+        _require_positive(rate_per_s=self.rate_per_s, cv=self.cv)
+
+    def times(self, duration_s: float, rng: np.random.Generator) -> Seconds:
+        shape = 1.0 / self.cv**2
+        expected = self.rate_per_s * duration_s
+        at_once = int(expected + 4 * self.cv * expected**0.5) + 16
+        times, end = [], 0.0
+        while end < duration_s:
+            times.append(end + np.cumsum(rng.gamma(shape, 1.0 / (shape * self.rate_per_s), at_once)))
+            end = float(times[-1][-1])
+        return _before(np.concatenate(times), duration_s)
+
+
+@dataclass(frozen=True)
+class PeriodicArrivals:
+    """`clients` senders, each one request every `period_s` from a random phase on (HMI Fig. 12).
+
+    The senders' order is the same in every period: `tenants.InTurn` over as many names gives each its own phase.
+    """
+
+    clients: int
+    period_s: float
+
+    def __post_init__(self) -> None:
+        _require_positive(clients=self.clients, period_s=self.period_s)
+
+    def times(self, duration_s: float, rng: np.random.Generator) -> Seconds:
+        phases = np.sort(rng.uniform(0.0, self.period_s, self.clients))
+        starts = np.arange(0.0, duration_s, self.period_s)
+        return _before((starts[:, None] + phases).ravel(), duration_s)
+
+
+@dataclass(frozen=True)
+class RampArrivals:
+    """Independent arrivals whose mean rate goes from one value to another in a straight line over the run."""
+
+    from_per_s: float
+    to_per_s: float
+
+    def __post_init__(self) -> None:
+        if min(self.from_per_s, self.to_per_s) < 0 or max(self.from_per_s, self.to_per_s) <= 0:
+            raise ConfigError(f"a ramp from {self.from_per_s} to {self.to_per_s} requests/s has no arrivals")
+
+    def times(self, duration_s: float, rng: np.random.Generator) -> Seconds:
+        first, last = self.from_per_s, self.to_per_s
+        share = np.sort(rng.uniform(0.0, 1.0, rng.poisson((first + last) / 2 * duration_s)))
+        # The share of arrivals before t, first*t + (last-first)*t^2/2 over its value at 1, solved for t.
+        part = share * (first + last)
+        return _before(duration_s * part / (first + np.sqrt(first**2 + (last - first) * part)), duration_s)
+
+
+@dataclass(frozen=True)
+class BurstArrivals:
+    """`clients` senders started `stagger_s` apart, each `count` requests, one every `period_s` (HMI Fig. 13)."""
+
+    clients: int = 250
+    stagger_s: float = 0.05
+    period_s: float = 1.2
+    count: int = 50
+
+    def __post_init__(self) -> None:
+        _require_positive(clients=self.clients, period_s=self.period_s, count=self.count)
+        if self.stagger_s < 0:
+            raise ConfigError(f"stagger_s is {self.stagger_s}; it must not be below 0")
+
+    @property
+    def lasts_s(self) -> float:
+        """A duration that holds every request."""
+        return (self.clients - 1) * self.stagger_s + self.count * self.period_s
+
+    def times(self, duration_s: float, rng: np.random.Generator) -> Seconds:
+        starts = np.arange(self.clients) * self.stagger_s
+        sends = np.arange(self.count) * self.period_s
+        return _before(np.sort((starts[:, None] + sends).ravel()), duration_s)
+
+
+@dataclass(frozen=True)
+class TraceArrivals:
+    """A recorded trace, rescaled: a CSV file with a TIMESTAMP column, such as Azure's of LLM inference.
+
+    Each gap, as a multiple of the mean gap, is raised to `burstiness`: 0 is evenly spaced, 1 the trace as it is, 2 more
+    bursty. The whole trace then has the mean rate `rate_per_s`. A run starts at a random place and goes around at the end.
+    """
+
+    path: Path
+    rate_per_s: float
+    burstiness: float = 1.0
+
+    def __post_init__(self) -> None:
+        _require_positive(rate_per_s=self.rate_per_s)
+        if not 0 <= self.burstiness < 10:
+            raise ConfigError(f"burstiness is {self.burstiness}; it must be from 0 to 10")
+
+    def times(self, duration_s: float, rng: np.random.Generator) -> Seconds:
+        gaps = _gaps(self.path) ** self.burstiness
+        gaps = np.roll(gaps, -rng.integers(len(gaps))) / gaps.mean() / self.rate_per_s
+        rounds = int(duration_s / gaps.sum()) + 1
+        return _before(np.cumsum(np.tile(gaps, rounds)), duration_s)
+
+
+@cache
+def _gaps(path: Path) -> Seconds:
+    """Gaps of a trace as multiples of their mean. Raises DataError."""
+    try:
+        with path.open(newline="") as lines:
+            stamps = [row["TIMESTAMP"] for row in csv.DictReader(lines)]
+        # Azure's later traces carry a time zone, always UTC, which numpy does not read.
+        instants = np.array([stamp.partition("+")[0].rstrip("Z") for stamp in stamps], dtype="datetime64[ns]")
+    except KeyError:
+        raise DataError(f"{path} has no column TIMESTAMP") from None
+    except (OSError, ValueError, AttributeError) as error:
+        raise DataError(f"{path} cannot be read as a trace: {error}") from None
+    gaps = np.diff(np.sort(instants)).astype(np.float64)
+    if len(gaps) == 0 or gaps.sum() == 0:
+        raise DataError(f"{path} holds {len(instants)} arrivals; a trace needs two at different times")
+    return gaps / gaps.mean()
+
+
+def _before(times: Seconds, duration_s: float) -> Seconds:
+    return times[times < duration_s]
+
+
+def _require_positive(**values: float) -> None:
+    for name, value in values.items():
+        if not 0 < value < float("inf"):
+            raise ConfigError(f"{name} is {value}; it must be above 0")

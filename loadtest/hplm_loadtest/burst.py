@@ -1,0 +1,66 @@
+"""`hplm bench burst`: HMI's Fig. 13, distribution of response times in a burst."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from hplm.progress import progress_bars
+from hplm.report import Report
+from hplm.triton.server import TritonServer, free_ports
+from hplm_loadtest.arrivals import BurstArrivals, PoissonArrivals
+from hplm_loadtest.models import served_names
+from hplm_loadtest.open_loop import open_loop
+from hplm_loadtest.pictures import cdf, check_picture
+from hplm_loadtest.plan import Mix
+from hplm_loadtest.response import WARM_UP_S, median_row
+from hplm_loadtest.run import Run, goals_of
+from hplm_loadtest.tenants import UniformTenants
+from hplm_loadtest.texts import mean_tokens, texts
+
+CLIENTS = 250
+
+
+def burst(models: Path, scale: float, count: int, rounds: int, kind: str, picture: Path | None) -> Report:
+    """250 times `scale` clients started 0.05 s apart, each `count` requests, one every 1.2 s, to tenants drawn at random."""
+    check_picture(picture)
+    names = served_names(models)
+    sent = texts(kind, models)
+    rng = np.random.default_rng(0)
+    arrivals = BurstArrivals(clients=max(1, round(CLIENTS * scale)), count=count)
+    mix = Mix(UniformTenants(names), sent)
+    runs: list[Run] = []
+    with (
+        TritonServer(models, free_ports(), log=models.parent / "triton-bench.log") as server,
+        progress_bars() as progress,
+    ):
+        server.wait_ready()
+        bar = progress.add_task("runs", total=1 + rounds)
+        warm_up = PoissonArrivals(arrivals.clients / arrivals.period_s)
+        open_loop(server.ports.grpc_url, mix.plan(warm_up, WARM_UP_S, rng))
+        progress.update(bar, advance=1)
+        for _ in range(rounds):
+            runs.append(open_loop(server.ports.grpc_url, mix.plan(arrivals, arrivals.lasts_s, rng)))
+            progress.update(bar, advance=1)
+    if picture is not None:
+        cdf(
+            picture,
+            {"hplm": 1000 * np.concatenate([run.latency_s for run in runs])},
+            title=f"Response time in a burst of {arrivals.clients} clients",
+            x_label="response time (ms)",
+        )
+    rows = [{"clients": arrivals.clients, **median_row(runs)}]
+    about = {
+        "stagger_s": arrivals.stagger_s,
+        "period_s": arrivals.period_s,
+        "count": count,
+        "scale": scale,
+        "rounds": rounds,
+        "names": len(names),
+        "texts": kind,
+        "mean_tokens": round(mean_tokens(sent, models), 1),
+        "protocol": "grpc",
+        "client": "same machine, a process of its own",
+    }
+    return Report("burst", about, rows, goals_of("burst", rows))

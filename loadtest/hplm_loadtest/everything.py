@@ -1,0 +1,71 @@
+"""`hplm bench all`."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from hplm.errors import StartError
+
+QUICK_TENANTS = 1_000
+TENANTS = 10_000
+# Name, its own arguments, whether it draws; {minilm} and {bert} are the fleets' models.
+BENCHMARKS: tuple[tuple[str, str, bool], ...] = (
+    ("plot-lookup", "", False),
+    ("upper", "", False),
+    ("request", "", False),
+    ("limit", "--models {bert}", False),
+    ("pipeline", "--models {bert}", True),
+    ("batching", "--models {bert}", True),
+    ("schedulers", "--models {bert}", True),
+    ("trace", "--models {bert} --perfetto {out}/trace-perfetto.json", True),
+    ("memory", "", True),
+    ("tenants", "--shape bert-base --fleet {bert_fleet}", True),
+    ("response", "--models {minilm} --texts pool", True),
+    ("burst", "--models {minilm} --texts pool", True),
+)
+QUICK = {
+    "plot-lookup": "--rounds 2",
+    "upper": "--rounds 2",
+    "request": "--rounds 1 --count 400",
+    "trace": "--count 128",
+}
+
+
+def everything(out: Path, quick: bool) -> None:
+    """Run each benchmark in a process of its own; goes on after one that fails. Raises StartError naming those that did."""
+    console = Console(stderr=True, highlight=False)
+    count = QUICK_TENANTS if quick else TENANTS
+    fleets = {shape: Path(f"build/fleet-{shape}-{count}") for shape in ("minilm", "bert-base")}
+    for shape, folder in fleets.items():
+        if not (folder / "models").is_dir():
+            _hplm("build", "fleet", "--shape", shape, "--tenants", str(count), "--out", str(folder))
+    names = {
+        "minilm": fleets["minilm"] / "models",
+        "bert": fleets["bert-base"] / "models",
+        "bert_fleet": fleets["bert-base"],
+        "out": out,
+    }
+    failed = []
+    for number, (name, arguments, draws) in enumerate(BENCHMARKS, 1):
+        command = ["bench", name, *shlex.split(arguments.format(**names)), "--json", str(out / f"{name}.json")]
+        if draws:
+            command += ["--picture", str(out / f"{name}.svg")]
+        if quick:
+            command += shlex.split(QUICK.get(name, "--quick"))
+        console.rule(f"{number} of {len(BENCHMARKS)}: hplm {shlex.join(command)}")
+        start = time.monotonic()
+        if _hplm(*command):
+            failed.append(name)
+        console.print(f"{name}: {time.monotonic() - start:.0f} s")
+    if failed:
+        raise StartError(f"these benchmarks failed, see above: {', '.join(failed)}")
+
+
+def _hplm(*arguments: str) -> int:
+    return subprocess.run([sys.executable, "-m", "hplm_cli", *arguments], check=False).returncode

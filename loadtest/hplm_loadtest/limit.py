@@ -1,0 +1,103 @@
+"""`hplm bench limit`: how far the upper layers are from the machine, and Triton from the upper layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch
+
+from hplm.adapters.bank_file import BankFile
+from hplm.nn.dtype import choose_device, choose_dtype, choose_threads
+from hplm.nn.lookup import open_lookup
+from hplm.nn.upper import UpperEngine, UpperRequest
+from hplm.progress import progress_bars
+from hplm.report import Goal, Report
+from hplm.text import TextEncoder
+from hplm_loadtest.models import read, served_names
+from hplm_loadtest.open_loop import closed_loop
+from hplm_loadtest.plan import Requests
+from hplm_loadtest.texts import pool
+from hplm_loadtest.timing import interleaved
+from hplm_loadtest.upper import PEAK_FLOP, flop_per_token, peak_product
+from hplm_loadtest.variants import serving
+
+BATCH = 64
+PEAK_GOAL = 0.8
+SERVED_GOAL = 0.9
+
+
+def limit(models: Path, rounds: int, seconds: float, device_name: str) -> Report:
+    """In-process: the saturated engine's share of the matrix peak. Then the same texts through Triton, as a share of it."""
+    threads = choose_threads(0)
+    torch.set_num_threads(threads)
+    served = read(models)
+    config = served.base.config
+    device = choose_device(device_name)
+    dtype = choose_dtype("auto", device)
+    names = served_names(models)[:BATCH]
+    bank = BankFile(served.store.banks()[0], served.base.fingerprint)
+    members = [bank.load(name) for name in names]
+    texts = pool(models)[:BATCH]
+    encoder = TextEncoder(served.base.tokenizer_path, config.max_tokens)
+    lookup = open_lookup(served.store, served.base, served.plot.table, miss=served.plot.miss)
+    encoded = encoder.encode(texts)
+    requests = [
+        UpperRequest(members[i % len(members)], lookup.hidden_states(one.ids, [len(one.ids)]))
+        for i, one in enumerate(encoded)
+    ]
+    reduced = members[0].packed.reduced_size
+    engine = UpperEngine(
+        config, served.base.load_upper(), num_slots=BATCH + 1, reduced_size=reduced, device=device, dtype=dtype
+    )
+    tokens = sum(len(one.ids) for one in encoded)
+    work = tokens * flop_per_token(config.hidden_size, config.intermediate_size, config.upper_layers)
+    variants: dict[str, Callable[[], object]] = {
+        "engine": lambda: engine.run(requests),
+        "matrix product": peak_product(dtype, device),
+    }
+    rates: list[float] = []
+    inside: list[float] = []
+    shares: list[float] = []
+    with progress_bars() as progress, serving(models, plot={}, upper={"num_slots": BATCH + 1}) as server:
+        bar = progress.add_task("limit", total=rounds)
+        sent = Requests([names[i % len(names)] for i in range(BATCH)] * 2, texts * 2, np.full(2 * BATCH, np.nan))
+        closed_loop(server.ports.grpc_url, sent, 2 * BATCH)
+        for _ in range(rounds):
+            timed = interleaved(variants, 3, 2, progress, "in-process")
+            peak = PEAK_FLOP / timed["matrix product"].median_s
+            shares.append(work / timed["engine"].median_s / peak)
+            inside.append(BATCH / timed["engine"].median_s)
+            times = max(2, int(inside[-1] * seconds / (2 * BATCH)))
+            many = Requests([*sent.tenants] * times, [*sent.texts] * times, np.full(2 * BATCH * times, np.nan))
+            run = closed_loop(server.ports.grpc_url, many, 2 * BATCH)
+            rates.append(run.kinds["answered"] / run.span_s)
+            progress.update(bar, advance=1)
+    engine.close()
+    served_share = median(rates) / median(inside)
+    rows = [
+        {
+            "what": "engine in-process",
+            "requests_per_s": median(inside),
+            "tokens_per_s": median(inside) * tokens / BATCH,
+            "share": median(shares),
+            "of": f"matrix peak ({PEAK_FLOP / 1e9 / timed['matrix product'].median_s:.0f} GFLOP/s)",
+            "spread": f"{min(shares):.2f}-{max(shares):.2f}",
+        },
+        {
+            "what": "through Triton, gRPC",
+            "requests_per_s": median(rates),
+            "tokens_per_s": median(rates) * tokens / BATCH,
+            "share": served_share,
+            "of": "engine in-process",
+            "spread": f"{min(rates):.1f}-{max(rates):.1f} requests/s",
+        },
+    ]
+    goals = [
+        Goal("matrix-peak", "engine's share of the matrix peak", PEAK_GOAL, median(shares), "", "higher"),
+        Goal("served", "served throughput over the engine's in-process", SERVED_GOAL, served_share, "", "higher"),
+    ]
+    about = {"base": config.name, "threads": threads, "dtype": str(dtype), "device": device.type, "batch": BATCH}
+    return Report("limit", {**about, "mean_tokens": tokens / BATCH, "rounds": rounds}, rows, goals)

@@ -1,0 +1,233 @@
+"""`hplm loadtest`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import numpy as np
+import typer
+from rich.console import Console
+
+from hplm.errors import ConfigError
+from hplm.progress import progress_bars
+from hplm.report import Report
+from hplm_loadtest import scenarios
+from hplm_loadtest.deadlines import DeadlineClasses
+from hplm_loadtest.plan import Mix, Plan
+from hplm_loadtest.run import LATE_S, Run, goals_of
+from hplm_loadtest.scenarios import Scenario
+from hplm_loadtest.tenants import Tenants, UniformTenants, ZipfTenants
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Put load on a running server with Locust, over HTTP or gRPC, at planned times whatever the server does; latency "
+    "counts from the planned time. Status 1 where requests were lost or failed, or where the load fell behind its plan.",
+    epilog="Example: hplm loadtest steady --url grpc://127.0.0.1:8001 --rate 50 --duration 60",
+)
+
+
+@dataclass(frozen=True)
+class Load:
+    """The options of every scenario: where the load goes and what it is made of."""
+
+    url: Annotated[
+        str, typer.Option(envvar="HPLM_URL", help="http://HOST:PORT or grpc://HOST:PORT; with --protocol, HOST:PORT.")
+    ] = "http://127.0.0.1:8000"
+    protocol: Annotated[str | None, typer.Option(help="http or grpc, where the address does not say it.")] = None
+    models: Annotated[Path, typer.Option(help="Model repository whose tenants are asked.")] = Path("build/demo/models")
+    tenants_file: Annotated[Path | None, typer.Option("--tenants", help="Tenants to ask instead, a name a line.")] = (
+        None
+    )
+    zipf: Annotated[
+        float, typer.Option(help="Tenant at rank r asked 1/r^ZIPF as often as the first; 0: all alike.")
+    ] = 0
+    text_file: Annotated[
+        Path | None, typer.Option("--text", help="Texts, one a line; default: sentences of Wikipedia.")
+    ] = None
+    deadlines: Annotated[
+        str | None, typer.Option(help="NAME=SECONDS:SHARE,... such as interactive=0.1:0.7,batch=2:0.3.")
+    ] = None
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", min=0.1, help="Seconds after which a request counts as lost.")
+    ] = 30.0
+    seed: Annotated[int, typer.Option(help="The same seed draws the same requests at the same times.")] = 0
+    web: Annotated[bool, typer.Option("--web", help="Locust's web page; runs start there.")] = False
+    web_port: Annotated[
+        int | None, typer.Option(help="Where the page is, with --web or without; 8089 if not given.")
+    ] = None
+    json_file: Annotated[Path | None, typer.Option("--json", help="Also write the report to this file.")] = None
+
+    @property
+    def page_port(self) -> int | None:
+        """Of Locust's page; None without one."""
+        return self.web_port if self.web_port is not None or not self.web else 8089
+
+    @property
+    def address(self) -> str:
+        """With its scheme. Raises ConfigError where --protocol says another."""
+        scheme, found, _ = self.url.partition("://")
+        if self.protocol not in (None, "http", "grpc"):
+            raise ConfigError(f"--protocol is http or grpc, not {self.protocol!r}")
+        if found and self.protocol not in (None, scheme):
+            raise ConfigError(
+                f"--protocol {self.protocol} does not fit {self.url}; ports differ, so write the whole address"
+            )
+        return self.url if found or self.protocol is None else f"{self.protocol}://{self.url}"
+
+    def mix(self) -> Mix:
+        """What is sent. Raises ConfigError or DataError."""
+        # Reading a store imports torch, which a load of files does not need.
+        from hplm_loadtest import texts
+
+        if self.tenants_file is not None:
+            names = texts.lines(self.tenants_file)
+        else:
+            from hplm_loadtest.models import served_names
+
+            names = served_names(self.models)
+        sent = texts.lines(self.text_file) if self.text_file is not None else texts.texts("unseen", self.models)
+        tenants: Tenants = ZipfTenants(names, self.zipf) if self.zipf else UniformTenants(names)
+        return Mix(tenants, sent, DeadlineClasses.parse(self.deadlines) if self.deadlines is not None else None)
+
+
+def perform(scenario: Scenario, load: Load) -> None:
+    """Run, report, end with status 1 where the run was no good."""
+    # First of all that is imported for a run: it patches the standard library.
+    from hplm_loadtest.locustfile import Errand, follow
+
+    mix = load.mix()
+    rng = np.random.default_rng(load.seed)
+
+    def make_plan() -> Plan:
+        return mix.plan(scenario.arrivals, scenario.duration_s, rng)
+
+    def name_of(deadline_s: float) -> str:
+        return "predict" if mix.deadlines is None else mix.deadlines.name_of(deadline_s)
+
+    with progress_bars() as progress:
+        errand = Errand(make_plan, name_of, load.timeout_s, progress)
+        run = follow(load.address, scenario.name, errand, load.page_port)
+    report(scenario, load, mix, run).publish(load.json_file)
+    if not judge(run):
+        raise typer.Exit(1)
+
+
+def report(scenario: Scenario, load: Load, mix: Mix, run: Run) -> Report:
+    """All requests in the first row, then one for each deadline class."""
+    rows = [{"requests_of": "all", **run.row()}]
+    if mix.deadlines is not None:
+        for name, (deadline_s, _) in mix.deadlines.classes.items():
+            chosen = run.deadlines_s == deadline_s
+            if chosen.any():
+                rows.append({"requests_of": f"{name} ({deadline_s:g} s)", **run.select(chosen).row()})
+    about = {
+        "url": load.address,
+        "arrivals": str(scenario.arrivals),
+        "duration_s": scenario.duration_s,
+        "seed": load.seed,
+        "tenants": len(mix.tenants.names),
+        "zipf": load.zipf,
+        "texts": len(mix.texts),
+        "mean_words": round(float(np.mean([len(text.split()) for text in mix.texts])), 1),
+        "timeout_s": load.timeout_s,
+    }
+    return Report(f"loadtest {scenario.name}", about, rows, goals_of("loadtest", rows[:1]))
+
+
+def judge(run: Run) -> bool:
+    """Whether the figures mean anything; says loudly why not."""
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    bad = run.kinds["lost"] + run.kinds["failed"]
+    if bad:
+        console.print(f"hplm loadtest: {run.kinds['lost']} requests lost, {run.kinds['failed']} failed", style="red")
+    if not run.kept_up:
+        console.print(
+            f"hplm loadtest: the load fell behind its plan ({100 * run.sent_within(LATE_S):.1f} % of the requests were sent "
+            "within 20 ms of it): this run measured the load generator; lower the rate or free a core for it",
+            style="red",
+        )
+    return bad == 0 and run.kept_up
+
+
+def command(make: Callable[..., Scenario]) -> None:
+    """A sub-command that takes the options of `make`, which gives the scenario, and those of Load."""
+
+    def performed(**options: Any) -> None:
+        load = Load(**{field.name: options.pop(field.name) for field in fields(Load)})
+        perform(make(**options), load)
+
+    hints = get_type_hints(Load, include_extras=True) | get_type_hints(make, include_extras=True) | {"return": None}
+    parameters = [
+        one.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[one.name])
+        for taking in (make, Load)
+        for one in inspect.signature(taking).parameters.values()
+    ]
+    performed.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    performed.__annotations__ = hints
+    app.command(name=make.__name__, help=make.__doc__)(performed)
+
+
+Rate = Annotated[float, typer.Option("--rate", help="Requests per second.")]
+Duration = Annotated[float, typer.Option("--duration", min=0.1, help="Seconds.")]
+
+
+@command
+def steady(
+    rate_per_s: Rate = 20.0,
+    duration_s: Duration = 30.0,
+    cv: Annotated[float, typer.Option(help="Coefficient of variation of the gaps: 1 is Poisson, 4 is uneven.")] = 1.0,
+) -> Scenario:
+    """The same mean rate all the time.
+
+    Example: hplm loadtest steady --rate 50 --deadlines interactive=0.1:0.7,batch=2:0.3
+    """
+    return scenarios.steady(rate_per_s, cv, duration_s)
+
+
+@command
+def ramp(
+    from_per_s: Annotated[float, typer.Option("--from", min=0, help="Requests per second at the start.")] = 5.0,
+    to_per_s: Annotated[float, typer.Option("--to", min=0, help="Requests per second at the end.")] = 100.0,
+    duration_s: Duration = 60.0,
+) -> Scenario:
+    """A mean rate that grows in a straight line, to see where answers start to be late.
+
+    Example: hplm loadtest ramp --from 5 --to 200 --duration 120 --web
+    """
+    return scenarios.ramp(from_per_s, to_per_s, duration_s)
+
+
+@command
+def burst(
+    clients: Annotated[int, typer.Option(min=1, help="Senders.")] = 250,
+    stagger_s: Annotated[
+        float, typer.Option("--stagger", min=0, help="Seconds from one's start to the next's.")
+    ] = 0.05,
+    period_s: Annotated[float, typer.Option("--every", help="Seconds from one's request to its next.")] = 1.2,
+    count: Annotated[int, typer.Option(min=1, help="Requests of each.")] = 50,
+) -> Scenario:
+    """Senders that start one after another, each a request every so often (HMI Fig. 13).
+
+    Example: hplm loadtest burst --clients 100 --count 20 --zipf 1
+    """
+    return scenarios.burst(clients, stagger_s, period_s, count)
+
+
+@command
+def replay(
+    trace: Annotated[Path, typer.Option(help="CSV file with a column TIMESTAMP.")],
+    rate_per_s: Rate = 20.0,
+    burstiness: Annotated[float, typer.Option(help="0: evenly spaced, 1: as recorded, 2: more bursty.")] = 1.0,
+    duration_s: Duration = 60.0,
+) -> Scenario:
+    """A recorded trace of arrivals, at a mean rate and burstiness of one's own.
+
+    Example: hplm loadtest replay --trace azure_llm_conv_2023.csv --rate 30 --burstiness 1.5
+    """
+    return scenarios.replay(trace, rate_per_s, burstiness, duration_s)

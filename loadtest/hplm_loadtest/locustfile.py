@@ -1,0 +1,161 @@
+"""Locust over plans: its one user is the clock, every request a greenlet of its own, so a slow server slows no arrival down.
+
+Importing it patches the standard library for gevent: only `hplm loadtest` does, in a process of its own.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import gevent
+import locust
+from gevent.pool import Group
+from gevent.queue import SimpleQueue
+from hplm_client import Client
+from locust.env import Environment
+from locust.exception import StopUser
+from rich.progress import Progress
+
+from hplm.errors import ConfigError, HplmError, UnreachableError
+from hplm_loadtest.plan import Plan
+from hplm_loadtest.run import ANSWERED, NOT_SENT, Recorder, Run
+
+# Each may hold a connection over HTTP, and 1024 open files are a common limit.
+MOST_UNDER_WAY = 768
+SETTLE_S = 0.3  # Locust starts its own greenlets meanwhile
+
+
+@dataclass(frozen=True)
+class Errand:
+    """What Locust's user is to do: Locust makes the user itself."""
+
+    make_plan: Callable[[], Plan]
+    name_of: Callable[[float], str]  # of a deadline: what Locust's tables call such requests
+    timeout_s: float
+    progress: Progress
+    ended: SimpleQueue = field(default_factory=SimpleQueue)  # of Run, or of the error that ended one
+
+
+class PlannedUser(locust.User):
+    """Sends a plan's requests at their times. Locust's response time counts from the planned time."""
+
+    abstract = True
+    fixed_count = 1
+    errand: ClassVar[Errand]
+
+    @locust.task
+    def follow(self) -> None:
+        """One plan, then Locust's user ends; an error in here would otherwise be logged and tried again for ever."""
+        try:
+            self.send_plan()
+        except HplmError as error:
+            self.errand.ended.put(error)
+        raise StopUser
+
+    def send_plan(self) -> None:
+        """From the first request to the last answer; stopped by Locust, what was sent until then counts."""
+        plan = self.errand.make_plan()
+        bar = self.errand.progress.add_task("requests", total=len(plan.requests))
+        under_way, sent = Group(), 0
+        with Client(self.environment.host, timeout_s=self.errand.timeout_s, concurrency=MOST_UNDER_WAY) as client:
+            client.is_ready()
+            gevent.sleep(SETTLE_S)
+            recorder = Recorder(plan.times_s, plan.requests.deadlines_s, plan.duration_s)
+            try:
+                for index, planned_s in enumerate(plan.times_s.tolist()):
+                    # Behind plan this is a sleep of 0: what is under way gets its turn between two sends.
+                    gevent.sleep(max(0.0, planned_s - recorder.elapsed_s()))
+                    sent = index + 1
+                    self.errand.progress.update(bar, completed=sent)
+                    if len(under_way) < MOST_UNDER_WAY:
+                        under_way.spawn(self.send, client, plan, recorder, index)
+                    else:
+                        recorder.done(index, NOT_SENT)
+                        self.report(plan, recorder, index, NOT_SENT)
+            finally:
+                under_way.join(timeout=self.errand.timeout_s)
+                under_way.kill()
+                self.errand.progress.remove_task(bar)
+                self.errand.ended.put(recorder.run(sent))
+
+    def send(self, client: Client, plan: Plan, recorder: Recorder, index: int) -> None:
+        """One request, recorded and shown in Locust's statistics."""
+        deadline_s = float(plan.requests.deadlines_s[index])
+        recorder.sent(index)
+        code = ANSWERED
+        try:
+            client.predict(
+                plan.requests.tenants[index],
+                plan.requests.texts[index],
+                deadline_s=None if math.isnan(deadline_s) else deadline_s,
+            )
+        except HplmError as error:
+            code = error.code
+        recorder.done(index, code)
+        self.report(plan, recorder, index, code)
+
+    def report(self, plan: Plan, recorder: Recorder, index: int, code: str) -> None:
+        """To Locust's statistics and web page. Errors go by code: a message may name a tenant, of which there are thousands."""
+        self.environment.events.request.fire(
+            request_type=self.environment.host.partition(":")[0],
+            name=self.errand.name_of(float(plan.requests.deadlines_s[index])),
+            response_time=1000 * recorder.latency_s(index),
+            response_length=0,
+            exception=None if code == ANSWERED else code,
+            context={"tenant": plan.requests.tenants[index]},
+        )
+
+
+def follow(url: str, name: str, errand: Errand, web_port: int | None) -> Run:
+    """Run Locust over one plan; with `web_port`, over a new plan at each start on its page until Ctrl-C, and return the last.
+
+    Raises UnreachableError where hBERT does not answer at `url`.
+    """
+    if url.startswith("grpc:"):
+        from grpc.experimental import gevent as grpc_gevent  # type: ignore[import-untyped]
+
+        grpc_gevent.init_gevent()
+    with Client(url, timeout_s=errand.timeout_s) as client:
+        if not client.is_ready():
+            raise UnreachableError(f"{url}: the model hbert is not ready")
+    user = type(f"{name.capitalize()}User", (PlannedUser,), {"errand": errand, "host": url})
+    environment = Environment(user_classes=[user], host=url)
+    runner = environment.create_local_runner()
+    run = None
+    arguments = sys.argv
+    # A KeyboardInterrupt raised by itself would hit whichever greenlet runs just then.
+    interrupts = gevent.signal_handler(signal.SIGINT, errand.ended.put, KeyboardInterrupt())
+    try:
+        if web_port is None:
+            runner.start(1, spawn_rate=1)
+            run = _unless_error(errand.ended.get())
+        else:
+            # Locust's page reads sys.argv as Locust's own command line, again at every view.
+            sys.argv = arguments[:1]
+            environment.create_web_ui("127.0.0.1", web_port)
+            errand.progress.console.print(f"Locust's page: http://127.0.0.1:{web_port} (Ctrl-C ends)", highlight=False)
+            while True:
+                run = _unless_error(errand.ended.get())
+                runner.stop()
+    except KeyboardInterrupt:
+        runner.stop()
+        while not errand.ended.empty():
+            run = _unless_error(errand.ended.get())
+    finally:
+        interrupts.cancel()
+        sys.argv = arguments
+        runner.quit()
+    if run is None or not len(run):
+        raise ConfigError("nothing was sent: the load was stopped before its first request")
+    return run
+
+
+def _unless_error(outcome: Run | BaseException) -> Run:
+    if isinstance(outcome, BaseException):
+        raise outcome
+    return outcome

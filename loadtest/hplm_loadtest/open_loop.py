@@ -1,0 +1,122 @@
+"""Load over gRPC as cheap as Python can send it: ready-made bytes in, only the status of the answer looked at.
+
+Client and server share the machine, and a request of `hplm_client.AsyncClient` takes about twice the processor time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import AsyncExitStack
+from dataclasses import replace
+
+import grpc  # type: ignore[import-untyped]
+import numpy as np
+from hplm_client.address import split_url
+from hplm_client.faults import from_triton
+from tritonclient.utils import InferenceServerException
+
+from hplm.errors import ConfigError, UnreachableError
+from hplm_loadtest.infer_message import METHOD, infer_messages
+from hplm_loadtest.plan import Plan, Requests
+from hplm_loadtest.run import ANSWERED, Recorder, Run
+
+CHANNELS = 2
+CONNECT_S = 5.0
+
+# Takes a request's index and message, returns when its outcome is recorded.
+Send = Callable[[int, bytes], Coroutine[None, None, None]]
+Call = Callable[..., Awaitable[bytes]]
+
+
+def open_loop(url: str, plan: Plan, *, timeout_s: float = 30.0, own_process: bool = True) -> Run:
+    """Send each request at its planned time whatever the server does. Raises UnreachableError where nobody listens.
+
+    `own_process` keeps the caller's threads out of the generator's way; it is made by `multiprocessing`'s method `spawn`.
+    """
+    if own_process:
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            return pool.submit(open_loop, url, plan, timeout_s=timeout_s, own_process=False).result()
+    return asyncio.run(_open(url, plan, timeout_s))
+
+
+def closed_loop(
+    url: str, requests: Requests, in_flight: int, *, timeout_s: float = 30.0, own_process: bool = True
+) -> Run:
+    """Send the next request when one is answered, `in_flight` of them under way: throughput at saturation.
+
+    A request is planned when it is sent: latency does not show what a steady stream of users would have waited.
+    """
+    if own_process:
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            return pool.submit(closed_loop, url, requests, in_flight, timeout_s=timeout_s, own_process=False).result()
+    return asyncio.run(_closed(url, requests, in_flight, timeout_s))
+
+
+async def _open(url: str, plan: Plan, timeout_s: float) -> Run:
+    messages = infer_messages(plan.requests)
+    async with AsyncExitStack() as stack:
+        calls = await _connect(url, stack)
+        recorder = Recorder(plan.times_s, plan.requests.deadlines_s, plan.duration_s)
+        send = _sender(url, calls, recorder, timeout_s)
+        tasks = []
+        for index, planned_s in enumerate(plan.times_s.tolist()):
+            # Behind plan this is a sleep of 0: what is under way gets its turn between two sends.
+            await asyncio.sleep(max(0.0, planned_s - recorder.elapsed_s()))
+            tasks.append(asyncio.create_task(send(index, messages[index])))
+        await asyncio.gather(*tasks)
+        return recorder.run(len(messages))
+
+
+async def _closed(url: str, requests: Requests, in_flight: int, timeout_s: float) -> Run:
+    messages = iter(enumerate(infer_messages(requests)))
+    async with AsyncExitStack() as stack:
+        calls = await _connect(url, stack)
+        recorder = Recorder(np.zeros(len(requests)), requests.deadlines_s, 0.0)
+        send = _sender(url, calls, recorder, timeout_s)
+
+        async def worker() -> None:
+            for index, message in messages:
+                await send(index, message)
+
+        await asyncio.gather(*(worker() for _ in range(in_flight)))
+        run = recorder.run(len(requests))
+        return replace(run, planned_s=run.sent_s, duration_s=recorder.elapsed_s())
+
+
+async def _connect(url: str, stack: AsyncExitStack) -> list[Call]:
+    """Hot connections, closed with `stack`."""
+    protocol, address = split_url(url)
+    if protocol != "grpc":
+        raise ConfigError(f"this load goes over gRPC only, not to {url}; write grpc://HOST:8001")
+    calls = []
+    for _ in range(CHANNELS):
+        # Without a pool of its own each channel would share the one connection.
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        channel = await stack.enter_async_context(grpc.aio.insecure_channel(address, options=options))
+        try:
+            await asyncio.wait_for(channel.channel_ready(), CONNECT_S)
+        except asyncio.TimeoutError:
+            raise UnreachableError(f"{url} does not answer") from None
+        calls.append(channel.unary_unary(METHOD))
+    return calls
+
+
+def _sender(url: str, calls: list[Call], recorder: Recorder, timeout_s: float) -> Send:
+    async def send(index: int, message: bytes) -> None:
+        recorder.sent(index)
+        try:
+            await calls[index % len(calls)](message, timeout=timeout_s)
+        except grpc.RpcError as error:
+            recorder.done(index, code_of(error, url))
+        else:
+            recorder.done(index, ANSWERED)
+
+    return send
+
+
+def code_of(error: grpc.RpcError, url: str) -> str:
+    """The code of `hplm.errors` that the server answered with; UNREACHABLE where it did not answer."""
+    return from_triton(InferenceServerException(error.details(), str(error.code())), url).code

@@ -1,0 +1,194 @@
+"""What each system does with a batch. A body has places for whole models; which model is where is the worker's business."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from hplm.adapters.tenant import Tenant
+from hplm.config import BaseConfig
+from hplm.errors import ConfigError
+from hplm.nn.upper import UpperEngine, UpperRequest
+from hplm_loadtest.peers.files import file_of, model_files
+from hplm_loadtest.peers.plain import CPU, FlatModel, Logits, PeerRequest, head_logits
+from hplm_loadtest.peers.settings import PeerSettings, System
+
+BODY = "body"
+
+
+class Body(Protocol):
+    """One system. `keep` is what it needs of a tenant, `model_of` which model answers it, `load` brings that to a place."""
+
+    num_places: int
+
+    def keep(self, tenant: Tenant) -> Tenant: ...
+    def model_of(self, tenant: Tenant) -> str: ...
+    def load(self, place: int, model: str) -> None: ...
+    def run(self, place: int, requests: Sequence[PeerRequest]) -> list[Logits]: ...
+
+
+def without_adapter(tenant: Tenant) -> Tenant:
+    """The head and the labels alone."""
+    return replace(tenant, packed=replace(tenant.packed, weights=tenant.packed.weights[:0].copy()))
+
+
+def in_every_layer(tenant: Tenant, layers: int) -> Tenant:
+    """An adapter for all `layers`: the upper ones' again, from the top, below the cut."""
+    packed = tenant.packed
+    times = -(-layers // len(packed.weights))
+    tiled = np.ascontiguousarray(np.tile(packed.weights, (times, 1))[-layers:])
+    return replace(tenant, packed=replace(packed, weights=tiled))
+
+
+class SharedBody:
+    """BERT-shared: one body for all, a head a tenant."""
+
+    num_places = 1
+
+    def __init__(self, settings: PeerSettings, config: BaseConfig, dtype: torch.dtype, weights: Path) -> None:
+        self._flat = FlatModel(config, dtype)
+        self._flat.fill(model_files(weights)[0])
+
+    def keep(self, tenant: Tenant) -> Tenant:
+        return without_adapter(tenant)
+
+    def model_of(self, tenant: Tenant) -> str:
+        return BODY
+
+    def load(self, place: int, model: str) -> None:
+        """It is there."""
+
+    def run(self, place: int, requests: Sequence[PeerRequest]) -> list[Logits]:
+        return self._flat.run(requests)
+
+
+class AdapterBody:
+    """hBERT-adapter: all layers computed once for all tenants, with each text's own adapters; no PLOT."""
+
+    num_places = 1
+
+    def __init__(self, settings: PeerSettings, config: BaseConfig, dtype: torch.dtype, weights: Path) -> None:
+        flat = FlatModel(config, dtype)
+        flat.fill(model_files(weights)[0])
+        self._layers = config.upper_layers
+        self._embeddings = flat.model.word_embeddings
+        self._engine = UpperEngine(
+            config,
+            flat.model.body,
+            num_slots=settings.num_slots,
+            reduced_size=max(1, config.hidden_size // settings.reduction_factor),
+            device=CPU,
+            dtype=dtype,
+        )
+
+    def keep(self, tenant: Tenant) -> Tenant:
+        return in_every_layer(tenant, self._layers)
+
+    def model_of(self, tenant: Tenant) -> str:
+        return BODY
+
+    def load(self, place: int, model: str) -> None:
+        """It is there; the engine brings adapters to their slots."""
+
+    def run(self, place: int, requests: Sequence[PeerRequest]) -> list[Logits]:
+        with torch.inference_mode():
+            ids = torch.from_numpy(np.concatenate([request.ids for request in requests]))
+            embedded = self._embeddings(ids).float().numpy()
+        parts = np.split(embedded, np.cumsum([len(request.ids) for request in requests])[:-1])
+        texts = [UpperRequest(r.tenant, part) for r, part in zip(requests, parts, strict=True)]
+        return self._engine.run(texts)
+
+
+class DedicatedBody:
+    """BERT-dedicated: a whole model a tenant, as many in memory as the budget holds, the others a read away."""
+
+    def __init__(self, settings: PeerSettings, config: BaseConfig, dtype: torch.dtype, weights: Path) -> None:
+        self._files = model_files(weights)
+        self._from_disk = settings.from_disk
+        first = FlatModel(config, dtype)
+        self.num_places = places_in(settings, first.num_bytes)
+        self._models = [first, *(FlatModel(config, dtype) for _ in range(self.num_places - 1))]
+
+    def keep(self, tenant: Tenant) -> Tenant:
+        return without_adapter(tenant)
+
+    def model_of(self, tenant: Tenant) -> str:
+        return tenant.card.name
+
+    def load(self, place: int, model: str) -> None:
+        self._models[place].fill(file_of(model, self._files), from_disk=self._from_disk)
+
+    def run(self, place: int, requests: Sequence[PeerRequest]) -> list[Logits]:
+        return self._models[place].run(requests)
+
+
+class OnnxBody:
+    """BERT-dedicated on ONNX Runtime: a session a tenant, fp32, texts of a batch padded to the longest."""
+
+    def __init__(self, settings: PeerSettings, config: BaseConfig, dtype: torch.dtype, weights: Path) -> None:
+        import onnxruntime
+
+        self._files = model_files(weights)
+        size = self._files[0].with_suffix(".data").stat().st_size
+        self.num_places = places_in(settings, size)
+        self._sessions: list[onnxruntime.InferenceSession | None] = [None] * self.num_places
+        self._options = onnxruntime.SessionOptions()
+        self._options.intra_op_num_threads = settings.num_threads
+        self._options.inter_op_num_threads = 1
+        # The graph is fused as it lies there: looking for more would only make a swap slower.
+        self._options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        self._pad_id = config.pad_id
+        self._open = onnxruntime.InferenceSession
+
+    def keep(self, tenant: Tenant) -> Tenant:
+        return without_adapter(tenant)
+
+    def model_of(self, tenant: Tenant) -> str:
+        return tenant.card.name
+
+    def load(self, place: int, model: str) -> None:
+        # First let the old one go: the budget holds for both.
+        self._sessions[place] = None
+        path = file_of(model, self._files)
+        self._sessions[place] = self._open(str(path), self._options, providers=["CPUExecutionProvider"])
+
+    def run(self, place: int, requests: Sequence[PeerRequest]) -> list[Logits]:
+        session = self._sessions[place]
+        assert session is not None
+        lengths = [len(request.ids) for request in requests]
+        ids = np.full((len(requests), max(lengths)), self._pad_id, dtype=np.int32)
+        mask = np.zeros_like(ids)
+        for row, request in enumerate(requests):
+            ids[row, : lengths[row]] = request.ids
+            mask[row, : lengths[row]] = 1
+        hidden = session.run(["hidden"], {"ids": ids, "mask": mask})[0]
+        return [
+            head_logits(request.tenant, states[:length], states[:length].mean(axis=0))
+            for request, states, length in zip(requests, hidden, lengths, strict=True)
+        ]
+
+
+def places_in(settings: PeerSettings, model_bytes: int) -> int:
+    """How many whole models the budget holds. Raises ConfigError where it holds none."""
+    places = settings.budget_mb * 1_000_000 // model_bytes
+    if places < 1:
+        raise ConfigError(f"budget_mb is {settings.budget_mb}, but one model takes {model_bytes / 1e6:.0f} MB")
+    return places
+
+
+BODIES: dict[System, Callable[[PeerSettings, BaseConfig, torch.dtype, Path], Body]] = {
+    "dedicated": DedicatedBody,
+    "shared": SharedBody,
+    "adapter": AdapterBody,
+    "onnxruntime": OnnxBody,
+}
+
+
+def make_body(settings: PeerSettings, config: BaseConfig, dtype: torch.dtype, weights: Path) -> Body:
+    """The body of a system; `config` is the whole model's."""
+    return BODIES[settings.system](settings, config, dtype, weights)

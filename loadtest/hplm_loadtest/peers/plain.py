@@ -1,0 +1,161 @@
+"""A whole encoder, every layer computed: what a tenant has who shares nothing, and what tenants share who share a body."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from hplm.adapters.tenant import Tenant
+from hplm.config import BaseConfig
+from hplm.errors import CorruptArtifactError
+from hplm.nn.dtype import computing_in
+from hplm.nn.encoder import UpperEncoder
+from hplm.nn.upper import in_dtype
+
+Logits = npt.NDArray[np.float32]
+CPU = torch.device("cpu")
+# Direct reads want blocks of the disk, vector loads want cache lines: a page is both.
+ALIGNMENT = 4096
+
+
+@dataclass(frozen=True)
+class PeerRequest:
+    """One text: `ids` int64 `[T]`."""
+
+    tenant: Tenant
+    ids: npt.NDArray[np.int64]
+
+
+def whole(config: BaseConfig) -> BaseConfig:
+    """The shape of the model that was cut: its lower layers computed too, on top of nothing but embeddings."""
+    return replace(config, upper_layers=config.window_layers + config.upper_layers)
+
+
+class PlainModel(nn.Module):
+    """A BERT: embeddings, then every layer over packed tokens. `config` as `whole` gives it."""
+
+    def __init__(self, config: BaseConfig) -> None:
+        super().__init__()
+        self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.body = UpperEncoder(config)
+
+    def forward(self, ids: Tensor, lengths: Sequence[int]) -> Tensor:
+        """Packed `ids` `[N]` -> hidden states `[N, H]`."""
+        hidden: Tensor = self.body(self.word_embeddings(ids).float(), lengths)
+        return hidden
+
+
+def seeded_model(config: BaseConfig, seed: int) -> PlainModel:
+    """Weights as BERT is initialised, in fp32: another seed is another fine-tuned model."""
+    torch.manual_seed(seed)
+    model = PlainModel(config)
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.normal_(module.weight, std=0.02)
+    return model.eval()
+
+
+def stored_as(model: PlainModel, dtype: torch.dtype) -> PlainModel:
+    """Matrices and word embeddings in `dtype`, the rest in fp32, as the upper stage of hBERT computes."""
+    in_dtype(model.body, dtype)
+    model.word_embeddings.to(dtype)
+    return model.eval()
+
+
+@dataclass(frozen=True)
+class _Part:
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+    length: int
+
+
+def _layout(model: PlainModel) -> tuple[list[_Part], int]:
+    """Where each weight lies in a file, and how many bytes the file has."""
+    parts, end = [], 0
+    for name, tensor in model.state_dict().items():
+        length = tensor.numel() * tensor.element_size()
+        parts.append(_Part(name, tensor.dtype, tuple(tensor.shape), end, length))
+        end += -(-length // 64) * 64
+    return parts, -(-end // ALIGNMENT) * ALIGNMENT
+
+
+def write_flat(model: PlainModel, path: Path) -> None:
+    """All weights of a model (as `stored_as` gives it) in one file of their bytes, for `FlatModel.fill`."""
+    parts, total = _layout(model)
+    state = model.state_dict()
+    with path.open("wb") as file:
+        for part in parts:
+            file.seek(part.start)
+            file.write(state[part.name].contiguous().view(torch.uint8).numpy().tobytes())
+        file.truncate(total)
+
+
+def _laid_out(num_bytes: int) -> mmap.mmap:
+    """Memory whose pages are there already, large ones where the system has them: the first load is as fast as any other."""
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    np.frombuffer(memory, dtype=np.uint8)[::ALIGNMENT] = 0
+    return memory
+
+
+class FlatModel:
+    """A model in one preallocated piece of memory: another model takes its place with one read, nothing is built anew."""
+
+    def __init__(self, config: BaseConfig, dtype: torch.dtype) -> None:
+        with torch.device("meta"):
+            self.model = stored_as(PlainModel(config), dtype)
+        parts, self.num_bytes = _layout(self.model)
+        self._memory = _laid_out(self.num_bytes)
+        flat = torch.frombuffer(self._memory, dtype=torch.uint8)
+        state = {p.name: flat[p.start : p.start + p.length].view(p.dtype).view(p.shape) for p in parts}
+        self.model.load_state_dict(state, assign=True)
+        self._dtype = dtype
+
+    def fill(self, path: Path, *, from_disk: bool = False) -> None:
+        """Read a file's weights into place. Raises CorruptArtifactError."""
+        handle = os.open(path, os.O_RDONLY | (os.O_DIRECT if from_disk else 0))
+        try:
+            found = os.fstat(handle).st_size
+            if found != self.num_bytes:
+                raise CorruptArtifactError(f"{path} has {found} bytes, this shape has {self.num_bytes}")
+            view, done = memoryview(self._memory), 0
+            while done < self.num_bytes:
+                done += os.preadv(handle, [view[done:]], done)
+        finally:
+            os.close(handle)
+
+    def run(self, requests: Sequence[PeerRequest]) -> list[Logits]:
+        """Logits of each request, packed as one batch."""
+        # Texts of one length attend in one call.
+        order = sorted(range(len(requests)), key=lambda i: len(requests[i].ids))
+        texts = [requests[i] for i in order]
+        lengths = [len(text.ids) for text in texts]
+        with torch.inference_mode(), computing_in(self._dtype, CPU):
+            ids = torch.from_numpy(np.concatenate([text.ids for text in texts]))
+            hidden = self.model(ids, lengths).float()
+            means = torch.segment_reduce(hidden, "mean", lengths=torch.tensor(lengths), axis=0)
+        parts = np.split(hidden.numpy(), np.cumsum(lengths)[:-1])
+        answers: list[Any] = [None] * len(requests)
+        for index, text, states, mean in zip(order, texts, parts, means.numpy(), strict=True):
+            answers[index] = head_logits(text.tenant, states, mean)
+        return answers
+
+
+def head_logits(tenant: Tenant, states: Logits, mean: Logits) -> Logits:
+    """A tenant's head over last hidden states `[T, H]` and their mean `[H]`: `[1, labels]` or `[T, labels]`."""
+    card, head = tenant.card, tenant.head
+    if card.task == "classification":
+        states = states[:1] if card.pooling == "cls" else mean[None]
+    return states @ head.weight.T + head.bias

@@ -1,0 +1,49 @@
+"""The Triton repository of a peer: one model under hBERT's name, so that the same clients and loads call it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from hplm import wire
+from hplm.triton.server import Ports, TritonServer, free_ports
+from hplm_loadtest.peers.settings import PeerSettings
+
+BACKENDS = Path(__file__).parent / "backends"
+_CONFIG = f"""\
+name: "{wire.MODEL}"
+backend: "peer"
+max_batch_size: 64
+input [
+  {{ name: "TEXT" data_type: TYPE_STRING dims: [ 1 ] }},
+  {{ name: "TENANT" data_type: TYPE_STRING dims: [ 1 ] }}
+]
+output [
+  {{ name: "LABEL" data_type: TYPE_STRING dims: [ -1 ] }},
+  {{ name: "SCORE" data_type: TYPE_FP32 dims: [ -1 ] }},
+  {{ name: "SPAN" data_type: TYPE_INT32 dims: [ -1, 2 ] }},
+  {{ name: "TRUNCATED" data_type: TYPE_BOOL dims: [ 1 ] }},
+  {{ name: "LOGITS" data_type: TYPE_FP32 dims: [ -1, -1 ] }}
+]
+# The backend queues and batches itself; a short delay lets requests cross to it together.
+dynamic_batching {{ max_queue_delay_microseconds: 500 }}
+instance_group [ {{ count: 1 kind: KIND_CPU }} ]
+"""
+
+
+def write_repository(folder: Path, settings: PeerSettings) -> Path:
+    """Model folders with `settings`, whose paths must be absolute or relative to `folder/hbert/1`."""
+    version = folder / wire.MODEL / "1"
+    version.mkdir(parents=True, exist_ok=True)
+    (folder / wire.MODEL / "config.pbtxt").write_text(_CONFIG)
+    (version / "settings.json").write_text(json.dumps(asdict(settings), indent=2) + "\n")
+    return folder
+
+
+def serve_peer(
+    models: Path, *, ports: Ports | None = None, flags: Sequence[str] = (), log: Path | None = None
+) -> TritonServer:
+    """A real Triton over a repository that `write_repository` wrote. Wait until it is ready."""
+    return TritonServer(models, ports or free_ports(), models=(wire.MODEL,), backends=(BACKENDS,), flags=flags, log=log)

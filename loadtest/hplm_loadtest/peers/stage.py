@@ -1,0 +1,120 @@
+"""A peer as a stage: requests' bytes in, labels out, answered whenever they are ready."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from hplm.adapters.bank import TenantBank, TenantKey
+from hplm.adapters.host_cache import HostCache
+from hplm.adapters.tenant import Tenant
+from hplm.decode import decode_classification, decode_tagging
+from hplm.errors import ArtifactError, HplmError, InternalError
+from hplm.nn import base as bases
+from hplm.nn.dtype import choose_dtype
+from hplm.store.layout import Store
+from hplm.text import EncodedText, TextEncoder, check_not_empty, decode_utf8
+from hplm.wire import LabelledSpan
+from hplm_loadtest.peers.bodies import make_body
+from hplm_loadtest.peers.plain import CPU, Logits, PeerRequest, whole
+from hplm_loadtest.peers.settings import PeerSettings
+from hplm_loadtest.peers.swap import SwapWorker
+
+
+@dataclass(frozen=True)
+class PeerAnswer:
+    """Labels of one text, and the `logits` float32 `[1 or T, labels]` they come from."""
+
+    spans: list[LabelledSpan]
+    logits: npt.NDArray[np.float32]
+    truncated: bool
+
+
+Reply = Callable[[PeerAnswer | HplmError], None]
+
+
+@dataclass(frozen=True)
+class _Job:
+    request: PeerRequest
+    encoded: EncodedText
+    reply: Reply
+
+
+class PeerStage:
+    """Tokenise in the caller's thread, compute in one of its own. Raises ArtifactError or ConfigError on construction."""
+
+    def __init__(self, settings: PeerSettings, folder: Path) -> None:
+        torch.set_num_threads(settings.num_threads)
+        store = Store((folder / settings.store).resolve())
+        base = bases.load(store.base(settings.base), verify=False)
+        self._settings = settings
+        self._encoder = TextEncoder(base.tokenizer_path, base.config.max_tokens)
+        self._bank = TenantBank(store, base.fingerprint, verify=False)
+        self._body = make_body(
+            settings, whole(base.config), choose_dtype(settings.dtype, CPU), (folder / settings.weights).resolve()
+        )
+        self._tenants: HostCache[TenantKey, Tenant] = HostCache(
+            lambda key: self._body.keep(self._bank.load(key)),
+            lambda tenant: tenant.packed.weights.nbytes + tenant.head.weight.nbytes,
+            capacity_bytes=settings.host_cache_mb * 1_000_000,
+        )
+        self._answers = ThreadPoolExecutor(2, thread_name_prefix="peer-answer")
+        self.worker: SwapWorker[_Job] = SwapWorker(
+            self._body.num_places, self._body.load, self._run, self._fail, batch_requests=settings.batch_requests
+        )
+
+    def submit(self, requests: Sequence[tuple[bytes, bytes, Reply]]) -> None:
+        """Queue requests `(text, tenant, reply)`; each reply is called once, later, from another thread."""
+        texts: list[tuple[str, bytes, Reply]] = []
+        for text, tenant, reply in requests:
+            try:
+                texts.append((decode_utf8(text, self._settings.max_text_bytes), tenant, reply))
+            except HplmError as error:
+                self._answers.submit(reply, error)
+        encoded = self._encoder.encode([text for text, _, _ in texts])
+        loading = []
+        for (_, tenant, reply), result in zip(texts, encoded, strict=True):
+            try:
+                loading.append((self._tenants.fetch(self._bank.resolve(tenant)), check_not_empty(result), reply))
+            except HplmError as error:
+                self._answers.submit(reply, error)
+        jobs = []
+        for future, result, reply in loading:
+            try:
+                found = future.result()
+                jobs.append((self._body.model_of(found), _Job(PeerRequest(found, result.ids), result, reply)))
+            except ArtifactError as error:
+                logging.getLogger(__name__).error("%s", error)
+                self._answers.submit(reply, type(error)("this tenant's model cannot be loaded; the log says why"))
+            except HplmError as error:
+                self._answers.submit(reply, error)
+        self.worker.add(jobs)
+
+    def stop(self) -> None:
+        """Finish what runs and send all answers."""
+        self.worker.stop()
+        self._tenants.close()
+        self._answers.shutdown(wait=True)
+
+    def _run(self, place: int, jobs: list[_Job]) -> None:
+        answers = self._body.run(place, [job.request for job in jobs])
+        self._answers.submit(_reply_all, jobs, answers)
+
+    def _fail(self, jobs: list[_Job], error: Exception) -> None:
+        logging.getLogger(__name__).error("a batch failed", exc_info=error)
+        for job in jobs:
+            self._answers.submit(job.reply, InternalError("the server failed on this batch; its log says why"))
+
+
+def _reply_all(jobs: list[_Job], answers: list[Logits]) -> None:
+    for job, logits in zip(jobs, answers, strict=True):
+        card = job.request.tenant.card
+        decoder = decode_tagging if card.task == "tagging" else decode_classification
+        job.reply(PeerAnswer(decoder(logits, card.labels, job.encoded.tokens), logits, job.encoded.truncated))

@@ -1,0 +1,138 @@
+"""hBERT and its peers as servers over one fleet, each with the same tenants, tokenizer, threads and client."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.progress import Progress
+
+from hplm.errors import MissingArtifactError
+from hplm.nn.base import Base
+from hplm.nn.dtype import choose_dtype
+from hplm.triton.server import TritonServer, free_ports
+from hplm_loadtest.models import read, served_names
+from hplm_loadtest.peers.plain import CPU, FlatModel, whole
+from hplm_loadtest.peers.repository import serve_peer, write_repository
+from hplm_loadtest.peers.settings import PeerSettings
+from hplm_loadtest.peers.settings import System as Peer
+from hplm_loadtest.peers.weights import write_models
+from hplm_loadtest.texts import lines
+
+Shape = Literal["minilm", "bert-base"]
+SystemName = Literal["hbert", "dedicated", "dedicated-disk", "shared", "adapter", "onnxruntime"]
+PEERS: dict[SystemName, tuple[Peer, bool]] = {
+    "dedicated": ("dedicated", False),
+    "dedicated-disk": ("dedicated", True),
+    "shared": ("shared", False),
+    "adapter": ("adapter", False),
+    "onnxruntime": ("onnxruntime", False),
+}
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """A folder that `hplm build fleet` wrote."""
+
+    folder: Path
+    base: Base
+    names: list[str]
+    texts: list[str]
+
+    @property
+    def models(self) -> Path:
+        return self.folder / "models"
+
+
+def open_fleet(folder: Path, shape: Shape, tenants: int) -> Fleet:
+    """Raises MissingArtifactError with the command that builds it where it is not there or has too few tenants."""
+    models = folder / "models"
+    names = served_names(models) if models.is_dir() else []
+    if len(names) < tenants:
+        raise MissingArtifactError(
+            f"no fleet of {tenants} tenants in {folder}: "
+            f"`hplm build fleet --shape {shape} --tenants {tenants} --out {folder}` builds it"
+        )
+    return Fleet(folder, read(models).base, names, lines(folder / "texts.txt"))
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What every system may use: threads that compute, memory for whole models, disk for the files of those."""
+
+    num_threads: int = 1
+    budget_mb: int = 4096
+    disk_mb: int = 6000
+
+
+class Systems:
+    """Writes what each system needs below the fleet's folder, then starts it as often as asked."""
+
+    def __init__(self, fleet: Fleet, limits: Limits, upper: Mapping[str, Any] | None = None) -> None:
+        """`upper` changes settings of hBERT's upper stage."""
+        self._fleet = fleet
+        self._upper = dict(upper or {})
+        self._limits = limits
+        self._config = whole(fleet.base.config)
+        self._dtype = choose_dtype("auto", CPU)
+        self.about: dict[str, Any] = {"dtype": str(self._dtype), **asdict(limits)}
+
+    def prepare(self, name: SystemName, progress: Progress) -> None:
+        """Write its model files and repository; files that are there are kept."""
+        target = self._repository(name)
+        shutil.rmtree(target, ignore_errors=True)
+        if name == "hbert":
+            self._copy_hbert(target)
+            return
+        system, from_disk = PEERS[name]
+        is_onnx = system == "onnxruntime"
+        weights = self._fleet.folder / "peers" / ("onnx" if is_onnx else str(self._dtype).partition(".")[2])
+        is_dedicated = system in ("dedicated", "onnxruntime")
+        count = write_models(
+            weights,
+            self._config,
+            tenants=len(self._fleet.names) if is_dedicated else 1,
+            disk_bytes=self._limits.disk_mb * 1_000_000,
+            dtype=self._dtype,
+            onnx=is_onnx,
+            seed=0,
+            progress=progress,
+        )
+        if is_dedicated:
+            self.about[f"{name}_files"] = count
+        if system == "dedicated":
+            self.about["dedicated_model_mb"] = FlatModel(self._config, self._dtype).num_bytes / 1e6
+        settings = PeerSettings(
+            system=system,
+            store=str((self._fleet.folder / "store").resolve()),
+            base=self._fleet.base.config.name,
+            weights=str(weights.resolve()),
+            budget_mb=self._limits.budget_mb,
+            from_disk=from_disk,
+            num_threads=self._limits.num_threads,
+        )
+        write_repository(target, settings)
+
+    def start(self, name: SystemName) -> TritonServer:
+        """A server that is being started; wait until it is ready."""
+        target, log = self._repository(name), self._fleet.folder / "peers" / f"{name}.log"
+        if name == "hbert":
+            return TritonServer(target, free_ports(), log=log)
+        return serve_peer(target, log=log)
+
+    def _repository(self, name: str) -> Path:
+        return self._fleet.folder / "peers" / f"models-{name}"
+
+    def _copy_hbert(self, target: Path) -> None:
+        """The fleet's own repository with this many threads."""
+        shutil.copytree(self._fleet.models, target)
+        upper = {"num_threads": self._limits.num_threads, **self._upper}
+        for role, changes in (("hbert_plot", {"num_threads": 1}), ("hbert_upper", upper)):
+            path = target / role / "1" / "settings.json"
+            values = json.loads(path.read_text())
+            values |= {"store": str((self._fleet.folder / "store").resolve()), **changes}
+            path.write_text(json.dumps(values, indent=2) + "\n")

@@ -1,0 +1,110 @@
+"""Pictures of results. The file's ending says what it becomes: .svg or .png."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from hplm.errors import ConfigError
+
+# Okabe and Ito's colours, told apart by colour-blind readers too; markers and dashes tell them apart in grey.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+DASHES = ("-", "--", "-.", ":")
+
+Numbers = Sequence[float]
+
+
+def line_chart(
+    path: Path,
+    series: Mapping[str, tuple[Numbers, Numbers]],
+    *,
+    title: str,
+    x_label: str,
+    y_label: str,
+    log_x: bool = False,
+    log_y: bool = False,
+    limit: tuple[str, float] | None = None,
+) -> None:
+    """Name -> (x, y) as lines with a marker at each point; `limit` is a named horizontal line. Labels carry units."""
+    figure, axes = _start(path, title, x_label, y_label)
+    for index, (name, (x, y)) in enumerate(series.items()):
+        axes.plot(x, y, label=name, **_look(index), marker=MARKERS[index % len(MARKERS)], markersize=5)
+    if limit is not None:
+        axes.axhline(limit[1], color="#666666", linewidth=1, linestyle=":", label=limit[0])
+    if log_x:
+        axes.set_xscale("log")
+        points = sorted({value for x, _ in series.values() for value in x})
+        axes.set_xticks(points, [f"{value:,g}" for value in points])
+        axes.minorticks_off()
+    if log_y:
+        axes.set_yscale("log")
+    else:
+        axes.set_ylim(bottom=0)
+    _finish(path, figure, axes, named=len(series) > 1 or limit is not None)
+
+
+def cdf(path: Path, samples: Mapping[str, Any], *, title: str, x_label: str, log_x: bool = False) -> None:
+    """Name -> values, as the share of values that are at most x."""
+    figure, axes = _start(path, title, x_label, "share of requests")
+    for index, (name, values) in enumerate(samples.items()):
+        ordered = np.sort(np.asarray(values, dtype=np.float64))
+        axes.step(
+            ordered, np.arange(1, len(ordered) + 1) / max(len(ordered), 1), where="post", label=name, **_look(index)
+        )
+    axes.set_ylim(0, 1.02)
+    if log_x:
+        axes.set_xscale("log")
+    else:
+        axes.set_xlim(left=0)
+    _finish(path, figure, axes, named=len(samples) > 1)
+
+
+def bars(
+    path: Path, groups: Sequence[str], series: Mapping[str, Numbers], *, title: str, x_label: str, y_label: str
+) -> None:
+    """Name -> one value a group, bars of a group side by side, each with its value above it."""
+    figure, axes = _start(path, title, x_label, y_label)
+    width = 0.8 / max(len(series), 1)
+    for index, (name, values) in enumerate(series.items()):
+        places = np.arange(len(groups)) + (index - (len(series) - 1) / 2) * width
+        drawn = axes.bar(places, values, width * 0.94, label=name, color=COLOURS[index % len(COLOURS)])
+        axes.bar_label(drawn, fmt="%.3g", fontsize=8, padding=2)
+    axes.set_xticks(np.arange(len(groups)), groups)
+    axes.margins(y=0.12)
+    _finish(path, figure, axes, named=len(series) > 1)
+
+
+def check_picture(path: Path | None) -> None:
+    """Before hours of measuring. Raises ConfigError where the ending is neither .svg nor .png."""
+    if path is not None and path.suffix.lower() not in (".svg", ".png"):
+        raise ConfigError(f"{path}: a picture's name ends in .svg or .png")
+
+
+def _start(path: Path, title: str, x_label: str, y_label: str) -> tuple[Figure, Any]:
+    check_picture(path)
+    figure = Figure(figsize=(7.0, 4.2), layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_title(title, fontsize=11, loc="left")
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    axes.grid(color="#dddddd", linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def _look(index: int) -> dict[str, Any]:
+    return {"color": COLOURS[index % len(COLOURS)], "linestyle": DASHES[index % len(DASHES)], "linewidth": 1.8}
+
+
+def _finish(path: Path, figure: Figure, axes: Any, *, named: bool) -> None:
+    if named:
+        axes.legend(frameon=False, fontsize=9)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Without a date the same figures give the same file.
+    figure.savefig(path, dpi=160, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)

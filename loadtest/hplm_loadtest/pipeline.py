@@ -1,0 +1,94 @@
+"""`hplm bench pipeline`: HMI's Table 6, what doing things at the same time is worth."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from hplm.progress import progress_bars
+from hplm.report import Goal, Report
+from hplm_loadtest.models import read, served_names
+from hplm_loadtest.open_loop import closed_loop
+from hplm_loadtest.pictures import bars, check_picture
+from hplm_loadtest.plan import Requests
+from hplm_loadtest.texts import pool, texts
+from hplm_loadtest.variants import serving
+
+NO_SWAPPING = {"coarse_prefetch": False, "fine_prefetch": False}
+# What is sent: texts whose windows the tables know, or texts that the lower layers must be computed for.
+LOADS = ("known text", "new text")
+GOAL = 1.25
+SLOTS = 33
+
+
+def pipeline(models: Path, rounds: int, seconds: float, picture: Path | None) -> Report:
+    """Throughput with everything at the same time, without either kind of it, and with nothing."""
+    check_picture(picture)
+    names = served_names(models)
+    rng = np.random.default_rng(0)
+    sent = {"known text": pool(models), "new text": texts("unseen", models)}
+    found: dict[tuple[str, str], list[float]] = {}
+    with tempfile.NamedTemporaryFile(prefix="hplm-lock-") as lock, progress_bars() as progress:
+        alone = {"exclusive_lock": lock.name}
+        variants: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+            "full": ({}, {}),
+            "no pipelined look-up": (alone, alone),
+            "no pipelined swapping": ({}, NO_SWAPPING),
+            "synchronous": (alone, {**alone, **NO_SWAPPING}),
+        }
+        bar = progress.add_task("pipeline", total=rounds * len(variants))
+        for _ in range(rounds):
+            for variant, (plot, upper) in variants.items():
+                # Few windows remembered: new text stays new however often it comes. Few slots: adapters are swapped.
+                plot = {**plot, "overlay_windows": 64}
+                with serving(models, plot=plot, upper={**upper, "num_slots": SLOTS, "host_cache_mb": 4096}) as server:
+                    for load in LOADS:
+                        url = server.ports.grpc_url
+                        run = closed_loop(url, _draw(sent[load], names, 128, rng), 64)
+                        count = max(128, int(128 / run.span_s * seconds))
+                        run = closed_loop(url, _draw(sent[load], names, count, rng), 64)
+                        found.setdefault((variant, load), []).append(run.kinds["answered"] / run.span_s)
+                progress.update(bar, advance=1)
+    rows = [
+        {
+            "variant": variant,
+            "load": load,
+            "requests_per_s": median(rates),
+            "over_synchronous": median(rates) / median(found["synchronous", load]),
+            "spread": f"{min(rates):.1f}-{max(rates):.1f}",
+        }
+        for (variant, load), rates in found.items()
+    ]
+    goals = [
+        Goal(
+            f"pipeline-{load.split()[0]}",
+            f"full over synchronous, {load}",
+            GOAL,
+            median(found["full", load]) / median(found["synchronous", load]),
+            "x",
+            "higher",
+        )
+        for load in LOADS
+    ]
+    if picture is not None:
+        series = {load: [median(found[variant, load]) for variant in variants] for load in LOADS}
+        bars(
+            picture,
+            list(variants),
+            series,
+            title="What doing things at the same time is worth",
+            x_label="",
+            y_label="requests/s",
+        )
+    about = {"base": read(models).base.config.name, "tenants": len(names), "slots": SLOTS, "rounds": rounds}
+    return Report("pipeline", {**about, "seconds": seconds, "in_flight": 64}, rows, goals)
+
+
+def _draw(sent: Sequence[str], names: Sequence[str], count: int, rng: np.random.Generator) -> Requests:
+    chosen = [sent[i] for i in rng.integers(len(sent), size=count)]
+    return Requests([names[i] for i in rng.integers(len(names), size=count)], chosen, np.full(count, np.nan))

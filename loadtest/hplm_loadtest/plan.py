@@ -1,0 +1,59 @@
+"""What to send and when, decided before anything is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from hplm.errors import ConfigError
+from hplm_loadtest.arrivals import Arrivals
+from hplm_loadtest.deadlines import DeadlineClasses
+from hplm_loadtest.tenants import Tenants
+
+
+@dataclass(frozen=True)
+class Requests:
+    """`k` requests as columns of equal length. `deadlines_s` `[k]`, NaN where a request has none."""
+
+    tenants: Sequence[str]
+    texts: Sequence[str]
+    deadlines_s: npt.NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.tenants)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Requests and their times `[k]`, seconds from the start, rising."""
+
+    times_s: npt.NDArray[np.float64]
+    requests: Requests
+    duration_s: float
+
+
+@dataclass(frozen=True)
+class Mix:
+    """What the requests of a workload are: tenants, texts (each as often as any other) and deadlines."""
+
+    tenants: Tenants
+    texts: Sequence[str]
+    deadlines: DeadlineClasses | None = None
+
+    def draw(self, count: int, rng: np.random.Generator) -> Requests:
+        """`count` requests."""
+        if not self.texts:
+            raise ConfigError("there are no texts to send")
+        texts = [self.texts[i] for i in rng.integers(len(self.texts), size=count)]
+        deadlines = np.full(count, np.nan) if self.deadlines is None else self.deadlines.draw(count, rng)
+        return Requests(self.tenants.draw(count, rng), texts, deadlines)
+
+    def plan(self, arrivals: Arrivals, duration_s: float, rng: np.random.Generator) -> Plan:
+        """A run of `duration_s`. Raises ConfigError where nothing arrives in it."""
+        times_s = arrivals.times(duration_s, rng)
+        if len(times_s) == 0:
+            raise ConfigError(f"no request arrives within {duration_s:g} s of {arrivals}")
+        return Plan(times_s, self.draw(len(times_s), rng), duration_s)

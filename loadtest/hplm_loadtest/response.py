@@ -1,0 +1,106 @@
+"""`hplm bench response`: HMI's Fig. 12, response time by number of tenants."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from hplm.progress import progress_bars
+from hplm.report import Goal, Report
+from hplm.triton.server import TritonServer, free_ports
+from hplm_loadtest.arrivals import PeriodicArrivals, PoissonArrivals
+from hplm_loadtest.models import served_names
+from hplm_loadtest.open_loop import open_loop
+from hplm_loadtest.pictures import check_picture, line_chart
+from hplm_loadtest.plan import Mix
+from hplm_loadtest.run import Run, goals_of
+from hplm_loadtest.tenants import InTurn, UniformTenants
+from hplm_loadtest.texts import mean_tokens, texts
+
+TENANTS = (100, 1_000, 5_000, 10_000)
+PERIOD_S = 20.0
+GOAL_P99_MS = 100.0
+WARM_UP_S = 5.0
+
+
+def response(
+    models: Path, counts: Sequence[int], rounds: int, duration_s: float, kind: str, picture: Path | None
+) -> Report:
+    """Each of so many tenants sends one request every 20 s; a server started for this, the numbers of tenants in turn.
+
+    Where the repository has fewer names than tenants are asked for, several senders share a name: see column `names`.
+    """
+    check_picture(picture)
+    names = served_names(models)
+    sent = texts(kind, models)
+    rng = np.random.default_rng(0)
+    runs: dict[int, list[Run]] = {count: [] for count in counts}
+    with (
+        TritonServer(models, free_ports(), log=models.parent / "triton-bench.log") as server,
+        progress_bars() as progress,
+    ):
+        server.wait_ready()
+        bar = progress.add_task("runs", total=1 + rounds * len(counts))
+        warm_up = Mix(UniformTenants(names), sent).plan(PoissonArrivals(max(counts) / PERIOD_S), WARM_UP_S, rng)
+        open_loop(server.ports.grpc_url, warm_up)
+        progress.update(bar, advance=1)
+        for _ in range(rounds):
+            for count in counts:
+                senders = Mix(InTurn([names[i % len(names)] for i in range(count)]), sent)
+                plan = senders.plan(PeriodicArrivals(count, PERIOD_S), duration_s, rng)
+                runs[count].append(open_loop(server.ports.grpc_url, plan))
+                progress.update(bar, advance=1)
+    rows = [{"tenants": count, "names": min(count, len(names)), **median_row(runs[count])} for count in counts]
+    if picture is not None:
+        series = {
+            f"{percent}th percentile": ([float(count) for count in counts], [row[f"p{percent}_ms"] for row in rows])
+            for percent in (50, 95, 99)
+        }
+        line_chart(
+            picture,
+            series,
+            title="Response time, each tenant one request every 20 s",
+            x_label="tenants",
+            y_label="response time (ms)",
+            log_x=True,
+            limit=(f"goal at 10,000: {GOAL_P99_MS:.0f} ms", GOAL_P99_MS),
+        )
+    goals = goals_of("response", rows)
+    for row in rows:
+        if row["tenants"] == max(TENANTS):
+            text = "p99 of 10,000 tenants, one request every 20 s each"
+            goals.insert(0, Goal("response-p99", text, GOAL_P99_MS, row["p99_ms"], "ms", "lower"))
+    about = {
+        "period_s": PERIOD_S,
+        "duration_s": duration_s,
+        "rounds": rounds,
+        "texts": kind,
+        "mean_tokens": round(mean_tokens(sent, models), 1),
+        "protocol": "grpc",
+        "client": "same machine, a process of its own",
+    }
+    return Report("response", about, rows, goals)
+
+
+def median_row(runs: Sequence[Run]) -> dict[str, Any]:
+    """One row for several rounds: medians of the figures, sums of what went wrong, the worst of what must hold in each."""
+    rows = [run.row() for run in runs]
+    p99 = [row["p99_ms"] for row in rows]
+    errors: dict[str, int] = {}
+    for row in rows:
+        for code, count in row["errors"].items():
+            errors[code] = errors.get(code, 0) + count
+    medians = ("offered_per_s", "goodput_per_s", "in_time", "mean_ms", "p50_ms", "p95_ms", "p99_ms")
+    return {
+        "requests": sum(row["requests"] for row in rows),
+        **{name: median(row[name] for row in rows) for name in medians},
+        "p99_spread": f"{min(p99):.1f}-{max(p99):.1f} ms",
+        **{kind: sum(row[kind] for row in rows) for kind in ("refused", "failed", "lost")},
+        "errors": errors,
+        "kept_up": min(row["kept_up"] for row in rows),
+        "lag_p99_ms": max(row["lag_p99_ms"] for row in rows),
+    }

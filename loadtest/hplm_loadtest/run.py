@@ -1,0 +1,165 @@
+"""What became of a run's requests. Latency counts from the planned time, so a late generator hides nothing."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from hplm.errors import UnreachableError, leaves
+from hplm.report import Goal
+
+Seconds = npt.NDArray[np.float64]
+Kind = Literal["answered", "refused", "failed", "lost"]
+
+ANSWERED = "OK"
+NO_ANSWER = "NO_ANSWER"  # the run ended first
+NOT_SENT = "NOT_SENT"  # too many others were under way
+LATE_S = 0.020
+KEPT_UP_SHARE = 0.99
+_STATUS = {leaf.code: leaf.status for leaf in leaves()}
+
+
+def kind_of(code: str) -> Kind:
+    """`refused`: the server said clearly that it cannot now; `failed`: any other error; `lost`: no word from it."""
+    if code == ANSWERED:
+        return "answered"
+    if code in (NO_ANSWER, NOT_SENT, UnreachableError.code):
+        return "lost"
+    return "refused" if _STATUS.get(code) == "UNAVAILABLE" else "failed"
+
+
+@dataclass(frozen=True)
+class Run:
+    """`k` requests as columns: seconds from the start (NaN: never), code of the answer, deadline (NaN: none)."""
+
+    duration_s: float
+    planned_s: Seconds
+    sent_s: Seconds
+    done_s: Seconds
+    codes: Sequence[str]
+    deadlines_s: Seconds
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def select(self, chosen: npt.NDArray[np.bool_]) -> Run:
+        """The requests where `chosen` `[k]` is true."""
+        codes = [code for code, wanted in zip(self.codes, chosen, strict=True) if wanted]
+        planned_s, sent_s, done_s = (column[chosen] for column in (self.planned_s, self.sent_s, self.done_s))
+        return Run(self.duration_s, planned_s, sent_s, done_s, codes, self.deadlines_s[chosen])
+
+    @property
+    def latency_s(self) -> Seconds:
+        """Planned time to answer, of the answered requests only."""
+        answered = np.array([code == ANSWERED for code in self.codes], dtype=np.bool_)
+        return (self.done_s - self.planned_s)[answered]
+
+    @property
+    def lag_s(self) -> Seconds:
+        """How much later than planned each was sent; infinite for one never sent."""
+        return np.where(np.isnan(self.sent_s), np.inf, self.sent_s - self.planned_s)
+
+    def sent_within(self, lag_s: float) -> float:
+        """Share of the requests sent at most `lag_s` after their planned time."""
+        return float(np.mean(self.lag_s <= lag_s))
+
+    @property
+    def kept_up(self) -> bool:
+        """Whether the generator did what was planned: 99 % sent within 20 ms. If not, the run measured the generator."""
+        return self.sent_within(LATE_S) >= KEPT_UP_SHARE
+
+    @property
+    def kinds(self) -> Counter[Kind]:
+        return Counter(kind_of(code) for code in self.codes)
+
+    @property
+    def in_time(self) -> int:
+        """Answered requests that met their deadline, counted from the planned time; those without one all did."""
+        answered = np.array([code == ANSWERED for code in self.codes], dtype=np.bool_)
+        late = self.done_s - self.planned_s > self.deadlines_s  # False where there is no deadline
+        return int(np.count_nonzero(answered & ~late))
+
+    @property
+    def span_s(self) -> float:
+        """The planned duration, or until the last answer where that came later."""
+        return max(self.duration_s, float(np.max(self.done_s, initial=0.0, where=~np.isnan(self.done_s))))
+
+    def percentile_ms(self, percent: float) -> float:
+        """Of `latency_s`; infinite where nothing was answered."""
+        return 1000 * float(np.percentile(self.latency_s, percent)) if self.latency_s.size else np.inf
+
+    def row(self) -> dict[str, Any]:
+        """One row of a report; `kept_up` is there the share sent within 20 ms of plan."""
+        kinds = self.kinds
+        return {
+            "requests": len(self),
+            "offered_per_s": len(self) / self.duration_s,
+            "goodput_per_s": self.in_time / self.span_s,
+            "in_time": self.in_time / len(self),
+            "mean_ms": 1000 * float(self.latency_s.mean()) if self.latency_s.size else np.inf,
+            **{f"p{percent}_ms": self.percentile_ms(percent) for percent in (50, 95, 99)},
+            **{kind: kinds[kind] for kind in ("refused", "failed", "lost")},
+            "errors": dict(Counter(code for code in self.codes if code != ANSWERED)),
+            "kept_up": self.sent_within(LATE_S),
+            "lag_p99_ms": 1000 * float(np.percentile(self.lag_s, 99, method="higher")),
+        }
+
+
+class Recorder:
+    """Fills the columns of a Run while it goes on; `clock` gives seconds."""
+
+    def __init__(
+        self,
+        planned_s: Seconds,
+        deadlines_s: Seconds,
+        duration_s: float,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._planned_s, self._deadlines_s, self._duration_s = planned_s, deadlines_s, duration_s
+        self._sent_s, self._done_s = np.full((2, len(planned_s)), np.nan)
+        self._codes = [NO_ANSWER] * len(planned_s)
+        self._clock = clock
+        self._start = clock()
+
+    def elapsed_s(self) -> float:
+        """Since the start."""
+        return self._clock() - self._start
+
+    def sent(self, index: int) -> None:
+        self._sent_s[index] = self.elapsed_s()
+
+    def done(self, index: int, code: str) -> None:
+        self._done_s[index] = self.elapsed_s()
+        self._codes[index] = code
+
+    def latency_s(self, index: int) -> float:
+        """Of a request that is done, from its planned time."""
+        return float(self._done_s[index] - self._planned_s[index])
+
+    def run(self, count: int) -> Run:
+        """The first `count` requests; one without an answer by now is lost. Of a run cut short, the duration is until now."""
+        return Run(
+            self._duration_s if count == len(self._codes) else self.elapsed_s(),
+            self._planned_s[:count],
+            self._sent_s[:count],
+            self._done_s[:count],
+            tuple(self._codes[:count]),
+            self._deadlines_s[:count],
+        )
+
+
+def goals_of(name: str, rows: Sequence[Mapping[str, Any]]) -> list[Goal]:
+    """What every load must fulfil for its figures to mean anything: nothing lost or failed, and a generator that kept up."""
+    bad = sum(row["lost"] + row["failed"] for row in rows)
+    within = min(row["kept_up"] for row in rows)
+    return [
+        Goal(f"{name}-lost", "requests lost or failed", 0, bad, "requests", "lower"),
+        Goal(f"{name}-kept-up", "share sent within 20 ms of plan", KEPT_UP_SHARE, within, "", "higher"),
+    ]

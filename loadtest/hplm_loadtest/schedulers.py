@@ -1,0 +1,214 @@
+"""`hplm bench schedulers`: TCB's Figs. 15 and 16, policies on real servers that differ in nothing else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from hplm.progress import progress_bars
+from hplm.report import Goal, Report
+from hplm.scheduling.policy import Budget, Waiting
+from hplm.scheduling.registry import BUILT_IN, load_policy
+from hplm.text import TextEncoder
+from hplm_loadtest.arrivals import PoissonArrivals
+from hplm_loadtest.lengths import texts_of_lengths
+from hplm_loadtest.models import read, served_names
+from hplm_loadtest.open_loop import closed_loop, open_loop
+from hplm_loadtest.pictures import bars, check_picture
+from hplm_loadtest.plan import Plan, Requests
+from hplm_loadtest.texts import pool
+from hplm_loadtest.variants import serving
+from hplm_loadtest.workload import NormalLengths
+
+POLICIES = tuple(BUILT_IN)
+TEXTS = 256
+DEADLINES_S = (0.5, 3.0)
+OVERLOAD = 2.0
+UTILITY_GOAL = 1.4
+SHARE_GOAL = 0.02
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One point of Fig. 15: rows of a batch, tokens of a row, variance of the lengths."""
+
+    rows: int = 16
+    row_tokens: int = 100
+    variance: float = 100.0
+
+
+SETTINGS = (
+    Setting(rows=4),
+    Setting(),
+    Setting(variance=20.0),
+    Setting(variance=400.0),
+    Setting(row_tokens=50),
+    Setting(row_tokens=200),
+)
+
+
+def schedulers(
+    models: Path,
+    policies: Sequence[str],
+    settings: Sequence[Setting],
+    rounds: int,
+    seconds: float,
+    picture: Path | None,
+) -> Report:
+    """Utility and deadlines met at twice the capacity, by policy; and the policy's own time beside a batch's."""
+    check_picture(picture)
+    served = read(models)
+    encoder = TextEncoder(served.base.tokenizer_path, served.base.config.max_tokens)
+    names = served_names(models)
+    rng = np.random.default_rng(0)
+    found: dict[tuple[Setting, str], list[dict[str, float]]] = {}
+    capacity: dict[Setting, float] = {}
+    with progress_bars() as progress:
+        bar = progress.add_task("policies", total=rounds * len(policies) * len(settings))
+        for turn in range(rounds):
+            for setting in settings:
+                lengths = NormalLengths(variance=setting.variance).draw(TEXTS, np.random.default_rng(1))
+                texts = texts_of_lengths(lengths.tolist(), pool(models), encoder, np.random.default_rng(2))
+                for policy in policies:
+                    with serving(models, plot={}, upper=_upper(setting, policy)) as server:
+                        url = server.ports.grpc_url
+                        warm = Requests(_some(names, TEXTS, rng), texts, np.full(TEXTS, np.nan))
+                        run = closed_loop(url, warm, 64)
+                        if setting not in capacity:
+                            capacity[setting] = len(run) / closed_loop(url, warm, 64).span_s
+                        plan = _plan(texts, names, OVERLOAD * capacity[setting], seconds, turn)
+                        run = open_loop(url, plan, timeout_s=30.0)
+                    found.setdefault((setting, policy), []).append(_row(run, plan, encoder, seconds))
+                    progress.update(bar, advance=1)
+        batch_s = 1000.0 / (20.0 * max(capacity.values()))  # a batch of 1,000 tokens of mean length 20
+        costs = policy_costs(policies, batch_s, progress)
+    rows: list[dict[str, Any]] = []
+    for (setting, policy), values in found.items():
+        rows.append(
+            {
+                "policy": policy,
+                "rows": setting.rows,
+                "row_tokens": setting.row_tokens,
+                "length_variance": setting.variance,
+                **{key: median(value[key] for value in values) for key in values[0]},
+            }
+        )
+    if picture is not None:
+        groups = [f"{s.rows}x{s.row_tokens}\nvar {s.variance:g}" for s in settings]
+        utility = {
+            policy: [median(v["utility_per_s"] for v in found[setting, policy]) for setting in settings]
+            for policy in policies
+        }
+        bars(
+            picture,
+            groups,
+            utility,
+            title="Utility at twice the capacity",
+            x_label="rows x tokens of a batch, variance of lengths",
+            y_label="utility (1/s)",
+        )
+    about = {
+        "base": served.base.config.name,
+        "tenants": len(names),
+        "overload": OVERLOAD,
+        "deadlines_s": DEADLINES_S,
+        "seconds": seconds,
+        "rounds": rounds,
+        "capacity_per_s": {f"{s.rows}x{s.row_tokens} var {s.variance:g}": round(c, 1) for s, c in capacity.items()},
+    }
+    return Report("schedulers", about, [*rows, *costs], _goals(rows, costs))
+
+
+def policy_costs(policies: Sequence[str], batch_s: float, progress: Any) -> list[dict[str, Any]]:
+    """In-process: seconds that a choice takes with so many waiting, and its share of a batch of 1,000 tokens."""
+    rows = []
+    bar = progress.add_task("cost of choosing", total=3 * len(policies))
+    budget = Budget(1, 1000, 64, 64)
+    for count in (400, 2_000, 10_000):
+        rng = np.random.default_rng(3)
+        lengths = NormalLengths().draw(count, rng)
+        waiting = [
+            Waiting(i, f"t{i % 500}", int(n), i * 1e-3, i * 1e-3 + float(rng.uniform(*DEADLINES_S)))
+            for i, n in enumerate(lengths)
+        ]
+        for policy in policies:
+            chosen = load_policy(policy, {})
+            taken = []
+            for _ in range(15):
+                start = time.perf_counter()
+                chosen.select(waiting, 0.0, budget)
+                taken.append(time.perf_counter() - start)
+            seconds = median(taken)
+            rows.append(
+                {"policy": policy, "waiting": count, "choose_ms": 1000 * seconds, "share_of_batch": seconds / batch_s}
+            )
+            progress.update(bar, advance=1)
+    return rows
+
+
+def _upper(setting: Setting, policy: str) -> dict[str, Any]:
+    return {
+        "policy": policy,
+        "batching": "slotted" if policy == "slotted_das" else "packed",
+        "batch_rows": setting.rows,
+        "row_tokens": setting.row_tokens,
+        "batch_requests": 1024,
+        "num_slots": 257,
+        "starve_after_s": 600.0,
+    }
+
+
+def _some(names: Sequence[str], count: int, rng: np.random.Generator) -> list[str]:
+    return [names[i] for i in rng.integers(len(names), size=count)]
+
+
+def _plan(texts: Sequence[str], names: Sequence[str], rate_per_s: float, seconds: float, turn: int) -> Plan:
+    """The same arrivals and deadlines for every policy of a round."""
+    rng = np.random.default_rng(100 + turn)
+    times_s = PoissonArrivals(rate_per_s).times(seconds, rng)
+    chosen = [texts[i] for i in rng.integers(len(texts), size=len(times_s))]
+    deadlines_s = rng.uniform(*DEADLINES_S, len(times_s))
+    return Plan(times_s, Requests(_some(names, len(times_s), rng), chosen, deadlines_s), seconds)
+
+
+def _row(run: Any, plan: Plan, encoder: TextEncoder, seconds: float) -> dict[str, float]:
+    in_time = np.nan_to_num(run.done_s - run.planned_s, nan=np.inf) <= plan.requests.deadlines_s
+    in_time &= np.array([code == "OK" for code in run.codes])
+    lengths = np.array([len(one.ids) for one in encoder.encode(plan.requests.texts)])
+    return {
+        "offered_per_s": len(run) / seconds,
+        "utility_per_s": float((in_time / lengths).sum() / seconds),
+        "in_time": float(in_time.mean()),
+        "kept_up": run.sent_within(0.02),
+        "lost": float(run.kinds["lost"]),
+    }
+
+
+def _goals(rows: Sequence[dict[str, Any]], costs: Sequence[dict[str, Any]]) -> list[Goal]:
+    goals = []
+    by: dict[tuple[Any, ...], dict[str, float]] = {}
+    for row in rows:
+        by.setdefault((row["rows"], row["row_tokens"], row["length_variance"]), {})[row["policy"]] = row[
+            "utility_per_s"
+        ]
+    for (count, tokens, variance), utility in by.items():
+        if "das" in utility and utility.get("sjf"):
+            text = f"utility of das over sjf, {count} rows of {tokens} tokens, variance {variance:g}"
+            ratio = utility["das"] / utility["sjf"]
+            goals.append(Goal(f"das-{count}x{tokens}-{variance:g}", text, UTILITY_GOAL, ratio, "x", "higher"))
+    for row in costs:
+        if row["policy"] == "das" and row["waiting"] == 400:
+            text = "das's own time as a share of a batch of 1,000 tokens, 400 waiting"
+            goals.append(Goal("das-cost", text, SHARE_GOAL, row["share_of_batch"], "", "lower"))
+    das = {row["waiting"]: row["choose_ms"] for row in costs if row["policy"] == "das"}
+    if {400, 10_000} <= set(das):
+        growth = das[10_000] / das[400] / (10_000 * np.log(10_000) / (400 * np.log(400)))
+        text = "growth of das's time from 400 to 10,000 waiting over that of n log n"
+        goals.append(Goal("das-growth", text, 1.0, float(growth), "", "lower"))
+    return goals

@@ -1,0 +1,242 @@
+"""`hplm bench tenants`: HMI's Fig. 11, throughput by number of tenants, and the response of a peer that cannot keep up."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal, get_args
+
+import numpy as np
+from rich.progress import Progress
+
+from hplm.errors import ConfigError
+from hplm.progress import progress_bars
+from hplm.report import Goal, Report
+from hplm_loadtest.arrivals import PoissonArrivals
+from hplm_loadtest.open_loop import closed_loop, open_loop
+from hplm_loadtest.peers.systems import Fleet, Limits, Shape, SystemName, Systems, open_fleet
+from hplm_loadtest.pictures import check_picture, line_chart
+from hplm_loadtest.plan import Mix
+from hplm_loadtest.run import ANSWERED, Run
+from hplm_loadtest.tenants import UniformTenants, ZipfTenants
+
+Popularity = Literal["uniform", "zipf"]
+TENANTS = (1, 10, 16, 100, 1_000, 10_000)
+FEW, MANY = 16, 1_000
+LONGEST_S = 300.0
+WARM_UP_S = 3.0
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Load:
+    """How each point is measured: `in_flight` requests under way for about `duration_s`, in `rounds` rounds of all systems.
+
+    Response: `response_s` seconds of independent arrivals at `response_share` of what hBERT carried; 0 leaves it out.
+    """
+
+    duration_s: float = 10.0
+    rounds: int = 3
+    in_flight: int = 128
+    response_s: float = 60.0
+    response_share: float = 0.6
+
+
+def throughput_by_tenants(
+    folder: Path,
+    shape: Shape,
+    systems: Sequence[SystemName],
+    counts: Sequence[int],
+    popularities: Sequence[Popularity],
+    load: Load,
+    limits: Limits,
+    picture: Path | None,
+) -> Report:
+    """Every system as a real server of its own, started and stopped in turn; medians over the rounds."""
+    check_picture(picture)
+    systems, counts = list(dict.fromkeys(systems)), sorted(set(counts))
+    fleet = open_fleet(folder, shape, max(counts))
+    servers = Systems(fleet, limits)
+    rates: dict[tuple[SystemName, Popularity, int], list[float]] = {}
+    errors: dict[tuple[SystemName, Popularity, int], Counter[str]] = {}
+    with progress_bars() as progress:
+        for name in systems:
+            servers.prepare(name, progress)
+        bar = progress.add_task("points", total=load.rounds * len(systems) * len(popularities) * len(counts))
+        for turn in range(load.rounds):
+            for name in systems:
+                with servers.start(name) as server:
+                    server.wait_ready()
+                    for popularity in popularities:
+                        for count in counts:
+                            rng = np.random.default_rng([turn, count])
+                            run = saturate(server.ports.grpc_url, mix_of(fleet, popularity, count), load, rng)
+                            point = name, popularity, count
+                            rates.setdefault(point, []).append(steady_rate(run))
+                            errors.setdefault(point, Counter()).update(c for c in run.codes if c != ANSWERED)
+                            progress.update(bar, advance=1)
+        rows: list[dict[str, Any]] = [
+            {
+                "measure": "throughput",
+                **dict(zip(("system", "popularity", "tenants"), point, strict=True)),
+                "requests_per_s": median(found),
+                "spread": f"{min(found):.4g}-{max(found):.4g}",
+                "errors": dict(errors[point]),
+            }
+            for point, found in rates.items()
+        ]
+        rows += responses(servers, fleet, rows, max(counts), load, progress)
+    if picture is not None:
+        draw(picture, rows, shape)
+    settings = {
+        "shape": shape,
+        "fleet": str(folder),
+        **{key: getattr(load, key) for key in Load.__dataclass_fields__},
+        **servers.about,
+        "protocol": "grpc",
+        "client": "same machine, a process of its own",
+        "swaps": "from the page cache into memory laid out beforehand; dedicated-disk past the page cache",
+    }
+    return Report("tenants", settings, rows, goals(rows))
+
+
+def mix_of(fleet: Fleet, popularity: Popularity, count: int) -> Mix:
+    """Texts of the pool to the first `count` tenants."""
+    names = fleet.names[:count]
+    return Mix(UniformTenants(names) if popularity == "uniform" else ZipfTenants(names), fleet.texts)
+
+
+def saturate(url: str, mix: Mix, load: Load, rng: np.random.Generator) -> Run:
+    """A closed loop long enough: runs that were too short warm up for the next and tell how many requests it takes."""
+    count = 2 * load.in_flight
+    for _ in range(4):
+        run = closed_loop(url, mix.draw(count, rng), load.in_flight, timeout_s=LONGEST_S)
+        if run.duration_s >= 0.7 * load.duration_s:
+            break
+        count = max(count, int(len(run) / run.duration_s * load.duration_s))
+    return run
+
+
+def steady_rate(run: Run) -> float:
+    """Answers a second while all of a closed loop's requests were under way: until the last was sent."""
+    until_s = float(np.nanmax(run.sent_s))
+    answered = np.array([code == ANSWERED for code in run.codes], dtype=np.bool_)
+    return float(np.count_nonzero(answered & (run.done_s <= until_s)) / until_s)
+
+
+def responses(
+    servers: Systems, fleet: Fleet, rows: Sequence[Row], count: int, load: Load, progress: Progress
+) -> list[dict[str, Any]]:
+    """hBERT and `dedicated` under one open load that hBERT carries; nothing where one of them was not measured."""
+    found = _rates(rows)
+    compared: tuple[SystemName, ...] = ("hbert", "dedicated")
+    if load.response_s <= 0 or any((name, count) not in found for name in compared):
+        return []
+    rate = load.response_share * found["hbert", count]
+    bar = progress.add_task(f"response at {rate:.0f} requests/s", total=len(compared))
+    answers = []
+    for name in compared:
+        mix, rng = mix_of(fleet, "uniform", count), np.random.default_rng(0)
+        with servers.start(name) as server:
+            server.wait_ready()
+            closed_loop(server.ports.grpc_url, mix.draw(load.in_flight, rng), load.in_flight, timeout_s=LONGEST_S)
+            plan = mix.plan(PoissonArrivals(rate), load.response_s, rng)
+            # What is not answered by the end of the run is not waited for much longer.
+            run = open_loop(server.ports.grpc_url, plan, timeout_s=load.response_s)
+        waited_s, answered = waits(run)
+        answers.append(
+            {
+                "measure": "response",
+                "system": name,
+                "popularity": "uniform",
+                "tenants": count,
+                "offered_per_s": rate,
+                "p50_ms": 1000 * float(np.median(waited_s)),
+                "unanswered": f"{100 * (1 - answered):.0f} % at the end, counted at the time waited so far",
+                "kept_up": run.kept_up,
+            }
+        )
+        progress.update(bar, advance=1)
+    return answers
+
+
+def waits(run: Run) -> tuple[Any, float]:
+    """Seconds from plan to answer `[k]`, to the run's end for what was not answered then; and the share that was."""
+    in_run = np.array([code == ANSWERED for code in run.codes], dtype=np.bool_) & (run.done_s <= run.duration_s)
+    return np.where(in_run, run.done_s, run.duration_s) - run.planned_s, float(in_run.mean())
+
+
+def goals(rows: Sequence[Row]) -> list[Goal]:
+    """What the rows answer; a goal whose systems or tenants were not measured is left out."""
+    rates = _rates(rows)
+    counts = sorted({count for _, count in rates})
+    found = [
+        Goal("tenants-errors", "requests not answered", 0, float(sum(_errors(rows))), "requests", "lower"),
+    ]
+    most = max(counts, default=0)
+    if most > 1 and {("hbert", 1), ("hbert", most)} <= rates.keys():
+        flat = rates["hbert", most] / rates["hbert", 1]
+        found.append(Goal("tenants-flat", f"hBERT at {most:,} tenants over hBERT at 1", 0.95, flat, "x", "higher"))
+    for peer in ("dedicated", "dedicated-disk"):
+        both = [count for count in counts if {("hbert", count), (peer, count)} <= rates.keys()]
+        ratios = {count: rates["hbert", count] / rates[peer, count] for count in both}
+        if FEW in ratios:
+            text = f"hBERT over {peer} at {FEW} tenants"
+            found.append(Goal(f"tenants-{peer}-{FEW}", text, 3.0, ratios[FEW], "x", "higher"))
+        if many := [ratio for count, ratio in ratios.items() if count >= MANY]:
+            text = f"hBERT over {peer} at {MANY:,} tenants and more"
+            found.append(Goal(f"tenants-{peer}-{MANY}", text, 10.0, min(many), "x", "higher"))
+    p50 = {row["system"]: row["p50_ms"] for row in rows if row["measure"] == "response"}
+    if {"hbert", "dedicated"} <= p50.keys():
+        text = "median response of dedicated over hBERT's, one load for both"
+        found.append(Goal("tenants-response", text, 100.0, p50["dedicated"] / p50["hbert"], "x", "higher"))
+    return found
+
+
+def _rates(rows: Sequence[Row]) -> dict[tuple[str, int], float]:
+    """Requests a second by system and tenants, uniform popularity."""
+    chosen = (row for row in rows if row["measure"] == "throughput" and row["popularity"] == "uniform")
+    return {(row["system"], row["tenants"]): row["requests_per_s"] for row in chosen}
+
+
+def _errors(rows: Sequence[Row]) -> Iterable[int]:
+    return (sum(row["errors"].values()) for row in rows if row["measure"] == "throughput")
+
+
+def draw(picture: Path, rows: Sequence[Row], shape: str) -> None:
+    """One line a system."""
+    series: dict[str, tuple[list[float], list[float]]] = {}
+    for (name, count), rate in _rates(rows).items():
+        x, y = series.setdefault(name, ([], []))
+        x.append(count)
+        y.append(rate)
+    line_chart(
+        picture,
+        series,
+        title=f"Throughput by number of tenants ({shape})",
+        x_label="tenants",
+        y_label="requests/s",
+        log_x=True,
+        log_y=True,
+    )
+
+
+def parse_systems(names: Sequence[str]) -> list[SystemName]:
+    """Raises ConfigError naming what is not known."""
+    _check_known("system", names, get_args(SystemName))
+    return [name for name in get_args(SystemName) if name in names]
+
+
+def parse_popularities(names: Sequence[str]) -> list[Popularity]:
+    """Raises ConfigError naming what is not known."""
+    _check_known("popularity", names, get_args(Popularity))
+    return [name for name in get_args(Popularity) if name in names]
+
+
+def _check_known(what: str, names: Sequence[str], known: Sequence[str]) -> None:
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"no {what} {name!r}; there are {', '.join(known)}")

@@ -1,0 +1,57 @@
+"""What is sent: short real texts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, get_args
+
+import numpy as np
+
+from hplm.errors import ConfigError, DataError
+from hplm.samples import unseen_paragraphs
+
+Kind = Literal["pool", "unseen", "examples"]
+POOL_FILE = "texts.txt"
+
+
+def texts(kind: str, models: Path) -> list[str]:
+    """`pool`: the texts that a fleet's tables know (`hplm build fleet`). `unseen`: sentences of Wikipedia that no table
+    counted. `examples`: the example of each tenant of the repository.
+    """
+    if kind == "pool":
+        return pool(models)
+    if kind == "unseen":
+        return [s.strip() for p in unseen_paragraphs() for s in p.split(" . ") if 20 < len(s) < 200]
+    if kind == "examples":
+        # Here and below: reading a store imports torch, which sending a file of texts does not need.
+        from hplm_loadtest.models import examples
+
+        return examples(models)
+    raise ConfigError(f"no texts {kind!r}; there are {', '.join(get_args(Kind))}")
+
+
+def pool(models: Path) -> list[str]:
+    """The texts beside a fleet's models. Raises DataError where there are none: build it with `hplm build fleet`."""
+    return lines(models.parent / POOL_FILE)
+
+
+def lines(path: Path) -> list[str]:
+    """Lines of a file that are not empty. Raises DataError."""
+    try:
+        found = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from None
+    if not found:
+        raise DataError(f"{path} has no lines")
+    return found
+
+
+def mean_tokens(sent: Sequence[str], models: Path) -> float:
+    """Tokens a text as the base of the repository counts them, special tokens included, cut to its maximum."""
+    from hplm.text import TextEncoder
+    from hplm_loadtest.models import read
+
+    base = read(models).base
+    encoded = TextEncoder(base.tokenizer_path, base.config.max_tokens).encode(sent)
+    return float(np.mean([len(one.ids) for one in encoded]))

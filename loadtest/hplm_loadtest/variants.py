@@ -1,0 +1,30 @@
+"""A model repository with other settings, for comparing them on real servers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hplm.triton.server import ROLES, TritonServer, free_ports
+
+
+@contextmanager
+def serving(models: Path, *, plot: Mapping[str, Any], upper: Mapping[str, Any]) -> Iterator[TritonServer]:
+    """A ready server over `models` with some settings of its stages changed; the repository itself stays as it is."""
+    with tempfile.TemporaryDirectory(prefix="hplm-variant-") as folder:
+        changed = Path(folder) / "models"
+        for role in ROLES:
+            shutil.copytree(models / role, changed / role)
+        for role, settings in (("hbert_plot", plot), ("hbert_upper", upper)):
+            path = changed / role / "1" / "settings.json"
+            values = json.loads(path.read_text())
+            values["store"] = str((models / role / "1" / values["store"]).resolve())
+            path.write_text(json.dumps({**values, **settings}))
+        with TritonServer(changed, free_ports(), log=models.parent / "triton-bench.log") as server:
+            server.wait_ready()
+            yield server

@@ -1,0 +1,149 @@
+"""Arrivals have the rate, order and unevenness that their names promise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hplm_loadtest.arrivals import (
+    Arrivals,
+    BurstArrivals,
+    GammaArrivals,
+    PeriodicArrivals,
+    PoissonArrivals,
+    RampArrivals,
+    Seconds,
+    TraceArrivals,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hplm.errors import ConfigError, DataError
+
+RATES = st.floats(0.1, 300)
+ARRIVALS = st.one_of(
+    st.builds(PoissonArrivals, RATES),
+    st.builds(GammaArrivals, RATES, st.floats(0.2, 8)),
+    st.builds(PeriodicArrivals, st.integers(1, 200), st.floats(0.1, 20)),
+    st.builds(RampArrivals, RATES, st.floats(0, 300)),
+    st.builds(BurstArrivals, st.integers(1, 20), st.floats(0, 1), st.floats(0.1, 3), st.integers(1, 20)),
+)
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def cv(times: Seconds) -> float:
+    gaps = np.diff(times)
+    return float(gaps.std() / gaps.mean())
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """2000 gamma-spaced arrivals in the two forms of time stamp that Azure's traces have, not in order."""
+    times = GammaArrivals(5, 2).times(400, rng(7))
+    stamps = [str(np.datetime64("2023-11-16T18:15:46") + np.timedelta64(int(t * 1e9), "ns")) for t in times]
+    lines = [stamp.replace("T", " ") + ("+00:00" if i % 2 else "") for i, stamp in enumerate(stamps)]
+    path = tmp_path / "trace.csv"
+    path.write_text("\n".join(["TIMESTAMP,ContextTokens", *(f"{line},374" for line in reversed(lines))]) + "\n")
+    return path
+
+
+@given(ARRIVALS, st.floats(0.1, 5), st.integers(0, 99))
+def test_times_rise_and_stay_within_the_run(arrivals: Arrivals, duration_s: float, seed: int) -> None:
+    times = arrivals.times(duration_s, rng(seed))
+    assert times.dtype == np.float64
+    assert np.all(np.diff(times) >= 0)
+    assert np.all((times >= 0) & (times < duration_s))
+    np.testing.assert_array_equal(times, arrivals.times(duration_s, rng(seed)))
+
+
+@pytest.mark.parametrize("arrivals", [PoissonArrivals(50), GammaArrivals(50, 0.5), GammaArrivals(50, 3)])
+def test_the_mean_rate_is_the_one_asked_for(arrivals: Arrivals) -> None:
+    assert len(arrivals.times(400, rng())) == pytest.approx(20_000, rel=0.05)
+
+
+@pytest.mark.parametrize("wanted", [0.5, 1, 3])
+def test_gamma_gaps_have_the_coefficient_of_variation_asked_for(wanted: float) -> None:
+    assert cv(GammaArrivals(50, wanted).times(2000, rng())) == pytest.approx(wanted, rel=0.05)
+
+
+def test_poisson_gaps_have_a_coefficient_of_variation_of_one() -> None:
+    assert cv(PoissonArrivals(50).times(2000, rng())) == pytest.approx(1, rel=0.03)
+
+
+def test_periodic_senders_keep_their_phase() -> None:
+    times = PeriodicArrivals(30, 2.0).times(6.0, rng())
+    assert len(times) == 90
+    first, second, third = times.reshape(3, 30)
+    np.testing.assert_allclose(second - first, 2.0)
+    np.testing.assert_allclose(third - second, 2.0)
+
+
+@pytest.mark.parametrize(("first", "last"), [(10.0, 90.0), (90.0, 10.0), (50.0, 50.0), (0.0, 100.0), (100.0, 0.0)])
+def test_a_ramp_goes_from_its_first_rate_to_its_last(first: float, last: float) -> None:
+    times = RampArrivals(first, last).times(400, rng())
+    counts, _ = np.histogram(times, bins=4, range=(0, 400))
+    middle = first + (last - first) * np.array([1, 3, 5, 7]) / 8
+    np.testing.assert_allclose(counts / 100, middle, rtol=0.12, atol=1)
+
+
+def test_a_burst_is_the_one_of_the_paper() -> None:
+    burst = BurstArrivals()
+    times = burst.times(burst.lasts_s, rng())
+    assert len(times) == 250 * 50
+    assert times[-1] == pytest.approx(249 * 0.05 + 49 * 1.2)
+    np.testing.assert_allclose(times[:25], np.sort(np.concatenate([np.arange(25) * 0.05, [1.2]]))[:25])
+
+
+def test_a_trace_as_recorded_is_only_rescaled(trace: Path) -> None:
+    times = TraceArrivals(trace, rate_per_s=100).times(200, rng())
+    assert len(times) == pytest.approx(20_000, rel=0.02)
+    assert cv(times) == pytest.approx(2, rel=0.15)
+
+
+def test_burstiness_spreads_or_gathers_a_trace_at_the_same_rate(trace: Path) -> None:
+    runs = {power: TraceArrivals(trace, 100, power).times(200, rng()) for power in (0.0, 0.5, 1.0, 1.5)}
+    variations = [cv(times) for times in runs.values()]
+    assert variations[0] == pytest.approx(0, abs=1e-6)
+    assert variations == sorted(variations)
+    for times in runs.values():
+        assert len(times) == pytest.approx(20_000, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("TIME\n1\n", "no column TIMESTAMP"),
+        ("TIMESTAMP\n2023-11-16 18:15:46\n", "holds 1 arrivals"),
+        ("TIMESTAMP\n2023-11-16 18:15:46\n2023-11-16 18:15:46\n", "holds 2 arrivals"),
+        ("TIMESTAMP\nyesterday\n", "cannot be read as a trace"),
+    ],
+    ids=["no-column", "one-row", "one-instant", "no-time"],
+)
+def test_a_bad_trace_is_refused_by_name(tmp_path: Path, content: str, words: str) -> None:
+    path = tmp_path / "bad.csv"
+    path.write_text(content)
+    with pytest.raises(DataError, match=words):
+        TraceArrivals(path, 10).times(1, rng())
+
+
+def test_a_missing_trace_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"nowhere\.csv cannot be read"):
+        TraceArrivals(tmp_path / "nowhere.csv", 10).times(1, rng())
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_rate_that_is_none_is_refused(value: float) -> None:
+    with pytest.raises(ConfigError, match="rate_per_s"):
+        PoissonArrivals(value)
+    with pytest.raises(ConfigError, match="cv"):
+        GammaArrivals(1, value)
+
+
+def test_a_ramp_without_arrivals_is_refused() -> None:
+    for pair in ((0, 0), (-1, 5)):
+        with pytest.raises(ConfigError, match="ramp"):
+            RampArrivals(*pair)

@@ -1,0 +1,66 @@
+"""`hplm loadtest`, `hplm bench response` and `burst`: an example in every --help, one line an error."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hplm.triton.server import free_ports
+
+SCENARIOS = ("steady", "ramp", "burst", "replay")
+BENCHMARKS = ("response", "burst")
+
+
+def hplm(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [str(Path(sys.executable).parent / "hplm"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["loadtest"], *(["loadtest", name] for name in SCENARIOS), *(["bench", name] for name in BENCHMARKS)],
+    ids=" ".join,
+)
+def test_help_shows_an_example(command: list[str]) -> None:
+    done = hplm(*command, "--help")
+    assert done.returncode == 0, done.stderr
+    assert f"hplm {command[0]}" in done.stdout.partition("Example")[2]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[str]:
+    """Options that make a load need no repository."""
+    (tmp_path / "names.txt").write_text("alpha\n\nbeta\n")
+    (tmp_path / "texts.txt").write_text("the red cat\n")
+    return ["--tenants", str(tmp_path / "names.txt"), "--text", str(tmp_path / "texts.txt")]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["steady", "--rate", "0"], "BAD_CONFIG: rate_per_s is 0.0"),
+        (["steady", "--protocol", "ftp"], "BAD_CONFIG: --protocol is http or grpc"),
+        (["steady", "--protocol", "grpc"], "BAD_CONFIG: --protocol grpc does not fit http://"),
+        (["steady", "--deadlines", "a=1"], "BAD_CONFIG: 'a=1' is no deadline class"),
+        (["steady", "--zipf", "-1"], "BAD_CONFIG: a Zipf exponent is 0 or more"),
+        (["steady", "--text", "no.txt"], "BAD_DATA: no.txt cannot be read"),
+        (["replay", "--trace", "x.csv", "--burstiness", "-1"], "BAD_CONFIG: burstiness is -1.0"),
+    ],
+    ids=["no-rate", "protocol", "two-protocols", "deadlines", "zipf", "no-file", "burstiness"],
+)
+def test_a_wrong_call_is_one_line_and_status_1(files: list[str], options: list[str], words: str) -> None:
+    done = hplm("loadtest", *options[:1], *files, *options[1:])
+    assert done.returncode == 1
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("scheme", ["http", "grpc"])
+def test_nobody_listening_is_one_line_and_status_1(files: list[str], scheme: str) -> None:
+    done = hplm("loadtest", "steady", "--url", f"{scheme}://127.0.0.1:{free_ports().http}", *files)
+    assert done.returncode == 1
+    assert "UNREACHABLE" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,151 @@
+"""A run counts latency from the planned time, loses nothing silently, and says when its generator fell behind."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hplm_loadtest.loadtest_cli import judge
+from hplm_loadtest.response import median_row
+from hplm_loadtest.run import ANSWERED, NO_ANSWER, NOT_SENT, Recorder, Run, goals_of, kind_of
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hplm.errors import HplmError, InternalError, ServerError, leaves
+
+CODES = st.sampled_from([ANSWERED, NO_ANSWER, NOT_SENT, *(leaf.code for leaf in leaves())])
+
+
+class ManualClock:
+    """Seconds that pass when told."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def run_of(lags_s: list[float], took_s: float = 0.01, codes: list[str] | None = None) -> Run:
+    """Requests planned a second apart, sent with these lags, each done `took_s` later."""
+    planned = np.arange(len(lags_s), dtype=np.float64)
+    sent = planned + np.array(lags_s)
+    none = np.full(len(planned), np.nan)
+    return Run(float(len(planned)), planned, sent, sent + took_s, codes or [ANSWERED] * len(planned), none)
+
+
+def test_latency_counts_from_the_planned_time() -> None:
+    clock = ManualClock()
+    recorder = Recorder(np.array([0.0, 1.0]), np.array([np.nan, np.nan]), 2.0, clock=clock)
+    clock.now_s = 100.5
+    recorder.sent(0)
+    clock.now_s = 100.6
+    recorder.done(0, ANSWERED)
+    assert recorder.latency_s(0) == pytest.approx(0.6)
+    clock.now_s = 101.0
+    recorder.sent(1)
+    clock.now_s = 101.2
+    recorder.done(1, ANSWERED)
+    run = recorder.run(2)
+    np.testing.assert_allclose(run.latency_s, [0.6, 0.2])
+    np.testing.assert_allclose(run.lag_s, [0.5, 0.0], atol=1e-9)
+
+
+def test_a_request_without_an_answer_is_lost() -> None:
+    recorder = Recorder(np.zeros(3), np.full(3, np.nan), 1.0, clock=ManualClock())
+    recorder.sent(0)
+    recorder.sent(1)
+    recorder.done(1, ANSWERED)
+    run = recorder.run(3)
+    assert run.kinds == {"lost": 2, "answered": 1}
+    assert run.row()["errors"] == {NO_ANSWER: 2}
+
+
+def test_a_run_cut_short_counts_what_was_sent_until_then() -> None:
+    clock = ManualClock()
+    recorder = Recorder(np.arange(10.0), np.full(10, np.nan), 10.0, clock=clock)
+    recorder.sent(0)
+    recorder.done(0, ANSWERED)
+    clock.now_s = 102.0
+    run = recorder.run(1)
+    assert len(run) == 1
+    assert run.duration_s == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(
+    ("late", "kept_up"), [(0, True), (1, True), (2, False), (50, False)], ids=["none", "1%", "2%", "half"]
+)
+def test_a_generator_kept_up_when_99_of_100_went_out_on_time(late: int, kept_up: bool) -> None:
+    run = run_of([0.5] * late + [0.004] * (100 - late))
+    assert run.kept_up is kept_up
+    assert run.row()["kept_up"] == pytest.approx(1 - late / 100)
+
+
+def test_a_request_never_sent_is_infinitely_late() -> None:
+    run = run_of([0.0] * 10 + [float("nan")], codes=[ANSWERED] * 10 + [NOT_SENT])
+    assert not run.kept_up
+    assert run.row()["lag_p99_ms"] == np.inf
+    assert run.kinds["lost"] == 1
+
+
+@given(st.lists(CODES, min_size=1, max_size=50))
+def test_every_request_is_of_exactly_one_kind(codes: list[str]) -> None:
+    run = run_of([0.0] * len(codes), codes=codes)
+    row = run.row()
+    assert sum(run.kinds.values()) == len(codes)
+    assert len(run.latency_s) == codes.count(ANSWERED) == run.kinds["answered"]
+    assert sum(row["errors"].values()) == row["refused"] + row["failed"] + row["lost"]
+
+
+def test_refusals_are_told_from_failures_and_losses() -> None:
+    for leaf in leaves(HplmError):
+        wanted = "refused" if leaf.status == "UNAVAILABLE" else "failed"
+        assert kind_of(leaf.code) == ("lost" if leaf.code == "UNREACHABLE" else wanted)
+    assert kind_of("UNKNOWN_TENANT") == "failed"
+    assert kind_of(InternalError.code) == "failed"
+    assert issubclass(InternalError, ServerError)
+    assert kind_of("SOMETHING_NEW") == "failed"
+
+
+def test_goodput_counts_answers_within_their_deadline() -> None:
+    run = run_of([0.0, 0.0, 0.5, 0.0], took_s=0.1)
+    deadlines = np.array([0.2, 0.05, 0.2, np.nan])
+    timed = Run(run.duration_s, run.planned_s, run.sent_s, run.done_s, run.codes, deadlines)
+    assert timed.in_time == 2
+    assert timed.row()["in_time"] == 0.5
+    assert timed.row()["goodput_per_s"] == pytest.approx(2 / 4)
+
+
+def test_a_selection_is_a_run_of_its_own() -> None:
+    run = run_of([0.0, 0.3, 0.0], codes=[ANSWERED, "INTERNAL", ANSWERED])
+    chosen = run.select(np.array([False, True, False]))
+    assert chosen.codes == ["INTERNAL"]
+    np.testing.assert_allclose(chosen.lag_s, [0.3])
+
+
+def test_answers_after_the_plan_lower_the_goodput() -> None:
+    run = run_of([0.0] * 4, took_s=4.0)
+    assert run.span_s == pytest.approx(7.0)
+    assert run.row()["goodput_per_s"] == pytest.approx(4 / 7)
+
+
+def test_a_load_that_fell_behind_says_so_loudly(capsys: pytest.CaptureFixture[str]) -> None:
+    assert judge(run_of([0.0] * 100))
+    assert capsys.readouterr().err == ""
+    assert not judge(run_of([0.0] * 50 + [0.1] * 50))
+    assert "fell behind its plan (50.0 %" in capsys.readouterr().err
+    assert not judge(run_of([0.0] * 2, codes=[ANSWERED, NO_ANSWER]))
+    assert "1 requests lost" in capsys.readouterr().err
+
+
+def test_rounds_become_one_row_of_medians_sums_and_the_worst() -> None:
+    runs = [run_of([0.0] * 10, took_s=took) for took in (0.01, 0.03, 0.02)]
+    runs.append(run_of([0.1] * 10, took_s=0.01, codes=["UNREACHABLE", *[ANSWERED] * 9]))
+    row = median_row(runs)
+    assert row["requests"] == 40
+    assert row["p50_ms"] == pytest.approx(25)
+    assert row["lost"] == 1
+    assert row["errors"] == {"UNREACHABLE": 1}
+    assert row["kept_up"] == 0
+    lost, kept_up = goals_of("x", [row])
+    assert not lost.met
+    assert not kept_up.met
