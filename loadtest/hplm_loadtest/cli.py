@@ -8,6 +8,7 @@ from typing import Annotated, get_args
 import typer
 
 from hplm.errors import ConfigError
+from hplm_loadtest.adapters import adapters
 from hplm_loadtest.batching import MODES, batching
 from hplm_loadtest.burst import burst
 from hplm_loadtest.everything import everything
@@ -184,6 +185,20 @@ FleetOption = Annotated[
     Path, typer.Option("--models", help="Repository of a fleet: `hplm build fleet --shape bert-base`.")
 ]
 SecondsOption = Annotated[float, typer.Option("--seconds", min=1, help="Seconds a point.")]
+
+
+@app.command(name="adapters")
+def bench_adapters(
+    rounds: RoundsOption = 9,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of torch.")] = 1,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    json_file: JsonOption = None,
+) -> None:
+    """One layer's adapters of 1 to 64 tenants: in one batched product, tenant by tenant, and by grouped_mm. In-process.
+
+    Example: hplm bench adapters --json adapters.json
+    """
+    adapters(rounds, threads, device).publish(json_file)
 
 
 @app.command(name="batching")

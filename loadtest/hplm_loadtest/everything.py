@@ -18,6 +18,7 @@ TENANTS = 10_000
 BENCHMARKS: tuple[tuple[str, str, bool], ...] = (
     ("plot-lookup", "", False),
     ("upper", "", False),
+    ("adapters", "", False),
     ("request", "", False),
     ("limit", "--models {bert}", False),
     ("pipeline", "--models {bert}", True),

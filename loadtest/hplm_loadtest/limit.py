@@ -63,15 +63,17 @@ def limit(models: Path, rounds: int, seconds: float, device_name: str) -> Report
     shares: list[float] = []
     with progress_bars() as progress, serving(models, plot={}, upper={"num_slots": BATCH + 1}) as server:
         bar = progress.add_task("limit", total=rounds)
-        sent = Requests([names[i % len(names)] for i in range(BATCH)] * 2, texts * 2, np.full(2 * BATCH, np.nan))
+        sent = Requests(
+            [names[i % len(names)] for i in range(len(texts))] * 2, texts * 2, np.full(2 * len(texts), np.nan)
+        )
         closed_loop(server.ports.grpc_url, sent, 2 * BATCH)
         for _ in range(rounds):
             timed = interleaved(variants, 3, 2, progress, "in-process")
             peak = PEAK_FLOP / timed["matrix product"].median_s
             shares.append(work / timed["engine"].median_s / peak)
-            inside.append(BATCH / timed["engine"].median_s)
-            times = max(2, int(inside[-1] * seconds / (2 * BATCH)))
-            many = Requests([*sent.tenants] * times, [*sent.texts] * times, np.full(2 * BATCH * times, np.nan))
+            inside.append(len(texts) / timed["engine"].median_s)
+            times = max(2, int(inside[-1] * seconds / len(sent)))
+            many = Requests([*sent.tenants] * times, [*sent.texts] * times, np.full(len(sent) * times, np.nan))
             run = closed_loop(server.ports.grpc_url, many, 2 * BATCH)
             rates.append(run.kinds["answered"] / run.span_s)
             progress.update(bar, advance=1)
@@ -81,7 +83,7 @@ def limit(models: Path, rounds: int, seconds: float, device_name: str) -> Report
         {
             "what": "engine in-process",
             "requests_per_s": median(inside),
-            "tokens_per_s": median(inside) * tokens / BATCH,
+            "tokens_per_s": median(inside) * tokens / len(texts),
             "share": median(shares),
             "of": f"matrix peak ({PEAK_FLOP / 1e9 / timed['matrix product'].median_s:.0f} GFLOP/s)",
             "spread": f"{min(shares):.2f}-{max(shares):.2f}",
@@ -89,7 +91,7 @@ def limit(models: Path, rounds: int, seconds: float, device_name: str) -> Report
         {
             "what": "through Triton, gRPC",
             "requests_per_s": median(rates),
-            "tokens_per_s": median(rates) * tokens / BATCH,
+            "tokens_per_s": median(rates) * tokens / len(texts),
             "share": served_share,
             "of": "engine in-process",
             "spread": f"{min(rates):.1f}-{max(rates):.1f} requests/s",
@@ -99,5 +101,5 @@ def limit(models: Path, rounds: int, seconds: float, device_name: str) -> Report
         Goal("matrix-peak", "engine's share of the matrix peak", PEAK_GOAL, median(shares), "", "higher"),
         Goal("served", "served throughput over the engine's in-process", SERVED_GOAL, served_share, "", "higher"),
     ]
-    about = {"base": config.name, "threads": threads, "dtype": str(dtype), "device": device.type, "batch": BATCH}
-    return Report("limit", {**about, "mean_tokens": tokens / BATCH, "rounds": rounds}, rows, goals)
+    about = {"base": config.name, "threads": threads, "dtype": str(dtype), "device": device.type, "batch": len(texts)}
+    return Report("limit", {**about, "mean_tokens": round(tokens / len(texts), 1), "rounds": rounds}, rows, goals)

@@ -41,7 +41,7 @@ class Memory:
 
 
 def server_memory(session: int) -> dict[str, Memory]:
-    """Memory by process name (`tritonserver`, `plot`, `upper`) of the processes of a session."""
+    """Memory by process name (`tritonserver`, `hbert_plot`, `hbert_upper`) of the processes of a session."""
     found: dict[str, Memory] = {}
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():
@@ -55,7 +55,8 @@ def server_memory(session: int) -> dict[str, Memory]:
             continue
         sizes = {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines)}
         memory = Memory(sizes["Rss"], sizes["Pss"], sizes["Pss_Anon"] + sizes["Pss_Shmem"], sizes["Pss_File"])
-        name = next((Path(word).parent.name for word in words if word.endswith("model.py")), Path(words[0]).name)
+        # A stub is told its model's file: NAME/VERSION/model.py.
+        name = next((Path(word).parts[-3] for word in words if word.endswith("/model.py")), Path(words[0]).name)
         found[name] = memory if name not in found else _sum([found[name], memory])
     return found
 
@@ -124,9 +125,9 @@ def memory_by_tenants(folder: Path, shape: Shape, counts: Sequence[int]) -> Repo
     full = FlatModel(whole(fleet.base.config), choose_dtype("auto", CPU)).num_bytes
     head = tenant.head.weight.nbytes + tenant.head.bias.nbytes
     rows += [
-        {"system": "hbert, measured", **per_tenant},
-        {"system": "dedicated, size of its file", "device_bytes": full, "host_bytes": full, "disk_bytes": full},
-        {"system": "shared, size of a head", "device_bytes": 0, "host_bytes": head, "disk_bytes": head},
+        {"system": "hbert, an added tenant", **per_tenant},
+        {"system": "dedicated, its file", "device_bytes": full, "host_bytes": full, "disk_bytes": full},
+        {"system": "shared, its head", "device_bytes": 0, "host_bytes": head, "disk_bytes": head},
     ]
     about = {
         "shape": shape,
@@ -154,6 +155,7 @@ def goals(device_bytes: float, last: Mapping[str, Any]) -> list[Goal]:
 def _row(count: int, memory: Mapping[str, Memory], on_device: int, answered: int) -> dict[str, Any]:
     total = _sum(list(memory.values()))
     return {
+        "system": "hbert",
         "tenants": count,
         "answered": answered,
         "slot_mb": on_device / 1e6,

@@ -97,7 +97,8 @@ def draw(path: Path, spans: Sequence[Span]) -> None:
     first = min(s["start_us"] for s in spans)
     shown = [s for s in spans if s["start_us"] - first < SHOWN_MS * 1000]
     lanes = sorted({(s["process"], s["thread"]) for s in shown})
-    kinds = sorted({s["name"] for s in shown})
+    # Spans that lie within others are drawn over them, narrower.
+    kinds = sorted({s["name"] for s in shown}, key=lambda kind: (kind == "layer", kind))
     figure = Figure(figsize=(9.0, 1.2 + 0.35 * len(lanes)), layout="constrained")
     axes = figure.add_subplot()
     for kind, colour in zip(kinds, COLOURS, strict=False):
@@ -107,7 +108,10 @@ def draw(path: Path, spans: Sequence[Span]) -> None:
                 for s in shown
                 if s["name"] == kind and (s["process"], s["thread"]) == key
             ]
-            axes.broken_barh(bars, (lane - 0.4, 0.8), color=colour, edgecolor="white", linewidth=0.3, label=kind)
+            height = 0.4 if kind == "layer" else 0.8
+            axes.broken_barh(
+                bars, (lane - height / 2, height), color=colour, edgecolor="white", linewidth=0.3, label=kind
+            )
     handles = {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     axes.legend(handles.values(), handles.keys(), frameon=False, fontsize=8, ncols=len(handles), loc="upper right")
     axes.set_yticks(range(len(lanes)), [f"{process}: {thread}" for process, thread in lanes], fontsize=8)

@@ -17,6 +17,7 @@ from hplm.adapters.slots import IDENTITY, SlotTable
 from hplm.adapters.tenant import Tenant
 from hplm.config import BaseConfig
 from hplm.nn.encoder import Adapt
+from hplm.tracing import Tracer
 
 # Tokens of one tenant that go through one product of the batched form: longer runs are cut, shorter ones filled up.
 CHUNK_TOKENS = 32
@@ -95,7 +96,9 @@ class AdapterSlots:
         dtype: torch.dtype,
         *,
         fine_prefetch: bool = True,
+        tracer: Tracer | None = None,
     ) -> None:
+        self._tracer = tracer or Tracer(None, "")
         self.reduced_size = reduced_size
         self._hidden = config.hidden_size
         self._num_layers = config.upper_layers
@@ -200,21 +203,8 @@ class AdapterSlots:
 
     def _fill(self, fill: Fill) -> None:
         try:
-            for layer in range(self._num_layers):
-                if self._stream is None:
-                    for slot, weights in zip(fill.slots, fill.weights, strict=True):
-                        self.weights[slot, layer].copy_(weights[layer])
-                    fill.layer_done()
-                else:
-                    with torch.cuda.stream(self._stream):
-                        for slot, weights in zip(fill.slots, fill.weights, strict=True):
-                            self.weights[slot, layer].copy_(weights[layer], non_blocking=True)
-                        event = torch.cuda.Event()
-                        event.record(self._stream)
-                    fill.layer_done(event)
-            if self._stream is not None:
-                # The host memory must outlive the copies that read it.
-                self._stream.synchronize()
+            with self._tracer.span("fill", slots=len(fill.slots)):
+                self._fill_layers(fill)
         except Exception as error:
             fill.fail(error)
             return
@@ -222,6 +212,23 @@ class AdapterSlots:
             for slot in fill.slots:
                 if self._filling.get(slot) is fill:
                     del self._filling[slot]
+
+    def _fill_layers(self, fill: Fill) -> None:
+        for layer in range(self._num_layers):
+            if self._stream is None:
+                for slot, weights in zip(fill.slots, fill.weights, strict=True):
+                    self.weights[slot, layer].copy_(weights[layer])
+                fill.layer_done()
+            else:
+                with torch.cuda.stream(self._stream):
+                    for slot, weights in zip(fill.slots, fill.weights, strict=True):
+                        self.weights[slot, layer].copy_(weights[layer], non_blocking=True)
+                    event = torch.cuda.Event()
+                    event.record(self._stream)
+                fill.layer_done(event)
+        if self._stream is not None:
+            # The host memory must outlive the copies that read it.
+            self._stream.synchronize()
 
     def batched(self, assigned: AssignedSlots, lengths: Sequence[int]) -> Adapt:
         """The adapters of a packed batch whose texts use `assigned`: all tenants in two products a layer.
@@ -264,19 +271,19 @@ class AdapterSlots:
 
         return adapt
 
-    def _views(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def views(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """down `[G, r, H]`, its bias, up `[G, H, r]`, its bias, of packed rows `[G, P]`."""
         hidden, reduced = self._hidden, self.reduced_size
         down, down_bias, up, up_bias = rows.split([hidden * reduced, reduced, hidden * reduced, hidden], dim=1)
         return down.unflatten(1, (reduced, hidden)), down_bias, up.unflatten(1, (hidden, reduced)), up_bias
 
     def _apply(self, layer: int, slot: int, attended: Tensor) -> Tensor:
-        down, down_bias, up, up_bias = (part[0] for part in self._views(self.weights[slot : slot + 1, layer]))
+        down, down_bias, up, up_bias = (part[0] for part in self.views(self.weights[slot : slot + 1, layer]))
         attended = attended.to(self.weights.dtype)
         return attended + F.linear(F.relu(F.linear(attended, down, down_bias)), up, up_bias)
 
     def _apply_chunks(self, layer: int, plan: _ChunkPlan, attended: Tensor) -> Tensor:
-        down, down_bias, up, up_bias = self._views(self.weights[:, layer].index_select(0, plan.slots))
+        down, down_bias, up, up_bias = self.views(self.weights[:, layer].index_select(0, plan.slots))
         padded = attended.to(self.weights.dtype).index_select(0, plan.gather).unflatten(0, (len(plan.slots), -1))
         reduced = torch.baddbmm(down_bias[:, None], padded, down.transpose(1, 2)).relu_()
         adapted = torch.baddbmm(up_bias[:, None], reduced, up.transpose(1, 2)).add_(padded).flatten(0, 1)

@@ -17,6 +17,7 @@ from hplm.nn.adapters import AdapterSlots, AssignedSlots
 from hplm.nn.dtype import computing_in
 from hplm.nn.encoder import Adapt, UpperEncoder
 from hplm.nn.layouts import Batching, Layout, lay_out
+from hplm.tracing import Tracer
 
 Logits = npt.NDArray[np.float32]
 
@@ -56,11 +57,15 @@ class UpperEngine:
         row_tokens: int = 128,
         pad_to: int = 0,
         fine_prefetch: bool = True,
+        tracer: Tracer | None = None,
     ) -> None:
         self.config = config
         self.device = device
         self.dtype = dtype
-        self.slots = AdapterSlots(config, num_slots, reduced_size, device, dtype, fine_prefetch=fine_prefetch)
+        self.slots = AdapterSlots(
+            config, num_slots, reduced_size, device, dtype, fine_prefetch=fine_prefetch, tracer=tracer
+        )
+        self._tracer = tracer or Tracer(None, "")
         self._batching: Batching = batching
         self._row_tokens = row_tokens
         self._pad_to = pad_to
@@ -113,7 +118,8 @@ class UpperEngine:
             attend = layout.make_attend(self.config.num_heads, self.device)
             state = self._embed(texts, layout)
             for index in range(self.config.upper_layers):
-                state = self._upper.layer(index, state, attend, adapt)
+                with self._tracer.span("layer", index=index):
+                    state = self._upper.layer(index, state, attend, adapt)
             return self._logits(texts, layout, state.float())
 
     def _embed(self, texts: list[UpperRequest], layout: Layout) -> Tensor:

@@ -98,6 +98,7 @@ class UpperStage:
             row_tokens=settings.row_tokens,
             pad_to=settings.pad_to,
             fine_prefetch=settings.fine_prefetch,
+            tracer=self._tracer,
         )
         self._worker: Worker[_Ready, UpperAnswer] = Worker(
             "upper",

@@ -25,6 +25,8 @@ from hplm.tracing import Tracer
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
+# At most one look ahead in this time: each goes through all that wait.
+LOOK_AHEAD_EVERY_S = 0.01
 # A request that waited this long is asked whether its client is still there; asking is a round trip to the server.
 ASK_CANCELLED_AFTER_S = 0.25
 
@@ -206,6 +208,7 @@ class Worker(Generic[Item, Answer]):
         assert self._upcoming is not None
         while not self._stopping:
             self._look_ahead.wait()
+            time.sleep(LOOK_AHEAD_EVERY_S)
             self._look_ahead.clear()
             with self._changed:
                 if self._stopping or not len(self._queue) or not self._computing:

@@ -30,9 +30,9 @@ class Published:
         period_s: float = 1.0,
     ) -> None:
         self._counters = [(self._family(f, pb_utils.MetricFamily.COUNTER), f, read) for f, read in counters.items()]
-        self._gauges = [
-            (self._family(f, pb_utils.MetricFamily.GAUGE).Metric(labels={}), read) for f, read in gauges.items()
-        ]
+        # Triton forgets a family's metrics with the family: all are kept.
+        made = [(self._family(f, pb_utils.MetricFamily.GAUGE), read) for f, read in gauges.items()]
+        self._gauges = [(family, family.Metric(labels={}), read) for family, read in made]
         self._metrics: dict[tuple[str, str], Any] = {}
         self._published: dict[str, Counter[str]] = {}
         self._period_s = period_s
@@ -62,5 +62,5 @@ class Published:
                     metric = self._metrics[family.name, value] = made.Metric(labels={family.label: value})
                 metric.increment(count)
             self._published[family.name] = counts
-        for metric, read_gauge in self._gauges:
+        for _, metric, read_gauge in self._gauges:
             metric.set(read_gauge())

@@ -1,0 +1,80 @@
+"""Every benchmark runs against real servers in a small form, and its report says what was measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hplm_loadtest.batching import batching
+from hplm_loadtest.limit import limit
+from hplm_loadtest.pipeline import pipeline
+from hplm_loadtest.schedulers import Setting, schedulers
+from hplm_loadtest.texts import POOL_FILE
+from hplm_loadtest.trace import trace
+
+from hplm.adapters import bank_file
+from hplm.adapters import tenant as tenants
+from hplm.nn import base as bases
+from hplm.report import Report
+from hplm.store.layout import Store
+from tests import tiny
+
+pytestmark = pytest.mark.triton
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny repository as `hplm build fleet` lays one out: a bank, and texts beside the models."""
+    folder = tmp_path_factory.mktemp("fleet")
+    models = tiny.make_repository(folder, num_slots=3)
+    store = Store(folder / "store")
+    base = bases.load(store.base("tiny"))
+    members = [tenants.load(store.tenant(name), fingerprint=base.fingerprint) for name in store.tenant_names()]
+    bank_file.write(store.bank("fleet"), base.fingerprint, members)
+    (folder / POOL_FILE).write_text("\n".join(tiny.sentences(60)) + "\n")
+    return models
+
+
+def columns(report: Report, key: str) -> set[object]:
+    return {row[key] for row in report.rows if key in row}
+
+
+def test_batching_measures_each_mode_and_its_goals(fleet: Path, tmp_path: Path) -> None:
+    report = batching(fleet, ["packed", "naive-100"], 1, 0.5, [1.0], tmp_path / "batching.svg")
+    assert columns(report, "mode") == {"packed", "naive-100"}
+    assert all(row["requests_per_s"] > 0 and not row["unanswered"] for row in report.rows if "requests_per_s" in row)
+    assert {goal.id for goal in report.goals} >= {"packed-naive-100-20", "fixed-row-100"}
+    assert (tmp_path / "batching.svg").stat().st_size
+
+
+def test_schedulers_measures_utility_and_the_cost_of_choosing(fleet: Path, tmp_path: Path) -> None:
+    report = schedulers(fleet, ["das", "slotted_das", "sjf"], [Setting()], 1, 0.5, tmp_path / "schedulers.svg")
+    measured = [row for row in report.rows if "utility_per_s" in row]
+    assert {row["policy"] for row in measured} == {"das", "slotted_das", "sjf"}
+    assert all(row["utility_per_s"] > 0 and not row["lost"] for row in measured)
+    assert columns(report, "waiting") == {400, 2_000, 10_000}
+    assert {goal.id for goal in report.goals} == {"das-16x100-100", "das-cost", "das-growth"}
+
+
+def test_pipeline_measures_every_variant(fleet: Path, tmp_path: Path) -> None:
+    report = pipeline(fleet, 1, 0.3, tmp_path / "pipeline.svg")
+    assert len(report.rows) == 8
+    assert {goal.id for goal in report.goals} == {"pipeline-known", "pipeline-new"}
+
+
+def test_limit_measures_the_engine_alone_and_through_the_server(fleet: Path) -> None:
+    report = limit(fleet, 1, 0.5, "cpu")
+    engine, served = report.rows
+    assert 0 < served["requests_per_s"] < engine["requests_per_s"]
+
+
+def test_trace_writes_what_perfetto_opens_and_a_picture(fleet: Path, tmp_path: Path) -> None:
+    report = trace(fleet, 64, 3, tmp_path / "trace.json", tmp_path / "trace.png")
+    assert {("plot", "batch"), ("upper", "batch"), ("upper", "layer"), ("upper", "fill"), ("upper", "answer")} <= {
+        (row["stage"], row["span"]) for row in report.rows
+    }
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert {event["ph"] for event in events} == {"M", "X"}
+    assert all(event["ts"] >= 0 and event["dur"] >= 0 for event in events if event["ph"] == "X")
+    assert (tmp_path / "trace.png").stat().st_size

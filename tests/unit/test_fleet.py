@@ -1,0 +1,83 @@
+"""Fleets: as many tenants as asked for, all different, the same for the same seed, loadable one by one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hplm_builder.fleet import BANK, make_fleet, make_pool_plot
+from rich.progress import Progress
+
+from hplm.adapters.bank_file import BankFile
+from hplm.errors import ConfigError
+from hplm.nn import reference
+from hplm.nn.base import Base
+from hplm.nn.lookup import open_lookup
+from hplm.store.layout import Store
+from hplm.text import TextEncoder
+from tests import tiny
+
+QUIET = Progress(disable=True)
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Base:
+    return tiny.make_base(Store(tmp_path), tiny.config())
+
+
+def open_fleet(folder: Path, base: Base, count: int, seed: int = 0) -> BankFile:
+    store = Store(folder)
+    assert make_fleet(store, base, BANK, count, seed, QUIET) == count
+    return BankFile(store.bank(BANK), base.fingerprint)
+
+
+def test_no_two_tenants_are_equal_and_labels_are_2_to_20(tmp_path: Path, base: Base) -> None:
+    bank = open_fleet(tmp_path, base, 200)
+    members = [bank.load(name) for name in bank.names]
+    assert bank.names[0] == "tenant-00000"
+    assert len({member.packed.weights.tobytes() for member in members}) == 200
+    assert len({member.version for member in members}) == 200
+    assert {len(member.card.labels) for member in members} == set(range(2, 21))
+
+
+def test_one_seed_gives_one_fleet_and_another_seed_another(tmp_path: Path, base: Base) -> None:
+    first, again, other = (open_fleet(tmp_path / str(i), base, 5, seed) for i, seed in enumerate((1, 1, 2)))
+    for name in first.names:
+        assert first.load(name).version == again.load(name).version
+        assert first.load(name).version != other.load(name).version
+
+
+def test_a_fleet_around_tenants_keeps_their_labels_and_lies_near_them(tmp_path: Path, base: Base) -> None:
+    store = Store(tmp_path)
+    around = [tiny.make_tenant(store, base, name, seed) for seed, name in enumerate(("alpha", "tagger"))]
+    make_fleet(store, base, BANK, 6, 0, QUIET, around=around, spread=0.01)
+    bank = BankFile(store.bank(BANK), base.fingerprint)
+    for number, name in enumerate(bank.names):
+        made, near = bank.load(name), around[number % 2]
+        assert (made.card.task, made.card.labels) == (near.card.task, near.card.labels)
+        distance = np.abs(made.adapter.down - near.adapter.down)
+        assert 0 < distance.max() < 0.1
+
+
+def test_swapping_two_tenants_changes_the_hidden_states(tmp_path: Path, base: Base) -> None:
+    bank = open_fleet(tmp_path, base, 2)
+    hidden = reference.merged([2, 10, 11, 12, 3], base.config, [], base.load_lower())
+    first, second = (reference.upper(base.load_upper(), hidden, bank.load(name)) for name in bank.names)
+    assert float((first - second).abs().max()) > 0.01
+
+
+def test_an_empty_fleet_is_refused(tmp_path: Path, base: Base) -> None:
+    with pytest.raises(ConfigError, match="at least one"):
+        make_fleet(Store(tmp_path), base, BANK, 0, 0, QUIET)
+
+
+def test_a_pool_hits_always_and_other_texts_are_computed(tmp_path: Path, base: Base) -> None:
+    store = Store(tmp_path)
+    pool = tiny.sentences(20)
+    make_pool_plot(store, base, pool, QUIET)
+    lookup = open_lookup(store, base, "pool")
+    for text, computed in ((pool[3], 0), ("zebra xylophone", 1)):
+        encoded = TextEncoder(base.tokenizer_path, base.config.max_tokens).encode([text])[0]
+        lookup.hidden_states(encoded.ids, [len(encoded.ids)])
+        assert (lookup.windows_by_level["computed"] > 0) == bool(computed)

@@ -1,0 +1,287 @@
+"""Slots, host cache and the upper stage under several threads: what is served is each tenant's own, always."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hplm.adapters import tenant as tenants
+from hplm.adapters.host_cache import HostCache
+from hplm.adapters.packed import PackedAdapter
+from hplm.adapters.tenant import Tenant
+from hplm.config import UpperSettings
+from hplm.errors import CorruptArtifactError, HplmError, StoppingError
+from hplm.nn import base as bases
+from hplm.nn import reference
+from hplm.nn.adapters import AdapterSlots
+from hplm.nn.base import Base
+from hplm.nn.upper import UpperEngine, UpperRequest
+from hplm.serving.upper_stage import UpperAnswer, UpperInput, UpperStage
+from hplm.store.layout import Store
+from tests import tiny
+
+CPU = torch.device("cpu")
+MEMBERS = 40
+SOON_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """The tiny store with a fleet in a bank beside its tenants."""
+    made = Store(tmp_path_factory.mktemp("fleet") / "store")
+    tiny.make_base(made, tiny.config())
+    return made
+
+
+@pytest.fixture(scope="module")
+def base(store: Store) -> Base:
+    return bases.load(store.base("tiny"))
+
+
+@pytest.fixture(scope="module")
+def fleet(store: Store, base: Base) -> list[Tenant]:
+    """As they come out of the host cache: with a version."""
+    return [replace(member, version="1") for member in tiny.make_fleet(store, base, MEMBERS)]
+
+
+@pytest.fixture(scope="module")
+def hidden(base: Base) -> list[np.ndarray]:
+    """Hidden states of four texts."""
+    rng = np.random.default_rng(3)
+    return [rng.normal(size=(length, base.config.hidden_size)).astype(np.float16) for length in (1, 4, 17, 40)]
+
+
+@pytest.fixture(scope="module")
+def wanted(base: Base, fleet: list[Tenant], hidden: list[np.ndarray]) -> np.ndarray:
+    """The slow reference: `[tenants, texts, labels]`."""
+    upper = base.load_upper()
+    states = [torch.from_numpy(one.astype(np.float32)) for one in hidden]
+    return np.array([[reference.logits(upper, state, member)[0].numpy() for state in states] for member in fleet])
+
+
+def engine_of(base: Base, num_slots: int, fine_prefetch: bool) -> UpperEngine:
+    return UpperEngine(
+        base.config,
+        base.load_upper(),
+        num_slots=num_slots,
+        reduced_size=3,
+        device=CPU,
+        dtype=torch.float32,
+        fine_prefetch=fine_prefetch,
+    )
+
+
+def run_all(*targets: Callable[[], None]) -> None:
+    """In a thread each; fails where one does not end."""
+    failures: list[BaseException] = []
+
+    def guarded(target: Callable[[], None]) -> None:
+        try:
+            target()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(target,), daemon=True) for target in targets]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + SOON_S
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    if failures:
+        raise failures[0]
+    assert not any(thread.is_alive() for thread in threads), "threads wait for each other"
+
+
+def test_the_references_of_two_tenants_are_far_apart(wanted: np.ndarray) -> None:
+    apart = np.abs(wanted[:, None] - wanted[None]).max(-1)
+    assert apart[~np.eye(MEMBERS, dtype=bool)].min() > 0.05
+
+
+@pytest.mark.parametrize("num_slots", [3, 8])
+@pytest.mark.parametrize("fine_prefetch", [False, True])
+def test_batches_equal_the_reference_while_other_threads_fill_slots(
+    base: Base,
+    fleet: list[Tenant],
+    hidden: list[np.ndarray],
+    wanted: np.ndarray,
+    fine_prefetch: bool,
+    num_slots: int,
+) -> None:
+    engine = engine_of(base, num_slots, fine_prefetch)
+    done = threading.Event()
+
+    def compute() -> None:
+        rng = np.random.default_rng(num_slots)
+        try:
+            for _ in range(80):
+                # More tenants than slots: the engine cuts the batch.
+                chosen = rng.integers(MEMBERS, size=rng.integers(1, 2 * num_slots))
+                texts = rng.integers(len(hidden), size=len(chosen))
+                pairs = list(zip(chosen, texts, strict=True))
+                logits = engine.run([UpperRequest(fleet[member], hidden[text]) for member, text in pairs])
+                for (member, text), got in zip(pairs, logits, strict=True):
+                    np.testing.assert_allclose(got[0], wanted[member, text], atol=2e-3)
+        finally:
+            done.set()
+
+    def prefetch(seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        while not done.is_set():
+            engine.slots.prefetch([fleet[i] for i in rng.integers(MEMBERS, size=5)])
+
+    run_all(compute, lambda: prefetch(100), lambda: prefetch(101))
+    assert engine.slots.table.num_unpinned == num_slots - 1
+    engine.close()
+
+
+@pytest.mark.parametrize("fine_prefetch", [False, True])
+def test_a_pinned_slot_keeps_its_weights_and_threads_that_want_all_slots_do_not_wait_for_each_other(
+    base: Base, fleet: list[Tenant], fine_prefetch: bool
+) -> None:
+    slots = AdapterSlots(base.config, 4, 3, CPU, torch.float32, fine_prefetch=fine_prefetch)
+    rows = [torch.from_numpy(member.packed.weights).view(torch.bfloat16).float() for member in fleet]
+
+    def use(seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        for _ in range(150):
+            chosen = rng.choice(MEMBERS, size=rng.integers(1, 4), replace=False)
+            with slots.assigned([fleet[i] for i in chosen]) as assigned:
+                for layer in range(base.config.upper_layers):
+                    assigned.wait(layer)
+                    for _ in range(2):
+                        for member, slot in zip(chosen, assigned.slots, strict=True):
+                            assert torch.equal(slots.weights[slot, layer], rows[member][layer])
+
+    run_all(*(lambda seed=seed: use(seed) for seed in range(4)))  # type: ignore[misc]
+    assert slots.table.num_unpinned == 3
+    slots.close()
+
+
+@pytest.mark.parametrize("fine_prefetch", [False, True])
+def test_a_filling_that_fails_is_reported_and_forgotten(
+    base: Base, fleet: list[Tenant], hidden: list[np.ndarray], wanted: np.ndarray, fine_prefetch: bool
+) -> None:
+    engine = engine_of(base, 3, fine_prefetch)
+    packed = fleet[0].packed
+    # One layer is missing: the copy of the first succeeds.
+    broken = replace(fleet[0], packed=PackedAdapter(packed.weights[:1], packed.hidden_size, packed.reduced_size))
+    for _ in range(3):
+        with pytest.raises(IndexError):
+            engine.run([UpperRequest(broken, hidden[1])])
+        with pytest.raises(IndexError):
+            engine.slots.prefetch([broken])
+        assert engine.slots.table.find(broken.key) is None
+    got = engine.run([UpperRequest(fleet[0], hidden[1]), UpperRequest(fleet[1], hidden[1])])
+    np.testing.assert_allclose(np.concatenate(got), wanted[:2, 1], atol=2e-3)
+    assert engine.slots.table.num_unpinned == 2
+    engine.close()
+
+
+def test_a_closed_cache_ends_what_runs_and_fails_what_waits_and_comes_later() -> None:
+    entered, opened = threading.Event(), threading.Event()
+
+    def load(key: int) -> int:
+        entered.set()
+        assert opened.wait(SOON_S)
+        return 2 * key
+
+    cache: HostCache[int, int] = HostCache(load, lambda value: 1, capacity_bytes=100, num_threads=1)
+    futures = [cache.fetch(key) for key in range(5)]
+    assert entered.wait(SOON_S)
+    closing = threading.Thread(target=cache.close)
+    closing.start()
+    late = cache.fetch(9)
+    opened.set()
+    closing.join(SOON_S)
+    assert futures[0].result(SOON_S) == 0
+    for future in (*futures[1:], late, cache.fetch(10)):
+        with pytest.raises(StoppingError):
+            future.result(SOON_S)
+
+
+def stage_of(store: Store, **settings: Any) -> UpperStage:
+    values: dict[str, Any] = {"num_slots": 8, "dtype": "float32", "device": "cpu", "num_threads": 1, **settings}
+    return UpperStage(UpperSettings(str(store.root), "tiny", **values), Path("/"))
+
+
+Found = list["Future[UpperAnswer | HplmError]"]
+
+
+def submit_all(stage: UpperStage, inputs: list[UpperInput]) -> Found:
+    """A future an input; fails where one is answered twice."""
+    futures: Found = [Future() for _ in inputs]
+    for given, future in zip(inputs, futures, strict=True):
+        stage.submit(given, future.set_result)
+    return futures
+
+
+def inputs_of(hidden: list[np.ndarray], pairs: list[tuple[int, int]]) -> list[UpperInput]:
+    return [
+        UpperInput(hidden[text], np.zeros((len(hidden[text]), 3), np.int32), f"t{member}".encode())
+        for member, text in pairs
+    ]
+
+
+@pytest.mark.parametrize(("coarse", "fine"), list(itertools.product([False, True], repeat=2)))
+@pytest.mark.parametrize("batching", ["packed", "slotted"])
+def test_submitted_requests_get_the_reference_s_answers_with_and_without_prefetching(
+    store: Store,
+    fleet: list[Tenant],
+    hidden: list[np.ndarray],
+    wanted: np.ndarray,
+    coarse: bool,
+    fine: bool,
+    batching: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    policy = "slotted_das" if batching == "slotted" else "edf"
+    stage = stage_of(store, coarse_prefetch=coarse, fine_prefetch=fine, batching=batching, policy=policy)
+    pairs = [(i % MEMBERS, (i // 7) % len(hidden)) for i in range(300)]
+    futures = submit_all(stage, inputs_of(hidden, pairs))
+    stage.start()
+    for (member, text), future in zip(pairs, futures, strict=True):
+        answer = future.result(SOON_S)
+        assert isinstance(answer, UpperAnswer)
+        np.testing.assert_allclose(answer.logits[0], wanted[member, text], atol=2e-3)
+        assert answer.spans[0].label.startswith(f"t{member}-")
+    stage.stop()
+    assert stage.counts["ok"] == 300
+    assert stage.waiting == 0
+    assert not caplog.records
+
+
+def test_a_stage_that_stops_while_tenants_are_loaded_answers_everybody(
+    store: Store, fleet: list[Tenant], hidden: list[np.ndarray]
+) -> None:
+    stage = stage_of(store, host_cache_mb=1)
+    stage.start()
+    futures = submit_all(stage, inputs_of(hidden, [(i % MEMBERS, 2) for i in range(400)]))
+    stage.stop()
+    futures += submit_all(stage, inputs_of(hidden, [(0, 0), (39, 0)]))
+    answers = [future.result(SOON_S) for future in futures]
+    assert all(isinstance(answer, UpperAnswer | StoppingError) for answer in answers)
+    assert isinstance(answers[-1], StoppingError)
+
+
+def test_a_tenant_with_too_few_layers_fails_alone(store: Store, base: Base, fleet: list[Tenant]) -> None:
+    packed = fleet[0].packed
+    card = replace(fleet[0].card, name="short")
+    cut = PackedAdapter(packed.weights[:1], packed.hidden_size, packed.reduced_size)
+    tenants.save(store.tenant("short"), replace(fleet[0], card=card, packed=cut))
+    stage = stage_of(store)
+    given = UpperInput(np.zeros((3, base.config.hidden_size), np.float16), np.zeros((3, 3), np.int32), b"t1")
+    futures = submit_all(stage, [given, replace(given, tenant=b"short"), given])
+    stage.start()
+    answers = [future.result(SOON_S) for future in futures]
+    assert [type(answer) for answer in answers] == [UpperAnswer, CorruptArtifactError, UpperAnswer]
+    stage.stop()

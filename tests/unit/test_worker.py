@@ -1,0 +1,416 @@
+"""The worker: whatever happens, everything that comes in gets exactly one answer."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hplm.errors import (
+    CancelledError,
+    DeadlineError,
+    HplmError,
+    InternalError,
+    QueueFullError,
+    StoppingError,
+)
+from hplm.scheduling.cost import CostModel
+from hplm.scheduling.policies import Fcfs
+from hplm.scheduling.policy import Batch, Budget, Policy, Waiting
+from hplm.scheduling.queue import RequestQueue
+from hplm.serving.worker import ASK_CANCELLED_AFTER_S, Job, Run, Worker
+from hplm.tracing import Tracer
+
+SOON_S = 10.0
+Answers = Iterator[tuple[Sequence[int], Sequence[int | HplmError]]]
+
+
+class Inbox:
+    """Where replies land: all answers of each job."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._answers: dict[int, list[int | HplmError]] = {}
+
+    def reply_to(self, item: int) -> Callable[[int | HplmError], None]:
+        def reply(answer: int | HplmError) -> None:
+            with self._changed:
+                self._answers.setdefault(item, []).append(answer)
+                self._changed.notify_all()
+
+        return reply
+
+    def wait(self, count: int) -> dict[int, int | HplmError]:
+        """The answers, when `count` jobs have theirs; fails where one has two."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self._answers) >= count, SOON_S), f"{len(self._answers)} came"
+        time.sleep(0.05)  # a second answer would come now
+        assert all(len(found) == 1 for found in self._answers.values())
+        return {item: found[0] for item, found in self._answers.items()}
+
+    @property
+    def kinds(self) -> Counter[str]:
+        with self._changed:
+            return Counter(type(found[0]).__name__ for found in self._answers.values())
+
+
+class Gate:
+    """A `run` that doubles, and holds its first batch until it is opened."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Event()
+        self.open = threading.Event()
+        self.batches: list[list[int]] = []
+
+    def run(self, items: list[int], _: Batch) -> Answers:
+        self.batches.append(items)
+        self.entered.set()
+        assert self.open.wait(SOON_S)
+        yield range(len(items)), [2 * item for item in items]
+
+
+def double(items: list[int], _: Batch) -> Answers:
+    """Answers in two parts, the second first."""
+    middle = len(items) // 2
+    for part in (range(middle, len(items)), range(middle)):
+        yield part, [2 * items[i] for i in part]
+
+
+def worker_of(
+    run: Run[int, int],
+    *,
+    policy: Policy | None = None,
+    capacity: int = 100_000,
+    batch: int = 8,
+    tracer: Tracer | None = None,
+    upcoming: Callable[[list[int]], None] | None = None,
+) -> Worker[int, int]:
+    queue = RequestQueue(
+        policy or Fcfs(),
+        Budget(1, batch, batch, batch),
+        CostModel.fit([(1, 1, 1e-6)]),
+        capacity=capacity,
+        weights={},
+        starve_after_s=SOON_S,
+    )
+    return Worker("test", queue, run, tracer=tracer or Tracer(None, "test"), upcoming=upcoming)
+
+
+def submit(
+    worker: Worker[int, int],
+    inbox: Inbox,
+    item: int,
+    *,
+    tenant: str = "a",
+    within_s: float = 100.0,
+    waited_s: float = 0.0,
+    is_cancelled: Callable[[], bool] = lambda: False,
+) -> None:
+    now = time.monotonic() - waited_s
+    job = Job(item, inbox.reply_to(item), is_cancelled)
+    worker.submit(job, tenant=tenant, tokens=1, arrived_s=now, deadline_s=now + within_s)
+
+
+@pytest.fixture
+def inbox() -> Inbox:
+    return Inbox()
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    made = Gate()
+    yield made
+    made.open.set()
+
+
+def test_every_job_of_many_threads_is_answered_exactly_once_with_its_own_answer(inbox: Inbox) -> None:
+    worker = worker_of(double, upcoming=lambda items: None)
+    worker.start()
+
+    def send(start: int) -> None:
+        for item in range(start, start + 400):
+            submit(worker, inbox, item, tenant=f"t{item % 7}")
+
+    senders = [threading.Thread(target=send, args=(400 * i,)) for i in range(8)]
+    for sender in senders:
+        sender.start()
+    for sender in senders:
+        sender.join()
+    assert inbox.wait(3200) == {item: 2 * item for item in range(3200)}
+    worker.stop()
+    assert worker.counts["ok"] == worker.counts["tokens"] == 3200
+    assert worker.waiting == 0
+
+
+@pytest.mark.parametrize("fault", ["raises", "ends-early", "too-few-answers"])
+def test_a_batch_that_fails_midway_keeps_its_answers_and_the_rest_gets_internal(inbox: Inbox, fault: str) -> None:
+    def run(items: list[int], batch: Batch) -> Answers:
+        if items == [100]:
+            yield from double(items, batch)
+            return
+        yield [0, 1], [2 * items[0], 2 * items[1]]
+        if fault == "raises":
+            raise ZeroDivisionError
+        if fault == "too-few-answers":
+            yield [2, 3], [2 * items[2]]
+
+    worker = worker_of(run, batch=4)
+    for item in range(4):
+        submit(worker, inbox, item)
+    worker.start()
+    found = inbox.wait(4)
+    answered = 3 if fault == "too-few-answers" else 2
+    assert [found[item] for item in range(answered)] == [0, 2, 4][:answered]
+    assert [type(found[item]) for item in range(answered, 4)] == [InternalError] * (4 - answered)
+    submit(worker, inbox, 100)
+    assert inbox.wait(5)[100] == 200
+    worker.stop()
+
+
+def test_stop_answers_what_waits_lets_the_batch_end_and_refuses_newcomers(inbox: Inbox, gate: Gate) -> None:
+    worker = worker_of(gate.run, batch=2)
+    for item in range(50):
+        submit(worker, inbox, item)
+    worker.start()
+    assert gate.entered.wait(SOON_S)
+    stopping = threading.Thread(target=worker.stop)
+    stopping.start()
+    inbox.wait(48)
+    gate.open.set()
+    stopping.join(SOON_S)
+    submit(worker, inbox, 50)
+    found = inbox.wait(51)
+    assert [found[0], found[1]] == [0, 2]
+    assert all(isinstance(found[item], StoppingError) for item in range(2, 51))
+
+
+def test_a_batch_that_outlasts_stop_is_still_answered(inbox: Inbox, gate: Gate) -> None:
+    worker = worker_of(gate.run)
+    submit(worker, inbox, 1)
+    worker.start()
+    assert gate.entered.wait(SOON_S)
+    worker.stop(timeout_s=0.1)
+    gate.open.set()
+    assert inbox.wait(1) == {1: 2}
+
+
+def test_a_worker_stopped_while_many_threads_send_answers_them_all(inbox: Inbox) -> None:
+    worker = worker_of(double)
+    worker.start()
+
+    def send(start: int) -> None:
+        for item in range(start, start + 300):
+            submit(worker, inbox, item)
+
+    senders = [threading.Thread(target=send, args=(300 * i,)) for i in range(4)]
+    for sender in senders:
+        sender.start()
+    time.sleep(0.01)
+    worker.stop()
+    for sender in senders:
+        sender.join()
+    inbox.wait(1200)
+    assert set(inbox.kinds) <= {"int", "StoppingError"}
+
+
+def test_a_reply_that_raises_harms_nobody_else(inbox: Inbox) -> None:
+    def raising(_: int | HplmError) -> None:
+        raise BrokenPipeError
+
+    worker = worker_of(double)
+    now = time.monotonic()
+    for item in range(10):
+        reply = raising if item % 2 else inbox.reply_to(item)
+        job: Job[int, int] = Job(item, reply, lambda: False)
+        worker.submit(job, tenant="a", tokens=1, arrived_s=now, deadline_s=now + 100)
+    worker.start()
+    assert inbox.wait(5) == {item: 2 * item for item in range(0, 10, 2)}
+    worker.stop()
+    assert worker.counts["failed_answers"] == 5
+
+
+def test_what_a_full_queue_refuses_gets_queue_full_at_once(inbox: Inbox) -> None:
+    worker = worker_of(double, capacity=3)
+    for item in range(5):
+        submit(worker, inbox, item)
+    found = inbox.wait(2)  # nothing computes yet
+    assert {item: type(answer) for item, answer in found.items()} == {3: QueueFullError, 4: QueueFullError}
+    worker.start()
+    assert len(inbox.wait(5)) == 5
+    worker.stop()
+    assert worker.counts["queue_full"] == 2
+
+
+def test_a_deadline_that_is_past_is_refused_at_once_and_one_that_passes_while_waiting_without_computing(
+    inbox: Inbox, gate: Gate
+) -> None:
+    worker = worker_of(gate.run, batch=1)
+    submit(worker, inbox, 0)
+    worker.start()
+    assert gate.entered.wait(SOON_S)
+    submit(worker, inbox, 1, within_s=1e-6, waited_s=0.01)
+    submit(worker, inbox, 2, within_s=0.05)
+    assert isinstance(inbox.wait(1)[1], DeadlineError)
+    time.sleep(0.1)
+    gate.open.set()
+    found = inbox.wait(3)
+    assert found[0] == 0
+    assert isinstance(found[2], DeadlineError)
+    worker.stop()
+    assert gate.batches == [[0]]
+
+
+def test_a_request_whose_client_has_gone_is_not_computed(inbox: Inbox, gate: Gate) -> None:
+    gate.open.set()
+    worker = worker_of(gate.run)
+    waited_s = 2 * ASK_CANCELLED_AFTER_S
+    submit(worker, inbox, 0, waited_s=waited_s, is_cancelled=lambda: True)
+    submit(worker, inbox, 1, waited_s=waited_s)
+    worker.start()
+    found = inbox.wait(2)
+    assert isinstance(found[0], CancelledError)
+    assert found[1] == 2
+    assert gate.batches == [[1]]
+    worker.stop()
+
+
+def test_a_client_that_cannot_be_asked_whether_it_has_gone_is_answered(inbox: Inbox) -> None:
+    def raising() -> bool:
+        raise RuntimeError
+
+    worker = worker_of(double)
+    for item in range(4):
+        submit(worker, inbox, item, waited_s=2 * ASK_CANCELLED_AFTER_S, is_cancelled=raising)
+    worker.start()
+    assert inbox.wait(4) == {item: 2 * item for item in range(4)}
+    worker.stop()
+
+
+def _raise(waiting: Any) -> Any:
+    raise KeyError(waiting[0].tenant)
+
+
+def _empty(waiting: Any) -> Any:
+    waiting.clear()
+    return Batch(())
+
+
+FAULTS: dict[str, Callable[[Any], Any]] = {
+    "raises": _raise,
+    "none": lambda waiting: None,
+    "nothing": lambda waiting: Batch(()),
+    "rows-of-nothing": lambda waiting: Batch(None),  # type: ignore[arg-type]
+    "one-that-does-not-wait": lambda waiting: Batch(((Waiting(10**9, "a", 1, 0.0, 1e9),),)),
+    "one-twice": lambda waiting: Batch(((waiting[0], waiting[0]),)),
+    "too-many-rows": lambda waiting: Batch(((waiting[0],),) * 100),
+    "too-much": lambda waiting: Batch((tuple(waiting) * 100,)),
+    "odd-slots": lambda waiting: Batch(((waiting[0],),), slot_tokens="many"),  # type: ignore[arg-type]
+    "takes-it-out": lambda waiting: Batch(((waiting.pop(),),)),
+    "empties": _empty,
+}
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A third party's policy with one of FAULTS."""
+
+    fault: Callable[[Any], Any]
+
+    def select(self, waiting: Sequence[Waiting], now_s: float, budget: Budget) -> Batch:
+        chosen: Batch = self.fault(waiting)
+        return chosen
+
+
+@pytest.mark.parametrize("tenants", [1, 3])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_policy_that_raises_or_returns_nonsense_is_counted_and_everything_answered(
+    inbox: Inbox, fault: str, tenants: int
+) -> None:
+    worker = worker_of(double, policy=Broken(FAULTS[fault]), batch=2, upcoming=lambda items: None)
+    for item in range(32):
+        submit(worker, inbox, item, tenant=f"t{item % tenants}")
+    worker.start()
+    assert inbox.wait(32) == {item: 2 * item for item in range(32)}
+    worker.stop()
+    assert worker.counts["policy_failures"] == worker.counts["batches"] == 16
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_comes_next_is_announced_while_a_batch_computes(inbox: Inbox, gate: Gate, fails: bool) -> None:
+    announced: list[list[int]] = []
+    heard = threading.Event()
+
+    def upcoming(items: list[int]) -> None:
+        announced.append(items)
+        heard.set()
+        if fails:
+            raise OSError
+
+    worker = worker_of(gate.run, batch=2, upcoming=upcoming)
+    for item in range(6):
+        submit(worker, inbox, item)
+    worker.start()
+    assert heard.wait(SOON_S)
+    assert announced[0] == [2, 3]
+    gate.open.set()
+    assert inbox.wait(6) == {item: 2 * item for item in range(6)}
+    worker.stop()
+    assert bool(worker.counts["failed_prefetches"]) == fails
+
+
+def test_spans_of_all_threads_are_whole_lines_and_a_closed_tracer_takes_no_more(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    tracer = Tracer(path, "upper")
+    start = threading.Barrier(5)
+
+    def write(number: int) -> None:
+        start.wait()
+        for i in range(500):
+            with tracer.span("batch", number=number, i=i):
+                pass
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    start.wait()
+    time.sleep(0.002)
+    tracer.close()  # while they write
+    for thread in threads:
+        thread.join()
+    spans = [json.loads(line) for line in path.read_text().splitlines()]
+    assert spans
+    assert {span["process"] for span in spans} == {"upper"}
+    assert all(span["duration_us"] >= 0 for span in spans)
+    tracer.close()  # twice does no harm
+
+
+def test_a_batch_and_its_answers_are_traced_in_order(inbox: Inbox, tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    tracer = Tracer(path, "upper")
+    worker = worker_of(double, tracer=tracer)
+    for item in range(3):
+        submit(worker, inbox, item)
+    worker.start()
+    inbox.wait(3)
+    worker.stop()
+    tracer.close()
+    spans = [json.loads(line) for line in path.read_text().splitlines()]
+    assert Counter(span["name"] for span in spans) == {"batch": 1, "answer": 3}
+    batch = next(span for span in spans if span["name"] == "batch")
+    assert batch["about"] == {"requests": 3, "tokens": 3}
+    assert all(span["start_us"] >= batch["start_us"] for span in spans)
+
+
+def test_without_a_path_nothing_is_traced(tmp_path: Path) -> None:
+    tracer = Tracer(None, "upper")
+    with tracer.span("batch"):
+        tracer.add("load", 0, 1)
+    tracer.close()
+    assert not list(tmp_path.iterdir())
