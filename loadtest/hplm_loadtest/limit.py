@@ -12,6 +12,7 @@ import torch
 from hplm.adapters.bank_file import BankFile
 from hplm.nn.dtype import choose_device, choose_dtype, choose_threads
 from hplm.nn.lookup import open_lookup
+from hplm.nn.memory import keep_freed_memory
 from hplm.nn.upper import UpperEngine, UpperRequest
 from hplm.progress import progress_bars
 from hplm.report import Goal, Report
@@ -31,6 +32,7 @@ SERVED_GOAL = 0.9
 
 def limit(models: Path, rounds: int, seconds: float, device_name: str) -> Report:
     """In-process: the saturated engine's share of the matrix peak. Then the same texts through Triton, as a share of it."""
+    keep_freed_memory()
     threads = choose_threads(0)
     torch.set_num_threads(threads)
     served = read(models)

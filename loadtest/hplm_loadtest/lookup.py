@@ -10,6 +10,7 @@ import torch
 
 from hplm.nn import reference
 from hplm.nn.lookup import PlotLookup, open_lookup
+from hplm.nn.memory import keep_freed_memory
 from hplm.plot.windows import windows
 from hplm.progress import progress_bars
 from hplm.report import Goal, Report
@@ -23,6 +24,7 @@ LENGTH = 128
 
 def plot_lookup(models: Path, rounds: int) -> Report:
     """Time of 128-token requests whose windows are in memory, alone and in batches, beside a dictionary in Python."""
+    keep_freed_memory()
     torch.set_num_threads(1)
     served = read(models)
     base = served.base

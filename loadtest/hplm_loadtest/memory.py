@@ -20,7 +20,7 @@ from hplm.progress import progress_bars
 from hplm.report import Goal, Report
 from hplm.store.layout import Store
 from hplm_loadtest.open_loop import closed_loop
-from hplm_loadtest.peers.plain import CPU, FlatModel, whole
+from hplm_loadtest.peers.plain import CPU, file_bytes, whole
 from hplm_loadtest.peers.systems import Fleet, Limits, Shape, Systems, open_fleet
 from hplm_loadtest.plan import Requests
 
@@ -122,7 +122,7 @@ def memory_by_tenants(folder: Path, shape: Shape, counts: Sequence[int]) -> Repo
         "host_bytes": (last["private_mb"] - first["private_mb"]) * 1e6 / added,
         "disk_bytes": disk_bytes,
     }
-    full = FlatModel(whole(fleet.base.config), choose_dtype("auto", CPU)).num_bytes
+    full = file_bytes(whole(fleet.base.config), choose_dtype("auto", CPU))
     head = tenant.head.weight.nbytes + tenant.head.bias.nbytes
     rows += [
         {"system": "hbert, an added tenant", **per_tenant},

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hplm.nn.dtype import choose_device, choose_dtype, computing_in
 from hplm.nn.encoder import UpperEncoder
+from hplm.nn.memory import keep_freed_memory
 from hplm.nn.upper import UpperEngine, UpperRequest, in_dtype
 from hplm.progress import progress_bars
 from hplm.report import Report
@@ -24,6 +25,7 @@ BATCH = 64
 
 def upper_layers(models: Path, rounds: int, num_threads: int, device_name: str) -> Report:
     """Tokens/s of the upper stage packed, beside the same texts padded to the longest, and the machine's matrix peak."""
+    keep_freed_memory()
     torch.set_num_threads(num_threads)
     served = read(models)
     base = served.base

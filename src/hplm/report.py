@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import shlex
@@ -14,6 +15,8 @@ from typing import Any, Literal
 
 from rich.console import Console
 from rich.table import Table
+
+WIDE = 9
 
 
 @dataclass(frozen=True)
@@ -58,17 +61,35 @@ class Report:
     def publish(self, json_file: Path | None) -> None:
         """Show it, and write it to `json_file` where one is given."""
         console = Console()
-        columns = list(dict.fromkeys(key for row in self.rows for key in row))
-        table = Table(*columns, title=self.name)
-        for row in self.rows:
-            table.add_row(*(_shown(row.get(column, "")) for column in columns))
-        console.print(table)
+        console.print(self._table())
         for goal in self.goals:
             mark = "met" if goal.met else "MISSED"
             console.print(f"{mark}: {goal.text}: {goal.value:.4g} {goal.unit} (goal {goal.goal:g})", highlight=False)
         if json_file is not None:
             json_file.parent.mkdir(parents=True, exist_ok=True)
-            json_file.write_text(json.dumps(self.as_dict(), indent=2) + "\n")
+            json_file.write_text(json.dumps(_finite(self.as_dict()), indent=2, allow_nan=False) + "\n")
+
+    def _table(self) -> Table:
+        """A line a row; where that is too wide and the rows are few, a line a figure."""
+        columns = list(dict.fromkeys(key for row in self.rows for key in row))
+        if len(columns) <= WIDE or len(self.rows) > WIDE:
+            table = Table(*columns, title=self.name)
+            for row in self.rows:
+                table.add_row(*(_shown(row.get(column, "")) for column in columns))
+            return table
+        table = Table(columns[0], *(_shown(row.get(columns[0], "")) for row in self.rows), title=self.name)
+        for column in columns[1:]:
+            table.add_row(column, *(_shown(row.get(column, "")) for row in self.rows))
+        return table
+
+
+def _finite(value: Any) -> Any:
+    """JSON knows neither infinity nor NaN: a latency that nobody had is null."""
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def machine() -> dict[str, Any]:

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from hplm import config
 from hplm.adapters import tenant as tenants
+from hplm.adapters.bank_file import BankFile
 from hplm.adapters.tenant import TenantCard
 from hplm.errors import ArtifactError, HplmError, StartError
 from hplm.nn import base as bases
@@ -25,6 +26,7 @@ from hplm.triton.server import Ports, TritonServer, check_free, find_triton, fre
 
 DEFAULT_MODELS = Path("build/demo/models")
 SHOWN_TENANTS = 8
+ANY_TEXT = "A short text, to see an answer."
 
 
 def serve(
@@ -100,17 +102,23 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def served_tenants(models: Path) -> list[TenantCard]:
-    """The tenants behind a repository. Raises before Triton starts where settings, base or tables are not sound."""
+    """The tenants behind a repository, of a bank file the first ones.
+
+    Raises before Triton starts where settings, base or tables are not sound.
+    """
     folder = models / "hbert_upper" / "1"
     settings = config.load(config.UpperSettings, folder / "settings.json")
     store = Store((folder / settings.store).resolve())
-    bases.load(store.base(settings.base), verify=False)
+    base = bases.load(store.base(settings.base), verify=False)
     cards = []
     for name in store.tenant_names():
         try:
             cards.append(tenants.load_card(store.tenant(name)))
         except ArtifactError as error:
             Console(stderr=True, soft_wrap=True).print(f"tenant {name} cannot be served: {error}", style="yellow")
+    for folder in store.banks():
+        bank = BankFile(folder, base.fingerprint)
+        cards += [bank.card(name) for name in bank.names[:SHOWN_TENANTS]]
     return cards
 
 
@@ -118,9 +126,9 @@ def _predictions(console: Console, url: str, cards: list[TenantCard]) -> list[di
     """One real answer of each tenant; a tenant that cannot answer is named and left out."""
     answers = []
     with Client(url) as client:
-        for card in [card for card in cards if card.example][:SHOWN_TENANTS]:
+        for card in cards[:SHOWN_TENANTS]:
             try:
-                answers.append(client.predict(card.name, card.example))
+                answers.append(client.predict(card.name, card.example or ANY_TEXT))
             except HplmError as error:
                 console.print(f"tenant {card.name} cannot answer: {error.wire()}", style="yellow", markup=False)
     return [{"tenant": a.tenant, "text": a.text, "label": a.label, "score": a.score} for a in answers]

@@ -24,3 +24,14 @@ def test_a_result_file_has_the_one_shape(tmp_path: Path, capsys: pytest.CaptureF
     assert list(written) == ["name", "command", "machine", "settings", "rows", "goals"]
     assert written["goals"] == [{"id": "g", "text": "text", "goal": 2.0, "value": 1.5, "unit": "ms", "met": True}]
     assert "met: text" in capsys.readouterr().out
+
+
+def test_a_figure_that_nobody_has_is_null_not_invalid_json(tmp_path: Path) -> None:
+    Report("name", {}, [{"p99_ms": float("inf"), "mean_ms": float("nan")}]).publish(tmp_path / "name.json")
+    assert json.loads((tmp_path / "name.json").read_text())["rows"] == [{"p99_ms": None, "mean_ms": None}]
+
+
+def test_few_rows_of_many_figures_are_shown_a_figure_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"who": name, **{f"figure_{i}": i for i in range(12)}} for name in ("first", "second")]
+    Report("name", {}, rows).publish(None)
+    assert "figure_11" in capsys.readouterr().out

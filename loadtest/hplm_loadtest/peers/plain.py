@@ -101,6 +101,12 @@ def write_flat(model: PlainModel, path: Path) -> None:
         file.truncate(total)
 
 
+def file_bytes(config: BaseConfig, dtype: torch.dtype) -> int:
+    """How large a model's file is, and its place in memory."""
+    with torch.device("meta"):
+        return _layout(stored_as(PlainModel(config), dtype))[1]
+
+
 def _laid_out(num_bytes: int) -> mmap.mmap:
     """Memory whose pages are there already, large ones where the system has them: the first load is as fast as any other."""
     memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -16,7 +16,7 @@ from hplm.nn.base import Base
 from hplm.nn.dtype import choose_dtype
 from hplm.triton.server import TritonServer, free_ports
 from hplm_loadtest.models import read, served_names
-from hplm_loadtest.peers.plain import CPU, FlatModel, whole
+from hplm_loadtest.peers.plain import CPU, file_bytes, whole
 from hplm_loadtest.peers.repository import serve_peer, write_repository
 from hplm_loadtest.peers.settings import PeerSettings
 from hplm_loadtest.peers.settings import System as Peer
@@ -105,7 +105,8 @@ class Systems:
         if is_dedicated:
             self.about[f"{name}_files"] = count
         if system == "dedicated":
-            self.about["dedicated_model_mb"] = FlatModel(self._config, self._dtype).num_bytes / 1e6
+            model_mb = file_bytes(self._config, self._dtype) / 1e6
+            self.about |= {"dedicated_model_mb": model_mb, "dedicated_resident": int(self._limits.budget_mb / model_mb)}
         settings = PeerSettings(
             system=system,
             store=str((self._fleet.folder / "store").resolve()),

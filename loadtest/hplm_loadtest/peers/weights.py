@@ -11,7 +11,7 @@ from hplm.config import BaseConfig
 from hplm.errors import ConfigError
 from hplm_loadtest.peers import onnx_graph
 from hplm_loadtest.peers.files import model_files
-from hplm_loadtest.peers.plain import FlatModel, seeded_model, stored_as, write_flat
+from hplm_loadtest.peers.plain import file_bytes, seeded_model, stored_as, write_flat
 
 
 def write_models(
@@ -30,7 +30,7 @@ def write_models(
     Those that are there are kept. Returns how many there are; with fewer than tenants, tenants share files in turn, which
     every swap still reads and copies whole.
     """
-    model_bytes = onnx_graph.file_bytes(config) if onnx else FlatModel(config, dtype).num_bytes
+    model_bytes = onnx_graph.file_bytes(config) if onnx else file_bytes(config, dtype)
     count = min(tenants, disk_bytes // model_bytes)
     if count < 1:
         raise ConfigError(f"one model takes {model_bytes:,} bytes on disk, {disk_bytes:,} are allowed")

@@ -19,11 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from hplm.adapters.packed import PackedAdapter, packed_width, to_bfloat16
-from hplm.adapters.tenant import Head, Tenant, check_name, parse_card
+from hplm.adapters.tenant import Head, Tenant, TenantCard, check_name, parse_card
 from hplm.errors import ConfigError, CorruptArtifactError, WrongBaseError
 from hplm.store import artifact
 
 KIND = "bank"
+LAYOUT = "transposed"  # of PackedAdapter; another one would be read without an error
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,8 @@ class BankFile:
         self.folder = folder
         meta = stored.meta
         try:
+            if meta["layout"] != LAYOUT:
+                raise CorruptArtifactError(f"{folder} has adapters laid out as {meta['layout']!r}: build it again")
             if meta["base"] != fingerprint:
                 raise WrongBaseError(f"{folder} was made over base {meta['base']}, this base is {fingerprint}")
             layers, self._hidden, self._reduced = meta["layers"], meta["hidden_size"], meta["reduced_size"]
@@ -67,10 +70,14 @@ class BankFile:
     def __contains__(self, name: str) -> bool:
         return name in self._entries
 
+    def card(self, name: str) -> TenantCard:
+        """One tenant's card. Raises CorruptArtifactError."""
+        return parse_card(self._entries[name].card, f"{self.folder}: {name}")
+
     def load(self, name: str, *, verify: bool = True) -> Tenant:
         """A copy of one tenant's weights in memory. Raises CorruptArtifactError."""
         entry = self._entries[name]
-        card = parse_card(entry.card, f"{self.folder}: {name}")
+        card = self.card(name)
         size = len(card.labels) * (self._hidden + 1)
         packed = np.array(self._adapters[entry.row])
         head = np.array(self._heads[entry.head_start : entry.head_start + size])
@@ -85,7 +92,7 @@ def write(folder: Path, base: str, tenants: Iterable[Tenant]) -> int:
 
     All must be of base `base` (its fingerprint) with adapters of one size, under different names.
     """
-    meta: dict[str, Any] = {"base": base}
+    meta: dict[str, Any] = {"base": base, "layout": LAYOUT}
     seen: set[str] = set()
     with artifact.publish(folder, KIND, meta) as partial:
         head_start = 0

@@ -28,8 +28,9 @@ class Adapter:
 
 @dataclass(frozen=True)
 class PackedAdapter:
-    """`weights` `[L, P]`: of each layer down, its bias, up, its bias, one after another.
+    """`weights` `[L, P]`: of each layer down `[H, r]`, its bias, up `[r, H]`, its bias, one after another.
 
+    The matrices are transposed, the way a batched product reads them fastest.
     float32, or uint16 that holds the bits of bfloat16 (numpy has no such type).
     """
 
@@ -49,7 +50,8 @@ def packed_width(hidden: int, reduced: int) -> int:
 def pack(adapter: Adapter) -> PackedAdapter:
     """In float32."""
     layers, reduced, hidden = adapter.down.shape
-    parts = [part.reshape(layers, -1) for part in vars(adapter).values()]
+    turned = (adapter.down.transpose(0, 2, 1), adapter.down_bias, adapter.up.transpose(0, 2, 1), adapter.up_bias)
+    parts = [part.reshape(layers, -1) for part in turned]
     return PackedAdapter(np.ascontiguousarray(np.concatenate(parts, axis=1), np.float32), hidden, reduced)
 
 
@@ -60,7 +62,10 @@ def unpack(packed: PackedAdapter) -> Adapter:
     layers = len(weights)
     ends = np.cumsum([reduced * hidden, reduced, hidden * reduced])
     down, down_bias, up, up_bias = np.split(weights.astype(np.float32), ends, axis=1)
-    return Adapter(down.reshape(layers, reduced, hidden), down_bias, up.reshape(layers, hidden, reduced), up_bias)
+    down, up = down.reshape(layers, hidden, reduced), up.reshape(layers, reduced, hidden)
+    return Adapter(
+        np.ascontiguousarray(down.transpose(0, 2, 1)), down_bias, np.ascontiguousarray(up.transpose(0, 2, 1)), up_bias
+    )
 
 
 def widen(packed: PackedAdapter, reduced_size: int) -> PackedAdapter:

@@ -7,22 +7,22 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from hplm.adapters.packed import packed_width, widen
+from hplm.adapters.packed import widen
 from hplm.adapters.slots import IDENTITY, SlotTable
 from hplm.adapters.tenant import Tenant
 from hplm.config import BaseConfig
 from hplm.nn.encoder import Adapt
 from hplm.tracing import Tracer
 
-# Tokens of one tenant that go through one product of the batched form: longer runs are cut, shorter ones filled up.
+# Tokens of one tenant that go through one product of the batched form: more are cut, fewer filled up.
 CHUNK_TOKENS = 32
-# From this many tokens on, a product of a tenant's own is as fast as a batched one (`hplm bench adapters`).
-OWN_PRODUCT_TOKENS = 128
+# From this many tokens of a tenant on, a product of its own is faster than chunks (`hplm bench adapters`).
+OWN_PRODUCT_TOKENS = 64
 
 
 class Fill:
@@ -80,7 +80,7 @@ class AssignedSlots:
 
 
 class AdapterSlots:
-    """Weights of S slots, L layers: `[S, L, P]` (see `hplm.adapters.packed`); slot 0 stays zero, the identity.
+    """`parts`, of L layers and S slots: down `[L, S, H, r]`, its bias, up `[L, S, r, H]`, its bias; slot 0 is the identity.
 
     A slot goes by tenant and version. It is not overwritten while a batch has it pinned. With `fine_prefetch` a thread
     fills slots layer by layer while the caller computes (HMI 6.2), on a stream of its own where there is CUDA; without
@@ -100,12 +100,17 @@ class AdapterSlots:
     ) -> None:
         self._tracer = tracer or Tracer(None, "")
         self.reduced_size = reduced_size
-        self._hidden = config.hidden_size
         self._num_layers = config.upper_layers
         self._device = device
         self.table = SlotTable(num_slots)
-        width = packed_width(config.hidden_size, reduced_size)
-        self.weights = torch.zeros(num_slots, config.upper_layers, width, device=device, dtype=dtype)
+        self._dtype = dtype
+        hidden = config.hidden_size
+        # One tensor a part, all slots of a layer together: what a batch needs is gathered from each in one copy, and
+        # batched products of anything less regular take twice as long.
+        shapes = ((hidden, reduced_size), (reduced_size,), (reduced_size, hidden), (hidden,))
+        self.parts = [
+            torch.zeros(config.upper_layers, num_slots, *shape, device=device, dtype=dtype) for shape in shapes
+        ]
         self.loads = 0
         self.waits = 0
         self._freed = threading.Condition()
@@ -114,17 +119,19 @@ class AdapterSlots:
         self._jobs: queue.SimpleQueue[Fill | None] | None = None
         if fine_prefetch:
             self._jobs = queue.SimpleQueue()
-            threading.Thread(target=self._fill_loop, args=(self._jobs,), name="hplm-swap", daemon=True).start()
+            self._thread = threading.Thread(target=self._fill_loop, args=(self._jobs,), name="hplm-swap", daemon=True)
+            self._thread.start()
 
     @property
     def device_bytes(self) -> int:
         """All that adapters take on the device, however many tenants there are."""
-        return self.weights.numel() * self.weights.element_size()
+        return sum(part.numel() * part.element_size() for part in self.parts)
 
     def close(self) -> None:
         """End the filling thread."""
         if self._jobs is not None:
             self._jobs.put(None)
+            self._thread.join()
 
     @contextmanager
     def assigned(self, tenants: Sequence[Tenant]) -> Iterator[AssignedSlots]:
@@ -216,13 +223,11 @@ class AdapterSlots:
     def _fill_layers(self, fill: Fill) -> None:
         for layer in range(self._num_layers):
             if self._stream is None:
-                for slot, weights in zip(fill.slots, fill.weights, strict=True):
-                    self.weights[slot, layer].copy_(weights[layer])
+                self._copy_layer(fill, layer)
                 fill.layer_done()
             else:
                 with torch.cuda.stream(self._stream):
-                    for slot, weights in zip(fill.slots, fill.weights, strict=True):
-                        self.weights[slot, layer].copy_(weights[layer], non_blocking=True)
+                    self._copy_layer(fill, layer)
                     event = torch.cuda.Event()
                     event.record(self._stream)
                 fill.layer_done(event)
@@ -230,31 +235,39 @@ class AdapterSlots:
             # The host memory must outlive the copies that read it.
             self._stream.synchronize()
 
-    def batched(self, assigned: AssignedSlots, lengths: Sequence[int]) -> Adapt:
-        """The adapters of a packed batch whose texts use `assigned`: all tenants in two products a layer.
+    def _copy_layer(self, fill: Fill, layer: int) -> None:
+        sizes = [part[0, 0].numel() for part in self.parts]
+        for slot, weights in zip(fill.slots, fill.weights, strict=True):
+            for part, source in zip(self.parts, weights[layer].split(sizes), strict=True):
+                part[layer, slot].copy_(source.view_as(part[layer, slot]), non_blocking=True)
 
-        Runs of one slot are cut into chunks of `CHUNK_TOKENS`, which go through one batched product (HMI's baddbmm) with
-        their slots' weights; a long run has a product of its own. See `reference_adapt` for the loop it stands for.
+    def batched(self, assigned: AssignedSlots, lengths: Sequence[int]) -> Adapt:
+        """The adapters of a batch whose texts use `assigned`, texts one after another: all tenants in few products a layer.
+
+        Tokens are brought together by slot. Those of a slot with many have a product of their own; the others are cut
+        into chunks of `CHUNK_TOKENS`, which go through one batched product with their slots' weights (HMI's baddbmm).
+        `reference_adapt` is the loop it stands for.
         """
-        runs = _runs(assigned.slots, lengths)
-        total = sum(length for _, length in runs)
-        long = [(start, slot, length) for start, slot, length in _starts(runs) if length >= OWN_PRODUCT_TOKENS]
-        short = [(start, slot, length) for start, slot, length in _starts(runs) if length < OWN_PRODUCT_TOKENS]
-        plan = _ChunkPlan.of([run for run in short if run[1] != IDENTITY], total, self._device)
+        plan = _Plan.of(assigned.slots, lengths, self._device)
 
         def adapt(layer: int, attended: Tensor) -> Tensor:
             assigned.wait(layer)
-            result = attended
-            if plan is not None:
-                result = self._apply_chunks(layer, plan, attended)
-            if any(slot != IDENTITY for _, slot, _ in long):
-                result = attended.clone() if plan is None else result
-                for start, slot, length in long:
-                    if slot != IDENTITY:
-                        result[start : start + length] = self._apply(layer, slot, attended[start : start + length])
-            return result
+            attended = attended.to(self._dtype)
+            parts = [
+                attended.index_select(0, places)
+                if slot == IDENTITY
+                else self._apply(layer, slot, attended.index_select(0, places))
+                for slot, places in plan.own
+            ]
+            if plan.chunks is not None:
+                parts.append(self._apply_chunks(layer, plan.chunks, attended))
+            return torch.cat(parts).index_select(0, plan.back) if plan.back is not None else torch.cat(parts)
 
-        return adapt
+        def adapt_alone(slot: int, layer: int, attended: Tensor) -> Tensor:
+            assigned.wait(layer)
+            return attended if slot == IDENTITY else self._apply(layer, slot, attended)
+
+        return adapt if plan.alone is None else partial(adapt_alone, plan.alone)
 
     def reference_adapt(self, assigned: AssignedSlots, lengths: Sequence[int]) -> Adapt:
         """The slow twin of `batched`: a loop over tenants."""
@@ -271,82 +284,69 @@ class AdapterSlots:
 
         return adapt
 
-    def views(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """down `[G, r, H]`, its bias, up `[G, H, r]`, its bias, of packed rows `[G, P]`."""
-        hidden, reduced = self._hidden, self.reduced_size
-        down, down_bias, up, up_bias = rows.split([hidden * reduced, reduced, hidden * reduced, hidden], dim=1)
-        return down.unflatten(1, (reduced, hidden)), down_bias, up.unflatten(1, (hidden, reduced)), up_bias
-
     def _apply(self, layer: int, slot: int, attended: Tensor) -> Tensor:
-        down, down_bias, up, up_bias = (part[0] for part in self.views(self.weights[slot : slot + 1, layer]))
-        attended = attended.to(self.weights.dtype)
-        return attended + F.linear(F.relu(F.linear(attended, down, down_bias)), up, up_bias)
+        down, down_bias, up, up_bias = (part[layer, slot] for part in self.parts)
+        attended = attended.to(self._dtype)
+        reduced = torch.addmm(down_bias, attended, down).relu_()
+        return torch.addmm(up_bias, reduced, up).add_(attended)
 
-    def _apply_chunks(self, layer: int, plan: _ChunkPlan, attended: Tensor) -> Tensor:
-        down, down_bias, up, up_bias = self.views(self.weights[:, layer].index_select(0, plan.slots))
-        padded = attended.to(self.weights.dtype).index_select(0, plan.gather).unflatten(0, (len(plan.slots), -1))
-        reduced = torch.baddbmm(down_bias[:, None], padded, down.transpose(1, 2)).relu_()
-        adapted = torch.baddbmm(up_bias[:, None], reduced, up.transpose(1, 2)).add_(padded).flatten(0, 1)
-        if plan.covers_all:
-            return adapted.index_select(0, plan.real)
-        return attended.to(adapted.dtype).index_copy(0, plan.targets, adapted.index_select(0, plan.real))
+    def _apply_chunks(self, layer: int, chunks: _Chunks, attended: Tensor) -> Tensor:
+        down, down_bias, up, up_bias = (part[layer].index_select(0, chunks.slots) for part in self.parts)
+        padded = attended.index_select(0, chunks.gather).unflatten(0, (len(chunks.slots), -1))
+        reduced = torch.baddbmm(down_bias[:, None], padded, down).relu_()
+        adapted = torch.baddbmm(up_bias[:, None], reduced, up).add_(padded).flatten(0, 1)
+        return adapted if chunks.real is None else adapted.index_select(0, chunks.real)
 
 
 @dataclass(frozen=True)
-class _ChunkPlan:
-    """Which token goes to which place of `[chunks, CHUNK_TOKENS]`, and back.
-
-    `gather` has a token for every place (fillers repeat one), `real` the places that hold a token, `targets` those tokens.
-    """
+class _Chunks:
+    """Which token goes to which place of `[chunks, width]`; fillers repeat one. `real`: the places of tokens, None if all."""
 
     slots: Tensor
     gather: Tensor
-    real: Tensor
-    targets: Tensor
-    covers_all: bool
+    real: Tensor | None
 
     @staticmethod
-    def of(runs: Sequence[tuple[int, int, int]], total: int, device: torch.device) -> _ChunkPlan | None:
-        if not runs:
-            return None
-        width = min(CHUNK_TOKENS, max(length for _, _, length in runs))
+    def of(places: Sequence[tuple[int, list[int]]], device: torch.device) -> _Chunks:
+        width = min(CHUNK_TOKENS, max(len(own) for _, own in places))
         slots: list[int] = []
-        starts: list[int] = []
-        sizes: list[int] = []
-        for start, slot, length in runs:
-            for first in range(0, length, width):
+        gather: list[int] = []
+        real: list[int] = []
+        for slot, own in places:
+            for first in range(0, len(own), width):
+                part = own[first : first + width]
+                real += range(len(gather), len(gather) + len(part))
+                gather += part + part[-1:] * (width - len(part))
                 slots.append(slot)
-                starts.append(start + first)
-                sizes.append(min(width, length - first))
-        steps = torch.arange(width)
-        size = torch.tensor(sizes)[:, None]
-        places = torch.tensor(starts)[:, None] + torch.minimum(steps, size - 1)
-        real = (steps < size).flatten().nonzero().squeeze(1)
-        targets = places.flatten()[real]
-        covers_all = len(targets) == total
-        return _ChunkPlan(
-            slots=torch.tensor(slots).to(device),
-            gather=places.flatten().to(device),
-            real=real.to(device),
-            targets=targets.to(device),
-            covers_all=covers_all,
+        kept = None if len(real) == len(gather) else torch.tensor(real, device=device)
+        return _Chunks(torch.tensor(slots, device=device), torch.tensor(gather, device=device), kept)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Tokens by slot: `own` with a product each, `chunks` together; `back` undoes the order. Or one slot `alone` for all."""
+
+    alone: int | None
+    own: tuple[tuple[int, Tensor], ...]
+    chunks: _Chunks | None
+    back: Tensor | None
+
+    @staticmethod
+    def of(slots: Sequence[int], lengths: Sequence[int], device: torch.device) -> _Plan:
+        if len(set(slots)) == 1:
+            return _Plan(slots[0], (), None, None)
+        places: dict[int, list[int]] = {}
+        start = 0
+        for slot, length in zip(slots, lengths, strict=True):
+            places.setdefault(slot, []).extend(range(start, start + length))
+            start += length
+        own = [(s, p) for s, p in places.items() if len(p) >= OWN_PRODUCT_TOKENS or s == IDENTITY]
+        short = [(s, p) for s, p in places.items() if len(p) < OWN_PRODUCT_TOKENS and s != IDENTITY]
+        order = torch.tensor([place for _, part in (*own, *short) for place in part])
+        back = None if bool((order[1:] > order[:-1]).all()) else order.argsort().to(device)
+        return _Plan(
+            None,
+            tuple((slot, torch.tensor(part, device=device)) for slot, part in own),
+            _Chunks.of(short, device) if short else None,
+            back,
         )
-
-
-def _runs(slots: Sequence[int], lengths: Sequence[int]) -> list[tuple[int, int]]:
-    """Neighbours of one slot as one run: `(slot, tokens)`."""
-    runs: list[tuple[int, int]] = []
-    for slot, length in zip(slots, lengths, strict=True):
-        if runs and runs[-1][0] == slot:
-            runs[-1] = (slot, runs[-1][1] + length)
-        else:
-            runs.append((slot, length))
-    return runs
-
-
-def _starts(runs: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
-    """`(start, slot, tokens)` of each run."""
-    start = 0
-    for slot, length in runs:
-        yield start, slot, length
-        start += length

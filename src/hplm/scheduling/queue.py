@@ -44,6 +44,10 @@ class RequestQueue:
     batch that runs now. In a chosen batch, requests that the whole batch would make late are saved by leaving others for
     the next batch if that costs less than half of the batch, or if everything that waits fits in two batches anyway;
     otherwise they are refused, for under overload small batches would make more requests late than they save.
+
+    While more waits than two batches hold, requests that a full batch would make late are refused as well, unless their
+    deadline was that close from the start: a policy that prefers the most urgent would run nothing but those, in batches
+    as small as they are urgent.
     """
 
     def __init__(
@@ -153,7 +157,7 @@ class RequestQueue:
         return request.deadline_s - self._seconds((request,))
 
     def _seconds(self, requests: tuple[Waiting, ...]) -> float:
-        return self.cost.predict(sum(r.tokens for r in requests), sum(r.tokens**2 for r in requests))
+        return self.cost.bound(sum(r.tokens for r in requests), sum(r.tokens**2 for r in requests))
 
     def _drop_hopeless(self, now_s: float) -> list[Waiting]:
         found = []
@@ -162,7 +166,22 @@ class RequestQueue:
             if request_id in self._waiting:
                 found.append(self._waiting[request_id])
                 self._remove(found[-1])
+        enough = 2 * self._budget.tokens
+        if self.waiting_tokens > enough:
+            full_s = self._seconds_of_full_batch()
+            for request in sorted(self._waiting.values(), key=lambda r: r.deadline_s):
+                if request.deadline_s >= now_s + full_s or self.waiting_tokens <= enough:
+                    break
+                if request.deadline_s - request.arrived_s > 2 * full_s:
+                    found.append(request)
+                    self._remove(request)
         return found
+
+    def _seconds_of_full_batch(self) -> float:
+        """Of requests as long as those that wait."""
+        mean = self.waiting_tokens / len(self._waiting)
+        tokens = min(self._budget.tokens, int(self._budget.max_requests * mean))
+        return self.cost.bound(tokens, int(tokens * mean))
 
     def _fit_deadlines(self, batch: Batch, now_s: float) -> tuple[Batch, list[Waiting]]:
         """The batch without what it would make late, and what of that is refused (the rest goes on waiting)."""

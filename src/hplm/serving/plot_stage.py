@@ -17,6 +17,7 @@ from hplm.errors import HplmError
 from hplm.nn import base as bases
 from hplm.nn.dtype import choose_dtype
 from hplm.nn.lookup import open_lookup
+from hplm.nn.memory import keep_freed_memory
 from hplm.scheduling.cost import CostModel
 from hplm.scheduling.policies import Fcfs
 from hplm.scheduling.policy import Batch, Budget
@@ -55,6 +56,7 @@ class PlotStage:
     """Tokenise, look up, merge. Raises ArtifactError or ConfigError on construction where the store is not sound."""
 
     def __init__(self, settings: PlotSettings, folder: Path) -> None:
+        keep_freed_memory()
         torch.set_num_threads(settings.num_threads or 1)
         store = Store((folder / settings.store).resolve())
         base = bases.load(store.base(settings.base), verify=settings.verify)

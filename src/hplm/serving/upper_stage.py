@@ -25,6 +25,7 @@ from hplm.decode import decode_classification, decode_tagging
 from hplm.errors import ArtifactError, CorruptArtifactError, HiddenStatesError, HplmError, InternalError, QueueFullError
 from hplm.nn import base as bases
 from hplm.nn.dtype import choose_device, choose_dtype, choose_threads
+from hplm.nn.memory import keep_freed_memory
 from hplm.nn.upper import UpperEngine, UpperRequest
 from hplm.scheduling.cost import CostModel
 from hplm.scheduling.policy import Batch, Budget
@@ -74,6 +75,7 @@ class UpperStage:
     """Check, queue, run, decode. Raises ArtifactError or ConfigError on construction where the store is not sound."""
 
     def __init__(self, settings: UpperSettings, folder: Path, device_index: int = 0) -> None:
+        keep_freed_memory()
         torch.set_num_threads(choose_threads(settings.num_threads))
         store = Store((folder / settings.store).resolve())
         base = bases.load(store.base(settings.base), verify=settings.verify)

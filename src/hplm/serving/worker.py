@@ -171,15 +171,14 @@ class Worker(Generic[Item, Answer]):
     def _compute(self, batch: Batch) -> None:
         requests = list(batch.requests)
         jobs = [self._jobs.pop(request.id) for request in requests]
-        now = self._clock()
+        start = self._clock()
         gone = {
-            i for i, r in enumerate(requests) if now - r.arrived_s > ASK_CANCELLED_AFTER_S and self._is_gone(jobs[i])
+            i for i, r in enumerate(requests) if start - r.arrived_s > ASK_CANCELLED_AFTER_S and self._is_gone(jobs[i])
         }
         for i in gone:
             self._answer(jobs[i], CancelledError("the client has gone"))
         left = [i for i in range(len(jobs)) if i not in gone]
         self._look_ahead.set()
-        start = self._clock()
         answered: set[int] = set()
         try:
             if left:
@@ -199,8 +198,9 @@ class Worker(Generic[Item, Answer]):
                 if i not in answered:
                     self._answer(jobs[i], InternalError("the server failed on this batch; its log says why"))
             with self._changed:
-                # A batch that lost members says nothing about what batches cost.
-                self._queue.done(0.0 if gone else self._clock() - start, self._clock())
+                # A batch that lost members or failed says nothing about what batches cost.
+                is_whole = len(answered) == len(jobs)
+                self._queue.done(self._clock() - start if is_whole else 0.0, self._clock())
                 self._computing = False
 
     def _look_ahead_loop(self) -> None:

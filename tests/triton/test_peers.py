@@ -1,0 +1,315 @@
+"""The systems that hBERT is compared with: real models on a real server, whose answers equal a slow computation."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pytest
+import torch
+from hplm_builder.export import export
+from hplm_builder.fleet import BANK, make_fleet, make_pool_plot
+from hplm_client import Client
+from hplm_loadtest import memory, tenants_bench
+from hplm_loadtest.peers.bodies import in_every_layer
+from hplm_loadtest.peers.files import file_of, model_files
+from hplm_loadtest.peers.plain import FlatModel, seeded_model, whole
+from hplm_loadtest.peers.repository import serve_peer, write_repository
+from hplm_loadtest.peers.settings import PeerSettings, System
+from hplm_loadtest.peers.swap import Resident, SwapWorker, victim
+from hplm_loadtest.peers.systems import Limits, SystemName, Systems, open_fleet
+from hplm_loadtest.peers.weights import write_models
+from hplm_loadtest.run import ANSWERED, NO_ANSWER, Run
+from rich.progress import Progress
+
+from hplm import errors
+from hplm.adapters import tenant as tenants
+from hplm.adapters.bank_file import BankFile
+from hplm.adapters.tenant import Tenant
+from hplm.config import PlotSettings, UpperSettings
+from hplm.nn import reference
+from hplm.nn.base import Base
+from hplm.nn.upper import pool
+from hplm.store.layout import Store
+from hplm.text import TextEncoder
+from hplm.triton.server import TritonServer
+from tests import tiny
+
+QUIET = Progress(disable=True)
+SYSTEMS: tuple[System, ...] = ("dedicated", "shared", "adapter", "onnxruntime")
+MODELS, PLACES = 5, 2
+
+
+@dataclass(frozen=True)
+class Served:
+    """A peer that serves the tiny store's tenants and a fleet, with fewer places than models."""
+
+    system: System
+    server: TritonServer
+    store: Store
+    base: Base
+    weights: Path
+
+    def tenant(self, name: str) -> Tenant:
+        bank = BankFile(self.store.bank(BANK), self.base.fingerprint)
+        if name in bank:
+            return bank.load(name)
+        return tenants.load(self.store.tenant(name), fingerprint=self.base.fingerprint)
+
+    def expected(self, name: str, text: str) -> np.ndarray:
+        """One text, no packing, no swapping, every layer in a loop."""
+        config = whole(self.base.config)
+        tenant = self.tenant(name)
+        is_own = self.system in ("dedicated", "onnxruntime")
+        files = model_files(self.weights)
+        number = files.index(file_of(name, files)) if is_own else 0
+        model = seeded_model(config, number)
+        ids = TextEncoder(self.base.tokenizer_path, config.max_tokens).encode([text])[0].ids
+        with torch.inference_mode():
+            embedded = model.word_embeddings(torch.from_numpy(ids))
+            adapted = in_every_layer(tenant, config.upper_layers) if self.system == "adapter" else None
+            last = reference.upper(model.body, embedded, adapted)
+            seen = pool(tenant.card.task, tenant.card.pooling, last).numpy()
+        return seen @ tenant.head.weight.T + tenant.head.bias
+
+
+@pytest.fixture(scope="module", params=SYSTEMS)
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp(request.param)
+    store = Store(folder / "store")
+    base = tiny.make_base(store, tiny.config())
+    for seed, name in enumerate(tiny.TASKS, 1):
+        tiny.make_tenant(store, base, name, seed)
+    make_fleet(store, base, BANK, 12, 0, QUIET)
+    config = whole(base.config)
+    onnx = request.param == "onnxruntime"
+    written = write_models(
+        folder / "weights",
+        config,
+        tenants=MODELS,
+        disk_bytes=10**9,
+        dtype=torch.float32,
+        onnx=onnx,
+        seed=0,
+        progress=QUIET,
+    )
+    assert written == MODELS
+    settings = PeerSettings(
+        system=request.param,
+        store=str(store.root),
+        base="tiny",
+        weights=str(folder / "weights"),
+        budget_mb=1,
+        num_slots=4,
+        dtype="float32",
+    )
+    models = write_repository(folder / "models", settings)
+    with serve_peer(models, log=folder / "log") as server:
+        server.wait_ready(60)
+        yield Served(request.param, server, store, base, folder / "weights")
+
+
+@pytest.mark.triton
+def test_logits_equal_a_slow_computation_whatever_is_swapped(served: Served) -> None:
+    names = [*tiny.TASKS, *(f"tenant-{i:05d}" for i in range(12))]
+    pairs = [(name, text) for text in tiny.sentences(4) for name in names]
+    pairs = [pairs[i] for i in np.random.default_rng(0).permutation(len(pairs))]
+    with Client(served.server.ports.grpc_url) as client:
+        for answer in client.predict_many(pairs, logits=True):
+            assert answer.logits is not None
+            wanted = served.expected(answer.tenant, answer.text)
+            np.testing.assert_allclose(answer.logits, wanted, atol=2e-3, rtol=1e-3)
+            card = served.tenant(answer.tenant).card
+            if card.task == "classification":
+                assert answer.label == card.labels[int(wanted.argmax())]
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize(
+    ("tenant", "text", "error"),
+    [
+        ("nobody", "hello", errors.UnknownTenantError),
+        ("alpha", " ", errors.EmptyTextError),
+        ("a/b", "hello", errors.TenantNameError),
+    ],
+)
+def test_a_bad_request_gets_hberts_error(served: Served, tenant: str, text: str, error: type[errors.HplmError]) -> None:
+    with Client(served.server.ports.grpc_url) as client:
+        with pytest.raises(error):
+            client.predict(tenant, text)
+        assert client.predict("alpha", "the red cat").label in ("yes", "no")
+
+
+def test_a_model_without_waiting_requests_leaves_first() -> None:
+    residents = [Resident("a", 3, False), Resident("b", None, True), Resident("c", None, False)]
+    assert victim(residents, wanted=9) == "c"
+
+
+def test_the_model_whose_requests_came_last_leaves_but_never_for_a_later_one() -> None:
+    residents = [Resident("a", 3, False), Resident("b", 7, False), Resident("c", 9, True)]
+    assert victim(residents, wanted=5) == "b"
+    assert victim(residents, wanted=8) is None
+
+
+@pytest.mark.parametrize("places", [1, 2, 5])
+def test_every_request_runs_once_with_its_own_model(places: int) -> None:
+    loaded: dict[int, str] = {}
+    answers: list[tuple[str, str]] = []
+    worker: SwapWorker[str] = SwapWorker(
+        places,
+        loaded.__setitem__,
+        lambda place, items: answers.extend((loaded[place], item) for item in items),
+        lambda items, error: pytest.fail(str(error)),
+        batch_requests=4,
+    )
+    rng = np.random.default_rng(0)
+    sent = [f"m{rng.zipf(1.5) % 20}" for _ in range(500)]
+    for start in range(0, 500, 10):
+        worker.add([(key, f"{key} {start + i}") for i, key in enumerate(sent[start : start + 10])])
+    while len(answers) < 500:
+        time.sleep(0.001)
+    worker.stop()
+    assert sorted(item for _, item in answers) == sorted(f"{key} {i}" for i, key in enumerate(sent))
+    assert all(item.split()[0] == model for model, item in answers)
+    assert worker.loads <= 500
+
+
+def test_a_model_that_cannot_be_loaded_fails_its_own_requests_only() -> None:
+    failed: list[str] = []
+    ran: list[str] = []
+
+    def load(place: int, key: str) -> None:
+        if key == "bad":
+            raise OSError("no such file")
+
+    worker: SwapWorker[str] = SwapWorker(
+        1, load, lambda _, items: ran.extend(items), lambda items, _: failed.extend(items), batch_requests=2
+    )
+    worker.add([("bad", "1"), ("good", "2"), ("bad", "3"), ("good", "4")])
+    while len(failed) + len(ran) < 4:
+        time.sleep(0.001)
+    worker.stop()
+    assert (failed, ran) == (["1", "3"], ["2", "4"])
+
+
+def test_a_file_of_another_shape_is_refused(tmp_path: Path) -> None:
+    config = whole(tiny.config())
+    other = replace(config, upper_layers=1)
+    write_models(tmp_path, other, tenants=1, disk_bytes=10**9, dtype=torch.float32, onnx=False, seed=0, progress=QUIET)
+    with pytest.raises(errors.CorruptArtifactError, match="bytes"):
+        FlatModel(config, torch.float32).fill(model_files(tmp_path)[0])
+
+
+def throughput(system: str, count: int, rate: float) -> dict[str, object]:
+    return {
+        "measure": "throughput",
+        "system": system,
+        "popularity": "uniform",
+        "tenants": count,
+        "requests_per_s": rate,
+        "errors": {},
+    }
+
+
+def test_goals_come_from_the_rows_and_what_was_not_measured_has_none() -> None:
+    rows = [throughput("hbert", 1, 100.0), throughput("hbert", 10_000, 90.0), throughput("dedicated", 10_000, 3.0)]
+    found = {goal.id: goal.value for goal in tenants_bench.goals(rows)}
+    assert found == {"tenants-errors": 0.0, "tenants-flat": 0.9, "tenants-dedicated-1000": 30.0}
+    responses = [{"measure": "response", "system": s, "p50_ms": p} for s, p in (("hbert", 2.0), ("dedicated", 500.0))]
+    assert tenants_bench.goals([*rows, *responses])[-1].value == 250.0
+
+
+def make_run(planned: list[float], done: list[float], duration_s: float) -> Run:
+    sent, nothing = np.array(planned), np.full(len(planned), np.nan)
+    codes = [NO_ANSWER if np.isnan(at) else ANSWERED for at in done]
+    return Run(duration_s, sent, sent, np.array(done), codes, nothing)
+
+
+def test_what_is_not_answered_by_the_end_counts_as_waiting_until_then() -> None:
+    waited_s, answered = tenants_bench.waits(make_run([0.0, 1.0, 2.0, 9.0], [0.5, np.nan, 11.0, 9.5], 10.0))
+    np.testing.assert_allclose(waited_s, [0.5, 9.0, 8.0, 0.5])
+    assert answered == 0.5
+
+
+def test_the_rate_leaves_out_the_time_when_no_new_requests_came() -> None:
+    assert tenants_bench.steady_rate(make_run([0.0, 0.0, 1.0, 2.0], [1.0, 2.0, 8.0, 9.0], 9.0)) == 1.0
+
+
+def test_memory_goals_are_read_from_the_largest_row() -> None:
+    row = {"tenants": 10_000, "answered": 10_000, "pss_mb": 12 * 2**30 / 1e6}
+    assert [goal.met for goal in memory.goals(0.0, row)] == [True, True, True]
+    assert [goal.met for goal in memory.goals(1.0, {**row, "answered": 1})] == [False, True, False]
+
+
+def test_the_memory_of_a_session_counts_this_process() -> None:
+    found = memory.server_memory(os.getsid(0))
+    assert sum(part.pss for part in found.values()) > 10**7
+    assert all(part.pss <= part.rss for part in found.values())
+
+
+@pytest.fixture(scope="module")
+def tiny_fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as `hplm build fleet` writes it, over the tiny base."""
+    folder = tmp_path_factory.mktemp("fleet")
+    store = Store(folder / "store")
+    base = tiny.make_base(store, tiny.config())
+    texts = tiny.sentences(20)
+    make_pool_plot(store, base, texts, QUIET)
+    make_fleet(store, base, BANK, 12, 0, QUIET)
+    (folder / "texts.txt").write_text("\n".join(texts) + "\n")
+    upper = UpperSettings(store="", base="tiny", num_slots=4)
+    export(store, folder / "models", PlotSettings(store="", base="tiny", table="pool"), upper)
+    return folder
+
+
+@pytest.mark.triton
+def test_the_tenants_benchmark_measures_every_point_of_every_system(tiny_fleet: Path, tmp_path: Path) -> None:
+    load = tenants_bench.Load(duration_s=0.3, rounds=1, in_flight=8, response_s=1.0, response_share=0.2)
+    picture = tmp_path / "tenants.svg"
+    report = tenants_bench.throughput_by_tenants(
+        tiny_fleet, "minilm", ["hbert", "dedicated"], [1, 12], ["uniform"], load, Limits(1, 1, 2), picture
+    )
+    rates = [row for row in report.rows if row["measure"] == "throughput"]
+    assert [(row["system"], row["tenants"]) for row in rates] == [
+        (system, count) for system in ("hbert", "dedicated") for count in (1, 12)
+    ]
+    assert all(row["requests_per_s"] > 0 and row["errors"] == {} for row in rates)
+    assert [row["system"] for row in report.rows if row["measure"] == "response"] == ["hbert", "dedicated"]
+    assert report.settings["dedicated_files"] > 1
+    assert picture.is_file()
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize("name", get_args(SystemName))
+def test_every_system_starts_over_a_fleet_and_answers(tiny_fleet: Path, name: SystemName) -> None:
+    servers = Systems(open_fleet(tiny_fleet, "minilm", 12), Limits(1, 1, 2))
+    servers.prepare(name, QUIET)
+    with servers.start(name) as server:
+        server.wait_ready(60)
+        with Client(server.ports.grpc_url) as client:
+            assert client.predict("tenant-00003", "the red cat").label.startswith("label-")
+
+
+@pytest.mark.triton
+def test_the_memory_benchmark_keeps_every_tenant_and_no_device_bytes_grow(tiny_fleet: Path) -> None:
+    report = memory.memory_by_tenants(tiny_fleet, "minilm", [2, 12])
+    assert [row["answered"] for row in report.rows[:2]] == [2, 12]
+    assert report.rows[0]["slot_mb"] == report.rows[1]["slot_mb"] > 0
+    assert {"hbert_plot_rss_mb", "hbert_upper_rss_mb", "tritonserver_rss_mb"} <= report.rows[0].keys()
+    assert all(goal.met for goal in report.goals)
+
+
+def test_a_fleet_that_is_not_there_is_refused_with_the_command_that_builds_it(tiny_fleet: Path, tmp_path: Path) -> None:
+    for folder in (tmp_path, tiny_fleet):
+        with pytest.raises(errors.MissingArtifactError, match="hplm build fleet --shape minilm --tenants 13"):
+            open_fleet(folder, "minilm", 13)
+
+
+def test_an_unknown_system_is_refused_by_name() -> None:
+    with pytest.raises(errors.ConfigError, match="no system 'guess'"):
+        tenants_bench.parse_systems(["hbert", "guess"])
