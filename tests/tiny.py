@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,8 +12,9 @@ from hplm_builder.plots import build_plot
 from rich.progress import Progress
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
+from hplm.adapters import bank_file
 from hplm.adapters import tenant as tenants
-from hplm.adapters.packed import Adapter, pack
+from hplm.adapters.packed import Adapter, PackedAdapter, pack, to_bfloat16
 from hplm.adapters.tenant import Head, Task, Tenant, TenantCard
 from hplm.config import BaseConfig, PlotSettings, UpperSettings
 from hplm.nn import base as bases
@@ -54,24 +56,26 @@ def tokenizer() -> Tokenizer:
     return made
 
 
-def config(window: int = 3, name: str = "tiny") -> BaseConfig:
+def config(
+    window: int = 3, name: str = "tiny", *, hidden_size: int = 48, upper_layers: int = 2, max_tokens: int = 40
+) -> BaseConfig:
     return BaseConfig(
         name=name,
         vocab_size=tokenizer().get_vocab_size(),
-        hidden_size=48,
+        hidden_size=hidden_size,
         num_heads=4,
-        intermediate_size=96,
+        intermediate_size=2 * hidden_size,
         window_layers=2,
-        upper_layers=2,
-        max_tokens=40,
+        upper_layers=upper_layers,
+        max_tokens=max_tokens,
         window=window,
     )
 
 
-def sentences(count: int, seed: int = 0) -> list[str]:
-    """Random word sequences of 1 to 30 words."""
+def sentences(count: int, seed: int = 0, words: tuple[int, int] = (1, 30)) -> list[str]:
+    """Random word sequences of 1 to 29 words, or of `words`, end exclusive."""
     rng = np.random.default_rng(seed)
-    return [" ".join(rng.choice(WORDS, rng.integers(1, 30))) for _ in range(count)]
+    return [" ".join(rng.choice(WORDS, rng.integers(*words))) for _ in range(count)]
 
 
 def make_base(store: Store, shape: BaseConfig, seed: int = 0) -> bases.Base:
@@ -87,13 +91,18 @@ def make_base(store: Store, shape: BaseConfig, seed: int = 0) -> bases.Base:
     return bases.load(store.base(shape.name))
 
 
-def make_tenant(store: Store, base: bases.Base, name: str, seed: int) -> Tenant:
-    """A tenant of random weights with one of TASKS."""
-    rng = np.random.default_rng(seed)
-    task, labels = TASKS[name]
-    layers, hidden, reduced = base.config.upper_layers, base.config.hidden_size, base.config.hidden_size // 16
+def random_adapter(shape: BaseConfig, rng: np.random.Generator) -> Adapter:
+    layers, hidden, reduced = shape.upper_layers, shape.hidden_size, shape.hidden_size // 16
     shapes = ((layers, reduced, hidden), (layers, reduced), (layers, hidden, reduced), (layers, hidden))
-    adapter = Adapter(*(rng.normal(0, 0.3, shape).astype(np.float32) for shape in shapes))
+    return Adapter(*(rng.normal(0, 0.3, shape).astype(np.float32) for shape in shapes))
+
+
+def make_tenant(store: Store, base: bases.Base, name: str, seed: int, like: str = "") -> Tenant:
+    """A tenant of random weights with the task of `like`, by default of its own name, in TASKS."""
+    rng = np.random.default_rng(seed)
+    task, labels = TASKS[like or name]
+    hidden = base.config.hidden_size
+    adapter = random_adapter(base.config, rng)
     head = Head(*(rng.normal(0, 0.5, shape).astype(np.float32) for shape in ((len(labels), hidden), (len(labels),))))
     pooling = "cls" if name == "gamma" else "mean"
     card = TenantCard(name, task, labels, base.fingerprint, pooling, example="Anna sings in Paris")
@@ -102,14 +111,41 @@ def make_tenant(store: Store, base: bases.Base, name: str, seed: int) -> Tenant:
     return made
 
 
-def make_repository(folder: Path, *, miss: str = "compute", dtype: str = "float32", num_slots: int = 3) -> Path:
+def make_fleet(store: Store, base: bases.Base, count: int, seed: int = 0) -> list[Tenant]:
+    """Tenants `t0`, `t1`, ... in a bank file: one head for all, so that only the adapters tell their logits apart."""
+    rng = np.random.default_rng(seed)
+    hidden = base.config.hidden_size
+    head = Head(rng.normal(0, 0.5, (8, hidden)).astype(np.float32), np.zeros(8, np.float32))
+    members = []
+    for number in range(count):
+        labels = tuple(f"t{number}-{label}" for label in range(8))
+        card = TenantCard(f"t{number}", "classification", labels, base.fingerprint)
+        # Kept as the bank keeps them, so that a reference computes with the numbers that are served.
+        packed = pack(random_adapter(base.config, rng))
+        weights = to_bfloat16(packed.weights.astype(np.float32))
+        members.append(Tenant(card, PackedAdapter(weights, packed.hidden_size, packed.reduced_size), head))
+    bank_file.write(store.bank("fleet"), base.fingerprint, members)
+    return members
+
+
+def make_repository(
+    folder: Path,
+    *,
+    miss: str = "compute",
+    dtype: str = "float32",
+    num_slots: int = 3,
+    shape: BaseConfig | None = None,
+    plot_settings: dict[str, Any] | None = None,
+    upper_settings: dict[str, Any] | None = None,
+) -> Path:
     """A store and model folders; fewer slots than tenants, so that slots are swapped."""
     store = Store(folder / "store")
-    base = make_base(store, config())
+    base = make_base(store, shape or config())
     build_plot(store, "tiny", "general", sentences(50), 30.0, Progress(disable=True), dtype="float32")
     for seed, name in enumerate(TASKS, 1):
         make_tenant(store, base, name, seed)
-    plot = PlotSettings(store="", base="tiny", table="general", miss=miss, dtype=dtype, overlay_windows=64)  # type: ignore[arg-type]
-    upper = UpperSettings(store="", base="tiny", num_slots=num_slots, dtype=dtype)  # type: ignore[arg-type]
+    common: dict[str, Any] = {"store": "", "base": "tiny", "dtype": dtype}
+    plot = PlotSettings(**{**common, "table": "general", "miss": miss, "overlay_windows": 64, **(plot_settings or {})})
+    upper = UpperSettings(**{**common, "num_slots": num_slots, **(upper_settings or {})})
     export(store, folder / "models", plot, upper)
     return folder / "models"

@@ -13,10 +13,11 @@ from torch import Tensor
 from hplm.adapters.packed import PackedAdapter, packed_width, to_bfloat16
 from hplm.adapters.tenant import Head, Tenant, TenantCard
 from hplm.config import BaseConfig
-from hplm.nn.adapters import AdapterSlots, AssignedSlots
+from hplm.nn.adapters import AdapterPlan, AdapterSlots, AssignedSlots
 from hplm.nn.dtype import choose_device, choose_dtype
 from hplm.nn.encoder import Adapt
 from hplm.nn.memory import keep_freed_memory
+from hplm.nn.scripted import adapt_planned
 from hplm.progress import progress_bars
 from hplm.report import Report
 from hplm_loadtest.timing import interleaved
@@ -44,7 +45,7 @@ def adapters(rounds: int, num_threads: int, device_name: str) -> Report:
                 tenants = [_tenant(i % count, hidden, rng) for i in range(BATCH)]
                 with slots.assigned(tenants) as assigned:
                     ways: dict[str, Adapt] = {
-                        "batched": slots.batched(assigned, lengths),
+                        "batched": planned(slots, assigned, lengths),
                         "loop": slots.reference_adapt(assigned, lengths),
                     }
                     if dtype == torch.bfloat16:
@@ -67,6 +68,17 @@ def adapters(rounds: int, num_threads: int, device_name: str) -> Report:
             slots.close()
     about = {"batch": BATCH, "mean_length": 20, "threads": num_threads, "dtype": str(dtype), "device": device.type}
     return Report("adapters", {**about, "rounds": rounds}, rows)
+
+
+def planned(slots: AdapterSlots, assigned: AssignedSlots, lengths: Sequence[int]) -> Adapt:
+    """As the engine does it, see `hplm.nn.scripted`."""
+    plan = AdapterPlan.of(assigned.slots, lengths, slots.parts[0].device)
+
+    def adapt(layer: int, attended: Tensor) -> Tensor:
+        assigned.wait(layer)
+        return adapt_planned(attended, [part[layer] for part in slots.parts], *vars(plan).values())
+
+    return adapt
 
 
 def grouped(slots: AdapterSlots, assigned: AssignedSlots, lengths: Sequence[int]) -> Adapt:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def trace(models: Path, count: int, slots: int, perfetto: Path | None, picture: 
                 closed_loop(server.ports.grpc_url, Requests(tenants, chosen, np.full(count, np.nan)), 64)
                 progress.update(bar, advance=1)
         spans = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
-    spans = _last_half(spans)
+    spans = _last_pass(spans)
     if perfetto is not None:
         perfetto.parent.mkdir(parents=True, exist_ok=True)
         perfetto.write_text(json.dumps({"traceEvents": chrome_events(spans), "displayTimeUnit": "ms"}))
@@ -124,10 +125,10 @@ def draw(path: Path, spans: Sequence[Span]) -> None:
     figure.savefig(path, dpi=160, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
 
 
-def _last_half(spans: list[Span]) -> list[Span]:
-    """The second pass, when everything is warm: what started after the middle of the time."""
+def _last_pass(spans: list[Span]) -> list[Span]:
+    """The second pass, when everything is warm: what comes after the longest time in which nothing started."""
     if not spans:
         raise ConfigError("the stages wrote no spans")
-    starts = [s["start_us"] for s in spans]
-    middle = (min(starts) + max(starts)) / 2
-    return [s for s in spans if s["start_us"] >= middle]
+    spans = sorted(spans, key=lambda s: s["start_us"])
+    gaps = [later["start_us"] - sooner["start_us"] for sooner, later in pairwise(spans)]
+    return spans[int(np.argmax(gaps)) + 1 :] if gaps else spans

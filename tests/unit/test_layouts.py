@@ -9,10 +9,12 @@ import pytest
 import torch
 
 from hplm.nn import layouts
-from hplm.nn.adapters import AdapterSlots
+from hplm.nn.adapters import AdapterPlan, AdapterSlots
 from hplm.nn.base import Base
+from hplm.nn.encoder import packed_attention
 from hplm.nn.layouts import Batching
-from hplm.nn.upper import UpperEngine
+from hplm.nn.scripted import RunLayers, scripted
+from hplm.nn.upper import UpperEngine, layer_weights
 from hplm.store.layout import Store
 from tests.unit.test_upper import CPU, requests_of, wanted
 
@@ -68,14 +70,24 @@ def test_packed_wastes_nothing_and_turbo_less_than_naive() -> None:
 
 @pytest.mark.parametrize("fine_prefetch", [True, False])
 @pytest.mark.parametrize("lengths", [[1, 2, 3], [33, 32, 31, 64], [200, 5, 150], [130], [4] * 20])
-def test_one_computation_for_all_tenants_equals_the_loop(
+def test_a_layer_with_all_tenants_together_equals_the_readable_layer_with_a_loop_over_texts(
     tiny_base: Base, tiny_store: Store, lengths: list[int], fine_prefetch: bool
 ) -> None:
     slots = AdapterSlots(tiny_base.config, 8, 3, CPU, torch.float32, fine_prefetch=fine_prefetch)
     tenants = [request.tenant for request in requests_of(tiny_base, tiny_store, lengths)]
-    attended = torch.randn(sum(lengths), tiny_base.config.hidden_size, generator=torch.Generator().manual_seed(0))
+    hidden = torch.randn(sum(lengths), tiny_base.config.hidden_size, generator=torch.Generator().manual_seed(0))
+    encoder = tiny_base.load_upper().requires_grad_(False)
+    attend = packed_attention(tiny_base.config.num_heads, lengths)
+    (layout,) = layouts.packed(lengths)
     with slots.assigned(tenants) as assigned:
-        fast, slow = slots.batched(assigned, lengths), slots.reference_adapt(assigned, lengths)
-        for layer in range(tiny_base.config.upper_layers):
-            torch.testing.assert_close(fast(layer, attended), slow(layer, attended), atol=1e-5, rtol=1e-5)
+        plan = AdapterPlan.of(assigned.slots, lengths, CPU)
+        slow = slots.reference_adapt(assigned, lengths)
+        fast = RunLayers(
+            [layer_weights(layer) for layer in encoder.layers], slots.parts, 1e-12, tiny_base.config.num_heads
+        )
+        for index in range(tiny_base.config.upper_layers):
+            wanted = encoder.layer(index, hidden, attend, slow)
+            for run in (fast, scripted(fast)):
+                got = run(index, hidden, layout.attention.counts, layout.attention.lengths, None, *vars(plan).values())
+                torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-4)
     slots.close()

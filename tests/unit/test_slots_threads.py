@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
@@ -55,14 +56,14 @@ def fleet(store: Store, base: Base) -> list[Tenant]:
 
 
 @pytest.fixture(scope="module")
-def hidden(base: Base) -> list[np.ndarray]:
+def hidden(base: Base) -> list[npt.NDArray[Any]]:
     """Hidden states of four texts."""
     rng = np.random.default_rng(3)
     return [rng.normal(size=(length, base.config.hidden_size)).astype(np.float16) for length in (1, 4, 17, 40)]
 
 
 @pytest.fixture(scope="module")
-def wanted(base: Base, fleet: list[Tenant], hidden: list[np.ndarray]) -> np.ndarray:
+def wanted(base: Base, fleet: list[Tenant], hidden: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     """The slow reference: `[tenants, texts, labels]`."""
     upper = base.load_upper()
     states = [torch.from_numpy(one.astype(np.float32)) for one in hidden]
@@ -102,7 +103,7 @@ def run_all(*targets: Callable[[], None]) -> None:
     assert not any(thread.is_alive() for thread in threads), "threads wait for each other"
 
 
-def test_the_references_of_two_tenants_are_far_apart(wanted: np.ndarray) -> None:
+def test_the_references_of_two_tenants_are_far_apart(wanted: npt.NDArray[Any]) -> None:
     apart = np.abs(wanted[:, None] - wanted[None]).max(-1)
     assert apart[~np.eye(MEMBERS, dtype=bool)].min() > 0.05
 
@@ -112,8 +113,8 @@ def test_the_references_of_two_tenants_are_far_apart(wanted: np.ndarray) -> None
 def test_batches_equal_the_reference_while_other_threads_fill_slots(
     base: Base,
     fleet: list[Tenant],
-    hidden: list[np.ndarray],
-    wanted: np.ndarray,
+    hidden: list[npt.NDArray[Any]],
+    wanted: npt.NDArray[Any],
     fine_prefetch: bool,
     num_slots: int,
 ) -> None:
@@ -163,14 +164,14 @@ def test_a_pinned_slot_keeps_its_weights_and_threads_that_want_all_slots_do_not_
                             found = torch.cat([part[layer, slot].flatten() for part in slots.parts])
                             assert torch.equal(found, rows[member][layer])
 
-    run_all(*(lambda seed=seed: use(seed) for seed in range(4)))  # type: ignore[misc]
+    run_all(*(lambda seed=seed: use(seed) for seed in range(4)))
     assert slots.table.num_unpinned == 3
     slots.close()
 
 
 @pytest.mark.parametrize("fine_prefetch", [False, True])
 def test_a_filling_that_fails_is_reported_and_forgotten(
-    base: Base, fleet: list[Tenant], hidden: list[np.ndarray], wanted: np.ndarray, fine_prefetch: bool
+    base: Base, fleet: list[Tenant], hidden: list[npt.NDArray[Any]], wanted: npt.NDArray[Any], fine_prefetch: bool
 ) -> None:
     engine = engine_of(base, 3, fine_prefetch)
     packed = fleet[0].packed
@@ -226,7 +227,7 @@ def submit_all(stage: UpperStage, inputs: list[UpperInput]) -> Found:
     return futures
 
 
-def inputs_of(hidden: list[np.ndarray], pairs: list[tuple[int, int]]) -> list[UpperInput]:
+def inputs_of(hidden: list[npt.NDArray[Any]], pairs: list[tuple[int, int]]) -> list[UpperInput]:
     return [
         UpperInput(hidden[text], np.zeros((len(hidden[text]), 3), np.int32), f"t{member}".encode())
         for member, text in pairs
@@ -238,8 +239,8 @@ def inputs_of(hidden: list[np.ndarray], pairs: list[tuple[int, int]]) -> list[Up
 def test_submitted_requests_get_the_reference_s_answers_with_and_without_prefetching(
     store: Store,
     fleet: list[Tenant],
-    hidden: list[np.ndarray],
-    wanted: np.ndarray,
+    hidden: list[npt.NDArray[Any]],
+    wanted: npt.NDArray[Any],
     coarse: bool,
     fine: bool,
     batching: str,
@@ -262,7 +263,7 @@ def test_submitted_requests_get_the_reference_s_answers_with_and_without_prefetc
 
 
 def test_a_stage_that_stops_while_tenants_are_loaded_answers_everybody(
-    store: Store, fleet: list[Tenant], hidden: list[np.ndarray]
+    store: Store, fleet: list[Tenant], hidden: list[npt.NDArray[Any]]
 ) -> None:
     stage = stage_of(store, host_cache_mb=1)
     stage.start()

@@ -114,7 +114,7 @@ def submit(
     is_cancelled: Callable[[], bool] = lambda: False,
 ) -> None:
     now = time.monotonic() - waited_s
-    job = Job(item, inbox.reply_to(item), is_cancelled)
+    job: Job[int, int] = Job(item, inbox.reply_to(item), is_cancelled)
     worker.submit(job, tenant=tenant, tokens=1, arrived_s=now, deadline_s=now + within_s)
 
 
@@ -267,18 +267,19 @@ def test_a_deadline_that_is_past_is_refused_at_once_and_one_that_passes_while_wa
     assert gate.batches == [[0]]
 
 
-def test_a_request_whose_client_has_gone_is_not_computed(inbox: Inbox, gate: Gate) -> None:
-    gate.open.set()
+def test_a_request_whose_client_has_gone_while_it_waited_is_not_computed(inbox: Inbox, gate: Gate) -> None:
     worker = worker_of(gate.run)
+    worker.start()
+    submit(worker, inbox, 2)
+    gate.entered.wait()
     waited_s = 2 * ASK_CANCELLED_AFTER_S
     submit(worker, inbox, 0, waited_s=waited_s, is_cancelled=lambda: True)
     submit(worker, inbox, 1, waited_s=waited_s)
-    worker.start()
-    found = inbox.wait(2)
-    assert isinstance(found[0], CancelledError)
-    assert found[1] == 2
-    assert gate.batches == [[1]]
+    assert isinstance(inbox.wait(1)[0], CancelledError)
+    gate.open.set()
+    assert inbox.wait(3)[1] == 2
     worker.stop()
+    assert gate.batches == [[2], [1]]
 
 
 def test_a_client_that_cannot_be_asked_whether_it_has_gone_is_answered(inbox: Inbox) -> None:

@@ -33,6 +33,7 @@ class TenantBank:
 
     def __init__(self, store: Store, fingerprint: str, *, verify: bool = True) -> None:
         self._store = store
+        self._tenants = str(store.tenant(""))  # paths are joined as strings: it is done for every request
         self._fingerprint = fingerprint
         self._verify = verify
         self._banks: dict[Path, tuple[Signature, BankFile]] = {}
@@ -43,7 +44,7 @@ class TenantBank:
         """The tenant that a request names. Raises TenantNameError or UnknownTenantError, which name no other tenant."""
         name = check_name(raw.decode("utf-8", "replace"))
         # Two calls of the operating system a request: a few microseconds buy updates without a restart.
-        if (published := _published(self._store.tenant(name))) is not None:
+        if (published := _published(f"{self._tenants}/{name}")) is not None:
             return TenantKey(name, published)
         for folder in list(self._banks):
             if (bank := self._open(folder)) is not None and name in bank[1]:
@@ -86,10 +87,10 @@ class TenantBank:
         return known
 
 
-def _published(folder: Path) -> Signature | None:
+def _published(folder: Path | str) -> Signature | None:
     """What tells one publication from another: the inode and time of its manifest. None where there is none."""
     try:
-        found = os.stat(folder / MANIFEST)
+        found = os.stat(f"{folder}/{MANIFEST}")
     except OSError:
         return None
     return found.st_ino, found.st_mtime_ns

@@ -7,8 +7,9 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -28,8 +29,8 @@ OWN_PRODUCT_TOKENS = 64
 class Fill:
     """Copying adapters into slots, layer by layer; whoever computes waits for the layer it is at."""
 
-    def __init__(self, slots: list[int], weights: list[Tensor], num_layers: int) -> None:
-        self.slots = slots
+    def __init__(self, places: Tensor, weights: list[Tensor], num_layers: int) -> None:
+        self.places = places
         self.weights = weights
         self._done = 0
         self._num_layers = num_layers
@@ -164,7 +165,7 @@ class AdapterSlots:
             fill = None
             if fresh:
                 weights = [w.view(torch.bfloat16) if w.dtype == torch.uint16 else w for w in fresh.values()]
-                fill = Fill(list(fresh), weights, self._num_layers)
+                fill = Fill(torch.tensor(list(fresh), device=self._device), weights, self._num_layers)
                 self._filling.update(dict.fromkeys(fresh, fill))
                 self.loads += len(fresh)
             fills = tuple({id(f): f for slot in slots if (f := self._filling.get(slot))}.values())
@@ -188,21 +189,16 @@ class AdapterSlots:
 
     def prefetch(self, tenants: Sequence[Tenant]) -> None:
         """Coarse prefetch: fill slots for a batch to come, as far as slots are unpinned now, and return when it is done."""
-        taken: list[Tenant] = []
         with self._freed:
-            for tenant in tenants:
-                if self.table.find(tenant.key) is None and self.table.can_assign(tenant.key):
-                    taken.append(tenant)
-                    # Assigned one by one below; the count of unpinned slots bounds how many.
-                    if len(taken) >= self.table.num_unpinned:
-                        break
-        for tenant in taken:
-            with self._freed:
-                if not self.table.can_assign(tenant.key):
-                    return
-            with self.assigned([tenant]) as slots:
-                for fill in slots.fills:
-                    fill.wait_all()
+            missing = {tenant.key: tenant for tenant in tenants if self.table.find(tenant.key) is None}
+            taken = list(missing.values())[: self.table.num_unpinned]
+            # Within the lock there are as many unpinned slots as were counted: this does not wait.
+            assigned = self.assign(taken)
+        try:
+            for fill in assigned.fills:
+                fill.wait_all()
+        finally:
+            self.release(taken)
 
     def _fill_loop(self, jobs: queue.SimpleQueue[Fill | None]) -> None:
         while (fill := jobs.get()) is not None:
@@ -210,15 +206,14 @@ class AdapterSlots:
 
     def _fill(self, fill: Fill) -> None:
         try:
-            with self._tracer.span("fill", slots=len(fill.slots)):
+            with self._tracer.span("fill", slots=len(fill.weights)):
                 self._fill_layers(fill)
         except Exception as error:
             fill.fail(error)
             return
         with self._freed:
-            for slot in fill.slots:
-                if self._filling.get(slot) is fill:
-                    del self._filling[slot]
+            for slot in [slot for slot, other in self._filling.items() if other is fill]:
+                del self._filling[slot]
 
     def _fill_layers(self, fill: Fill) -> None:
         for layer in range(self._num_layers):
@@ -236,41 +231,17 @@ class AdapterSlots:
             self._stream.synchronize()
 
     def _copy_layer(self, fill: Fill, layer: int) -> None:
-        sizes = [part[0, 0].numel() for part in self.parts]
-        for slot, weights in zip(fill.slots, fill.weights, strict=True):
-            for part, source in zip(self.parts, weights[layer].split(sizes), strict=True):
-                part[layer, slot].copy_(source.view_as(part[layer, slot]), non_blocking=True)
-
-    def batched(self, assigned: AssignedSlots, lengths: Sequence[int]) -> Adapt:
-        """The adapters of a batch whose texts use `assigned`, texts one after another: all tenants in few products a layer.
-
-        Tokens are brought together by slot. Those of a slot with many have a product of their own; the others are cut
-        into chunks of `CHUNK_TOKENS`, which go through one batched product with their slots' weights (HMI's baddbmm).
-        `reference_adapt` is the loop it stands for.
-        """
-        plan = _Plan.of(assigned.slots, lengths, self._device)
-
-        def adapt(layer: int, attended: Tensor) -> Tensor:
-            assigned.wait(layer)
-            attended = attended.to(self._dtype)
-            parts = [
-                attended.index_select(0, places)
-                if slot == IDENTITY
-                else self._apply(layer, slot, attended.index_select(0, places))
-                for slot, places in plan.own
-            ]
-            if plan.chunks is not None:
-                parts.append(self._apply_chunks(layer, plan.chunks, attended))
-            return torch.cat(parts).index_select(0, plan.back) if plan.back is not None else torch.cat(parts)
-
-        def adapt_alone(slot: int, layer: int, attended: Tensor) -> Tensor:
-            assigned.wait(layer)
-            return attended if slot == IDENTITY else self._apply(layer, slot, attended)
-
-        return adapt if plan.alone is None else partial(adapt_alone, plan.alone)
+        """All slots of a fill at once: a few calls a layer, for each holds the interpreter's lock that computing needs too."""
+        rows = torch.stack([weights[layer] for weights in fill.weights]).to(self._device, non_blocking=True)
+        start = 0
+        for part in self.parts:
+            shape = part.shape[2:]
+            end = start + shape.numel()
+            part[layer].index_copy_(0, fill.places, rows[:, start:end].to(self._dtype).unflatten(1, shape))
+            start = end
 
     def reference_adapt(self, assigned: AssignedSlots, lengths: Sequence[int]) -> Adapt:
-        """The slow twin of `batched`: a loop over tenants."""
+        """The slow twin of what `RunLayers` does with an AdapterPlan: a loop over texts."""
 
         def adapt(layer: int, attended: Tensor) -> Tensor:
             assigned.wait(layer)
@@ -290,63 +261,65 @@ class AdapterSlots:
         reduced = torch.addmm(down_bias, attended, down).relu_()
         return torch.addmm(up_bias, reduced, up).add_(attended)
 
-    def _apply_chunks(self, layer: int, chunks: _Chunks, attended: Tensor) -> Tensor:
-        down, down_bias, up, up_bias = (part[layer].index_select(0, chunks.slots) for part in self.parts)
-        padded = attended.index_select(0, chunks.gather).unflatten(0, (len(chunks.slots), -1))
-        reduced = torch.baddbmm(down_bias[:, None], padded, down).relu_()
-        adapted = torch.baddbmm(up_bias[:, None], reduced, up).add_(padded).flatten(0, 1)
-        return adapted if chunks.real is None else adapted.index_select(0, chunks.real)
-
 
 @dataclass(frozen=True)
-class _Chunks:
-    """Which token goes to which place of `[chunks, width]`; fillers repeat one. `real`: the places of tokens, None if all."""
+class AdapterPlan:
+    """How the adapters of a batch are applied: all tenants in few products a layer, chosen by measurement.
 
-    slots: Tensor
-    gather: Tensor
-    real: Tensor | None
+    Tokens are brought together by slot. Slots with many tokens, `own_slots`, have a product each over `own_places` (all
+    tokens where there are none). The others are cut into chunks of one length that go through one batched product with
+    their slots' weights (HMI's baddbmm): chunk g is of slot `chunk_slots[g]` and takes the tokens `chunk_gather`; fillers
+    repeat one, `chunk_real` are the places of real ones, None if all are. `back` restores the order of the batch.
+    """
 
-    @staticmethod
-    def of(places: Sequence[tuple[int, list[int]]], device: torch.device) -> _Chunks:
-        width = min(CHUNK_TOKENS, max(len(own) for _, own in places))
-        slots: list[int] = []
-        gather: list[int] = []
-        real: list[int] = []
-        for slot, own in places:
-            for first in range(0, len(own), width):
-                part = own[first : first + width]
-                real += range(len(gather), len(gather) + len(part))
-                gather += part + part[-1:] * (width - len(part))
-                slots.append(slot)
-        kept = None if len(real) == len(gather) else torch.tensor(real, device=device)
-        return _Chunks(torch.tensor(slots, device=device), torch.tensor(gather, device=device), kept)
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """Tokens by slot: `own` with a product each, `chunks` together; `back` undoes the order. Or one slot `alone` for all."""
-
-    alone: int | None
-    own: tuple[tuple[int, Tensor], ...]
-    chunks: _Chunks | None
-    back: Tensor | None
+    own_slots: list[int]
+    own_places: list[Tensor]
+    chunk_slots: Tensor | None = None
+    chunk_gather: Tensor | None = None
+    chunk_real: Tensor | None = None
+    back: Tensor | None = None
 
     @staticmethod
-    def of(slots: Sequence[int], lengths: Sequence[int], device: torch.device) -> _Plan:
+    def of(slots: Sequence[int], lengths: Sequence[int], device: torch.device) -> AdapterPlan:
+        """For texts one after another, each with its slot and its length."""
         if len(set(slots)) == 1:
-            return _Plan(slots[0], (), None, None)
-        places: dict[int, list[int]] = {}
-        start = 0
-        for slot, length in zip(slots, lengths, strict=True):
-            places.setdefault(slot, []).extend(range(start, start + length))
-            start += length
-        own = [(s, p) for s, p in places.items() if len(p) >= OWN_PRODUCT_TOKENS or s == IDENTITY]
-        short = [(s, p) for s, p in places.items() if len(p) < OWN_PRODUCT_TOKENS and s != IDENTITY]
-        order = torch.tensor([place for _, part in (*own, *short) for place in part])
-        back = None if bool((order[1:] > order[:-1]).all()) else order.argsort().to(device)
-        return _Plan(
-            None,
-            tuple((slot, torch.tensor(part, device=device)) for slot, part in own),
-            _Chunks.of(short, device) if short else None,
-            back,
+            return AdapterPlan([slots[0]], [])
+        starts = np.cumsum([0, *lengths])
+        places: dict[int, list[npt.NDArray[np.int64]]] = {}
+        for slot, start, end in zip(slots, starts, starts[1:], strict=False):
+            places.setdefault(slot, []).append(np.arange(start, end))
+        together = {slot: np.concatenate(found) for slot, found in places.items()}
+        own = {s: p for s, p in together.items() if len(p) >= OWN_PRODUCT_TOKENS or s == IDENTITY}
+        short = {s: p for s, p in together.items() if s not in own}
+        order = np.concatenate([*own.values(), *short.values()])
+        in_order = bool((np.diff(order) > 0).all())
+        return AdapterPlan(
+            list(own),
+            [torch.from_numpy(part).to(device) for part in own.values()],
+            *_chunks(short, device),
+            back=None if in_order else torch.from_numpy(np.argsort(order)).to(device),
         )
+
+
+def _chunks(
+    places: dict[int, npt.NDArray[np.int64]], device: torch.device
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """`chunk_slots`, `chunk_gather` and `chunk_real` of an AdapterPlan."""
+    if not places:
+        return None, None, None
+    width = min(CHUNK_TOKENS, max(len(own) for own in places.values()))
+    slots: list[int] = []
+    gather: list[npt.NDArray[np.int64]] = []
+    sizes: list[int] = []
+    for slot, own in places.items():
+        for first in range(0, len(own), width):
+            part = own[first : first + width]
+            slots.append(slot)
+            sizes.append(len(part))
+            gather.append(np.pad(part, (0, width - len(part)), mode="edge"))
+    real = np.flatnonzero(np.arange(width) < np.array(sizes)[:, None])
+    return (
+        torch.tensor(slots, device=device),
+        torch.from_numpy(np.concatenate(gather)).to(device),
+        None if len(real) == width * len(slots) else torch.from_numpy(real).to(device),
+    )

@@ -128,12 +128,7 @@ def packed_positions(lengths: Sequence[int], device: torch.device) -> Tensor:
 
 def packed_attention(num_heads: int, lengths: Sequence[int]) -> Attend:
     """Attention within each text of a packed batch `[N, H]`: neighbours of equal length go in one call, nothing is padded."""
-    runs: list[tuple[int, int]] = []
-    for length in lengths:
-        if runs and runs[-1][1] == length:
-            runs[-1] = (runs[-1][0] + 1, length)
-        else:
-            runs.append((1, length))
+    runs = equal_runs(lengths)
 
     def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         sizes = [count * length for count, length in runs]
@@ -141,6 +136,17 @@ def packed_attention(num_heads: int, lengths: Sequence[int]) -> Attend:
         return torch.cat([_attend_run(num_heads, count, length, q, k, v) for (count, length), q, k, v in parts])
 
     return attend
+
+
+def equal_runs(lengths: Sequence[int]) -> list[tuple[int, int]]:
+    """Neighbours of equal length: `(count, length)` of each run."""
+    runs: list[tuple[int, int]] = []
+    for length in lengths:
+        if runs and runs[-1][1] == length:
+            runs[-1] = (runs[-1][0] + 1, length)
+        else:
+            runs.append((1, length))
+    return runs
 
 
 def _attend_run(num_heads: int, count: int, length: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:

@@ -10,17 +10,28 @@ only between layouts: `turbo` runs several, each let go before the next starts; 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from hplm.nn.encoder import Attend, packed_attention
+from hplm.nn.encoder import equal_runs
 
 Batching = Literal["packed", "naive", "turbo", "concat", "slotted"]
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Which tokens see each other: `counts[i]` rows of `lengths[i]` tokens, all of a row or as `mask` says.
+
+    `mask`, where there is one run of rows: bool, broadcast to `[rows, heads, length, length]`.
+    """
+
+    counts: list[int]
+    lengths: list[int]
+    mask: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -31,7 +42,7 @@ class Layout:
     texts: tuple[int, ...]
     starts: tuple[int, ...]
     lengths: tuple[int, ...]
-    make_attend: Callable[[int, torch.device], Attend]
+    attention: Attention
 
     @property
     def is_packed(self) -> bool:
@@ -41,7 +52,8 @@ class Layout:
 
 def packed(lengths: Sequence[int]) -> list[Layout]:
     """No redundancy at all."""
-    return [Layout(sum(lengths), *_in_order(lengths), lambda heads, _: packed_attention(heads, lengths))]
+    counts, sizes = (list(column) for column in zip(*equal_runs(lengths), strict=True))
+    return [Layout(sum(lengths), *_in_order(lengths), Attention(counts, sizes))]
 
 
 def naive(lengths: Sequence[int], fixed: int = 0) -> list[Layout]:
@@ -109,12 +121,10 @@ def _in_order(lengths: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...],
 def _rows(texts: Sequence[int], lengths: Sequence[int], width: int) -> Layout:
     own = tuple(lengths[i] for i in texts)
 
-    def make_attend(heads: int, device: torch.device) -> Attend:
-        seen = torch.arange(width, device=device) < torch.tensor(own, device=device)[:, None]
-        return _masked(heads, len(own), width, seen[:, None, None, :])
-
     starts = tuple(row * width for row in range(len(own)))
-    return Layout(len(own) * width, tuple(texts), starts, own, make_attend)
+    seen = torch.arange(width) < torch.tensor(own)[:, None]
+    attention = Attention([len(own)], [width], seen[:, None, None, :])
+    return Layout(len(own) * width, tuple(texts), starts, own, attention)
 
 
 def _joined(lengths: Sequence[int], width: int) -> Layout:
@@ -129,23 +139,10 @@ def _joined(lengths: Sequence[int], width: int) -> Layout:
         free[row] -= lengths[text]
     rows = len(free)
 
-    def make_attend(heads: int, device: torch.device) -> Attend:
-        owner = torch.full((rows * width,), -1, device=device)
-        for text, (start, length) in enumerate(zip(starts, lengths, strict=True)):
-            owner[start : start + length] = text
-        owner = owner.view(rows, width)
-        # Padding sees padding: a row without anything to see would give NaN.
-        return _masked(heads, rows, width, (owner[:, :, None] == owner[:, None, :])[:, None])
-
-    return Layout(rows * width, tuple(range(len(lengths))), tuple(starts), tuple(lengths), make_attend)
-
-
-def _masked(heads: int, rows: int, width: int, mask: Tensor) -> Attend:
-    shape = (rows, width, heads, -1)
-
-    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        query, key, value = (part.reshape(shape).transpose(1, 2) for part in (query, key, value))
-        found = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
-        return found.transpose(1, 2).reshape(rows * width, -1)
-
-    return attend
+    owner = torch.full((rows * width,), -1)
+    for text, (start, length) in enumerate(zip(starts, lengths, strict=True)):
+        owner[start : start + length] = text
+    owner = owner.view(rows, width)
+    # Padding sees padding: a row without anything to see would give NaN.
+    attention = Attention([rows], [width], (owner[:, :, None] == owner[:, None, :])[:, None])
+    return Layout(rows * width, tuple(range(len(lengths))), tuple(starts), tuple(lengths), attention)

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from hplm.adapters.slots import IDENTITY
 from hplm.adapters.tenant import Tenant
 from hplm.config import BaseConfig
-from hplm.nn.adapters import AdapterSlots, AssignedSlots
-from hplm.nn.encoder import Adapt, UpperEncoder
+from hplm.nn.adapters import AdapterPlan, AdapterSlots, AssignedSlots
+from hplm.nn.encoder import TransformerLayer, UpperEncoder
 from hplm.nn.layouts import Batching, Layout, lay_out
+from hplm.nn.scripted import RunLayers, scripted
 from hplm.tracing import Tracer
 
 Logits = npt.NDArray[np.float32]
@@ -68,10 +69,12 @@ class UpperEngine:
         self._batching: Batching = batching
         self._row_tokens = row_tokens
         self._pad_to = pad_to
-        self._upper = upper.to(device).eval()
+        self._upper = upper.to(device).eval().requires_grad_(False)
         # All of the layers in one format: the residual stream is normalised after every sub-layer, so rounding does not
         # add up, and casting it to and fro took a tenth of the time.
         self._upper.layers.to(dtype)
+        weights = [layer_weights(layer) for layer in self._upper.layers]
+        self._run_layer = scripted(RunLayers(weights, self.slots.parts, config.layer_norm_eps, config.num_heads))
 
     def close(self) -> None:
         """End the thread that fills slots."""
@@ -115,13 +118,28 @@ class UpperEngine:
 
     def _run_layout(self, members: list[UpperRequest], layout: Layout, assigned: AssignedSlots) -> list[Logits]:
         texts = [members[i] for i in layout.texts]
+        attention, mask = layout.attention, layout.attention.mask
         with torch.inference_mode():
-            adapt = self._adapt(layout, assigned)
-            attend = layout.make_attend(self.config.num_heads, self.device)
+            plan = self._adapters(layout, assigned)
             state = self._embed(texts, layout)
+            if mask is not None:
+                mask = mask.to(self.device)
             for index in range(self.config.upper_layers):
+                assigned.wait(index)
                 with self._tracer.span("layer", index=index):
-                    state = self._upper.layer(index, state, attend, adapt)
+                    state = self._run_layer(
+                        index,
+                        state,
+                        attention.counts,
+                        attention.lengths,
+                        mask,
+                        plan.own_slots,
+                        plan.own_places,
+                        plan.chunk_slots,
+                        plan.chunk_gather,
+                        plan.chunk_real,
+                        plan.back,
+                    )
             return self._logits(texts, layout, state.float())
 
     def _embed(self, texts: list[UpperRequest], layout: Layout) -> Tensor:
@@ -137,7 +155,7 @@ class UpperEngine:
         places = steps + torch.tensor(layout.starts).repeat_interleave(lengths)
         return state.new_zeros(layout.size, state.shape[1]).index_copy_(0, places.to(self.device), state)
 
-    def _adapt(self, layout: Layout, assigned: AssignedSlots) -> Adapt:
+    def _adapters(self, layout: Layout, assigned: AssignedSlots) -> AdapterPlan:
         """Each text's adapter over its own tokens; padding has the identity."""
         slots: list[int] = []
         lengths: list[int] = []
@@ -152,7 +170,7 @@ class UpperEngine:
         if gap := layout.size - end:
             slots.append(IDENTITY)
             lengths.append(gap)
-        return self.slots.batched(AssignedSlots(tuple(slots), assigned.fills), lengths)
+        return AdapterPlan.of(slots, lengths, self.device)
 
     def _logits(self, texts: list[UpperRequest], layout: Layout, state: Tensor) -> list[Logits]:
         """Pooling on the device, heads on the host: a head is a few KB and serves one text."""
@@ -172,6 +190,13 @@ class UpperEngine:
                 seen = (firsts if card.pooling == "cls" else means)[i : i + 1]
             answers.append(seen @ head.weight.T + head.bias)
         return answers
+
+
+def layer_weights(layer: nn.Module) -> list[Tensor]:
+    """What `RunLayers` takes of a TransformerLayer, in its order."""
+    assert isinstance(layer, TransformerLayer)
+    parts = (layer.qkv, layer.attention_out, layer.attention_norm, layer.ffn_in, layer.ffn_out, layer.ffn_norm)
+    return [tensor.detach() for part in parts for tensor in (part.weight, part.bias)]
 
 
 def pool(task: str, pooling: str, hidden: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ Not thread-safe: its owner holds a lock. Time is handed in, so tests and the sim
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -141,6 +142,10 @@ class RequestQueue:
             return False
         self._remove(self._waiting[request_id])
         return True
+
+    def oldest(self, count: int) -> list[Waiting]:
+        """The requests that have waited longest, at most `count`."""
+        return list(itertools.islice(self._waiting.values(), count))
 
     def drain(self) -> list[Waiting]:
         """All that wait, taken out."""

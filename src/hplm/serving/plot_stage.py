@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from hplm.scheduling.cost import CostModel
 from hplm.scheduling.policies import Fcfs
 from hplm.scheduling.policy import Batch, Budget
 from hplm.scheduling.queue import RequestQueue
-from hplm.serving.worker import ExclusiveLock, Job, Worker
+from hplm.serving.worker import SWITCH_INTERVAL_S, ExclusiveLock, Job, Worker
 from hplm.store.layout import Store
 from hplm.text import EncodedText, TextEncoder, check_not_empty, decode_utf8
 from hplm.tracing import Tracer
@@ -57,6 +58,7 @@ class PlotStage:
 
     def __init__(self, settings: PlotSettings, folder: Path) -> None:
         keep_freed_memory()
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
         torch.set_num_threads(settings.num_threads or 1)
         store = Store((folder / settings.store).resolve())
         base = bases.load(store.base(settings.base), verify=settings.verify)

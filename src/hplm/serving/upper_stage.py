@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 from collections import Counter
@@ -31,7 +32,7 @@ from hplm.scheduling.cost import CostModel
 from hplm.scheduling.policy import Batch, Budget
 from hplm.scheduling.queue import RequestQueue
 from hplm.scheduling.registry import load_policy
-from hplm.serving.worker import ExclusiveLock, Job, Worker
+from hplm.serving.worker import SWITCH_INTERVAL_S, ExclusiveLock, Job, Worker
 from hplm.store.layout import Store
 from hplm.tracing import Tracer
 from hplm.wire import LabelledSpan
@@ -76,6 +77,7 @@ class UpperStage:
 
     def __init__(self, settings: UpperSettings, folder: Path, device_index: int = 0) -> None:
         keep_freed_memory()
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
         torch.set_num_threads(choose_threads(settings.num_threads))
         store = Store((folder / settings.store).resolve())
         base = bases.load(store.base(settings.base), verify=settings.verify)
@@ -86,7 +88,7 @@ class UpperStage:
         self._reduced_size = max(1, base.config.hidden_size // settings.reduction_factor)
         self._bank = TenantBank(store, base.fingerprint, verify=settings.verify)
         self._cache: HostCache[TenantKey, Tenant] = HostCache(
-            self._load, lambda tenant: tenant.packed.weights.nbytes, capacity_bytes=settings.host_cache_mb * 1_000_000
+            self._load, host_bytes, capacity_bytes=settings.host_cache_mb * 1_000_000
         )
         self._tracer = Tracer(Path(settings.trace) if settings.trace else None, "upper")
         self.engine = UpperEngine(
@@ -242,6 +244,12 @@ class UpperStage:
             raise HiddenStatesError(f"tokens have shape {given.tokens.shape}, ({length}, 3) was expected")
         if not np.isfinite(given.hidden).all():
             raise HiddenStatesError("hidden states hold NaN or infinity")
+
+
+def host_bytes(tenant: Tenant) -> int:
+    """What a loaded tenant takes of host memory: weights that lie in the page cache are not its own."""
+    weights = tenant.packed.weights
+    return tenant.head.weight.nbytes + (weights.nbytes if weights.flags.owndata else 0)
 
 
 def budget_of(settings: UpperSettings) -> Budget:

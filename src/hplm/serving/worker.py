@@ -13,9 +13,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Generic, TypeVar
 
 from hplm.errors import CancelledError, DeadlineError, HplmError, InternalError, QueueFullError, StoppingError
@@ -25,10 +25,15 @@ from hplm.tracing import Tracer
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
+# How long a Python thread may keep the others waiting. A batch takes the interpreter's lock a thousand times, after each
+# operation of torch; with Python's 5 ms it would wait that long whenever a request is being read or answered.
+SWITCH_INTERVAL_S = 1e-4
 # At most one look ahead in this time: each goes through all that wait.
 LOOK_AHEAD_EVERY_S = 0.01
 # A request that waited this long is asked whether its client is still there; asking is a round trip to the server.
 ASK_CANCELLED_AFTER_S = 0.25
+SWEEP_EVERY_S = 0.1
+SWEPT_AT_ONCE = 8
 
 
 @dataclass(frozen=True)
@@ -86,10 +91,20 @@ class Worker(Generic[Item, Answer]):
         self._jobs: dict[int, Job[Item, Answer]] = {}
         self._changed = threading.Condition()
         self._stopping = False
+        self._stopped = threading.Event()
         self._computing = False
         self._look_ahead = threading.Event()
-        self._answers = ThreadPoolExecutor(answer_threads, thread_name_prefix=f"{name}-answer")
+        self._posting = threading.Lock()
+        self._senders_ended = False
+        self._outbox: SimpleQueue[tuple[Job[Item, Answer], Answer | HplmError] | None] = SimpleQueue()
+        self._senders = [
+            threading.Thread(target=self._send_loop, name=f"{name}-answer-{i}", daemon=True)
+            for i in range(answer_threads)
+        ]
+        for sender in self._senders:
+            sender.start()
         self._threads = [threading.Thread(target=self._compute_loop, name=f"{name}-compute", daemon=True)]
+        self._threads.append(threading.Thread(target=self._sweep_loop, name=f"{name}-sweep", daemon=True))
         if upcoming is not None:
             self._threads.append(threading.Thread(target=self._look_ahead_loop, name=f"{name}-prefetch", daemon=True))
         self._counts: Counter[str] = Counter()
@@ -144,11 +159,18 @@ class Worker(Generic[Item, Answer]):
             self._changed.notify_all()
         for request in left:
             self._answer(self._jobs.pop(request.id), StoppingError("the server is shutting down"))
+        self._stopped.set()
         self._look_ahead.set()
         deadline = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-        self._answers.shutdown(wait=True)
+        with self._posting:
+            # What is posted is before the senders' end in the outbox, so it is sent; what comes later is sent directly.
+            self._senders_ended = True
+            for _ in self._senders:
+                self._outbox.put(None)
+        for sender in self._senders:
+            sender.join(max(0.5, deadline - time.monotonic()))
 
     def _compute_loop(self) -> None:
         while True:
@@ -169,39 +191,50 @@ class Worker(Generic[Item, Answer]):
                 self._compute(taken.batch)
 
     def _compute(self, batch: Batch) -> None:
-        requests = list(batch.requests)
-        jobs = [self._jobs.pop(request.id) for request in requests]
-        start = self._clock()
-        gone = {
-            i for i, r in enumerate(requests) if start - r.arrived_s > ASK_CANCELLED_AFTER_S and self._is_gone(jobs[i])
-        }
-        for i in gone:
-            self._answer(jobs[i], CancelledError("the client has gone"))
-        left = [i for i in range(len(jobs)) if i not in gone]
+        jobs = [self._jobs.pop(request.id) for request in batch.requests]
         self._look_ahead.set()
+        tokens = sum(request.tokens for request in batch.requests)
+        self._count("batches")
+        self._count("tokens", tokens)
         answered: set[int] = set()
+        start = self._clock()
         try:
-            if left:
-                tokens = sum(requests[i].tokens for i in left)
-                self._count("batches")
-                self._count("tokens", tokens)
-                with self._exclusive, self._tracer.span("batch", requests=len(left), tokens=tokens):
-                    for indices, answers in self._run([jobs[i].item for i in left], batch):
-                        for index, answer in zip(indices, answers, strict=True):
-                            answered.add(left[index])
-                            self._answer(jobs[left[index]], answer)
+            with self._exclusive, self._tracer.span("batch", requests=len(jobs), tokens=tokens):
+                for indices, answers in self._run([job.item for job in jobs], batch):
+                    for index, answer in zip(indices, answers, strict=True):
+                        answered.add(index)
+                        self._answer(jobs[index], answer)
         except Exception:
-            logging.getLogger(__name__).exception("%s failed on a batch of %d", self._name, len(left))
+            logging.getLogger(__name__).exception("%s failed on a batch of %d", self._name, len(jobs))
             self._count("failed_batches")
         finally:
-            for i in left:
-                if i not in answered:
-                    self._answer(jobs[i], InternalError("the server failed on this batch; its log says why"))
+            for index, job in enumerate(jobs):
+                if index not in answered:
+                    self._answer(job, InternalError("the server failed on this batch; its log says why"))
             with self._changed:
-                # A batch that lost members or failed says nothing about what batches cost.
-                is_whole = len(answered) == len(jobs)
-                self._queue.done(self._clock() - start if is_whole else 0.0, self._clock())
+                # A batch that failed says nothing about what batches cost.
+                self._queue.done(self._clock() - start if len(answered) == len(jobs) else 0.0, self._clock())
                 self._computing = False
+
+    def _sweep_loop(self) -> None:
+        """Take requests whose clients have gone out of the queue: the oldest few at a time, for asking takes its time."""
+        while not self._stopped.wait(SWEEP_EVERY_S):
+            with self._changed:
+                now = self._clock()
+                asked = [
+                    (request.id, self._jobs[request.id])
+                    for request in self._queue.oldest(SWEPT_AT_ONCE)
+                    if now - request.arrived_s > ASK_CANCELLED_AFTER_S
+                ]
+            for request_id, job in asked:
+                if not self._is_gone(job):
+                    continue
+                with self._changed:
+                    was_waiting = self._queue.cancel(request_id)
+                    if was_waiting:
+                        del self._jobs[request_id]
+                if was_waiting:
+                    self._answer(job, CancelledError("the client has gone"))
 
     def _look_ahead_loop(self) -> None:
         """Coarse prefetch: what the policy would take next, while a batch computes (HMI 6.2)."""
@@ -233,11 +266,17 @@ class Worker(Generic[Item, Answer]):
 
     def _answer(self, job: Job[Item, Answer], answer: Answer | HplmError) -> None:
         self._count(answer.code.lower() if isinstance(answer, HplmError) else "ok")
-        try:
-            self._answers.submit(self._send, job, answer)
-        except RuntimeError:
-            # The threads have ended: a newcomer after `stop`, or a batch that took longer than `stop` waits.
+        with self._posting:
+            is_posted = not self._senders_ended
+            if is_posted:
+                self._outbox.put((job, answer))
+        if not is_posted:
+            # The senders have gone, a late batch or a newcomer has not: its own thread sends.
             self._send(job, answer)
+
+    def _send_loop(self) -> None:
+        while (one := self._outbox.get()) is not None:
+            self._send(*one)
 
     def _send(self, job: Job[Item, Answer], answer: Answer | HplmError) -> None:
         with self._tracer.span("answer"):

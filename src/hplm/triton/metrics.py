@@ -32,7 +32,7 @@ class Published:
         self._counters = [(self._family(f, pb_utils.MetricFamily.COUNTER), f, read) for f, read in counters.items()]
         # Triton forgets a family's metrics with the family: all are kept.
         made = [(self._family(f, pb_utils.MetricFamily.GAUGE), read) for f, read in gauges.items()]
-        self._gauges = [(family, family.Metric(labels={}), read) for family, read in made]
+        self._gauges = [(family.Metric(labels={}), family, read) for family, read in made]
         self._metrics: dict[tuple[str, str], Any] = {}
         self._published: dict[str, Counter[str]] = {}
         self._period_s = period_s
@@ -45,6 +45,10 @@ class Published:
         self._stopped.set()
         self._thread.join(timeout=2.0)
         self._publish()
+        # While Triton still listens, and metrics before their families: later, the stub crashes on it.
+        self._metrics.clear()
+        self._gauges.clear()
+        self._counters.clear()
 
     def _family(self, family: Family, kind: Any) -> Any:
         return pb_utils.MetricFamily(name=family.name, description=family.description, kind=kind)
@@ -62,5 +66,5 @@ class Published:
                     metric = self._metrics[family.name, value] = made.Metric(labels={family.label: value})
                 metric.increment(count)
             self._published[family.name] = counts
-        for _, metric, read_gauge in self._gauges:
+        for metric, _, read_gauge in self._gauges:
             metric.set(read_gauge())
