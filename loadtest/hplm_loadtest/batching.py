@@ -1,4 +1,7 @@
-"""`hplm bench batching`: TCB's Figs. 9 to 14, batching modes on real servers that differ in nothing else."""
+"""`hplm bench batching`: TCB's Figs. 9 to 14, batching modes on real servers.
+
+They differ in nothing but the mode; `slotted` has the policy `slotted_das` too, which chooses the slots.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ from hplm_loadtest.models import read, served_names
 from hplm_loadtest.open_loop import closed_loop, open_loop
 from hplm_loadtest.pictures import check_picture, line_chart
 from hplm_loadtest.plan import Plan, Requests
+from hplm_loadtest.run import ANSWERED, Run
 from hplm_loadtest.texts import pool
 from hplm_loadtest.variants import serving
 from hplm_loadtest.workload import NormalLengths
@@ -83,7 +87,7 @@ def batching(
                     for share in rates:
                         plan = _plan(texts[VARIANCES[0]], names, share * capacity, seconds, rng)
                         run = open_loop(url, plan, timeout_s=60.0)
-                        utility = _utility(run.done_s, run.planned_s, plan, encoder, seconds)
+                        utility = _utility(run, plan, encoder, seconds)
                         curves[mode][0].append(share * capacity)
                         curves[mode][1].append(utility)
                 progress.update(bar, advance=1)
@@ -93,6 +97,7 @@ def batching(
         rows.append(
             {
                 "mode": mode,
+                "policy": MODES[mode].get("policy", "fcfs"),
                 "length_variance": variance,
                 "requests_per_s": median(rates_seen),
                 "spread": f"{min(rates_seen):.1f}-{max(rates_seen):.1f}",
@@ -111,7 +116,7 @@ def batching(
             x_label="requests offered (1/s)",
             y_label="utility (1/s)",
         )
-    about = {"batch": BATCH, "rounds": rounds, "seconds": seconds, "policy": "fcfs", "tenants": len(names)}
+    about = {"batch": BATCH, "rounds": rounds, "seconds": seconds, "tenants": len(names)}
     return Report("batching", {**about, "base": served.base.config.name, "protocol": "grpc"}, rows, _goals(rows))
 
 
@@ -127,9 +132,10 @@ def _plan(
     return Plan(times_s, _requests(texts, names, len(times_s), rng), seconds)
 
 
-def _utility(done_s: Any, planned_s: Any, plan: Plan, encoder: TextEncoder, seconds: float) -> float:
+def _utility(run: Run, plan: Plan, encoder: TextEncoder, seconds: float) -> float:
     """Sum of 1 / length of what was answered within a second of its planned time, a second (TCB eq. 9)."""
-    in_time = np.nan_to_num(done_s - planned_s, nan=np.inf) <= 1.0
+    in_time = np.nan_to_num(run.done_s - run.planned_s, nan=np.inf) <= 1.0
+    in_time &= np.array([code == ANSWERED for code in run.codes])
     lengths = np.array([len(one.ids) for one in encoder.encode(plan.requests.texts)])
     return float((in_time / lengths).sum() / seconds)
 

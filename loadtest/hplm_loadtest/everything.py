@@ -25,12 +25,13 @@ BENCHMARKS: tuple[tuple[str, str, bool], ...] = (
     ("batching", "--models {bert}", True),
     ("schedulers", "--models {bert}", True),
     ("trace", "--models {bert} --perfetto {out}/trace-perfetto.json", True),
-    ("memory", "", True),
+    ("memory", "--fleet {minilm_fleet}", False),
     ("tenants", "--shape bert-base --fleet {bert_fleet}", True),
     ("response", "--models {minilm} --texts pool", True),
     ("burst", "--models {minilm} --texts pool", True),
 )
 QUICK = {
+    "adapters": "--rounds 2",
     "plot-lookup": "--rounds 2",
     "upper": "--rounds 2",
     "request": "--rounds 1 --count 400",
@@ -44,12 +45,14 @@ def everything(out: Path, quick: bool) -> None:
     count = QUICK_TENANTS if quick else TENANTS
     fleets = {shape: Path(f"build/fleet-{shape}-{count}") for shape in ("minilm", "bert-base")}
     for shape, folder in fleets.items():
-        if not (folder / "models").is_dir():
-            _hplm("build", "fleet", "--shape", shape, "--tenants", str(count), "--out", str(folder))
+        build = ("build", "fleet", "--shape", shape, "--tenants", str(count), "--out", str(folder))
+        if not (folder / "models").is_dir() and _hplm(*build):
+            raise StartError(f"the fleet {folder} could not be built, see above")
     names = {
         "minilm": fleets["minilm"] / "models",
         "bert": fleets["bert-base"] / "models",
         "bert_fleet": fleets["bert-base"],
+        "minilm_fleet": fleets["minilm"],
         "out": out,
     }
     failed = []

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import tempfile
+import time
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +38,16 @@ def trace(models: Path, count: int, slots: int, perfetto: Path | None, picture: 
         plot, upper = ({"trace": str(path)} for path in paths)
         with serving(models, plot=plot, upper={**upper, "num_slots": slots}) as server:
             for _ in range(2):
+                # The first pass warms up; stages and this process read the same clock.
+                start_us = time.monotonic_ns() / 1000
                 tenants = [names[i] for i in rng.integers(len(names), size=count)]
                 chosen = [texts[i] for i in rng.integers(len(texts), size=count)]
                 closed_loop(server.ports.grpc_url, Requests(tenants, chosen, np.full(count, np.nan)), 64)
                 progress.update(bar, advance=1)
         spans = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
-    spans = _last_pass(spans)
+    spans = [span for span in spans if span["start_us"] >= start_us]
+    if not spans:
+        raise ConfigError("the stages wrote no spans")
     if perfetto is not None:
         perfetto.parent.mkdir(parents=True, exist_ok=True)
         perfetto.write_text(json.dumps({"traceEvents": chrome_events(spans), "displayTimeUnit": "ms"}))
@@ -123,12 +127,3 @@ def draw(path: Path, spans: Sequence[Span]) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=160, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
-
-
-def _last_pass(spans: list[Span]) -> list[Span]:
-    """The second pass, when everything is warm: what comes after the longest time in which nothing started."""
-    if not spans:
-        raise ConfigError("the stages wrote no spans")
-    spans = sorted(spans, key=lambda s: s["start_us"])
-    gaps = [later["start_us"] - sooner["start_us"] for sooner, later in pairwise(spans)]
-    return spans[int(np.argmax(gaps)) + 1 :] if gaps else spans

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -133,7 +134,7 @@ class UpperSettings:
         for key in ("default_deadline_s", "starve_after_s"):
             _above(self, key, 0)
         for tenant, weight in self.tenant_weights.items():
-            if not isinstance(weight, int | float) or isinstance(weight, bool) or not weight > 0:
+            if not isinstance(weight, int | float) or isinstance(weight, bool) or not 0 < weight < math.inf:
                 raise ConfigError(f"tenant_weights: the weight of {tenant!r} must be a number above 0, got {weight!r}")
 
 

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from hplm import config, errors
+from hplm.adapters import bank_file
 from hplm.adapters import tenant as tenants
 from hplm.config import PlotSettings, UpperSettings
 from hplm.serving.plot_stage import LookedUp, PlotStage
 from hplm.serving.upper_stage import UpperAnswer, UpperInput, UpperStage
+from hplm.store.layout import Store
 from tests import tiny
 
 BAD_REQUESTS: list[tuple[bytes, bytes, type[errors.HplmError]]] = [
@@ -134,3 +136,23 @@ def test_a_manifest_with_flipped_keys_is_corrupt_not_a_crash(tmp_path: Path) -> 
     manifest.write_text(manifest.read_text().replace("sha256", "rha256"))
     with pytest.raises(errors.CorruptArtifactError, match="not a manifest"):
         tenants.load_card(manifest.parent)
+
+
+def test_a_broken_bank_tells_a_client_nothing_of_where_it_lies(tmp_path: Path) -> None:
+    models = tiny.make_repository(tmp_path)
+    store = Store(tmp_path / "store")
+    fingerprint = tenants.load_card(store.tenant("alpha")).base
+    alpha = tenants.load(store.tenant("alpha"), fingerprint=fingerprint)
+    folder = models / "hbert_plot" / "1"
+    stage = PlotStage(config.load(PlotSettings, folder / "settings.json"), folder)
+    shutil.rmtree(store.tenant("alpha"))
+    bank_file.write(store.bank("fleet"), fingerprint, [alpha])
+    assert isinstance(stage.run([(b"the red cat", b"alpha")])[0], LookedUp)
+    (store.bank("fleet") / "manifest.json").write_text("{}")
+    # The bank that was good goes on; one that never was has nothing to go on with.
+    assert isinstance(stage.run([(b"the red cat", b"alpha")])[0], LookedUp)
+    bank_file.write(store.bank("a-new-one"), fingerprint, [alpha])
+    (store.bank("a-new-one") / "manifest.json").write_text("{}")
+    answer = stage.run([(b"the red cat", b"alpha")])[0]
+    assert isinstance(answer, errors.CorruptArtifactError)
+    assert str(tmp_path) not in answer.wire()

@@ -14,9 +14,17 @@ COMMANDS = (
     ["serve"],
     ["predict"],
     ["build"],
-    *(["build", name] for name in ("demo", "base", "plot", "tenant", "export")),
+    *(["build", name] for name in ("demo", "base", "plot", "tenant", "export", "fleet")),
     ["bench"],
-    *(["bench", name] for name in ("plot-lookup", "upper", "request")),
+    *(
+        ["bench", name]
+        for name in (
+            *("plot-lookup", "upper", "request", "tenants", "response", "burst", "memory", "pipeline", "batching"),
+            *("schedulers", "limit", "adapters", "trace", "all"),
+        )
+    ),
+    ["loadtest"],
+    *(["loadtest", name] for name in ("steady", "ramp", "burst", "replay")),
     ["eval"],
     *(["eval", name] for name in ("demo", "conversion", "tables")),
 )

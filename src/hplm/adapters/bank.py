@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +38,9 @@ class TenantBank:
         self._fingerprint = fingerprint
         self._verify = verify
         self._banks: dict[Path, tuple[Signature, BankFile]] = {}
-        for folder in store.banks():
+        self._listed: int | None = None
+        self._folders: list[Path] = []
+        for folder in self._current_banks():
             self._open(folder)
 
     def resolve(self, raw: bytes) -> TenantKey:
@@ -46,7 +49,7 @@ class TenantBank:
         # Two calls of the operating system a request: a few microseconds buy updates without a restart.
         if (published := _published(f"{self._tenants}/{name}")) is not None:
             return TenantKey(name, published)
-        for folder in list(self._banks):
+        for folder in self._current_banks():
             if (bank := self._open(folder)) is not None and name in bank[1]:
                 return TenantKey(name, bank[0])
         raise UnknownTenantError(f"there is no tenant {name!r}")
@@ -71,7 +74,7 @@ class TenantBank:
         raise AssertionError("unreachable")
 
     def _load_banked(self, name: str) -> Tenant:
-        for folder in list(self._banks):
+        for folder in self._current_banks():
             if (bank := self._open(folder)) is not None and name in bank[1]:
                 return bank[1].load(name, verify=self._verify)
         raise UnknownTenantError(f"there is no tenant {name!r}")
@@ -83,8 +86,24 @@ class TenantBank:
             return None
         known = self._banks.get(folder)
         if known is None or known[0] != published:
-            known = self._banks[folder] = (published, BankFile(folder, self._fingerprint))
+            try:
+                known = published, BankFile(folder, self._fingerprint)
+            except ArtifactError as error:
+                if known is None:
+                    raise
+                # The bank that was replaced is still mapped: its tenants are answered as before, and the log says why.
+                logging.getLogger(__name__).error("bank %s cannot be opened, the one before goes on: %s", folder, error)
+                known = published, known[1]
+            self._banks[folder] = known
         return known
+
+    def _current_banks(self) -> list[Path]:
+        """Bank files as they are now; the folder is listed again when something in it was added or removed."""
+        changed = _changed(self._store.root / "banks")
+        if changed != self._listed:
+            self._listed = changed
+            self._folders = self._store.banks()
+        return self._folders
 
 
 def _published(folder: Path | str) -> Signature | None:
@@ -94,3 +113,10 @@ def _published(folder: Path | str) -> Signature | None:
     except OSError:
         return None
     return found.st_ino, found.st_mtime_ns
+
+
+def _changed(folder: Path) -> int | None:
+    try:
+        return os.stat(folder).st_mtime_ns
+    except OSError:
+        return None

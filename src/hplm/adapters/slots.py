@@ -49,6 +49,11 @@ class SlotTable:
         self._pins[key] = self._pins.get(key, 0) + 1
         return slot, is_new
 
+    def touch(self, key: str) -> None:
+        """Count a use of `key`, if it has a slot: it is reused last."""
+        if key in self._slot_of:
+            self._slot_of.move_to_end(key)
+
     def release(self, key: str) -> None:
         """Undo one `assign`; the weights stay until the slot is needed."""
         self._pins[key] -= 1

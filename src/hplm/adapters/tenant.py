@@ -90,6 +90,8 @@ def parse_card(meta: dict[str, Any], where: str) -> TenantCard:
     """A card from JSON values. Raises CorruptArtifactError naming `where`."""
     try:
         card = TenantCard(**{**meta, "labels": tuple(meta["labels"])})
+        if not card.labels or not all(isinstance(label, str) for label in card.labels):
+            raise ValueError(f"labels {card.labels!r}")
         if card.task not in get_args(Task) or card.pooling not in ("cls", "mean"):
             raise ValueError(f"task {card.task!r}, pooling {card.pooling!r}")
         return card

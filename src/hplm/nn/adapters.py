@@ -29,8 +29,8 @@ OWN_PRODUCT_TOKENS = 64
 class Fill:
     """Copying adapters into slots, layer by layer; whoever computes waits for the layer it is at."""
 
-    def __init__(self, places: Tensor, weights: list[Tensor], num_layers: int) -> None:
-        self.places = places
+    def __init__(self, slots: list[int], weights: list[Tensor], num_layers: int) -> None:
+        self.slots = slots
         self.weights = weights
         self._done = 0
         self._num_layers = num_layers
@@ -114,6 +114,7 @@ class AdapterSlots:
         ]
         self.loads = 0
         self.waits = 0
+        self._batches_waiting = 0
         self._freed = threading.Condition()
         self._filling: dict[int, Fill] = {}
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -150,22 +151,26 @@ class AdapterSlots:
         """
         slots: list[int] = []
         fresh: dict[int, Tensor] = {}
-        packed = {tenant.key: widen(tenant.packed, self.reduced_size) for tenant in tenants}
+        packed = {t.key: torch.from_numpy(widen(t.packed, self.reduced_size).weights) for t in tenants}
         with self._freed:
             # All at once: two that each waited with a part pinned would wait for each other.
             while sum(not self.table.is_pinned(key) for key in packed) > self.table.num_unpinned:
                 assert len(packed) < self.table.num_slots
                 self.waits += 1
-                self._freed.wait()
+                self._batches_waiting += 1
+                try:
+                    self._freed.wait()
+                finally:
+                    self._batches_waiting -= 1
             for tenant in tenants:
                 slot, is_new = self.table.assign(tenant.key)
                 slots.append(slot)
                 if is_new:
-                    fresh[slot] = torch.from_numpy(packed[tenant.key].weights)
+                    fresh[slot] = packed[tenant.key]
             fill = None
             if fresh:
                 weights = [w.view(torch.bfloat16) if w.dtype == torch.uint16 else w for w in fresh.values()]
-                fill = Fill(torch.tensor(list(fresh), device=self._device), weights, self._num_layers)
+                fill = Fill(list(fresh), weights, self._num_layers)
                 self._filling.update(dict.fromkeys(fresh, fill))
                 self.loads += len(fresh)
             fills = tuple({id(f): f for slot in slots if (f := self._filling.get(slot))}.values())
@@ -188,10 +193,19 @@ class AdapterSlots:
             self._freed.notify_all()
 
     def prefetch(self, tenants: Sequence[Tenant]) -> None:
-        """Coarse prefetch: fill slots for a batch to come, as far as slots are unpinned now, and return when it is done."""
+        """Coarse prefetch: fill slots for a batch to come, as far as slots are unpinned now, and return when it is done.
+
+        Does nothing while a batch waits for slots: what comes later must not keep them from what comes now.
+        """
         with self._freed:
+            if self._batches_waiting:
+                return
             missing = {tenant.key: tenant for tenant in tenants if self.table.find(tenant.key) is None}
-            taken = list(missing.values())[: self.table.num_unpinned]
+            resident = sum(tenant.key not in missing and not self.table.is_pinned(tenant.key) for tenant in tenants)
+            # What is there already and wanted next is not pushed out for what is not.
+            taken = list(missing.values())[: max(0, self.table.num_unpinned - resident)]
+            for tenant in tenants:
+                self.table.touch(tenant.key)
             # Within the lock there are as many unpinned slots as were counted: this does not wait.
             assigned = self.assign(taken)
         try:
@@ -232,12 +246,16 @@ class AdapterSlots:
 
     def _copy_layer(self, fill: Fill, layer: int) -> None:
         """All slots of a fill at once: a few calls a layer, for each holds the interpreter's lock that computing needs too."""
-        rows = torch.stack([weights[layer] for weights in fill.weights]).to(self._device, non_blocking=True)
+        rows = torch.stack([weights[layer] for weights in fill.weights])
+        if self._stream is not None:
+            # What is stacked is pageable again, and only from pinned memory does a copy run beside the computation.
+            rows = rows.pin_memory().to(self._device, non_blocking=True)
+        places = torch.tensor(fill.slots, device=self._device)
         start = 0
         for part in self.parts:
             shape = part.shape[2:]
             end = start + shape.numel()
-            part[layer].index_copy_(0, fill.places, rows[:, start:end].to(self._dtype).unflatten(1, shape))
+            part[layer].index_copy_(0, places, rows[:, start:end].to(self._dtype).unflatten(1, shape))
             start = end
 
     def reference_adapt(self, assigned: AssignedSlots, lengths: Sequence[int]) -> Adapt:

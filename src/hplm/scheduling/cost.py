@@ -54,6 +54,16 @@ class CostModel:
         """Seconds that a batch hardly ever exceeds, as far as was seen."""
         return self._headroom * self.predict(tokens, squares)
 
+    def relax(self) -> None:
+        """Promise a little less time. For when the model refuses what an idle server could try: it learns from batches
+        only, so a bad hour must not leave it refusing everything for ever.
+        """
+        if self._headroom > 1.0:
+            self._headroom = max(1.0, 0.9 * self._headroom)
+        else:
+            self._targets *= 0.98
+            self._solve()
+
     def observe(self, tokens: int, squares: int, seconds: float) -> None:
         """Learn from a batch that has run. What cannot be a time is ignored."""
         if not math.isfinite(seconds) or seconds <= 0:

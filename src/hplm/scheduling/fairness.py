@@ -5,8 +5,8 @@ all tenants that wait, but always room for one request. What the others leave fr
 shares are filled, then the policy fills what is left with whatever waits. A tenant that sends more than its share waits
 behind its own requests, not before others'.
 
-And nobody starves: requests that have waited longer than `starve_after_s` go first, oldest first, into at most half of
-the batch (but at least one), whatever the policy prefers.
+And nobody starves: requests that have waited longer than `starve_after_s` go first, oldest first, of each tenant within
+its share, into at most half of the batch (but at least one), whatever the policy prefers.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ def fair_select(
     starve_after_s: float,
 ) -> Batch:
     """A batch by `policy` within the rule. `waiting` is in the order of arrival. Raises PolicyError as `check` does."""
-    starving = _starving(waiting, now_s, budget, starve_after_s)
     by_tenant: dict[str, list[Waiting]] = {}
     for request in waiting:
         by_tenant.setdefault(request.tenant, []).append(request)
+    starving = _starving(waiting, now_s, budget, starve_after_s, _shares(by_tenant, budget, weights))
     if not starving and (len(by_tenant) == 1 or sum(r.tokens for r in waiting) <= budget.tokens):
         return _checked(policy, waiting, now_s, budget)
     if budget.rows > 1:
@@ -51,7 +51,7 @@ def fair_select(
         if not left or room.row_tokens <= 0 or room.max_requests <= 0:
             continue
         batch = _checked(policy, left, now_s, room)
-        slot_tokens = batch.slot_tokens or slot_tokens
+        slot_tokens = max(filter(None, (batch.slot_tokens, slot_tokens)), default=None)
         chosen += batch.requests
     return Batch((tuple(chosen),), slot_tokens)
 
@@ -95,20 +95,30 @@ def _rows(
     return Batch(tuple(rows), slot_tokens)
 
 
-def _starving(waiting: Sequence[Waiting], now_s: float, budget: Budget, starve_after_s: float) -> list[Waiting]:
-    """The oldest requests that waited too long, as many as half of the budget holds, but one at least."""
+def _shares(by_tenant: Mapping[str, list[Waiting]], budget: Budget, weights: Mapping[str, float]) -> dict[str, int]:
+    """Tokens of a batch that are each tenant's while all of these wait."""
+    total = sum(weights.get(tenant, 1.0) for tenant in by_tenant)
+    return {tenant: max(1, int(budget.tokens * weights.get(tenant, 1.0) / total)) for tenant in by_tenant}
+
+
+def _starving(
+    waiting: Sequence[Waiting], now_s: float, budget: Budget, starve_after_s: float, shares: Mapping[str, int]
+) -> list[Waiting]:
+    """Requests that waited too long, oldest first: half of the budget, of each tenant its share, but one at least."""
+    old = [request for request in waiting if now_s - request.arrived_s > starve_after_s]
     found: list[Waiting] = []
+    used: dict[str, int] = {}
     tokens = 0
-    tenants: set[str] = set()
-    for request in waiting:
-        if now_s - request.arrived_s <= starve_after_s:
-            break
-        tokens += request.tokens
-        tenants.add(request.tenant)
-        over = tokens > budget.tokens // 2 or len(found) >= max(1, budget.max_requests // 2)
-        if found and (over or len(tenants) > budget.max_tenants):
+    for request in sorted(old, key=lambda r: (r.arrived_s, r.id)):
+        own = used.get(request.tenant, 0)
+        if own and own + request.tokens > shares[request.tenant]:
+            continue
+        over = tokens + request.tokens > budget.tokens // 2 or len(found) >= max(1, budget.max_requests // 2)
+        if found and (over or (not own and len(used) >= budget.max_tenants)):
             break
         found.append(request)
+        used[request.tenant] = own + request.tokens
+        tokens += request.tokens
     return found
 
 
@@ -116,14 +126,13 @@ def _within_shares(
     policy: Policy, by_tenant: Mapping[str, list[Waiting]], now_s: float, budget: Budget, weights: Mapping[str, float]
 ) -> list[Waiting]:
     """Of each tenant, what its share holds; the policy chooses where it wants more."""
-    total = sum(weights.get(tenant, 1.0) for tenant in by_tenant)
+    shares = _shares(by_tenant, budget, weights)
     found: list[Waiting] = []
     for tenant, requests in by_tenant.items():
-        share = int(budget.tokens * weights.get(tenant, 1.0) / total)
-        if len(requests) == 1 or sum(request.tokens for request in requests) <= share:
+        if len(requests) == 1 or sum(request.tokens for request in requests) <= shares[tenant]:
             found += requests
         else:
-            own = Budget(1, max(1, share), budget.max_requests, 1)
+            own = Budget(1, shares[tenant], budget.max_requests, 1)
             found += _checked(policy, requests, now_s, own).requests
     return found
 

@@ -79,6 +79,9 @@ def check(batch: Batch, waiting: Sequence[Waiting], budget: Budget) -> None:
         raise PolicyError(f"select chose nothing while {len(waiting)} requests wait")
     if batch.slot_tokens is not None and not (isinstance(batch.slot_tokens, int) and batch.slot_tokens > 0):
         raise PolicyError(f"slots of {batch.slot_tokens!r} tokens")
+    longest = max((request.tokens for request in chosen), default=0)
+    if batch.slot_tokens is not None and batch.slot_tokens > max(budget.row_tokens, longest):
+        raise PolicyError(f"slots of {batch.slot_tokens} tokens in rows of {budget.row_tokens}")
     known = {request.id: request for request in waiting}
     if any(known.get(request.id) is not request for request in chosen):
         raise PolicyError("select chose a request that does not wait")

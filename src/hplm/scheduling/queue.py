@@ -83,6 +83,8 @@ class RequestQueue:
         """Let a request wait; returns who is refused for it, which may be the request itself."""
         start_s = max(now_s, self._running_until_s if self._running is not None else now_s)
         if self._latest(request) < start_s:
+            if self._running is None and not self._waiting and request.deadline_s > now_s:
+                self.cost.relax()
             return [Refused(request, "deadline")]
         refused = []
         if len(self._waiting) >= self._capacity:
@@ -108,7 +110,7 @@ class RequestQueue:
         failure = None
         try:
             batch = self._select(self._policy, waiting, now_s)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             failure = f"{type(self._policy).__name__}: {error!r}"
             batch = self._select(Fcfs(), waiting, now_s)
         batch, late = self._fit_deadlines(batch, now_s)
@@ -125,7 +127,7 @@ class RequestQueue:
         """What `take` would choose now, for a head start; nothing changes."""
         try:
             return self._select(self._policy, list(self._waiting.values()), now_s).requests
-        except Exception:
+        except (Exception, SystemExit):
             # `take` will meet the same failure and report it.
             return ()
 
@@ -194,9 +196,11 @@ class RequestQueue:
         if not late_of_whole:
             return batch, []
         by_deadline = sorted(batch.requests, key=lambda r: (r.deadline_s, r.id))
-        # The most urgent first, as many as end before the earliest deadline among them.
-        kept: list[Waiting] = []
+        # The most urgent first, as many as end before the earliest deadline among them; before all, who waited too long.
+        kept: list[Waiting] = [r for r in batch.requests if now_s - r.arrived_s > self._starve_after_s]
         for request in by_deadline:
+            if request in kept:
+                continue
             if now_s + self._seconds((*kept, request)) <= by_deadline[0].deadline_s:
                 kept.append(request)
         tokens = sum(request.tokens for request in batch.requests)
@@ -228,7 +232,7 @@ class RequestQueue:
             if tenant in self._of_tenant:
                 heapq.heappush(self._fullest, (-self._fill_of(tenant), tenant))
         after = self._fill_of(newcomer.tenant) + 1 / self._weights.get(newcomer.tenant, 1.0)
-        if tenant == newcomer.tenant or after > -fill:
+        if tenant == newcomer.tenant or after >= -fill:
             return newcomer
         return next(reversed(self._of_tenant[tenant].values()))
 

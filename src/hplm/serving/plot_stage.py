@@ -23,6 +23,7 @@ from hplm.scheduling.cost import CostModel
 from hplm.scheduling.policies import Fcfs
 from hplm.scheduling.policy import Batch, Budget
 from hplm.scheduling.queue import RequestQueue
+from hplm.serving.refusal import for_the_wire
 from hplm.serving.worker import SWITCH_INTERVAL_S, ExclusiveLock, Job, Worker
 from hplm.store.layout import Store
 from hplm.text import EncodedText, TextEncoder, check_not_empty, decode_utf8
@@ -113,7 +114,7 @@ class PlotStage:
             # Before it waits: what waits is bounded in bytes too.
             decode_utf8(given.text, self._settings.max_text_bytes)
         except HplmError as error:
-            reply(error)
+            reply(for_the_wire(error, given.tenant))
             return
         deadline_s = self._settings.default_deadline_s if given.deadline_s is None else given.deadline_s
         self._worker.submit(
@@ -141,7 +142,7 @@ class PlotStage:
                 self._bank.resolve(tenant)
                 texts[index] = decode_utf8(text, self._settings.max_text_bytes)
             except HplmError as error:
-                answers[index] = error
+                answers[index] = for_the_wire(error, tenant)
         encoded: dict[int, EncodedText] = {}
         for index, result in zip(texts, self._encoder.encode(list(texts.values())), strict=True):
             try:

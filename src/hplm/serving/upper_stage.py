@@ -23,7 +23,7 @@ from hplm.adapters.packed import PackedAdapter, packed_width, widen
 from hplm.adapters.tenant import Head, Tenant, TenantCard
 from hplm.config import UpperSettings
 from hplm.decode import decode_classification, decode_tagging
-from hplm.errors import ArtifactError, CorruptArtifactError, HiddenStatesError, HplmError, InternalError, QueueFullError
+from hplm.errors import CorruptArtifactError, HiddenStatesError, HplmError, InternalError, QueueFullError
 from hplm.nn import base as bases
 from hplm.nn.dtype import choose_device, choose_dtype, choose_threads
 from hplm.nn.memory import keep_freed_memory
@@ -32,6 +32,7 @@ from hplm.scheduling.cost import CostModel
 from hplm.scheduling.policy import Batch, Budget
 from hplm.scheduling.queue import RequestQueue
 from hplm.scheduling.registry import load_policy
+from hplm.serving.refusal import for_the_wire
 from hplm.serving.worker import SWITCH_INTERVAL_S, ExclusiveLock, Job, Worker
 from hplm.store.layout import Store
 from hplm.tracing import Tracer
@@ -84,7 +85,6 @@ class UpperStage:
         device = choose_device(settings.device, device_index)
         self._settings = settings
         self._config = base.config
-        self._pins = device.type == "cuda"
         self._reduced_size = max(1, base.config.hidden_size // settings.reduction_factor)
         self._bank = TenantBank(store, base.fingerprint, verify=settings.verify)
         self._cache: HostCache[TenantKey, Tenant] = HostCache(
@@ -150,7 +150,7 @@ class UpperStage:
             if not self._loads.acquire(blocking=False):
                 raise QueueFullError("too many requests wait for their tenants' weights; try again later")
         except HplmError as error:
-            reply(self._for_the_wire(error, given.tenant))
+            reply(for_the_wire(error, given.tenant))
             return
         self._cache.fetch(key).add_done_callback(partial(self._loaded, given, reply, is_cancelled))
 
@@ -164,7 +164,7 @@ class UpperStage:
                 tenant = self._cache.fetch(self._bank.resolve(given.tenant)).result()
                 ready[index] = _Ready(UpperRequest(tenant, given.hidden), given.tokens)
             except HplmError as error:
-                answers[index] = self._for_the_wire(error, given.tenant)
+                answers[index] = for_the_wire(error, given.tenant)
         indices = list(ready)
         for part, found in self._run(list(ready.values()), Batch(())):
             for place, answer in zip(part, found, strict=True):
@@ -179,7 +179,7 @@ class UpperStage:
         try:
             ready = _Ready(UpperRequest(loaded.result(), given.hidden), given.tokens)
         except HplmError as error:
-            reply(self._for_the_wire(error, given.tenant))
+            reply(for_the_wire(error, given.tenant))
             return
         except Exception:
             logging.getLogger(__name__).exception("loading a tenant failed")
@@ -189,31 +189,30 @@ class UpperStage:
         # A client that calls this stage itself may claim any time of arrival: only a sound one counts.
         arrived_s = given.arrived_s if given.arrived_s is not None and 0 <= now - given.arrived_s < 3600 else now
         deadline_s = self._settings.default_deadline_s if given.deadline_s is None else given.deadline_s
-        self._worker.submit(
-            Job(ready, reply, is_cancelled),
-            tenant=ready.request.tenant.card.name,
-            tokens=len(given.hidden),
-            arrived_s=arrived_s,
-            deadline_s=arrived_s + deadline_s,
-        )
+        try:
+            self._worker.submit(
+                Job(ready, reply, is_cancelled),
+                tenant=ready.request.tenant.card.name,
+                tokens=len(given.hidden),
+                arrived_s=arrived_s,
+                deadline_s=arrived_s + deadline_s,
+            )
+        except Exception:
+            # Futures swallow what their callbacks raise: without an answer here there would be none.
+            logging.getLogger(__name__).exception("a request could not be queued")
+            reply(InternalError("the server failed on this request; its log says why"))
 
     def _run(
         self, ready: list[_Ready], batch: Batch
     ) -> Iterator[tuple[Sequence[int], Sequence[UpperAnswer | HplmError]]]:
         for indices, logits in self.engine.run_each([one.request for one in ready], batch.slot_tokens):
-            yield (
-                indices,
-                [
-                    UpperAnswer(decode(ready[i].request.tenant, found, ready[i].tokens), found)
-                    for i, found in zip(indices, logits, strict=True)
-                ],
-            )
+            yield indices, [_answer(ready[i], found) for i, found in zip(indices, logits, strict=True)]
 
     def _prefetch(self, ready: list[_Ready]) -> None:
         self.engine.slots.prefetch([one.request.tenant for one in ready])
 
     def _load(self, key: TenantKey) -> Tenant:
-        """From disk to host memory, in the shape of a slot; pinned where there is CUDA, so that copies need not wait."""
+        """From disk to host memory, in the shape of a slot."""
         with self._tracer.span("load", tenant=key.name):
             tenant = self._bank.load(key)
             packed = widen(tenant.packed, self._reduced_size)
@@ -221,17 +220,7 @@ class UpperStage:
             if packed.weights.shape != shape:
                 # In a slot it would fail the whole batch, others' requests too.
                 raise CorruptArtifactError(f"adapter of shape {packed.weights.shape}, slots hold {shape}")
-            if self._pins:
-                pinned = torch.from_numpy(packed.weights).pin_memory().numpy()
-                packed = PackedAdapter(pinned, packed.hidden_size, packed.reduced_size)
             return replace(tenant, packed=packed)
-
-    def _for_the_wire(self, error: HplmError, tenant: bytes) -> HplmError:
-        """What is wrong with a tenant's files is for the operator's log, not for the wire."""
-        if not isinstance(error, ArtifactError):
-            return error
-        logging.getLogger(__name__).error("tenant %s: %s", tenant.decode("utf-8", "replace"), error)
-        return type(error)("this tenant's model cannot be loaded; the server's log says why")
 
     def _check(self, given: UpperInput) -> None:
         """Only a client that calls this stage directly can fail here."""
@@ -248,8 +237,17 @@ class UpperStage:
 
 def host_bytes(tenant: Tenant) -> int:
     """What a loaded tenant takes of host memory: weights that lie in the page cache are not its own."""
-    weights = tenant.packed.weights
-    return tenant.head.weight.nbytes + (weights.nbytes if weights.flags.owndata else 0)
+    is_mapped = isinstance(tenant.packed.weights.base, np.memmap)
+    return tenant.head.weight.nbytes + (0 if is_mapped else tenant.packed.weights.nbytes)
+
+
+def _answer(one: _Ready, logits: npt.NDArray[np.float32]) -> UpperAnswer | HplmError:
+    try:
+        return UpperAnswer(decode(one.request.tenant, logits, one.tokens), logits)
+    except Exception:
+        # One tenant's odd labels are not the batch's fault.
+        logging.getLogger(__name__).exception("tenant %s: its answer cannot be decoded", one.request.tenant.card.name)
+        return InternalError("this tenant's answer cannot be decoded; the server's log says why")
 
 
 def budget_of(settings: UpperSettings) -> Budget:

@@ -20,13 +20,13 @@ from typing import Generic, TypeVar
 
 from hplm.errors import CancelledError, DeadlineError, HplmError, InternalError, QueueFullError, StoppingError
 from hplm.scheduling.policy import Batch, Waiting
-from hplm.scheduling.queue import Refused, RequestQueue
+from hplm.scheduling.queue import Refused, RequestQueue, Taken
 from hplm.tracing import Tracer
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
-# How long a Python thread may keep the others waiting. A batch takes the interpreter's lock a thousand times, after each
-# operation of torch; with Python's 5 ms it would wait that long whenever a request is being read or answered.
+# How long a Python thread may keep the others waiting. Computing takes the interpreter's lock between layers; with Python's
+# 5 ms it would wait that long whenever a request is being read or answered.
 SWITCH_INTERVAL_S = 1e-4
 # At most one look ahead in this time: each goes through all that wait.
 LOOK_AHEAD_EVERY_S = 0.01
@@ -179,8 +179,18 @@ class Worker(Generic[Item, Answer]):
                     self._changed.wait()
                 if self._stopping:
                     return
-                taken = self._queue.take(self._clock())
+                try:
+                    taken = self._queue.take(self._clock())
+                except Exception:
+                    # A mistake of ours: whoever waits is told, and the stage goes on.
+                    logging.getLogger(__name__).exception("%s: no batch could be chosen", self._name)
+                    failed = [self._jobs.pop(request.id) for request in self._queue.drain()]
+                    taken = Taken(None, ())
+                else:
+                    failed = []
                 self._computing = taken.batch is not None
+            for job in failed:
+                self._answer(job, InternalError("the server failed to schedule this request; its log says why"))
             if taken.policy_failure is not None:
                 self._count("policy_failures")
                 logging.getLogger(__name__).error(
@@ -279,12 +289,12 @@ class Worker(Generic[Item, Answer]):
             self._send(*one)
 
     def _send(self, job: Job[Item, Answer], answer: Answer | HplmError) -> None:
-        with self._tracer.span("answer"):
-            try:
+        try:
+            with self._tracer.span("answer"):
                 job.reply(answer)
-            except Exception:
-                logging.getLogger(__name__).exception("%s: an answer could not be sent", self._name)
-                self._count("failed_answers")
+        except Exception:
+            logging.getLogger(__name__).exception("%s: an answer could not be sent", self._name)
+            self._count("failed_answers")
 
     def _is_gone(self, job: Job[Item, Answer]) -> bool:
         try:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hplm.scheduling.cost import CostModel
 from hplm.scheduling.fairness import fair_select
 from hplm.scheduling.policies import Das, Edf, Fcfs, Sjf, SlottedDas
-from hplm.scheduling.policy import Batch, Budget, Policy, Waiting, check
+from hplm.scheduling.policy import Batch, Budget, Policy, PolicyError, Waiting, check
 from hplm.scheduling.queue import RequestQueue
 from hplm.scheduling.simulate import simulate
 from tests.unit.scheduling.test_policies import BUDGETS, POLICIES, waiting_requests
@@ -239,3 +239,36 @@ def test_no_coefficient_of_the_cost_model_is_negative(samples: list[tuple[int, f
     assert model.predict(0, 0) >= 0
     assert model.predict(10, 0) >= model.predict(5, 0)
     assert model.predict(10, 200) >= model.predict(10, 100)
+
+
+def test_a_model_that_refuses_everything_on_an_idle_server_comes_round() -> None:
+    queue = RequestQueue(
+        Fcfs(), Budget(1, 100, 64, 64), cost(seconds_per_token=1.0), capacity=10, weights={}, starve_after_s=math.inf
+    )
+    refusals = 0
+    while queue.offer(request(refusals, deadline_s=2.0), 0.0):
+        refusals += 1
+        assert refusals < 500
+    assert refusals > 0
+
+
+def test_a_newcomer_does_not_replace_somebody_who_has_no_more_than_it_would_have() -> None:
+    queue = queue_of(Fcfs(), capacity=2)
+    queue.offer(request(0, "a"), 0.0)
+    queue.offer(request(1, "b"), 0.0)
+    (refused,) = queue.offer(request(2, "c"), 0.0)
+    assert refused.request.id == 2
+
+
+def test_a_flooding_tenant_has_no_more_than_its_share_by_waiting_long() -> None:
+    flood = [request(i, "flood", tokens=5, arrived_s=0.0) for i in range(90)]
+    others = [request(100 + i, f"other{i}", tokens=10, arrived_s=9.0) for i in range(9)]
+    batch = fair_select(Fcfs(), [*flood, *others], 10.0, Budget(1, 100, 64, 64), {}, 2.0)
+    assert {r.tenant for r in batch.requests} == {"flood", *(f"other{i}" for i in range(9))}
+    assert sum(r.tokens for r in batch.requests if r.tenant == "flood") <= 10
+
+
+def test_slots_longer_than_any_row_are_no_choice() -> None:
+    waiting = [request(0)]
+    with pytest.raises(PolicyError, match="slots of 1000000000 tokens"):
+        check(Batch((tuple(waiting),), slot_tokens=10**9), waiting, Budget(1, 100, 64, 64))

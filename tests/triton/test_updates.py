@@ -1,0 +1,294 @@
+"""Tenants that are replaced, deleted, damaged and repaired while requests for them are under way."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc  # type: ignore[import-untyped]
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from hplm_client import Client
+from hplm_loadtest.infer_message import METHOD
+
+from hplm import errors
+from hplm.adapters.tenant import Tenant
+from hplm.nn import base as bases
+from hplm.nn import reference
+from hplm.nn.base import Base
+from hplm.nn.encoder import UpperEncoder
+from hplm.store.layout import Store
+from hplm.triton.server import TritonServer, free_ports
+from tests import tiny
+from tests.triton.test_stress import TEXTS, TOLERANCE, message, read, served_hidden
+
+pytestmark = [pytest.mark.triton, pytest.mark.stress, pytest.mark.timeout(200)]
+OTHERS = ("beta", "gamma")
+Logits = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A server of its own, whose store is written to while it serves."""
+
+    server: TritonServer
+    store: Store
+    base: Base
+    scratch: Store
+    upper: UpperEncoder
+    states: list[torch.Tensor]
+
+    def wanted(self, member: Tenant) -> list[Logits]:
+        """What a tenant must answer to each text."""
+        return [reference.logits(self.upper, state, member)[0].numpy() for state in self.states]
+
+    def versions(self, count: int) -> list[list[Logits]]:
+        """Of `alpha` at seeds 100, 101, ..."""
+        return [
+            self.wanted(tiny.make_tenant(self.scratch, self.base, "alpha", 100 + version)) for version in range(count)
+        ]
+
+    def publish(self, version: int) -> None:
+        tiny.make_tenant(self.store, self.base, "alpha", 100 + version)
+
+    def ask(self, tenant: str) -> str:
+        """The code of one request, OK where it is answered."""
+        with Client(self.server.ports.grpc_url) as client:
+            try:
+                client.predict(tenant, TEXTS[0])
+            except errors.HplmError as error:
+                return error.code
+        return "OK"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    folder = tmp_path_factory.mktemp("updates")
+    models = tiny.make_repository(folder, num_slots=3)
+    store, scratch = Store(folder / "store"), Store(folder / "scratch")
+    base = bases.load(store.base("tiny"))
+    with TritonServer(models, free_ports(), log=folder / "triton.log") as server:
+        server.wait_ready()
+        states = [served_hidden(server, "alpha", text) for text in TEXTS]
+        yield Place(server, store, base, scratch, base.load_upper(), states)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One request: `before` and `after` are how many changes had been finished when it was sent, and when it ended."""
+
+    tenant: str
+    text: int
+    before: int
+    after: int
+    seconds: float
+    code: str
+    logits: Logits | None
+
+
+class Traffic:
+    """Threads that ask for tenants all the time. A context manager; `outcomes` are whole when it ends."""
+
+    def __init__(self, server: TritonServer, tenants: tuple[str, ...], changes: Callable[[], int]) -> None:
+        self.outcomes: list[Outcome] = []
+        self._changes = changes
+        self._done = threading.Event()
+        self._channel = grpc.insecure_channel(f"127.0.0.1:{server.ports.grpc}")
+        self._threads = [threading.Thread(target=self._ask, args=(tenant,)) for tenant in tenants for _ in range(2)]
+
+    def _ask(self, tenant: str) -> None:
+        call = self._channel.unary_unary(METHOD)
+        messages = [message(tenant, text) for text in TEXTS]
+        turn = 0
+        while not self._done.is_set():
+            text = turn % len(TEXTS)
+            before, start, code, logits = self._changes(), time.monotonic(), "OK", None
+            try:
+                logits = read(call(messages[text], timeout=60))[1]
+            except grpc.RpcError as error:
+                found = errors.from_wire(str(error.details()))
+                code = str(error) if found is None else found.code
+            seconds = time.monotonic() - start
+            self.outcomes.append(Outcome(tenant, text, before, self._changes(), seconds, code, logits))
+            turn += 1
+
+    def __enter__(self) -> Traffic:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        for thread in self._threads:
+            thread.join()
+        self._channel.close()
+
+    def of(self, tenant: str) -> list[Outcome]:
+        return [outcome for outcome in self.outcomes if outcome.tenant == tenant]
+
+
+def version_of(outcome: Outcome, versions: list[list[Logits]]) -> int:
+    """Which version answered; fails where none did."""
+    assert outcome.logits is not None
+    off = [float(np.abs(outcome.logits - version[outcome.text]).max()) for version in versions]
+    assert min(off) < TOLERANCE, f"nobody's answer: {min(off)} from the nearest version"
+    return int(np.argmin(off))
+
+
+def others_unharmed(traffic: Traffic, place: Place, members: dict[str, list[Logits]], quiet_s: float) -> None:
+    for name in OTHERS:
+        outcomes = traffic.of(name)
+        assert len(outcomes) > 10
+        assert {outcome.code for outcome in outcomes} == {"OK"}
+        assert {version_of(outcome, [members[name]]) for outcome in outcomes} == {0}
+        # Nobody waits for another tenant's files: most take what they took before, and none takes seconds.
+        assert float(np.median([outcome.seconds for outcome in outcomes])) < 4 * quiet_s + 0.05
+        assert max(outcome.seconds for outcome in outcomes) < 50 * quiet_s + 2.0
+
+
+@pytest.fixture(scope="module")
+def members(place: Place) -> dict[str, list[Logits]]:
+    """What the others answer, whose files nobody touches."""
+    seeds = {name: seed for seed, name in enumerate(tiny.TASKS, 1)}
+    return {name: place.wanted(tiny.make_tenant(place.scratch, place.base, name, seeds[name])) for name in OTHERS}
+
+
+@pytest.fixture(scope="module")
+def quiet_s(place: Place) -> float:
+    """What a request takes while nothing changes."""
+    with Traffic(place.server, ("alpha", *OTHERS), lambda: 0) as traffic:
+        time.sleep(2)
+    return float(np.median([outcome.seconds for outcome in traffic.outcomes]))
+
+
+def test_a_tenant_replaced_while_asked_answers_as_the_old_or_the_new_and_never_a_mixture(
+    place: Place, members: dict[str, list[Logits]], quiet_s: float
+) -> None:
+    versions = place.versions(40)
+    place.publish(0)
+    published = 0
+    with Traffic(place.server, ("alpha", *OTHERS), lambda: published) as traffic:
+        for version in range(1, 40):
+            place.publish(version)
+            published = version
+            time.sleep(0.1)
+    assert len(traffic.of("alpha")) > 40
+    for outcome in traffic.of("alpha"):
+        assert outcome.code == "OK"
+        # One that was sent after an update is answered by it or what came after, seen at most while it was written.
+        assert outcome.before <= version_of(outcome, versions) <= outcome.after + 1
+    others_unharmed(traffic, place, members, quiet_s)
+
+
+def test_a_tenant_deleted_while_asked_answers_or_is_unknown_and_answers_again_when_published(
+    place: Place, members: dict[str, list[Logits]], quiet_s: float
+) -> None:
+    versions = place.versions(20)
+    place.publish(0)
+    with Traffic(place.server, ("alpha", *OTHERS), lambda: 0) as traffic:
+        for version in range(1, 20):
+            shutil.rmtree(place.store.tenant("alpha"))
+            time.sleep(0.05)
+            assert place.ask("alpha") == "UNKNOWN_TENANT"
+            place.publish(version)
+            assert place.ask("alpha") == "OK"
+            time.sleep(0.1)
+    outcomes = traffic.of("alpha")
+    codes = {outcome.code for outcome in outcomes}
+    # Corrupt: its folder was read while its files went one after another.
+    assert {"OK", "UNKNOWN_TENANT"} <= codes <= {"OK", "UNKNOWN_TENANT", "CORRUPT_ARTIFACT"}
+    for outcome in outcomes:
+        if outcome.code == "OK":
+            version_of(outcome, versions)
+    others_unharmed(traffic, place, members, quiet_s)
+
+
+def flip_last_byte(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def damage_weights(folder: Path) -> None:
+    flip_last_byte(folder / "weights.safetensors")
+
+
+def damage_manifest(folder: Path) -> None:
+    (folder / "manifest.json").write_text("{")
+
+
+def cut_weights(folder: Path) -> None:
+    path = folder / "weights.safetensors"
+    path.write_bytes(path.read_bytes()[:100])
+
+
+def lose_weights(folder: Path) -> None:
+    (folder / "weights.safetensors").unlink()
+
+
+@pytest.mark.parametrize("damage", [damage_weights, damage_manifest, cut_weights, lose_weights])
+def test_a_damaged_tenant_answers_as_before_or_is_refused_and_answers_again_when_repaired(
+    place: Place, members: dict[str, list[Logits]], quiet_s: float, damage: Callable[[Path], None]
+) -> None:
+    versions = place.versions(12)
+    place.publish(0)
+    with Traffic(place.server, ("alpha", *OTHERS), lambda: 0) as traffic:
+        for version in range(1, 12):
+            place.publish(version)
+            damage(place.store.tenant("alpha"))
+            time.sleep(0.05)
+            place.publish(0)
+            assert place.ask("alpha") == "OK"
+            time.sleep(0.1)
+    outcomes = traffic.of("alpha")
+    assert {"OK"} <= {outcome.code for outcome in outcomes} <= {"OK", "CORRUPT_ARTIFACT"}
+    for outcome in outcomes:
+        if outcome.code == "OK":
+            version_of(outcome, versions)
+    others_unharmed(traffic, place, members, quiet_s)
+
+
+def test_a_tenant_damaged_before_anybody_asked_is_refused_until_its_byte_is_repaired(place: Place) -> None:
+    tiny.make_tenant(place.store, place.base, "damaged", 7, like="beta")
+    damage_weights(place.store.tenant("damaged"))
+    assert [place.ask("damaged") for _ in range(3)] == ["CORRUPT_ARTIFACT"] * 3
+    damage_weights(place.store.tenant("damaged"))
+    assert place.ask("damaged") == "OK"
+
+
+def test_a_tenant_published_while_serving_answers_without_a_restart(place: Place) -> None:
+    assert place.ask("newcomer") == "UNKNOWN_TENANT"
+    made = tiny.make_tenant(place.store, place.base, "newcomer", 77, like="gamma")
+    with Client(place.server.ports.http_url) as client:
+        found = client.predict("newcomer", TEXTS[1], logits=True).logits
+    assert found is not None
+    np.testing.assert_allclose(found[0], place.wanted(made)[1], atol=TOLERANCE)
+
+
+def test_a_bank_replaced_while_asked_answers_as_the_old_or_the_new(tmp_path: Path) -> None:
+    folder = tmp_path
+    models = tiny.make_repository(folder)
+    store = Store(folder / "store")
+    base = bases.load(store.base("tiny"))
+    first = tiny.make_fleet(store, base, 20)
+    with TritonServer(models, free_ports(), log=folder / "triton.log") as server:
+        server.wait_ready()
+        states = [served_hidden(server, "t0", text) for text in TEXTS]
+        upper = base.load_upper()
+        both = [first, tiny.make_fleet(Store(folder / "scratch"), base, 20, seed=1)]
+        wanted = {
+            f"t{i}": [[reference.logits(upper, state, fleet[i])[0].numpy() for state in states] for fleet in both]
+            for i in range(4)
+        }
+        with Traffic(server, tuple(wanted), lambda: 0) as traffic:
+            for turn in range(1, 9):
+                tiny.make_fleet(store, base, 20, seed=turn % 2)
+                time.sleep(0.2)
+    assert {outcome.code for outcome in traffic.outcomes} == {"OK"}
+    assert {version_of(outcome, wanted[outcome.tenant]) for outcome in traffic.outcomes} == {0, 1}
