@@ -101,7 +101,7 @@ class UpperSettings:
     coarse_prefetch: bool = True
     fine_prefetch: bool = True
     batching: Literal["packed", "naive", "turbo", "concat", "slotted"] = "packed"
-    policy: str = "edf"
+    policy: str = "das"
     policy_settings: dict[str, Any] = field(default_factory=dict)
     batch_rows: int = 8
     row_tokens: int = 128
