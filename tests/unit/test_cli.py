@@ -7,6 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
+from hplm_cli import make_app
 
 BIN = Path(sys.executable).parent
 COMMANDS = (
@@ -36,10 +39,15 @@ def hplm(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_help_shows_an_example(command: list[str]) -> None:
-    done = hplm(*command, "--help")
-    assert done.returncode == 0, done.stderr
-    assert "Example" in done.stdout
-    assert "hplm " in done.stdout.partition("Example")[2]
+    # In this process: a new one would import torch for every sub-command.
+    done = CliRunner().invoke(make_app(command[0] if command else None), [*command, "--help"])
+    assert done.exit_code == 0, done.output
+    assert "Example" in done.output
+    assert "hplm " in done.output.partition("Example")[2]
+
+
+def test_the_program_is_installed_and_knows_its_version() -> None:
+    assert hplm("--version").stdout.startswith("hplm ")
 
 
 @pytest.mark.parametrize(
