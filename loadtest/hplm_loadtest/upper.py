@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -46,8 +47,8 @@ def upper_layers(models: Path, rounds: int, num_threads: int, device_name: str) 
                 for i, n in enumerate(lengths)
             ]
             variants: dict[str, Callable[[], object]] = {
-                "packed": lambda requests=requests: engine.run(requests),  # type: ignore[misc]
-                "padded": lambda requests=requests: run_padded(padded, requests, dtype, device),  # type: ignore[misc]
+                "packed": partial(engine.run, requests),
+                "padded": partial(run_padded, padded, requests, dtype, device),
                 "matrix product": peak_product(dtype, device),
             }
             timed = interleaved(variants, rounds, 5, progress, f"variance {variance:g}")

@@ -184,14 +184,17 @@ def test_one_cold_key_loads_once_for_all_who_ask_and_keys_do_not_wait_for_each_o
 
 
 def test_the_cache_keeps_to_its_bytes_and_forgets_the_least_recently_used() -> None:
-    cache = HostCache(lambda key: key * 10, len, capacity_bytes=30, num_threads=1)
-    for key in ("a", "b", "c"):
-        cache.fetch(key).result()
-    assert cache.get("a") == "a" * 10
-    cache.fetch("d").result()
-    assert cache.kept_bytes == 30
-    assert cache.get("b") is None
-    assert cache.get("a") is not None
+    loads: list[str] = []
+
+    def load(key: str) -> str:
+        loads.append(key)
+        return key * 10
+
+    cache = HostCache(load, len, capacity_bytes=30, num_threads=1)
+    for key in ("a", "b", "c", "a", "d", "a", "b"):
+        assert cache.fetch(key).result() == key * 10
+        assert cache.kept_bytes <= 30
+    assert loads == ["a", "b", "c", "d", "b"]
     cache.close()
 
 

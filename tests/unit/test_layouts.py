@@ -91,3 +91,14 @@ def test_a_layer_with_all_tenants_together_equals_the_readable_layer_with_a_loop
                 got = run(index, hidden, layout.attention.counts, layout.attention.lengths, None, *vars(plan).values())
                 torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-4)
     slots.close()
+
+
+def test_slots_whose_filling_thread_has_ended_are_filled_by_the_batch_itself(
+    tiny_base: Base, tiny_store: Store
+) -> None:
+    engine = UpperEngine(
+        tiny_base.config, tiny_base.load_upper(), num_slots=3, reduced_size=3, device=CPU, dtype=torch.float32
+    )
+    engine.close()
+    (request,) = requests_of(tiny_base, tiny_store, [7])
+    np.testing.assert_allclose(engine.run([request])[0], wanted(tiny_base, request), atol=2e-4, rtol=2e-4)

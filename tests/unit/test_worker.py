@@ -24,7 +24,7 @@ from hplm.errors import (
 from hplm.scheduling.cost import CostModel
 from hplm.scheduling.policies import Fcfs
 from hplm.scheduling.policy import Batch, Budget, Policy, Waiting
-from hplm.scheduling.queue import RequestQueue
+from hplm.scheduling.queue import RequestQueue, Taken
 from hplm.serving.worker import ASK_CANCELLED_AFTER_S, Job, Run, Worker
 from hplm.tracing import Tracer
 
@@ -291,6 +291,33 @@ def test_a_client_that_cannot_be_asked_whether_it_has_gone_is_answered(inbox: In
         submit(worker, inbox, item, waited_s=2 * ASK_CANCELLED_AFTER_S, is_cancelled=raising)
     worker.start()
     assert inbox.wait(4) == {item: 2 * item for item in range(4)}
+    worker.stop()
+
+
+class FailsOnce(RequestQueue):
+    """Drops what it has taken, then fails: a mistake of ours in the middle of choosing."""
+
+    failed = False
+
+    def take(self, now_s: float) -> Taken:
+        if self.failed:
+            return super().take(now_s)
+        self.failed = True
+        self.cancel(self.oldest(1)[0].id)
+        raise ZeroDivisionError
+
+
+def test_when_no_batch_can_be_chosen_whoever_waits_is_told_and_the_stage_goes_on(inbox: Inbox) -> None:
+    queue = FailsOnce(
+        Fcfs(), Budget(1, 8, 8, 8), CostModel.fit([(1, 1, 1e-6)]), capacity=9, weights={}, starve_after_s=SOON_S
+    )
+    worker = Worker("test", queue, double, tracer=Tracer(None, "test"))
+    for item in range(3):
+        submit(worker, inbox, item)
+    worker.start()
+    assert all(isinstance(answer, InternalError) for answer in inbox.wait(3).values())
+    submit(worker, inbox, 3)
+    assert inbox.wait(4)[3] == 6
     worker.stop()
 
 

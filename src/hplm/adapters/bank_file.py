@@ -118,7 +118,7 @@ def write(folder: Path, base: str, tenants: Iterable[Tenant]) -> int:
                     raise ConfigError(f"tenant {name} does not fit the bank: another base, size, or the name again")
                 meta.update(shape)
                 seen.add(name)
-                weights = packed.weights if packed.weights.dtype == np.uint16 else to_bfloat16(packed.weights)  # type: ignore[arg-type]
+                weights = packed.weights if packed.weights.dtype == np.uint16 else to_bfloat16(packed.weights)
                 head = np.concatenate([tenant.head.weight.ravel(), tenant.head.bias]).astype(np.float32)
                 adapters.write(weights.tobytes())
                 heads.write(head.tobytes())

@@ -38,24 +38,13 @@ class HostCache(Generic[Key, Value]):
         self._loading: dict[Key, Future[Value]] = {}
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="hplm-load")
         self.kept_bytes = 0
-        self.hits = 0
         self.misses = 0
-
-    def get(self, key: Key) -> Value | None:
-        """The value if it is here now; counts as a use."""
-        with self._lock:
-            if key not in self._kept:
-                return None
-            self._kept.move_to_end(key)
-            self.hits += 1
-            return self._kept[key]
 
     def fetch(self, key: Key) -> Future[Value]:
         """The value, now or later; callers that ask for one key while it loads share one load."""
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
-                self.hits += 1
                 done: Future[Value] = Future()
                 done.set_result(self._kept[key])
                 return done

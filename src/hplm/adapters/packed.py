@@ -91,7 +91,7 @@ def widen(packed: PackedAdapter, reduced_size: int) -> PackedAdapter:
     return pack(Adapter(down, down_bias, up, before.up_bias))
 
 
-def to_bfloat16(values: Float32) -> npt.NDArray[np.uint16]:
+def to_bfloat16(values: npt.NDArray[Any]) -> npt.NDArray[np.uint16]:
     """Bits of the nearest bfloat16, ties to even."""
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)

@@ -34,10 +34,6 @@ class SlotTable:
         """Slots that could be given to a new key now."""
         return self.num_slots - 1 - len(self._pins)
 
-    def can_assign(self, key: str) -> bool:
-        """Whether `assign` would succeed: `key` is there already, a slot is free, or one is unpinned."""
-        return key in self._slot_of or bool(self._free) or len(self._pins) < len(self._slot_of)
-
     def assign(self, key: str) -> tuple[int, bool]:
         """Pin a slot for `key`; True where its weights must be copied there first. Pair with `release`."""
         slot = self._slot_of.get(key)
@@ -67,5 +63,5 @@ class SlotTable:
 
     def _evict(self) -> int:
         victim = next((key for key in self._slot_of if key not in self._pins), None)
-        assert victim is not None, "every slot is pinned: ask can_assign first"
+        assert victim is not None, "every slot is pinned: see num_unpinned"
         return self._slot_of.pop(victim)

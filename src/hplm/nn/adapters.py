@@ -113,7 +113,6 @@ class AdapterSlots:
             torch.zeros(config.upper_layers, num_slots, *shape, device=device, dtype=dtype) for shape in shapes
         ]
         self.loads = 0
-        self.waits = 0
         self._batches_waiting = 0
         self._freed = threading.Condition()
         self._filling: dict[int, Fill] = {}
@@ -130,9 +129,11 @@ class AdapterSlots:
         return sum(part.numel() * part.element_size() for part in self.parts)
 
     def close(self) -> None:
-        """End the filling thread."""
-        if self._jobs is not None:
-            self._jobs.put(None)
+        """End the filling thread; a batch that outlasts it fills its slots itself."""
+        with self._freed:
+            jobs, self._jobs = self._jobs, None
+        if jobs is not None:
+            jobs.put(None)
             self._thread.join()
 
     @contextmanager
@@ -156,7 +157,6 @@ class AdapterSlots:
             # All at once: two that each waited with a part pinned would wait for each other.
             while sum(not self.table.is_pinned(key) for key in packed) > self.table.num_unpinned:
                 assert len(packed) < self.table.num_slots
-                self.waits += 1
                 self._batches_waiting += 1
                 try:
                     self._freed.wait()
@@ -174,9 +174,10 @@ class AdapterSlots:
                 self._filling.update(dict.fromkeys(fresh, fill))
                 self.loads += len(fresh)
             fills = tuple({id(f): f for slot in slots if (f := self._filling.get(slot))}.values())
-            if fill is not None and self._jobs is not None:
-                self._jobs.put(fill)
-        if fill is not None and self._jobs is None:
+            jobs = self._jobs
+            if fill is not None and jobs is not None:
+                jobs.put(fill)
+        if fill is not None and jobs is None:
             self._fill(fill)
         return AssignedSlots(tuple(slots), fills)
 
@@ -326,16 +327,16 @@ def _chunks(
     if not places:
         return None, None, None
     width = min(CHUNK_TOKENS, max(len(own) for own in places.values()))
+    steps = np.arange(width)
     slots: list[int] = []
     gather: list[npt.NDArray[np.int64]] = []
     sizes: list[int] = []
     for slot, own in places.items():
         for first in range(0, len(own), width):
-            part = own[first : first + width]
             slots.append(slot)
-            sizes.append(len(part))
-            gather.append(np.pad(part, (0, width - len(part)), mode="edge"))
-    real = np.flatnonzero(np.arange(width) < np.array(sizes)[:, None])
+            sizes.append(min(width, len(own) - first))
+            gather.append(own[np.minimum(first + steps, len(own) - 1)])
+    real = np.flatnonzero(steps < np.array(sizes)[:, None])
     return (
         torch.tensor(slots, device=device),
         torch.from_numpy(np.concatenate(gather)).to(device),

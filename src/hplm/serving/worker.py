@@ -184,7 +184,10 @@ class Worker(Generic[Item, Answer]):
                 except Exception:
                     # A mistake of ours: whoever waits is told, and the stage goes on.
                     logging.getLogger(__name__).exception("%s: no batch could be chosen", self._name)
-                    failed = [self._jobs.pop(request.id) for request in self._queue.drain()]
+                    self._queue.drain()
+                    # All that wait, and what `take` had already taken out: no batch runs now.
+                    failed = list(self._jobs.values())
+                    self._jobs.clear()
                     taken = Taken(None, ())
                 else:
                     failed = []
@@ -272,7 +275,8 @@ class Worker(Generic[Item, Answer]):
                 error: HplmError = QueueFullError("too many requests wait; try again later")
             else:
                 error = DeadlineError("the deadline cannot be met; the request was not computed")
-            self._answer(self._jobs.pop(one.request.id), error)
+            if (job := self._jobs.pop(one.request.id, None)) is not None:
+                self._answer(job, error)
 
     def _answer(self, job: Job[Item, Answer], answer: Answer | HplmError) -> None:
         self._count(answer.code.lower() if isinstance(answer, HplmError) else "ok")
