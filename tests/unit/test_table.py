@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,11 @@ from hplm.plot import keys, table
 from hplm.plot.table import PlotTable
 
 HIDDEN = 6
+
+
+def find(opened: PlotTable, grams: np.ndarray) -> np.ndarray:
+    """Rows of all of `grams`, asked for in their own order."""
+    return opened.find(grams, np.arange(len(grams)), keys.pack(grams, opened.vocab_size))
 
 
 def write(folder: Path, grams: np.ndarray, vocab_size: int, fingerprint: str = "base") -> np.ndarray:
@@ -36,13 +43,13 @@ def test_what_was_written_is_found_and_nothing_else(
     folder = tmp_path_factory.mktemp("table") / "t"
     values = write(folder, grams, vocab_size)
     opened = table.load(folder, fingerprint="base")
-    found = opened.find(grams)
+    found = find(opened, grams)
     assert sorted(found) == list(range(len(grams)))
     assert np.array_equal(opened.values, values)
     stored = {tuple(gram) for gram in grams.tolist()}
     others = [gram for gram in rng.integers(0, vocab_size, (50, n)).tolist() if tuple(gram) not in stored]
     if others:
-        assert (opened.find(np.array(others)) == -1).all()
+        assert (find(opened, np.array(others)) == -1).all()
 
 
 def test_five_ids_of_a_small_vocabulary_fit_and_of_berts_do_not() -> None:
@@ -54,14 +61,45 @@ def test_five_ids_of_a_small_vocabulary_fit_and_of_berts_do_not() -> None:
 def test_two_ngrams_with_one_hash_never_answer_for_each_other() -> None:
     asked = np.array([[1, 2, 3, 4, 5]])
     other = np.array([[9, 9, 9, 9, 9]], dtype=np.uint32)
-    values = np.ones((1, 5, HIDDEN), dtype=np.float16)
-    forged = PlotTable("root", 5, 30_522, keys.pack(asked, 30_522), values, other)
-    assert forged.find(asked).tolist() == [-1]
+    memory = np.ones((5, HIDDEN), dtype=np.float16)
+    forged = PlotTable("root", 5, 30_522, keys.pack(asked, 30_522), memory, 0, other)
+    assert find(forged, asked).tolist() == [-1]
 
 
 def test_an_empty_table_finds_nothing() -> None:
-    empty = PlotTable("branch", 3, 100, np.zeros(0, np.uint64), np.zeros((0, 3, HIDDEN), np.float16), None)
-    assert empty.find(np.array([[1, 2, 3]])).tolist() == [-1]
+    empty = PlotTable("branch", 3, 100, np.zeros(0, np.uint64), np.zeros((0, HIDDEN), np.float16), 0, None)
+    assert find(empty, np.array([[1, 2, 3]])).tolist() == [-1]
+
+
+def test_tables_in_one_memory_keep_their_own_rows_and_the_room_behind_them_is_empty(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    wanted = []
+    for number, (rows, n) in enumerate([(700, 3), (1, 2), (40, 1)]):
+        grams = np.unique(rng.integers(0, 90, (rows, n)), axis=0)
+        wanted.append((grams, write(tmp_path / str(number), grams, 100)))
+    folders = [tmp_path / str(number) for number in range(3)]
+    opened, room = table.load_together(folders, fingerprint="base", spare_vectors=50)
+    for one, (grams, values) in zip(opened, wanted, strict=True):
+        assert np.array_equal(one.values, values)
+        assert np.array_equal(one.memory[one.first + find(one, grams) * one.size], values[:, 0])
+    assert len(room.memory) == room.first + 50
+    assert not room.memory[room.first :].any()
+
+
+def test_tables_stay_readable_when_their_files_are_deleted_and_their_memory_goes_with_the_last_view(
+    tmp_path: Path,
+) -> None:
+    grams = np.arange(30_000).reshape(10_000, 3)
+    values = write(tmp_path / "t", grams, 30_522)
+    opened = table.load(tmp_path / "t", fingerprint="base")
+    shutil.rmtree(tmp_path / "t")
+    view = opened.values[5_000:]
+    del opened
+    assert np.array_equal(view, values[5_000:])
+    assert "values.f16 (deleted)" in Path("/proc/self/maps").read_text()
+    del view
+    gc.collect()
+    assert "values.f16 (deleted)" not in Path("/proc/self/maps").read_text()
 
 
 @pytest.fixture

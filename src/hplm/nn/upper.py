@@ -74,7 +74,9 @@ class UpperEngine:
         # add up, and casting it to and fro took a tenth of the time.
         self._upper.layers.to(dtype)
         weights = [layer_weights(layer) for layer in self._upper.layers]
-        self._run_layer = scripted(RunLayers(weights, self.slots.parts, config.layer_norm_eps, config.num_heads))
+        self._layers = scripted(RunLayers(weights, self.slots.parts, config.layer_norm_eps, config.num_heads))
+        # Their matrices may lie in another order now: once is enough.
+        self._upper.layers = nn.ModuleList()
 
     def close(self) -> None:
         """End the thread that fills slots."""
@@ -124,22 +126,28 @@ class UpperEngine:
             state = self._embed(texts, layout)
             if mask is not None:
                 mask = mask.to(self.device)
-            for index in range(self.config.upper_layers):
-                assigned.wait(index)
-                with self._tracer.span("layer", index=index):
-                    state = self._run_layer(
-                        index,
-                        state,
-                        attention.counts,
-                        attention.lengths,
-                        mask,
-                        plan.own_slots,
-                        plan.own_places,
-                        plan.chunk_slots,
-                        plan.chunk_gather,
-                        plan.chunk_real,
-                        plan.back,
-                    )
+            run = self._layers
+            run.begin(
+                state,
+                attention.counts,
+                attention.lengths,
+                mask,
+                plan.own_slots,
+                plan.own_places,
+                plan.chunk_slots,
+                plan.chunk_gather,
+                plan.chunk_real,
+                plan.back,
+            )
+            # Ours no more: what Python still held would take the lock again and again.
+            del state, mask, plan
+            try:
+                for index in range(self.config.upper_layers):
+                    assigned.wait(index)
+                    with self._tracer.span("layer", index=index):
+                        run(index)
+            finally:
+                state = run.end()
             return self._logits(texts, layout, state.float())
 
     def _embed(self, texts: list[UpperRequest], layout: Layout) -> Tensor:

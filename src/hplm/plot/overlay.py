@@ -6,22 +6,25 @@ import numpy as np
 import numpy.typing as npt
 
 from hplm.plot.keys import Keys, fits, pack
-from hplm.plot.table import Rows, Values
+from hplm.plot.table import Rows, Spare, Values
 
 
 class Overlay:
-    """A table of at most `capacity` windows of n tokens with values `[capacity, n, H]` in float16.
+    """A table of at most `capacity` windows of n tokens with values `[capacity, n, H]` in float16, in `room` if given.
 
     Use is counted by call: of windows last asked for in one call any may be forgotten first.
     """
 
     name = "overlay"
 
-    def __init__(self, capacity: int, n: int, hidden_size: int, vocab_size: int) -> None:
+    def __init__(self, capacity: int, n: int, hidden_size: int, vocab_size: int, room: Spare | None = None) -> None:
         self.size = n
         self.capacity = capacity
-        self.values: Values = np.zeros((capacity, n, hidden_size), dtype=np.float16)
-        self._vocab_size = vocab_size
+        room = room or Spare(np.zeros((capacity * n, hidden_size), dtype=np.float16), 0)
+        self.memory, self.first = room.memory, room.first
+        own = self.memory[self.first : self.first + capacity * n]
+        self.values: Values = own.reshape(capacity, n, hidden_size)
+        self.vocab_size = vocab_size
         self._grams = np.zeros((capacity, n), dtype=np.int64)
         self._used = np.zeros(capacity, dtype=np.int64)
         self._calls = 0
@@ -32,24 +35,23 @@ class Overlay:
     def __len__(self) -> int:
         return len(self._keys)
 
-    def find(self, grams: npt.NDArray[np.int64]) -> Rows:
-        """Row of each window `[W, n]`, -1 where it is not remembered; a hit counts as a use."""
+    def find(self, grams: npt.NDArray[np.int64], which: Rows, keys: Keys) -> Rows:
+        """As of a PlotTable; a hit counts as a use."""
         if not len(self):
-            return np.full(len(grams), -1, dtype=np.int64)
-        wanted = pack(grams, self._vocab_size)
-        places = np.searchsorted(self._keys, wanted)
+            return np.full(len(keys), -1, dtype=np.int64)
+        places = np.searchsorted(self._keys, keys)
         places[places == len(self)] = 0
         rows = self._rows[places]
-        found = self._keys[places] == wanted
-        if not fits(self.size, self._vocab_size):
-            found &= (self._grams[rows] == grams).all(axis=1)
+        found = self._keys[places] == keys
+        if not fits(self.size, self.vocab_size):
+            found &= (self._grams[rows] == grams[which]).all(axis=1)
         self._calls += 1
         self._used[rows[found]] = self._calls
         return np.where(found, rows, -1)
 
     def remember(self, grams: npt.NDArray[np.int64], values: Values) -> None:
         """Keep windows `[W, n]` with values `[W, n, H]`; of more than fit, the last ones."""
-        keys, first = np.unique(pack(grams, self._vocab_size), return_index=True)
+        keys, first = np.unique(pack(grams, self.vocab_size), return_index=True)
         fresh = np.sort(first[~np.isin(keys, self._keys)])[-self.capacity :]
         if not len(fresh):
             return
@@ -58,7 +60,7 @@ class Overlay:
         self._grams[rows] = grams[fresh]
         self._calls += 1
         self._used[rows] = self._calls
-        keys = pack(grams[fresh], self._vocab_size)
+        keys = pack(grams[fresh], self.vocab_size)
         order = np.argsort(keys)
         places = np.searchsorted(self._keys, keys[order])
         self._keys = np.insert(self._keys, places, keys[order])

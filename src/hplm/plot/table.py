@@ -6,7 +6,8 @@ keys are hashes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import numpy.typing as npt
 
 from hplm.errors import CorruptArtifactError, WrongBaseError
 from hplm.plot import keys as key_codec
+from hplm.plot.arena import Arena, Vectors
 from hplm.store import artifact
 
 KIND = "plot-table"
@@ -24,26 +26,43 @@ Values = npt.NDArray[np.float16]
 
 
 @dataclass(frozen=True)
+class Spare:
+    """Room in a memory, from vector `first` on."""
+
+    memory: Vectors
+    first: int
+
+
+@dataclass(frozen=True)
 class PlotTable:
-    """An open table. `values` is mapped: pages come in as they are touched and are shared by all processes."""
+    """An open table. `memory` `[V, H]` is mapped: pages come in as they are touched and are shared by all processes.
+
+    Vector i of row r is `memory[first + r * size + i]`; several tables may lie in one memory.
+    """
 
     name: str
     size: int
     vocab_size: int
     keys: key_codec.Keys
-    values: Values
+    memory: Vectors
+    first: int
     grams: npt.NDArray[np.uint32] | None
 
-    def find(self, grams: npt.NDArray[np.int64]) -> Rows:
-        """Row of each n-gram `[W, size]`, -1 where the table lacks it: `[W]`."""
+    @property
+    def values(self) -> Values:
+        """The vectors by row: `[rows, size, H]`."""
+        rows = self.memory[self.first : self.first + len(self.keys) * self.size]
+        return rows.reshape(len(self.keys), self.size, -1)
+
+    def find(self, grams: npt.NDArray[np.int64], which: Rows, keys: key_codec.Keys) -> Rows:
+        """Rows `[K]` of the n-grams `grams[which]`, -1 where the table lacks one; `keys` are theirs, best in order."""
         if not len(self.keys):
-            return np.full(len(grams), -1, dtype=np.int64)
-        wanted = key_codec.pack(grams, self.vocab_size)
-        rows = np.searchsorted(self.keys, wanted)
+            return np.full(len(keys), -1, dtype=np.int64)
+        rows = np.searchsorted(self.keys, keys)
         rows[rows == len(self.keys)] = 0
-        found = self.keys[rows] == wanted
+        found = self.keys[rows] == keys
         if self.grams is not None:
-            found &= (self.grams[rows] == grams).all(axis=1)
+            found &= (self.grams[rows] == grams[which]).all(axis=1)
         return np.where(found, rows, -1)
 
 
@@ -99,6 +118,45 @@ def load(folder: Path, *, fingerprint: str, verify: bool = True) -> PlotTable:
 
     Raises MissingArtifactError, CorruptArtifactError (cut short, flipped bytes) or WrongBaseError.
     """
+    return load_together([folder], fingerprint=fingerprint, verify=verify)[0][0]
+
+
+def load_together(
+    folders: Sequence[Path], *, fingerprint: str, verify: bool = True, spare_vectors: int = 0
+) -> tuple[list[PlotTable], Spare]:
+    """Open tables in one memory, with room behind them for `spare_vectors` more. Raises as `load` does."""
+    found = [_read(folder, fingerprint, verify) for folder in folders]
+    hidden = found[0].hidden_size
+    with ExitStack() as stack:
+        try:
+            if len({one.hidden_size for one in found}) > 1:
+                raise ValueError("tables of different widths")
+            files = [(stack.enter_context(one.values.open("rb")).fileno(), one.rows * one.size) for one in found]
+            arena = Arena.of(files, spare_vectors, hidden)
+        except (ValueError, OSError) as error:
+            raise CorruptArtifactError(f"{folders[0]} cannot be mapped ({error}); build it again") from error
+    opened = [
+        PlotTable(one.name, one.size, one.vocab_size, one.keys, arena.vectors, start, one.grams)
+        for one, start in zip(found, arena.starts, strict=True)
+    ]
+    return opened, Spare(arena.vectors, arena.spare)
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """A table's files, values not mapped yet."""
+
+    name: str
+    rows: int
+    size: int
+    hidden_size: int
+    vocab_size: int
+    keys: key_codec.Keys
+    grams: npt.NDArray[np.uint32] | None
+    values: Path
+
+
+def _read(folder: Path, fingerprint: str, verify: bool) -> _Stored:
     stored = artifact.read(folder, KIND)
     meta = stored.meta
     if meta.get("base") != fingerprint:
@@ -109,18 +167,22 @@ def load(folder: Path, *, fingerprint: str, verify: bool = True) -> PlotTable:
     if verify:
         stored.verify()
     try:
-        rows, size, hidden = int(meta["rows"]), int(meta["size"]), int(meta["hidden_size"])
-        vocab_size, hashed = int(meta["vocab_size"]), meta["keys"] == "hashed"
+        rows, size = int(meta["rows"]), int(meta["size"])
         keys = _map(stored.path("keys.u64"), np.uint64, (rows,))
-        grams = _map(stored.path("grams.u32"), np.uint32, (rows, size)) if hashed else None
-        values = _map(stored.path("values.f16"), np.float16, (rows, size, hidden))
+        grams = _map(stored.path("grams.u32"), np.uint32, (rows, size)) if meta["keys"] == "hashed" else None
+        return _Stored(
+            meta["name"],
+            rows,
+            size,
+            int(meta["hidden_size"]),
+            int(meta["vocab_size"]),
+            keys,
+            grams,
+            stored.path("values.f16"),
+        )
     except (KeyError, ValueError, OSError) as error:
         raise CorruptArtifactError(f"{folder} cannot be mapped ({error}); build it again") from error
-    return PlotTable(meta["name"], size, vocab_size, keys, values, grams)
 
 
 def _map(path: Path, dtype: Any, shape: tuple[int, ...]) -> Any:
-    if 0 in shape:
-        return np.zeros(shape, dtype=dtype)
-    # Copy-on-write, though nobody writes: torch warns about tensors over read-only memory. Pages stay shared.
-    return np.memmap(path, dtype=dtype, mode="c", shape=shape)
+    return np.zeros(shape, dtype=dtype) if 0 in shape else np.memmap(path, dtype=dtype, mode="r", shape=shape)

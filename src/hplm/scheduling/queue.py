@@ -1,6 +1,6 @@
 """The bounded queue of a stage: who may wait, who is refused at once, what runs next.
 
-Not thread-safe: its owner holds a lock. Time is handed in, so tests and the simulator drive the same code.
+Not thread-safe but for `preview`: its owner holds a lock. Time is handed in, so tests and the simulator drive the same code.
 """
 
 from __future__ import annotations
@@ -123,10 +123,14 @@ class RequestQueue:
         self._running_until_s = now_s + self._seconds(batch.requests)
         return Taken(batch, tuple(refused), failure)
 
-    def preview(self, now_s: float) -> tuple[Waiting, ...]:
-        """What `take` would choose now, for a head start; nothing changes."""
+    def snapshot(self) -> list[Waiting]:
+        """All that wait now, in the order of arrival."""
+        return list(self._waiting.values())
+
+    def preview(self, waiting: list[Waiting], now_s: float) -> tuple[Waiting, ...]:
+        """What `take` would choose of a snapshot, for a head start. Needs no lock: it reads and changes nothing else."""
         try:
-            return self._select(self._policy, list(self._waiting.values()), now_s).requests
+            return self._select(self._policy, waiting, now_s).requests if waiting else ()
         except (Exception, SystemExit):
             # `take` will meet the same failure and report it.
             return ()

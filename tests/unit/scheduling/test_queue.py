@@ -179,7 +179,7 @@ def test_a_policy_that_raises_or_returns_nonsense_is_reported_and_served_around(
     assert taken.policy_failure is not None
     assert taken.batch is not None
     assert [r.id for r in taken.batch.requests] == list(range(10))
-    assert queue.preview(0.0) == ()
+    assert queue.preview(queue.snapshot(), 0.0) == ()
 
 
 @pytest.mark.parametrize(("deadline_s", "is_refused"), [(0.0, True), (1e-6, True), (3e7, False), (math.inf, False)])

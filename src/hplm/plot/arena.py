@@ -1,0 +1,76 @@
+"""One range of addresses for the values of several tables, so that one gather takes from any of them.
+
+A look-up asks branch, parent, root and overlay. With each table's values at an address of its own, every one more costs
+another pass over the result; mapped one behind the other into one range, a chain of any depth is one `embedding_bag`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import mmap
+import os
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Vectors = npt.NDArray[np.float16]
+_FIXED = 0x10  # MAP_FIXED, which the mmap module does not name
+_NO_RESERVE = 0x4000  # MAP_NORESERVE
+_FAILED = ctypes.c_void_p(-1).value
+
+
+@dataclass(frozen=True)
+class Arena:
+    """`vectors` `[V, H]`: of each mapped file those from `starts[i]` on, then the spare ones, zero at first."""
+
+    vectors: Vectors
+    starts: tuple[int, ...]
+    spare: int
+
+    @staticmethod
+    def of(files: Sequence[tuple[int, int]], spare_vectors: int, hidden_size: int) -> Arena:
+        """`files`: open file descriptors and the vectors in each, which may be closed afterwards. Raises OSError.
+
+        The range is given back when nothing refers to `vectors` or a view of it any more.
+        """
+        vector_bytes = 2 * hidden_size
+        # Mappings begin on pages, vectors at multiples of their size: both at once.
+        step = math.lcm(mmap.PAGESIZE, vector_bytes)
+        places = [0]
+        for file, count in files:
+            if os.fstat(file).st_size < count * vector_bytes:
+                raise OSError(f"a file of values is shorter than its {count} vectors")
+            places.append(places[-1] + -(-count * vector_bytes // step) * step)
+        total = places[-1] + max(1, spare_vectors) * vector_bytes
+        base = _mmap(None, total, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE, -1)
+        for (file, count), place in zip(files, places, strict=False):
+            if count:
+                # Copy-on-write, though nobody writes: pages stay shared with every process that maps the file.
+                _mmap(base + place, count * vector_bytes, mmap.MAP_PRIVATE | _FIXED, file)
+        memory = (ctypes.c_char * total).from_address(base)
+        weakref.finalize(memory, _munmap, base, total).atexit = False
+        vectors = np.frombuffer(memoryview(memory), dtype=np.float16).reshape(-1, hidden_size)
+        starts = [place // vector_bytes for place in places]
+        return Arena(vectors, tuple(starts[:-1]), starts[-1])
+
+
+def _mmap(address: int | None, length: int, flags: int, file: int) -> int:
+    function = ctypes.CDLL(None, use_errno=True).mmap
+    function.restype = ctypes.c_void_p
+    function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    found = function(address, length, mmap.PROT_READ | mmap.PROT_WRITE, flags, file, 0)
+    if found == _FAILED:
+        number = ctypes.get_errno()
+        raise OSError(number, f"mapping {length} bytes: {os.strerror(number)}")
+    assert isinstance(found, int)
+    return found
+
+
+def _munmap(address: int, length: int) -> None:
+    function = ctypes.CDLL(None).munmap
+    function.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    function(address, length)
