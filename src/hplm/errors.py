@@ -5,6 +5,7 @@
     |  |- EmptyTextError           EMPTY_TEXT              INVALID_ARG
     |  |- TextEncodingError        TEXT_NOT_UTF8           INVALID_ARG
     |  |- TextTooLargeError        TEXT_TOO_LARGE          INVALID_ARG
+    |  |- TextCountError           TEXT_COUNT              INVALID_ARG
     |  |- TenantNameError          BAD_TENANT_NAME         INVALID_ARG
     |  |- UnknownTenantError       UNKNOWN_TENANT          NOT_FOUND
     |  |- BatchShapeError          ONE_TEXT_PER_REQUEST    INVALID_ARG
@@ -21,6 +22,25 @@
     |  |- CorruptArtifactError     CORRUPT_ARTIFACT        INTERNAL
     |  |- WrongBaseError           WRONG_BASE              INTERNAL
     |  |- MissingArtifactError     MISSING_ARTIFACT        INTERNAL
+    |  |- StoreUnavailableError    STORE_UNAVAILABLE       UNAVAILABLE
+    |- RegistryError               (the registry cannot be used)
+    |  |- RegistryUnavailableError REGISTRY_UNAVAILABLE    UNAVAILABLE
+    |  |- CorruptRegistryError     CORRUPT_REGISTRY        INTERNAL
+    |  |- MissingRegistryError     MISSING_REGISTRY        INTERNAL
+    |- ManageError                 (a manage request is at fault)
+    |  |- UnknownDomainError       UNKNOWN_DOMAIN          NOT_FOUND
+    |  |- UnknownVersionError      UNKNOWN_VERSION         NOT_FOUND
+    |  |- UnknownJobError          UNKNOWN_JOB             NOT_FOUND
+    |  |- UploadError              BAD_UPLOAD              INVALID_ARG
+    |  |- UnknownUploadError       UNKNOWN_UPLOAD          NOT_FOUND
+    |  |- DomainInUseError         DOMAIN_IN_USE           INVALID_ARG
+    |  |- ConflictError            CONFLICT                INVALID_ARG
+    |  |- AlreadyThereError        ALREADY_EXISTS          INVALID_ARG
+    |  |- LeaseLostError           LEASE_LOST              INVALID_ARG
+    |  |- BadManageRequestError    BAD_MANAGE_REQUEST      INVALID_ARG
+    |  |- ForbiddenError           FORBIDDEN               INVALID_ARG
+    |  |- CorpusTooSmallError      CORPUS_TOO_SMALL        INVALID_ARG
+    |  |- JobCancelledError        JOB_CANCELLED           INVALID_ARG
     |- ConfigError                 BAD_CONFIG              INTERNAL
     |- DataError                   BAD_DATA                INTERNAL
     |- DownloadError               DOWNLOAD_FAILED         UNAVAILABLE
@@ -65,6 +85,12 @@ class TextEncodingError(RequestError):
 
 class TextTooLargeError(RequestError):
     code = "TEXT_TOO_LARGE"
+
+
+class TextCountError(RequestError):
+    """Neither a text nor a pair, or one of them where the tenant was trained on the other."""
+
+    code = "TEXT_COUNT"
 
 
 class TenantNameError(RequestError):
@@ -143,6 +169,106 @@ class WrongBaseError(ArtifactError):
 
 class MissingArtifactError(ArtifactError):
     code = "MISSING_ARTIFACT"
+
+
+class StoreUnavailableError(ArtifactError):
+    """The store's disk is full, read-only or away: trying again may help."""
+
+    code = "STORE_UNAVAILABLE"
+    status = "UNAVAILABLE"
+
+
+class RegistryError(HplmError):
+    """The registry cannot be used; serving goes on with what it knows."""
+
+
+class RegistryUnavailableError(RegistryError):
+    """Locked, unreachable, read-only, of another version, or its disk is full: trying again may help."""
+
+    code = "REGISTRY_UNAVAILABLE"
+    status = "UNAVAILABLE"
+
+
+class CorruptRegistryError(RegistryError):
+    code = "CORRUPT_REGISTRY"
+
+
+class MissingRegistryError(RegistryError):
+    code = "MISSING_REGISTRY"
+
+
+class ManageError(HplmError):
+    """A manage request is at fault, or came too late."""
+
+    status: ClassVar[Status] = "INVALID_ARG"
+
+
+class UnknownDomainError(ManageError):
+    """There is no such domain, or no such base."""
+
+    code = "UNKNOWN_DOMAIN"
+    status = "NOT_FOUND"
+
+
+class UnknownVersionError(ManageError):
+    code = "UNKNOWN_VERSION"
+    status = "NOT_FOUND"
+
+
+class UnknownJobError(ManageError):
+    code = "UNKNOWN_JOB"
+    status = "NOT_FOUND"
+
+
+class UnknownUploadError(ManageError):
+    code = "UNKNOWN_UPLOAD"
+    status = "NOT_FOUND"
+
+
+class DomainInUseError(ManageError):
+    """Tenants or other domains stand on the domain; the message names them, so it is for operators only."""
+
+    code = "DOMAIN_IN_USE"
+
+
+class ConflictError(ManageError):
+    """What the request started from was changed meanwhile; look again, then decide."""
+
+    code = "CONFLICT"
+
+
+class AlreadyThereError(ManageError):
+    code = "ALREADY_EXISTS"
+
+
+class LeaseLostError(ManageError):
+    """The job is another worker's by now, or has ended: stop, publish nothing."""
+
+    code = "LEASE_LOST"
+
+
+class BadManageRequestError(ManageError):
+    code = "BAD_MANAGE_REQUEST"
+
+
+class UploadError(ManageError):
+    """What was uploaded is not what was announced."""
+
+    code = "BAD_UPLOAD"
+
+
+class ForbiddenError(ManageError):
+    """The operator's settings do not allow it."""
+
+    code = "FORBIDDEN"
+
+
+class CorpusTooSmallError(ManageError):
+    code = "CORPUS_TOO_SMALL"
+
+
+class JobCancelledError(ManageError):
+    code = "JOB_CANCELLED"
 
 
 class ConfigError(HplmError):

@@ -7,6 +7,7 @@ file. A crash at any instant leaves either no artifact or a whole one.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import hashlib
 import json
 import os
@@ -18,10 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hplm.crash import crash_point
 from hplm.errors import CorruptArtifactError, MissingArtifactError
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+LEFTOVERS = ("partial", "old")  # how names end that only a killed process leaves
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,7 @@ def publish(folder: Path, kind: str, meta: dict[str, Any]) -> Iterator[Path]:
     """
     with replacing(folder) as partial:
         yield partial
+        crash_point("artifact.written")
         files = {}
         for path in sorted(partial.rglob("*")):
             if path.is_file():
@@ -124,14 +128,18 @@ def replacing(folder: Path) -> Iterator[Path]:
 
     Where the file system cannot swap two folders (some network ones), replacing takes two renames: killed between them,
     the artifact is missing and its reader says so. Nothing half-written is ever in place.
+
+    What a killed process leaves beside the place is told from what is being filled by a lock: see `is_held`.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    partial, old = (folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.{kind}") for kind in ("partial", "old"))
-    partial.mkdir()
+    partial, old = (folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.{kind}") for kind in LEFTOVERS)
+    partial.mkdir(parents=True)
+    held = os.open(partial, os.O_RDONLY)
     try:
+        fcntl.flock(held, fcntl.LOCK_EX)
         yield partial
         for path in [*partial.rglob("*"), partial]:
             _sync(path)
+        crash_point("artifact.durable")
         if not folder.exists():
             partial.rename(folder)
         elif not _exchange(partial, folder):
@@ -142,9 +150,26 @@ def replacing(folder: Path) -> Iterator[Path]:
                 old.rename(folder)
                 raise
         _sync(folder.parent)
+        crash_point("artifact.placed")
     finally:
+        os.close(held)
         shutil.rmtree(partial, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
+
+
+def is_held(partial: Path) -> bool:
+    """Whether a living process fills the folder: its lock goes when it does, however it ends."""
+    try:
+        handle = os.open(partial, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(handle)
+    return False
 
 
 def _exchange(first: Path, second: Path) -> bool:

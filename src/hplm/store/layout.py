@@ -1,4 +1,4 @@
-"""Where the artifacts of a store lie."""
+"""Where the artifacts of a store lie. Paths in the registry are these, relative to the store's root."""
 
 from __future__ import annotations
 
@@ -8,9 +8,21 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Store:
-    """A folder of artifacts. Serving reads it and never writes."""
+    """A folder of artifacts and the registry that names them. Serving reads both and never writes.
+
+    `registry` is an SQLAlchemy URL; "" is `registry.sqlite` in the folder itself.
+    """
 
     root: Path
+    registry: str = ""
+
+    @property
+    def registry_url(self) -> str:
+        return self.registry or f"sqlite:///{self.root.absolute() / 'registry.sqlite'}"
+
+    def path(self, relative: str) -> Path:
+        """A path as the registry writes it, on this machine."""
+        return self.root / relative
 
     def base(self, name: str) -> Path:
         return self.root / "bases" / name
@@ -19,13 +31,15 @@ class Store:
         """Level is `root`, `bigram` or `unigram` of the PLOT called `name`."""
         return self.root / "plots" / name / level
 
+    def domain(self, base: str, name: str, number: int) -> Path:
+        """A domain's version: its `branch` table and its `lower` layers."""
+        return self.root / "domains" / base / name / str(number)
+
     def tenant(self, name: str) -> Path:
         return self.root / "tenants" / name
 
-    def tenant_names(self) -> list[str]:
-        """Names of all published tenants, sorted."""
-        folder = self.root / "tenants"
-        return sorted(p.name for p in folder.iterdir() if not p.name.startswith(".")) if folder.is_dir() else []
+    def tenant_version(self, name: str, number: int) -> Path:
+        return self.root / "tenants" / name / str(number)
 
     def bank(self, name: str) -> Path:
         """Many tenants in one file."""
@@ -35,3 +49,11 @@ class Store:
         """Folders of all published banks, sorted by name."""
         folder = self.root / "banks"
         return sorted(p for p in folder.iterdir() if not p.name.startswith(".")) if folder.is_dir() else []
+
+    def upload(self, upload_id: str) -> Path:
+        """The bytes of an upload as they come in."""
+        return self.root / "uploads" / upload_id
+
+    def scratch(self, job_id: str) -> Path:
+        """What a job goes on from when its worker was lost."""
+        return self.root / "jobs" / job_id

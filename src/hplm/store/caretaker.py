@@ -1,0 +1,206 @@
+"""Acting on a store: check it, remove what may go, register what is not."""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+
+from hplm.crash import crash_point
+from hplm.errors import ArtifactError, CorruptArtifactError, WrongBaseError
+from hplm.store import artifact, housekeeping
+from hplm.store.artifact import Artifact
+from hplm.store.housekeeping import AdoptPlan, Removal
+from hplm.store.inventory import LEVELS, again, bank_members, look, read_card
+from hplm.store.layout import Store
+from hplm.store.records import Snapshot
+from hplm.store.registry import Registry
+
+GRACE_S = 120.0  # longer than any request that may still hold what was retired
+UPLOAD_S = 86_400.0
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is wrong, and where: a path in the store, or the registry itself."""
+
+    where: str
+    what: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`problems` are what requests will run into; `loose` is what nobody uses: for `gc` or `adopt`."""
+
+    problems: tuple[Problem, ...]
+    loose: tuple[Problem, ...]
+
+
+def collect(
+    store: Store, registry: Registry, now_s: float, *, grace_s: float = GRACE_S, upload_s: float = UPLOAD_S
+) -> Removal:
+    """Remove what nobody uses; returns what went. Killed at any point, the next call goes on."""
+    found = look(store)
+    plan = housekeeping.plan_removal(
+        found,
+        registry.snapshot(),
+        registry.collectable(now_s - grace_s),
+        [upload.id for upload in registry.stale_uploads(now_s - upload_s)],
+        now_s=now_s,
+        grace_s=grace_s,
+    )
+    by_path = {one.path: one for one in found}
+    retired = []
+    for path in plan.retired:
+        changed = path in by_path and not again(store, by_path[path])
+        # Only a bank's path is ever published again; where that was done since the plan was made, it must stay.
+        published = path.startswith("banks/") and path not in registry.collectable(now_s - grace_s)
+        if not changed and not published:
+            remove(store, path)
+            crash_point("collect.removed")
+            registry.forget(path)
+            crash_point("collect.forgotten")
+            retired.append(path)
+    loose = []
+    for one in (*plan.leftovers, *plan.strays):
+        if again(store, one) and not (one.kind == "leftover" and artifact.is_held(store.path(one.path))):
+            remove(store, one.path)
+            loose.append(one)
+    for upload_id in plan.uploads:
+        remove(store, f"uploads/{upload_id}")
+        registry.drop_upload(upload_id)
+    return Removal(
+        tuple(retired),
+        tuple(one for one in loose if one.kind not in ("upload", "scratch")),
+        plan.uploads,
+        tuple(one for one in loose if one.kind in ("upload", "scratch")),
+    )
+
+
+def remove(store: Store, path: str) -> None:
+    """Remove an artifact or upload at once for all who look, then its bytes. One that is gone already is fine."""
+    target, depth = store.path(path), len(path.split("/"))
+    if target.is_file():
+        target.unlink()
+    elif path.startswith("tenants/") and depth == 2:
+        # A tenant's first version may lie in the folder that its later ones are in, or are being made in. Its manifest
+        # goes last, so that what is left of it, if we are killed here, is still known for what it is.
+        for name in sorted((child.name for child in _files(target)), key=lambda name: name == artifact.MANIFEST):
+            (target / name).unlink(missing_ok=True)
+        _remove_empty([target])
+    elif target.is_dir():
+        gone = target
+        if not target.name.startswith("."):
+            gone = target.with_name(f".{target.name}.{uuid.uuid4().hex}.old")
+            with suppress(FileNotFoundError):  # two may collect at once
+                target.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
+    # The folder of a tenant or domain goes with its last version.
+    _remove_empty(target.parents[: max(0, depth - 2)])
+
+
+def adopt(store: Store, registry: Registry, now_s: float, *, root: str = "") -> AdoptPlan:
+    """Register what lies in the store under names that the registry does not know; returns what was done.
+
+    Doing it again does nothing. What was rolled back is at its newest version again: which one was served is known to the
+    registry alone. Raises ConflictError where somebody publishes at the same time.
+    """
+    known = registry.snapshot()
+    cards = [read_card(store, one) for one in look(store) if housekeeping.is_unknown(one, known)]
+    plan = housekeeping.plan_adoption(cards, known, root=root)
+    if plan.bases or plan.domains or plan.tenants:
+        registry.adopt(plan.generation, plan.bases, plan.domains, plan.tenants, now_s)
+    return plan
+
+
+def verify(store: Store, registry: Registry, now_s: float, *, grace_s: float = GRACE_S) -> Verdict:
+    """Hold every file that the registry names against its manifest, and look for what it does not name."""
+    known = registry.snapshot()
+    problems = [Problem("registry", fault) for fault in registry.faults()]
+    problems += _broken(store, known)
+    found = look(store)
+    plan = housekeeping.plan_removal(found, known, (), (), now_s=now_s, grace_s=grace_s)
+    loose = [Problem(one.path, "left over; `hplm store gc` removes it") for one in (*plan.leftovers, *plan.strays)]
+    loose += [
+        Problem(one.path, "not registered; `hplm store adopt` does that")
+        for one in found
+        if housekeeping.is_unknown(one, known)
+    ]
+    return Verdict(tuple(problems), tuple(loose))
+
+
+def _files(folder: Path) -> list[Path]:
+    return [child for child in folder.iterdir() if child.is_file()] if folder.is_dir() else []
+
+
+def _remove_empty(folders: Sequence[Path]) -> None:
+    for folder in folders:
+        try:
+            folder.rmdir()
+        except OSError:  # gone, or not empty
+            break
+
+
+def _broken(store: Store, known: Snapshot) -> Iterator[Problem]:
+    """Files that are missing, damaged, or not what the registry takes them for."""
+    fingerprints = {base.name: base.fingerprint for base in known.bases}
+    checks: list[tuple[str, Callable[[Path], None]]] = [
+        (base.path, partial(_check_base, fingerprint=base.fingerprint)) for base in known.bases
+    ]
+    for version in known.domains:
+        parts = LEVELS if version.parent_id is None else ("branch", "lower")
+        checks.append((version.path, partial(_check_domain, parts=parts, fingerprint=fingerprints[version.base])))
+    by_path = sorted(known.tenants, key=lambda claim: claim.path)
+    for path, claims in groupby(by_path, key=lambda claim: claim.path):
+        check = _check_bank if path.startswith("banks/") else _check_tenant
+        checks.append(
+            (path, partial(check, names={claim.tenant for claim in claims}, bases=set(fingerprints.values())))
+        )
+    for path, run in checks:
+        try:
+            run(store.path(path))
+        except (ArtifactError, OSError, KeyError) as error:
+            yield Problem(path, f"{error.code}: {error}" if isinstance(error, ArtifactError) else repr(error))
+
+
+def _check_base(folder: Path, fingerprint: str) -> None:
+    found = artifact.read(folder, "base")
+    found.verify()
+    if found.fingerprint != fingerprint:
+        raise WrongBaseError(f"{folder} is {found.fingerprint}, the registry says {fingerprint}")
+
+
+def _check_domain(folder: Path, parts: Sequence[str], fingerprint: str) -> None:
+    for part in parts:
+        found = artifact.read(folder / part, "lower" if part == "lower" else "plot-table")
+        found.verify()
+        if found.meta["base"] != fingerprint:
+            raise WrongBaseError(f"{folder / part} was made over {found.meta['base']}, the base is {fingerprint}")
+
+
+def _check_tenant(folder: Path, names: set[str], bases: set[str]) -> None:
+    found = artifact.read(folder, "tenant")
+    found.verify()
+    if {found.meta["name"]} != names:
+        raise CorruptArtifactError(
+            f"{folder} holds {found.meta['name']!r}, the registry says {', '.join(sorted(names))}"
+        )
+    _check_over(found, bases)
+
+
+def _check_bank(folder: Path, names: set[str], bases: set[str]) -> None:
+    found = artifact.read(folder, "bank")
+    found.verify()
+    if missing := sorted(names - set(bank_members(folder))):
+        raise CorruptArtifactError(f"{folder} lacks {len(missing)} tenants: {', '.join(missing[:20])}")
+    _check_over(found, bases)
+
+
+def _check_over(found: Artifact, bases: set[str]) -> None:
+    if found.meta["base"] not in bases:
+        raise WrongBaseError(f"{found.folder} was made over base {found.meta['base']}, which is not registered")

@@ -1,0 +1,104 @@
+"""The registry: the one truth about bases, domains, tenants, versions, jobs and uploads of a store.
+
+    with closing(Registry.open(store, create=True)) as registry:
+        version = registry.publish_tenant("films", root.id, "tenants/films/1", now_s, about={}, number=1, expected=None)
+
+Every method is one transaction: a process killed inside it leaves what was before. Time is handed in, unix seconds. Any
+method raises RegistryUnavailableError, CorruptRegistryError or MissingRegistryError where the database cannot be used.
+"""
+
+from __future__ import annotations
+
+from hplm.errors import MissingRegistryError, RegistryUnavailableError
+from hplm.store import schema
+from hplm.store.database import ADOPT, Database
+from hplm.store.layout import Store
+from hplm.store.records import (
+    BaseRecord,
+    Changes,
+    DomainRecord,
+    DomainVersion,
+    Job,
+    JobState,
+    ServedTenant,
+    TenantRecord,
+    TenantVersion,
+    Upload,
+)
+from hplm.store.registry_adoption import Adoption
+from hplm.store.registry_domains import Domains
+from hplm.store.registry_jobs import Jobs
+from hplm.store.registry_retention import Retention
+from hplm.store.registry_serving import Serving
+from hplm.store.registry_tenants import Tenants
+from hplm.store.registry_uploads import Uploads
+
+__all__ = [
+    "BaseRecord",
+    "Changes",
+    "DomainRecord",
+    "DomainVersion",
+    "Job",
+    "JobState",
+    "Registry",
+    "ServedTenant",
+    "TenantRecord",
+    "TenantVersion",
+    "Upload",
+]
+
+
+class Registry(Domains, Tenants, Serving, Retention, Adoption, Jobs, Uploads):
+    """One process's access to a store's registry, safe to use from several threads. Opened by one of its two methods."""
+
+    @classmethod
+    def open(cls, store: Store, *, create: bool = False) -> Registry:
+        """To read and write; tables of an older version are brought up to this one.
+
+        Without `create` a missing registry is a MissingRegistryError: an empty one would look as if all were deleted.
+        """
+        registry = cls(Database(store, writer=True, create=create))
+        try:
+            found = registry._database.version()
+            if found is None and not create:
+                raise MissingRegistryError(f"there is no registry at {registry._database.where}; {ADOPT}")
+            registry._check_known(found)
+            if found != schema.HEAD:
+                registry._database.migrate()
+        except BaseException:
+            registry.close()
+            raise
+        return registry
+
+    @classmethod
+    def open_read_only(cls, store: Store) -> Registry:
+        """To read only, as serving does: never writes and never migrates."""
+        registry = cls(Database(store, writer=False))
+        try:
+            found = registry._database.version()
+            if found is None:
+                raise MissingRegistryError(f"there is no registry at {registry._database.where}; {ADOPT}")
+            registry._check_known(found)
+            if found != schema.HEAD:
+                raise RegistryUnavailableError(
+                    f"{registry._database.where} has version {found} of the tables, {schema.HEAD} is expected: "
+                    "`hplm store adopt` brings it up to date"
+                )
+        except BaseException:
+            registry.close()
+            raise
+        return registry
+
+    def close(self) -> None:
+        """Let go of the database; what was written is written."""
+        self._database.close()
+
+    def faults(self) -> list[str]:
+        """What is wrong inside the database file, empty where it is sound."""
+        return self._database.faults()
+
+    def _check_known(self, found: str | None) -> None:
+        if found is not None and found > schema.HEAD:
+            raise RegistryUnavailableError(
+                f"{self._database.where} has version {found} of the tables, this hplm knows {schema.HEAD}: upgrade hplm"
+            )

@@ -1,0 +1,133 @@
+"""The registry's part about files: what it says of them, and taking in those it does not know."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Connection, insert, select, update
+
+from hplm.errors import ConflictError
+from hplm.store.database import Database, bump
+from hplm.store.records import UNFINISHED, BaseRecord, Claim, DomainVersion, NewDomain, NewTenant, Snapshot
+from hplm.store.registry_domains import domain_row, insert_domain_version, select_domain_versions
+from hplm.store.registry_tenants import serve_newest
+from hplm.store.schema import bases, domain_versions, domains, jobs, state, tenant_versions, tenants, uploads
+
+CHANGED = "the registry was changed meanwhile: look again"
+
+
+class Adoption:
+    """A look at all that the registry knows of files, and one transaction that adds to it."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def snapshot(self) -> Snapshot:
+        """What the registry says about files now."""
+        v = tenant_versions.c
+        with self._database.reading() as connection:
+
+            def column(query: Any) -> list[Any]:
+                return list(connection.execute(query).scalars())
+
+            subjects = column(select(jobs.c.subject).distinct())
+            kept = select_domain_versions().where(domain_versions.c.retired_s.is_(None))
+            return Snapshot(
+                generation=connection.execute(select(state.c.generation)).scalar_one(),
+                bases=tuple(
+                    BaseRecord(row.name, row.fingerprint, row.path)
+                    for row in connection.execute(select(bases).order_by(bases.c.name))
+                ),
+                domains=tuple(DomainVersion(*row) for row in connection.execute(kept.order_by(domain_versions.c.id))),
+                tenants=tuple(
+                    Claim(*row)
+                    for row in connection.execute(
+                        select(v.tenant, v.number, v.path).where(v.retired_s.is_(None)).order_by(v.tenant, v.number)
+                    )
+                ),
+                paths=frozenset(
+                    path
+                    for table in (bases, domain_versions, tenant_versions)
+                    for path in column(select(table.c.path).distinct())
+                ),
+                tenant_names=frozenset(column(select(tenants.c.name)))
+                | {name for kind, _, name in (one.partition(":") for one in subjects) if kind == "tenant"},
+                domain_names=frozenset(
+                    (row.base, row.name) for row in connection.execute(select(domains.c.base, domains.c.name))
+                )
+                | {
+                    (base, name)
+                    for kind, _, full in (one.partition(":") for one in subjects)
+                    for base, _, name in [full.partition("/")]
+                    if kind == "domain"
+                },
+                uploads=frozenset(column(select(uploads.c.id))),
+                busy=frozenset(column(select(jobs.c.subject).where(jobs.c.state == "running"))),
+                unfinished=frozenset(column(select(jobs.c.id).where(jobs.c.state.in_(UNFINISHED)))),
+            )
+
+    def adopt(
+        self,
+        generation: int,
+        new_bases: Sequence[BaseRecord],
+        new_domains: Sequence[NewDomain],
+        new_tenants: Sequence[NewTenant],
+        now_s: float,
+    ) -> None:
+        """Register what lies in the store already, parents before children: all of it or nothing.
+
+        The highest number of a tenant or domain becomes current. Raises ConflictError where `generation`, which the plan
+        was made at, is past.
+        """
+        with self._database.writing() as connection:
+            if connection.execute(select(state.c.generation)).scalar_one() != generation:
+                raise ConflictError(CHANGED)
+            for base in new_bases:
+                connection.execute(insert(bases).values(**vars(base), created_s=now_s))
+            d = domain_versions.c
+            kept = select(d.path, d.id).where(d.retired_s.is_(None))
+            ids: dict[str, int] = {row.path: row.id for row in connection.execute(kept)}
+            for one in new_domains:
+                row = domain_row(connection, one.base, one.name)
+                parent_id = ids[one.parent] if one.parent else None
+                ids[one.path] = insert_domain_version(
+                    connection, row, one.number, parent_id, one.path, now_s, one.about
+                )
+            newest = select(d.id).where(d.domain_id == domains.c.id, d.number == domains.c.last_number)
+            added = {(one.base, one.name) for one in new_domains}
+            for base_name, name in added:
+                connection.execute(
+                    update(domains)
+                    .where(domains.c.base == base_name, domains.c.name == name)
+                    .values(current_id=newest.scalar_subquery())
+                )
+            if new_domains or new_tenants:
+                _insert_tenants(connection, new_tenants, ids, now_s)
+
+
+def _insert_tenants(connection: Connection, new: Sequence[NewTenant], domain_ids: dict[str, int], now_s: float) -> None:
+    generation = bump(connection)
+    last: dict[str, int] = {}
+    for one in new:
+        last[one.name] = max(one.number, last.get(one.name, 0))
+    if not last:
+        return
+    # A number may have been given to a name since the plan was made, and that is no generation.
+    if not last.keys().isdisjoint(connection.execute(select(tenants.c.name)).scalars()):
+        raise ConflictError(CHANGED)
+    rows = [{"name": name, "last_number": number, "generation": generation} for name, number in last.items()]
+    connection.execute(insert(tenants), rows)
+    versions = [
+        {
+            "tenant": one.name,
+            "number": one.number,
+            "domain_version_id": domain_ids[one.domain],
+            "path": one.path,
+            "created_s": now_s,
+            "about": one.about,
+        }
+        for one in new
+    ]
+    connection.execute(insert(tenant_versions), versions)
+    serve_newest(connection, generation)

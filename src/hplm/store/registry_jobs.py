@@ -1,0 +1,219 @@
+"""The registry's part about jobs: a queue that workers take leases from."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Collection
+from typing import Any
+
+from sqlalchemy import Connection, Row, insert, select, update
+
+from hplm.errors import LeaseLostError, UnknownJobError
+from hplm.store.database import Database
+from hplm.store.records import UNFINISHED, Job, JobState
+from hplm.store.schema import jobs
+
+MOST_ATTEMPTS = 3
+LOST = {"code": "WORKER_LOST", "message": f"the worker was lost {MOST_ATTEMPTS} times while at it; see its log"}
+_FIELDS = tuple(Job.__dataclass_fields__)
+
+
+class Jobs:
+    """Jobs wait in order, one at a time a subject; a worker holds one by a lease that it renews."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def submit_job(self, kind: str, subject: str, request: dict[str, Any], now_s: float) -> Job:
+        """Queue a job. Its `subject` is `tenant:<name>` or `domain:<base>/<name>`."""
+        job_id = uuid.uuid4().hex
+        with self._database.writing() as connection:
+            connection.execute(
+                insert(jobs).values(
+                    id=job_id,
+                    kind=kind,
+                    subject=subject,
+                    request=request,
+                    state="queued",
+                    step="",
+                    progress=0.0,
+                    created_s=now_s,
+                    cancel_requested=False,
+                    attempts=0,
+                )
+            )
+            return _job(_row(connection, job_id))
+
+    def job(self, job_id: str) -> Job:
+        """Raises UnknownJobError."""
+        with self._database.reading() as connection:
+            return _job(_row(connection, job_id))
+
+    def jobs(self, *, states: Collection[JobState] | None = None, limit: int = 100) -> list[Job]:
+        """The newest first, those in `states` where given, at most `limit`."""
+        query = select(jobs).order_by(jobs.c.seq.desc()).limit(limit)
+        with self._database.reading() as connection:
+            found = connection.execute(query.where(jobs.c.state.in_(states)) if states is not None else query)
+            return [_job(row) for row in found]
+
+    def claim_job(self, worker: str, now_s: float, lease_s: float) -> Job | None:
+        """Take the oldest job that can start, until `now_s + lease_s`; None where there is none.
+
+        It is queued, or its worker's lease ran out. Jobs of one subject go one by one in their order, and a tenant's
+        job waits while one of its domain runs (`base` and `domain` of its request). One that lost its worker for the
+        third time fails; one that was to be cancelled when it lost it is cancelled.
+        """
+        unfinished = select(jobs).where(jobs.c.state.in_(UNFINISHED)).order_by(jobs.c.seq)
+        with self._database.reading() as connection:
+            # Idle workers ask often, and need not stop those who write.
+            if connection.execute(unfinished.limit(1)).first() is None:
+                return None
+        with self._database.writing() as connection:
+            waiting = connection.execute(unfinished).all()
+            running = {row.subject for row in waiting if _held(row, now_s, lease_s)}
+            for row in waiting:
+                if row.subject in running or _waits_for_domain(row, running):
+                    # Younger jobs of its subject wait behind it.
+                    running.add(row.subject)
+                    continue
+                if row.state == "running" and row.cancel_requested:
+                    _end(connection, row.id, "cancelled", now_s)
+                elif row.state == "running" and row.attempts >= MOST_ATTEMPTS:
+                    _end(connection, row.id, "failed", now_s, error=LOST)
+                else:
+                    connection.execute(
+                        update(jobs)
+                        .where(jobs.c.id == row.id)
+                        .values(
+                            state="running",
+                            worker=worker,
+                            lease_until_s=now_s + lease_s,
+                            started_s=now_s,
+                            step="",
+                            progress=0.0,
+                            eta_s=None,
+                            attempts=row.attempts + 1,
+                        )
+                    )
+                    return _job(_row(connection, row.id))
+        return None
+
+    def report_job(
+        self,
+        job_id: str,
+        worker: str,
+        now_s: float,
+        lease_s: float,
+        *,
+        step: str,
+        progress: float,
+        eta_s: float | None,
+    ) -> bool:
+        """Renew the lease and say how far the job is; True where it is to be cancelled. Raises LeaseLostError."""
+        with self._database.writing() as connection:
+            row = _held_row(connection, job_id, worker)
+            connection.execute(
+                update(jobs)
+                .where(jobs.c.id == job_id)
+                .values(lease_until_s=now_s + lease_s, step=step, progress=progress, eta_s=eta_s)
+            )
+            return bool(row.cancel_requested)
+
+    def finish_job(
+        self,
+        job_id: str,
+        worker: str,
+        now_s: float,
+        *,
+        result: dict[str, Any] | None = None,
+        error: dict[str, str] | None = None,
+        cancelled: bool = False,
+    ) -> None:
+        """End a job as done with `result`, failed with `error`, or cancelled. Raises LeaseLostError."""
+        state: JobState = "cancelled" if cancelled else "failed" if error is not None else "done"
+        with self._database.writing() as connection:
+            _held_row(connection, job_id, worker)
+            _end(connection, job_id, state, now_s, result=result, error=error)
+
+    def release_job(self, job_id: str, worker: str, now_s: float) -> None:
+        """Give a job back to the queue, as if it had not been begun: the worker stops. Raises LeaseLostError."""
+        with self._database.writing() as connection:
+            row = _held_row(connection, job_id, worker)
+            if row.cancel_requested:
+                _end(connection, job_id, "cancelled", now_s)
+                return
+            connection.execute(
+                update(jobs)
+                .where(jobs.c.id == job_id)
+                .values(
+                    state="queued",
+                    worker=None,
+                    lease_until_s=None,
+                    started_s=None,
+                    step="",
+                    progress=0.0,
+                    eta_s=None,
+                    attempts=row.attempts - 1,
+                )
+            )
+
+    def cancel_job(self, job_id: str, now_s: float) -> Job:
+        """A queued job ends at once, a running one when its worker hears of it; one that has ended stays as it is.
+
+        Raises UnknownJobError.
+        """
+        with self._database.writing() as connection:
+            row = _row(connection, job_id)
+            if row.state == "queued":
+                _end(connection, job_id, "cancelled", now_s)
+            if row.state in UNFINISHED:
+                connection.execute(update(jobs).where(jobs.c.id == job_id).values(cancel_requested=True))
+            return _job(_row(connection, job_id))
+
+
+def _row(connection: Connection, job_id: str) -> Row[Any]:
+    row = connection.execute(select(jobs).where(jobs.c.id == job_id)).first()
+    if row is None:
+        raise UnknownJobError(f"there is no job {job_id!r}")
+    return row
+
+
+def _job(row: Row[Any]) -> Job:
+    return Job(**{name: row._mapping[name] for name in _FIELDS})
+
+
+def _held_row(connection: Connection, job_id: str, worker: str) -> Row[Any]:
+    row = _row(connection, job_id)
+    if row.state != "running" or row.worker != worker:
+        now = f"with {row.worker}" if row.state == "running" else row.state
+        raise LeaseLostError(f"job {job_id} is no longer {worker}'s, it is {now}: stop, publish nothing")
+    return row
+
+
+def _held(row: Row[Any], now_s: float, lease_s: float) -> bool:
+    """Under a lease that is good. One that ends later than any lease could was given before the clock jumped back."""
+    return row.state == "running" and now_s < row.lease_until_s <= now_s + 2 * lease_s
+
+
+def _waits_for_domain(row: Row[Any], running: set[str]) -> bool:
+    domain, base = row.request.get("domain"), row.request.get("base")
+    if not row.subject.startswith("tenant:") or domain is None:
+        return False
+    if base is not None:
+        return f"domain:{base}/{domain}" in running
+    return any(subject.startswith("domain:") and subject.endswith(f"/{domain}") for subject in running)
+
+
+def _end(
+    connection: Connection,
+    job_id: str,
+    state: JobState,
+    now_s: float,
+    *,
+    result: dict[str, Any] | None = None,
+    error: dict[str, str] | None = None,
+) -> None:
+    ended = {"state": state, "ended_s": now_s, "lease_until_s": None, "eta_s": None, "result": result, "error": error}
+    if state == "done":
+        ended["progress"] = 1.0
+    connection.execute(update(jobs).where(jobs.c.id == job_id).values(**ended))

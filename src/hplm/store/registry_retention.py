@@ -1,0 +1,93 @@
+"""The registry's part about what may go: versions that nothing serves, and the files that were theirs."""
+
+from __future__ import annotations
+
+from sqlalchemy import delete, func, select, update
+
+from hplm.store.database import Database
+from hplm.store.schema import bases, domain_versions, domains, tenant_versions, tenants
+
+
+class Retention:
+    """Retire versions, say which files may be removed, forget them."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def retire(self, keep: int, now_s: float) -> int:
+        """Retire what is neither current nor among the newest `keep` of its tenant or domain; returns how many.
+
+        A domain version stays while a kept tenant version is tied to it or a kept domain version stands on it.
+        """
+        assert keep >= 1
+        with self._database.writing() as connection:
+            v = tenant_versions.c
+            age = func.row_number().over(partition_by=v.tenant, order_by=v.number.desc()).label("age")
+            aged = (
+                select(v.id, tenants.c.current_id, age)
+                .join(tenants, tenants.c.name == v.tenant)
+                .where(v.retired_s.is_(None))
+                .subquery()
+            )
+            old = select(aged.c.id).where(aged.c.age > keep, aged.c.id.is_distinct_from(aged.c.current_id))
+            retired = connection.execute(update(tenant_versions).where(v.id.in_(old)).values(retired_s=now_s)).rowcount
+            pinned = set(
+                connection.execute(select(v.domain_version_id).where(v.retired_s.is_(None)).distinct()).scalars()
+            )
+            d = domain_versions.c
+            # Newest first, so a child that goes frees its parent in the same pass.
+            rows = connection.execute(
+                select(d.id, d.domain_id, d.parent_id, domains.c.current_id)
+                .join(domains, domains.c.id == d.domain_id)
+                .where(d.retired_s.is_(None))
+                .order_by(d.id.desc())
+            ).all()
+            newer: dict[int, int] = {}
+            old_domains: list[int] = []
+            for row in rows:
+                rank = newer[row.domain_id] = newer.get(row.domain_id, 0) + 1
+                if rank > keep and row.id != row.current_id and row.id not in pinned:
+                    old_domains.append(row.id)
+                elif row.parent_id is not None:
+                    pinned.add(row.parent_id)
+            connection.execute(update(domain_versions).where(d.id.in_(old_domains)).values(retired_s=now_s))
+        return retired + len(old_domains)
+
+    def collectable(self, before_s: float) -> list[str]:
+        """Paths of versions retired before `before_s` that no kept version uses: what stands on others comes first."""
+        v, d = tenant_versions.c, domain_versions.c
+        with self._database.reading() as connection:
+            kept = select(v.path).where(v.retired_s.is_(None))
+            of_tenants = connection.execute(
+                select(v.path).where(v.retired_s.is_not(None)).group_by(v.path).having(func.max(v.retired_s) < before_s)
+            ).scalars()
+            in_use = set(connection.execute(kept.distinct()).scalars())
+            of_domains = connection.execute(
+                select(d.path).where(d.retired_s < before_s).order_by(d.id.desc())
+            ).scalars()
+            in_use |= set(connection.execute(select(d.path).where(d.retired_s.is_(None))).scalars())
+            return [path for path in dict.fromkeys([*sorted(of_tenants), *of_domains]) if path not in in_use]
+
+    def forget(self, path: str) -> None:
+        """Drop retired versions whose files at `path` are gone. What retired versions stand on is dropped after them."""
+        v, d = tenant_versions.c, domain_versions.c
+        with self._database.writing() as connection:
+            connection.execute(delete(tenant_versions).where(v.path == path, v.retired_s.is_not(None)))
+            child = domain_versions.alias("child")
+            connection.execute(
+                delete(domain_versions).where(
+                    d.path == path,
+                    d.retired_s.is_not(None),
+                    ~select(v.id).where(v.domain_version_id == d.id).exists(),
+                    ~select(child.c.id).where(child.c.parent_id == d.id).exists(),
+                )
+            )
+
+    def known_paths(self) -> set[str]:
+        """Every path that a base or version has, also one that is retired and not yet forgotten."""
+        with self._database.reading() as connection:
+            return {
+                path
+                for table in (bases, domain_versions, tenant_versions)
+                for path in connection.execute(select(table.c.path).distinct()).scalars()
+            }

@@ -1,0 +1,95 @@
+"""The registry's part about uploads: what was announced, how much of it has come."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+from sqlalchemy import Connection, Row, delete, insert, select, update
+
+from hplm.errors import UnknownUploadError, UploadError
+from hplm.store.database import Database
+from hplm.store.records import UNFINISHED, Upload
+from hplm.store.schema import jobs, uploads
+
+
+class Uploads:
+    """Uploads; their bytes are files of the store."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def start_upload(self, size_bytes: int, sha256: str, now_s: float) -> Upload:
+        """Announce a file of `size_bytes` with the hex digest `sha256`."""
+        upload = Upload(uuid.uuid4().hex, size_bytes, sha256, 0, now_s, False)
+        with self._database.writing() as connection:
+            connection.execute(insert(uploads).values(**vars(upload)))
+        return upload
+
+    def upload(self, upload_id: str) -> Upload:
+        """Raises UnknownUploadError."""
+        with self._database.reading() as connection:
+            return _upload(_row(connection, upload_id))
+
+    def uploads(self) -> list[Upload]:
+        """All of them, oldest first."""
+        with self._database.reading() as connection:
+            return [_upload(row) for row in connection.execute(select(uploads).order_by(uploads.c.created_s))]
+
+    def receive(self, upload_id: str, received: int) -> Upload:
+        """Note that the first `received` bytes have come. Raises UploadError where that is fewer than before or too many."""
+        with self._database.writing() as connection:
+            row = _row(connection, upload_id)
+            if not row.received <= received <= row.bytes or row.complete:
+                raise UploadError(
+                    f"upload {upload_id} has {row.received} of {row.bytes} bytes, it cannot have {received}"
+                )
+            connection.execute(update(uploads).where(uploads.c.id == upload_id).values(received=received))
+            return _upload(_row(connection, upload_id))
+
+    def complete_upload(self, upload_id: str) -> Upload:
+        """Note that it is whole and its checksum right. Raises UploadError where bytes are missing."""
+        with self._database.writing() as connection:
+            row = _row(connection, upload_id)
+            if row.received != row.bytes:
+                raise UploadError(f"upload {upload_id} has {row.received} of {row.bytes} bytes: send the rest first")
+            connection.execute(update(uploads).where(uploads.c.id == upload_id).values(complete=True))
+            return _upload(_row(connection, upload_id))
+
+    def drop_upload(self, upload_id: str) -> None:
+        """Forget it; dropping it again is no error."""
+        with self._database.writing() as connection:
+            connection.execute(delete(uploads).where(uploads.c.id == upload_id))
+
+    def stale_uploads(self, before_s: float) -> list[Upload]:
+        """Those announced before `before_s` that no unfinished job names in its request, oldest first."""
+        with self._database.reading() as connection:
+            requests = connection.execute(select(jobs.c.request).where(jobs.c.state.in_(UNFINISHED))).scalars()
+            wanted = {upload_id for request in requests for upload_id in _named(request)}
+            found = connection.execute(
+                select(uploads).where(uploads.c.created_s < before_s).order_by(uploads.c.created_s)
+            )
+            return [_upload(row) for row in found if row.id not in wanted]
+
+
+def _row(connection: Connection, upload_id: str) -> Row[Any]:
+    row = connection.execute(select(uploads).where(uploads.c.id == upload_id)).first()
+    if row is None:
+        raise UnknownUploadError(f"there is no upload {upload_id!r}")
+    return row
+
+
+def _upload(row: Row[Any]) -> Upload:
+    return Upload(**row._mapping)
+
+
+def _named(request: Any) -> Iterator[str]:
+    """Ids of the uploads that a request names, at any depth: `{"upload": id}`."""
+    if isinstance(request, dict):
+        if isinstance(found := request.get("upload"), str):
+            yield found
+        request = list(request.values())
+    if isinstance(request, list):
+        for value in request:
+            yield from _named(value)

@@ -1,0 +1,129 @@
+"""`hplm store`: look after the artifacts of a store and the registry that names them."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from hplm.errors import MissingArtifactError
+from hplm.store import caretaker
+from hplm.store.layout import Store
+from hplm.store.registry import Registry
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Check a store, remove what nobody uses, register what lies in it.",
+    epilog="Example: hplm store verify --store build/demo/store",
+)
+
+StoreOption = Annotated[Path, typer.Option("--store", help="Folder of the artifacts.")]
+RegistryOption = Annotated[
+    str, typer.Option("--registry", help="URL of a shared registry; default: the store's own file.")
+]
+GraceOption = Annotated[float, typer.Option(min=0, help="Leave alone what changed in the last so many seconds.")]
+DEFAULT_STORE = Path("build/demo/store")
+
+
+@app.command()
+def verify(
+    store: StoreOption = DEFAULT_STORE, registry: RegistryOption = "", grace_s: GraceOption = caretaker.GRACE_S
+) -> None:
+    """Hold the registry against the files, checksums included; status 1 where something is wrong. Changes nothing.
+
+    Example: hplm store verify
+    """
+    place = Store(store, registry)
+    with closing(Registry.open_read_only(place)) as opened:
+        verdict = caretaker.verify(place, opened, time.time(), grace_s=grace_s)
+    console = _console()
+    for problem in verdict.problems:
+        console.print(f"{problem.where}: {problem.what}", style="red", markup=False)
+    for problem in verdict.loose:
+        console.print(f"{problem.where}: {problem.what}", markup=False)
+    console.print(f"{len(verdict.problems)} problems, {len(verdict.loose)} files that nobody uses")
+    if verdict.problems:
+        raise typer.Exit(1)
+
+
+@app.command()
+def gc(
+    store: StoreOption = DEFAULT_STORE,
+    registry: RegistryOption = "",
+    grace_s: GraceOption = caretaker.GRACE_S,
+    upload_s: Annotated[
+        float, typer.Option(min=0, help="Remove uploads this many seconds old that no job waits for.")
+    ] = caretaker.UPLOAD_S,
+) -> None:
+    """Remove retired versions, what killed processes left, and uploads that nobody used. Safe while serving.
+
+    Example: hplm store gc --grace-s 600
+    """
+    place = Store(store, registry)
+    with closing(Registry.open(place)) as opened:
+        removed = caretaker.collect(place, opened, time.time(), grace_s=grace_s, upload_s=upload_s)
+    console = _console()
+    for path in removed.retired:
+        console.print(f"{path}: retired", markup=False)
+    for found in (*removed.leftovers, *removed.strays):
+        console.print(f"{found.path}: left over", markup=False)
+    for upload in removed.uploads:
+        console.print(f"uploads/{upload}: not used in time", markup=False)
+    console.print(f"{removed.count} removed")
+
+
+@app.command()
+def adopt(
+    store: StoreOption = DEFAULT_STORE,
+    registry: RegistryOption = "",
+    domain: Annotated[
+        str, typer.Option(help="Root domain (PLOT) of what names none; default: the only one, or `general`.")
+    ] = "",
+) -> None:
+    """Register artifacts under names that the registry does not know: after its loss, or from before it.
+
+    Every tenant and domain is at its newest version then. Example: hplm store adopt
+    """
+    if not store.is_dir():
+        raise MissingArtifactError(f"there is no folder {store}; `hplm build --help` shows how to make a store")
+    place = Store(store, registry)
+    with closing(Registry.open(place, create=True)) as opened:
+        plan = caretaker.adopt(place, opened, time.time(), root=domain)
+    console = _console()
+    for skipped in plan.skipped:
+        console.print(f"{skipped.path}: not adopted, {skipped.why}", style="yellow", markup=False)
+    console.print(
+        f"{len(plan.bases)} bases, {len(plan.domains)} domain versions, {len(plan.tenants)} tenant versions adopted"
+    )
+
+
+@app.command()
+def show(store: StoreOption = DEFAULT_STORE, registry: RegistryOption = "") -> None:
+    """What the registry holds: bases, their domains, how many tenants each has, jobs.
+
+    Example: hplm store show
+    """
+    place = Store(store, registry)
+    with closing(Registry.open_read_only(place)) as opened:
+        users = opened.tenants_by_domain()
+        table = Table("base", "domain", "parent", "version", "tenants", title=f"{opened.tenant_count():,} tenants")
+        for one in opened.domains():
+            table.add_row(
+                one.base, one.name, one.parent or "", str(one.current), f"{users.get((one.base, one.name), 0):,}"
+            )
+        jobs = Counter(job.state for job in opened.jobs(limit=1000))
+        console = _console()
+        console.print(table)
+        console.print("last jobs: " + (", ".join(f"{count} {state}" for state, count in jobs.items()) or "none"))
+
+
+def _console() -> Console:
+    return Console(soft_wrap=True, highlight=False)

@@ -1,0 +1,55 @@
+"""A registry on each database."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from hplm.store.layout import Store
+from hplm.store.records import DomainVersion
+from hplm.store.registry import Registry
+from tests.unit.store.making import publish_root
+from tests.unit.store.postgres import PostgresServer, find_postgres
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    programs = find_postgres()
+    if programs is None:
+        pytest.skip("PostgreSQL is not installed")
+    if importlib.util.find_spec("psycopg") is None:
+        pytest.skip("psycopg is not installed: pip install 'hplm[postgres]'")
+    server = PostgresServer(programs)
+    yield server
+    server.stop()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    """An empty store whose registry is on either database, not made yet."""
+    if request.param == "sqlite":
+        return Store(tmp_path / "store")
+    server: PostgresServer = request.getfixturevalue("postgres")
+    server.clear()
+    return Store(tmp_path / "store", server.url)
+
+
+@pytest.fixture
+def sqlite_store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
+
+
+@pytest.fixture
+def registry(store: Store) -> Iterator[Registry]:
+    with closing(Registry.open(store, create=True)) as opened:
+        yield opened
+
+
+@pytest.fixture
+def root(registry: Registry) -> DomainVersion:
+    """The root domain `general` of base `b`."""
+    return publish_root(registry)

@@ -1,0 +1,65 @@
+"""Registries and stores with something in them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hplm.store import artifact
+from hplm.store.layout import Store
+from hplm.store.records import DomainVersion, TenantVersion
+from hplm.store.registry import Registry
+
+NOW_S = 1_000_000.0
+
+
+def publish_root(registry: Registry, name: str = "general", base: str = "b") -> DomainVersion:
+    registry.publish_base(base, f"fingerprint of {base}", f"bases/{base}", NOW_S)
+    return registry.publish_domain(base, name, f"plots/{name}", NOW_S, parent_id=None, about={})
+
+
+def publish_branch(registry: Registry, name: str, parent: DomainVersion) -> DomainVersion:
+    path = f"domains/{parent.base}/{name}/{{number}}"
+    return registry.publish_domain(parent.base, name, path, NOW_S, parent_id=parent.id, about={})
+
+
+def publish(registry: Registry, name: str, domain: DomainVersion, expected: int | None = None) -> TenantVersion:
+    """The next version of a tenant."""
+    number = registry.next_number(name)
+    path = f"tenants/{name}/{number}"
+    return registry.publish_tenant(name, domain.id, path, NOW_S, about={}, number=number, expected=expected)
+
+
+def put(store: Store, path: str, kind: str, **meta: Any) -> artifact.Artifact:
+    """A small artifact on disk."""
+    with artifact.publish(store.path(path), kind, meta) as partial:
+        (partial / "weights").write_text(path)
+    return artifact.read(store.path(path), kind)
+
+
+def put_base(store: Store, name: str = "b") -> str:
+    """A base; returns its fingerprint."""
+    return put(store, f"bases/{name}", "base").fingerprint
+
+
+def put_plot(store: Store, name: str, base: str) -> None:
+    for level in ("root", "bigram", "unigram"):
+        put(store, f"plots/{name}/{level}", "plot-table", base=base)
+
+
+def put_domain(store: Store, path: str, base: str, parent: str = "") -> None:
+    with artifact.replacing(store.path(path)) as partial:
+        inside = Store(partial)
+        put(inside, "branch", "plot-table", base=base, domain={"parent": parent} if parent else {})
+        put(inside, "lower", "lower", base=base)
+
+
+def put_tenant(store: Store, path: str, base: str, domain: str = "") -> None:
+    name = path.split("/")[1]
+    put(store, path, "tenant", name=name, base=base, about={"domain": domain} if domain else {})
+
+
+def put_bank(store: Store, name: str, base: str, members: list[str]) -> None:
+    with artifact.publish(store.bank(name), "bank", {"base": base}) as partial:
+        lines = [json.dumps({"card": {"name": member}}) for member in members]
+        (partial / "cards.jsonl").write_text("\n".join(lines))

@@ -1,0 +1,485 @@
+"""What is removed from a store, what is adopted and what is found wrong."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hplm.adapters import bank_file
+from hplm.adapters import tenant as tenants
+from hplm.errors import ConflictError
+from hplm.nn import base as bases
+from hplm.nn import lower
+from hplm.plot import table
+from hplm.store import artifact, caretaker
+from hplm.store.housekeeping import AdoptPlan, Removal, plan_adoption, plan_removal
+from hplm.store.inventory import Card, Found, Kind, look
+from hplm.store.layout import Store
+from hplm.store.records import BaseRecord, DomainVersion, NewDomain, NewTenant, Snapshot
+from hplm.store.registry import Registry
+from tests.unit.store.making import NOW_S, put, put_bank, put_base, put_domain, put_plot, put_tenant
+
+GRACE_S = 120.0
+NOTHING = Snapshot(0, (), (), (), frozenset(), frozenset(), frozenset(), frozenset(), frozenset())
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
+
+
+@pytest.fixture
+def registry(store: Store) -> Iterator[Registry]:
+    with closing(Registry.open(store, create=True)) as opened:
+        yield opened
+
+
+@pytest.fixture
+def base(store: Store) -> str:
+    """Fingerprint of base `b`, which has the PLOT `general`."""
+    fingerprint = put_base(store)
+    put_plot(store, "general", fingerprint)
+    return fingerprint
+
+
+@pytest.fixture
+def root(store: Store, registry: Registry, base: str) -> DomainVersion:
+    registry.publish_base("b", base, "bases/b", NOW_S)
+    return registry.publish_domain("b", "general", "plots/general", NOW_S, parent_id=None, about={})
+
+
+def publish(store: Store, registry: Registry, base: str, name: str, expected: int | None = None) -> str:
+    """A tenant's next version with its files; returns their path."""
+    number = registry.next_number(name)
+    path = f"tenants/{name}/{number}"
+    put_tenant(store, path, base)
+    registry.publish_tenant(name, 1, path, NOW_S, about={}, number=number, expected=expected)
+    return path
+
+
+def collect(store: Store, registry: Registry, after_s: float = GRACE_S + 1) -> Removal:
+    """As if `after_s` had gone by since the files were written."""
+    return caretaker.collect(store, registry, time.time() + after_s, grace_s=GRACE_S)
+
+
+def paths(store: Store) -> set[str]:
+    return {found.path for found in look(store)}
+
+
+def found(path: str, kind: Kind, age_s: float = 1000.0, held: bool = False) -> Found:
+    return Found(path, kind, 1, NOW_S - age_s, held)
+
+
+def planned(*what: Found, known: Snapshot = NOTHING, collectable: tuple[str, ...] = ()) -> Removal:
+    return plan_removal(what, known, collectable, (), now_s=NOW_S, grace_s=GRACE_S)
+
+
+def test_the_kinds_are_those_that_the_artifacts_are_published_as() -> None:
+    assert (
+        *("base", "plot-table", "lower"),
+        *("tenant", "bank"),
+    ) == (bases.KIND, table.KIND, lower.KIND, tenants.KIND, bank_file.KIND)
+
+
+def test_everything_in_a_store_is_found_in_its_place(store: Store, base: str) -> None:
+    put_domain(store, "domains/b/law/2", base)
+    for path in ("tenants/old", "tenants/old/2", "tenants/new/1"):
+        put_tenant(store, path, base)
+    put_bank(store, "fleet", base, ["a"])
+    store.upload("1f").mkdir(parents=True)
+    for place in ("bases", "plots/general", "domains/b/law", "tenants", "tenants/new", "banks"):
+        (store.root / place / f".x.{'0' * 32}.partial").mkdir()
+    (store.root / "tenants" / "notes.txt").touch()
+    (store.root / "tenants" / "new" / "mine").mkdir()
+    assert sorted((one.kind, one.path) for one in look(store) if one.kind != "leftover") == [
+        ("bank", "banks/fleet"),
+        ("base", "bases/b"),
+        ("domain", "domains/b/law/2"),
+        ("plot", "plots/general"),
+        ("tenant", "tenants/new/1"),
+        ("tenant", "tenants/old"),
+        ("tenant", "tenants/old/2"),
+        ("upload", "uploads/1f"),
+    ]
+    assert sum(one.kind == "leftover" for one in look(store)) == 6
+
+
+def test_leftovers_go_when_they_are_old_and_nobody_fills_them() -> None:
+    old = found("tenants/a/.1.x.partial", "leftover")
+    assert planned(old).leftovers == (old,)
+    assert planned(found("t", "leftover", age_s=60)).count == 0
+    assert planned(found("t", "leftover", held=True)).count == 0
+
+
+def test_versions_without_a_row_go_only_where_their_name_has_one() -> None:
+    known = replace(NOTHING, tenant_names=frozenset({"a"}), domain_names=frozenset({("b", "law")}))
+    tenant, domain = found("tenants/a/3", "tenant"), found("domains/b/law/3", "domain")
+    others = (
+        found("tenants/x/1", "tenant"),
+        found("domains/c/law/1", "domain"),
+        found("bases/b", "base"),
+        found("plots/p", "plot"),
+        found("banks/f", "bank"),
+    )
+    assert planned(tenant, domain, *others, known=known).leftovers == (tenant, domain)
+    assert planned(tenant, domain, known=replace(known, paths=frozenset({tenant.path, domain.path}))).count == 0
+    busy = replace(known, busy=frozenset({"tenant:a", "domain:b/law"}))
+    assert planned(tenant, domain, known=busy).count == 0
+
+
+def test_files_of_retired_versions_go_unless_something_new_has_their_path() -> None:
+    assert planned(found("banks/f", "bank"), collectable=("banks/f", "gone")).retired == ("banks/f", "gone")
+    assert planned(found("banks/f", "bank", age_s=5), collectable=("banks/f",)).retired == ()
+
+
+def test_uploads_without_a_row_go() -> None:
+    stray = found("uploads/x", "upload")
+    assert planned(stray, found("uploads/y", "upload"), known=replace(NOTHING, uploads=frozenset("y"))).strays == (
+        stray,
+    )
+
+
+def test_an_adoption_puts_parents_before_children_whatever_their_order() -> None:
+    cards = [
+        Card(found("domains/b/a/1", "domain"), "f", "domains/b/z/1"),
+        Card(found("domains/b/z/1", "domain"), "f", "plots/general"),
+        Card(found("plots/general", "plot"), "f"),
+        Card(found("bases/b", "base"), "f"),
+    ]
+    plan = plan_adoption(cards, NOTHING)
+    assert plan == AdoptPlan(
+        0,
+        (BaseRecord("b", "f", "bases/b"),),
+        (
+            NewDomain("b", "general", 1, "plots/general", None, {}),
+            NewDomain("b", "z", 1, "domains/b/z/1", "plots/general", {}),
+            NewDomain("b", "a", 1, "domains/b/a/1", "domains/b/z/1", {}),
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("card", "why"),
+    [
+        (Card(found("tenants/a/1", "tenant"), "f", fault="no manifest"), "no manifest"),
+        (Card(found("tenants/a/1", "tenant"), "g"), "over base g, which is not in the store"),
+        (Card(found("tenants/a/1", "tenant"), "f", "domains/b/law/7"), "its domain is domains/b/law/7"),
+        (Card(found("domains/b/law/1", "domain"), "f", "domains/b/x/1"), "stands on domains/b/x/1"),
+        (Card(found("domains/c/law/1", "domain"), "f"), "over base f"),
+        (Card(found("banks/x", "bank"), "f"), "all its tenants are registered elsewhere"),
+    ],
+    ids=["broken", "no-base", "no-domain", "no-parent", "another-base", "nobody-new"],
+)
+def test_what_cannot_be_adopted_is_skipped_with_the_reason(card: Card, why: str) -> None:
+    tree = [Card(found("bases/b", "base"), "f"), Card(found("plots/general", "plot"), "f")]
+    plan = plan_adoption([*tree, card], NOTHING)
+    assert (len(plan.domains), plan.tenants) == (1, ())
+    (skipped,) = plan.skipped
+    assert skipped.path == card.found.path
+    assert why in skipped.why
+
+
+def test_what_names_no_domain_goes_to_the_root_that_is_named_or_to_general_or_is_skipped() -> None:
+    tenant = Card(found("tenants/a", "tenant"), "f")
+
+    def home(*roots: str, root: str = "") -> str | None:
+        cards = [Card(found("bases/b", "base"), "f"), *(Card(found(f"plots/{name}", "plot"), "f") for name in roots)]
+        plan = plan_adoption([*cards, tenant], NOTHING, root=root)
+        return plan.tenants[0].domain if plan.tenants else None
+
+    assert home("only") == "plots/only"
+    assert home("x", "general") == "plots/general"
+    assert home("x", "general", root="x") == "plots/x"
+    assert home("x", "y") is None
+    assert home() is None
+
+
+def test_a_folder_goes_before_a_bank_and_the_first_bank_before_the_next() -> None:
+    tree = [Card(found("bases/b", "base"), "f"), Card(found("plots/general", "plot"), "f")]
+    cards = [
+        Card(found("banks/1", "bank"), "f", members=("a", "c")),
+        Card(found("banks/2", "bank"), "f", members=("b", "c")),
+        Card(found("tenants/a/4", "tenant"), "f"),
+    ]
+    plan = plan_adoption([*tree, *cards], NOTHING)
+    assert plan.tenants == (
+        NewTenant("a", 4, "tenants/a/4", "plots/general", {}),
+        NewTenant("c", 1, "banks/1", "plots/general", {}),
+        NewTenant("b", 1, "banks/2", "plots/general", {}),
+    )
+
+
+def test_retired_versions_are_removed_after_the_grace_and_live_ones_never(
+    store: Store, registry: Registry, base: str, root: DomainVersion
+) -> None:
+    old, live = publish(store, registry, base, "films"), publish(store, registry, base, "films", 1)
+    gone = publish(store, registry, base, "books")
+    now_s = time.time()
+    registry.retire(1, now_s)
+    registry.delete_tenant("books", now_s)
+    assert collect(store, registry, GRACE_S - 5).count == 0
+    assert set(collect(store, registry).retired) == {old, gone}
+    assert paths(store) == {"bases/b", "plots/general", live}
+    assert registry.known_paths() == {"bases/b", "plots/general", live}
+    assert not (store.root / "tenants" / "books").exists()
+    assert collect(store, registry).count == 0
+    assert caretaker.verify(store, registry, now_s).problems == ()
+
+
+def test_what_killed_processes_left_is_removed_and_what_a_living_one_fills_is_not(
+    store: Store, registry: Registry, base: str, root: DomainVersion
+) -> None:
+    publish(store, registry, base, "films")
+    code = (
+        "import sys, time\nfrom pathlib import Path\nfrom hplm.store import artifact\n"
+        "with artifact.replacing(Path(sys.argv[1])) as partial:\n"
+        "    (partial / 'half').touch()\n    print('ready', flush=True)\n    time.sleep(600)\n"
+    )
+    folder = store.tenant_version("films", 2)
+    with subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        assert collect(store, registry).count == 0
+        process.kill()
+    (left,) = collect(store, registry).leftovers
+    assert left.kind == "leftover"
+    assert paths(store) == {"bases/b", "plots/general", "tenants/films/1"}
+
+
+def test_a_version_that_was_placed_and_not_published_is_removed_once_no_job_makes_it(
+    store: Store, registry: Registry, base: str, root: DomainVersion
+) -> None:
+    job = registry.submit_job("tenant.create", "tenant:films", {}, NOW_S)
+    registry.claim_job("w", NOW_S, 30.0)
+    put_tenant(store, "tenants/films/1", base)
+    assert collect(store, registry).count == 0
+    registry.finish_job(job.id, "w", NOW_S, cancelled=True)
+    assert [one.path for one in collect(store, registry).leftovers] == ["tenants/films/1"]
+    assert not (store.root / "tenants" / "films").exists()
+
+
+def test_the_first_version_of_a_tenant_from_before_the_registry_goes_without_its_later_ones(
+    store: Store, registry: Registry, base: str
+) -> None:
+    put_tenant(store, "tenants/films", base)
+    caretaker.adopt(store, registry, NOW_S)
+    second = publish(store, registry, base, "films", 1)
+    assert second == "tenants/films/2"
+    registry.retire(1, time.time())
+    assert collect(store, registry).retired == ("tenants/films",)
+    assert paths(store) == {"bases/b", "plots/general", second}
+    assert [path.name for path in store.tenant("films").iterdir()] == ["2"]
+    assert caretaker.verify(store, registry, NOW_S) == caretaker.Verdict((), ())
+
+
+def test_a_bank_built_again_while_its_old_tenants_are_collected_stays(
+    store: Store, registry: Registry, base: str, root: DomainVersion
+) -> None:
+    put_bank(store, "fleet", base, ["a"])
+    registry.publish_tenants(root.id, "banks/fleet", ["a"], NOW_S)
+    registry.delete_tenant("a", NOW_S)
+    put_bank(store, "fleet", base, ["a", "b"])
+    assert collect(store, registry, 0).count == 0
+    registry.publish_tenants(root.id, "banks/fleet", ["a", "b"], NOW_S)
+    assert collect(store, registry).count == 0
+    assert caretaker.verify(store, registry, NOW_S).problems == ()
+
+
+def test_two_may_collect_at_once(store: Store, registry: Registry, base: str, root: DomainVersion) -> None:
+    for number in range(20):
+        publish(store, registry, base, f"t{number}")
+        registry.delete_tenant(f"t{number}", NOW_S)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: collect(store, registry), range(4)))
+    assert paths(store) == registry.known_paths() == {"bases/b", "plots/general"}
+
+
+def test_uploads_go_when_they_are_old_and_no_job_waits_for_them(store: Store, registry: Registry) -> None:
+    used, unused = (registry.start_upload(1, "a", NOW_S) for _ in range(2))
+    for name in (used.id, unused.id, "stray"):
+        store.upload(name).mkdir(parents=True)
+        (store.upload(name) / "data.csv").touch()
+    registry.submit_job("tenant.create", "tenant:a", {"data": {"train": {"upload": used.id}}}, NOW_S)
+    removed = caretaker.collect(store, registry, time.time() + 1000, grace_s=GRACE_S, upload_s=1e12)
+    assert (removed.uploads, [one.path for one in removed.strays]) == ((), ["uploads/stray"])
+    assert collect(store, registry).uploads == (unused.id,)
+    assert paths(store) == {f"uploads/{used.id}"}
+    assert registry.uploads() == [used]
+
+
+@pytest.mark.parametrize("point", ["collect.removed", "collect.forgotten", "collect.removed:2"])
+def test_a_collection_that_was_killed_goes_on_at_the_next(
+    store: Store, registry: Registry, base: str, root: DomainVersion, point: str
+) -> None:
+    for name in ("a", "b", "c"):
+        publish(store, registry, base, name)
+    registry.delete_tenant("a", NOW_S)
+    registry.delete_tenant("b", NOW_S)
+    code = (
+        "import sys, time\nfrom pathlib import Path\nfrom hplm.store import caretaker\n"
+        "from hplm.store.layout import Store\nfrom hplm.store.registry import Registry\n"
+        "store = Store(Path(sys.argv[1]))\n"
+        "caretaker.collect(store, Registry.open(store), time.time() + 1000)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(store.root)], env={"HPLM_CRASH_AT": point}, check=False)
+    assert done.returncode == 137
+    collect(store, registry)
+    assert paths(store) == registry.known_paths() == {"bases/b", "plots/general", "tenants/c/1"}
+    assert list((store.root / "tenants").iterdir()) == [store.tenant("c")]
+
+
+def fill(store: Store, base: str) -> None:
+    """Artifacts of every kind and age."""
+    put_domain(store, "domains/b/law/1", base, "plots/general")
+    put_domain(store, "domains/b/law/3", base, "plots/general")
+    put_domain(store, "domains/b/tax/1", base, "domains/b/law/1")
+    put_tenant(store, "tenants/old", base)
+    put_tenant(store, "tenants/old/2", base, "domains/b/tax/1")
+    put_tenant(store, "tenants/new/9", base, "domains/b/law/3")
+    put_tenant(store, "tenants/new/10", base, "domains/b/law/3")
+    put_bank(store, "fleet", base, ["a", "b", "new"])
+
+
+def test_a_lost_registry_is_made_again_from_the_artifacts(store: Store, registry: Registry, base: str) -> None:
+    fill(store, base)
+    plan = caretaker.adopt(store, registry, NOW_S)
+    assert plan.skipped == ()
+    assert [(one.base, one.name, one.parent, one.current) for one in registry.domains()] == [
+        ("b", "general", None, 1),
+        ("b", "law", "general", 3),
+        ("b", "tax", "law", 1),
+    ]
+    assert [(one.name, one.current.number, one.current.path, one.domain) for one in registry.tenants()] == [
+        ("a", 1, "banks/fleet", "general"),
+        ("b", 1, "banks/fleet", "general"),
+        ("new", 10, "tenants/new/10", "law"),
+        ("old", 2, "tenants/old/2", "tax"),
+    ]
+    assert [one.number for one in registry.tenant_versions("old")] == [1, 2]
+    tax = registry.tenant("old").current.domain_version_id
+    assert [one.domain for one in registry.lineage(tax)] == ["tax", "law", "general"]
+    assert registry.next_number("new") == 11
+    assert registry.next_domain_number("b", "law") == 4
+    assert caretaker.verify(store, registry, NOW_S) == caretaker.Verdict((), ())
+    assert [one.name for one in registry.changes_since(0).published] == ["a", "b", "new", "old"]
+
+
+def test_adopting_again_does_nothing(store: Store, registry: Registry, base: str) -> None:
+    fill(store, base)
+    caretaker.adopt(store, registry, NOW_S)
+    before = registry.snapshot()
+    assert caretaker.adopt(store, registry, NOW_S) == AdoptPlan(before.generation)
+    assert registry.snapshot() == before
+
+
+def test_adopting_adds_what_came_later_and_leaves_alone_what_is_known(
+    store: Store, registry: Registry, base: str
+) -> None:
+    fill(store, base)
+    caretaker.adopt(store, registry, NOW_S)
+    registry.rollback_tenant("old", 1, NOW_S)
+    registry.delete_tenant("a", NOW_S)
+    put_tenant(store, "tenants/late", base)
+    # A killed job's: neither served nor adopted.
+    put_tenant(store, "tenants/old/3", base)
+    plan = caretaker.adopt(store, registry, NOW_S)
+    assert [one.name for one in plan.tenants] == ["late"]
+    assert [(one.name, one.current.number) for one in registry.tenants()] == [
+        ("b", 1),
+        ("late", 1),
+        ("new", 10),
+        ("old", 1),
+    ]
+
+
+def test_an_adoption_is_all_or_nothing_and_not_over_what_was_changed_meanwhile(
+    store: Store, registry: Registry, base: str, root: DomainVersion
+) -> None:
+    new = [NewTenant("a", 1, "tenants/a/1", "plots/general", {})]
+    generation = registry.generation()
+    registry.next_number("a")
+    with pytest.raises(ConflictError):
+        registry.adopt(generation, [BaseRecord("c", "f", "bases/c")], [], new, NOW_S)
+    assert [one.name for one in registry.bases()] == ["b"]
+    publish(store, registry, base, "x")
+    with pytest.raises(ConflictError):
+        registry.adopt(generation, [], [], [], NOW_S)
+
+
+def test_ten_thousand_tenants_of_a_bank_are_adopted_together(store: Store, registry: Registry, base: str) -> None:
+    put_bank(store, "fleet", base, [f"tenant-{number:05d}" for number in range(10_000)])
+    caretaker.adopt(store, registry, NOW_S)
+    assert registry.tenant_count() == 10_000
+
+
+def test_a_sound_store_has_no_problems(store: Store, registry: Registry, base: str) -> None:
+    fill(store, base)
+    assert len(caretaker.verify(store, registry, NOW_S).loose) == 10
+    caretaker.adopt(store, registry, NOW_S)
+    assert caretaker.verify(store, registry, NOW_S) == caretaker.Verdict((), ())
+
+
+@pytest.mark.parametrize(
+    ("path", "damage", "words"),
+    [
+        ("tenants/new/10", "remove", "MISSING_ARTIFACT"),
+        ("domains/b/law/3/lower", "remove", "MISSING_ARTIFACT"),
+        ("domains/b/law/3/branch", "flip", "does not match the checksum"),
+        ("plots/general/bigram", "cut", "has 3 bytes"),
+        ("banks/fleet", "bank", "lacks 1 tenants: b"),
+        ("bases/b", "base", "the registry says"),
+        ("tenants/new/10", "swap", "holds 'old', the registry says new"),
+        ("tenants/new/10", "other", "over base other, which is not registered"),
+    ],
+)
+def test_what_is_damaged_is_named_with_what_is_wrong(
+    store: Store, registry: Registry, base: str, path: str, damage: str, words: str
+) -> None:
+    fill(store, base)
+    caretaker.adopt(store, registry, NOW_S)
+    folder = store.path(path)
+    match damage:
+        case "remove":
+            shutil.rmtree(folder)
+        case "flip":
+            text = (folder / "weights").read_text()
+            (folder / "weights").write_text(text.swapcase())
+        case "cut":
+            (folder / "weights").write_text("cut")
+        case "bank":
+            put_bank(store, "fleet", base, ["a"])
+        case "base":
+            with artifact.publish(folder, "base", {}) as partial:
+                (partial / "weights").write_text("others")
+        case "swap":
+            put(store, path, "tenant", name="old", base=base, about={})
+        case "other":
+            put(store, path, "tenant", name="new", base="other", about={})
+    problems = caretaker.verify(store, registry, NOW_S).problems
+    assert [problem.where for problem in problems] == [
+        path if path.startswith(("tenants", "banks", "bases")) else str(Path(path).parent)
+    ]
+    assert words in problems[0].what
+
+
+def test_files_that_nobody_uses_are_no_problem_but_named(
+    store: Store, registry: Registry, base: str, root: DomainVersion
+) -> None:
+    publish(store, registry, base, "films")
+    put_tenant(store, "tenants/films/2", base)
+    put_tenant(store, "tenants/other", base)
+    verdict = caretaker.verify(store, registry, time.time() + 1000)
+    assert verdict.problems == ()
+    assert {(one.where, one.what.split("`")[1]) for one in verdict.loose} == {
+        ("tenants/films/2", "hplm store gc"),
+        ("tenants/other", "hplm store adopt"),
+    }

@@ -1,0 +1,208 @@
+"""Jobs wait in order and workers take leases of them, on both databases."""
+
+from __future__ import annotations
+
+import pytest
+
+from hplm.errors import LeaseLostError, UnknownJobError
+from hplm.store.records import Job
+from hplm.store.registry import Registry
+from tests.unit.store.making import NOW_S
+
+LEASE_S = 30.0
+
+
+def submit(registry: Registry, subject: str, **request: object) -> Job:
+    return registry.submit_job(f"{subject.partition(':')[0]}.update", subject, request, NOW_S)
+
+
+def claim(registry: Registry, after_s: float = 0.0, worker: str = "w") -> Job | None:
+    return registry.claim_job(worker, NOW_S + after_s, LEASE_S)
+
+
+def claimed(registry: Registry, after_s: float = 0.0, worker: str = "w") -> Job:
+    job = claim(registry, after_s, worker)
+    assert job is not None
+    return job
+
+
+def test_a_submitted_job_waits_and_keeps_its_request(registry: Registry) -> None:
+    request = {"tenant": "films", "data": {"train": {"upload": "u"}}, "settings": {"epochs": 3}}
+    job = registry.submit_job("tenant.create", "tenant:films", request, NOW_S)
+    assert (job.state, job.request, job.attempts, job.progress) == ("queued", request, 0, 0.0)
+    assert registry.job(job.id) == job
+    with pytest.raises(UnknownJobError):
+        registry.job("other")
+
+
+def test_jobs_are_listed_newest_first_and_by_state(registry: Registry) -> None:
+    first, second, third = (submit(registry, f"tenant:{name}") for name in "abc")
+    registry.cancel_job(second.id, NOW_S)
+    assert [job.id for job in registry.jobs()] == [third.id, second.id, first.id]
+    assert [job.id for job in registry.jobs(states=["queued"])] == [third.id, first.id]
+    assert [job.id for job in registry.jobs(limit=1)] == [third.id]
+    assert registry.jobs(states=[]) == []
+
+
+def test_the_oldest_job_is_claimed_first_whatever_the_clock_said(registry: Registry) -> None:
+    first = registry.submit_job("k", "tenant:a", {}, NOW_S)
+    second = registry.submit_job("k", "tenant:b", {}, NOW_S - 3600)
+    assert [claimed(registry).id, claimed(registry).id] == [first.id, second.id]
+    assert claim(registry) is None
+
+
+def test_a_claimed_job_runs_and_reports(registry: Registry) -> None:
+    submit(registry, "tenant:a")
+    job = claimed(registry, 5)
+    assert (job.state, job.worker, job.started_s, job.attempts) == ("running", "w", NOW_S + 5, 1)
+    assert not registry.report_job(job.id, "w", NOW_S + 6, LEASE_S, step="train", progress=0.5, eta_s=12.0)
+    found = registry.job(job.id)
+    assert (found.step, found.progress, found.eta_s) == ("train", 0.5, 12.0)
+
+
+@pytest.mark.parametrize(
+    ("how", "state"),
+    [
+        ({"result": {"version": 3}}, "done"),
+        ({"error": {"code": "BAD_DATA", "message": "one class"}}, "failed"),
+        ({"cancelled": True}, "cancelled"),
+    ],
+    ids=["done", "failed", "cancelled"],
+)
+def test_a_job_ends_once_with_what_came_of_it(registry: Registry, how: dict[str, object], state: str) -> None:
+    submit(registry, "tenant:a")
+    job = claimed(registry)
+    registry.finish_job(job.id, "w", NOW_S + 9, **how)  # type: ignore[arg-type]
+    found = registry.job(job.id)
+    assert (found.state, found.ended_s) == (state, NOW_S + 9)
+    assert (found.result, found.error) == (how.get("result"), how.get("error"))
+    with pytest.raises(LeaseLostError, match=state):
+        registry.finish_job(job.id, "w", NOW_S + 9)
+    assert claim(registry, 1000) is None
+
+
+def test_a_lease_that_ran_out_is_anothers_and_the_first_worker_hears_of_it(registry: Registry) -> None:
+    submit(registry, "tenant:a")
+    job = claimed(registry, worker="first")
+    assert claim(registry, LEASE_S - 1, "second") is None
+    again = claimed(registry, LEASE_S, "second")
+    assert (again.id, again.worker, again.attempts) == (job.id, "second", 2)
+    for late in (
+        lambda: registry.report_job(job.id, "first", NOW_S, LEASE_S, step="", progress=0, eta_s=None),
+        lambda: registry.finish_job(job.id, "first", NOW_S),
+        lambda: registry.release_job(job.id, "first", NOW_S),
+    ):
+        with pytest.raises(LeaseLostError, match="with second"):
+            late()
+    assert registry.job(job.id) == again
+
+
+def test_a_report_renews_the_lease(registry: Registry) -> None:
+    submit(registry, "tenant:a")
+    job = claimed(registry)
+    registry.report_job(job.id, "w", NOW_S + 20, LEASE_S, step="", progress=0, eta_s=None)
+    assert claim(registry, 40, "other") is None
+    assert claimed(registry, 50, "other").id == job.id
+
+
+def test_a_job_that_loses_three_workers_fails(registry: Registry) -> None:
+    job = submit(registry, "tenant:a")
+    for attempt in range(3):
+        assert claimed(registry, attempt * LEASE_S).attempts == attempt + 1
+    assert claim(registry, 3 * LEASE_S) is None
+    found = registry.job(job.id)
+    assert found.state == "failed"
+    assert found.error is not None
+    assert found.error["code"] == "WORKER_LOST"
+
+
+def test_after_a_job_that_failed_so_the_next_of_its_subject_starts(registry: Registry) -> None:
+    submit(registry, "tenant:a")
+    second = submit(registry, "tenant:a")
+    for attempt in range(3):
+        claimed(registry, attempt * LEASE_S)
+    assert claimed(registry, 3 * LEASE_S).id == second.id
+
+
+def test_a_clock_that_jumped_back_holds_no_job_for_long(registry: Registry) -> None:
+    submit(registry, "tenant:a")
+    job = claimed(registry, 3600, "lost")
+    assert claimed(registry, 0, "other").id == job.id
+
+
+def test_jobs_of_one_subject_run_one_after_another(registry: Registry) -> None:
+    first, second, other = (submit(registry, subject) for subject in ("tenant:a", "tenant:a", "tenant:b"))
+    assert claimed(registry, worker="x").id == first.id
+    assert claimed(registry, worker="y").id == other.id
+    assert claim(registry, worker="z") is None
+    registry.finish_job(first.id, "x", NOW_S)
+    assert claimed(registry, worker="z").id == second.id
+
+
+@pytest.mark.parametrize("base", ["b", None])
+def test_a_tenants_job_waits_while_one_of_its_domain_runs(registry: Registry, base: str | None) -> None:
+    named = {"base": base} if base else {}
+    domain = submit(registry, "domain:b/law")
+    assert claimed(registry, worker="x").id == domain.id
+    waiting = submit(registry, "tenant:a", domain="law", **named)
+    behind = submit(registry, "tenant:a", domain="other", **named)
+    free = submit(registry, "tenant:c", domain="other", **named)
+    assert claimed(registry, worker="y").id == free.id
+    assert claim(registry, worker="y") is None
+    registry.finish_job(domain.id, "x", NOW_S)
+    assert claimed(registry, worker="y").id == waiting.id
+    assert claim(registry, worker="y") is None
+    registry.finish_job(waiting.id, "y", NOW_S)
+    assert claimed(registry, worker="y").id == behind.id
+
+
+def test_a_domain_of_the_same_name_over_another_base_holds_nobody_up(registry: Registry) -> None:
+    submit(registry, "domain:b/law")
+    claimed(registry)
+    job = submit(registry, "tenant:a", domain="law", base="c")
+    assert claimed(registry).id == job.id
+
+
+def test_a_queued_job_is_cancelled_at_once(registry: Registry) -> None:
+    job = submit(registry, "tenant:a")
+    cancelled = registry.cancel_job(job.id, NOW_S + 1)
+    assert (cancelled.state, cancelled.ended_s) == ("cancelled", NOW_S + 1)
+    assert claim(registry) is None
+    with pytest.raises(UnknownJobError):
+        registry.cancel_job("other", NOW_S)
+
+
+def test_a_running_job_hears_that_it_is_to_be_cancelled(registry: Registry) -> None:
+    submit(registry, "tenant:a")
+    job = claimed(registry)
+    asked = registry.cancel_job(job.id, NOW_S)
+    assert (asked.state, asked.cancel_requested) == ("running", True)
+    assert registry.report_job(job.id, "w", NOW_S, LEASE_S, step="", progress=0, eta_s=None)
+
+
+def test_a_job_whose_worker_is_lost_while_it_is_cancelled_is_not_begun_again(registry: Registry) -> None:
+    submit(registry, "tenant:a")
+    job = claimed(registry)
+    registry.cancel_job(job.id, NOW_S)
+    assert claim(registry, LEASE_S) is None
+    assert registry.job(job.id).state == "cancelled"
+
+
+def test_an_ended_job_cannot_be_cancelled(registry: Registry) -> None:
+    submit(registry, "tenant:a")
+    job = claimed(registry)
+    registry.finish_job(job.id, "w", NOW_S, result={})
+    assert registry.cancel_job(job.id, NOW_S) == registry.job(job.id)
+    assert registry.job(job.id).state == "done"
+
+
+def test_a_job_given_back_is_queued_as_if_it_had_not_begun(registry: Registry) -> None:
+    job = submit(registry, "tenant:a")
+    claimed(registry)
+    registry.report_job(job.id, "w", NOW_S, LEASE_S, step="train", progress=0.5, eta_s=1.0)
+    registry.release_job(job.id, "w", NOW_S)
+    assert registry.job(job.id) == job
+    assert claimed(registry).attempts == 1
+    registry.cancel_job(job.id, NOW_S)
+    registry.release_job(job.id, "w", NOW_S)
+    assert registry.job(job.id).state == "cancelled"

@@ -1,0 +1,50 @@
+"""What the registry knows of uploads, on both databases."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from hplm.errors import UnknownUploadError, UploadError
+from hplm.store.registry import Registry
+from tests.unit.store.making import NOW_S
+
+
+def test_an_upload_grows_to_its_size_and_is_complete(registry: Registry) -> None:
+    upload = registry.start_upload(3 << 30, "a" * 64, NOW_S)
+    assert (upload.bytes, upload.sha256, upload.received, upload.complete) == (3 << 30, "a" * 64, 0, False)
+    with pytest.raises(UploadError, match="has 0 of 3221225472 bytes: send the rest first"):
+        registry.complete_upload(upload.id)
+    registry.receive(upload.id, 1)
+    assert registry.receive(upload.id, 3 << 30).received == 3 << 30
+    assert registry.complete_upload(upload.id).complete
+    assert registry.upload(upload.id).complete
+
+
+@pytest.mark.parametrize("received", [4, 11], ids=["back", "too-many"])
+def test_bytes_neither_go_back_nor_beyond_the_size(registry: Registry, received: int) -> None:
+    upload = registry.start_upload(10, "a", NOW_S)
+    registry.receive(upload.id, 5)
+    with pytest.raises(UploadError, match="has 5 of 10 bytes"):
+        registry.receive(upload.id, received)
+    assert registry.upload(upload.id).received == 5
+
+
+def test_a_dropped_upload_is_unknown(registry: Registry) -> None:
+    upload = registry.start_upload(10, "a", NOW_S)
+    registry.drop_upload(upload.id)
+    registry.drop_upload(upload.id)
+    for ask in (registry.upload, registry.complete_upload, lambda one: registry.receive(one, 1)):
+        with pytest.raises(UnknownUploadError):
+            ask(upload.id)
+
+
+def test_an_upload_that_a_job_waits_for_is_not_stale_until_the_job_ends(registry: Registry) -> None:
+    used, unused, young = (registry.start_upload(1, "a", NOW_S + after_s) for after_s in (0, 1, 100))
+    request = {"data": {"train": [{"upload": used.id}], "test": {"path": "x"}}}
+    job = registry.submit_job("tenant.create", "tenant:a", request, NOW_S)
+    assert registry.stale_uploads(NOW_S + 50) == [unused]
+    registry.cancel_job(job.id, NOW_S)
+    assert registry.stale_uploads(NOW_S + 50) == [used, unused]
+    assert registry.stale_uploads(math.inf) == registry.uploads() == [used, unused, young]
