@@ -92,14 +92,19 @@ class Converted(nn.Module):
 
     def states(self, grams: Tensor, exists: Tensor, lengths: list[int]) -> list[Tensor]:
         """Hidden states at the cut and after each upper layer, `[N, H]` each."""
-        # Frequent windows occur many times in a batch: each is computed once.
-        unique, inverse = torch.unique(grams, dim=0, return_inverse=True)
-        vectors = F.embedding(inverse, self.lower(unique).flatten(1)).unflatten(1, (grams.shape[1], -1))
-        return self.upper.states(merge_windows(vectors, exists), lengths)
+        return self.upper.states(merged_windows(self.lower, grams, exists), lengths)
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """What conversion changes: all but the word embeddings."""
         return {name: p for name, p in self.named_parameters() if p.requires_grad}
+
+
+def merged_windows(lower: WindowEncoder, grams: Tensor, exists: Tensor) -> Tensor:
+    """Hidden states `[N, H]` that windows `[N, n]` merge into, with gradients."""
+    # Frequent windows occur many times in a batch: each is computed once.
+    unique, inverse = torch.unique(grams, dim=0, return_inverse=True)
+    vectors = F.embedding(inverse, lower(unique).flatten(1)).unflatten(1, (grams.shape[1], -1))
+    return merge_windows(vectors, exists)
 
 
 def batches(text: PackedText, batch_tokens: int, rng: np.random.Generator) -> Iterator[tuple[Ids, list[int]]]:
@@ -220,8 +225,8 @@ def train(
     checkpoint.unlink(missing_ok=True)
 
 
-def source_of(original: OriginalEncoder, text: PackedText) -> str:
-    """What a conversion starts from: a digest of the original's weights and of the text."""
+def source_of(original: nn.Module, text: PackedText) -> str:
+    """What a training starts from: a digest of the original's weights and of the text."""
     digest = hashlib.sha256(text.ids.tobytes())
     for _, value in sorted(original.state_dict().items()):
         digest.update(value.cpu().numpy().tobytes())

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -47,14 +48,23 @@ class Counted:
 
 def count_grams(documents: Sequence[str], encoder: TextEncoder, config: BaseConfig, progress: Progress) -> Counted:
     """All windows of the corpus, with how often they occur; ties in the order of the ids."""
-    parts: list[tuple[Ids, npt.NDArray[np.int64]]] = []
     bar = progress.add_task("count n-grams", total=len(documents))
-    for start in range(0, len(documents), CHUNK):
-        encoded = encoder.encode(documents[start : start + CHUNK])
-        lengths = [len(one.ids) for one in encoded]
-        grams, _ = windows(np.concatenate([one.ids for one in encoded]), lengths, config.window, config.pad_id)
+
+    def parts() -> Iterator[tuple[Ids, list[int]]]:
+        for start in range(0, len(documents), CHUNK):
+            encoded = encoder.encode(documents[start : start + CHUNK])
+            yield np.concatenate([one.ids for one in encoded]), [len(one.ids) for one in encoded]
+            progress.update(bar, advance=len(encoded))
+
+    return count_packed(parts(), config)
+
+
+def count_packed(texts: Iterable[tuple[Ids, Sequence[int]]], config: BaseConfig) -> Counted:
+    """`count_grams` of texts that are token ids already: packed `ids` `[N]` and `lengths` that sum to N, part by part."""
+    parts: list[tuple[Ids, npt.NDArray[np.int64]]] = []
+    for ids, lengths in texts:
+        grams, _ = windows(ids, lengths, config.window, config.pad_id)
         parts.append(_unique(grams, np.ones(len(grams), dtype=np.int64), config.vocab_size))
-        progress.update(bar, advance=len(encoded))
     all_grams, all_counts = np.concatenate([g for g, _ in parts]), np.concatenate([c for _, c in parts])
     grams, counts = _unique(all_grams, all_counts, config.vocab_size)
     order = np.argsort(-counts, kind="stable")
@@ -120,11 +130,37 @@ def _write_level(
     dtype: torch.dtype,
     progress: Progress,
 ) -> int:
-    config = base.config
+    bar = progress.add_task(f"compute {level} windows", total=len(grams))
+    return write_windows(
+        store.table(plot_name, level),
+        level,
+        grams,
+        lower,
+        base.fingerprint,
+        {"corpus": report},
+        dtype,
+        lambda count: progress.update(bar, advance=count),
+    )
+
+
+def write_windows(
+    folder: Path,
+    name: str,
+    grams: Ids,
+    lower: WindowEncoder,
+    fingerprint: str,
+    meta: dict[str, Any],
+    dtype: torch.dtype,
+    advance: Callable[[int], None],
+) -> int:
+    """Publish the table of n-grams `[D, size]`, most frequent first, computed by `lower`; returns its rows.
+
+    `advance(count)` is told after every chunk how many were computed; what it raises leaves no table behind.
+    """
+    config = lower.config
     grams = tables.sort_grams(grams, config.vocab_size)
     size = grams.shape[1]
     start = centre(config.window) - centre(size)
-    bar = progress.add_task(f"compute {level} windows", total=len(grams))
 
     def chunks() -> Iterator[tables.Values]:
         for first in range(0, len(grams), CHUNK):
@@ -133,16 +169,16 @@ def _write_level(
             whole[:, start : start + size] = part
             values = compute_windows(lower, whole, dtype)
             yield values[:, start : start + size]
-            progress.update(bar, advance=len(part))
+            advance(len(part))
 
     tables.write(
-        store.table(plot_name, level),
-        level,
+        folder,
+        name,
         grams,
         chunks(),
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
-        fingerprint=base.fingerprint,
-        meta={"corpus": report},
+        fingerprint=fingerprint,
+        meta=meta,
     )
     return len(grams)

@@ -16,21 +16,12 @@ from hplm.nn import reference
 from hplm.nn.base import Base
 from hplm.nn.lookup import PlotLookup, compute_windows, open_lookup
 from hplm.plot import table
+from hplm.plot.keys import pack
 from hplm.plot.overlay import Overlay
 from hplm.plot.table import PlotTable
 from hplm.plot.windows import windows
 from hplm.store.layout import Store
 from tests import tiny
-
-
-def as_level(opened: PlotTable) -> dict[tuple[int, ...], reference.Vectors]:
-    """A table as the dictionary that the reference looks up."""
-    width = max(1, (opened.vocab_size - 1).bit_length())
-    level = {}
-    for key, value in zip(opened.keys.tolist(), opened.values, strict=True):
-        gram = tuple((key >> (width * (opened.size - 1 - i))) & ((1 << width) - 1) for i in range(opened.size))
-        level[gram] = np.array(value)
-    return level
 
 
 def texts_of(base: Base, count: int, seed: int) -> list[np.ndarray]:
@@ -53,7 +44,7 @@ def test_the_lookup_equals_the_dictionary_reference(tmp_path: Path, n: int, miss
         lookup.hidden_states(np.concatenate(texts), [len(t) for t in texts]), np.cumsum([len(t) for t in texts])[:-1]
     )
     names = ["root"] if miss == "compute" else ["root", *(["bigram"] if n > 2 else []), "unigram"]
-    levels = [as_level(table.load(store.table("p", name), fingerprint=base.fingerprint)) for name in names]
+    levels = [reference.level(table.load(store.table("p", name), fingerprint=base.fingerprint)) for name in names]
     lower = base.load_lower() if miss == "compute" else None
     for text, got in zip(texts, merged, strict=True):
         wanted = reference.merged(text.tolist(), base.config, levels, lower).numpy()
@@ -76,10 +67,9 @@ def test_a_window_is_looked_for_in_the_branch_then_the_parent_then_the_root_then
 
     def level(name: str, grams: list[list[int]], value: float) -> PlotTable:
         sorted_grams = table.sort_grams(np.array(grams), config.vocab_size)
-        values = np.full((len(grams), len(grams[0]), config.hidden_size), value, dtype=np.float16)
-        return PlotTable(
-            name, len(grams[0]), config.vocab_size, table.key_codec.pack(sorted_grams, config.vocab_size), values, None
-        )
+        memory = np.full((len(grams) * len(grams[0]), config.hidden_size), value, dtype=np.float16)
+        packed = pack(sorted_grams, config.vocab_size)
+        return PlotTable(name, len(grams[0]), config.vocab_size, packed, memory, 0, None)
 
     pad = config.pad_id
     text = np.array([5, 6, 7, 8, 9])  # windows: _56 567 678 789 89_
@@ -129,7 +119,7 @@ def test_an_overlay_stays_bounded_and_forgets_the_least_recently_used(
         unique = list(dict.fromkeys(tokens))
         grams = everything[unique]
         if asks:
-            rows = overlay.find(grams)
+            rows = overlay.find(grams, np.arange(len(grams)), pack(grams, 30_522))
             assert {token for token, row in zip(unique, rows, strict=True) if row >= 0} == held & set(unique)
             assert all(overlay.values[row, 0, 0] == token for token, row in zip(unique, rows, strict=True) if row >= 0)
             last_used |= dict.fromkeys(held & set(unique), number)
@@ -148,9 +138,10 @@ def test_an_overlay_stays_bounded_and_forgets_the_least_recently_used(
 
 def test_computed_windows_are_what_the_table_stores(tiny_store: Store, tiny_base: Base) -> None:
     root = table.load(tiny_store.table("general", "root"), fingerprint=tiny_base.fingerprint)
-    grams = np.array(list(as_level(root))[:20])
+    grams = np.array(list(reference.level(root))[:20])
     computed = compute_windows(tiny_base.load_lower(), grams, torch.float32)
-    np.testing.assert_allclose(root.values[root.find(grams)], computed, atol=2e-3, rtol=2e-3)
+    rows = root.find(grams, np.arange(len(grams)), pack(grams, root.vocab_size))
+    np.testing.assert_allclose(root.values[rows], computed, atol=2e-3, rtol=2e-3)
 
 
 def test_windows_of_a_single_token_exist() -> None:

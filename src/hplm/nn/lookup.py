@@ -4,41 +4,27 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from hplm.config import BaseConfig
+from hplm.errors import MissingArtifactError
+from hplm.nn import lower as lowers
 from hplm.nn.base import Base
 from hplm.nn.dtype import choose_dtype, computing_in
 from hplm.nn.encoder import WindowEncoder
 from hplm.plot import table as tables
+from hplm.plot.keys import pack
 from hplm.plot.lookup import Gather, LookupPlan, Table, plan, resolve
 from hplm.plot.overlay import Overlay
-from hplm.plot.table import PlotTable, Rows, Values
+from hplm.plot.table import PlotTable, Rows, Spare, Values
+from hplm.store import artifact
 from hplm.store.layout import Store
-
-
-@dataclass(frozen=True)
-class ComputedWindows:
-    """Windows that the lower layers have just computed: a table for one batch. `grams` `[U, n]` unique and sorted."""
-
-    size: int
-    grams: npt.NDArray[np.int64]
-    values: Values
-    name: str = "computed"
-
-    def find(self, grams: npt.NDArray[np.int64]) -> Rows:
-        """Row of each window; all are there."""
-        both = np.concatenate([self.grams, grams])
-        _, inverse = np.unique(both, axis=0, return_inverse=True)
-        row_of = np.empty(len(both), dtype=np.int64)
-        row_of[inverse.ravel()[: len(self.grams)]] = np.arange(len(self.grams))
-        return row_of[inverse.ravel()[len(self.grams) :]]
 
 
 def compute_windows(
@@ -59,7 +45,7 @@ class PlotLookup:
 
     `chain` holds the n-gram tables, branch first, root last. Miss mode `backoff` goes on to `shorter` (bigrams,
     unigrams); `compute`, chosen by passing `lower`, computes the window instead and remembers it in an overlay of
-    `overlay_windows`. Not thread-safe: one batch at a time.
+    `overlay_windows`, in `room` where given. Not thread-safe: one batch at a time.
     """
 
     def __init__(
@@ -70,6 +56,7 @@ class PlotLookup:
         lower: WindowEncoder | None,
         *,
         overlay_windows: int = 0,
+        room: Spare | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
         self.config = config
@@ -78,7 +65,7 @@ class PlotLookup:
         self._lower = lower
         self._dtype = dtype
         self._overlay = (
-            Overlay(overlay_windows, config.window, config.hidden_size, config.vocab_size)
+            Overlay(overlay_windows, config.window, config.hidden_size, config.vocab_size, room)
             if lower is not None
             else None
         )
@@ -87,17 +74,27 @@ class PlotLookup:
     def hidden_states(self, ids: npt.NDArray[np.int64], lengths: Sequence[int]) -> npt.NDArray[np.float16]:
         """Merged window vectors `[N, H]` of packed texts (HMI eq. 2); positions are added by the upper layers."""
         config = self.config
+        fresh: list[tuple[npt.NDArray[np.int64], Values]] = []
+
+        def compute(grams: npt.NDArray[np.int64]) -> tuple[PlotTable, Rows]:
+            unique, rows = np.unique(grams, axis=0, return_inverse=True)
+            assert self._lower is not None
+            values = compute_windows(self._lower, unique, self._dtype)
+            fresh.append((unique, values))
+            keys = pack(unique, config.vocab_size)
+            memory = values.reshape(-1, config.hidden_size)
+            return PlotTable("computed", config.window, config.vocab_size, keys, memory, 0, None), rows.ravel()
+
         if self._overlay is None:
             found = plan(ids, lengths, [*self._chain, *self._shorter], config.window, config.pad_id)
         else:
-            found = plan(ids, lengths, [*self._chain, self._overlay], config.window, config.pad_id, self._compute)
+            found = plan(ids, lengths, [*self._chain, self._overlay], config.window, config.pad_id, compute)
         self.windows_by_level.update(found.windows_by_level)
         merged = gather(found)
         # Only now: remembering may overwrite rows that the plan reads.
-        if self._overlay is not None:
-            for step in found.gathers:
-                if isinstance(step.table, ComputedWindows):
-                    self._overlay.remember(step.table.grams, step.table.values)
+        for unique, values in fresh:
+            assert self._overlay is not None
+            self._overlay.remember(unique, values)
         return merged.numpy()
 
     def vectors(self, grams: npt.NDArray[np.int64]) -> Values:
@@ -114,11 +111,6 @@ class PlotLookup:
             found[places] = table.values[rows]
         return found
 
-    def _compute(self, grams: npt.NDArray[np.int64]) -> ComputedWindows:
-        assert self._lower is not None
-        unique = np.unique(grams, axis=0)
-        return ComputedWindows(self.config.window, unique, compute_windows(self._lower, unique, self._dtype))
-
 
 def open_lookup(
     store: Store,
@@ -130,33 +122,73 @@ def open_lookup(
     dtype: torch.dtype | None = None,
     verify: bool = True,
 ) -> PlotLookup:
-    """The look-up over a PLOT of a store, as serving, fine-tuning and measuring all do it.
+    """The look-up over a PLOT of a store: the lineage of a root alone."""
+    root = store.table(plot_name, "root").parent
+    return open_lineage(store, base, [root], miss=miss, overlay_windows=overlay_windows, dtype=dtype, verify=verify)
 
-    Raises MissingArtifactError, CorruptArtifactError or WrongBaseError.
+
+def open_lineage(
+    store: Store,
+    base: Base,
+    lineage: Sequence[Path | str],
+    *,
+    miss: str = "compute",
+    overlay_windows: int = 65_536,
+    dtype: torch.dtype | None = None,
+    verify: bool = True,
+    words: nn.Embedding | None = None,
+) -> PlotLookup:
+    """The look-up over a domain version, as serving, fine-tuning and measuring all do it.
+
+    `lineage` holds the folders of its versions, its own first, its root's last, relative to the store or absolute. A miss
+    is computed by the lower layers of the first and remembered for it alone. `words`: word embeddings in memory already,
+    which all domains of a base share. Raises MissingArtifactError, CorruptArtifactError or WrongBaseError.
     """
-    levels = ["root", "bigram", "unigram"] if base.config.window > 2 else ["root", "unigram"]
-    root, *shorter = (
-        tables.load(store.table(plot_name, level), fingerprint=base.fingerprint, verify=verify) for level in levels
+    *branches, root = (store.root / path for path in lineage)
+    shorter = ["bigram", "unigram"] if base.config.window > 2 else ["unigram"]
+    overlay_windows = overlay_windows if miss == "compute" else 0
+    opened, room = tables.load_together(
+        [*(branch / "branch" for branch in branches), root / "root", *(root / level for level in shorter)],
+        fingerprint=base.fingerprint,
+        verify=verify,
+        spare_vectors=overlay_windows * base.config.window,
     )
-    lower = base.load_lower() if miss == "compute" else None
-    dtype = dtype or choose_dtype("auto", torch.device("cpu"))
-    return PlotLookup(base.config, [root], shorter, lower, overlay_windows=overlay_windows, dtype=dtype)
+    return PlotLookup(
+        base.config,
+        opened[: -len(shorter)],
+        opened[-len(shorter) :],
+        lowers.of_lineage(store, base, lineage, words=words, verify=verify) if miss == "compute" else None,
+        overlay_windows=overlay_windows,
+        room=room,
+        dtype=dtype or choose_dtype("auto", torch.device("cpu")),
+    )
+
+
+def verify_domain(folder: Path) -> None:
+    """Check all files of a domain version. Raises MissingArtifactError or CorruptArtifactError."""
+    if not folder.is_dir():
+        raise MissingArtifactError(f"no domain version in {folder}: `hplm store verify` tells what is lost")
+    for part in sorted(path for path in folder.iterdir() if not path.name.startswith(".")):
+        artifact.read(part, lowers.KIND if part.name == "lower" else tables.KIND).verify()
 
 
 def gather(found: LookupPlan) -> Tensor:
     """Carry a plan out: float16 `[N, H]`."""
-    weights = torch.from_numpy((1.0 / found.vector_counts).astype(np.float16))
+    weights = (1.0 / found.vector_counts).astype(np.float16)
     merged, *rest = (_bag(step, weights) for step in found.gathers)
     for part in rest:
         merged += part
     return merged
 
 
-def _bag(step: Gather, weights: Tensor) -> Tensor:
+def _bag(step: Gather, weights: npt.NDArray[np.float16]) -> Tensor:
     """One `embedding_bag` over the mapped table: weighted sums of rows without copying them first."""
-    assert isinstance(step.table, PlotTable | Overlay | ComputedWindows)
-    values = step.table.values
-    table = torch.from_numpy(values).view(-1, values.shape[-1])
-    flat, offsets = torch.from_numpy(step.flat), torch.from_numpy(step.offsets)
-    each = weights.repeat_interleave(offsets.diff())
-    return F.embedding_bag(flat, table, offsets, mode="sum", per_sample_weights=each, include_last_offset=True)
+    each = np.repeat(weights, np.diff(step.offsets))
+    return F.embedding_bag(
+        torch.from_numpy(step.flat),
+        torch.from_numpy(step.memory),
+        torch.from_numpy(step.offsets),
+        mode="sum",
+        per_sample_weights=torch.from_numpy(each),
+        include_last_offset=True,
+    )

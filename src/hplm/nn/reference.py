@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -13,10 +14,42 @@ from torch import Tensor
 
 from hplm.adapters.tenant import Tenant
 from hplm.config import BaseConfig
+from hplm.nn import lower as lowers
+from hplm.nn.base import Base
 from hplm.nn.encoder import TransformerLayer, UpperEncoder, WindowEncoder
+from hplm.plot import table as tables
+from hplm.plot.keys import bits
+from hplm.plot.table import PlotTable
+from hplm.store.layout import Store
 
 Vectors = npt.NDArray[np.float16]
 Stored = Mapping[tuple[int, ...], Vectors]
+
+
+def level(table: PlotTable) -> Stored:
+    """A table as the dictionary that `merged` looks up."""
+    if table.grams is not None:
+        grams = [tuple(gram) for gram in table.grams.tolist()]
+    else:
+        width = bits(table.vocab_size)
+        places = [width * (table.size - 1 - place) for place in range(table.size)]
+        grams = [tuple((key >> place) & ((1 << width) - 1) for place in places) for key in table.keys.tolist()]
+    return {gram: np.array(value) for gram, value in zip(grams, table.values, strict=True)}
+
+
+def lineage(
+    store: Store, base: Base, folders: Sequence[Path | str], miss: str
+) -> tuple[list[Stored], WindowEncoder | None]:
+    """The `levels` and `lower` that `merged` takes for a domain version, its own folder first and its root's last."""
+    places = [store.root / folder / "branch" for folder in folders[:-1]]
+    root = store.root / folders[-1]
+    places.append(root / "root")
+    if miss == "backoff":
+        places += [root / "bigram", root / "unigram"] if base.config.window > 2 else [root / "unigram"]
+    levels = [level(tables.load(place, fingerprint=base.fingerprint)) for place in places]
+    if miss == "backoff":
+        return levels, None
+    return levels, base.load_lower() if len(folders) == 1 else lowers.load(store.root / folders[0] / "lower", base)
 
 
 def merged(ids: Sequence[int], config: BaseConfig, levels: Sequence[Stored], lower: WindowEncoder | None) -> Tensor:
@@ -84,8 +117,8 @@ def adapt(tenant: Tenant, layer: int, attended: Tensor) -> Tensor:
 
 
 def logits(encoder: UpperEncoder, hidden: Tensor, tenant: Tenant) -> Tensor:
-    """`[1, labels]` of a classification, `[T, labels]` of a tagging."""
+    """`[1, labels]` of a classification, `[1, 1]` of a regression, `[T, labels]` of a tagging."""
     last = upper(encoder, hidden, tenant)
-    if tenant.card.task == "classification":
+    if tenant.card.task != "tagging":
         last = last[:1] if tenant.card.pooling == "cls" else last.mean(0, keepdim=True)
     return last @ torch.from_numpy(tenant.head.weight).T + torch.from_numpy(tenant.head.bias)

@@ -1,0 +1,118 @@
+"""A domain's corpus as somebody uploads it: a text file or JSON lines, plain or gzipped, trusted in nothing.
+
+Read in one pass after another, so that neither an endless line nor a bomb of a gzip file gets into memory whole.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import BinaryIO
+
+from hplm.errors import DataError
+
+MOST_LINE_BYTES = 1_000_000
+MOST_BYTES = 256 << 20
+MOST_DOCUMENTS = 5_000_000
+ENDINGS = ("", ".txt", ".jsonl")
+
+
+def read_corpus(path: Path, name: str = "", most_bytes: int = MOST_BYTES) -> list[str]:
+    """The distinct documents of a corpus, in order. `name` says the format where `path` does not: .txt or .jsonl, or .gz of it.
+
+    Of a text file each line is a document, or, where it has blank lines, what stands between them; of JSON lines each
+    object's "text" is. Raises DataError with the line for what is not UTF-8, lines over 1 MB, more than `most_bytes`
+    unpacked and more than 5,000,000 documents.
+    """
+    name = name or path.name
+    plain = name.removesuffix(".gz")
+    ending = Path(plain).suffix
+    if ending not in ENDINGS:
+        raise DataError(f"{name}: a corpus ends in .txt or .jsonl, or in .gz after that")
+    documents: dict[str, None] = {}
+    try:
+        with _opened(path, plain != name) as file:
+            separated = ending != ".jsonl" and _has_blank_lines(_lines(file, name, most_bytes))
+            file.seek(0)
+            lines = _lines(file, name, most_bytes)
+            for document in _json_documents(lines, name) if ending == ".jsonl" else _documents(lines, separated):
+                documents[document] = None
+                if len(documents) > MOST_DOCUMENTS:
+                    raise DataError(f"{name} holds more than the {MOST_DOCUMENTS:,} documents that are taken")
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"{name} is not a whole gzip file: {error}") from None
+    except OSError as error:
+        raise DataError(f"{name} cannot be read: {error.strerror}") from None
+    if not documents:
+        raise DataError(f"{name} holds no text")
+    return list(documents)
+
+
+def _opened(path: Path, packed: bool) -> AbstractContextManager[BinaryIO]:
+    # Both read bytes line by line; gzip's own class only lacks the name.
+    return gzip.open(path, "rb") if packed else path.open("rb")  # type: ignore[return-value]
+
+
+def _lines(file: BinaryIO, name: str, most_bytes: int) -> Iterator[str]:
+    """Lines without their ends."""
+    total, number = 0, 0
+    while raw := file.readline(MOST_LINE_BYTES + 1):
+        number += 1
+        total += len(raw)
+        where = f"{name}, line {number}"
+        if len(raw) > MOST_LINE_BYTES:
+            raise DataError(f"{where} is longer than {MOST_LINE_BYTES:,} bytes; put each document on a line of its own")
+        if total > most_bytes:
+            raise DataError(f"{where}: there is more than the {most_bytes:,} bytes of text that are taken")
+        try:
+            line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise DataError(f"{where} is not UTF-8 at byte {error.start} of the line") from None
+        if "\0" in line:
+            raise DataError(f"{where} holds a zero byte: this is not a text file in UTF-8")
+        yield line.rstrip("\r\n")
+
+
+def _has_blank_lines(lines: Iterator[str]) -> bool:
+    """Whether a blank line stands between two others."""
+    after_text = after_blank = False
+    for line in lines:
+        if not line.strip():
+            after_blank = after_text
+        elif after_blank:
+            return True
+        else:
+            after_text = True
+    return False
+
+
+def _documents(lines: Iterator[str], separated: bool) -> Iterator[str]:
+    paragraph: list[str] = []
+    for line in lines:
+        if text := line.strip():
+            paragraph.append(text)
+        if paragraph and not (text and separated):
+            yield " ".join(paragraph)
+            paragraph = []
+    if paragraph:
+        yield " ".join(paragraph)
+
+
+def _json_documents(lines: Iterator[str], name: str) -> Iterator[str]:
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{name}, line {number} is not JSON: {error}") from None
+        text = row.get("text") if isinstance(row, dict) else None
+        if not isinstance(text, str):
+            raise DataError(f'{name}, line {number}: expected an object with a "text"')
+        # A JSON string may hold half of a surrogate pair, which is no text.
+        if text := text.encode("utf-8", "replace").decode().strip():
+            yield text

@@ -1,0 +1,244 @@
+"""Domain knowledge (HMI 5.1): lower layers further pretrained on a corpus, kept as a small table over the parent's.
+
+A domain version is a folder of two artifacts: `lower`, the layers themselves, which its children start from and which
+compute what no table has, and `branch`, the windows of the most frequent n-grams of its corpus.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from hplm.config import BaseConfig
+from hplm.errors import ConfigError, JobCancelledError
+from hplm.nn import base as bases
+from hplm.nn import lower as lowers
+from hplm.nn.base import Base
+from hplm.nn.dtype import choose_device, choose_dtype
+from hplm.nn.encoder import WindowEncoder
+from hplm.nn.lookup import compute_windows
+from hplm.plot.keys import fits
+from hplm.progress import Report
+from hplm.store import artifact
+from hplm.store.layout import Store
+from hplm_builder.checkpoint import Checkpoint
+from hplm_builder.convert import Ids, batches, source_of
+from hplm_builder.corpus_file import MOST_BYTES, read_corpus
+from hplm_builder.domain_corpus import prepare_corpus
+from hplm_builder.masked_lm import (
+    HELD_OUT_ROUNDS,
+    MaskedLm,
+    MaskedLmSettings,
+    make_optimizer,
+    train,
+    train_step,
+)
+from hplm_builder.masking import mask_tokens
+from hplm_builder.plots import write_windows
+
+SAMPLED_WINDOWS = 2048
+BRANCH = "compute the branch"
+READING_SHARE = 0.03
+
+
+@dataclass(frozen=True)
+class DomainSettings(MaskedLmSettings):
+    """How to make a domain: its branch keeps the top `top_percent` of the corpus's distinct n-grams."""
+
+    top_percent: float = 10.0
+    min_corpus_tokens: int = 50_000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.top_percent <= 100:
+            raise ConfigError(f"top_percent is a share in percent, above 0 and at most 100; got {self.top_percent:g}")
+        if self.min_corpus_tokens < 0:
+            raise ConfigError(f"min_corpus_tokens must be at least 0, got {self.min_corpus_tokens}")
+
+
+def build_domain(
+    store: Store,
+    base_name: str,
+    parent_lineage: Sequence[Path | str],
+    folder: Path,
+    corpus: Path,
+    settings: DomainSettings,
+    report: Report,
+    *,
+    below: str = "",
+    corpus_name: str = "",
+    work: Path | None = None,
+    most_corpus_bytes: int = MOST_BYTES,
+    device: str = "auto",
+) -> dict[str, Any]:
+    """Further pretrain the lower layers of the version that `parent_lineage` leads to, and publish `folder`.
+
+    The lineage is as `open_lineage` takes it; `folder` is `<domain's name>/<number>`, and its level of the look-up is
+    called as the domain. `below`, the path of the version that is to be its parent, is kept in its manifest for
+    `hplm store adopt`. Returns what the version's record says: corpus, settings, held-out loss before and after, sizes.
+
+    An interrupted run goes on where its file in `work` stands; a cancelled one leaves nothing there. Raises DataError,
+    CorpusTooSmallError and what `report` raises, in each case with no trace of `folder`.
+    """
+    base = bases.load(store.base(base_name))
+    documents = read_corpus(corpus, corpus_name, most_corpus_bytes)
+    found = prepare_corpus(
+        documents,
+        base,
+        settings.min_corpus_tokens,
+        settings.seed,
+        lambda step, done: report(step, READING_SHARE * done),
+    )
+    where = choose_device(device)
+    parent = lowers.of_lineage(store, base, parent_lineage)
+    grams = found.grams.top(settings.top_percent)
+    overall = _overall(report, settings, len(grams) * base.config.window)
+    run = {"settings": asdict(settings), "parent": source_of(parent, found.text)}
+    checkpoint = Checkpoint(work / "domain.pt", run) if work else None
+    model = MaskedLm(parent, base.load_upper(), found.token_counts, settings.seed).to(where)
+    try:
+        losses = train(model, found.text, found.held, found.known, settings, overall, checkpoint)
+        if not math.isfinite(losses["after"]["loss"]):
+            raise ConfigError(f"training with learning_rate {settings.learning_rate:g} diverged: choose a lower one")
+        trained = model.lower.eval()
+        about = {
+            **({"parent": below} if below else {}),
+            "corpus": found.about(),
+            "settings": asdict(settings),
+            "masked_lm": losses,
+            "moved": distance(lowers.of_lineage(store, base, parent_lineage).to(where), trained, grams),
+            "corpus_hit_rate": int(found.grams.counts[: len(grams)].sum()) / int(found.grams.counts.sum()),
+        }
+        done = 0
+
+        def advance(count: int) -> None:
+            nonlocal done
+            done += count
+            overall(BRANCH, done / len(grams))
+
+        sizes = publish(folder, base, trained, grams, about, advance)
+    except JobCancelledError:
+        if checkpoint:
+            checkpoint.remove()
+        raise
+    if checkpoint:
+        checkpoint.remove()
+    return {**about, **sizes}
+
+
+def publish(
+    folder: Path,
+    base: Base,
+    lower: WindowEncoder,
+    grams: Ids,
+    about: dict[str, Any],
+    advance: Callable[[int], None] = lambda count: None,
+) -> dict[str, int]:
+    """Put a domain version in place: both artifacts in one step, or neither. Returns rows and bytes."""
+    device = lower.window_position.device
+    with artifact.replacing(folder) as partial:
+        lowers.save(partial / "lower", base, lower, {"domain": about})
+        # As it was written: what computes misses later is what computed the table.
+        written = lowers.load(partial / "lower", base, words=lower.word_embeddings).to(device)
+        rows = write_windows(
+            partial / "branch",
+            folder.parent.name,
+            grams,
+            written,
+            base.fingerprint,
+            {"domain": about},
+            choose_dtype("auto", device),
+            advance,
+        )
+        sizes = {
+            f"{part}_bytes": sum(path.stat().st_size for path in (partial / part).iterdir())
+            for part in ("branch", "lower")
+        }
+    return {"rows": rows, **sizes}
+
+
+def distance(old: WindowEncoder, new: WindowEncoder, grams: Ids) -> float:
+    """How far further pretraining moved the vectors of n-grams: mean squared difference over the old ones' variance."""
+    sample = grams[np.random.default_rng(0).permutation(len(grams))[:SAMPLED_WINDOWS]]
+    dtype = choose_dtype("auto", old.window_position.device)
+    before, after = (compute_windows(lower, sample, dtype).astype(np.float32) for lower in (old, new))
+    return float(np.square(after - before).mean() / before.var())
+
+
+def _overall(report: Report, settings: DomainSettings, branch_tokens: int) -> Report:
+    """Shares of the whole job out to its steps: a token costs a third without its gradients, less without upper layers."""
+    costs = {
+        "warm up the head": settings.warmup_tokens / 3,
+        "further pretrain": float(settings.total_tokens),
+        BRANCH: branch_tokens / 6,
+    }
+    whole, before = sum(costs.values()), 0.0
+    starts = {}
+    for step, cost in costs.items():
+        starts[step] = before
+        before += cost
+
+    def told(step: str, done: float) -> None:
+        report(step, READING_SHARE + (1 - READING_SHARE) * (starts[step] + costs[step] * done) / whole)
+
+    return told
+
+
+def estimate_domain(
+    store: Store,
+    base_name: str,
+    parent_lineage: Sequence[Path | str],
+    corpus: Path,
+    settings: DomainSettings,
+    report: Report,
+    *,
+    corpus_name: str = "",
+    most_corpus_bytes: int = MOST_BYTES,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, Any]:
+    """What `build_domain` would cost: its corpus, `rows` and `bytes` exactly, `estimated_s` from one measured step.
+
+    Raises as `build_domain` does for a corpus that it would refuse.
+    """
+    base = bases.load(store.base(base_name))
+    documents = read_corpus(corpus, corpus_name, most_corpus_bytes)
+    found = prepare_corpus(documents, base, settings.min_corpus_tokens, settings.seed, report)
+    lower = lowers.of_lineage(store, base, parent_lineage)
+    model = MaskedLm(lower, base.load_upper(), found.token_counts, settings.seed)
+    optimizer = make_optimizer(model)
+    rng = np.random.default_rng(settings.seed)
+    ids, lengths = next(batches(found.text, min(settings.batch_tokens, 1024), rng))
+    grams = found.grams.top(settings.top_percent)
+    sample = grams[:SAMPLED_WINDOWS]
+    seconds = np.zeros(2)
+    # The first round pays for memory and kernels.
+    for _ in range(2):
+        report("measure a step", 0.0)
+        start = clock()
+        train_step(model, optimizer, mask_tokens(ids, found.known, rng), lengths)
+        middle = clock()
+        compute_windows(lower, sample, choose_dtype("auto", torch.device("cpu")))
+        seconds = np.array([middle - start, clock() - middle])
+    step_s, windows_s = seconds / [len(ids), len(sample)]
+    held_out = 2 * HELD_OUT_ROUNDS * found.held.num_tokens
+    return {
+        "corpus": found.about(),
+        "rows": len(grams),
+        "bytes": _branch_bytes(len(grams), base.config) + 2 * sum(p.numel() for p in model.lower_parameters()),
+        "tokens": settings.warmup_tokens + settings.total_tokens,
+        "estimated_s": float(
+            step_s * (settings.total_tokens + (settings.warmup_tokens + held_out) / 3) + windows_s * len(grams)
+        ),
+    }
+
+
+def _branch_bytes(rows: int, config: BaseConfig) -> int:
+    ids = 0 if fits(config.window, config.vocab_size) else 4 * config.window
+    return rows * (8 + ids + 2 * config.window * config.hidden_size)

@@ -1,0 +1,73 @@
+"""A domain's further pretrained lower layers as an artifact: what its branch was computed with and its misses go through."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as packed
+from torch import nn
+
+from hplm.errors import CorruptArtifactError, WrongBaseError
+from hplm.nn.base import Base
+from hplm.nn.encoder import WindowEncoder
+from hplm.store import artifact
+from hplm.store.layout import Store
+
+KIND = "lower"
+WEIGHTS = "lower.safetensors"
+# The base's, which further pretraining leaves as they are: most of a small model's bytes, on disk and in memory.
+SHARED = "word_embeddings.weight"
+
+
+def save(folder: Path, base: Base, lower: WindowEncoder, about: dict[str, Any]) -> None:
+    """Publish what windows go through after the word embeddings, in float16."""
+    state = {name: value for name, value in lower.state_dict().items() if name != SHARED}
+    with artifact.publish(folder, KIND, {"base": base.fingerprint, **about}) as partial:
+        halved = {name: value.detach().to("cpu", torch.float16).contiguous() for name, value in state.items()}
+        # Written from here, a full disk is an OSError.
+        (partial / WEIGHTS).write_bytes(packed(halved))
+
+
+def load(folder: Path, base: Base, *, words: nn.Embedding | None = None, verify: bool = True) -> WindowEncoder:
+    """The window encoder of a domain version, in fp32, with the base's word embeddings: `words` where they are at hand.
+
+    Raises MissingArtifactError, CorruptArtifactError or WrongBaseError.
+    """
+    stored = artifact.read(folder, KIND)
+    if stored.meta.get("base") != base.fingerprint:
+        raise WrongBaseError(
+            f"{folder} was trained over base {stored.meta.get('base')}, this base is {base.fingerprint}: "
+            "build the domain again with `hplm build domain`"
+        )
+    with torch.device("meta"):
+        lower = WindowEncoder(base.config)
+    lower.word_embeddings = words or base.load_lower().word_embeddings
+    try:
+        state = {name: v.float() for name, v in load_tensors(stored.read_bytes(WEIGHTS, verify=verify)).items()}
+        lower.load_state_dict({**state, SHARED: lower.word_embeddings.weight}, assign=True)
+    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
+        raise CorruptArtifactError(
+            f"{folder} does not hold this base's lower layers ({error}); build it again"
+        ) from error
+    return lower.eval()
+
+
+def of_lineage(
+    store: Store,
+    base: Base,
+    lineage: Sequence[Path | str],
+    *,
+    words: nn.Embedding | None = None,
+    verify: bool = True,
+) -> WindowEncoder:
+    """The lower layers of a domain version, folders as `open_lineage` takes them: its own, or the base's for a root."""
+    if len(lineage) > 1:
+        return load(store.root / lineage[0] / "lower", base, words=words, verify=verify)
+    lower = base.load_lower()
+    lower.word_embeddings = words or lower.word_embeddings
+    return lower

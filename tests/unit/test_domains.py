@@ -1,0 +1,437 @@
+"""Domains: further pretrained lower layers, kept as a branch over the parent's table."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import hashlib
+import itertools
+import resource
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hplm_builder import domains
+from hplm_builder.cli import app
+from hplm_builder.domain_corpus import prepare_corpus
+from hplm_builder.domains import DomainSettings, build_domain, estimate_domain
+from hplm_builder.plots import build_plot
+from rich.progress import Progress
+from typer.testing import CliRunner
+
+from hplm.errors import (
+    ConfigError,
+    CorpusTooSmallError,
+    CorruptArtifactError,
+    DataError,
+    HplmError,
+    JobCancelledError,
+    MissingArtifactError,
+    StoppingError,
+    WrongBaseError,
+)
+from hplm.nn import lower as lowers
+from hplm.nn import reference
+from hplm.nn.base import Base
+from hplm.nn.lookup import PlotLookup, compute_windows, open_lineage
+from hplm.plot import table
+from hplm.progress import silent
+from hplm.store.layout import Store
+from hplm.store.registry import Registry
+from tests import tiny
+
+SETTINGS = DomainSettings(
+    total_tokens=30 * 128, warmup_tokens=5 * 128, batch_tokens=128, top_percent=20.0, min_corpus_tokens=1000
+)
+ROOT = "plots/general"
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """A base and its root alone."""
+    made = Store(tmp_path_factory.mktemp("domains") / "store")
+    tiny.make_base(made, tiny.config())
+    build_plot(made, "tiny", "general", tiny.sentences(50), 30.0, Progress(disable=True), dtype="float32")
+    return made
+
+
+@pytest.fixture(scope="module")
+def base(store: Store) -> Base:
+    return domains.bases.load(store.base("tiny"))
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("corpus") / "corpus.txt"
+    path.write_text("\n".join(tiny.sentences(200, seed=5)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def medical(store: Store, corpus: Path) -> str:
+    """A domain version below the root."""
+    build_domain(store, "tiny", [ROOT], store.domain("tiny", "medical", 1), corpus, SETTINGS, silent)
+    return "domains/tiny/medical/1"
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Files below a folder, by their digests."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def perturbed(base: Base, seed: int) -> domains.WindowEncoder:
+    """Lower layers unlike the base's, without training."""
+    lower = base.load_lower()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in lower.named_parameters():
+            if name != lowers.SHARED:
+                parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+    return lower
+
+
+def grow(store: Store, base: Base, depth: int, per_level: int = 40) -> list[str]:
+    """A lineage of `depth` versions over random n-grams of few tokens, so that levels overlap; youngest first."""
+    lineage = [ROOT]
+    for level in range(1, depth):
+        rng = np.random.default_rng(level)
+        grams = np.unique(rng.integers(5, 10, (per_level, base.config.window)), axis=0)
+        folder = store.domain("tiny", f"d{level}", 1)
+        domains.publish(folder, base, perturbed(base, level), grams, {})
+        lineage.insert(0, folder.relative_to(store.root).as_posix())
+    return lineage
+
+
+def texts_for(base: Base, seed: int) -> list[np.ndarray]:
+    """Half of the tokens that the branches know, half of any."""
+    rng = np.random.default_rng(seed)
+    return [rng.integers(5, high, rng.integers(1, 30)) for high in (10, base.config.vocab_size, 10, 12)]
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 4])
+@pytest.mark.parametrize("n", [2, 3, 5])
+@pytest.mark.parametrize("miss", ["backoff", "compute"])
+def test_a_lookup_over_any_depth_equals_the_dictionary_reference(tmp_path: Path, n: int, depth: int, miss: str) -> None:
+    store = Store(tmp_path)
+    base = tiny.make_base(store, tiny.config(window=n))
+    build_plot(store, "tiny", "general", tiny.sentences(40), 40.0, Progress(disable=True), dtype="float32")
+    lineage = grow(store, base, depth)
+    lookup = open_lineage(store, base, lineage, miss=miss, overlay_windows=16, dtype=torch.float32)
+    levels, lower = reference.lineage(store, base, lineage, miss)
+    for seed in range(3):  # again and again: tables, overlay and fresh windows must agree
+        for ids in texts_for(base, seed):
+            wanted = reference.merged(ids.tolist(), base.config, levels, lower).numpy()
+            np.testing.assert_allclose(lookup.hidden_states(ids, [len(ids)]), wanted, atol=4e-3, rtol=4e-3)
+    names = {f"d{level}" for level in range(1, depth)} | {"root", "unigram" if miss == "backoff" else "computed"}
+    assert names <= set(lookup.windows_by_level)
+
+
+def test_a_window_is_answered_by_the_branch_then_its_parent_then_the_root_then_the_backoff(
+    store: Store, base: Base
+) -> None:
+    lineage = grow(store, base, 3)
+    opened = [table.load(store.root / path / "branch", fingerprint=base.fingerprint) for path in lineage[:2]]
+    branch, parent = (reference.level(one) for one in opened)
+    root = reference.level(table.load(store.table("general", "root"), fingerprint=base.fingerprint))
+    in_both = next(gram for gram in branch if gram in parent)
+    in_parent = next(gram for gram in parent if gram not in branch)
+    in_root = next(gram for gram in root if gram not in branch and gram not in parent and 0 not in gram)
+    nowhere = (60, 61, 62)
+    lookup = open_lineage(store, base, lineage, miss="backoff")
+    computing = open_lineage(store, base, lineage, dtype=torch.float32)
+    for gram, level in ((in_both, "d2"), (in_parent, "d1"), (in_root, "root"), (nowhere, "unigram")):
+        lookup.windows_by_level.clear()
+        lookup.hidden_states(np.array(gram), [3])
+        # The windows at both ends are others; that of the middle token is the one asked for.
+        assert lookup.windows_by_level[level] >= 1
+    np.testing.assert_array_equal(lookup.vectors(np.array([in_both, in_parent]))[0], branch[in_both])
+    np.testing.assert_array_equal(lookup.vectors(np.array([in_both, in_parent]))[1], parent[in_parent])
+    np.testing.assert_array_equal(lookup.vectors(np.array([in_root]))[0], root[in_root])
+    computing.hidden_states(np.array(nowhere), [3])
+    youngest = lowers.load(store.root / lineage[0] / "lower", base)
+    wanted = compute_windows(youngest, np.array([nowhere]), torch.float32)
+    np.testing.assert_allclose(computing.vectors(np.array([nowhere])), wanted, atol=2e-3, rtol=2e-3)
+
+
+def test_what_one_domain_computed_on_a_miss_is_never_given_to_another(store: Store, base: Base) -> None:
+    lineages = [grow(store, base, 3)[keep:] for keep in range(3)]
+    lookups = [open_lineage(store, base, lineage, dtype=torch.float32) for lineage in lineages]
+    ids = np.arange(50, 70)
+    found = []
+    for _ in range(2):  # computed at first, then remembered
+        found = [lookup.hidden_states(ids, [len(ids)]) for lookup in lookups]
+        for lineage, hidden in zip(lineages, found, strict=True):
+            levels, lower = reference.lineage(store, base, lineage, "compute")
+            wanted = reference.merged(ids.tolist(), base.config, levels, lower).numpy()
+            np.testing.assert_allclose(hidden, wanted, atol=4e-3, rtol=4e-3)
+    assert all(lookup.windows_by_level["overlay"] for lookup in lookups)
+    for one, other in itertools.combinations(found, 2):
+        assert np.abs(one - other).max() > 0.1
+
+
+def test_domains_may_share_one_copy_of_the_word_embeddings(store: Store, base: Base, medical: str) -> None:
+    words = base.load_lower().word_embeddings
+    found = [lowers.of_lineage(store, base, lineage, words=words) for lineage in ([ROOT], [medical, ROOT])]
+    assert all(lower.word_embeddings is words for lower in found)
+    ids = np.arange(40, 60)
+    shared, own = (open_lineage(store, base, [medical, ROOT], words=given) for given in (words, None))
+    np.testing.assert_array_equal(shared.hidden_states(ids, [20]), own.hidden_states(ids, [20]))
+
+
+def test_a_branch_holds_the_top_of_its_corpus_and_nothing_else(
+    store: Store, base: Base, corpus: Path, medical: str
+) -> None:
+    found = prepare_corpus(corpus.read_text().splitlines(), base, 0, SETTINGS.seed, silent)
+    branch = table.load(store.root / medical / "branch", fingerprint=base.fingerprint)
+    stored = set(reference.level(branch))
+    assert len(stored) == round(0.2 * len(found.grams.grams))
+    assert stored == {tuple(gram) for gram in found.grams.grams[: len(stored)].tolist()}
+    rarest = found.grams.counts[len(stored) - 1]
+    assert all(tuple(gram) in stored for gram in found.grams.grams[found.grams.counts > rarest].tolist())
+
+
+def test_a_branch_holds_what_its_lower_layers_compute(store: Store, base: Base, medical: str) -> None:
+    branch = table.load(store.root / medical / "branch", fingerprint=base.fingerprint)
+    grams = np.array(list(reference.level(branch)))
+    lower = lowers.load(store.root / medical / "lower", base)
+    dtype = domains.choose_dtype("auto", torch.device("cpu"))
+    np.testing.assert_allclose(branch.values, compute_windows(lower, grams, dtype), atol=2e-2, rtol=2e-2)
+    before = compute_windows(base.load_lower(), grams, dtype)
+    assert np.abs(branch.values - before).max() > 0.1
+
+
+def test_what_a_domain_says_of_itself(store: Store, corpus: Path, tmp_path: Path) -> None:
+    told: list[tuple[str, float]] = []
+    folder = tmp_path / "said" / "1"
+    about = build_domain(
+        store, "tiny", [ROOT], folder, corpus, SETTINGS, lambda step, progress: told.append((step, progress))
+    )
+    assert about["corpus"]["documents"] == len(set(corpus.read_text().splitlines()))
+    assert about["corpus"]["tokens"] > 1000
+    assert about["settings"] == dataclasses.asdict(SETTINGS)
+    assert set(about["masked_lm"]) == {"before", "after"}
+    assert about["rows"] == round(0.2 * about["corpus"]["distinct_ngrams"])
+    assert 0 < about["corpus_hit_rate"] < 1
+    assert about["moved"] > 0
+    for part in ("branch", "lower"):
+        assert about[f"{part}_bytes"] == sum(path.stat().st_size for path in (folder / part).iterdir())
+    assert list(dict.fromkeys(step for step, _ in told)) == [
+        "read the corpus",
+        "warm up the head",
+        "further pretrain",
+        "compute the branch",
+    ]
+    progress = [one for _, one in told]
+    assert progress == sorted(progress)
+    assert progress[0] == 0
+    assert progress[-1] == pytest.approx(1)
+
+
+def test_a_child_starts_from_its_parents_lower_layers(
+    store: Store, base: Base, corpus: Path, medical: str, tmp_path: Path
+) -> None:
+    still = dataclasses.replace(SETTINGS, learning_rate=1e-9)
+    build_domain(store, "tiny", [medical, ROOT], tmp_path / "child" / "1", corpus, still, silent)
+    child, parent = (
+        lowers.load(folder / "lower", base).state_dict() for folder in (tmp_path / "child/1", store.root / medical)
+    )
+    for name, value in child.items():
+        torch.testing.assert_close(value, parent[name], atol=1e-3, rtol=1e-3)
+    assert not torch.equal(child["layers.0.qkv.weight"], base.load_lower().state_dict()["layers.0.qkv.weight"])
+
+
+def test_one_seed_gives_the_same_bytes(store: Store, corpus: Path, medical: str, tmp_path: Path) -> None:
+    build_domain(store, "tiny", [ROOT], tmp_path / "medical" / "1", corpus, SETTINGS, silent)
+    assert contents(tmp_path / "medical" / "1") == contents(store.root / medical)
+
+
+class Ending:
+    """A Report that raises at the first word of a step."""
+
+    def __init__(self, step: str, error: HplmError) -> None:
+        self._step, self._error = step, error
+
+    def __call__(self, step: str, progress: float) -> None:
+        if step == self._step:
+            raise self._error
+
+
+@pytest.mark.parametrize("step", ["read the corpus", "warm up the head", "further pretrain", "compute the branch"])
+def test_a_cancelled_job_leaves_nothing_behind(store: Store, corpus: Path, tmp_path: Path, step: str) -> None:
+    with pytest.raises(JobCancelledError):
+        build_domain(
+            *(store, "tiny", [ROOT], tmp_path / "out" / "1", corpus, SETTINGS),
+            Ending(step, JobCancelledError("no more")),
+            work=tmp_path / "work",
+        )
+    assert not contents(tmp_path)
+    assert not list(tmp_path.glob("out/*"))
+
+
+@pytest.mark.parametrize("step", ["further pretrain", "compute the branch"])
+def test_an_interrupted_job_goes_on_to_the_same_bytes(
+    store: Store, corpus: Path, medical: str, tmp_path: Path, step: str
+) -> None:
+    folder, work = tmp_path / "medical" / "1", tmp_path / "work"
+    with pytest.raises(StoppingError):
+        build_domain(
+            *(store, "tiny", [ROOT], folder, corpus, SETTINGS), Ending(step, StoppingError("later")), work=work
+        )
+    assert not folder.exists()
+    steps: list[str] = []
+    build_domain(*(store, "tiny", [ROOT], folder, corpus, SETTINGS), lambda step, _: steps.append(step), work=work)
+    if step == "compute the branch":
+        assert "further pretrain" not in steps
+    assert contents(folder) == contents(store.root / medical)
+    assert not contents(work)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "error", "words"),
+    [
+        ("a.txt", b"\xff\xfe", DataError, "line 1 is not UTF-8"),
+        ("a.txt", b"x" * 1_000_001, DataError, "line 1 is longer than"),
+        ("a.txt", b"", DataError, "holds no text"),
+        ("a.txt.gz", gzip.compress(b"cat\n" * 1_000_000), DataError, "more than the 100,000 bytes"),
+        ("a.jsonl", b'{"label": "x"}', DataError, 'expected an object with a "text"'),
+        ("a.csv", b"text\ncat\n", DataError, "ends in .txt or .jsonl"),
+        ("a.txt", b"the cat sleeps\na dog runs\n", CorpusTooSmallError, "has 6 tokens, a domain needs 1,000: 994 more"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_bad_corpus_is_refused_with_a_reason_and_leaves_nothing_behind(
+    store: Store, tmp_path: Path, name: str, data: bytes, error: type[HplmError], words: str
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(data)
+    for build in (
+        lambda: build_domain(
+            *(store, "tiny", [ROOT], tmp_path / "out" / "1", path, SETTINGS, silent),
+            work=tmp_path / "work",
+            most_corpus_bytes=2_000_000 if "longer" in words else 100_000,
+        ),
+        lambda: estimate_domain(
+            *(store, "tiny", [ROOT], path, SETTINGS, silent),
+            most_corpus_bytes=2_000_000 if "longer" in words else 100_000,
+        ),
+    ):
+        with pytest.raises(error) as found:
+            build()
+        assert words in str(found.value)
+    assert set(contents(tmp_path)) == {name}
+    assert [one.name for one in tmp_path.iterdir()] == [name]
+
+
+def test_a_corpus_of_one_passage_is_refused(base: Base) -> None:
+    with pytest.raises(DataError, match="a single passage"):
+        prepare_corpus(["the cat sleeps"], base, 0, 0, silent)
+
+
+def test_a_document_longer_than_a_text_may_be_is_read_to_its_end(base: Base) -> None:
+    words = " ".join(tiny.WORDS * 20)
+    found = prepare_corpus([words], base, 0, 0, silent)
+    assert found.tokens == len(words.split())
+    assert max(*found.text.lengths, *found.held.lengths) == base.config.max_tokens
+
+
+def test_an_estimate_says_what_it_would_cost_and_writes_nothing(
+    store: Store, base: Base, corpus: Path, medical: str
+) -> None:
+    before = contents(store.root)
+    ticks = itertools.count()
+    plan = estimate_domain(store, "tiny", [ROOT], corpus, SETTINGS, silent, clock=lambda: float(next(ticks)))
+    assert contents(store.root) == before
+    real = store.root / medical
+    assert plan["rows"] == len(table.load(real / "branch", fingerprint=base.fingerprint).keys)
+    written = sum((real / path).stat().st_size for path in ("branch/keys.u64", "branch/values.f16"))
+    header = 4096  # of a safetensors file
+    assert 0 <= written + (real / "lower" / lowers.WEIGHTS).stat().st_size - plan["bytes"] < header
+    # By that clock 128 tokens take a second, and so do the windows of a sample that is the whole branch.
+    assert plan["estimated_s"] == pytest.approx((30 * 128 + 5 * 128 / 3) / 128, rel=0.5)
+
+
+def test_lower_layers_of_another_base_or_damaged_or_missing_ones_are_refused(
+    store: Store, base: Base, medical: str, tmp_path: Path
+) -> None:
+    other = dataclasses.replace(base, fingerprint="other")
+    with pytest.raises(WrongBaseError, match="this base is other"):
+        lowers.load(store.root / medical / "lower", other)
+    with pytest.raises(MissingArtifactError):
+        open_lineage(store, base, [tmp_path, ROOT])
+    lowers.save(tmp_path / "lower", base, base.load_lower(), {})
+    weights = tmp_path / "lower" / lowers.WEIGHTS
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    with pytest.raises(CorruptArtifactError, match="checksum"):
+        lowers.load(tmp_path / "lower", base)
+
+
+def test_a_full_disk_is_an_os_error_and_leaves_nothing_behind(store: Store, base: Base, tmp_path: Path) -> None:
+    grams = np.array(list(itertools.product(range(10, 20), repeat=3)))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for most_bytes in (1_000, 110_000):  # too little for the lower layers, and for the table after them
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, hard))
+            with pytest.raises(OSError, match=r"File too large|requested and \d+ written"):
+                domains.publish(tmp_path / "d" / "1", base, base.load_lower(), grams, {})
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert not contents(tmp_path)
+
+
+def test_training_that_diverges_is_an_error_and_publishes_nothing(corpus: Path, tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    shape, base = tiny.config(), tiny.make_base(store, tiny.config())
+    broken = base.load_lower().state_dict()
+    broken["gate_bias"].fill_(float("nan"))
+    tokenizer = base.tokenizer_path.read_bytes()
+    domains.bases.save(store.base("tiny"), shape, broken, base.load_upper().state_dict(), tokenizer, {})
+    with pytest.raises(ConfigError, match=r"learning_rate 0\.0005 diverged"):
+        build_domain(store, "tiny", [ROOT], tmp_path / "out" / "1", corpus, SETTINGS, silent)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("change", [{"top_percent": 0.0}, {"top_percent": 101.0}, {"min_corpus_tokens": -1}])
+def test_settings_out_of_range_are_refused_by_name(change: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(change))):
+        DomainSettings(**change)  # type: ignore[arg-type]
+
+
+def test_the_command_publishes_version_after_version_and_children(
+    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HPLM_CACHE", str(tmp_path / "cache"))
+    store = Store(tmp_path / "store")
+    tiny.make_base(store, tiny.config())
+    build_plot(store, "tiny", "general", tiny.sentences(50), 30.0, Progress(disable=True))
+
+    def run(*more: str) -> None:
+        arguments = ["domain", *more, "--corpus", str(corpus), "--store", str(store.root), "--base", "tiny"]
+        small = ["--tokens", "4096", "--warmup-tokens", "2048", "--least", "1000"]
+        found = CliRunner().invoke(app, [*arguments, *small], catch_exceptions=False)
+        assert found.exit_code == 0
+
+    run("medical", "--dry-run")
+    assert not (store.root / "domains").exists()
+    run("medical")
+    run("medical")
+    run("cardiology", "--parent", "medical")
+    run("cardiology", "--parent", "medical", "--dry-run")
+    with closing(Registry.open_read_only(store)) as registry:
+        first, second = registry.domain_versions("tiny", "medical")
+        (child,) = registry.domain_versions("tiny", "cardiology")
+        lineage = [version.path for version in registry.lineage(child.id)]
+    assert second.about["masked_lm"]["after"]["loss"] > 0
+    assert lineage == ["domains/tiny/cardiology/1", "domains/tiny/medical/2", ROOT]
+    assert first.parent_id == second.parent_id
+    made = domains.bases.load(store.base("tiny"))
+    lookup = open_lineage(store, made, lineage)
+    assert isinstance(lookup, PlotLookup)
+    lookup.hidden_states(np.arange(5, 30), [25])
