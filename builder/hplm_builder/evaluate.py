@@ -18,19 +18,22 @@ from hplm.nn.base import Base
 from hplm.nn.lookup import open_lookup
 from hplm.plot.keys import pack
 from hplm.plot.windows import windows
-from hplm.progress import progress_bars
+from hplm.progress import bar_report, progress_bars
 from hplm.report import Goal, Report
 from hplm.samples import unseen_paragraphs
 from hplm.store.layout import Store
 from hplm.text import TextEncoder
 from hplm_builder.base import DEFAULT_BASE, minilm_folder
+from hplm_builder.bodies import FullModel, UpperModel, adapter_body
 from hplm_builder.corpora import SOURCES
 from hplm_builder.demo import DEMO_FOLDER, PLOT, PLOT_SOURCES, TENANTS, demo_data
-from hplm_builder.finetune import Featurise, FullModel, Trained, TrainSettings, UpperModel, adapter_body, fine_tune
-from hplm_builder.labelled import LabelledData, read_data
+from hplm_builder.finetune import Trained, TrainSettings, fine_tune
+from hplm_builder.labelled import LabelledData, read_folder
 from hplm_builder.original import load_original
 from hplm_builder.plots import count_grams
-from hplm_builder.tenants import REDUCTION_FACTOR, plot_features, prepare_all, token_ids
+from hplm_builder.prepared import Featurise, prepare_all
+from hplm_builder.scores import METRICS
+from hplm_builder.tenants import REDUCTION_FACTOR, plot_features, token_ids
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -70,8 +73,9 @@ def run_method(
     else:
         make_body = adapter_body(base.load_upper(), REDUCTION_FACTOR)
     with progress_bars() as progress:
-        parts = prepare_all(data, encoder, featurise, progress, name)
-        return fine_tune(make_body, base.config.hidden_size, data, *parts, settings, progress, f"{name}: {method}")
+        report = bar_report(progress, f"{name}, {method}")
+        parts = prepare_all(data, encoder, featurise, report)
+        return fine_tune(make_body, base.config.hidden_size, data, parts, settings, report)
 
 
 @app.command()
@@ -126,11 +130,8 @@ def conversion(
         raise ConfigError(f"--miss is compute or backoff, got {miss!r}")
     target = Store(store)
     base = bases.load(target.base(DEFAULT_BASE))
-    files = {
-        part: next(iter(sorted(data.glob(f"{part}.*"))), data / f"{part}.jsonl") for part in ("train", "dev", "test")
-    }
-    examples = read_data(files["train"], files["dev"], files["test"])
-    metric = "f1" if examples.task == "tagging" else "accuracy"
+    examples = read_folder(data)
+    metric = METRICS[examples.task]
     rows = []
     for one in method or METHODS:
         settings = TrainSettings(

@@ -1,39 +1,41 @@
 """Fine-tuning a tenant: adapters and a head over the PLOT features that serving will see (HMI 5.2).
 
-The same loop trains the two comparisons of the evaluation: all upper layers, and the whole unconverted model.
+The same loop trains the comparisons of the evaluation, see `hplm_builder.bodies`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.nn.functional as F
-from rich.progress import Progress
 from torch import Tensor, nn
 
-from hplm.adapters.packed import Adapter
-from hplm.adapters.tenant import Head, Task
-from hplm.decode import decode_classification, decode_tagging, word_ranges
+from hplm.adapters.tenant import Head
 from hplm.errors import ConfigError
-from hplm.nn.dtype import bfloat16_is_fast, computing_in
-from hplm.nn.encoder import OriginalEncoder, UpperEncoder
-from hplm.nn.upper import in_dtype, pool
-from hplm.text import EncodedText, TextEncoder
-from hplm.wire import LabelledSpan
-from hplm_builder.labelled import LabelledData, LabelledText
-from hplm_builder.scores import accuracy, entity_f1, macro_f1
+from hplm.nn.dtype import computing_in
+from hplm.nn.upper import pool
+from hplm.progress import Report, silent
+from hplm_builder.bodies import copy_state, fastest_format
+from hplm_builder.judging import mistakes_of, predict, scores_of
+from hplm_builder.labelled import LabelledData
+from hplm_builder.prepared import IGNORED, Parts, Prepared, count_tokens, packed_batches
+from hplm_builder.scores import METRICS
 
-IGNORED = -100
+# Training a token costs about three times what predicting it does: forward, and backward twice.
+TRAINING_COST = 3
 
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """How to fine-tune. Of several learning rates the one with the best dev score stays."""
+    """How to fine-tune. Of several learning rates the one with the best dev score stays.
+
+    A rate's run ends after `patience` epochs without a better dev score; the best epoch's weights are kept.
+    """
 
     epochs: int = 10
     learning_rates: tuple[float, ...] = (2e-3,)
@@ -43,115 +45,24 @@ class TrainSettings:
     dropout: float = 0.1
     pooling: str = "mean"
     seed: int = 0
+    patience: int = 3
 
     def __post_init__(self) -> None:
         if self.epochs < 1 or not self.learning_rates or min(self.learning_rates) <= 0:
             raise ConfigError("epochs must be at least 1 and learning rates above 0")
+        if self.patience < 1:
+            raise ConfigError(f"patience must be at least 1, got {self.patience}")
         if self.pooling not in ("cls", "mean"):
             raise ConfigError(f"pooling must be cls or mean, got {self.pooling!r}")
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """One example ready to train on: `features` `[T, H]` float16 or ids `[T]`, `targets` `[1]` or `[T]`, and its source."""
-
-    features: Tensor
-    targets: Tensor
-    tokens: npt.NDArray[np.int32]
-    source: LabelledText
-
-
-Featurise = Callable[[list[EncodedText]], list[Tensor]]
-
-
-def prepare(
-    examples: Sequence[LabelledText], data: LabelledData, encoder: TextEncoder, featurise: Featurise
-) -> list[Prepared]:
-    """Tokenise, align labels with tokens, and take the features of every example."""
-    label_ids = {label: index for index, label in enumerate(data.labels)}
-    prepared = []
-    for start in range(0, len(examples), 256):
-        chunk = examples[start : start + 256]
-        encoded = encoder.encode([example.text for example in chunk])
-        for example, one, features in zip(chunk, encoded, featurise(encoded), strict=True):
-            if data.task == "tagging":
-                targets = tag_targets(example, one.tokens, label_ids)
-            else:
-                targets = torch.tensor([label_ids[str(example.label)]])
-            prepared.append(Prepared(features, targets, one.tokens, example))
-    return prepared
-
-
-def tag_targets(example: LabelledText, tokens: npt.NDArray[np.int32], label_ids: dict[str, int]) -> Tensor:
-    """The tag of each word at its first token, IGNORED elsewhere: `[T]`."""
-    targets = torch.full((len(tokens),), IGNORED)
-    for first, _ in word_ranges(tokens):
-        start = int(tokens[first, 0])
-        tag = "O"
-        for entity in example.entities:
-            if entity.start <= start < entity.end:
-                tag = f"{'B' if start == entity.start else 'I'}-{entity.label}"
-        targets[first] = label_ids.get(tag, label_ids["O"])
-    return targets
-
-
-class AdapterModel(nn.Module):
-    """Frozen upper layers with one trainable adapter each."""
-
-    def __init__(self, upper: UpperEncoder, reduction_factor: int) -> None:
-        super().__init__()
-        config = upper.config
-        layers, hidden, reduced = (
-            config.upper_layers,
-            config.hidden_size,
-            max(1, config.hidden_size // reduction_factor),
-        )
-        self._upper = [upper.requires_grad_(False)]  # in a list: not a parameter of this module
-        # Small random down, zero up: training starts from the identity.
-        self.down = nn.Parameter(torch.randn(layers, reduced, hidden) * hidden**-0.5)
-        self.down_bias = nn.Parameter(torch.zeros(layers, reduced))
-        self.up = nn.Parameter(torch.zeros(layers, hidden, reduced))
-        self.up_bias = nn.Parameter(torch.zeros(layers, hidden))
-
-    def forward(self, features: Tensor, lengths: Sequence[int]) -> Tensor:
-        hidden: Tensor = self._upper[0](features.float(), lengths, self._adapt)
-        return hidden
-
-    def _adapt(self, layer: int, attended: Tensor) -> Tensor:
-        reduced = F.relu(F.linear(attended, self.down[layer], self.down_bias[layer]))
-        return attended + F.linear(reduced, self.up[layer], self.up_bias[layer])
-
-    def adapter(self) -> Adapter:
-        """The trained weights."""
-        return Adapter(*(p.detach().numpy().copy() for p in (self.down, self.down_bias, self.up, self.up_bias)))
-
-
-class UpperModel(nn.Module):
-    """All upper layers trainable, over PLOT features."""
-
-    def __init__(self, upper: UpperEncoder) -> None:
-        super().__init__()
-        self.upper = upper
-
-    def forward(self, features: Tensor, lengths: Sequence[int]) -> Tensor:
-        hidden: Tensor = self.upper(features.float(), lengths)
-        return hidden
-
-
-class FullModel(nn.Module):
-    """The unconverted model, everything trainable, over token ids."""
-
-    def __init__(self, original: OriginalEncoder) -> None:
-        super().__init__()
-        self.original = original
-
-    def forward(self, features: Tensor, lengths: Sequence[int]) -> Tensor:
-        return self.original(features, lengths)[-1]
-
-
-@dataclass(frozen=True)
 class Trained:
-    """The best of the runs by dev score: `body` and `head` hold its weights."""
+    """The best of the runs by dev score: `body` and `head` hold its weights.
+
+    `curve` has a row an epoch of each run: `learning_rate` (the run's), `epoch`, train `loss`, `dev` score, and the `rate` that
+    the schedule had come to. `mistakes`, of dev and test: `confusion` of a classification, `types` of a tagging.
+    """
 
     body: nn.Module
     head: Head
@@ -159,148 +70,201 @@ class Trained:
     learning_rate: float
     best_epoch: int
     dev_by_rate: dict[float, float]
+    curve: list[dict[str, float]]
+    mistakes: dict[str, Any]
 
 
 def fine_tune(
     make_body: Callable[[], nn.Module],
     hidden_size: int,
     data: LabelledData,
-    train: list[Prepared],
-    dev: list[Prepared],
-    test: list[Prepared],
+    parts: Parts,
     settings: TrainSettings,
-    progress: Progress,
-    description: str,
+    report: Report = silent,
+    *,
+    start: Head | None = None,
 ) -> Trained:
-    """Train once a learning rate, keep the epoch with the best dev score, report dev and test."""
-    metric = "f1" if data.task == "tagging" else "accuracy"
-    best: Trained | None = None
+    """Train once a learning rate, keep the epoch with the best dev score, score dev and test.
+
+    `parts` are train, dev and test. With `start`, the head goes on from it and what `make_body` starts from is epoch 0:
+    nothing worse on dev is kept. Raises ConfigError where no rate trains, and what `report` raises.
+    """
+    train, dev, test = parts
+    metric = METRICS[data.task]
+    ticker = _Ticker(report, settings, parts)
+    best: _Run | None = None
+    curve: list[dict[str, float]] = []
     dev_by_rate: dict[float, float] = {}
-    total = len(settings.learning_rates) * settings.epochs * sum(len(p.tokens) for p in train)
-    bar = progress.add_task(description, total=total)
-    for rate in settings.learning_rates:
+    for number, rate in enumerate(settings.learning_rates, 1):
         torch.manual_seed(settings.seed)
-        body = make_body()
-        head = nn.Linear(hidden_size, len(data.labels))
-        found = _run(body, head, data, train, dev, settings, rate, progress, bar, metric)
-        dev_by_rate[rate] = found[0]
-        if best is None or found[0] > best.scores[f"dev_{metric}"]:
-            dev_score, epoch, body_state, head_state = found
-            body.load_state_dict(body_state)
-            kept = Head(head_state["weight"].numpy().copy(), head_state["bias"].numpy().copy())
-            best = Trained(body, kept, {f"dev_{metric}": dev_score}, rate, epoch, dev_by_rate)
-    assert best is not None
-    scores = {f"dev_{k}": v for k, v in score(best.body, best.head, data, dev, settings.pooling).items()}
-    if test:
-        scores |= {f"test_{k}": v for k, v in score(best.body, best.head, data, test, settings.pooling).items()}
-    progress.update(bar, completed=total)
-    return Trained(best.body, best.head, scores, best.learning_rate, best.best_epoch, dev_by_rate)
+        body, head = make_body(), nn.Linear(hidden_size, len(data.labels))
+        run = _Run(data, settings, rate, body, head, Scale.of(data.task, train), metric)
+        run.train(train, dev, ticker, start)
+        ticker.end_run(number)
+        curve += run.curve
+        if run.best_body:
+            dev_by_rate[rate] = run.best_score
+            # The others' weights are let go at once: a whole model a rate would add up.
+            best = run if best is None or run.best_score > best.best_score else best
+    if best is None:
+        raise ConfigError(f"training diverged at learning rates {settings.learning_rates}: choose smaller ones")
+    best.body.load_state_dict(best.best_body)
+    scores: dict[str, float] = {}
+    mistakes: dict[str, Any] = {}
+    for name, part in (("dev", dev), ("test", test)):
+        if part:
+            answers = predict(best.body, best.best_head, data, part, settings.pooling, ticker.predicted)
+            scores |= {f"{name}_{key}": value for key, value in scores_of(data, part, answers).items()}
+            for kind, found in mistakes_of(data, part, answers).items():
+                mistakes.setdefault(kind, {})[name] = found
+    report("fine-tune", 1.0)
+    return Trained(best.body, best.best_head, scores, best.rate, best.best_epoch, dev_by_rate, curve, mistakes)
 
 
-def _run(
-    body: nn.Module,
-    head: nn.Linear,
-    data: LabelledData,
-    train: list[Prepared],
-    dev: list[Prepared],
-    settings: TrainSettings,
-    rate: float,
-    progress: Progress,
-    bar: Any,
-    metric: str,
-) -> tuple[float, int, dict[str, Tensor], dict[str, Tensor]]:
-    rng = np.random.default_rng(settings.seed)
-    params = [p for p in [*body.parameters(), *head.parameters()] if p.requires_grad]
-    optimizer = torch.optim.AdamW(params, lr=rate, weight_decay=settings.weight_decay, fused=True)
-    batches_per_epoch = len(_batches(train, settings.batch_tokens, rng))
-    steps = batches_per_epoch * settings.epochs
-    warmup = max(1, int(steps * settings.warmup_share))
-    step = 0
-    best: tuple[float, int, dict[str, Tensor], dict[str, Tensor]] = (-1.0, 0, {}, {})
-    for epoch in range(1, settings.epochs + 1):
-        for batch in _batches(train, settings.batch_tokens, rng):
-            for group in optimizer.param_groups:
-                group["lr"] = rate * min((step + 1) / warmup, max(0.0, (steps - step) / max(1, steps - warmup)))
-            loss = _loss(body, head, data.task, batch, settings)
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            nn.utils.clip_grad_norm_(params, 1.0)
-            optimizer.step()
-            step += 1
-            progress.update(bar, advance=sum(len(p.tokens) for p in batch))
-        as_head = Head(head.weight.detach().numpy(), head.bias.detach().numpy())
-        found = score(body, as_head, data, dev, settings.pooling)[metric]
-        if found > best[0]:
-            best = (found, epoch, copy_state(body), copy_state(head))
-    return best
+class _Ticker:
+    """Counts work in tokens, so that progress goes on evenly."""
+
+    def __init__(self, report: Report, settings: TrainSettings, parts: Parts) -> None:
+        train, dev, test = (count_tokens(part) for part in parts)
+        self._report = report
+        self._per_run = settings.epochs * (TRAINING_COST * train + dev)
+        self._total = len(settings.learning_rates) * self._per_run + dev + test
+        self._done = 0
+
+    def trained(self, tokens: int) -> None:
+        self.predicted(TRAINING_COST * tokens)
+
+    def predicted(self, tokens: int) -> None:
+        self._done += tokens
+        self._report("fine-tune", min(1.0, self._done / self._total))
+
+    def end_run(self, number: int) -> None:
+        """Run `number`, from 1, has done its part, also where it stopped early."""
+        self._done = number * self._per_run
 
 
-def copy_state(module: nn.Module) -> dict[str, Tensor]:
-    """The module's weights as they are now."""
-    return {name: value.detach().clone() for name, value in module.state_dict().items()}
+@dataclass(frozen=True)
+class Scale:
+    """Of a regression's values: a head learns them with mean 0 and deviation 1."""
+
+    mean: float = 0.0
+    deviation: float = 1.0
+
+    @classmethod
+    def of(cls, task: str, train: Sequence[Prepared]) -> Scale:
+        if task != "regression":
+            return cls()
+        values = np.array([one.source.value for one in train])
+        return cls(float(values.mean()), float(values.std()) or 1.0)
+
+    def to_served(self, head: nn.Linear) -> Head:
+        """What gives values as they came."""
+        weight, bias = head.weight.detach().numpy(), head.bias.detach().numpy()
+        return Head(weight * np.float32(self.deviation), bias * np.float32(self.deviation) + np.float32(self.mean))
+
+    def from_served(self, head: Head) -> dict[str, Tensor]:
+        """The state of the layer that `to_served` makes `head` of."""
+        bias = (head.bias - np.float32(self.mean)) / np.float32(self.deviation)
+        return {"weight": torch.tensor(head.weight / np.float32(self.deviation)), "bias": torch.tensor(bias)}
 
 
-def _batches(examples: list[Prepared], batch_tokens: int, rng: np.random.Generator) -> list[list[Prepared]]:
-    """Packed batches of about `batch_tokens`, similar lengths together, in random order."""
-    lengths = np.array([len(p.tokens) for p in examples]) * rng.uniform(0.8, 1.25, len(examples))
-    order = np.argsort(lengths)
-    batches: list[list[Prepared]] = [[]]
-    tokens = 0
-    for index in order:
-        if tokens >= batch_tokens:
-            batches.append([])
-            tokens = 0
-        batches[-1].append(examples[index])
-        tokens += len(examples[index].tokens)
-    return [sorted(batches[i], key=lambda p: len(p.tokens)) for i in rng.permutation(len(batches))]
+class _Run:
+    """Training at one learning rate."""
+
+    def __init__(
+        self,
+        data: LabelledData,
+        settings: TrainSettings,
+        rate: float,
+        body: nn.Module,
+        head: nn.Linear,
+        scale: Scale,
+        metric: str,
+    ) -> None:
+        self.rate = rate
+        self.body = body
+        self.curve: list[dict[str, float]] = []
+        self.best_score = -math.inf
+        self.best_epoch = 0
+        self.best_body: dict[str, Tensor] = {}
+        self.best_head = scale.to_served(head)
+        self._data = data
+        self._settings = settings
+        self._head = head
+        self._scale = scale
+        self._metric = metric
+        self._trainer = Trainer(data.task, settings, rate, body, head, scale)
+
+    def train(self, train: list[Prepared], dev: list[Prepared], ticker: _Ticker, start: Head | None) -> None:
+        settings = self._settings
+        rng = np.random.default_rng(settings.seed)
+        if start is not None:
+            self._head.load_state_dict(self._scale.from_served(start))
+            self._judge(0, dev, ticker)
+        steps = len(packed_batches(train, settings.batch_tokens, rng)) * settings.epochs
+        warmup = max(1, int(steps * settings.warmup_share))
+        step = 0
+        for epoch in range(1, settings.epochs + 1):
+            loss = rate = 0.0
+            for batch in packed_batches(train, settings.batch_tokens, rng):
+                rate = self.rate * min((step + 1) / warmup, max(0.0, (steps - step) / max(1, steps - warmup)))
+                loss += self._trainer.step(batch, rate) * len(batch) / len(train)
+                step += 1
+                ticker.trained(count_tokens(batch))
+            if not math.isfinite(loss):
+                return
+            score = self._judge(epoch, dev, ticker)
+            row = {"loss": loss, "dev": score, "rate": rate}
+            rounded = {key: float(f"{value:.5g}") for key, value in row.items()}
+            self.curve.append({"learning_rate": self.rate, "epoch": epoch, **rounded})
+            if epoch - self.best_epoch >= settings.patience:
+                return
+
+    def _judge(self, epoch: int, dev: list[Prepared], ticker: _Ticker) -> float:
+        head = self._scale.to_served(self._head)
+        answers = predict(self.body, head, self._data, dev, self._settings.pooling, ticker.predicted)
+        score = scores_of(self._data, dev, answers)[self._metric]
+        # One step with a gradient that is no number leaves none in the head either.
+        if score > self.best_score and np.isfinite(head.weight).all():
+            self.best_score, self.best_epoch = score, epoch
+            self.best_body, self.best_head = copy_state(self.body), head
+        return score
 
 
-def _loss(body: nn.Module, head: nn.Linear, task: Task, batch: list[Prepared], settings: TrainSettings) -> Tensor:
-    lengths = [len(p.tokens) for p in batch]
-    features = torch.cat([p.features for p in batch])
-    with computing_in(*_fast()):
-        hidden = body(features, lengths)
-    pooled = torch.cat([pool(task, settings.pooling, part) for part in hidden.float().split(lengths)])
-    logits = head(F.dropout(pooled, settings.dropout))
-    return F.cross_entropy(logits, torch.cat([p.targets for p in batch]), ignore_index=IGNORED)
+class Trainer:
+    """Takes optimiser steps on a body and a head."""
 
+    def __init__(
+        self, task: str, settings: TrainSettings, rate: float, body: nn.Module, head: nn.Linear, scale: Scale
+    ) -> None:
+        self._task = task
+        self._settings = settings
+        self._body = body
+        self._head = head
+        self._scale = scale
+        self._params = [p for p in [*body.parameters(), *head.parameters()] if p.requires_grad]
+        self._optimizer = torch.optim.AdamW(self._params, lr=rate, weight_decay=settings.weight_decay, fused=True)
 
-def predict(
-    body: nn.Module, head: Head, data: LabelledData, examples: Sequence[Prepared], pooling: str
-) -> list[list[LabelledSpan]]:
-    """Decoded answers, in the order of `examples`."""
-    answers: list[list[LabelledSpan]] = [[] for _ in examples]
-    order = sorted(range(len(examples)), key=lambda i: len(examples[i].tokens))
-    decoder = decode_tagging if data.task == "tagging" else decode_classification
-    weight, bias = torch.from_numpy(head.weight), torch.from_numpy(head.bias)
-    for start in range(0, len(order), 64):
-        chunk = order[start : start + 64]
-        lengths = [len(examples[i].tokens) for i in chunk]
-        features = torch.cat([examples[i].features for i in chunk])
-        with torch.no_grad(), computing_in(*_fast()):
-            hidden = body(features, lengths).float()
-        for i, part in zip(chunk, hidden.split(lengths), strict=True):
-            logits = (pool(data.task, pooling, part) @ weight.T + bias).numpy()
-            answers[i] = decoder(logits, data.labels, examples[i].tokens)
-    return answers
+    def step(self, batch: list[Prepared], rate: float) -> float:
+        """Train on a batch at learning rate `rate`; returns the loss before it."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        loss = self._loss(batch)
+        self._optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self._params, 1.0)
+        self._optimizer.step()
+        return loss.item()
 
-
-def score(
-    body: nn.Module, head: Head, data: LabelledData, examples: Sequence[Prepared], pooling: str
-) -> dict[str, float]:
-    """`accuracy` and `macro_f1` of a classification, entity `f1` of a tagging."""
-    found = predict(body, head, data, examples, pooling)
-    if data.task == "tagging":
-        return {"f1": entity_f1([p.source.entities for p in examples], found)}
-    gold, got = [str(p.source.label) for p in examples], [spans[0].label for spans in found]
-    return {"accuracy": accuracy(gold, got), "macro_f1": macro_f1(gold, got)}
-
-
-def _fast() -> tuple[torch.dtype, torch.device]:
-    return torch.bfloat16 if bfloat16_is_fast() else torch.float32, torch.device("cpu")
-
-
-def adapter_body(upper: UpperEncoder, reduction_factor: int) -> Callable[[], nn.Module]:
-    """Makes a fresh `AdapterModel` over upper layers prepared once."""
-    frozen = in_dtype(upper, _fast()[0])
-    return lambda: AdapterModel(frozen, reduction_factor)
+    def _loss(self, batch: list[Prepared]) -> Tensor:
+        lengths = [len(one.tokens) for one in batch]
+        features = torch.cat([one.features for one in batch])
+        with computing_in(*fastest_format()):
+            hidden = self._body(features, lengths)
+        parts = hidden.float().split(lengths)
+        pooled = torch.cat([pool(self._task, self._settings.pooling, part) for part in parts])
+        logits = self._head(F.dropout(pooled, self._settings.dropout))
+        targets = torch.cat([one.targets for one in batch])
+        if self._task == "regression":
+            return F.mse_loss(logits[:, 0], (targets - self._scale.mean) / self._scale.deviation)
+        return F.cross_entropy(logits, targets, ignore_index=IGNORED)

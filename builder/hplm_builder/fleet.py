@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -24,14 +24,17 @@ from hplm.nn import base as bases
 from hplm.nn.base import Base
 from hplm.nn.dtype import choose_dtype
 from hplm.nn.encoder import UpperEncoder, WindowEncoder
-from hplm.nn.lookup import compute_windows
+from hplm.nn.lookup import compute_windows, open_lookup
 from hplm.plot import table as tables
+from hplm.progress import bar_report
 from hplm.samples import unseen_paragraphs
 from hplm.store.layout import Store
 from hplm.text import TextEncoder
 from hplm_builder.base import DEFAULT_BASE, install_shipped, minilm_folder, tokenizer_of
+from hplm_builder.bootstrap import TaskFleet, tune_fleet
 from hplm_builder.export import export
 from hplm_builder.plots import CHUNK, count_grams
+from hplm_builder.register import publish_bank, published
 from hplm_builder.tenants import REDUCTION_FACTOR
 
 Shape = Literal["minilm", "bert-base"]
@@ -107,18 +110,17 @@ def _perturbed(
         if around:
             near = around[number % len(around)]
             weights = weights + centres[number % len(around)]
-            task, labels, pooling, example = near.card.task, near.card.labels, near.card.pooling, near.card.example
+            card = replace(near.card, name=f"tenant-{number:05d}", about={})
         else:
-            names = [f"label-{i:02d}" for i in range(rng.integers(2, MOST_LABELS + 1))]
-            task, labels, pooling, example = "classification", tuple(names), "mean", ""
+            labels = tuple(f"label-{i:02d}" for i in range(rng.integers(2, MOST_LABELS + 1)))
+            card = TenantCard(f"tenant-{number:05d}", "classification", labels, base.fingerprint)
         head = Head(
-            rng.standard_normal((len(labels), hidden), dtype=np.float32) * np.float32(HEAD_STD),
-            rng.standard_normal(len(labels), dtype=np.float32) * np.float32(HEAD_STD),
+            rng.standard_normal((len(card.labels), hidden), dtype=np.float32) * np.float32(HEAD_STD),
+            rng.standard_normal(len(card.labels), dtype=np.float32) * np.float32(HEAD_STD),
         )
         if around:
             head = Head(head.weight * spread + near.head.weight, head.bias * spread + near.head.bias)
         bits = weights.to(torch.bfloat16).view(torch.uint16).numpy()
-        card = TenantCard(f"tenant-{number:05d}", task, labels, base.fingerprint, pooling, example)
         yield Tenant(card, PackedAdapter(bits, hidden, reduced), head)
 
 
@@ -184,12 +186,22 @@ def make_pool_plot(store: Store, base: Base, texts: Sequence[str], progress: Pro
         )
 
 
-def make_bench_repository(folder: Path, shape: Shape, tenants: int, seed: int, progress: Progress) -> Path:
+def make_bench_repository(
+    folder: Path,
+    shape: Shape,
+    tenants: int,
+    seed: int,
+    progress: Progress,
+    tuned: TaskFleet | None = None,
+) -> Path:
     """Build what `folder` lacks of `store/`, `texts.txt` and `models/`; what is there and sound is kept. Returns `models`.
 
-    `texts.txt` holds the pool, a sentence a line. Raises ConfigError where the folder is of another shape or seed.
+    `texts.txt` holds the pool, a sentence a line. `tuned` are tenants to fine-tune instead of made-up ones. Raises ConfigError
+    where the folder is of another shape, seed or fleet.
     """
-    _check_same(folder, {"shape": shape, "seed": seed})
+    if tuned and shape == BERT_BASE:
+        raise ConfigError("bert-base has seeded weights, which learn no task: tune tenants of shape minilm")
+    _check_same(folder, {"shape": shape, "seed": seed, **(tuned.about if tuned else {})})
     store = Store(folder / "store")
     steps = progress.add_task(f"{shape}: base, tables, {tenants:,} tenants, models", total=4)
     base = _bench_base(store, shape, seed)
@@ -203,7 +215,13 @@ def make_bench_repository(folder: Path, shape: Shape, tenants: int, seed: int, p
         path.write_text(listed)
     progress.update(steps, advance=1)
     if not _has_fleet(store, base, tenants):
-        make_fleet(store, base, BANK, tenants, seed, progress)
+        if tuned:
+            tune_fleet(store, base, open_lookup(store, base, PLOT), BANK, tuned, bar_report(progress, BANK))
+        else:
+            make_fleet(store, base, BANK, tenants, seed, progress)
+        publish_bank(store, base, PLOT, BANK)
+    elif published(store, BankFile(store.bank(BANK), base.fingerprint).names[0]) is None:
+        publish_bank(store, base, PLOT, BANK)
     progress.update(steps, advance=1)
     models = folder / "models"
     plot = PlotSettings(store="", base=base.config.name, table=PLOT)

@@ -1,18 +1,24 @@
-"""Labelled data: JSON lines, CSV or TSV, and CoNLL, checked before anything is trained on it."""
+"""Labelled data of one task, checked before anything is trained on it."""
 
 from __future__ import annotations
 
-import csv
-import io
-import json
+import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hplm.adapters.tenant import Task
 from hplm.errors import DataError
+from hplm.text import TextOrPair
+from hplm.wire import REGRESSION_LABEL
+from hplm_builder.rows import Row, read_rows
+from hplm_builder.splits import every_tenth
+
+# A head has a row a label, and all heads share one machine: a column of free text is no label.
+MOST_LABELS = 1000
+LONGEST_LABEL = 200
 
 
 @dataclass(frozen=True)
@@ -26,16 +32,30 @@ class Entity:
 
 @dataclass(frozen=True)
 class LabelledText:
-    """One example: a `label` for classification, `entities` for tagging."""
+    """One example: a `label` for classification, a number in `label` for regression, `entities` for tagging.
+
+    `pair` is the second text where the task is about two.
+    """
 
     text: str
     label: str | None = None
     entities: tuple[Entity, ...] = ()
+    pair: str | None = None
+
+    @property
+    def asked(self) -> TextOrPair:
+        """What a request would send."""
+        return self.text if self.pair is None else (self.text, self.pair)
+
+    @property
+    def value(self) -> float:
+        """The label of a regression."""
+        return float(str(self.label))
 
 
 @dataclass(frozen=True)
 class LabelledData:
-    """Checked examples of one task. `labels` are classes, or the tags O, B-x, I-x of a tagging."""
+    """Checked examples of one task. `labels` are classes, the tags O, B-x, I-x of a tagging, or REGRESSION_LABEL."""
 
     task: Task
     labels: tuple[str, ...]
@@ -43,139 +63,214 @@ class LabelledData:
     dev: list[LabelledText]
     test: list[LabelledText]
 
-
-def read_data(train: Path, dev: Path, test: Path | None = None) -> LabelledData:
-    """Read and check the files of one task. Raises DataError saying which file and line, and what was expected."""
-    return check_data(read_file(train), read_file(dev), read_file(test) if test else [])
-
-
-def check_data(train: list[LabelledText], dev: list[LabelledText], test: list[LabelledText]) -> LabelledData:
-    """Examples of one task. Raises DataError for one class, no examples, or dev labels that train lacks."""
-    for name, part in (("train", train), ("dev", dev)):
-        if not part:
-            raise DataError(f"the {name} data holds no example")
-    if all(example.label is None for example in train):
-        kinds = sorted({entity.label for example in train for entity in example.entities})
-        if not kinds:
-            raise DataError("the train data holds no entity: there is nothing to learn")
-        labels = ("O", *(f"{prefix}-{kind}" for kind in kinds for prefix in ("B", "I")))
-        return LabelledData("tagging", labels, train, dev, test)
-    counts = Counter(example.label for example in train)
-    if None in counts:
-        raise DataError(f"{counts[None]} of {len(train)} train examples have no label")
-    if len(counts) < 2:
-        only = next(iter(counts))
-        raise DataError(f"the train data has one class ({only!r}): a classification needs at least two")
-    for name, part in (("dev", dev), ("test", test)):
-        if unknown := sorted({str(example.label) for example in part} - {str(label) for label in counts}):
-            raise DataError(f"the {name} data has labels that the train data lacks: {', '.join(unknown[:5])}")
-    return LabelledData("classification", tuple(sorted(str(label) for label in counts)), train, dev, test)
+    @property
+    def texts(self) -> int:
+        """1, or 2 where every example is a pair."""
+        return 1 if self.train[0].pair is None else 2
 
 
-def read_file(path: Path) -> list[LabelledText]:
-    """Examples of one file; its ending says the format: .jsonl, .csv, .tsv, .conll."""
-    readers = {".jsonl": _jsonl, ".csv": _csv, ".tsv": _csv, ".conll": _conll}
-    if path.suffix not in readers:
-        raise DataError(f"{path}: the ending must be one of {', '.join(readers)}")
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 at byte {error.start}") from None
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from None
-    examples = list(readers[path.suffix](path, text))
+@dataclass(frozen=True)
+class LabelledFile:
+    """A file whose name on disk is not its own, as an upload's: `name` says the format and stands in errors."""
+
+    path: Path
+    name: str
+
+
+def read_data(
+    train: Path | LabelledFile,
+    dev: Path | LabelledFile | None = None,
+    test: Path | LabelledFile | None = None,
+    *,
+    task: Task | None = None,
+    expected_labels: Sequence[str] | None = None,
+    seed: int = 0,
+) -> LabelledData:
+    """Read and check the files of one task. Raises DataError saying which file and line, and what was expected.
+
+    The rest is as for `check_data`.
+    """
+    parts = [read_file(one) if one is not None else [] for one in (train, dev, test)]
+    return check_data(*parts, task=task, expected_labels=expected_labels, seed=seed)
+
+
+def read_folder(folder: Path, *, task: Task | None = None) -> LabelledData:
+    """The task of a folder with files `train.*`, and `dev.*` and `test.*` where it has them. Raises DataError."""
+    found = {part: next(iter(sorted(folder.glob(f"{part}.*"))), None) for part in ("train", "dev", "test")}
+    return read_data(found["train"] or folder / "train.jsonl", found["dev"], found["test"], task=task)
+
+
+def read_file(file: Path | LabelledFile) -> list[LabelledText]:
+    """Examples of one file. Raises DataError."""
+    path, name = (file.path, file.name) if isinstance(file, LabelledFile) else (file, str(file))
+    examples = [_example(where, row) for where, row in read_rows(path, name)]
     if not examples:
-        raise DataError(f"{path} holds no example")
+        raise DataError(f"{name} holds no example")
     return examples
 
 
-def _jsonl(path: Path, text: str) -> Iterator[LabelledText]:
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        where = f"{path}, line {number}"
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise DataError(f"{where} is not JSON: {error}") from None
-        if not isinstance(row, dict):
-            raise DataError(f"{where}: expected an object")
-        body = _text_of(where, row)
-        if "entities" in row:
-            yield LabelledText(body, None, _entities_of(where, body, row["entities"]))
-        else:
-            yield LabelledText(body, _label_of(where, row))
+def _example(where: str, row: Row) -> LabelledText:
+    keys = ("sentence1", "sentence2") if "sentence1" in row else ("text" if "text" in row else "sentence", "text_pair")
+    if keys[0] not in row:
+        raise DataError(
+            f"{where}: no column `text` or `sentence`, of pairs `text` and `text_pair` or `sentence1` and `sentence2`; "
+            f"there are {', '.join(map(str, row))[:200] or 'none'}"
+        )
+    if keys[0] == "sentence1" and "sentence2" not in row:
+        raise DataError(f"{where}: `sentence1` without `sentence2`")
+    text = _checked(where, "text", row[keys[0]])
+    pair = _checked(where, "second text", row[keys[1]]) if row.get(keys[1]) is not None else None
+    if "entities" in row:
+        return LabelledText(text, None, _entities(where, text, row["entities"]), pair)
+    label = row.get("label", row.get("score"))
+    if label is None:
+        raise DataError(f"{where}: no `label`")
+    return LabelledText(text, _checked_label(where, str(label) if isinstance(label, int | float) else label), (), pair)
 
 
-def _entities_of(where: str, body: str, rows: Any) -> tuple[Entity, ...]:
+def _checked(where: str, what: str, value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise DataError(f"{where}: the {what} is empty or no text")
     try:
-        entities = tuple(Entity(str(row["label"]), int(row["start"]), int(row["end"])) for row in rows)
-    except (TypeError, KeyError, ValueError):
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"{where}: the {what} has a lone surrogate at character {error.start}: it is no text") from None
+    if "\0" in value:
+        raise DataError(f"{where}: the {what} holds a NUL character")
+    return value
+
+
+def _checked_label(where: str, value: Any) -> str:
+    label = _checked(where, "label", value)
+    if len(label) > LONGEST_LABEL:
+        raise DataError(f"{where}: the label has {len(label)} characters, at most {LONGEST_LABEL} are accepted")
+    return label
+
+
+def _entities(where: str, text: str, rows: Any) -> tuple[Entity, ...]:
+    try:
+        entities = tuple(
+            Entity(_checked_label(where, row["label"]), int(row["start"]), int(row["end"])) for row in rows
+        )
+    except (TypeError, KeyError, ValueError, OverflowError):
         raise DataError(f"{where}: entities must be a list of objects with label, start and end") from None
     for entity in entities:
-        if not 0 <= entity.start < entity.end <= len(body):
+        if not 0 <= entity.start < entity.end <= len(text):
             raise DataError(
-                f"{where}: entity {entity.start}-{entity.end} lies outside the text of {len(body)} characters"
+                f"{where}: entity {entity.start}-{entity.end} lies outside the text of {len(text)} characters"
             )
     return entities
 
 
-def _csv(path: Path, text: str) -> Iterator[LabelledText]:
-    delimiter = "\t" if path.suffix == ".tsv" else ","
-    csv.field_size_limit(1 << 24)
-    # TSV files of this kind do not quote: a lone quote is a character.
-    quotes: dict[str, Any] = {"quoting": csv.QUOTE_NONE if path.suffix == ".tsv" else csv.QUOTE_MINIMAL}
-    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True, **quotes)
+def check_data(
+    train: list[LabelledText],
+    dev: list[LabelledText],
+    test: list[LabelledText],
+    *,
+    task: Task | None = None,
+    expected_labels: Sequence[str] | None = None,
+    seed: int = 0,
+) -> LabelledData:
+    """Examples of one task; an empty `dev` is split off `train`, a tenth of every class, by `seed`.
+
+    Without `task`, entities mean tagging, numbers of which one is no integer mean regression, else it is classification.
+    With `expected_labels`, those of an earlier version, the labels must be the same and keep that order. Raises DataError.
+    """
+    if len(train) < 2:
+        raise DataError(f"the train data holds {len(train)} example{'s' * (not train)}: at least two are needed")
+    _check_alike(train, dev, test)
+    found = _task_of(train, task)
+    labels = {"tagging": _tags, "regression": _regression_label, "classification": _classes}[found](train, dev, test)
+    if len(labels) > MOST_LABELS:
+        raise DataError(
+            f"{len(labels)} different labels came, at most {MOST_LABELS} are accepted: is it the right column?"
+        )
+    if expected_labels is not None:
+        labels = _as_before(labels, expected_labels)
+    if not dev:
+        train, dev = _split_off(found, train, seed)
+    if found == "regression" and len({example.value for example in dev}) < 2:
+        raise DataError("the dev data holds one value only: a regression's score needs two; give more dev data")
+    return LabelledData(found, labels, train, dev, test)
+
+
+def _check_alike(train: list[LabelledText], dev: list[LabelledText], test: list[LabelledText]) -> None:
+    is_pair, is_labelled = train[0].pair is not None, train[0].label is not None
+    for name, part in (("train", train), ("dev", dev), ("test", test)):
+        if odd := sum((example.pair is not None) != is_pair for example in part):
+            raise DataError(f"{odd} of {len(part)} {name} examples are not {'pairs' if is_pair else 'single texts'}")
+        if odd := sum((example.label is not None) != is_labelled for example in part):
+            raise DataError(f"{odd} of {len(part)} {name} examples have no {'label' if is_labelled else 'entities'}")
+    if is_pair and not is_labelled:
+        raise DataError("a tagging of pairs is not known: entities need a single text")
+
+
+def _task_of(train: list[LabelledText], asked: Task | None) -> Task:
+    if train[0].label is None:
+        if asked not in (None, "tagging"):
+            raise DataError(f"a {asked} was asked for, but the data has entities, no labels")
+        return "tagging"
+    if asked == "tagging":
+        raise DataError("a tagging was asked for, but the data has labels, no entities")
+    if asked is not None:
+        return asked
+    values = [_number(example.label) for example in train]
+    is_numeric = None not in values and any(value is not None and value % 1 for value in values)
+    return "regression" if is_numeric else "classification"
+
+
+def _number(label: str | None) -> float | None:
     try:
-        for row in reader:
-            where = f"{path}, line {reader.line_num}"
-            if None in row or None in row.values():
-                raise DataError(f"{where} has not the {len(reader.fieldnames or [])} columns of the header")
-            yield LabelledText(_text_of(where, row), _label_of(where, row))
-    except csv.Error as error:
-        raise DataError(f"{path}, line {reader.line_num} is not valid CSV: {error}") from None
+        value = float(str(label))
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
 
 
-def _text_of(where: str, row: dict[str, Any]) -> str:
-    for key in ("text", "sentence"):
-        if key in row:
-            if not isinstance(row[key], str) or not row[key].strip():
-                raise DataError(f"{where}: the text is empty")
-            return str(row[key])
-    raise DataError(f"{where}: no column `text` or `sentence`; there are {', '.join(map(str, row)) or 'none'}")
+def _tags(train: list[LabelledText], dev: list[LabelledText], test: list[LabelledText]) -> tuple[str, ...]:
+    kinds = sorted({entity.label for example in train for entity in example.entities})
+    if not kinds:
+        raise DataError("the train data holds no entity: there is nothing to learn")
+    return ("O", *(f"{prefix}-{kind}" for kind in kinds for prefix in ("B", "I")))
 
 
-def _label_of(where: str, row: dict[str, Any]) -> str:
-    if "label" not in row or row["label"] in ("", None):
-        raise DataError(f"{where}: no `label`")
-    return str(row["label"])
+def _classes(train: list[LabelledText], dev: list[LabelledText], test: list[LabelledText]) -> tuple[str, ...]:
+    labels = {str(example.label) for example in train}
+    if len(labels) < 2:
+        raise DataError(f"the train data has one class ({labels.pop()!r}): a classification needs at least two")
+    for name, part in (("dev", dev), ("test", test)):
+        if unknown := sorted({str(example.label) for example in part} - labels):
+            raise DataError(f"the {name} data has labels that the train data lacks: {', '.join(unknown[:5])}")
+    return tuple(sorted(labels))
 
 
-def _conll(path: Path, text: str) -> Iterator[LabelledText]:
-    """Columns by white space, the token first, its IOB tag last; a blank line ends a sentence."""
-    tokens: list[tuple[str, str]] = []
-    for number, line in enumerate([*text.split("\n"), ""], 1):
-        columns = line.split()
-        if columns and columns[0] != "-DOCSTART-":
-            tag = columns[-1]
-            if len(columns) < 2 or not (tag == "O" or tag[:2] in ("B-", "I-")):
-                raise DataError(f"{path}, line {number}: expected a token and an IOB tag, got {line!r}")
-            tokens.append((columns[0], tag))
-        elif tokens:
-            yield _sentence(tokens)
-            tokens = []
+def _regression_label(train: list[LabelledText], dev: list[LabelledText], test: list[LabelledText]) -> tuple[str, ...]:
+    for name, part in (("train", train), ("dev", dev), ("test", test)):
+        for number, example in enumerate(part, 1):
+            if _number(example.label) is None:
+                raise DataError(
+                    f"{name} example {number}: label {example.label!r} is not a number: a regression needs one"
+                )
+    if len({example.value for example in train}) < 2:
+        raise DataError(f"the train data has one value ({train[0].label}): there is nothing to learn")
+    return (REGRESSION_LABEL,)
 
 
-def _sentence(tokens: list[tuple[str, str]]) -> LabelledText:
-    entities: list[Entity] = []
-    position, previous = 0, "O"
-    for token, tag in tokens:
-        end = position + len(token)
-        if tag != "O":
-            goes_on = tag[0] == "I" and previous != "O" and previous[2:] == tag[2:]
-            if goes_on:
-                entities[-1] = Entity(tag[2:], entities[-1].start, end)
-            else:
-                entities.append(Entity(tag[2:], position, end))
-        previous, position = tag, end + 1
-    return LabelledText(" ".join(token for token, _ in tokens), None, tuple(entities))
+def _as_before(labels: tuple[str, ...], expected: Sequence[str]) -> tuple[str, ...]:
+    new, gone = sorted(set(labels) - set(expected)), sorted(set(expected) - set(labels))
+    if new or gone:
+        words = [f"{what}: {', '.join(some[:5])}" for what, some in (("new", new), ("missing", gone)) if some]
+        raise DataError(f"the labels are not those of the first version ({'; '.join(words)}): make another tenant")
+    return tuple(expected)
+
+
+def _split_off(task: Task, train: list[LabelledText], seed: int) -> tuple[list[LabelledText], list[LabelledText]]:
+    if task == "regression":
+        chosen = every_tenth([example.value for example in train], range(len(train)), seed)
+    else:
+        kinds = [str(example.label or sorted({e.label for e in example.entities})) for example in train]
+        sizes = Counter(kinds)
+        chosen = every_tenth(kinds, [i for i, kind in enumerate(kinds) if sizes[kind] > 1], seed)
+    if not chosen:
+        raise DataError(f"{len(train)} train examples are too few to split dev data off: give dev data")
+    return [one for i, one in enumerate(train) if i not in chosen], [train[i] for i in sorted(chosen)]

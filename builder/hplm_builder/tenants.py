@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import torch
 from rich.progress import Progress
-from torch import Tensor
+from torch import Tensor, nn
 
-from hplm.adapters import tenant as tenants
 from hplm.adapters.packed import pack
 from hplm.adapters.tenant import Tenant, TenantCard, check_name
 from hplm.nn import base as bases
+from hplm.nn.base import Base
 from hplm.nn.lookup import PlotLookup, open_lookup
+from hplm.progress import Report, bar_report, silent
 from hplm.store.layout import Store
 from hplm.text import EncodedText, TextEncoder
-from hplm_builder.finetune import AdapterModel, Featurise, Prepared, TrainSettings, adapter_body, fine_tune, prepare
+from hplm_builder.bodies import AdapterModel, adapter_body
+from hplm_builder.finetune import TRAINING_COST, Scale, Trainer, TrainSettings, fine_tune
 from hplm_builder.labelled import LabelledData
+from hplm_builder.prepared import Featurise, Parts, count_tokens, packed_batches, prepare, prepare_all
+from hplm_builder.register import publish_tenant
 
 REDUCTION_FACTOR = 16
+MEASURED_EXAMPLES = 64
 
 
 def plot_features(lookup: PlotLookup) -> Featurise:
@@ -36,16 +43,70 @@ def token_ids(encoded: list[EncodedText]) -> list[Tensor]:
     return [torch.from_numpy(one.ids) for one in encoded]
 
 
-def prepare_all(
-    data: LabelledData, encoder: TextEncoder, featurise: Featurise, progress: Progress, name: str
-) -> tuple[list[Prepared], list[Prepared], list[Prepared]]:
-    """Train, dev and test ready to train on."""
-    bar = progress.add_task(f"{name}: features", total=3)
-    parts = []
-    for examples in (data.train, data.dev, data.test):
-        parts.append(prepare(examples, data, encoder, featurise))
-        progress.update(bar, advance=1)
-    return parts[0], parts[1], parts[2]
+def encoder_of(base: Base) -> TextEncoder:
+    return TextEncoder(base.tokenizer_path, base.config.max_tokens)
+
+
+def train_tenant(
+    base: Base,
+    lookup: PlotLookup,
+    name: str,
+    data: LabelledData,
+    settings: TrainSettings,
+    report: Report = silent,
+    *,
+    example: str = "",
+    start: Tenant | None = None,
+) -> Tenant:
+    """A tenant fine-tuned over what `lookup` gives, not published yet; with `start`, going on from that version of it.
+
+    Its card's `about` has `scores`, `examples`, `learning_rate`, `epochs`, `best_epoch`, `patience`, `seed`, `curve`, and
+    `confusion` or `types`, see `Trained`. Raises TenantNameError, DataError or ConfigError, and what `report` raises.
+    """
+    check_name(name)
+    parts = prepare_all(data, encoder_of(base), plot_features(lookup), report)
+    return tune(base, name, data, parts, settings, report, example=example, start=start)
+
+
+def tune(
+    base: Base,
+    name: str,
+    data: LabelledData,
+    parts: Parts,
+    settings: TrainSettings,
+    report: Report = silent,
+    *,
+    example: str = "",
+    start: Tenant | None = None,
+) -> Tenant:
+    """As `train_tenant`, on examples that have their features already."""
+    make_body = adapter_body(base.load_upper(), REDUCTION_FACTOR, start.adapter if start else None)
+    head = start.head if start else None
+    trained = fine_tune(make_body, base.config.hidden_size, data, parts, settings, report, start=head)
+    assert isinstance(trained.body, AdapterModel)
+    shown = (data.test or data.dev)[0]
+    card = TenantCard(
+        name=name,
+        task=data.task,
+        labels=data.labels,
+        base=base.fingerprint,
+        pooling=settings.pooling,
+        example=example or shown.text,
+        about={
+            "scores": trained.scores,
+            "examples": {"train": len(parts[0]), "dev": len(parts[1]), "test": len(parts[2])},
+            "learning_rate": trained.learning_rate,
+            "epochs": settings.epochs,
+            "best_epoch": trained.best_epoch,
+            "patience": settings.patience,
+            "seed": settings.seed,
+            "curve": trained.curve,
+            **trained.mistakes,
+        },
+        texts=data.texts,
+        example_pair="" if example else shown.pair or "",
+    )
+    return Tenant(card, pack(trained.body.adapter()), trained.head)
 
 
 def build_tenant(
@@ -59,29 +120,32 @@ def build_tenant(
     *,
     example: str = "",
 ) -> TenantCard:
-    """Fine-tune and publish a tenant; its card carries the scores."""
+    """Fine-tune a tenant over the base's root domain and publish its next version; its card carries the scores."""
     check_name(name)
     base = bases.load(store.base(base_name))
-    encoder = TextEncoder(base.tokenizer_path, base.config.max_tokens)
-    parts = prepare_all(data, encoder, plot_features(open_lookup(store, base, plot_name)), progress, name)
-    make_body = adapter_body(base.load_upper(), REDUCTION_FACTOR)
-    trained = fine_tune(make_body, base.config.hidden_size, data, *parts, settings, progress, f"{name}: fine-tune")
-    assert isinstance(trained.body, AdapterModel)
-    card = TenantCard(
-        name=name,
-        task=data.task,
-        labels=data.labels,
-        base=base.fingerprint,
-        pooling=settings.pooling,
-        example=example or (data.test or data.dev)[0].text,
-        about={
-            "scores": trained.scores,
-            "examples": {"train": len(data.train), "dev": len(data.dev), "test": len(data.test)},
-            "learning_rate": trained.learning_rate,
-            "epochs": settings.epochs,
-            "best_epoch": trained.best_epoch,
-            "seed": settings.seed,
-        },
-    )
-    tenants.save(store.tenant(name), Tenant(card, pack(trained.body.adapter()), trained.head))
-    return card
+    lookup = open_lookup(store, base, plot_name)
+    made = train_tenant(base, lookup, name, data, settings, bar_report(progress, name), example=example)
+    publish_tenant(store, base, plot_name, made)
+    return made.card
+
+
+def estimate_fine_tune(data: LabelledData, settings: TrainSettings, base: Base, lookup: PlotLookup) -> float:
+    """Seconds that `train_tenant` would take on this machine now, from a few measured examples; early stopping takes less."""
+    encoder, step = encoder_of(base), max(1, len(data.train) // MEASURED_EXAMPLES)
+    start_s = time.perf_counter()
+    sample = prepare(data.train[::step][:MEASURED_EXAMPLES], data, encoder, plot_features(lookup))
+    features_s = (time.perf_counter() - start_s) / len(sample)
+    body = adapter_body(base.load_upper(), REDUCTION_FACTOR)()
+    head = nn.Linear(base.config.hidden_size, len(data.labels))
+    rate = settings.learning_rates[0]
+    trainer = Trainer(data.task, settings, rate, body, head, Scale.of(data.task, sample))
+    batch, *_ = packed_batches(sample, settings.batch_tokens, np.random.default_rng(0))
+    trainer.step(batch, rate)  # the first pays for what the others find warm
+    start_s = time.perf_counter()
+    trainer.step(batch, rate)
+    token_s = (time.perf_counter() - start_s) / count_tokens(batch) / TRAINING_COST
+    tokens = count_tokens(sample) / len(sample)
+    train, dev, test = len(data.train), len(data.dev), len(data.test)
+    epochs = settings.epochs * len(settings.learning_rates)
+    computed = epochs * (TRAINING_COST * train + dev) + dev + test
+    return features_s * (train + dev + test) + token_s * tokens * computed

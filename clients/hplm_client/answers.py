@@ -17,13 +17,17 @@ LONGEST_DEADLINE_S = 86_400.0
 
 @dataclass(frozen=True)
 class Prediction:
-    """A tenant's answer: one span for a classification, one per entity for a tagging."""
+    """A tenant's answer: one span for a classification or regression, one per entity for a tagging.
+
+    Spans of a pair count on over its second text: they are characters of `text + " " + pair`.
+    """
 
     tenant: str
     text: str
     spans: tuple[LabelledSpan, ...]
     truncated: bool
     logits: npt.NDArray[np.float32] | None = None
+    pair: str | None = None
 
     @property
     def label(self) -> str | None:
@@ -32,7 +36,7 @@ class Prediction:
 
     @property
     def score(self) -> float | None:
-        """Probability of `label`."""
+        """Probability of `label`; the value of a regression."""
         return self.spans[0].score if self.spans else None
 
     def as_dict(self) -> dict[str, Any]:
@@ -40,6 +44,7 @@ class Prediction:
         return {
             "tenant": self.tenant,
             "text": self.text,
+            "pair": self.pair,
             "label": self.label,
             "score": self.score,
             "spans": [vars(span) for span in self.spans],
@@ -47,16 +52,16 @@ class Prediction:
         }
 
 
-def tensors_of(module: Any, tenant: str, text: str) -> list[Any]:
+def tensors_of(module: Any, tenant: str, text: str, pair: str | None = None) -> list[Any]:
     """Inputs for `tritonclient.http` or `tritonclient.grpc`, whichever `module` is."""
     inputs = []
-    for name, value in ((wire.TEXT, text), (wire.TENANT, tenant)):
-        tensor = module.InferInput(name, [1, 1], "BYTES")
+    for name, values in ((wire.TEXT, [text] if pair is None else [text, pair]), (wire.TENANT, [tenant])):
+        tensor = module.InferInput(name, [1, len(values)], "BYTES")
         try:
-            encoded = value.encode()
+            encoded = [value.encode() for value in values]
         except UnicodeEncodeError as error:
             raise TextEncodingError(f"{name} has a lone surrogate at character {error.start}: it is no text") from None
-        tensor.set_data_from_numpy(np.array([[encoded]], dtype=np.object_))
+        tensor.set_data_from_numpy(np.array([encoded], dtype=np.object_))
         inputs.append(tensor)
     return inputs
 
@@ -81,7 +86,7 @@ def options_of(deadline_s: float | None) -> dict[str, int]:
     return {} if deadline_s is None else {"timeout": deadline_us(deadline_s)}
 
 
-def prediction_of(result: Any, tenant: str, text: str, logits: bool) -> Prediction:
+def prediction_of(result: Any, tenant: str, text: str, pair: str | None, logits: bool) -> Prediction:
     """A `tritonclient` result as a Prediction."""
     labels, scores, spans = (result.as_numpy(name)[0] for name in (wire.LABEL, wire.SCORE, wire.SPAN))
     found = tuple(
@@ -89,4 +94,4 @@ def prediction_of(result: Any, tenant: str, text: str, logits: bool) -> Predicti
         for label, score, (start, end) in zip(labels, scores, spans, strict=True)
     )
     raw = result.as_numpy(wire.LOGITS)[0] if logits else None
-    return Prediction(tenant, text, found, bool(result.as_numpy(wire.TRUNCATED)[0, 0]), raw)
+    return Prediction(tenant, text, found, bool(result.as_numpy(wire.TRUNCATED)[0, 0]), raw, pair)

@@ -29,19 +29,25 @@ class AsyncClient:
             return bool(await self._triton.is_model_ready(wire.MODEL))
 
     async def predict(
-        self, tenant: str, text: str, *, logits: bool = False, deadline_s: float | None = None
+        self,
+        tenant: str,
+        text: str,
+        pair: str | None = None,
+        *,
+        logits: bool = False,
+        deadline_s: float | None = None,
     ) -> Prediction:
-        """One text of one tenant; `deadline_s` as for `Client`."""
+        """One text of one tenant, or two: `text` and `pair`; `deadline_s` as for `Client`."""
         options: dict[str, Any] = {"client_timeout": self._timeout_s} if self._protocol == "grpc" else {}
         with typed_errors(self.url):
             result = await self._triton.infer(
                 wire.MODEL,
-                tensors_of(self._module, tenant, text),
+                tensors_of(self._module, tenant, text, pair),
                 outputs=outputs_of(self._module, logits),
                 **options_of(deadline_s),
                 **options,
             )
-            return prediction_of(result, tenant, text, logits)
+            return prediction_of(result, tenant, text, pair, logits)
 
     async def close(self) -> None:
         """Close the connections."""

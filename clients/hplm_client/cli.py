@@ -11,12 +11,20 @@ import typer
 from rich.console import Console
 
 from hplm_client.answers import Prediction
+from hplm_client.asked import texts_asked
 from hplm_client.client import Client
 
 
 def predict(
     tenant: Annotated[str, typer.Option("--tenant", "-t", help="Whose model answers.")],
     text: Annotated[str | None, typer.Argument(help="One text; without it, each line of standard input.")] = None,
+    pair: Annotated[
+        str | None, typer.Option("--pair", "-p", help="The second text, for a tenant that was trained on pairs.")
+    ] = None,
+    jsonl: Annotated[
+        bool,
+        typer.Option("--jsonl", help="Lines of standard input are objects with text and, of a pair, text_pair."),
+    ] = False,
     url: Annotated[
         str, typer.Option(envvar="HPLM_URL", help="http://HOST:PORT or grpc://HOST:PORT.")
     ] = "http://127.0.0.1:8000",
@@ -36,10 +44,14 @@ def predict(
       hplm predict -t films --deadline 0.1 "A moving, beautifully acted film."
 
       hplm predict -t icd10 --url grpc://127.0.0.1:8001 "Fracture of the left femur"
+
+      hplm predict -t alike "A man plays a guitar." --pair "Somebody makes music."
+
+      hplm predict -t alike --jsonl --json < pairs.jsonl
     """
-    lines = [text] if text is not None else (line.rstrip("\n") for line in sys.stdin if line.strip())
+    asked = texts_asked(sys.stdin, text, pair, jsonl=jsonl)
     with Client(url) as client:
-        for prediction in client.predict_many(((tenant, line) for line in lines), deadline_s=deadline_s):
+        for prediction in client.predict_many(((tenant, *texts) for texts in asked), deadline_s=deadline_s):
             if as_json:
                 print(json.dumps(prediction.as_dict(), ensure_ascii=False), flush=True)
             else:
@@ -48,11 +60,14 @@ def predict(
 
 def _lines(prediction: Prediction) -> Iterator[str]:
     yield prediction.text
+    if prediction.pair is not None:
+        yield prediction.pair
     if not prediction.spans:
         yield "  (nothing found)"
+    read = prediction.text if prediction.pair is None else f"{prediction.text} {prediction.pair}"
     for span in prediction.spans:
-        whole = len(prediction.spans) == 1 and span.start == 0 and span.end >= len(prediction.text.rstrip())
-        words = "" if whole else f"  {prediction.text[span.start : span.end]!r}"
+        whole = len(prediction.spans) == 1 and span.start == 0 and span.end >= len(read.rstrip())
+        words = "" if whole else f"  {read[span.start : span.end]!r}"
         yield f"  {span.label}  {span.score:.3f}{words}"
     if prediction.truncated:
         yield "  (the text was longer than the model reads and was cut)"

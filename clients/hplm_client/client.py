@@ -44,29 +44,42 @@ class Client:
         with typed_errors(self.url):
             return bool(self._triton.is_model_ready(wire.MODEL))
 
-    def predict(self, tenant: str, text: str, *, logits: bool = False, deadline_s: float | None = None) -> Prediction:
-        """One text of one tenant."""
+    def predict(
+        self,
+        tenant: str,
+        text: str,
+        pair: str | None = None,
+        *,
+        logits: bool = False,
+        deadline_s: float | None = None,
+    ) -> Prediction:
+        """One text of one tenant, or two where it was trained on pairs: `text` and `pair`."""
         with typed_errors(self.url):
-            inputs = tensors_of(self._module, tenant, text)
+            inputs = tensors_of(self._module, tenant, text, pair)
             result = self._triton.infer(wire.MODEL, inputs, **self._call(logits, deadline_s))
-            return prediction_of(result, tenant, text, logits)
+            return prediction_of(result, tenant, text, pair, logits)
 
     def predict_many(
-        self, pairs: Iterable[tuple[str, str]], *, logits: bool = False, deadline_s: float | None = None
+        self,
+        requests: Iterable[tuple[str, str] | tuple[str, str, str | None]],
+        *,
+        logits: bool = False,
+        deadline_s: float | None = None,
     ) -> Iterator[Prediction]:
-        """Answers to `(tenant, text)` pairs in order, up to `concurrency` of them under way at once.
+        """Answers to `(tenant, text)` or `(tenant, text, pair)` in order, up to `concurrency` of them under way at once.
 
         Each has `deadline_s` from its own arrival at the server.
         """
-        pending: list[tuple[str, str, Any]] = []
+        pending: list[tuple[str, str, str | None, Any]] = []
         call = self._call(logits, deadline_s)
         with typed_errors(self.url):
             # A dead address shows here, as one error; later, gevent would print a traceback a request.
             self._triton.is_server_live()
-            for tenant, text in pairs:
+            for request in requests:
+                tenant, text, pair = request if len(request) == 3 else (*request, None)
                 if len(pending) == self._concurrency:
                     yield self._finish(pending.pop(0), logits)
-                pending.append((tenant, text, self._start(tenant, text, call)))
+                pending.append((tenant, text, pair, self._start(tensors_of(self._module, tenant, text, pair), call)))
             while pending:
                 yield self._finish(pending.pop(0), logits)
 
@@ -76,8 +89,7 @@ class Client:
             call["client_timeout"] = self._timeout_s
         return call
 
-    def _start(self, tenant: str, text: str, call: dict[str, Any]) -> Any:
-        inputs = tensors_of(self._module, tenant, text)
+    def _start(self, inputs: list[Any], call: dict[str, Any]) -> Any:
         if self._protocol == "http":
             return self._triton.async_infer(wire.MODEL, inputs, **call)
         # gRPC hands its answer to a callback; a queue of one makes it something to wait for.
@@ -87,15 +99,15 @@ class Client:
         self._triton.async_infer(wire.MODEL, inputs, callback=lambda result, error: answer.put((result, error)), **call)
         return answer
 
-    def _finish(self, started: tuple[str, str, Any], logits: bool) -> Prediction:
-        tenant, text, handle = started
+    def _finish(self, started: tuple[str, str, str | None, Any], logits: bool) -> Prediction:
+        tenant, text, pair, handle = started
         if self._protocol == "http":
             result = handle.get_result()
         else:
             result, error = handle.get()
             if error is not None:
                 raise error
-        return prediction_of(result, tenant, text, logits)
+        return prediction_of(result, tenant, text, pair, logits)
 
     def close(self) -> None:
         """Close the connections."""

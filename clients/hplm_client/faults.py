@@ -33,7 +33,10 @@ def from_triton(error: Any, url: str) -> HplmError:
     message, status = str(error.message()), str(error.status() or "")
     if found := from_wire(message):
         return found
-    if any(word in status.upper() for word in ("UNAVAILABLE", "DEADLINE", "503", "499", "504")):
+    if message.startswith("Request for unknown model") or any(
+        word in status.upper() for word in ("UNAVAILABLE", "DEADLINE", "503", "499", "504")
+    ):
+        # A model that is not there may be on its way: the server is starting, stopping, or reviving it.
         return UnreachableError(f"{url}: {message}")
     if any(word in status.upper() for word in ("INVALID", "NOT_FOUND", "400", "404")):
         return BadInputError(message)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,7 @@ import numpy.typing as npt
 from hplm.wire import LabelledSpan
 
 Logits = npt.NDArray[np.float32]
+Tokens = npt.NDArray[np.int32]
 
 
 def softmax(logits: Logits) -> Logits:
@@ -20,14 +21,19 @@ def softmax(logits: Logits) -> Logits:
     return probabilities
 
 
-def decode_classification(logits: Logits, labels: Sequence[str], tokens: npt.NDArray[np.int32]) -> list[LabelledSpan]:
+def decode_classification(logits: Logits, labels: Sequence[str], tokens: Tokens) -> list[LabelledSpan]:
     """`logits` `[1, labels]` -> the most probable class over the characters that were read."""
     probabilities = softmax(logits[0])
     best = int(probabilities.argmax())
-    return [LabelledSpan(labels[best], float(probabilities[best]), 0, int(tokens[:, 1].max(initial=0)))]
+    return [LabelledSpan(labels[best], float(probabilities[best]), 0, _end(tokens))]
 
 
-def decode_tagging(logits: Logits, labels: Sequence[str], tokens: npt.NDArray[np.int32]) -> list[LabelledSpan]:
+def decode_regression(logits: Logits, labels: Sequence[str], tokens: Tokens) -> list[LabelledSpan]:
+    """`logits` `[1, 1]` -> the value itself as the score of the only label, over the characters that were read."""
+    return [LabelledSpan(labels[0], float(logits[0, 0]), 0, _end(tokens))]
+
+
+def decode_tagging(logits: Logits, labels: Sequence[str], tokens: Tokens) -> list[LabelledSpan]:
     """`logits` `[T, labels]` over B-, I- and O tags -> entities.
 
     A word's tag is its first token's; an I- tag that does not go on with its type opens an entity of its own, as the
@@ -55,8 +61,21 @@ def decode_tagging(logits: Logits, labels: Sequence[str], tokens: npt.NDArray[np
     return entities
 
 
-def word_ranges(tokens: npt.NDArray[np.int32]) -> list[tuple[int, int]]:
+# By the task of a tenant's card.
+DECODERS: Mapping[str, Callable[[Logits, Sequence[str], Tokens], list[LabelledSpan]]] = {
+    "classification": decode_classification,
+    "regression": decode_regression,
+    "tagging": decode_tagging,
+}
+
+
+def word_ranges(tokens: Tokens) -> list[tuple[int, int]]:
     """First and one past the last token of each word of `[T, 3]` tokens; special tokens are no words."""
     words = tokens[:, 2]
     edges = np.flatnonzero(np.diff(words, prepend=-2, append=-2))
     return [(int(a), int(b)) for a, b in itertools.pairwise(edges) if words[a] >= 0]
+
+
+def _end(tokens: Tokens) -> int:
+    """One past the last character that was read."""
+    return int(tokens[:, 1].max(initial=0))

@@ -7,23 +7,36 @@ from dataclasses import dataclass
 MODEL = "hbert"
 
 # The ensemble's inputs and outputs.
-TEXT = "TEXT"  # BYTES [1], UTF-8
+TEXT = "TEXT"  # BYTES [1], UTF-8; [2] of a tenant that was trained on pairs
 TENANT = "TENANT"  # BYTES [1]
-LABEL = "LABEL"  # BYTES [k]: one for a classification, one per entity for a tagging
-SCORE = "SCORE"  # FP32 [k]: probability of the label; of an entity, the mean over its words
-SPAN = "SPAN"  # INT32 [k, 2]: character offsets, end exclusive
+LABEL = "LABEL"  # BYTES [k]: one for a classification, one per entity for a tagging, "score" for a regression
+SCORE = "SCORE"  # FP32 [k]: probability of the label; of an entity, the mean over its words; of a regression, its value
+SPAN = "SPAN"  # INT32 [k, 2]: character offsets, end exclusive; a pair's count on over the second text, see `hplm.text`
 TRUNCATED = "TRUNCATED"  # BOOL [1]: the text was longer than the base's maximum and was cut
 LOGITS = "LOGITS"  # FP32 [1 or tokens, labels], when asked for
+
+# The one label of a regression.
+REGRESSION_LABEL = "score"
 
 # Between the stages.
 HIDDEN = "HIDDEN"  # FP16 [tokens, H]: merged window vectors
 ARRIVED = "ARRIVED"  # INT64 [1]: when the request came, in nanoseconds of the server's monotonic clock
+VERSION = (
+    "VERSION"  # INT64 [1]: which version of the tenant the first stage has found, so that the second takes the same
+)
 TOKENS = "TOKENS"  # INT32 [tokens, 3]: start and end character, number of the word; -1 for special tokens
+
+# Manage requests: JSON objects as BYTES [1].
+MANAGER = "manager"  # one answer
+MANAGER_WATCH = "manager_watch"  # an event for every change of a job, over gRPC streaming only
+REQUEST = "REQUEST"
+RESPONSE = "RESPONSE"
+JOB_UNFINISHED = ("queued", "running")  # states of a job that others follow
 
 
 @dataclass(frozen=True)
 class LabelledSpan:
-    """One answer: a class for the whole text, or one entity. Characters `start` to `end`, end exclusive."""
+    """One answer: a class for the whole text, one entity, or a regression's value. Characters `start` to `end`, exclusive."""
 
     label: str
     score: float

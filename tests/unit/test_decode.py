@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import numpy as np
 
-from hplm.decode import decode_classification, decode_tagging
+from hplm.adapters.tenant import Task
+from hplm.decode import DECODERS, decode_classification, decode_regression, decode_tagging
 from hplm.wire import LabelledSpan
 
 TAGS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
@@ -49,3 +52,12 @@ def test_a_classification_is_one_label_over_what_was_read() -> None:
     answer = decode_classification(np.array([[0.0, 2.0]], dtype=np.float32), ("no", "yes"), TOKENS)
     assert answer == [LabelledSpan("yes", answer[0].score, 0, 22)]
     assert abs(answer[0].score - 1 / (1 + np.exp(-2))) < 1e-6
+
+
+def test_a_regression_is_its_value_over_what_was_read() -> None:
+    answer = decode_regression(np.array([[-3.5]], dtype=np.float32), ("score",), TOKENS)
+    assert answer == [LabelledSpan("score", -3.5, 0, 22)]
+
+
+def test_every_task_has_a_decoder() -> None:
+    assert set(DECODERS) == set(get_args(Task))

@@ -1,29 +1,34 @@
-"""Fine-tuning learns, for both kinds of task, and what is published predicts the same."""
+"""Fine-tuning learns every kind of task, keeps what it found out, and what is published predicts the same."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from hplm_builder.finetune import TrainSettings
+from hplm_builder.judging import scores_of
 from hplm_builder.labelled import Entity, LabelledData, LabelledText, check_data
-from hplm_builder.scores import accuracy, entity_f1
-from hplm_builder.tenants import build_tenant
+from hplm_builder.prepared import prepare
+from hplm_builder.scores import METRICS
+from hplm_builder.tenants import build_tenant, estimate_fine_tune, plot_features, train_tenant
 from rich.progress import Progress
 
 from hplm.adapters import tenant as tenants
 from hplm.config import UpperSettings
-from hplm.errors import TenantNameError
+from hplm.errors import ConfigError, CorruptArtifactError, DataError, HplmError, TenantNameError
 from hplm.nn.base import Base
-from hplm.nn.lookup import open_lookup
+from hplm.nn.lookup import PlotLookup, open_lookup
 from hplm.serving.upper_stage import UpperAnswer, UpperInput, UpperStage
 from hplm.store.layout import Store
 from hplm.text import TextEncoder
 from tests import tiny
 
-FAST = TrainSettings(epochs=30, learning_rates=(1e-2,), batch_tokens=256, dropout=0.0)
+FAST = TrainSettings(epochs=30, learning_rates=(1e-2,), batch_tokens=256, dropout=0.0, patience=10)
+SHORT = replace(FAST, epochs=3)
 
 
 def colour_data() -> LabelledData:
@@ -53,41 +58,199 @@ def place_data() -> LabelledData:
     return check_data(examples[:220], examples[220:260], examples[260:])
 
 
-@pytest.mark.parametrize(("name", "data"), [("colour", colour_data()), ("places", place_data())])
+def count_data(*, pairs: bool = False) -> LabelledData:
+    """Value: 100 and a half for each `red` among the words, of a pair less those of its second text."""
+    rng = np.random.default_rng(0)
+    examples = []
+    for _ in range(300):
+        first, second = (rng.choice(["red", "cat", "the"], 5) for _ in range(2))
+        value = 100 + 0.5 * int((first == "red").sum()) - (0.5 * int((second == "red").sum()) if pairs else 0)
+        pair = " ".join(second) if pairs else None
+        examples.append(LabelledText(" ".join(first), f"{value}", (), pair))
+    return check_data(examples[:220], examples[220:260], examples[260:])
+
+
+def seen_data() -> LabelledData:
+    """Class of a pair: whether its second text names a colour; the first one is there to mislead."""
+    rng = np.random.default_rng(0)
+    examples = []
+    for _ in range(300):
+        first, second = (" ".join(rng.choice(["the", "cat", "runs", "red"], 3)) for _ in range(2))
+        examples.append(LabelledText(first, "yes" if "red" in second else "no", (), second))
+    return check_data(examples[:220], examples[220:260], examples[260:])
+
+
+@pytest.fixture(scope="module")
+def lookup(tiny_store: Store, tiny_base: Base) -> PlotLookup:
+    return open_lookup(tiny_store, tiny_base, "general", dtype=torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("colour", colour_data()),
+        ("places", place_data()),
+        ("count", count_data()),
+        ("differ", count_data(pairs=True)),
+        ("seen", seen_data()),
+    ],
+)
 def test_a_tenant_learns_its_task_and_serving_answers_as_the_test_scored(
     tmp_path: Path, name: str, data: LabelledData
 ) -> None:
     models = tiny.make_repository(tmp_path)
     store = Store(tmp_path / "store")
     card = build_tenant(store, "tiny", "general", name, data, FAST, Progress(disable=True))
-    metric = "f1" if data.task == "tagging" else "accuracy"
+    metric = METRICS[data.task]
     assert card.about["scores"][f"test_{metric}"] > 0.6
-    assert card.labels == data.labels
+    assert (card.task, card.labels, card.texts) == (data.task, data.labels, data.texts)
     settings = UpperSettings(store="../../../store", base="tiny", dtype="float32")
     stage = UpperStage(settings, models / "hbert_upper" / "1")
     base = tiny.bases.load(store.base("tiny"))
     lookup = open_lookup(store, base, "general", dtype=torch.float32)
-    found = []
-    for encoded in TextEncoder(base.tokenizer_path, 40).encode([example.text for example in data.test]):
-        hidden = lookup.hidden_states(encoded.ids, [len(encoded.ids)])
-        answer = stage.run([UpperInput(hidden, encoded.tokens, name.encode())])[0]
-        assert isinstance(answer, UpperAnswer)
-        found.append(answer.spans)
-    if data.task == "tagging":
-        served = entity_f1([example.entities for example in data.test], found)
-    else:
-        served = accuracy([str(example.label) for example in data.test], [spans[0].label for spans in found])
+    examples = prepare(data.test, data, TextEncoder(base.tokenizer_path, 40), plot_features(lookup))
+    found = stage.run([UpperInput(one.features.numpy(), one.tokens, name.encode()) for one in examples])
+    served = scores_of(data, examples, [one.spans for one in found if isinstance(one, UpperAnswer)])[metric]
     # Training and serving round differently; a sentence or two may tip over.
     assert abs(served - card.about["scores"][f"test_{metric}"]) < 0.08
 
 
+def test_values_of_a_regression_come_as_they_were_given(tiny_base: Base, lookup: PlotLookup) -> None:
+    data = count_data()
+    made = train_tenant(tiny_base, lookup, "count", data, FAST)
+    # Weights alone, however trained, would have to reach 100 from near 0.
+    assert made.head.bias[0] > 50
+    assert set(made.card.about["scores"]) == {f"{p}_{m}" for p in ("dev", "test") for m in ("pearson", "spearman")}
+
+
+def test_the_card_tells_how_training_went_in_json_values(tiny_base: Base, lookup: PlotLookup) -> None:
+    data = colour_data()
+    made = train_tenant(tiny_base, lookup, "colour", data, replace(SHORT, learning_rates=(1e-2, 1e-3)))
+    about = made.card.about
+    assert json.loads(json.dumps(about, allow_nan=False)) == about
+    assert [(row["learning_rate"], row["epoch"]) for row in about["curve"]] == [
+        (rate, epoch) for rate in (1e-2, 1e-3) for epoch in (1, 2, 3)
+    ]
+    first, second, third = about["curve"][:3]
+    assert 0 < third["loss"] < first["loss"] * 1.5
+    assert third["rate"] < second["rate"] <= 1e-2
+    best = max(row["dev"] for row in about["curve"])
+    assert about["scores"]["dev_accuracy"] == pytest.approx(best, abs=1e-4)
+    for part, examples in (("dev", data.dev), ("test", data.test)):
+        counts = about["confusion"][part]
+        assert sum(sum(found.values()) for found in counts.values()) == len(examples)
+        for label in data.labels:
+            assert sum(counts[label].values()) == sum(example.label == label for example in examples)
+
+
+def test_the_card_of_a_tagging_has_figures_of_each_type(tiny_base: Base, lookup: PlotLookup) -> None:
+    data = place_data()
+    about = train_tenant(tiny_base, lookup, "places", data, SHORT).card.about
+    assert set(about["types"]["test"]) == {"PLACE"}
+    assert about["types"]["test"]["PLACE"]["gold"] == sum(len(example.entities) for example in data.test)
+    assert about["types"]["dev"]["PLACE"]["f1"] == pytest.approx(about["scores"]["dev_f1"])
+
+
+def test_training_ends_when_dev_gets_no_better_and_keeps_the_best_epoch(tiny_base: Base, lookup: PlotLookup) -> None:
+    rng = np.random.default_rng(0)
+    noise = [LabelledText(text, str(rng.choice(["x", "y"]))) for text in tiny.sentences(80, words=(2, 6))]
+    data = check_data(noise[:40], noise[40:], [])
+    about = train_tenant(tiny_base, lookup, "noise", data, replace(FAST, epochs=50, patience=2)).card.about
+    curve = about["curve"]
+    assert len(curve) < 50
+    assert len(curve) == about["best_epoch"] + 2
+    assert curve[about["best_epoch"] - 1]["dev"] == max(row["dev"] for row in curve)
+
+
+def test_progress_is_told_step_by_step_and_never_goes_back(tiny_base: Base, lookup: PlotLookup) -> None:
+    told: list[tuple[str, float]] = []
+    train_tenant(tiny_base, lookup, "colour", colour_data(), SHORT, lambda step, done: told.append((step, done)))
+    for step in ("features", "fine-tune"):
+        values = [done for name, done in told if name == step]
+        assert values == sorted(values)
+        assert 0 < values[0] < 1 or step == "features"
+        assert values[-1] == 1.0
+    assert len(told) > 20
+
+
+def test_a_report_that_raises_ends_the_work_at_once(tiny_base: Base, lookup: PlotLookup) -> None:
+    class Stop(HplmError):
+        code = "STOP"
+
+    told = 0
+
+    def report(step: str, done: float) -> None:
+        nonlocal told
+        if step == "fine-tune":
+            told += 1
+            if told == 3:
+                raise Stop("enough")
+
+    with pytest.raises(Stop):
+        train_tenant(tiny_base, lookup, "colour", colour_data(), SHORT, report)
+    assert told == 3
+
+
+@pytest.mark.parametrize("data", [colour_data(), count_data()], ids=["classification", "regression"])
+def test_an_update_goes_on_from_the_version_before_and_keeps_nothing_worse(
+    tiny_base: Base, lookup: PlotLookup, data: LabelledData
+) -> None:
+    first = train_tenant(tiny_base, lookup, "acme", data, FAST)
+    useless = replace(SHORT, epochs=1, learning_rates=(1e-9,))
+    second = train_tenant(tiny_base, lookup, "acme", data, useless, start=first)
+    metric = f"test_{METRICS[data.task]}"
+    assert second.card.about["scores"][metric] == pytest.approx(first.card.about["scores"][metric], abs=0.02)
+    np.testing.assert_allclose(second.head.bias, first.head.bias, atol=1e-3)
+    np.testing.assert_allclose(second.adapter.down, first.adapter.down, atol=1e-3)
+
+
+def test_training_that_diverges_is_refused_and_publishes_nothing(
+    tmp_path: Path, tiny_base: Base, lookup: PlotLookup
+) -> None:
+    with pytest.raises(ConfigError, match="diverged at learning rates"):
+        train_tenant(tiny_base, lookup, "colour", colour_data(), replace(SHORT, learning_rates=(1e30,)))
+
+
+def test_an_estimate_is_about_what_it_takes(tiny_base: Base, lookup: PlotLookup) -> None:
+    small = estimate_fine_tune(colour_data(), SHORT, tiny_base, lookup)
+    large = estimate_fine_tune(colour_data(), replace(SHORT, epochs=300), tiny_base, lookup)
+    assert 0 < small < 60
+    assert 10 < large / small < 1000
+
+
+def test_a_text_without_a_token_is_refused(tiny_base: Base, lookup: PlotLookup) -> None:
+    examples = [LabelledText("cat", "x"), LabelledText("\x01\x02", "y")]
+    with pytest.raises(DataError, match="nothing but white space and control characters"):
+        train_tenant(
+            tiny_base, lookup, "odd", LabelledData("classification", ("x", "y"), examples, examples, []), SHORT
+        )
+
+
+def test_a_tenant_that_is_built_again_gets_its_next_version(tmp_path: Path) -> None:
+    store = Store(tiny.make_repository(tmp_path).parent / "store")
+    for version in (1, 2):
+        card = build_tenant(store, "tiny", "general", "acme", colour_data(), SHORT, Progress(disable=True))
+        assert tiny.folder_of(store, "acme") == store.tenant_version("acme", version)
+        assert tenants.load_card(tiny.folder_of(store, "acme")) == card
+
+
 def test_a_published_tenant_reads_back_bit_by_bit(tiny_base: Base, tiny_store: Store, tmp_path: Path) -> None:
-    made = tenants.load(tiny_store.tenant("tagger"), fingerprint=tiny_base.fingerprint)
+    made = tiny.load_tenant(tiny_store, tiny_base, "tagger")
     tenants.save(tmp_path / "tagger", made)
     again = tenants.load(tmp_path / "tagger", fingerprint=tiny_base.fingerprint)
     assert again.card == made.card
     for name, array in vars(made.adapter).items():
         np.testing.assert_array_equal(array, getattr(again.adapter, name))
+
+
+def test_a_card_from_before_pairs_is_of_one_text_and_impossible_cards_are_corrupt(tiny_store: Store) -> None:
+    meta = asdict(tenants.load_card(tiny.folder_of(tiny_store, "alpha")))
+    for key in ("texts", "example_pair"):
+        del meta[key]
+    assert tenants.parse_card(meta, "old").texts == 1
+    for changed in ({"texts": 3}, {"task": "regression"}, {"task": "tagging", "texts": 2}):
+        with pytest.raises(CorruptArtifactError, match="not a tenant's card"):
+            tenants.parse_card({**meta, **changed}, "odd")
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "../a", "A", "a" * 65, "-a", "a b", "ä", "a\n"])

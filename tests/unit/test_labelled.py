@@ -1,12 +1,23 @@
-"""Labelled data."""
+"""Labelled data: what is read, what is refused and why."""
 
 from __future__ import annotations
 
+import json
+import tracemalloc
+from collections import Counter
 from pathlib import Path
 
 import pytest
-from hplm_builder.labelled import Entity, read_data, read_file
-from hplm_builder.scores import accuracy, entity_f1, macro_f1
+from hplm_builder.labelled import (
+    Entity,
+    LabelledFile,
+    LabelledText,
+    check_data,
+    read_data,
+    read_file,
+    read_folder,
+)
+from hplm_builder.rows import LONGEST_RECORD
 
 from hplm.errors import DataError
 
@@ -15,6 +26,10 @@ def write(folder: Path, name: str, content: str | bytes) -> Path:
     path = folder / name
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     return path
+
+
+def texts(*labels: str | float) -> list[LabelledText]:
+    return [LabelledText(f"text {i}", str(label)) for i, label in enumerate(labels)]
 
 
 def test_the_three_formats_read_alike(tmp_path: Path) -> None:
@@ -26,6 +41,13 @@ def test_the_three_formats_read_alike(tmp_path: Path) -> None:
     assert jsonl == csv == tsv
 
 
+def test_pairs_read_alike_under_both_names_of_their_columns(tmp_path: Path) -> None:
+    jsonl = read_file(write(tmp_path, "a.jsonl", '{"text": "one", "text_pair": "two", "label": 3.5}\n'))
+    tsv = read_file(write(tmp_path, "a.tsv", "sentence1\tsentence2\tscore\none\ttwo\t3.5\n"))
+    assert jsonl == tsv == [LabelledText("one", "3.5", (), "two")]
+    assert jsonl[0].asked == ("one", "two")
+
+
 def test_conll_tags_become_entities_over_characters(tmp_path: Path) -> None:
     text = "Anna NN O B-PER\nLee NN O I-PER\nof NN O O\nRome NN O I-LOC\n\nso NN O O\n"
     first, second = read_file(write(tmp_path, "a.conll", text))
@@ -34,40 +56,95 @@ def test_conll_tags_become_entities_over_characters(tmp_path: Path) -> None:
     assert second.entities == ()
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "words"),
-    [
-        ("a.txt", "x", "ending must be one of"),
-        ("a.jsonl", "", "no example"),
-        ("a.jsonl", '{"text": "a", "label": "x"}\n{"text"', "line 2 is not JSON"),
-        ("a.jsonl", '["a"]', "line 1: expected an object"),
-        ("a.jsonl", '{"label": "x"}', "no column `text`"),
-        ("a.jsonl", '{"text": " ", "label": "x"}', "the text is empty"),
-        ("a.jsonl", '{"text": "a"}', "no `label`"),
-        ("a.jsonl", '{"text": "a", "entities": [{"label": "x", "start": 0, "end": 9}]}', "outside the text"),
-        ("a.jsonl", '{"text": "a", "entities": [1]}', "must be a list of objects"),
-        ("a.csv", 'text,label\n"open,x\n', "not valid CSV"),
-        ("a.csv", "text,label\na,b,c\n", "columns of the header"),
-        ("a.csv", "text,label\na\n", "columns of the header"),
-        ("a.csv", b"text,label\n\xff\xfe,x\n", "not UTF-8 at byte 11"),
-        ("a.conll", "Anna\n", "expected a token and an IOB tag"),
-        ("a.conll", "Anna NN PER\n", "expected a token and an IOB tag"),
-    ],
-)
+BROKEN: list[tuple[str, str | bytes, str]] = [
+    ("a.txt", "x", "ending must be one of"),
+    ("a.jsonl", "", "no example"),
+    ("a.jsonl", '{"text": "a", "label": "x"}\n{"text"', "line 2 is not JSON"),
+    ("a.jsonl", "[" * 100_000, "line 1 is not JSON"),
+    ("a.jsonl", '["a"]', "line 1: expected an object"),
+    ("a.jsonl", '{"label": "x"}', "no column `text`"),
+    ("a.jsonl", '{"text": " ", "label": "x"}', "the text is empty"),
+    ("a.jsonl", '{"text": 7, "label": "x"}', "the text is empty or no text"),
+    ("a.jsonl", r'{"text": "\ud800", "label": "x"}', "line 1: the text has a lone surrogate"),
+    ("a.jsonl", r'{"text": "a\u0000", "label": "x"}', "line 1: the text holds a NUL"),
+    ("a.jsonl", '{"text": "a"}', "no `label`"),
+    ("a.jsonl", '{"text": "a", "label": ["x"]}', "the label is empty or no text"),
+    ("a.jsonl", '{"text": "a", "label": "' + "x" * 201 + '"}', "the label has 201 characters"),
+    ("a.jsonl", '{"text": "a", "text_pair": "", "label": "x"}', "the second text is empty"),
+    ("a.jsonl", '{"text": "a", "entities": [{"label": "x", "start": 0, "end": 9}]}', "outside the text"),
+    (
+        "a.jsonl",
+        '{"text": "a", "entities": [{"label": "x", "start": 0, "end": Infinity}]}',
+        "must be a list of objects",
+    ),
+    ("a.jsonl", '{"text": "a", "entities": [1]}', "must be a list of objects"),
+    ("a.csv", 'text,label\n"open,x\n', "not valid CSV"),
+    ("a.csv", "text,label\na,b,c\n", "columns of the header"),
+    ("a.csv", "text,label\na\n", "columns of the header"),
+    ("a.csv", "sentence1,label\na,b\n", "`sentence1` without `sentence2`"),
+    ("a.csv", b"text,label\n\xff\xfe,x\n", "line 2 is not UTF-8 at byte 0"),
+    ("a.csv", "text,label\na,x\n".encode("utf-16"), "line 1 holds a NUL byte"),
+    ("a.csv", b"text,label\na,x\nb\0,x\n", "line 3 holds a NUL byte"),
+    ("a.conll", "Anna\n", "expected a token and an IOB tag"),
+    ("a.conll", "Anna NN PER\n", "expected a token and an IOB tag"),
+    ("a.conll", "Anna NN B-\n", "expected a token and an IOB tag"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "words"), BROKEN, ids=[f"{words[:30]}" for *_, words in BROKEN])
 def test_a_broken_file_says_what_and_where(tmp_path: Path, name: str, content: str | bytes, words: str) -> None:
     with pytest.raises(DataError, match=words):
         read_file(write(tmp_path, name, content))
 
 
+@pytest.mark.parametrize(
+    ("name", "head", "repeated"),
+    [
+        ("a.jsonl", b'{"text": "a", "label": "b"}\n{"text": "', b"x" * 1000),
+        ("a.csv", b"text,label\na,b\n", b"x" * 1000),
+        # Every line is short, but the quotes never let the record end.
+        ("a.csv", b'text,label\na,b\n"', b"x\n" * 500),
+        ("a.csv", b'text,label\na,b\n"', b'","\n' * 250),
+        ("a.conll", b"", b"word O\n" * 150),
+    ],
+    ids=["json-line", "csv-line", "quoted-lines", "quoted-fields", "conll-sentence"],
+)
+def test_an_example_without_an_end_is_refused_before_it_is_in_memory(
+    tmp_path: Path, name: str, head: bytes, repeated: bytes
+) -> None:
+    path = write(tmp_path, name, head + repeated * 30_000)
+    assert path.stat().st_size > 20 * LONGEST_RECORD
+    tracemalloc.start()
+    with pytest.raises(DataError, match="without an end"):
+        read_file(path)
+    most_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    # The words of one sentence are many small strings; all of the file would be hundreds of MB of them.
+    assert most_bytes < 30 * LONGEST_RECORD
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"gone\.csv cannot be read"):
         read_file(tmp_path / "gone.csv")
+    (tmp_path / "folder.csv").mkdir()
+    with pytest.raises(DataError, match="is not a file"):
+        read_file(tmp_path / "folder.csv")
+
+
+def test_an_upload_is_read_and_refused_under_its_own_name(tmp_path: Path) -> None:
+    path = write(tmp_path, "0123abcd", "text,label\na,x\nb,y\n")
+    assert len(read_file(LabelledFile(path, "mine.csv"))) == 2
+    with pytest.raises(DataError) as caught:
+        read_file(LabelledFile(path, "mine.jsonl"))
+    assert str(caught.value).startswith("mine.jsonl, line 1 is not JSON")
+    assert str(tmp_path) not in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("train", "dev", "words"),
     [
         ("a,x\nb,x\n", "c,x\n", "one class \\('x'\\)"),
+        ("a,x\n", "c,x\n", "holds 1 example: at least two"),
         ("a,x\nb,y\n", "c,z\n", "labels that the train data lacks: z"),
     ],
 )
@@ -77,16 +154,100 @@ def test_data_that_teaches_nothing_is_refused(tmp_path: Path, train: str, dev: s
         read_data(*paths)
 
 
-def test_scores_agree_with_a_count_by_hand() -> None:
-    assert accuracy(["a", "b", "b"], ["a", "b", "a"]) == pytest.approx(2 / 3)
-    assert macro_f1(["a", "b", "b"], ["a", "b", "a"]) == pytest.approx((2 / 3 + 2 / 3) / 2)
-    from hplm.wire import LabelledSpan
+def test_a_column_of_free_text_is_no_label() -> None:
+    with pytest.raises(DataError, match="1200 different labels"):
+        check_data(texts(*(f"label {i}" for i in range(1200))), texts("label 1"), [])
 
-    gold = [[Entity("X", 0, 3), Entity("Y", 4, 6)], []]
-    found = [[LabelledSpan("X", 0.9, 0, 3), LabelledSpan("Y", 0.9, 4, 7)], []]
-    assert entity_f1(gold, found) == pytest.approx(0.5)
+
+def test_pairs_and_single_texts_do_not_mix_nor_do_labels_and_entities() -> None:
+    pairs = [LabelledText("a", label, (), "b") for label in ("x", "y")]
+    tagged = LabelledText("a b", None, (Entity("T", 0, 1),))
+    for train, dev, words in (
+        ([*pairs, *texts("x")], pairs, "1 of 3 train examples are not pairs"),
+        (pairs, texts("x"), "1 of 1 dev examples are not pairs"),
+        ([*texts("x", "y"), tagged], texts("x"), "1 of 3 train examples have no label"),
+        (texts("x", "y"), [tagged], "1 of 1 dev examples have no label"),
+        ([LabelledText("a", None, (Entity("T", 0, 1),), "b")] * 2, [], "a tagging of pairs"),
+    ):
+        with pytest.raises(DataError, match=words):
+            check_data(train, dev, [])
+    assert check_data(pairs * 10, pairs, []).texts == 2
+    assert check_data(texts("x", "y"), texts("x"), []).texts == 1
+
+
+def test_numbers_are_a_regression_when_one_is_no_integer_or_when_asked() -> None:
+    assert check_data(texts(0, 1, 2), texts(0, 1), []).task == "classification"
+    assert check_data(texts("0.0", "1.0"), texts("0.0"), []).task == "classification"
+    assert check_data(texts(0, 1, 2.5), texts(0, 1), []).task == "regression"
+    assert check_data(texts(0, 1, 2), texts(0, 1), [], task="regression").labels == ("score",)
+    assert check_data(texts("0.5", "1.5"), texts("0.5"), [], task="classification").labels == ("0.5", "1.5")
+    assert check_data(texts("0.5", "nan"), texts("0.5"), []).task == "classification"
+
+
+@pytest.mark.parametrize(
+    ("train", "dev", "words"),
+    [
+        (("1.5", "high"), ("1", "2"), "train example 2: label 'high' is not a number"),
+        (("1.5", "2"), ("1", "inf"), "dev example 2: label 'inf' is not a number"),
+        (("1.5", "1.5"), ("1", "2"), "one value"),
+        (("1.5", "2"), ("1", "1"), "the dev data holds one value"),
+    ],
+)
+def test_a_regression_that_cannot_be_is_refused(train: tuple[str, ...], dev: tuple[str, ...], words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        check_data(texts(*train), texts(*dev), [], task="regression")
+
+
+def test_a_task_that_the_data_is_not_of_is_refused() -> None:
+    tagged = [LabelledText("a b", None, (Entity("T", 0, 1),))] * 20
+    with pytest.raises(DataError, match="classification was asked for, but the data has entities"):
+        check_data(tagged, tagged, [], task="classification")
+    with pytest.raises(DataError, match="tagging was asked for, but the data has labels"):
+        check_data(texts("x", "y"), texts("x"), [], task="tagging")
+
+
+def test_labels_of_an_update_are_those_of_the_first_version_in_its_order() -> None:
+    data = check_data(texts("a", "b", "c"), texts("a"), [], expected_labels=("c", "a", "b"))
+    assert data.labels == ("c", "a", "b")
+    with pytest.raises(DataError, match=r"not those of the first version \(new: c; missing: d\)"):
+        check_data(texts("a", "b", "c"), texts("a"), [], expected_labels=("a", "b", "d"))
+
+
+def test_without_dev_data_a_tenth_of_every_class_is_split_off_the_same_for_a_seed() -> None:
+    train = texts(*(["a"] * 200 + ["b"] * 50 + ["c"]))
+    data = check_data(train, [], [], seed=1)
+    assert Counter(example.label for example in data.dev) == {"a": 20, "b": 5}
+    assert sorted(example.text for example in [*data.train, *data.dev]) == sorted(example.text for example in train)
+    assert check_data(train, [], [], seed=1).dev == data.dev
+    assert check_data(train, [], [], seed=2).dev != data.dev
+
+
+def test_dev_data_split_off_a_regression_has_values_from_all_over() -> None:
+    data = check_data(texts(*(i / 10 for i in range(200))), [], [])
+    assert Counter(example.value // 2 for example in data.dev) == dict.fromkeys(range(10), 2)
+
+
+def test_too_few_examples_to_split_ask_for_dev_data() -> None:
+    with pytest.raises(DataError, match="give dev data"):
+        check_data(texts("a", "b"), [], [])
 
 
 def test_odd_line_separators_inside_a_field_stay_inside(tmp_path: Path) -> None:
     (one,) = read_file(write(tmp_path, "a.csv", "label,text\npos,good film\u2028bad\x0cfilm\n"))
     assert one.text == "good film\u2028bad\x0cfilm"
+
+
+def test_a_byte_order_mark_and_windows_line_ends_are_no_part_of_the_data(tmp_path: Path) -> None:
+    content = b'\xef\xbb\xbftext,label\r\n"two\r\nlines",x\r\n'
+    (one,) = read_file(write(tmp_path, "a.csv", content))
+    assert one == LabelledText("two\r\nlines", "x")
+
+
+def test_a_folder_is_read_by_the_names_of_its_files(tmp_path: Path) -> None:
+    rows = "".join(json.dumps({"text": f"text {i}", "label": "xy"[i % 2]}) + "\n" for i in range(40))
+    write(tmp_path, "train.jsonl", rows)
+    write(tmp_path, "test.tsv", "text\tlabel\na\tx\n")
+    data = read_folder(tmp_path)
+    assert (len(data.train), len(data.dev), len(data.test)) == (36, 4, 1)
+    with pytest.raises(DataError, match=r"train\.jsonl cannot be read"):
+        read_folder(tmp_path / "nothing")

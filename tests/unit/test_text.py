@@ -6,9 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from hplm.errors import CorruptArtifactError, EmptyTextError, TextEncodingError, TextTooLargeError
+from hplm.errors import (
+    CorruptArtifactError,
+    EmptyTextError,
+    TextCountError,
+    TextEncodingError,
+    TextTooLargeError,
+)
 from hplm.nn.base import Base
-from hplm.text import TextEncoder, check_not_empty, decode_utf8
+from hplm.text import TextEncoder, check_not_empty, check_text_count, decode_texts, decode_utf8
+from tests import tiny
 
 
 def test_a_long_text_is_cut_and_says_so(tiny_base: Base) -> None:
@@ -23,6 +30,74 @@ def test_a_long_text_is_cut_and_says_so(tiny_base: Base) -> None:
 def test_offsets_count_characters_not_bytes(tiny_base: Base) -> None:
     encoded = TextEncoder(tiny_base.tokenizer_path, 40).encode(["ÄÖ cat"])[0]
     assert encoded.tokens[-2].tolist()[:2] == [3, 6]
+
+
+def pieces(encoder_ids: object) -> list[str]:
+    names = {index: piece for piece, index in tiny.tokenizer().get_vocab().items()}
+    return [names[int(i)] for i in encoder_ids]  # type: ignore[attr-defined]
+
+
+def test_a_pair_has_a_separator_between_its_texts_and_counts_characters_and_words_on(tiny_base: Base) -> None:
+    (encoded,) = TextEncoder(tiny_base.tokenizer_path, 40).encode([("Äx cat", "dog")])
+    assert pieces(encoded.ids) == ["[CLS]", "a", "##x", "cat", "[SEP]", "dog", "[SEP]"]
+    both = "Äx cat dog"
+    assert [both[start:end] for start, end, word in encoded.tokens.tolist() if word >= 0] == ["Ä", "x", "cat", "dog"]
+    assert encoded.tokens[:, 2].tolist() == [-1, 0, 0, 1, -1, 2, -1]
+    assert not encoded.truncated
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "kept"),
+    [(8, 2, (3, 2)), (2, 8, (2, 3)), (8, 8, (3, 2)), (3, 3, (3, 2)), (3, 2, (3, 2)), (20, 1, (4, 1))],
+)
+def test_of_a_pair_that_is_too_long_the_longer_text_is_cut_first(
+    tiny_base: Base, first: int, second: int, kept: tuple[int, int]
+) -> None:
+    (encoded,) = TextEncoder(tiny_base.tokenizer_path, 8).encode([("cat " * first, "dog " * second)])
+    assert pieces(encoded.ids) == ["[CLS]", *["cat"] * kept[0], "[SEP]", *["dog"] * kept[1], "[SEP]"]
+    assert encoded.truncated == (first + second > 5)
+
+
+def test_singles_and_pairs_of_one_batch_are_as_each_alone(tiny_base: Base) -> None:
+    encoder = TextEncoder(tiny_base.tokenizer_path, 10)
+    texts = ["the red cat", ("a dog", "the river runs"), "cat " * 30, ("cat " * 30, "dog")]
+    for text, together in zip(texts, encoder.encode(texts), strict=True):
+        (alone,) = encoder.encode([text])
+        assert (together.ids == alone.ids).all()
+        assert (together.tokens == alone.tokens).all()
+        assert together.truncated == alone.truncated
+
+
+def test_a_pair_is_empty_where_one_of_its_texts_is(tiny_base: Base) -> None:
+    encoder = TextEncoder(tiny_base.tokenizer_path, 40)
+    for pair in (("\x01", "cat"), ("cat", "\x01")):
+        with pytest.raises(EmptyTextError):
+            check_not_empty(encoder.encode([pair])[0])
+
+
+def test_a_tokenizer_without_a_form_for_pairs_says_so(tiny_base: Base, tmp_path: Path) -> None:
+    plain = tiny.tokenizer()
+    plain.post_processor = None
+    plain.save(str(tmp_path / "tokenizer.json"))
+    assert not TextEncoder(tmp_path / "tokenizer.json", 40).takes_pairs
+    assert TextEncoder(tiny_base.tokenizer_path, 40).takes_pairs
+
+
+@pytest.mark.parametrize(
+    ("raw", "error"),
+    [((), TextCountError), ((b"a", b"b", b"c"), TextCountError), ((b"x" * 600, b"x" * 600), TextTooLargeError)],
+)
+def test_bad_texts_of_a_request_get_their_own_error(raw: tuple[bytes, ...], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        decode_texts(raw, 1000)
+
+
+def test_one_text_stays_a_text_and_two_become_a_pair() -> None:
+    assert decode_texts((b"a",), 10) == "a"
+    assert decode_texts((b"a", "ö".encode()), 10) == ("a", "ö")
+    for given, wanted in (("a", 2), (("a", "b"), 1)):
+        with pytest.raises(TextCountError):
+            check_text_count(given, wanted)
 
 
 @pytest.mark.parametrize(

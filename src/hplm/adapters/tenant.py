@@ -15,9 +15,10 @@ from safetensors.numpy import save_file
 from hplm.adapters.packed import Adapter, Float32, PackedAdapter, pack, unpack
 from hplm.errors import CorruptArtifactError, TenantNameError, WrongBaseError
 from hplm.store import artifact
+from hplm.wire import REGRESSION_LABEL
 
 KIND = "tenant"
-Task = Literal["classification", "tagging"]
+Task = Literal["classification", "tagging", "regression"]
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9_.-]{0,62}[a-z0-9])?")
 
 
@@ -40,15 +41,21 @@ class Head:
 
 @dataclass(frozen=True)
 class TenantCard:
-    """What a tenant is, apart from its weights."""
+    """What a tenant is, apart from its weights.
+
+    `texts`: 1, or 2 where a request is a pair. `labels` of a regression are just REGRESSION_LABEL. `example` and, of a pair,
+    `example_pair` show what to ask.
+    """
 
     name: str
     task: Task
     labels: tuple[str, ...]
     base: str
-    pooling: str = "mean"  # or cls: what a classification's head sees
+    pooling: str = "mean"  # or cls: what the head of a classification or regression sees
     example: str = ""
     about: dict[str, Any] = field(default_factory=dict)
+    texts: int = 1
+    example_pair: str = ""
 
 
 @dataclass(frozen=True)
@@ -94,16 +101,23 @@ def parse_card(meta: dict[str, Any], where: str) -> TenantCard:
             raise ValueError(f"labels {card.labels!r}")
         if card.task not in get_args(Task) or card.pooling not in ("cls", "mean"):
             raise ValueError(f"task {card.task!r}, pooling {card.pooling!r}")
+        if card.texts not in (1, 2) or (card.texts == 2 and card.task == "tagging"):
+            raise ValueError(f"a {card.task} over {card.texts!r} texts")
+        if card.task == "regression" and card.labels != (REGRESSION_LABEL,):
+            raise ValueError(f"labels {card.labels!r} of a regression")
         return card
     except (TypeError, KeyError, ValueError) as error:
         raise CorruptArtifactError(f"{where}: not a tenant's card ({error!r}); fine-tune it again") from error
 
 
-def load(folder: Path, *, fingerprint: str, verify: bool = True) -> Tenant:
-    """A tenant of the base with `fingerprint`. Raises WrongBaseError or CorruptArtifactError."""
+def load(folder: Path, *, fingerprint: str, name: str | None = None, verify: bool = True) -> Tenant:
+    """The tenant called `name`, by default as its folder, of the base with `fingerprint`.
+
+    Raises WrongBaseError or CorruptArtifactError.
+    """
     stored = artifact.read(folder, KIND)
     card = parse_card(stored.meta, str(folder))
-    if card.name != folder.name:
+    if card.name != (name or folder.name):
         # Slots go by name: a copied folder must never be served as the tenant it was copied from.
         raise CorruptArtifactError(f"{folder} holds the card of another tenant; fine-tune it again")
     if card.base != fingerprint:

@@ -1,0 +1,83 @@
+"""What fine-tuning trains below a head: adapters in frozen upper layers, and the two comparisons of the evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hplm.adapters.packed import Adapter
+from hplm.nn.dtype import bfloat16_is_fast
+from hplm.nn.encoder import OriginalEncoder, UpperEncoder
+from hplm.nn.upper import in_dtype
+
+
+class AdapterModel(nn.Module):
+    """Frozen upper layers with one trainable adapter each, new or going on from `start`."""
+
+    def __init__(self, upper: UpperEncoder, reduction_factor: int, start: Adapter | None = None) -> None:
+        super().__init__()
+        config = upper.config
+        layers, hidden = config.upper_layers, config.hidden_size
+        reduced = max(1, hidden // reduction_factor) if start is None else start.down.shape[1]
+        self._upper = [upper.requires_grad_(False)]  # in a list: not a parameter of this module
+        # Small random down, zero up: training starts from the identity.
+        self.down = nn.Parameter(torch.randn(layers, reduced, hidden) * hidden**-0.5)
+        self.down_bias = nn.Parameter(torch.zeros(layers, reduced))
+        self.up = nn.Parameter(torch.zeros(layers, hidden, reduced))
+        self.up_bias = nn.Parameter(torch.zeros(layers, hidden))
+        if start is not None:
+            self.load_state_dict({name: torch.tensor(array) for name, array in vars(start).items()})
+
+    def forward(self, features: Tensor, lengths: Sequence[int]) -> Tensor:
+        hidden: Tensor = self._upper[0](features.float(), lengths, self._adapt)
+        return hidden
+
+    def _adapt(self, layer: int, attended: Tensor) -> Tensor:
+        reduced = F.relu(F.linear(attended, self.down[layer], self.down_bias[layer]))
+        return attended + F.linear(reduced, self.up[layer], self.up_bias[layer])
+
+    def adapter(self) -> Adapter:
+        """The trained weights."""
+        return Adapter(*(p.detach().numpy().copy() for p in (self.down, self.down_bias, self.up, self.up_bias)))
+
+
+class UpperModel(nn.Module):
+    """All upper layers trainable, over PLOT features."""
+
+    def __init__(self, upper: UpperEncoder) -> None:
+        super().__init__()
+        self.upper = upper
+
+    def forward(self, features: Tensor, lengths: Sequence[int]) -> Tensor:
+        hidden: Tensor = self.upper(features.float(), lengths)
+        return hidden
+
+
+class FullModel(nn.Module):
+    """The unconverted model, everything trainable, over token ids."""
+
+    def __init__(self, original: OriginalEncoder) -> None:
+        super().__init__()
+        self.original = original
+
+    def forward(self, features: Tensor, lengths: Sequence[int]) -> Tensor:
+        return self.original(features, lengths)[-1]
+
+
+def fastest_format() -> tuple[torch.dtype, torch.device]:
+    """What this CPU trains in, for `computing_in`."""
+    return torch.bfloat16 if bfloat16_is_fast() else torch.float32, torch.device("cpu")
+
+
+def adapter_body(upper: UpperEncoder, reduction_factor: int, start: Adapter | None = None) -> Callable[[], nn.Module]:
+    """Makes a fresh `AdapterModel` over upper layers prepared once."""
+    frozen = in_dtype(upper, fastest_format()[0])
+    return lambda: AdapterModel(frozen, reduction_factor, start)
+
+
+def copy_state(module: nn.Module) -> dict[str, Tensor]:
+    """The module's weights as they are now."""
+    return {name: value.detach().clone() for name, value in module.state_dict().items()}

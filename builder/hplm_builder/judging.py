@@ -1,0 +1,68 @@
+"""What a trained model answers, how good that is, and where it goes wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from hplm.adapters.tenant import Head
+from hplm.decode import DECODERS
+from hplm.nn.dtype import computing_in
+from hplm.nn.upper import pool
+from hplm.wire import LabelledSpan
+from hplm_builder.bodies import fastest_format
+from hplm_builder.labelled import LabelledData
+from hplm_builder.prepared import Prepared
+from hplm_builder.scores import accuracy, confusion, entity_f1, entity_types, macro_f1, pearson, spearman
+
+
+def predict(
+    body: nn.Module,
+    head: Head,
+    data: LabelledData,
+    examples: Sequence[Prepared],
+    pooling: str,
+    tick: Callable[[int], None] = lambda tokens: None,
+) -> list[list[LabelledSpan]]:
+    """Decoded answers, in the order of `examples`; `tick` hears how many tokens each batch had."""
+    answers: list[list[LabelledSpan]] = [[] for _ in examples]
+    order = sorted(range(len(examples)), key=lambda i: len(examples[i].tokens))
+    weight, bias = torch.from_numpy(head.weight), torch.from_numpy(head.bias)
+    for start in range(0, len(order), 64):
+        chunk = order[start : start + 64]
+        lengths = [len(examples[i].tokens) for i in chunk]
+        features = torch.cat([examples[i].features for i in chunk])
+        with torch.no_grad(), computing_in(*fastest_format()):
+            hidden = body(features, lengths).float()
+        for i, part in zip(chunk, hidden.split(lengths), strict=True):
+            logits = (pool(data.task, pooling, part) @ weight.T + bias).numpy()
+            answers[i] = DECODERS[data.task](logits, data.labels, examples[i].tokens)
+        tick(sum(lengths))
+    return answers
+
+
+def scores_of(
+    data: LabelledData, examples: Sequence[Prepared], answers: Sequence[Sequence[LabelledSpan]]
+) -> dict[str, float]:
+    """`accuracy` and `macro_f1` of a classification, entity `f1` of a tagging, `pearson` and `spearman` of a regression."""
+    if data.task == "tagging":
+        return {"f1": entity_f1([one.source.entities for one in examples], answers)}
+    if data.task == "regression":
+        values, found = [one.source.value for one in examples], [spans[0].score for spans in answers]
+        return {"pearson": pearson(values, found), "spearman": spearman(values, found)}
+    gold, got = [str(one.source.label) for one in examples], [spans[0].label for spans in answers]
+    return {"accuracy": accuracy(gold, got), "macro_f1": macro_f1(gold, got)}
+
+
+def mistakes_of(
+    data: LabelledData, examples: Sequence[Prepared], answers: Sequence[Sequence[LabelledSpan]]
+) -> dict[str, Any]:
+    """The `confusion` of a classification, the `types` of a tagging; nothing of a regression."""
+    if data.task == "tagging":
+        return {"types": entity_types([one.source.entities for one in examples], answers)}
+    if data.task == "regression":
+        return {}
+    return {"confusion": confusion([str(one.source.label) for one in examples], [spans[0].label for spans in answers])}

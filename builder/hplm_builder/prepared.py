@@ -1,0 +1,114 @@
+"""Examples ready to train on: tokenised, labels aligned with tokens, features taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from hplm.decode import word_ranges
+from hplm.errors import DataError
+from hplm.progress import Report, silent
+from hplm.text import EncodedText, TextEncoder
+from hplm_builder.labelled import LabelledData, LabelledText
+
+IGNORED = -100
+CHUNK = 64
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """One example: `features` `[T, H]` float16 or ids `[T]`, its `tokens` `[T, 3]` and its source.
+
+    `targets`: the class `[1]`, the value `[1]` float32 of a regression, or tags `[T]`.
+    """
+
+    features: Tensor
+    targets: Tensor
+    tokens: npt.NDArray[np.int32]
+    source: LabelledText
+
+
+Featurise = Callable[[list[EncodedText]], list[Tensor]]
+Parts = tuple[list[Prepared], list[Prepared], list[Prepared]]
+
+
+def prepare_all(data: LabelledData, encoder: TextEncoder, featurise: Featurise, report: Report = silent) -> Parts:
+    """Train, dev and test ready to train on. Raises DataError for a text without a token, and what `report` raises."""
+    if data.texts == 2 and not encoder.takes_pairs:
+        raise DataError("the tokenizer of this base has no form for pairs of texts")
+    total = len(data.train) + len(data.dev) + len(data.test)
+    done = 0
+
+    def tick(count: int) -> None:
+        nonlocal done
+        done += count
+        report("features", done / total)
+
+    train, dev, test = (prepare(part, data, encoder, featurise, tick) for part in (data.train, data.dev, data.test))
+    return train, dev, test
+
+
+def prepare(
+    examples: Sequence[LabelledText],
+    data: LabelledData,
+    encoder: TextEncoder,
+    featurise: Featurise,
+    tick: Callable[[int], None] = lambda count: None,
+) -> list[Prepared]:
+    """Tokenise, align labels with tokens, and take the features of every example; `tick` hears of every few examples."""
+    label_ids = {label: index for index, label in enumerate(data.labels)}
+    prepared = []
+    for start in range(0, len(examples), CHUNK):
+        chunk = examples[start : start + CHUNK]
+        encoded = encoder.encode([example.asked for example in chunk])
+        for example, one in zip(chunk, encoded, strict=True):
+            if one.is_empty:
+                raise DataError(f"a text holds nothing but white space and control characters: {example.text[:80]!r}")
+        for example, one, features in zip(chunk, encoded, featurise(encoded), strict=True):
+            if data.task == "tagging":
+                targets = tag_targets(example, one.tokens, label_ids)
+            elif data.task == "regression":
+                targets = torch.tensor([example.value])
+            else:
+                targets = torch.tensor([label_ids[str(example.label)]])
+            prepared.append(Prepared(features, targets, one.tokens, example))
+        tick(len(chunk))
+    return prepared
+
+
+def tag_targets(example: LabelledText, tokens: npt.NDArray[np.int32], label_ids: dict[str, int]) -> Tensor:
+    """The tag of each word at its first token, IGNORED elsewhere: `[T]`."""
+    targets = torch.full((len(tokens),), IGNORED)
+    for first, _ in word_ranges(tokens):
+        start = int(tokens[first, 0])
+        tag = "O"
+        for entity in example.entities:
+            if entity.start <= start < entity.end:
+                tag = f"{'B' if start == entity.start else 'I'}-{entity.label}"
+        targets[first] = label_ids.get(tag, label_ids["O"])
+    return targets
+
+
+def count_tokens(examples: Sequence[Prepared]) -> int:
+    """Of all of them together."""
+    return sum(len(one.tokens) for one in examples)
+
+
+def packed_batches(examples: list[Prepared], batch_tokens: int, rng: np.random.Generator) -> list[list[Prepared]]:
+    """Batches of about `batch_tokens`, similar lengths together, in random order."""
+    lengths = np.array([len(one.tokens) for one in examples]) * rng.uniform(0.8, 1.25, len(examples))
+    order = np.argsort(lengths)
+    batches: list[list[Prepared]] = [[]]
+    tokens = 0
+    for index in order:
+        if tokens >= batch_tokens:
+            batches.append([])
+            tokens = 0
+        batches[-1].append(examples[index])
+        tokens += len(examples[index].tokens)
+    return [sorted(batches[i], key=lambda one: len(one.tokens)) for i in rng.permutation(len(batches))]

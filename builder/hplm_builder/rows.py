@@ -1,0 +1,147 @@
+"""Rows of a labelled file, whatever its format, read so that no file can fill the memory with one line of it."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+from hplm.errors import DataError
+
+LONGEST_RECORD = 1_000_000  # bytes of a line, of a CSV record over several lines, of a CoNLL sentence
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+Row = dict[str, Any]
+
+
+class BoundedLines:
+    """Lines of a UTF-8 file. Raises DataError naming file and line for what is not text or too long.
+
+    Whoever reads says where a record ends; what it may hold is bounded by LONGEST_RECORD.
+    """
+
+    def __init__(self, file: IO[bytes], name: str) -> None:
+        self._file = file
+        self._name = name
+        self._number = 0
+        self._record_bytes = 0
+
+    @property
+    def where(self) -> str:
+        """File and line just read, for an error."""
+        return f"{self._name}, line {self._number}"
+
+    def end_record(self) -> None:
+        self._record_bytes = 0
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        raw = self._file.readline(LONGEST_RECORD + 1 - self._record_bytes)
+        if not raw:
+            raise StopIteration
+        self._number += 1
+        self._record_bytes += len(raw)
+        if self._record_bytes > LONGEST_RECORD:
+            raise DataError(
+                f"{self.where}: more than {LONGEST_RECORD:,} bytes without an end: one example is that long"
+            )
+        if b"\0" in raw:
+            raise DataError(f"{self.where} holds a NUL byte: the file is not UTF-8 text")
+        try:
+            return (raw.removeprefix(BYTE_ORDER_MARK) if self._number == 1 else raw).decode()
+        except UnicodeDecodeError as error:
+            raise DataError(f"{self.where} is not UTF-8 at byte {error.start} of the line") from None
+
+
+def read_rows(path: Path, name: str = "") -> Iterator[tuple[str, Row]]:
+    """Rows as JSON lines have them, each with where it stands. `name` is what errors call the file; its ending says the
+    format: .jsonl, .csv, .tsv, .conll. Raises DataError.
+    """
+    name = name or str(path)
+    ending = Path(name).suffix
+    if ending not in READERS:
+        raise DataError(f"{name}: the ending must be one of {', '.join(READERS)}")
+    if path.exists() and not path.is_file():
+        raise DataError(f"{name} is not a file")
+    try:
+        with path.open("rb") as file:
+            lines = BoundedLines(file, name)
+            for row in READERS[ending](lines):
+                yield lines.where, row
+    except OSError as error:
+        raise DataError(f"{name} cannot be read: {error.strerror}") from None
+
+
+def _jsonl(lines: BoundedLines) -> Iterator[Row]:
+    for line in lines:
+        lines.end_record()
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{lines.where} is not JSON: {error}") from None
+        if not isinstance(row, dict):
+            raise DataError(f"{lines.where}: expected an object")
+        yield row
+
+
+def _csv(lines: BoundedLines, delimiter: str, quoting: int) -> Iterator[Row]:
+    csv.field_size_limit(LONGEST_RECORD)
+    options: Any = {"delimiter": delimiter, "quoting": quoting, "strict": True}
+    reader = csv.DictReader(lines, **options)
+    try:
+        for row in reader:
+            lines.end_record()
+            if None in row or None in row.values():
+                raise DataError(f"{lines.where} has not the {len(reader.fieldnames or [])} columns of the header")
+            yield row
+    except csv.Error as error:
+        raise DataError(f"{lines.where} is not valid CSV: {error}") from None
+
+
+def _conll(lines: BoundedLines) -> Iterator[Row]:
+    """Columns by white space, the token first, its IOB tag last; a blank line ends a sentence."""
+    tokens: list[tuple[str, str]] = []
+    for line in lines:
+        columns = line.split()
+        if columns and columns[0] != "-DOCSTART-":
+            tag = columns[-1]
+            if len(columns) < 2 or not (tag == "O" or (tag[:2] in ("B-", "I-") and tag[2:])):
+                raise DataError(f"{lines.where}: expected a token and an IOB tag, got {line[:80]!r}")
+            tokens.append((columns[0], tag))
+            continue
+        lines.end_record()
+        if tokens:
+            yield _sentence(tokens)
+            tokens = []
+    if tokens:
+        yield _sentence(tokens)
+
+
+def _sentence(tokens: list[tuple[str, str]]) -> Row:
+    entities: list[Row] = []
+    position, previous = 0, "O"
+    for token, tag in tokens:
+        end = position + len(token)
+        if tag != "O":
+            goes_on = tag[0] == "I" and previous != "O" and previous[2:] == tag[2:]
+            if goes_on:
+                entities[-1]["end"] = end
+            else:
+                entities.append({"label": tag[2:], "start": position, "end": end})
+        previous, position = tag, end + 1
+    return {"text": " ".join(token for token, _ in tokens), "entities": entities}
+
+
+# TSV files of this kind do not quote: a lone quote is a character.
+READERS: dict[str, Callable[[BoundedLines], Iterator[Row]]] = {
+    ".jsonl": _jsonl,
+    ".csv": partial(_csv, delimiter=",", quoting=csv.QUOTE_MINIMAL),
+    ".tsv": partial(_csv, delimiter="\t", quoting=csv.QUOTE_NONE),
+    ".conll": _conll,
+}

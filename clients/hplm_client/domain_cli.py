@@ -1,0 +1,141 @@
+"""`hplm domain`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hplm_client.manage import ManageClient
+from hplm_client.manage_cli import (
+    DEFAULT_URL,
+    BaseOption,
+    DetachOption,
+    DryRunOption,
+    JsonOption,
+    OnServerOption,
+    SeedOption,
+    UrlOption,
+    Way,
+    YesOption,
+    send,
+    show,
+    show_all,
+    submit,
+    sure,
+)
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Create, update and delete domains of a running server.\n\n"
+    "Example: hplm domain create medical --corpus notes.txt",
+)
+NameArgument = Annotated[str, typer.Argument(help="Name of the domain.")]
+CorpusOption = Annotated[Path, typer.Option(help="Plain text, .txt, a document a line.")]
+TokensOption = Annotated[int | None, typer.Option(help="How many to train on.")]
+RateOption = Annotated[float | None, typer.Option()]
+TopOption = Annotated[float | None, typer.Option("--top", help="Percent of the corpus's n-grams that the table holds.")]
+
+
+@app.command()
+def create(
+    name: NameArgument,
+    corpus: CorpusOption,
+    parent: Annotated[str | None, typer.Option(help="To branch from; without it the root of the base.")] = None,
+    tokens: TokensOption = None,
+    learning_rate: RateOption = None,
+    top_percent: TopOption = None,
+    seed: SeedOption = None,
+    base: BaseOption = None,
+    on_server: OnServerOption = False,
+    dry_run: DryRunOption = False,
+    detach: DetachOption = False,
+    as_json: JsonOption = False,
+    url: UrlOption = DEFAULT_URL,
+) -> None:
+    """Pretrain the lower layers further on a corpus, kept as a table over the parent's.
+
+    Examples:
+
+      hplm domain create medical --corpus notes.txt
+
+      hplm domain create cardiology --parent medical --corpus cardiology.txt --top 20 --detach
+
+      hplm domain create medical --corpus notes.txt --dry-run
+    """
+    request = {"domain": name, "parent": parent, "base": base}
+    settings = {"tokens": tokens, "learning_rate": learning_rate, "top_percent": top_percent, "seed": seed}
+    _make(url, "domain.create", request, corpus, settings, Way(on_server, dry_run, detach, as_json))
+
+
+@app.command()
+def update(
+    name: NameArgument,
+    corpus: CorpusOption,
+    tokens: TokensOption = None,
+    learning_rate: RateOption = None,
+    top_percent: TopOption = None,
+    seed: SeedOption = None,
+    base: BaseOption = None,
+    on_server: OnServerOption = False,
+    dry_run: DryRunOption = False,
+    detach: DetachOption = False,
+    as_json: JsonOption = False,
+    url: UrlOption = DEFAULT_URL,
+) -> None:
+    """Pretrain a domain's next version; tenants stay on the version they stand on until they are updated.
+
+    Example: hplm domain update medical --corpus more-notes.txt
+    """
+    request = {"domain": name, "base": base}
+    settings = {"tokens": tokens, "learning_rate": learning_rate, "top_percent": top_percent, "seed": seed}
+    _make(url, "domain.update", request, corpus, settings, Way(on_server, dry_run, detach, as_json))
+
+
+@app.command(name="show")
+def show_one(
+    name: NameArgument, base: BaseOption = None, as_json: JsonOption = False, url: UrlOption = DEFAULT_URL
+) -> None:
+    """A domain's parent and versions.
+
+    Example: hplm domain show medical --json
+    """
+    with ManageClient(url) as client:
+        domain = client.show_domain(name, base=base)
+    if as_json:
+        show(domain)
+        return
+    place = f"below {domain.parent}" if domain.parent else "the root"
+    print(f"domain {domain.name} of base {domain.base} is at version {domain.version}, {place}")
+    show_all(domain.versions, ("version", "created_s"), as_json=False)
+
+
+@app.command(name="list")
+def list_all(base: BaseOption = None, as_json: JsonOption = False, url: UrlOption = DEFAULT_URL) -> None:
+    """Domains of all bases, or of one.
+
+    Example: hplm domain list
+    """
+    with ManageClient(url) as client:
+        show_all(client.list_domains(base), ("name", "parent", "version", "base"), as_json)
+
+
+@app.command()
+def delete(name: NameArgument, base: BaseOption = None, yes: YesOption = False, url: UrlOption = DEFAULT_URL) -> None:
+    """Delete a domain that nothing stands on; else it says which tenants and domains are in the way.
+
+    Example: hplm domain delete medical --yes
+    """
+    sure(f"Delete domain {name} with all its versions?", yes)
+    with ManageClient(url) as client:
+        client.delete_domain(name, base=base)
+    print(f"domain {name} is deleted")
+
+
+def _make(url: str, action: str, request: dict[str, Any], corpus: Path, settings: dict[str, Any], way: Way) -> None:
+    given = {key: value for key, value in settings.items() if value is not None}
+    with ManageClient(url) as client:
+        sources = send(client, {"corpus": corpus}, way.on_server)
+        if (event := submit(client, action, {**request, **sources, "settings": given}, way)) and not way.as_json:
+            print(f"domain {request['domain']} is at version {(event.result or {}).get('version')}")

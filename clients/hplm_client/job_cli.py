@@ -1,0 +1,100 @@
+"""`hplm job`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from hplm_client.manage import ManageClient
+from hplm_client.manage_answers import Job
+from hplm_client.manage_cli import DEFAULT_URL, JsonOption, UrlOption, cell, follow, show, show_all
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Look after the jobs of a running server.\n\nExample: hplm job list --state running",
+)
+IdArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's id, as it was printed.")]
+SHOWN = ("kind", "subject", "state", "step", "progress", "eta_s", "created_s", "started_s", "ended_s", "attempts")
+
+
+@app.command(name="list")
+def list_all(
+    state: Annotated[
+        list[str] | None, typer.Option(help="queued, running, done, failed or cancelled; repeat for more.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000)] = 20,
+    as_json: JsonOption = False,
+    url: UrlOption = DEFAULT_URL,
+) -> None:
+    """Jobs, the newest first.
+
+    Examples:
+
+      hplm job list
+
+      hplm job list --state queued --state running --json
+    """
+    with ManageClient(url) as client:
+        found = client.list_jobs(state or None, limit=limit)
+    show_all(found, ("id", "kind", "subject", "state", "step", "progress", "created_s"), as_json)
+
+
+@app.command(name="show")
+def show_one(job: IdArgument, as_json: JsonOption = False, url: UrlOption = DEFAULT_URL) -> None:
+    """How far a job is, or how it ended.
+
+    Example: hplm job show 3f2a --json
+    """
+    with ManageClient(url) as client:
+        found = client.show_job(job)
+    if as_json:
+        show(found)
+    else:
+        print(_words(found))
+
+
+@app.command()
+def watch(job: IdArgument, as_json: JsonOption = False, url: UrlOption = DEFAULT_URL) -> None:
+    """Follow a job to its end; status 1 where it failed or was cancelled. Ctrl-C ends the showing, not the job.
+
+    Over grpc:// the server tells every change as it happens, over http:// it is asked twice a second.
+
+    Examples:
+
+      hplm job watch 3f2a
+
+      hplm job watch 3f2a --json
+    """
+    with ManageClient(url) as client:
+        if as_json:
+            client.wait(job, show)
+        else:
+            found = client.show_job(job)
+            follow(client, job, f"{found.kind} {found.subject.partition(':')[2]}")
+            print(_words(client.show_job(job)))
+
+
+@app.command()
+def cancel(job: IdArgument, as_json: JsonOption = False, url: UrlOption = DEFAULT_URL) -> None:
+    """End a job: at once where it waits, within seconds where it runs. What is served stays as it is.
+
+    Example: hplm job cancel 3f2a
+    """
+    with ManageClient(url) as client:
+        found = client.cancel_job(job)
+    if as_json:
+        show(found)
+    elif found.state == "running":
+        print(f"job {job} is told to end")
+    else:
+        print(f"job {job} is {found.state}")
+
+
+def _words(job: Job) -> str:
+    lines = [f"job {job.id}", *(f"  {name.removesuffix('_s')}: {cell(name, getattr(job, name))}" for name in SHOWN)]
+    if job.failure is not None:
+        lines.append(f"  error: {job.failure.wire()}")
+    if job.result is not None:
+        lines.append(f"  result: {job.result}")
+    return "\n".join(lines)

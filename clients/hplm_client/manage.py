@@ -1,0 +1,257 @@
+"""Client of the manager: domains, tenants, jobs, uploads."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from hplm.errors import HplmError, InternalError, JobCancelledError
+from hplm_client.manage_answers import (
+    Domain,
+    DomainDetails,
+    Job,
+    JobEvent,
+    Plan,
+    Tenant,
+    TenantDetails,
+    record,
+)
+from hplm_client.manage_transport import Transport, open_transport
+from hplm_client.manage_upload import Sent, send_file
+from hplm_client.patience import PATIENCE_S, passes, patiently
+
+POLL_EVERY_S = 0.5
+# A file to work on: {"upload": id} or {"path": where it lies on the server}.
+Source = Mapping[str, str]
+
+
+class ManageClient:
+    """Creates, updates and deletes domains and tenants of a running server, over HTTP or gRPC.
+
+    >>> with ManageClient("grpc://127.0.0.1:8001") as manage:  # doctest: +SKIP
+    ...     job = manage.create_tenant("acme", train=manage.upload("train.csv"))
+    ...     manage.wait(job)
+    ...     manage.show_tenant("acme").about["scores"]
+
+    What takes long is a job: its id comes back at once, `watch` and `wait` follow it. Every request names its files by what
+    `upload` or `on_server` returned. One client for one thread. Raises the errors of `hplm.errors`.
+    """
+
+    def __init__(
+        self, url: str = "grpc://127.0.0.1:8001", *, timeout_s: float = 60.0, transport: Transport | None = None
+    ) -> None:
+        self.url = url
+        self._transport = transport or open_transport(url, timeout_s)
+
+    def upload(self, path: str | Path, sent: Sent = lambda sent_bytes, total_bytes: None) -> Source:
+        """Send a file in chunks with a checksum; `sent(bytes so far, bytes in all)` is told after each.
+
+        Raises DataError where it cannot be read, UploadError where the server refuses it.
+        """
+        return {"upload": send_file(self.ask, Path(path), sent)}
+
+    @staticmethod
+    def on_server(path: str) -> Source:
+        """A file that lies on the server, where its operator allows that."""
+        return {"path": path}
+
+    def create_tenant(
+        self,
+        tenant: str,
+        *,
+        train: Source,
+        dev: Source | None = None,
+        test: Source | None = None,
+        domain: str | None = None,
+        base: str | None = None,
+        task: str | None = None,
+        settings: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Fine-tune a new tenant over a domain, by default the root; returns the job's id.
+
+        `settings`: epochs, learning_rates, patience, pooling, seed. Raises AlreadyThereError, DataError and more.
+        """
+        data = _given(train=train, dev=dev, test=test)
+        return self._job(
+            "tenant.create", tenant=tenant, data=data, domain=domain, base=base, task=task, settings=settings
+        )
+
+    def update_tenant(
+        self,
+        tenant: str,
+        *,
+        train: Source,
+        dev: Source | None = None,
+        test: Source | None = None,
+        domain: str | None = None,
+        settings: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Fine-tune a tenant's next version on the same labels, by default over its domain; returns the job's id."""
+        data = _given(train=train, dev=dev, test=test)
+        return self._job("tenant.update", tenant=tenant, data=data, domain=domain, settings=settings)
+
+    def plan(self, action: str, **request: Any) -> Plan:
+        """A dry run of `tenant.create`, `tenant.update`, `domain.create` or `domain.update`: what it would cost.
+
+        A worker makes it from the data, so what is wrong with them is found out here too.
+        """
+        answer = self.ask(action, **_given(**request), dry_run=True)
+        if "plan" not in answer:
+            answer = self.wait(str(answer["job"])).result or {}
+        found = answer.get("plan")
+        if not isinstance(found, dict) or "estimated_s" not in found:
+            raise InternalError("the server's answer to a dry run has no plan")
+        return Plan(float(found["estimated_s"]), found)
+
+    def delete_tenant(self, tenant: str) -> None:
+        """Serve a tenant no more, for good. Raises UnknownTenantError."""
+        self.ask("tenant.delete", tenant=tenant)
+
+    def rollback_tenant(self, tenant: str, version: int | None = None) -> int:
+        """Serve another kept version, by default the one before; returns its number. Raises UnknownVersionError."""
+        return int(self.ask("tenant.rollback", **_given(tenant=tenant, version=version))["version"])
+
+    def show_tenant(self, tenant: str) -> TenantDetails:
+        """Raises UnknownTenantError."""
+        return record(TenantDetails, self.ask("tenant.show", tenant=tenant)["tenant"])
+
+    def list_tenants(self, prefix: str = "", *, after: str = "", limit: int = 100) -> list[Tenant]:
+        """Sorted by name: those that start with `prefix` and come after `after`, at most `limit`."""
+        found = self.ask("tenant.list", prefix=prefix, after=after, limit=limit)["tenants"]
+        return [record(Tenant, one) for one in found]
+
+    def create_domain(
+        self,
+        domain: str,
+        *,
+        corpus: Source,
+        parent: str | None = None,
+        base: str | None = None,
+        settings: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Pretrain a branch further on a corpus, below `parent` or the root; returns the job's id.
+
+        `settings`: tokens, learning_rate, top_percent, seed. Raises AlreadyThereError, CorpusTooSmallError and more.
+        """
+        return self._job("domain.create", domain=domain, corpus=corpus, parent=parent, base=base, settings=settings)
+
+    def update_domain(
+        self, domain: str, *, corpus: Source, base: str | None = None, settings: Mapping[str, Any] | None = None
+    ) -> str:
+        """Pretrain a branch's next version; returns the job's id. Tenants stay on the version they are on."""
+        return self._job("domain.update", domain=domain, corpus=corpus, base=base, settings=settings)
+
+    def delete_domain(self, domain: str, *, base: str | None = None) -> None:
+        """Raises DomainInUseError, which names the tenants and domains that stand on it, or UnknownDomainError."""
+        self.ask("domain.delete", **_given(domain=domain, base=base))
+
+    def show_domain(self, domain: str, *, base: str | None = None) -> DomainDetails:
+        """Raises UnknownDomainError."""
+        return record(DomainDetails, self.ask("domain.show", **_given(domain=domain, base=base))["domain"])
+
+    def list_domains(self, base: str | None = None) -> list[Domain]:
+        """Of one base or of all."""
+        return [record(Domain, one) for one in self.ask("domain.list", **_given(base=base))["domains"]]
+
+    def show_job(self, job: str) -> Job:
+        """Raises UnknownJobError."""
+        return record(Job, self.ask("job.show", job=job)["job"])
+
+    def list_jobs(self, states: Iterable[str] | None = None, *, limit: int = 100) -> list[Job]:
+        """The newest first."""
+        wanted = None if states is None else list(states)
+        return [record(Job, one) for one in self.ask("job.list", **_given(states=wanted), limit=limit)["jobs"]]
+
+    def cancel_job(self, job: str) -> Job:
+        """A waiting job ends at once, a running one soon; one that has ended stays as it is."""
+        return record(Job, self.ask("job.cancel", job=job)["job"])
+
+    def watch(self, job: str, *, patience_s: float = PATIENCE_S) -> Iterator[JobEvent]:
+        """Every change of a job, from its state now to its end, which is the last.
+
+        On a `grpc://` address the server streams them as they happen. On an `http://` address, over which Triton cannot
+        stream, the job is looked up every half second. A server that is away for up to `patience_s` is waited for: jobs
+        survive its restart. Raises UnknownJobError.
+        """
+        told: JobEvent | None = None
+        while told is None or not told.ended:
+            try:
+                for event in self._events(job):
+                    if event != told:
+                        told = event
+                        yield event
+                    if event.ended:
+                        return
+            except HplmError as error:
+                if not passes(error):
+                    raise
+            # Looked up at least once between two streams: one that keeps breaking hides nothing.
+            if (event := patiently(lambda: self.show_job(job).event, patience_s)) != told:
+                told = event
+                yield event
+            time.sleep(POLL_EVERY_S)
+
+    def wait(self, job: str, told: Callable[[JobEvent], None] = lambda event: None) -> JobEvent:
+        """Until a job has ended well, `told` of each change. Raises the error it failed with, or JobCancelledError."""
+        event = None
+        for event in self.watch(job):
+            told(event)
+        assert event is not None
+        if event.failure is not None:
+            raise event.failure
+        if event.state == "cancelled":
+            raise JobCancelledError(f"job {job} was cancelled")
+        return event
+
+    def ask(self, action: str, **request: Any) -> dict[str, Any]:
+        """Any manage request as the server takes it; its answer. For what has no method here."""
+        return _read(self._transport.ask(json.dumps({"action": action, **request}).encode()), action)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._transport.close()
+
+    def __enter__(self) -> ManageClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _job(self, action: str, **request: Any) -> str:
+        return str(self.ask(action, **_given(**request))["job"])
+
+    def _events(self, job: str) -> Iterator[JobEvent]:
+        if not self._transport.streams:
+            while True:
+                yield self.show_job(job).event
+                time.sleep(POLL_EVERY_S)
+        for raw in self._transport.events(json.dumps({"action": "job.watch", "job": job}).encode()):
+            yield record(JobEvent, json.loads(raw))
+
+
+class _Answer(dict[str, Any]):
+    """What the server said; asking it for what it lacks is the server's fault."""
+
+    def __missing__(self, key: str) -> Any:
+        raise InternalError(f"the server's answer lacks {key!r}")
+
+
+def _read(raw: bytes, action: str) -> _Answer:
+    try:
+        answer = json.loads(raw)
+    except ValueError:
+        answer = None
+    if not isinstance(answer, dict) or answer.get("ok") is not True:
+        raise InternalError(f"the server's answer to {action} cannot be read: {raw[:100]!r}")
+    return _Answer(answer)
+
+
+def _given(**request: Any) -> dict[str, Any]:
+    """Without what the caller left out."""
+    return {key: value for key, value in request.items() if value is not None}

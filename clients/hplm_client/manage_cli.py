@@ -1,0 +1,177 @@
+"""What the operator's commands share: options, uploads and jobs with bars, tables or JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from hplm_client.manage import ManageClient, Source
+from hplm_client.manage_answers import JobEvent, Plan
+
+DEFAULT_URL = "grpc://127.0.0.1:8001"
+INTERRUPTED = 130
+
+UrlOption = Annotated[str, typer.Option(envvar="HPLM_URL", help="grpc://HOST:PORT, or http://HOST:PORT.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object a line on standard output.")]
+BaseOption = Annotated[str | None, typer.Option(help="A base of the server; without it the one in its settings.")]
+DetachOption = Annotated[bool, typer.Option("--detach", help="Print the job's id and do not wait for it.")]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Check the files, say what it would cost, change nothing.")
+]
+OnServerOption = Annotated[
+    bool,
+    typer.Option("--path-on-server", help="Files lie on the server, nothing is uploaded; its operator must allow it."),
+]
+SeedOption = Annotated[int | None, typer.Option(help="Makes a run repeatable.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask first.")]
+
+
+@dataclasses.dataclass(frozen=True)
+class Way:
+    """How a command that makes a job goes on, and how it talks."""
+
+    on_server: bool
+    dry_run: bool
+    detach: bool
+    as_json: bool
+
+
+def console() -> Console:
+    """For people: standard error, so that standard output stays clean."""
+    return Console(stderr=True, soft_wrap=True, highlight=False)
+
+
+def bars() -> Progress:
+    """Bars with an estimate that a task's field `left` gives; nothing is drawn where no terminal is."""
+    shown = console()
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=24),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[left]}", markup=False),
+        console=shown,
+        disable=not shown.is_terminal,
+    )
+
+
+def send(client: ManageClient, files: Mapping[str, Path | None], on_server: bool) -> dict[str, Source]:
+    """The files that there are, by their part, uploaded unless they lie on the server."""
+    named = {part: path for part, path in files.items() if path is not None}
+    if on_server:
+        return {part: client.on_server(str(path)) for part, path in named.items()}
+    sources: dict[str, Source] = {}
+    with bars() as progress:
+        for part, path in named.items():
+            task = progress.add_task(f"upload {path.name}", total=None, left="")
+
+            def sent(sent_bytes: int, total_bytes: int, task: Any = task) -> None:
+                progress.update(task, completed=sent_bytes, total=total_bytes)
+
+            sources[part] = client.upload(path, sent)
+    return sources
+
+
+def submit(client: ManageClient, action: str, request: Mapping[str, Any], way: Way) -> JobEvent | None:
+    """Ask for a job and follow it to its end, or for its plan; None where that is not waited for.
+
+    With `as_json` what is known at the end is printed.
+    """
+    given = {key: value for key, value in request.items() if value not in (None, {})}
+    if way.dry_run:
+        _show_plan(client.plan(action, **given), way.as_json)
+        return None
+    job = str(client.ask(action, **given)["job"])
+    if way.detach:
+        show({"job": job}) if way.as_json else print(job)
+        return None
+    event = follow(client, job, action)
+    if way.as_json:
+        show({"job": job, **dataclasses.asdict(event)})
+    return event
+
+
+def follow(client: ManageClient, job: str, about: str) -> JobEvent:
+    """Show a job's progress until it has ended well. Raises the error it failed with.
+
+    An interrupt ends only the showing, not the job.
+    """
+    told = ""
+    with bars() as progress:
+        task = progress.add_task(about, total=1.0, left="")
+
+        def tell(event: JobEvent) -> None:
+            nonlocal told
+            words = event.step or event.state
+            progress.update(task, description=f"{about}: {words}", completed=event.progress, left=left(event.eta_s))
+            if progress.disable and words != told:
+                console().print(f"{about}: {words}", markup=False)
+                told = words
+
+        try:
+            return client.wait(job, tell)
+        except KeyboardInterrupt:
+            progress.stop()
+            console().print(f"The job goes on: `hplm job watch {job}`, `hplm job cancel {job}`.", markup=False)
+            raise typer.Exit(INTERRUPTED) from None
+
+
+def left(eta_s: float | None) -> str:
+    """An estimate in words, empty where there is none."""
+    if eta_s is None:
+        return ""
+    if eta_s < 90:
+        return f"about {eta_s:.0f} s left"
+    return f"about {eta_s / 60:.0f} min left" if eta_s < 5400 else f"about {eta_s / 3600:.1f} h left"
+
+
+def sure(question: str, yes: bool) -> None:
+    """Ask before something that cannot be taken back; anything but yes ends the program."""
+    if not yes:
+        typer.confirm(question, abort=True, err=True)
+
+
+def show(value: Any) -> None:
+    """A record or a dictionary as one line of JSON."""
+    print(json.dumps(value if isinstance(value, dict) else dataclasses.asdict(value), ensure_ascii=False), flush=True)
+
+
+def show_all(records: Sequence[Any], columns: Sequence[str], as_json: bool) -> None:
+    """Records, one a line: as JSON, or those `columns` of them below each other, never cut, for other programs read it too."""
+    if as_json:
+        for one in records:
+            show(one)
+        return
+    rows = [[name.removesuffix("_s") for name in columns]]
+    rows += [[cell(name, getattr(one, name)) for name in columns] for one in records]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip())
+
+
+def cell(name: str, value: Any) -> str:
+    """A field's value for people; times are those of this machine's clock."""
+    if value is None:
+        return "-"
+    if name.endswith("_s") and name != "eta_s":
+        return datetime.fromtimestamp(value).isoformat(sep=" ", timespec="seconds")
+    if name == "progress":
+        return f"{value:.0%}"
+    return ", ".join(f"{key} {one:.3f}" for key, one in value.items()) if name == "scores" else str(value)
+
+
+def _show_plan(plan: Plan, as_json: bool) -> None:
+    if as_json:
+        show(plan.details)
+        return
+    for key, value in plan.details.items():
+        words = left(value).removesuffix(" left") if key == "estimated_s" else value
+        print(f"{key.removesuffix('_s')}: {words}")

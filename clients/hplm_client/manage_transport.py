@@ -1,0 +1,123 @@
+"""How manage requests reach the server: JSON bytes there, JSON bytes back, and over gRPC a stream of them."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from queue import SimpleQueue
+from typing import Any, Protocol
+
+import numpy as np
+
+from hplm import wire
+from hplm_client.address import split_url
+from hplm_client.faults import from_triton, typed_errors
+
+# The server closes each stream after 2 s; one that is still open after this long has been lost.
+STREAM_S = 10.0
+
+
+class Transport(Protocol):
+    """Carries manage requests. Raises the errors of `hplm.errors`."""
+
+    streams: bool
+
+    def ask(self, request: bytes) -> bytes:
+        """The one answer."""
+        ...
+
+    def events(self, request: bytes) -> Iterator[bytes]:
+        """Answers as they come, without end; only where it `streams`."""
+        ...
+
+    def close(self) -> None:
+        """Close the connections."""
+        ...
+
+
+def open_transport(url: str, timeout_s: float) -> Transport:
+    """For `http://HOST:PORT` or `grpc://HOST:PORT`. Raises ConfigError."""
+    protocol, address = split_url(url)
+    return HttpTransport(url, address, timeout_s) if protocol == "http" else GrpcTransport(url, address, timeout_s)
+
+
+class HttpTransport:
+    """Triton's infer calls over HTTP."""
+
+    streams = False
+
+    def __init__(self, url: str, address: str, timeout_s: float) -> None:
+        self._url = url
+        self._module = importlib.import_module("tritonclient.http")
+        self._triton = self._module.InferenceServerClient(
+            address, connection_timeout=timeout_s, network_timeout=timeout_s
+        )
+
+    def ask(self, request: bytes) -> bytes:
+        with typed_errors(self._url):
+            return _answer_of(self._triton.infer(wire.MANAGER, _inputs(self._module, request)))
+
+    def events(self, request: bytes) -> Iterator[bytes]:
+        raise NotImplementedError("Triton streams over gRPC only")
+
+    def close(self) -> None:
+        self._triton.close()
+
+
+class GrpcTransport:
+    """Triton's infer calls and streams over gRPC."""
+
+    streams = True
+
+    def __init__(self, url: str, address: str, timeout_s: float) -> None:
+        self._url, self._address, self._timeout_s = url, address, timeout_s
+        self._module = importlib.import_module("tritonclient.grpc")
+        self._triton = self._module.InferenceServerClient(address)
+
+    def ask(self, request: bytes) -> bytes:
+        inputs = _inputs(self._module, request)
+        with typed_errors(self._url):
+            return _answer_of(self._triton.infer(wire.MANAGER, inputs, client_timeout=self._timeout_s))
+
+    def events(self, request: bytes) -> Iterator[bytes]:
+        # tritonclient has one stream a client; streams of one program may run side by side.
+        triton = self._module.InferenceServerClient(self._address)
+        try:
+            while True:
+                # The server closes a watch after some seconds. A new stream each time: an old one, though it is idle, would
+                # keep the server from shutting down.
+                yield from self._stream(triton, request)
+        finally:
+            triton.close()
+
+    def _stream(self, triton: Any, request: bytes) -> Iterator[bytes]:
+        """The answers to one request, until the server has given its last."""
+        answers: SimpleQueue[tuple[Any, Any]] = SimpleQueue()
+        is_last = False
+        try:
+            with typed_errors(self._url):
+                triton.start_stream(lambda result, error: answers.put((result, error)), stream_timeout=STREAM_S)
+                triton.async_stream_infer(wire.MANAGER_WATCH, _inputs(self._module, request))
+            while not is_last:
+                result, error = answers.get()
+                is_last = error is not None or result.get_response().parameters["triton_final_response"].bool_param
+                if error is not None:
+                    raise from_triton(error, self._url)
+                yield _answer_of(result)
+        finally:
+            # Where nobody reads on, the server is told that this client has gone. A stream that has ended is not cancelled:
+            # Triton 24.10 may then keep the model for good.
+            triton.stop_stream(cancel_requests=not is_last)
+
+    def close(self) -> None:
+        self._triton.close()
+
+
+def _inputs(module: Any, request: bytes) -> list[Any]:
+    tensor = module.InferInput(wire.REQUEST, [1], "BYTES")
+    tensor.set_data_from_numpy(np.array([request], dtype=np.object_))
+    return [tensor]
+
+
+def _answer_of(result: Any) -> bytes:
+    return bytes(result.as_numpy(wire.RESPONSE)[0])

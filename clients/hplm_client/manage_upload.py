@@ -1,0 +1,50 @@
+"""Sending a file to the server, piece by piece, with a checksum over all of it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hplm.errors import DataError
+from hplm_client.patience import patiently
+
+# What has been sent and what there is to send, in bytes.
+Sent = Callable[[int, int], None]
+PATIENCE_S = 10.0
+
+
+def send_file(ask: Callable[..., dict[str, Any]], path: Path, sent: Sent) -> str:
+    """Upload a file; returns the upload's id. Pieces are sent again where the server has no room for a moment.
+
+    Raises DataError where the file cannot be read or changes meanwhile, and the server's errors.
+    """
+    try:
+        total_bytes = path.stat().st_size
+        if not total_bytes:
+            raise DataError(f"{path} is empty")
+        with path.open("rb") as file:
+            digest = hashlib.sha256()
+            while block := file.read(1 << 20):
+                digest.update(block)
+            file.seek(0)
+            started = ask("upload.start", bytes=total_bytes, sha256=digest.hexdigest(), name=name_on_server(path))
+            upload, offset = started["upload"], 0
+            while piece := file.read(started["chunk_bytes"]):
+                data = base64.b64encode(piece).decode()
+                patiently(partial(ask, "upload.chunk", upload=upload, offset=offset, data=data), PATIENCE_S)
+                offset += len(piece)
+                sent(offset, total_bytes)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+    patiently(partial(ask, "upload.finish", upload=upload), PATIENCE_S)
+    return str(upload)
+
+
+def name_on_server(path: Path) -> str:
+    """A file's name in the letters that the server takes; its ending says the format and stays."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "-", path.name).lstrip("_.-")[-100:].lstrip("_.-") or "file"

@@ -1,0 +1,213 @@
+"""`hplm tenant`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hplm_client.manage import ManageClient
+from hplm_client.manage_answers import TenantDetails
+from hplm_client.manage_cli import (
+    DEFAULT_URL,
+    BaseOption,
+    DetachOption,
+    DryRunOption,
+    JsonOption,
+    OnServerOption,
+    SeedOption,
+    UrlOption,
+    Way,
+    YesOption,
+    cell,
+    send,
+    show,
+    show_all,
+    submit,
+    sure,
+)
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Create, update and delete tenants of a running server.\n\n"
+    "Example: hplm tenant create acme --train train.csv --test test.csv",
+)
+NameArgument = Annotated[str, typer.Argument(help="Name of the tenant.")]
+TrainOption = Annotated[Path, typer.Option(help="Labelled examples: .jsonl, .csv, .tsv or .conll.")]
+DevOption = Annotated[Path | None, typer.Option(help="To stop early by; without it a part of train.")]
+TestOption = Annotated[Path | None, typer.Option(help="To report at the end.")]
+EpochsOption = Annotated[int | None, typer.Option(help="At most.")]
+RatesOption = Annotated[list[float] | None, typer.Option("--learning-rate", help="Repeat for a search.")]
+PatienceOption = Annotated[int | None, typer.Option(help="Epochs without a gain on dev before it stops.")]
+
+
+@app.command()
+def create(
+    name: NameArgument,
+    train: TrainOption,
+    dev: DevOption = None,
+    test: TestOption = None,
+    domain: Annotated[str | None, typer.Option(help="To stand on; without it the root of the base.")] = None,
+    task: Annotated[
+        str | None, typer.Option(help="classification, tagging or regression; without it, as the data looks.")
+    ] = None,
+    epochs: EpochsOption = None,
+    learning_rates: RatesOption = None,
+    patience: PatienceOption = None,
+    pooling: Annotated[str | None, typer.Option(help="What a classification's head sees: mean or cls.")] = None,
+    seed: SeedOption = None,
+    base: BaseOption = None,
+    on_server: OnServerOption = False,
+    dry_run: DryRunOption = False,
+    detach: DetachOption = False,
+    as_json: JsonOption = False,
+    url: UrlOption = DEFAULT_URL,
+) -> None:
+    """Fine-tune a new tenant and serve it, while the server runs.
+
+    Examples:
+
+      hplm tenant create acme --train train.csv --dev dev.csv --test test.csv
+
+      hplm tenant create notes --train notes.conll --domain medical --epochs 20 --learning-rate 1e-3 --learning-rate 3e-3
+
+      hplm tenant create acme --train train.jsonl --dry-run
+
+      hplm tenant create acme --train acme/train.csv --path-on-server --detach
+    """
+    settings = {
+        "epochs": epochs,
+        "learning_rates": learning_rates,
+        "patience": patience,
+        "pooling": pooling,
+        "seed": seed,
+    }
+    request = {"tenant": name, "domain": domain, "task": task, "base": base}
+    files = {"train": train, "dev": dev, "test": test}
+    _make(url, "tenant.create", request, files, settings, Way(on_server, dry_run, detach, as_json))
+
+
+@app.command()
+def update(
+    name: NameArgument,
+    train: TrainOption,
+    dev: DevOption = None,
+    test: TestOption = None,
+    domain: Annotated[
+        str | None, typer.Option(help="To stand on; without it the one it stands on, as it is now.")
+    ] = None,
+    epochs: EpochsOption = None,
+    learning_rates: RatesOption = None,
+    patience: PatienceOption = None,
+    seed: SeedOption = None,
+    on_server: OnServerOption = False,
+    dry_run: DryRunOption = False,
+    detach: DetachOption = False,
+    as_json: JsonOption = False,
+    url: UrlOption = DEFAULT_URL,
+) -> None:
+    """Fine-tune a tenant's next version on the same labels; the one before is served until it is there.
+
+    Examples:
+
+      hplm tenant update acme --train more.csv
+
+      hplm tenant update acme --train more.csv --epochs 5 --json
+    """
+    settings = {"epochs": epochs, "learning_rates": learning_rates, "patience": patience, "seed": seed}
+    files = {"train": train, "dev": dev, "test": test}
+    request = {"tenant": name, "domain": domain}
+    _make(url, "tenant.update", request, files, settings, Way(on_server, dry_run, detach, as_json))
+
+
+@app.command(name="show")
+def show_one(name: NameArgument, as_json: JsonOption = False, url: UrlOption = DEFAULT_URL) -> None:
+    """A tenant's version, domain, scores, and the versions to go back to.
+
+    Examples:
+
+      hplm tenant show acme
+
+      hplm tenant show acme --json | jq .about.curve
+    """
+    with ManageClient(url) as client:
+        tenant = client.show_tenant(name)
+    if as_json:
+        show(tenant)
+        return
+    _show_current(tenant)
+    show_all(tenant.versions, ("version", "created_s", "scores"), as_json=False)
+
+
+@app.command(name="list")
+def list_all(
+    prefix: Annotated[str, typer.Option(help="Only names that start so.")] = "",
+    after: Annotated[str, typer.Option(help="Only names after this one, to go on where a list ended.")] = "",
+    limit: Annotated[int, typer.Option(min=1, max=1000)] = 100,
+    as_json: JsonOption = False,
+    url: UrlOption = DEFAULT_URL,
+) -> None:
+    """Tenants by name.
+
+    Examples:
+
+      hplm tenant list
+
+      hplm tenant list --prefix acme- --json
+    """
+    with ManageClient(url) as client:
+        found = client.list_tenants(prefix, after=after, limit=limit)
+    show_all(found, ("name", "version", "domain", "domain_version", "base", "created_s"), as_json)
+    if len(found) == limit and not as_json:
+        typer.echo(f"There may be more: --after {found[-1].name}", err=True)
+
+
+@app.command()
+def delete(name: NameArgument, yes: YesOption = False, url: UrlOption = DEFAULT_URL) -> None:
+    """Serve a tenant no more, and remove all its versions.
+
+    Example: hplm tenant delete acme --yes
+    """
+    sure(f"Delete tenant {name} with all its versions?", yes)
+    with ManageClient(url) as client:
+        client.delete_tenant(name)
+    print(f"tenant {name} is deleted")
+
+
+@app.command()
+def rollback(
+    name: NameArgument,
+    version: Annotated[int | None, typer.Option(min=1, help="Without it, the one before the current.")] = None,
+    as_json: JsonOption = False,
+    url: UrlOption = DEFAULT_URL,
+) -> None:
+    """Serve another kept version again, within a second.
+
+    Examples:
+
+      hplm tenant rollback acme
+
+      hplm tenant rollback acme --version 3
+    """
+    with ManageClient(url) as client:
+        number = client.rollback_tenant(name, version)
+    if as_json:
+        show({"tenant": name, "version": number})
+    else:
+        print(f"tenant {name} is at version {number}")
+
+
+def _make(
+    url: str, action: str, request: dict[str, Any], files: dict[str, Path | None], settings: dict[str, Any], way: Way
+) -> None:
+    given = {key: value for key, value in settings.items() if value not in (None, [])}
+    with ManageClient(url) as client:
+        data = send(client, files, way.on_server)
+        if submit(client, action, {**request, "data": data, "settings": given}, way) and not way.as_json:
+            _show_current(client.show_tenant(request["tenant"]))
+
+
+def _show_current(tenant: TenantDetails) -> None:
+    scores = cell("scores", tenant.about.get("scores", {}))
+    print(f"tenant {tenant.name} is at version {tenant.version} over {tenant.domain} {tenant.domain_version}: {scores}")

@@ -1,0 +1,76 @@
+"""Pairs of texts in the client: what travels, what an answer's characters mean, what the command line takes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tritonclient.grpc
+import tritonclient.http
+from hplm_client import LabelledSpan, Prediction
+from hplm_client.answers import tensors_of
+from hplm_client.asked import texts_asked
+
+from hplm.errors import BadInputError, TextEncodingError
+
+HPLM = Path(sys.executable).parent / "hplm"
+
+
+@pytest.mark.parametrize("module", [tritonclient.http, tritonclient.grpc], ids=["http", "grpc"])
+def test_a_pair_travels_as_two_elements_of_one_tensor(module: Any) -> None:
+    for pair, shape in ((None, [1, 1]), ("ö", [1, 2])):
+        text, tenant = tensors_of(module, "films", "a", pair)
+        assert (text.name(), text.shape(), text.datatype()) == ("TEXT", shape, "BYTES")
+        assert (tenant.name(), tenant.shape()) == ("TENANT", [1, 1])
+
+
+def test_either_text_of_a_pair_must_be_text() -> None:
+    for texts in (("\ud800", "a"), ("a", "\ud800")):
+        with pytest.raises(TextEncodingError, match="lone surrogate"):
+            tensors_of(tritonclient.http, "films", *texts)
+
+
+def test_an_answer_says_what_it_was_asked() -> None:
+    span = LabelledSpan("score", 3.5, 0, 7)
+    single, pair = (Prediction("t", "one", (span,), False, None, second) for second in (None, "two"))
+    assert (single.as_dict()["pair"], pair.as_dict()["pair"]) == (None, "two")
+    assert (pair.label, pair.score) == ("score", 3.5)
+    assert "one two"[span.start : span.end] == "one two"
+
+
+def test_a_line_is_a_text_or_an_object_under_the_names_of_labelled_data() -> None:
+    lines = ["a, b\n", "\n", '{"text": "c"}\n']
+    assert list(texts_asked(lines, None, None, jsonl=False)) == [("a, b", None), ('{"text": "c"}', None)]
+    objects = ['{"text": "a", "text_pair": "b"}', '{"sentence1": "a", "sentence2": "b"}', '{"text": "a", "label": 1}']
+    assert list(texts_asked(objects, None, None, jsonl=True)) == [("a", "b"), ("a", "b"), ("a", None)]
+    assert list(texts_asked(["never read"], "a", "b", jsonl=False)) == [("a", "b")]
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        ('{"text": "a"', "line 1 is not JSON"),
+        ("\n[1]", "line 2: expected an object"),
+        ('{"text_pair": "a"}', "line 1: expected an object with text"),
+        ('{"text": "a", "text_pair": 1}', "line 1: expected an object with text"),
+    ],
+)
+def test_a_line_that_is_no_object_with_texts_is_named(typed: str, words: str) -> None:
+    with pytest.raises(BadInputError, match=words):
+        list(texts_asked(typed.split("\n"), None, None, jsonl=True))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"), [(["--pair", "b"], "give the first one too"), (["--jsonl", "a"], "leave the text out")]
+)
+def test_options_that_make_no_pair_are_refused_in_one_line_before_a_server_is_asked(
+    arguments: list[str], words: str
+) -> None:
+    command = [str(HPLM), "predict", "-t", "films", "--url", "grpc://127.0.0.1:1", *arguments]
+    done = subprocess.run(command, input="", capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert words in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1

@@ -1,0 +1,43 @@
+"""Scores against counts by hand."""
+
+from __future__ import annotations
+
+import pytest
+from hplm_builder.labelled import Entity
+from hplm_builder.scores import accuracy, confusion, entity_f1, entity_types, macro_f1, pearson, spearman
+
+from hplm.wire import LabelledSpan
+
+GOLD = [[Entity("X", 0, 3), Entity("Y", 4, 6)], [Entity("X", 1, 2)]]
+FOUND = [[LabelledSpan("X", 0.9, 0, 3), LabelledSpan("Y", 0.9, 4, 7)], [LabelledSpan("Z", 0.9, 1, 2)]]
+
+
+def test_accuracy_and_f1_of_classes() -> None:
+    assert accuracy(["a", "b", "b"], ["a", "b", "a"]) == pytest.approx(2 / 3)
+    assert macro_f1(["a", "b", "b"], ["a", "b", "a"]) == pytest.approx((2 / 3 + 2 / 3) / 2)
+
+
+def test_a_confusion_counts_what_happened_and_nothing_else() -> None:
+    found = confusion(["a", "b", "b", "c"], ["a", "b", "a", "c"])
+    assert found == {"a": {"a": 1}, "b": {"a": 1, "b": 1}, "c": {"c": 1}}
+
+
+def test_f1_of_entities_is_over_type_and_both_ends() -> None:
+    assert entity_f1(GOLD, FOUND) == pytest.approx(2 * 1 / (3 + 3))
+    assert entity_f1([[]], [[]]) == 1.0
+
+
+def test_each_entity_type_has_its_own_figures() -> None:
+    types = entity_types(GOLD, FOUND)
+    assert types["X"] == {"precision": 1.0, "recall": 0.5, "f1": pytest.approx(2 / 3), "gold": 2, "found": 1}
+    assert types["Y"]["f1"] == 0.0
+    assert types["Z"] == {"precision": 0.0, "recall": 0.0, "f1": 0.0, "gold": 0, "found": 1}
+
+
+def test_correlations_of_values_and_of_ranks() -> None:
+    assert pearson([1, 2, 3], [2, 4, 6]) == pytest.approx(1.0)
+    assert pearson([1, 2, 3, 4], [1, 3, 2, 4]) == pytest.approx(0.8)
+    assert spearman([1, 2, 3, 4], [1, 10, 100, 1000]) == pytest.approx(1.0)
+    # Ranks 1, 2.5, 2.5, 4 against 1, 2, 3, 4.
+    assert spearman([1, 2, 2, 3], [1, 2, 3, 4]) == pytest.approx(4.5 / (4.5 * 5) ** 0.5)
+    assert pearson([1, 1, 1], [1, 2, 3]) == 0.0
