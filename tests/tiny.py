@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from hplm_builder import register
 from hplm_builder.export import export
 from hplm_builder.plots import build_plot
 from rich.progress import Progress
@@ -16,11 +19,13 @@ from hplm.adapters import bank_file
 from hplm.adapters import tenant as tenants
 from hplm.adapters.packed import Adapter, PackedAdapter, pack, to_bfloat16
 from hplm.adapters.tenant import Head, Task, Tenant, TenantCard
-from hplm.config import BaseConfig, PlotSettings, UpperSettings
+from hplm.config import BaseConfig, ManagerSettings, PlotSettings, UpperSettings
 from hplm.nn import base as bases
 from hplm.nn.encoder import UpperEncoder, WindowEncoder
 from hplm.store.layout import Store
+from hplm.store.registry import Registry
 
+PLOT = "general"
 WORDS = [
     *("the", "a", "of", "and", "red", "blue", "green", "cat", "dog", "bird", "runs", "sleeps", "sings", "fast", "slow"),
     *("over", "under", "river", "hill", "Paris", "Anna", "Berlin", "Rome", "Oslo", "Bob", "Eve", "Tom", "one", "two"),
@@ -30,6 +35,12 @@ TASKS: dict[str, tuple[Task, tuple[str, ...]]] = {
     "beta": ("classification", ("red", "green", "blue")),
     "gamma": ("classification", ("low", "high")),
     "tagger": ("tagging", ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")),
+}
+# Not in `make_repository`, whose tenants all take one text and give labels: with how many texts they take.
+OTHER_TASKS: dict[str, tuple[Task, tuple[str, ...], int]] = {
+    "grade": ("regression", ("score",), 1),
+    "alike": ("regression", ("score",), 2),
+    "follows": ("classification", ("no", "yes"), 2),
 }
 
 
@@ -41,6 +52,7 @@ def tokenizer() -> Tokenizer:
         "[UNK]",
         "[CLS]",
         "[SEP]",
+        "[MASK]",
         *(word.lower() for word in WORDS),
         *letters,
         *("##" + c for c in letters),
@@ -51,7 +63,9 @@ def tokenizer() -> Tokenizer:
     made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     made.decoder = decoders.WordPiece()
     made.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", vocab["[CLS]"]), ("[SEP]", vocab["[SEP]"])]
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", vocab["[CLS]"]), ("[SEP]", vocab["[SEP]"])],
     )
     return made
 
@@ -97,22 +111,45 @@ def random_adapter(shape: BaseConfig, rng: np.random.Generator) -> Adapter:
     return Adapter(*(rng.normal(0, 0.3, shape).astype(np.float32) for shape in shapes))
 
 
-def make_tenant(store: Store, base: bases.Base, name: str, seed: int, like: str = "") -> Tenant:
-    """A tenant of random weights with the task of `like`, by default of its own name, in TASKS."""
+def tenant_of(base: bases.Base, name: str, seed: int, like: str = "") -> Tenant:
+    """A tenant of random weights with the task of `like`, by default of its own name, in TASKS or OTHER_TASKS."""
     rng = np.random.default_rng(seed)
-    task, labels = TASKS[like or name]
+    kind = like or name
+    task, labels, texts = OTHER_TASKS[kind] if kind in OTHER_TASKS else (*TASKS[kind], 1)
     hidden = base.config.hidden_size
     adapter = random_adapter(base.config, rng)
     head = Head(*(rng.normal(0, 0.5, shape).astype(np.float32) for shape in ((len(labels), hidden), (len(labels),))))
     pooling = "cls" if name == "gamma" else "mean"
-    card = TenantCard(name, task, labels, base.fingerprint, pooling, example="Anna sings in Paris")
-    made = Tenant(card, pack(adapter), head)
-    tenants.save(store.tenant(name), made)
+    card = TenantCard(name, task, labels, base.fingerprint, pooling, example="Anna sings in Paris", texts=texts)
+    return Tenant(card, pack(adapter), head)
+
+
+def make_tenant(store: Store, base: bases.Base, name: str, seed: int, like: str = "") -> Tenant:
+    """As `tenant_of`, published as the tenant's next version."""
+    made = tenant_of(base, name, seed, like)
+    register.publish_tenant(store, base, PLOT, made)
     return made
 
 
-def make_fleet(store: Store, base: bases.Base, count: int, seed: int = 0) -> list[Tenant]:
-    """Tenants `t0`, `t1`, ... in a bank file: one head for all, so that only the adapters tell their logits apart."""
+def folder_of(store: Store, name: str) -> Path:
+    """Where the files of a tenant's current version lie."""
+    version = register.published(store, name)
+    assert version is not None
+    return store.path(version.path)
+
+
+def load_tenant(store: Store, base: bases.Base, name: str) -> Tenant:
+    """A tenant as it is published."""
+    return tenants.load(folder_of(store, name), name=name, fingerprint=base.fingerprint)
+
+
+def delete_tenant(store: Store, name: str) -> None:
+    with closing(Registry.open(store)) as registry:
+        registry.delete_tenant(name, time.time())
+
+
+def fleet_of(base: bases.Base, count: int, seed: int = 0) -> list[Tenant]:
+    """Tenants `t0`, `t1`, ...: one head for all, so that only the adapters tell their logits apart."""
     rng = np.random.default_rng(seed)
     hidden = base.config.hidden_size
     head = Head(rng.normal(0, 0.5, (8, hidden)).astype(np.float32), np.zeros(8, np.float32))
@@ -124,8 +161,21 @@ def make_fleet(store: Store, base: bases.Base, count: int, seed: int = 0) -> lis
         packed = pack(random_adapter(base.config, rng))
         weights = to_bfloat16(packed.weights.astype(np.float32))
         members.append(Tenant(card, PackedAdapter(weights, packed.hidden_size, packed.reduced_size), head))
-    bank_file.write(store.bank("fleet"), base.fingerprint, members)
     return members
+
+
+def make_fleet(store: Store, base: bases.Base, count: int, seed: int = 0) -> list[Tenant]:
+    """As `fleet_of`, published in a bank file."""
+    members = fleet_of(base, count, seed)
+    make_bank(store, base, members)
+    return members
+
+
+def make_bank(store: Store, base: bases.Base, members: list[Tenant]) -> Path:
+    """Publish tenants in a bank file."""
+    bank_file.write(store.bank("fleet"), base.fingerprint, members)
+    register.publish_bank(store, base, PLOT, "fleet")
+    return store.bank("fleet")
 
 
 def make_repository(
@@ -137,15 +187,20 @@ def make_repository(
     shape: BaseConfig | None = None,
     plot_settings: dict[str, Any] | None = None,
     upper_settings: dict[str, Any] | None = None,
+    manager_settings: dict[str, Any] | None = None,
 ) -> Path:
-    """A store and model folders; fewer slots than tenants, so that slots are swapped."""
+    """A store and model folders; fewer slots than tenants, so that slots are swapped.
+
+    With `manager_settings` there are the models for manage requests.
+    """
     store = Store(folder / "store")
     base = make_base(store, shape or config())
-    build_plot(store, "tiny", "general", sentences(50), 30.0, Progress(disable=True), dtype="float32")
+    build_plot(store, "tiny", PLOT, sentences(50), 30.0, Progress(disable=True), dtype="float32")
     for seed, name in enumerate(TASKS, 1):
         make_tenant(store, base, name, seed)
     common: dict[str, Any] = {"store": "", "base": "tiny", "dtype": dtype}
-    plot = PlotSettings(**{**common, "table": "general", "miss": miss, "overlay_windows": 64, **(plot_settings or {})})
+    plot = PlotSettings(**{**common, "table": PLOT, "miss": miss, "overlay_windows": 64, **(plot_settings or {})})
     upper = UpperSettings(**{**common, "num_slots": num_slots, **(upper_settings or {})})
-    export(store, folder / "models", plot, upper)
+    manager = None if manager_settings is None else ManagerSettings("", "tiny", PLOT, **manager_settings)
+    export(store, folder / "models", plot, upper, manager)
     return folder / "models"

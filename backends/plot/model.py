@@ -1,4 +1,4 @@
-"""Triton backend `plot`: TEXT, TENANT -> HIDDEN, TOKENS, TRUNCATED, ARRIVED."""
+"""Triton backend `plot`: TEXT, TENANT -> HIDDEN, TOKENS, TRUNCATED, ARRIVED, VERSION."""
 
 import time
 
@@ -22,7 +22,7 @@ class TritonPythonModel:
                     lambda: self._stage.counts
                 ),
             },
-            gauges={},
+            gauges={metrics.Family("hplm_plot_tenants", "Tenants there are", ""): lambda: self._stage.tenants},
         )
         self._stage.start()
 
@@ -35,7 +35,7 @@ class TritonPythonModel:
 
     def _read(self, request):
         return PlotInput(
-            translate.text(request, wire.TEXT),
+            translate.texts(request, wire.TEXT),
             translate.text(request, wire.TENANT),
             translate.deadline_s(request),
             time.monotonic(),
@@ -46,5 +46,6 @@ class TritonPythonModel:
             HIDDEN=answer.hidden,
             TOKENS=answer.tokens,
             TRUNCATED=np.array([answer.truncated], dtype=bool),
+            VERSION=np.array([answer.version_id], dtype=np.int64),
             ARRIVED=np.array([int(given.arrived_s * 1e9)], dtype=np.int64),
         )

@@ -1,4 +1,4 @@
-"""Triton backend `upper`: HIDDEN, TOKENS, TENANT, ARRIVED -> LABEL, SCORE, SPAN, LOGITS."""
+"""Triton backend `upper`: HIDDEN, TOKENS, TENANT, ARRIVED, VERSION -> LABEL, SCORE, SPAN, LOGITS."""
 
 import numpy as np
 
@@ -33,12 +33,14 @@ class TritonPythonModel:
 
     def _read(self, request):
         arrived = translate.optional(request, wire.ARRIVED)
+        version = translate.optional(request, wire.VERSION)
         return UpperInput(
             translate.tensor(request, wire.HIDDEN),
             translate.tensor(request, wire.TOKENS),
             translate.text(request, wire.TENANT),
             translate.deadline_s(request),
             None if arrived is None else float(arrived[0]) / 1e9,
+            None if version is None else int(version[0]),
         )
 
     def _writer(self, request):

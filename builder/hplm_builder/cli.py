@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from hplm.adapters.tenant import TenantCard
-from hplm.config import PlotSettings, UpperSettings, parse
-from hplm.progress import progress_bars
+from hplm.adapters.tenant import Task, TenantCard
+from hplm.config import ManagerSettings, PlotSettings, UpperSettings, parse
+from hplm.nn import base as bases
+from hplm.packages import cache_dir
+from hplm.progress import bar_report, progress_bars
 from hplm.store.layout import Store
 from hplm_builder.base import DEFAULT_BASE, MINILM, convert_base, install_shipped, minilm_folder, ship
+from hplm_builder.bootstrap import TaskFleet
 from hplm_builder.convert import ConvertSettings
 from hplm_builder.demo import DEMO_FOLDER, PLOT, PLOT_SOURCES, TOP_PERCENT, build_demo
+from hplm_builder.domains import DomainSettings, build_domain, estimate_domain
 from hplm_builder.export import export
 from hplm_builder.finetune import TrainSettings
 from hplm_builder.fleet import Shape, make_bench_repository
 from hplm_builder.labelled import read_data
 from hplm_builder.mixture import SHARES, read_source
 from hplm_builder.plots import build_plot
+from hplm_builder.register import lineage_of, publish_domain
+from hplm_builder.scores import METRICS
 from hplm_builder.tenants import build_tenant
 
 app = typer.Typer(
@@ -130,15 +136,77 @@ def plot(
 
 
 @app.command()
+def domain(
+    name: Annotated[str, typer.Argument(help="Name of the domain.")],
+    corpus: Annotated[Path, typer.Option(help="Text in UTF-8 or .jsonl with a `text` each, or .gz of it.")],
+    parent: Annotated[str, typer.Option(help="Domain to branch from.")] = PLOT,
+    store: StoreOption = DEFAULT_STORE,
+    base: BaseOption = DEFAULT_BASE,
+    tokens: Annotated[
+        int, typer.Option(min=1, help="How many tokens to pretrain the lower layers on.")
+    ] = DomainSettings.total_tokens,
+    warmup_tokens: Annotated[
+        int, typer.Option(min=1, help="How many before that for the head that names masked words.")
+    ] = DomainSettings.warmup_tokens,
+    learning_rate: Annotated[float, typer.Option()] = DomainSettings.learning_rate,
+    top: Annotated[
+        float, typer.Option(help="Keep this percentage of the corpus's distinct n-grams, by frequency.")
+    ] = DomainSettings.top_percent,
+    least: Annotated[
+        int, typer.Option(min=0, help="Refuse a corpus of fewer tokens.")
+    ] = DomainSettings.min_corpus_tokens,
+    seed: Annotated[int, typer.Option()] = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    dry_run: Annotated[bool, typer.Option(help="Only say what it would cost.")] = False,
+) -> None:
+    """Pretrain the lower layers further on a domain's text and publish the domain's next version, a table over its parent's.
+
+    Interrupted, it goes on where it was. Examples:
+
+      hplm build domain medical --corpus notes.txt --dry-run
+
+      hplm build domain cardiology --parent medical --corpus letters.jsonl.gz --tokens 5000000
+    """
+    target = Store(store)
+    settings = DomainSettings(
+        total_tokens=tokens,
+        warmup_tokens=warmup_tokens,
+        learning_rate=learning_rate,
+        top_percent=top,
+        min_corpus_tokens=least,
+        seed=seed,
+    )
+    work = cache_dir() / "work" / f"domain-{base}-{name}"
+    with progress_bars() as progress:
+        report = bar_report(progress, name)
+
+        def build(lineage: list[str], above: str, folder: Path) -> dict[str, Any]:
+            given = target, base, lineage, folder, corpus, settings, report
+            return build_domain(*given, below=above, work=work, device=device)
+
+        if dry_run:
+            found = estimate_domain(target, base, lineage_of(target, base, parent), corpus, settings, report)
+        else:
+            found = publish_domain(target, bases.load(target.base(base)), parent, name, build).about
+    print(json.dumps(found, indent=2))
+
+
+@app.command()
 def tenant(
     name: Annotated[str, typer.Argument(help="Name of the tenant.")],
     train: Annotated[Path, typer.Option(help="Labelled data: .jsonl, .csv, .tsv or .conll.")],
-    dev: Annotated[Path, typer.Option(help="To choose the best epoch and learning rate by.")],
+    dev: Annotated[
+        Path | None, typer.Option(help="To choose the best epoch and learning rate by; default: a tenth of --train.")
+    ] = None,
     test: Annotated[Path | None, typer.Option(help="To report at the end.")] = None,
     store: StoreOption = DEFAULT_STORE,
     base: BaseOption = DEFAULT_BASE,
     plot: PlotOption = PLOT,
-    epochs: Annotated[int, typer.Option()] = TrainSettings.epochs,
+    task: Annotated[Task | None, typer.Option(help="Default: what the labels look like.")] = None,
+    epochs: Annotated[int, typer.Option(help="At most; see --patience.")] = TrainSettings.epochs,
+    patience: Annotated[
+        int, typer.Option(help="End after so many epochs without a better dev score.")
+    ] = TrainSettings.patience,
     learning_rate: Annotated[
         list[float] | None, typer.Option(help="Repeat for a search; the best on dev stays.")
     ] = None,
@@ -147,14 +215,23 @@ def tenant(
     ] = TrainSettings.pooling,
     seed: Annotated[int, typer.Option()] = 0,
 ) -> None:
-    """Fine-tune adapters and a head on labelled data: columns text and label, or tokens and IOB tags.
+    """Fine-tune adapters and a head on labelled data: columns text and label (a class or a number), of pairs also
+    text_pair, or tokens and IOB tags. docs/tasks.md has all of it.
 
-    Example: hplm build tenant acme --train train.jsonl --dev dev.jsonl --test test.jsonl --epochs 15
+    Examples:
+
+      hplm build tenant acme --train train.jsonl --dev dev.jsonl --test test.jsonl --epochs 15
+
+      hplm build tenant alike --train pairs.tsv --task regression
     """
     settings = TrainSettings(
-        epochs=epochs, learning_rates=tuple(learning_rate or TrainSettings.learning_rates), pooling=pooling, seed=seed
+        epochs=epochs,
+        learning_rates=tuple(learning_rate or TrainSettings.learning_rates),
+        pooling=pooling,
+        seed=seed,
+        patience=patience,
     )
-    data = read_data(train, dev, test)
+    data = read_data(train, dev, test, task=task, seed=seed)
     with progress_bars() as progress:
         card = build_tenant(Store(store), base, plot, name, data, settings, progress)
     show_scores([card])
@@ -171,8 +248,9 @@ def export_models(
     slots: Annotated[
         int, typer.Option(help="Adapters on the device at once, the identity included.")
     ] = UpperSettings.num_slots,
+    manager: Annotated[bool, typer.Option(help="Also the models that take manage requests.")] = True,
 ) -> None:
-    """Write the Triton model folders hbert_plot, hbert_upper and hbert over a store.
+    """Write the Triton model folders hbert_plot, hbert_upper, hbert and manager over a store.
 
     Example: hplm build export --miss backoff --slots 256
     """
@@ -183,6 +261,7 @@ def export_models(
         models,
         parse(PlotSettings, plot_values, "hbert_plot"),
         parse(UpperSettings, upper_values, "hbert_upper"),
+        ManagerSettings(store="", base=base, domain=plot) if manager else None,
     )
     print(f"wrote {models}; serve it with `hplm serve --models {models}`")
 
@@ -193,10 +272,22 @@ def fleet(
         Shape, typer.Option(help="minilm: the shipped base; bert-base: BERT-base's size with seeded weights.")
     ] = "minilm",
     tenants: Annotated[int, typer.Option(min=1, help="How many tenants, all different.")] = 10_000,
+    task: Annotated[
+        list[Path] | None,
+        typer.Option(help="Folder with train.*, dev.* and test.* of a task to fine-tune tenants on; repeat for more."),
+    ] = None,
+    samples: Annotated[
+        int, typer.Option(min=0, help="Most examples in the sample of a --task's tenant; 0: as many as the task has.")
+    ] = 0,
+    epochs: Annotated[int, typer.Option(min=1, help="Of a --task's tenant.")] = TrainSettings.epochs,
     out: Annotated[Path | None, typer.Option(help="Default: build/fleet-SHAPE-TENANTS.")] = None,
     seed: Annotated[int, typer.Option()] = 0,
 ) -> None:
-    """Build a repository to measure on: thousands of made-up tenants in one bank, a pool of texts that the tables know.
+    """Build a repository to measure on: many tenants in one bank, a pool of texts that the tables know.
+
+    Without --task the tenants are made up by seeded perturbation, thousands of them in seconds. With --task they are made as in
+    the HMI paper: of each task in proportion to its size, each fine-tuned on its own bootstrap sample, which takes
+    minutes a tenant.
 
     What is there already is kept. Examples:
 
@@ -204,11 +295,14 @@ def fleet(
 
       hplm build fleet --shape bert-base --tenants 1000
 
+      hplm build fleet --tenants 20 --task data/chemprot --task data/sci-cite --samples 1000 --epochs 3 --out build/fleet-tasks
+
       hplm serve --models build/fleet-bert-base-1000/models
     """
     folder = out or Path(f"build/fleet-{shape}-{tenants}")
+    tuned = TaskFleet.read(task, tenants, samples, TrainSettings(epochs=epochs, seed=seed)) if task else None
     with progress_bars() as progress:
-        models = make_bench_repository(folder, shape, tenants, seed, progress)
+        models = make_bench_repository(folder, shape, tenants, seed, progress, tuned)
     print(f"wrote {models}; serve it with `hplm serve --models {models}`")
 
 
@@ -216,7 +310,7 @@ def show_scores(cards: list[TenantCard]) -> None:
     """The tenants' honest scores."""
     table = Table("tenant", "labels", "train", "dev", "test", title="Demo tenants" if len(cards) > 1 else None)
     for card in cards:
-        scores, metric = card.about["scores"], "f1" if card.task == "tagging" else "accuracy"
+        scores, metric = card.about["scores"], METRICS[card.task]
         kept = [
             f"{metric} {scores[f'{part}_{metric}']:.3f}" if f"{part}_{metric}" in scores else "-"
             for part in ("dev", "test")

@@ -13,9 +13,10 @@ from rich.progress import Progress
 
 from hplm.adapters import tenant as tenants
 from hplm.adapters.tenant import TenantCard
-from hplm.config import PlotSettings, UpperSettings
-from hplm.errors import ArtifactError
+from hplm.config import ManagerSettings, PlotSettings, UpperSettings
+from hplm.errors import ArtifactError, UnknownTenantError
 from hplm.nn import base as bases
+from hplm.nn.base import Base
 from hplm.packages import read_member
 from hplm.plot import table as tables
 from hplm.store.layout import Store
@@ -26,6 +27,7 @@ from hplm_builder.export import export
 from hplm_builder.finetune import TrainSettings
 from hplm_builder.labelled import LabelledData, LabelledText, check_data
 from hplm_builder.plots import build_plot
+from hplm_builder.register import published
 from hplm_builder.splits import split_of
 from hplm_builder.tenants import build_tenant
 
@@ -139,8 +141,8 @@ def build_demo(folder: Path, progress: Progress) -> list[TenantCard]:
     cards = []
     for demo in TENANTS:
         try:
-            cards.append(tenants.load(store.tenant(demo.name), fingerprint=base.fingerprint).card)
-        except ArtifactError:
+            cards.append(_built(store, demo.name, base))
+        except (ArtifactError, UnknownTenantError):
             settings = TrainSettings(epochs=demo.epochs)
             cards.append(
                 build_tenant(
@@ -153,6 +155,15 @@ def build_demo(folder: Path, progress: Progress) -> list[TenantCard]:
         folder / "models",
         PlotSettings(store="", base=DEFAULT_BASE, table=PLOT),
         UpperSettings(store="", base=DEFAULT_BASE),
+        ManagerSettings(store="", base=DEFAULT_BASE, domain=PLOT),
     )
     progress.update(steps, advance=1)
     return cards
+
+
+def _built(store: Store, name: str, base: Base) -> TenantCard:
+    """The card of a tenant that is published and sound. Raises ArtifactError or UnknownTenantError."""
+    version = published(store, name)
+    if version is None:
+        raise UnknownTenantError(f"there is no tenant {name!r}")
+    return tenants.load(store.path(version.path), name=name, fingerprint=base.fingerprint).card

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from hplm import config
-from hplm.adapters import tenant as tenants
-from hplm.adapters.bank_file import BankFile
+from hplm.adapters.bank import TenantBank, is_banked
 from hplm.adapters.tenant import Tenant
 from hplm.config import PlotSettings
 from hplm.nn import base as bases
 from hplm.nn.base import Base
+from hplm.store.catalog import Catalog
 from hplm.store.layout import Store
+from hplm.store.records import ServedTenant
 
 
 @dataclass(frozen=True)
@@ -23,28 +25,32 @@ class Served:
     base: Base
     plot: PlotSettings
 
+    def published(self) -> list[ServedTenant]:
+        """All tenants that a server over this repository answers for, sorted by name."""
+        with closing(Catalog(self.store, self.plot.base)) as catalog:
+            return sorted(catalog.served(), key=lambda one: one.name)
+
     def tenants(self) -> list[Tenant]:
-        """All tenants with their weights."""
-        names = self.store.tenant_names()
-        return [tenants.load(self.store.tenant(name), fingerprint=self.base.fingerprint) for name in names]
+        """Those that have a folder of their own, with their weights."""
+        with closing(Catalog(self.store, self.plot.base)) as catalog:
+            bank = TenantBank(self.store, catalog, self.base.fingerprint)
+            own = [one for one in self.published() if not is_banked(self.store, self.store.path(one.path))]
+            return [bank.load(one) for one in own]
 
 
 def read(models: Path) -> Served:
     """Raises ConfigError, MissingArtifactError or CorruptArtifactError."""
     folder = models / "hbert_plot" / "1"
     settings = config.load(PlotSettings, folder / "settings.json")
-    store = Store((folder / settings.store).resolve())
+    store = Store((folder / settings.store).resolve(), settings.registry)
     return Served(store, bases.load(store.base(settings.base)), settings)
 
 
 def served_names(models: Path) -> list[str]:
     """Names of all tenants that a server over this repository answers for, sorted."""
-    served = read(models)
-    banked = [name for folder in served.store.banks() for name in BankFile(folder, served.base.fingerprint).names]
-    return sorted({*served.store.tenant_names(), *banked})
+    return [one.name for one in read(models).published()]
 
 
 def examples(models: Path) -> list[str]:
     """The example texts of the tenants that have a folder of their own, each once."""
-    store = read(models).store
-    return sorted({tenants.load_card(store.tenant(name)).example for name in store.tenant_names()} - {""})
+    return sorted({tenant.card.example for tenant in read(models).tenants()} - {""})

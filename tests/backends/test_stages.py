@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import shutil
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from hplm import config, errors
-from hplm.adapters import bank_file
 from hplm.adapters import tenant as tenants
 from hplm.config import PlotSettings, UpperSettings
+from hplm.nn import base as bases
+from hplm.nn import reference
+from hplm.nn.base import Base
 from hplm.serving.plot_stage import LookedUp, PlotStage
 from hplm.serving.upper_stage import UpperAnswer, UpperInput, UpperStage
+from hplm.store.catalog import LOOK_EVERY_S
 from hplm.store.layout import Store
+from hplm.wire import LabelledSpan
 from tests import tiny
 
 BAD_REQUESTS: list[tuple[bytes, bytes, type[errors.HplmError]]] = [
@@ -30,6 +35,7 @@ BAD_REQUESTS: list[tuple[bytes, bytes, type[errors.HplmError]]] = [
     (b"hello", b"a" * 10_000, errors.TenantNameError),
     (b"hello", b"\xff", errors.TenantNameError),
 ]
+PAIR = (b"the red cat", b"the dog runs")
 
 
 @pytest.fixture(scope="module")
@@ -45,9 +51,10 @@ def upper_stage(tiny_models: Path) -> UpperStage:
 
 
 def test_each_bad_request_of_a_batch_gets_its_error_and_the_good_ones_their_answer(plot_stage: PlotStage) -> None:
-    alone = plot_stage.run([(b"the red cat", b"alpha")])[0]
+    good_request = ((b"the red cat",), b"alpha")
+    alone = plot_stage.run([good_request])[0]
     assert isinstance(alone, LookedUp)
-    requests = [pair for text, tenant, _ in BAD_REQUESTS for pair in ((text, tenant), (b"the red cat", b"alpha"))]
+    requests = [one for text, tenant, _ in BAD_REQUESTS for one in (((text,), tenant), good_request)]
     answers = plot_stage.run(requests)
     for (_, _, error), bad, good in zip(BAD_REQUESTS, answers[::2], answers[1::2], strict=True):
         assert type(bad) is error
@@ -58,10 +65,98 @@ def test_each_bad_request_of_a_batch_gets_its_error_and_the_good_ones_their_answ
 
 def test_no_error_names_another_tenant(plot_stage: PlotStage) -> None:
     for text, tenant, _ in BAD_REQUESTS:
-        answer = plot_stage.run([(text, tenant)])[0]
+        answer = plot_stage.run([((text,), tenant)])[0]
         assert isinstance(answer, errors.HplmError)
         for name in tiny.TASKS:
             assert name.encode() in tenant or name not in answer.wire()
+
+
+@pytest.fixture(scope="module")
+def other_tenants(tmp_path_factory: pytest.TempPathFactory) -> tuple[PlotStage, UpperStage, Store, Base]:
+    """Both stages over a store that also has the tenants of OTHER_TASKS."""
+    models = tiny.make_repository(tmp_path_factory.mktemp("other"))
+    store = Store(models.parent / "store")
+    base = bases.load(store.base("tiny"))
+    for seed, name in enumerate(tiny.OTHER_TASKS):
+        tiny.make_tenant(store, base, name, seed)
+    plot, upper = models / "hbert_plot" / "1", models / "hbert_upper" / "1"
+    return (
+        PlotStage(config.load(PlotSettings, plot / "settings.json"), plot),
+        UpperStage(config.load(UpperSettings, upper / "settings.json"), upper),
+        store,
+        base,
+    )
+
+
+def test_a_pair_is_looked_up_as_the_tokenizer_joins_it_and_answered_as_the_reference_does(
+    other_tenants: tuple[PlotStage, UpperStage, Store, Base],
+) -> None:
+    plot, upper, store, base = other_tenants
+    vocabulary = tiny.tokenizer().get_vocab()
+    pieces = ["[CLS]", "the", "red", "cat", "[SEP]", "the", "dog", "runs", "[SEP]"]
+    merged = reference.merged([vocabulary[piece] for piece in pieces], base.config, [], base.load_lower())
+    for name in ("alike", "follows"):
+        found = plot.run([(PAIR, name.encode())])[0]
+        assert isinstance(found, LookedUp)
+        np.testing.assert_allclose(found.hidden, merged.numpy(), atol=5e-3, rtol=5e-3)
+        answer = upper.run([UpperInput(found.hidden, found.tokens, name.encode())])[0]
+        assert isinstance(answer, UpperAnswer)
+        member = tiny.load_tenant(store, base, name)
+        wanted = reference.logits(base.load_upper(), merged, member).numpy()
+        np.testing.assert_allclose(answer.logits, wanted, atol=0.05, rtol=0.02)
+        # Characters of both texts with one between them.
+        assert (answer.spans[0].start, answer.spans[0].end) == (0, len("the red cat the dog runs"))
+
+
+def test_a_regression_answers_its_value_under_one_label(
+    other_tenants: tuple[PlotStage, UpperStage, Store, Base],
+) -> None:
+    plot, upper, _, _ = other_tenants
+    found = plot.run([((b"the red cat",), b"grade")])[0]
+    assert isinstance(found, LookedUp)
+    answer = upper.run([UpperInput(found.hidden, found.tokens, b"grade")])[0]
+    assert isinstance(answer, UpperAnswer)
+    assert answer.spans == [LabelledSpan("score", float(answer.logits[0, 0]), 0, 11)]
+
+
+@pytest.mark.parametrize(
+    ("texts", "tenant", "words"),
+    [
+        (PAIR, b"alpha", "trained on single texts"),
+        (PAIR[:1], b"follows", "trained on pairs"),
+        ((*PAIR, b"three"), b"follows", "3 texts came"),
+        ((), b"alpha", "0 texts came"),
+    ],
+)
+def test_a_wrong_number_of_texts_gets_one_clear_error_and_the_rest_of_the_batch_its_answer(
+    other_tenants: tuple[PlotStage, UpperStage, Store, Base], texts: tuple[bytes, ...], tenant: bytes, words: str
+) -> None:
+    bad, good = other_tenants[0].run([(texts, tenant), (PAIR, b"alike")])
+    assert isinstance(bad, errors.TextCountError)
+    assert words in str(bad)
+    assert isinstance(good, LookedUp)
+
+
+def test_a_pair_of_which_one_text_is_empty_or_both_are_too_large_is_refused(
+    other_tenants: tuple[PlotStage, UpperStage, Store, Base],
+) -> None:
+    large = b"cat " * 10_000
+    answers = other_tenants[0].run([(texts, b"alike") for texts in ((b"a", b" "), (b"\x01", b"a"), (large, large))])
+    assert [type(one) for one in answers] == [errors.EmptyTextError, errors.EmptyTextError, errors.TextTooLargeError]
+
+
+def test_a_tenant_that_becomes_one_of_pairs_is_asked_for_pairs_from_then_on(tmp_path: Path) -> None:
+    models = tiny.make_repository(tmp_path)
+    store, folder = Store(tmp_path / "store"), models / "hbert_plot" / "1"
+    stage = PlotStage(config.load(PlotSettings, folder / "settings.json"), folder)
+    stage.start()
+    assert isinstance(stage.run([((b"the red cat",), b"alpha")])[0], LookedUp)
+    tiny.make_tenant(store, bases.load(store.base("tiny")), "alpha", 9, like="follows")
+    time.sleep(3 * LOOK_EVERY_S)
+    single, pair = stage.run([((b"the red cat",), b"alpha"), (PAIR, b"alpha")])
+    assert isinstance(single, errors.TextCountError)
+    assert isinstance(pair, LookedUp)
+    stage.stop()
 
 
 def bad_inputs(good: UpperInput) -> list[UpperInput]:
@@ -82,7 +177,7 @@ def bad_inputs(good: UpperInput) -> list[UpperInput]:
 def test_bad_hidden_states_are_refused_and_the_rest_of_the_batch_answered(
     plot_stage: PlotStage, upper_stage: UpperStage
 ) -> None:
-    found = plot_stage.run([(b"the red cat", b"alpha")])[0]
+    found = plot_stage.run([((b"the red cat",), b"alpha")])[0]
     assert isinstance(found, LookedUp)
     good = UpperInput(found.hidden, found.tokens, b"alpha")
     bad = bad_inputs(good)
@@ -96,7 +191,7 @@ def test_bad_hidden_states_are_refused_and_the_rest_of_the_batch_answered(
 
 def test_a_tenant_with_a_broken_file_fails_alone(tmp_path: Path) -> None:
     models = tiny.make_repository(tmp_path)
-    path = tmp_path / "store" / "tenants" / "beta" / "weights.safetensors"
+    path = tiny.folder_of(Store(tmp_path / "store"), "beta") / "weights.safetensors"
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
@@ -110,7 +205,7 @@ def test_a_tenant_with_a_broken_file_fails_alone(tmp_path: Path) -> None:
 def test_a_tenant_of_another_base_is_refused(tmp_path: Path) -> None:
     tiny.make_repository(tmp_path)
     with pytest.raises(errors.WrongBaseError, match="fine-tune it again"):
-        tenants.load(tmp_path / "store" / "tenants" / "alpha", fingerprint="0123456789abcdef")
+        tenants.load(tiny.folder_of(Store(tmp_path / "store"), "alpha"), name="alpha", fingerprint="0123456789abcdef")
 
 
 def test_a_missing_base_is_named_at_the_start(tmp_path: Path) -> None:
@@ -123,16 +218,16 @@ def test_a_missing_base_is_named_at_the_start(tmp_path: Path) -> None:
 
 def test_a_copied_tenant_folder_is_never_served_as_the_tenant_it_was_copied_from(tmp_path: Path) -> None:
     tiny.make_repository(tmp_path)
-    members = tmp_path / "store" / "tenants"
-    shutil.copytree(members / "alpha", members / "copy")
-    fingerprint = tenants.load_card(members / "alpha").base
+    folder = tiny.folder_of(Store(tmp_path / "store"), "alpha")
+    shutil.copytree(folder, tmp_path / "copy")
+    fingerprint = tenants.load_card(folder).base
     with pytest.raises(errors.CorruptArtifactError, match="card of another tenant"):
-        tenants.load(members / "copy", fingerprint=fingerprint)
+        tenants.load(tmp_path / "copy", fingerprint=fingerprint)
 
 
 def test_a_manifest_with_flipped_keys_is_corrupt_not_a_crash(tmp_path: Path) -> None:
     tiny.make_repository(tmp_path)
-    manifest = tmp_path / "store" / "tenants" / "alpha" / "manifest.json"
+    manifest = tiny.folder_of(Store(tmp_path / "store"), "alpha") / "manifest.json"
     manifest.write_text(manifest.read_text().replace("sha256", "rha256"))
     with pytest.raises(errors.CorruptArtifactError, match="not a manifest"):
         tenants.load_card(manifest.parent)
@@ -141,18 +236,12 @@ def test_a_manifest_with_flipped_keys_is_corrupt_not_a_crash(tmp_path: Path) -> 
 def test_a_broken_bank_tells_a_client_nothing_of_where_it_lies(tmp_path: Path) -> None:
     models = tiny.make_repository(tmp_path)
     store = Store(tmp_path / "store")
-    fingerprint = tenants.load_card(store.tenant("alpha")).base
-    alpha = tenants.load(store.tenant("alpha"), fingerprint=fingerprint)
+    base = bases.load(store.base("tiny"))
+    bank = tiny.make_bank(store, base, [tiny.load_tenant(store, base, "alpha")])
+    (bank / "manifest.json").write_text("{}")
     folder = models / "hbert_plot" / "1"
     stage = PlotStage(config.load(PlotSettings, folder / "settings.json"), folder)
-    shutil.rmtree(store.tenant("alpha"))
-    bank_file.write(store.bank("fleet"), fingerprint, [alpha])
-    assert isinstance(stage.run([(b"the red cat", b"alpha")])[0], LookedUp)
-    (store.bank("fleet") / "manifest.json").write_text("{}")
-    # The bank that was good goes on; one that never was has nothing to go on with.
-    assert isinstance(stage.run([(b"the red cat", b"alpha")])[0], LookedUp)
-    bank_file.write(store.bank("a-new-one"), fingerprint, [alpha])
-    (store.bank("a-new-one") / "manifest.json").write_text("{}")
-    answer = stage.run([(b"the red cat", b"alpha")])[0]
+    answer, other = stage.run([((b"the red cat",), b"alpha"), ((b"the red cat",), b"beta")])
     assert isinstance(answer, errors.CorruptArtifactError)
     assert str(tmp_path) not in answer.wire()
+    assert isinstance(other, LookedUp)

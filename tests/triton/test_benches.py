@@ -13,8 +13,6 @@ from hplm_loadtest.schedulers import Setting, schedulers
 from hplm_loadtest.texts import POOL_FILE
 from hplm_loadtest.trace import trace
 
-from hplm.adapters import bank_file
-from hplm.adapters import tenant as tenants
 from hplm.nn import base as bases
 from hplm.report import Report
 from hplm.store.layout import Store
@@ -30,8 +28,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
     models = tiny.make_repository(folder, num_slots=3)
     store = Store(folder / "store")
     base = bases.load(store.base("tiny"))
-    members = [tenants.load(store.tenant(name), fingerprint=base.fingerprint) for name in store.tenant_names()]
-    bank_file.write(store.bank("fleet"), base.fingerprint, members)
+    members = [tiny.load_tenant(store, base, name) for name in sorted(tiny.TASKS)]
+    tiny.make_bank(store, base, members)
     (folder / POOL_FILE).write_text("\n".join(tiny.sentences(60)) + "\n")
     return models
 

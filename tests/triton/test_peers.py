@@ -12,6 +12,7 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
+from hplm_builder import register
 from hplm_builder.export import export
 from hplm_builder.fleet import BANK, make_fleet, make_pool_plot
 from hplm_client import Client
@@ -28,7 +29,6 @@ from hplm_loadtest.run import ANSWERED, NO_ANSWER, Run
 from rich.progress import Progress
 
 from hplm import errors
-from hplm.adapters import tenant as tenants
 from hplm.adapters.bank_file import BankFile
 from hplm.adapters.tenant import Tenant
 from hplm.config import PlotSettings, UpperSettings
@@ -59,7 +59,7 @@ class Served:
         bank = BankFile(self.store.bank(BANK), self.base.fingerprint)
         if name in bank:
             return bank.load(name)
-        return tenants.load(self.store.tenant(name), fingerprint=self.base.fingerprint)
+        return tiny.load_tenant(self.store, self.base, name)
 
     def expected(self, name: str, text: str) -> np.ndarray:
         """One text, no packing, no swapping, every layer in a loop."""
@@ -86,6 +86,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     for seed, name in enumerate(tiny.TASKS, 1):
         tiny.make_tenant(store, base, name, seed)
     make_fleet(store, base, BANK, 12, 0, QUIET)
+    register.publish_bank(store, base, tiny.PLOT, BANK)
     config = whole(base.config)
     onnx = request.param == "onnxruntime"
     written = write_models(
@@ -261,6 +262,7 @@ def tiny_fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
     texts = tiny.sentences(20)
     make_pool_plot(store, base, texts, QUIET)
     make_fleet(store, base, BANK, 12, 0, QUIET)
+    register.publish_bank(store, base, tiny.PLOT, BANK)
     (folder / "texts.txt").write_text("\n".join(texts) + "\n")
     upper = UpperSettings(store="", base="tiny", num_slots=4)
     export(store, folder / "models", PlotSettings(store="", base="tiny", table="pool"), upper)

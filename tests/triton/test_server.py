@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,11 +22,11 @@ from hplm_client import AsyncClient, Client
 from tritonclient.utils import InferenceServerException
 
 from hplm import errors
-from hplm.adapters import tenant as tenants
+from hplm.nn import base as bases
 from hplm.nn import reference
 from hplm.nn.base import Base
 from hplm.store.layout import Store
-from hplm.text import TextEncoder
+from hplm.text import TextEncoder, TextOrPair
 from hplm.triton.server import TritonServer, free_ports
 from tests import tiny
 from tests.backends.test_stages import BAD_REQUESTS
@@ -40,7 +42,7 @@ def client(request: pytest.FixtureRequest, server: TritonServer) -> Iterator[Cli
         yield opened
 
 
-def expected_logits(store: Store, base: Base, pairs: list[tuple[str, str]]) -> list[np.ndarray]:
+def expected_logits(store: Store, base: Base, pairs: Sequence[tuple[str, TextOrPair]]) -> list[np.ndarray]:
     """The slow reference: a loop over requests, every window computed, nothing packed."""
     lower, upper = base.load_lower(), base.load_upper()
     encoder = TextEncoder(base.tokenizer_path, base.config.max_tokens)
@@ -48,7 +50,7 @@ def expected_logits(store: Store, base: Base, pairs: list[tuple[str, str]]) -> l
     for tenant, text in pairs:
         ids = encoder.encode([text])[0].ids.tolist()
         merged = reference.merged(ids, base.config, [], lower)
-        member = tenants.load(store.tenant(tenant), fingerprint=base.fingerprint)
+        member = tiny.load_tenant(store, base, tenant)
         answers.append(reference.logits(upper, merged, member).numpy())
     return answers
 
@@ -266,6 +268,90 @@ def test_windows_by_level_are_on_the_metrics_page(server: TritonServer) -> None:
             return
         time.sleep(0.1)
     raise AssertionError(page)
+
+
+@pytest.fixture(scope="module")
+def other_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TritonServer, Store, Base]]:
+    """A real Triton that also answers for tenants of pairs and of regression."""
+    models = tiny.make_repository(tmp_path_factory.mktemp("other"))
+    store = Store(models.parent / "store")
+    base = bases.load(store.base("tiny"))
+    for seed, name in enumerate(tiny.OTHER_TASKS):
+        tiny.make_tenant(store, base, name, seed)
+    with TritonServer(models, free_ports(), log=models.parent / "triton.log") as running:
+        running.wait_ready()
+        yield running, store, base
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_pairs_and_regressions_are_answered_as_the_reference_does_among_single_texts(
+    other_server: tuple[TritonServer, Store, Base], protocol: str
+) -> None:
+    server, store, base = other_server
+    texts = tiny.sentences(16)
+    requests: list[tuple[str, str, str | None]] = []
+    for first, second in zip(texts, texts[::-1], strict=True):
+        requests += [
+            ("alike", first, second),
+            ("follows", second, first),
+            ("grade", first, None),
+            ("alpha", first, None),
+        ]
+    requests.append(("alike", "cat " * 60, "the red dog"))
+    url = server.ports.http_url if protocol == "http" else server.ports.grpc_url
+    with Client(url) as client:
+        answers = list(client.predict_many(requests, logits=True))
+        for text, pair, tenant in (("a cat", "a dog", "grade"), ("a cat", None, "alike")):
+            with pytest.raises(errors.TextCountError):
+                client.predict(tenant, text, pair)
+    asked = [(tenant, text if pair is None else (text, pair)) for tenant, text, pair in requests]
+    for (tenant, text, pair), answer, wanted in zip(
+        requests, answers, expected_logits(store, base, asked), strict=True
+    ):
+        assert answer.logits is not None
+        np.testing.assert_allclose(answer.logits, wanted, atol=0.05, rtol=0.02)
+        assert (answer.text, answer.pair) == (text, pair)
+        if tenant in ("alike", "grade"):
+            assert answer.label == "score"
+            assert answer.score == pytest.approx(float(answer.logits[0, 0]))
+    assert answers[-1].truncated
+    assert answers[0].spans[0].end == len(f"{texts[0]} {texts[-1]}")
+
+    async def one() -> float | None:
+        async with AsyncClient(url) as client:
+            return (await client.predict("alike", texts[0], texts[-1])).score
+
+    assert asyncio.run(one()) == pytest.approx(answers[0].score, abs=1e-3)
+
+
+def test_curl_and_the_command_line_ask_for_a_pair(
+    other_server: tuple[TritonServer, Store, Base], tmp_path: Path
+) -> None:
+    ports = other_server[0].ports
+    texts = ["the red cat", "the dog runs"]
+    pair = (("TEXT", [1, 2], texts), ("TENANT", [1, 1], ["alike"]))
+    inputs = [{"name": name, "shape": shape, "datatype": "BYTES", "data": data} for name, shape, data in pair]
+    body = json.dumps({"inputs": inputs, "outputs": [{"name": "LABEL"}, {"name": "SCORE"}]})
+    url = f"{ports.http_url}/v2/models/hbert/infer"
+    done = subprocess.run(["curl", "-s", url, "-d", body], capture_output=True, text=True, check=True)
+    outputs = {one["name"]: one["data"] for one in json.loads(done.stdout)["outputs"]}
+    assert outputs["LABEL"] == ["score"]
+    command = [str(Path(sys.executable).parent / "hplm"), "predict", "-t", "alike", "--json", "--url", ports.grpc_url]
+    line = json.dumps({"text": texts[0], "text_pair": texts[1]})
+    for arguments, typed in (([texts[0], "--pair", texts[1]], ""), (["--jsonl"], f"{line}\n\n{line}\n")):
+        done = subprocess.run([*command, *arguments], input=typed, capture_output=True, text=True, check=True)
+        for answer in map(json.loads, done.stdout.splitlines()):
+            assert answer["pair"] == texts[1]
+            assert answer["score"] == pytest.approx(outputs["SCORE"][0], abs=1e-3)
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_no_text_or_three_get_one_clear_error(raw: tuple[Any, Any], count: int) -> None:
+    texts = np.array([[b"a"] * count], dtype=np.object_).reshape(1, count)
+    with pytest.raises(InferenceServerException) as caught:
+        raw_infer(*raw, "hbert", {"TEXT": texts, "TENANT": as_bytes(b"alpha")})
+    assert type(errors.from_wire(str(caught.value.message()))) is errors.TextCountError
+    raw_infer(*raw, "hbert", {"TEXT": as_bytes(b"the red cat"), "TENANT": as_bytes(b"alpha")})
 
 
 def test_nobody_listening_is_one_clear_error() -> None:

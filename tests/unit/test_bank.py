@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import shutil
 import threading
+import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +18,16 @@ from hypothesis import strategies as st
 
 from hplm import errors
 from hplm.adapters import bank_file, packed
-from hplm.adapters import tenant as tenants
 from hplm.adapters.bank import TenantBank
 from hplm.adapters.bank_file import BankFile
 from hplm.adapters.host_cache import HostCache
 from hplm.adapters.packed import Adapter
+from hplm.adapters.tenant import Tenant
 from hplm.nn.base import Base
+from hplm.store import caretaker
+from hplm.store.catalog import REMEMBER_S, Catalog
 from hplm.store.layout import Store
+from hplm.store.registry import Registry
 from tests import tiny
 
 
@@ -32,16 +39,30 @@ def store(tmp_path: Path, tiny_base: Base) -> Store:
     return made
 
 
-def bank_of(store: Store, base: Base) -> TenantBank:
-    return TenantBank(store, base.fingerprint)
+@dataclass(frozen=True)
+class Place:
+    """A bank over a catalog that looks when it is told to."""
+
+    catalog: Catalog
+    bank: TenantBank
+
+    def load(self, name: str) -> Tenant:
+        self.catalog.refresh()
+        return self.bank.load(self.bank.resolve(name.encode()))
+
+
+@pytest.fixture
+def place(store: Store, tiny_base: Base) -> Iterator[Place]:
+    with closing(Catalog(store, "tiny")) as catalog:
+        yield Place(catalog, TenantBank(store, catalog, tiny_base.fingerprint))
 
 
 def pack_all(store: Store, base: Base) -> Path:
     """All tenants of the store in a bank file, their folders gone."""
-    members = [tenants.load(store.tenant(name), fingerprint=base.fingerprint) for name in store.tenant_names()]
-    bank_file.write(store.bank("fleet"), base.fingerprint, members)
+    members = [tiny.load_tenant(store, base, name) for name in sorted(tiny.TASKS)]
+    folder = tiny.make_bank(store, base, members)
     shutil.rmtree(store.root / "tenants")
-    return store.bank("fleet")
+    return folder
 
 
 @given(st.lists(st.floats(width=32, allow_nan=False), min_size=1))
@@ -55,7 +76,7 @@ def test_bfloat16_bits_round_to_nearest_and_come_back_exactly(values: list[float
 
 
 def test_an_adapter_packs_and_unpacks_and_widens_without_change(tiny_base: Base, store: Store) -> None:
-    adapter = tenants.load(store.tenant("alpha"), fingerprint=tiny_base.fingerprint).adapter
+    adapter = tiny.load_tenant(store, tiny_base, "alpha").adapter
     again = packed.unpack(packed.pack(adapter))
     for name, array in vars(adapter).items():
         np.testing.assert_array_equal(array, getattr(again, name))
@@ -67,9 +88,7 @@ def test_an_adapter_packs_and_unpacks_and_widens_without_change(tiny_base: Base,
 
 
 def test_a_bank_file_gives_each_tenant_its_weights_back_to_the_rounding(tiny_base: Base, store: Store) -> None:
-    before = {
-        name: tenants.load(store.tenant(name), fingerprint=tiny_base.fingerprint) for name in store.tenant_names()
-    }
+    before = {name: tiny.load_tenant(store, tiny_base, name) for name in sorted(tiny.TASKS)}
     bank = BankFile(pack_all(store, tiny_base), tiny_base.fingerprint)
     assert bank.names == list(before)
     for name, tenant in before.items():
@@ -108,43 +127,118 @@ def test_a_bank_file_cut_short_or_of_another_base_is_refused(tiny_base: Base, st
 
 
 def test_a_bank_takes_no_name_twice_and_no_other_base(tiny_base: Base, store: Store, tmp_path: Path) -> None:
-    alpha = tenants.load(store.tenant("alpha"), fingerprint=tiny_base.fingerprint)
+    alpha = tiny.load_tenant(store, tiny_base, "alpha")
     for members, base in (([alpha, alpha], tiny_base.fingerprint), ([alpha], "another"), ([], tiny_base.fingerprint)):
         with pytest.raises(errors.ConfigError):
             bank_file.write(tmp_path / "bank", base, members)
         assert not (tmp_path / "bank").exists()
 
 
-def test_tenants_added_replaced_and_deleted_show_at_the_next_request(tiny_base: Base, store: Store) -> None:
-    bank = bank_of(store, tiny_base)
-    first = bank.load(bank.resolve(b"alpha"))
-    key = bank.resolve(b"alpha")
+def test_tenants_added_replaced_and_deleted_show_at_the_next_look(tiny_base: Base, store: Store, place: Place) -> None:
+    first, key = place.load("alpha"), place.bank.resolve(b"alpha")
     tiny.make_tenant(store, tiny_base, "alpha", seed=99)
-    assert bank.resolve(b"alpha") != key
-    second = bank.load(bank.resolve(b"alpha"))
+    assert place.bank.resolve(b"alpha") == key
+    second = place.load("alpha")
     assert second.version != first.version
-    shutil.rmtree(store.tenant("alpha"))
+    tiny.delete_tenant(store, "alpha")
+    place.catalog.refresh()
     with pytest.raises(errors.UnknownTenantError):
-        bank.resolve(b"alpha")
-    with pytest.raises(errors.UnknownTenantError):
-        bank.load(key)
+        place.bank.resolve(b"alpha")
     tiny.make_tenant(store, tiny_base, "alpha", seed=7)
-    assert bank.load(bank.resolve(b"alpha")).card.name == "alpha"
+    assert place.load("alpha").card.name == "alpha"
 
 
-def test_a_folder_of_its_own_goes_before_the_bank_file(tiny_base: Base, store: Store) -> None:
-    pack_all(store, tiny_base)
-    bank = bank_of(store, tiny_base)
-    banked = bank.load(bank.resolve(b"alpha"))
+def test_a_request_under_way_gets_the_version_it_started_with_after_an_update_and_after_a_deletion(
+    tiny_base: Base, store: Store, place: Place
+) -> None:
+    first = place.bank.resolve(b"alpha")
+    loaded = place.bank.load(first)
     tiny.make_tenant(store, tiny_base, "alpha", seed=99)
-    assert bank.load(bank.resolve(b"alpha")).version != banked.version
-    shutil.rmtree(store.tenant("alpha"))
-    assert bank.load(bank.resolve(b"alpha")).version == banked.version
+    place.catalog.refresh()
+    assert place.bank.resolve(b"alpha", first.version_id) == first
+    tiny.delete_tenant(store, "alpha")
+    place.catalog.refresh()
+    assert place.bank.load(place.bank.resolve(b"alpha", first.version_id)).version == loaded.version
 
 
-def test_a_tenant_replaced_again_and_again_is_read_whole_every_time(tiny_base: Base, store: Store) -> None:
-    bank = bank_of(store, tiny_base)
-    wanted = {tiny.make_tenant(store, tiny_base, "alpha", seed).adapter.up.sum() for seed in (1, 2)}
+def test_a_version_that_only_the_other_stage_has_seen_is_looked_for_at_once(
+    tiny_base: Base, store: Store, place: Place
+) -> None:
+    with closing(Catalog(store, "tiny")) as other:
+        tiny.make_tenant(store, tiny_base, "alpha", seed=99)
+        other.refresh()
+        newer = other.find("alpha")
+    assert place.bank.resolve(b"alpha") != newer
+    assert place.bank.resolve(b"alpha", newer.version_id) == newer
+
+
+def test_a_version_of_another_tenant_or_of_nobody_is_unknown(store: Store, place: Place) -> None:
+    beta = place.bank.resolve(b"beta")
+    for version_id in (beta.version_id, 10**9, 0, -1):
+        with pytest.raises(errors.UnknownVersionError, match="no such version of tenant 'alpha'"):
+            place.bank.resolve(b"alpha", version_id)
+
+
+def test_a_version_is_found_until_its_files_are_collected(tiny_base: Base, store: Store) -> None:
+    now = [0.0]
+    with closing(Catalog(store, "tiny", clock=lambda: now[0])) as catalog, closing(Registry.open(store)) as registry:
+        first = catalog.find("alpha")
+        tiny.delete_tenant(store, "alpha")
+        # Longer than it is remembered: now the registry is asked.
+        now[0] = REMEMBER_S + 1
+        for _ in range(2):
+            catalog.refresh()
+        assert catalog.find("alpha", first.version_id) == first
+        caretaker.collect(store, registry, time.time() + 1e6, grace_s=0.0)
+        now[0] = 3 * REMEMBER_S
+        catalog.refresh()
+        with pytest.raises(errors.UnknownVersionError):
+            catalog.find("alpha", first.version_id)
+
+
+def test_tenants_of_another_base_are_unknown_here(store: Store, tiny_base: Base) -> None:
+    with closing(Registry.open(store)) as registry:
+        registry.publish_base("other", "f" * 16, "bases/other", 1.0)
+        root = registry.publish_domain("other", "general", "plots/other", 1.0, parent_id=None, about={})
+        registry.publish_tenants(root.id, "banks/other", ["stranger"], 1.0)
+    with closing(Catalog(store, "tiny")) as catalog, closing(Catalog(store, "other")) as other:
+        assert len(catalog) == len(tiny.TASKS)
+        with pytest.raises(errors.UnknownTenantError):
+            catalog.find("stranger")
+        assert other.find("stranger").path == "banks/other"
+
+
+def test_a_catalog_goes_on_with_what_it_knows_when_the_registry_is_lost(
+    store: Store, tiny_base: Base, caplog: pytest.LogCaptureFixture
+) -> None:
+    with closing(Catalog(store, "tiny")) as catalog:
+        catalog.start()
+        for path in store.root.glob("registry.sqlite*"):
+            path.unlink()
+        (store.root / "registry.sqlite").write_bytes(b"not a database at all" * 100)
+        waiting = threading.Event()
+        while not catalog.failures:
+            waiting.wait(0.05)
+        assert catalog.find("alpha").name == "alpha"
+        assert len([r for r in caplog.records if "goes on being served" in r.message]) == 1
+
+
+def test_a_folder_published_after_the_bank_file_goes_before_it_and_rolls_back_to_it(
+    tiny_base: Base, store: Store, place: Place
+) -> None:
+    pack_all(store, tiny_base)
+    banked = place.load("alpha")
+    tiny.make_tenant(store, tiny_base, "alpha", seed=99)
+    assert place.load("alpha").version != banked.version
+    with closing(Registry.open(store)) as registry:
+        registry.rollback_tenant("alpha", None, 1.0)
+    assert place.load("alpha").version == banked.version
+
+
+def test_a_tenant_replaced_again_and_again_is_read_whole_every_time(
+    tiny_base: Base, store: Store, place: Place
+) -> None:
+    wanted = {tiny.tenant_of(tiny_base, "alpha", seed).adapter.up.sum() for seed in (1, 2)}
     stop = threading.Event()
 
     def replace() -> None:
@@ -156,7 +250,7 @@ def test_a_tenant_replaced_again_and_again_is_read_whole_every_time(tiny_base: B
     writer.start()
     try:
         for _ in range(200):
-            assert bank.load(bank.resolve(b"alpha")).adapter.up.sum() in wanted
+            assert place.load("alpha").adapter.up.sum() in wanted
     finally:
         stop.set()
         writer.join()

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from hplm_builder import register
 
-from hplm.adapters import tenant as tenants
 from hplm.adapters.host_cache import HostCache
 from hplm.adapters.packed import PackedAdapter
 from hplm.adapters.tenant import Tenant
@@ -279,7 +279,7 @@ def test_a_tenant_with_too_few_layers_fails_alone(store: Store, base: Base, flee
     packed = fleet[0].packed
     card = replace(fleet[0].card, name="short")
     cut = PackedAdapter(packed.weights[:1], packed.hidden_size, packed.reduced_size)
-    tenants.save(store.tenant("short"), replace(fleet[0], card=card, packed=cut))
+    register.publish_tenant(store, base, tiny.PLOT, replace(fleet[0], card=card, packed=cut))
     stage = stage_of(store)
     given = UpperInput(np.zeros((3, base.config.hidden_size), np.float16), np.zeros((3, 3), np.int32), b"t1")
     futures = submit_all(stage, [given, replace(given, tenant=b"short"), given])

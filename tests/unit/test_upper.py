@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from hplm.adapters import tenant as tenants
 from hplm.adapters.packed import Adapter, pack
 from hplm.adapters.tenant import Tenant
 from hplm.errors import ConfigError
@@ -14,6 +13,7 @@ from hplm.nn import reference
 from hplm.nn.base import Base
 from hplm.nn.upper import UpperEngine, UpperRequest
 from hplm.store.layout import Store
+from tests import tiny
 
 CPU = torch.device("cpu")
 
@@ -24,7 +24,7 @@ def engine_of(base: Base, num_slots: int, dtype: torch.dtype = torch.float32) ->
 
 def requests_of(base: Base, store: Store, lengths: list[int], seed: int = 0) -> list[UpperRequest]:
     rng = np.random.default_rng(seed)
-    members = [tenants.load(store.tenant(name), fingerprint=base.fingerprint) for name in store.tenant_names()]
+    members = [tiny.load_tenant(store, base, name) for name in sorted(tiny.TASKS)]
     return [
         UpperRequest(members[i % len(members)], rng.normal(size=(n, base.config.hidden_size)).astype(np.float16))
         for i, n in enumerate(lengths)
@@ -69,13 +69,13 @@ def test_bfloat16_stays_near_the_reference(tiny_base: Base, tiny_store: Store) -
 
 def test_one_text_gets_each_tenants_own_answer(tiny_base: Base, tiny_store: Store) -> None:
     hidden = requests_of(tiny_base, tiny_store, [9])[0].hidden
-    members = [tenants.load(tiny_store.tenant(name), fingerprint=tiny_base.fingerprint) for name in ("alpha", "gamma")]
+    members = [tiny.load_tenant(tiny_store, tiny_base, name) for name in ("alpha", "gamma")]
     logits = engine_of(tiny_base, 8).run([UpperRequest(member, hidden) for member in members])
     assert not np.allclose(logits[0], logits[1])
 
 
 def test_an_empty_adapter_is_the_identity(tiny_base: Base, tiny_store: Store) -> None:
-    member = tenants.load(tiny_store.tenant("alpha"), fingerprint=tiny_base.fingerprint)
+    member = tiny.load_tenant(tiny_store, tiny_base, "alpha")
     zeros = Adapter(*(np.zeros_like(array) for array in vars(member.adapter).values()))
     plain = Tenant(member.card, pack(zeros), member.head)
     request = requests_of(tiny_base, tiny_store, [11])[0]

@@ -12,14 +12,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from hplm.adapters.bank import TenantBank, TenantKey
+from hplm.adapters.bank import TenantBank
 from hplm.adapters.host_cache import HostCache
 from hplm.adapters.tenant import Tenant
-from hplm.decode import decode_classification, decode_tagging
+from hplm.decode import DECODERS
 from hplm.errors import ArtifactError, HplmError, InternalError
 from hplm.nn import base as bases
 from hplm.nn.dtype import choose_dtype
+from hplm.store.catalog import Catalog
 from hplm.store.layout import Store
+from hplm.store.records import ServedTenant
 from hplm.text import EncodedText, TextEncoder, check_not_empty, decode_utf8
 from hplm.wire import LabelledSpan
 from hplm_loadtest.peers.bodies import make_body
@@ -56,11 +58,12 @@ class PeerStage:
         base = bases.load(store.base(settings.base), verify=False)
         self._settings = settings
         self._encoder = TextEncoder(base.tokenizer_path, base.config.max_tokens)
-        self._bank = TenantBank(store, base.fingerprint, verify=False)
+        self._catalog = Catalog(store, settings.base)
+        self._bank = TenantBank(store, self._catalog, base.fingerprint, verify=False)
         self._body = make_body(
             settings, whole(base.config), choose_dtype(settings.dtype, CPU), (folder / settings.weights).resolve()
         )
-        self._tenants: HostCache[TenantKey, Tenant] = HostCache(
+        self._tenants: HostCache[ServedTenant, Tenant] = HostCache(
             lambda key: self._body.keep(self._bank.load(key)),
             lambda tenant: tenant.packed.weights.nbytes + tenant.head.weight.nbytes,
             capacity_bytes=settings.host_cache_mb * 1_000_000,
@@ -101,6 +104,7 @@ class PeerStage:
         """Finish what runs and send all answers."""
         self.worker.stop()
         self._tenants.close()
+        self._catalog.close()
         self._answers.shutdown(wait=True)
 
     def _run(self, place: int, jobs: list[_Job]) -> None:
@@ -116,5 +120,5 @@ class PeerStage:
 def _reply_all(jobs: list[_Job], answers: list[Logits]) -> None:
     for job, logits in zip(jobs, answers, strict=True):
         card = job.request.tenant.card
-        decoder = decode_tagging if card.task == "tagging" else decode_classification
-        job.reply(PeerAnswer(decoder(logits, card.labels, job.encoded.tokens), logits, job.encoded.truncated))
+        spans = DECODERS[card.task](logits, card.labels, job.encoded.tokens)
+        job.reply(PeerAnswer(spans, logits, job.encoded.truncated))

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,40 +17,53 @@ import numpy.typing as npt
 import torch
 
 from hplm.adapters.bank import TenantBank
+from hplm.adapters.host_cache import HostCache
 from hplm.config import PlotSettings
-from hplm.errors import HplmError
+from hplm.errors import HplmError, InternalError, QueueFullError
 from hplm.nn import base as bases
 from hplm.nn.dtype import choose_dtype
-from hplm.nn.lookup import open_lookup
-from hplm.nn.memory import keep_freed_memory
+from hplm.nn.lookup import PlotLookup, open_lineage, verify_domain
+from hplm.nn.memory import keep_freed_memory, stop_searching_what_stays
 from hplm.scheduling.cost import CostModel
 from hplm.scheduling.policies import Fcfs
 from hplm.scheduling.policy import Batch, Budget
 from hplm.scheduling.queue import RequestQueue
 from hplm.serving.refusal import for_the_wire
 from hplm.serving.worker import SWITCH_INTERVAL_S, ExclusiveLock, Job, Worker
+from hplm.store.catalog import Catalog
 from hplm.store.layout import Store
-from hplm.text import EncodedText, TextEncoder, check_not_empty, decode_utf8
+from hplm.store.records import ServedTenant
+from hplm.text import TextEncoder, TextOrPair, check_not_empty, check_text_count, decode_texts
 from hplm.tracing import Tracer
 
 
 @dataclass(frozen=True)
 class LookedUp:
-    """Of one text: `hidden` float16 `[T, H]`, `tokens` int32 `[T, 3]`."""
+    """Of one text or pair: `hidden` float16 `[T, H]`, `tokens` int32 `[T, 3]`, and the tenant's version it is for."""
 
     hidden: npt.NDArray[np.float16]
     tokens: npt.NDArray[np.int32]
     truncated: bool
+    version_id: int
 
 
 @dataclass(frozen=True)
 class PlotInput:
     """One request as it came; `deadline_s`: seconds it may take in all, None for the settings' default."""
 
-    text: bytes
+    texts: tuple[bytes, ...]
     tenant: bytes
     deadline_s: float | None = None
     arrived_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """A request whose tenant is known and whose domain is open."""
+
+    tenant: ServedTenant
+    text: TextOrPair
+    lookup: PlotLookup
 
 
 Reply = Callable[[LookedUp | HplmError], None]
@@ -55,29 +72,34 @@ BYTES_PER_TOKEN = 4
 
 
 class PlotStage:
-    """Tokenise, look up, merge. Raises ArtifactError or ConfigError on construction where the store is not sound."""
+    """Tokenise, look up, merge. Raises RegistryError, ArtifactError or ConfigError where the store is not sound.
+
+    Domain versions are opened when a tenant of theirs is first asked for, without keeping others waiting.
+    """
 
     def __init__(self, settings: PlotSettings, folder: Path) -> None:
         keep_freed_memory()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         torch.set_num_threads(settings.num_threads or 1)
-        store = Store((folder / settings.store).resolve())
-        base = bases.load(store.base(settings.base), verify=settings.verify)
+        self._store = Store((folder / settings.store).resolve(), settings.registry)
+        self._base = bases.load(self._store.base(settings.base), verify=settings.verify)
         self._settings = settings
-        self._bank = TenantBank(store, base.fingerprint, verify=settings.verify)
-        self._encoder = TextEncoder(base.tokenizer_path, base.config.max_tokens)
-        self._lookup = open_lookup(
-            store,
-            base,
-            settings.table,
-            miss=settings.miss,
-            overlay_windows=settings.overlay_windows,
-            dtype=choose_dtype(settings.dtype, torch.device("cpu")),
-            verify=settings.verify,
+        self._catalog = Catalog(self._store, settings.base)
+        self._bank = TenantBank(self._store, self._catalog, self._base.fingerprint, verify=settings.verify)
+        self._encoder = TextEncoder(self._base.tokenizer_path, self._base.config.max_tokens)
+        self._words = self._base.load_lower().word_embeddings if settings.miss == "compute" else None
+        self._windows: Counter[str] = Counter()
+        self._verified: set[str] = set()
+        self._domains: HostCache[int, PlotLookup] = HostCache(
+            self._open, lambda _: 1, capacity_bytes=settings.most_domains
         )
-
+        self._opening = threading.BoundedSemaphore(settings.queue_capacity)
+        # The root is in every lineage: what is wrong with it shows now.
+        for version_id in {one.domain_version_id for one in self._catalog.served()}:
+            if len(self._catalog.lineage(version_id)) == 1:
+                self._domains.fetch(version_id).result()
         self._tracer = Tracer(Path(settings.trace) if settings.trace else None, "plot")
-        self._worker: Worker[PlotInput, LookedUp] = Worker(
+        self._worker: Worker[_Ready, LookedUp] = Worker(
             "plot",
             RequestQueue(
                 Fcfs(),
@@ -95,64 +117,134 @@ class PlotStage:
 
     def start(self) -> None:
         """Begin to answer what is submitted."""
+        stop_searching_what_stays()
+        self._catalog.start()
         self._worker.start()
 
     def stop(self) -> None:
         """Refuse what waits, let the running batch end, end all threads."""
         self._worker.stop()
+        self._domains.close()
+        self._catalog.close()
         self._tracer.close()
 
     @property
     def counts(self) -> Counter[str]:
-        """What the worker counts: answers by outcome, batches, tokens."""
-        return self._worker.counts
+        """What the worker counts, and looks at the registry that failed."""
+        return self._worker.counts + Counter(failed_registry_looks=self._catalog.failures)
+
+    @property
+    def tenants(self) -> int:
+        """How many there are now."""
+        return len(self._catalog)
 
     def submit(self, given: PlotInput, reply: Reply, is_cancelled: Callable[[], bool] = lambda: False) -> None:
         """Queue a request and return at once; `reply` is called exactly once, from another thread or from this one."""
         try:
-            tenant = self._bank.resolve(given.tenant).name
-            # Before it waits: what waits is bounded in bytes too.
-            decode_utf8(given.text, self._settings.max_text_bytes)
+            tenant = self._bank.resolve(given.tenant)
+            text = self._read(given.texts, tenant)
+            if not self._opening.acquire(blocking=False):
+                raise QueueFullError("too many requests wait for their domains to be opened; try again later")
         except HplmError as error:
             reply(for_the_wire(error, given.tenant))
             return
-        deadline_s = self._settings.default_deadline_s if given.deadline_s is None else given.deadline_s
-        self._worker.submit(
-            Job(given, reply, is_cancelled),
-            tenant=tenant,
-            tokens=len(given.text) // BYTES_PER_TOKEN + 2,
-            arrived_s=given.arrived_s,
-            deadline_s=given.arrived_s + deadline_s,
-        )
+        opened = partial(self._opened, given, tenant, text, reply, is_cancelled)
+        self._domains.fetch(tenant.domain_version_id).add_done_callback(opened)
 
-    def _run(self, given: list[PlotInput], _: Batch) -> Iterator[tuple[Sequence[int], Sequence[LookedUp | HplmError]]]:
-        yield range(len(given)), self.run([(one.text, one.tenant) for one in given])
+    def _opened(
+        self,
+        given: PlotInput,
+        tenant: ServedTenant,
+        text: TextOrPair,
+        reply: Reply,
+        is_cancelled: Callable[[], bool],
+        opened: Future[PlotLookup],
+    ) -> None:
+        """The tenant's domain is open, or cannot be."""
+        self._opening.release()
+        try:
+            ready = _Ready(tenant, text, opened.result())
+            deadline_s = self._settings.default_deadline_s if given.deadline_s is None else given.deadline_s
+            self._worker.submit(
+                Job(ready, reply, is_cancelled),
+                tenant=tenant.name,
+                tokens=sum(len(raw) // BYTES_PER_TOKEN + 1 for raw in given.texts) + 1,
+                arrived_s=given.arrived_s,
+                deadline_s=given.arrived_s + deadline_s,
+            )
+        except HplmError as error:
+            reply(for_the_wire(error, given.tenant))
+        except Exception:
+            # Futures swallow what their callbacks raise: without an answer here there would be none.
+            logging.getLogger(__name__).exception("a domain could not be opened")
+            reply(InternalError("this tenant's domain cannot be opened; the server's log says why"))
 
     @property
     def windows_by_level(self) -> Counter[str]:
-        """How many windows each level has answered since the start."""
-        return self._lookup.windows_by_level
+        """How many windows each level has answered since the start, of all domains."""
+        return Counter(self._windows)
 
-    def run(self, requests: Sequence[tuple[bytes, bytes]]) -> list[LookedUp | HplmError]:
-        """Answers to `(text, tenant)`, in order; what is wrong with one request is that request's answer alone."""
+    def run(self, requests: Sequence[tuple[Sequence[bytes], bytes]]) -> list[LookedUp | HplmError]:
+        """Answers to `(texts, tenant)`, in order, without queue and threads; each mistake is its own request's alone."""
         answers: list[LookedUp | HplmError | None] = [None] * len(requests)
-        texts: dict[int, str] = {}
-        for index, (text, tenant) in enumerate(requests):
+        ready: dict[int, _Ready] = {}
+        for index, (raw, name) in enumerate(requests):
             try:
-                self._bank.resolve(tenant)
-                texts[index] = decode_utf8(text, self._settings.max_text_bytes)
+                tenant = self._bank.resolve(name)
+                text = self._read(raw, tenant)
+                ready[index] = _Ready(tenant, text, self._domains.fetch(tenant.domain_version_id).result())
             except HplmError as error:
-                answers[index] = for_the_wire(error, tenant)
-        encoded: dict[int, EncodedText] = {}
-        for index, result in zip(texts, self._encoder.encode(list(texts.values())), strict=True):
-            try:
-                encoded[index] = check_not_empty(result)
-            except HplmError as error:
-                answers[index] = error
-        if encoded:
-            lengths = [len(result.ids) for result in encoded.values()]
-            hidden = self._lookup.hidden_states(np.concatenate([e.ids for e in encoded.values()]), lengths)
-            parts = np.split(hidden, np.cumsum(lengths)[:-1])
-            for (index, result), part in zip(encoded.items(), parts, strict=True):
-                answers[index] = LookedUp(part, result.tokens, result.truncated)
+                answers[index] = for_the_wire(error, name)
+        indices = list(ready)
+        for part, found in self._run(list(ready.values()), Batch(())):
+            for place, answer in zip(part, found, strict=True):
+                answers[indices[place]] = answer
         return [answer for answer in answers if answer is not None]
+
+    def _run(self, ready: list[_Ready], _: Batch) -> Iterator[tuple[Sequence[int], Sequence[LookedUp | HplmError]]]:
+        """All texts tokenised together, then domain by domain."""
+        encoded = self._encoder.encode([one.text for one in ready])
+        of_lookup: dict[int, list[int]] = {}
+        for index, (one, result) in enumerate(zip(ready, encoded, strict=True)):
+            try:
+                check_not_empty(result)
+            except HplmError as error:
+                yield [index], [error]
+            else:
+                of_lookup.setdefault(id(one.lookup), []).append(index)
+        for indices in of_lookup.values():
+            lengths = [len(encoded[i].ids) for i in indices]
+            hidden = ready[indices[0]].lookup.hidden_states(np.concatenate([encoded[i].ids for i in indices]), lengths)
+            parts = np.split(hidden, np.cumsum(lengths)[:-1])
+            yield (
+                indices,
+                [
+                    LookedUp(part, encoded[i].tokens, encoded[i].truncated, ready[i].tenant.version_id)
+                    for i, part in zip(indices, parts, strict=True)
+                ],
+            )
+
+    def _open(self, domain_version_id: int) -> PlotLookup:
+        lineage = [version.path for version in self._catalog.lineage(domain_version_id)]
+        if self._settings.verify:
+            # Each folder once: a root of gigabytes is in every lineage, and what is published is never written again.
+            for path in lineage:
+                if path not in self._verified:
+                    verify_domain(self._store.path(path))
+                    self._verified.add(path)
+        lookup = open_lineage(
+            self._store,
+            self._base,
+            lineage,
+            miss=self._settings.miss,
+            overlay_windows=self._settings.overlay_windows,
+            dtype=choose_dtype(self._settings.dtype, torch.device("cpu")),
+            verify=False,
+            words=self._words,
+        )
+        lookup.windows_by_level = self._windows
+        return lookup
+
+    def _read(self, raw: Sequence[bytes], tenant: ServedTenant) -> TextOrPair:
+        """What a request asks, checked against what its tenant was trained on."""
+        return check_text_count(decode_texts(raw, self._settings.max_text_bytes), self._bank.texts(tenant))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 
-from hplm.errors import ArtifactError, HplmError
+from hplm.errors import ArtifactError, HplmError, RegistryError
 
 
 def for_the_wire(error: HplmError, tenant: bytes) -> HplmError:
-    """What is wrong with a tenant's files is for the operator's log: of such an error only the code travels."""
-    if not isinstance(error, ArtifactError):
+    """What is wrong with files or the registry is for the operator's log: of such an error only the code travels."""
+    if not isinstance(error, ArtifactError | RegistryError):
         return error
     logging.getLogger(__name__).error("tenant %s: %s", tenant.decode("utf-8", "replace"), error)
     return type(error)("this tenant's model cannot be loaded; the server's log says why")

@@ -17,16 +17,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from hplm.adapters.bank import TenantBank, TenantKey
+from hplm.adapters.bank import TenantBank
 from hplm.adapters.host_cache import HostCache
 from hplm.adapters.packed import PackedAdapter, packed_width, widen
 from hplm.adapters.tenant import Head, Tenant, TenantCard
 from hplm.config import UpperSettings
-from hplm.decode import decode_classification, decode_tagging
+from hplm.decode import DECODERS
 from hplm.errors import CorruptArtifactError, HiddenStatesError, HplmError, InternalError, QueueFullError
 from hplm.nn import base as bases
 from hplm.nn.dtype import choose_device, choose_dtype, choose_threads
-from hplm.nn.memory import keep_freed_memory
+from hplm.nn.memory import keep_freed_memory, stop_searching_what_stays
 from hplm.nn.upper import UpperEngine, UpperRequest
 from hplm.scheduling.cost import CostModel
 from hplm.scheduling.policy import Batch, Budget
@@ -34,7 +34,9 @@ from hplm.scheduling.queue import RequestQueue
 from hplm.scheduling.registry import load_policy
 from hplm.serving.refusal import for_the_wire
 from hplm.serving.worker import SWITCH_INTERVAL_S, ExclusiveLock, Job, Worker
+from hplm.store.catalog import Catalog
 from hplm.store.layout import Store
+from hplm.store.records import ServedTenant
 from hplm.tracing import Tracer
 from hplm.wire import LabelledSpan
 
@@ -44,7 +46,8 @@ class UpperInput:
     """One request: `hidden` float16 `[T, H]`, `tokens` int32 `[T, 3]`, `tenant` as it came.
 
     `deadline_s`: seconds it may take, None for the settings' default; `arrived_s`: when it reached the server, by this
-    machine's monotonic clock, None for now.
+    machine's monotonic clock, None for now; `version_id`: for which of the tenant's versions the hidden states are, None
+    for the one that is current.
     """
 
     hidden: npt.NDArray[np.float16]
@@ -52,6 +55,7 @@ class UpperInput:
     tenant: bytes
     deadline_s: float | None = None
     arrived_s: float | None = None
+    version_id: int | None = None
 
 
 @dataclass(frozen=True)
@@ -74,20 +78,21 @@ Reply = Callable[[UpperAnswer | HplmError], None]
 
 
 class UpperStage:
-    """Check, queue, run, decode. Raises ArtifactError or ConfigError on construction where the store is not sound."""
+    """Check, queue, run, decode. Raises RegistryError, ArtifactError or ConfigError where the store is not sound."""
 
     def __init__(self, settings: UpperSettings, folder: Path, device_index: int = 0) -> None:
         keep_freed_memory()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         torch.set_num_threads(choose_threads(settings.num_threads))
-        store = Store((folder / settings.store).resolve())
+        store = Store((folder / settings.store).resolve(), settings.registry)
         base = bases.load(store.base(settings.base), verify=settings.verify)
         device = choose_device(settings.device, device_index)
         self._settings = settings
         self._config = base.config
         self._reduced_size = max(1, base.config.hidden_size // settings.reduction_factor)
-        self._bank = TenantBank(store, base.fingerprint, verify=settings.verify)
-        self._cache: HostCache[TenantKey, Tenant] = HostCache(
+        self._catalog = Catalog(store, settings.base)
+        self._bank = TenantBank(store, self._catalog, base.fingerprint, verify=settings.verify)
+        self._cache: HostCache[ServedTenant, Tenant] = HostCache(
             self._load, host_bytes, capacity_bytes=settings.host_cache_mb * 1_000_000
         )
         self._tracer = Tracer(Path(settings.trace) if settings.trace else None, "upper")
@@ -123,19 +128,26 @@ class UpperStage:
 
     def start(self) -> None:
         """Begin to answer what is submitted."""
+        stop_searching_what_stays()
+        self._catalog.start()
         self._worker.start()
 
     def stop(self) -> None:
         """Refuse what waits, let the running batch end, end all threads."""
         self._worker.stop()
         self._cache.close()
+        self._catalog.close()
         self.engine.close()
         self._tracer.close()
 
     @property
     def counts(self) -> Counter[str]:
         """What the worker counts, and adapters loaded from disk to the host and from the host to slots."""
-        return self._worker.counts + Counter(host_loads=self._cache.misses, slot_loads=self.engine.slots.loads)
+        return self._worker.counts + Counter(
+            host_loads=self._cache.misses,
+            slot_loads=self.engine.slots.loads,
+            failed_registry_looks=self._catalog.failures,
+        )
 
     @property
     def waiting(self) -> int:
@@ -146,7 +158,7 @@ class UpperStage:
         """Queue a request and return at once; `reply` is called exactly once, from another thread or from this one."""
         try:
             self._check(given)
-            key = self._bank.resolve(given.tenant)
+            key = self._bank.resolve(given.tenant, given.version_id)
             if not self._loads.acquire(blocking=False):
                 raise QueueFullError("too many requests wait for their tenants' weights; try again later")
         except HplmError as error:
@@ -161,7 +173,7 @@ class UpperStage:
         for index, given in enumerate(inputs):
             try:
                 self._check(given)
-                tenant = self._cache.fetch(self._bank.resolve(given.tenant)).result()
+                tenant = self._cache.fetch(self._bank.resolve(given.tenant, given.version_id)).result()
                 ready[index] = _Ready(UpperRequest(tenant, given.hidden), given.tokens)
             except HplmError as error:
                 answers[index] = for_the_wire(error, given.tenant)
@@ -211,7 +223,7 @@ class UpperStage:
     def _prefetch(self, ready: list[_Ready]) -> None:
         self.engine.slots.prefetch([one.request.tenant for one in ready])
 
-    def _load(self, key: TenantKey) -> Tenant:
+    def _load(self, key: ServedTenant) -> Tenant:
         """From disk to host memory, in the shape of a slot."""
         with self._tracer.span("load", tenant=key.name):
             tenant = self._bank.load(key)
@@ -287,5 +299,4 @@ def _nobody(engine: UpperEngine) -> Tenant:
 
 def decode(tenant: Tenant, logits: npt.NDArray[np.float32], tokens: npt.NDArray[np.int32]) -> list[LabelledSpan]:
     """Labels of one text by its tenant's kind of task."""
-    decoder = decode_tagging if tenant.card.task == "tagging" else decode_classification
-    return decoder(logits, tenant.card.labels, tokens)
+    return DECODERS[tenant.card.task](logits, tenant.card.labels, tokens)

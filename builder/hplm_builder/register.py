@@ -1,0 +1,113 @@
+"""Naming in the registry what a builder has made, so that it is served; what is named already stays as it is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from hplm.adapters import tenant as tenants
+from hplm.adapters.bank_file import BankFile
+from hplm.adapters.tenant import Tenant, check_name
+from hplm.errors import UnknownDomainError, UnknownTenantError
+from hplm.nn.base import Base
+from hplm.store.layout import Store
+from hplm.store.records import DomainVersion, TenantVersion
+from hplm.store.registry import Registry
+
+
+def domain_version(registry: Registry, store: Store, base: Base, domain: str) -> DomainVersion:
+    """A domain that is there, at its current version; a root whose tables are in place is registered first."""
+    name = base.config.name
+    registry.publish_base(name, base.fingerprint, store.base(name).relative_to(store.root).as_posix(), time.time())
+    try:
+        return _current(registry, name, domain)
+    except UnknownDomainError:
+        path = store.table(domain, "root").parent.relative_to(store.root).as_posix()
+        return registry.publish_domain(name, domain, path, time.time(), parent_id=None, about={})
+
+
+def publish_domain(
+    store: Store, base: Base, parent: str, name: str, build: Callable[[list[str], str, Path], dict[str, Any]]
+) -> DomainVersion:
+    """The next version of a domain below `parent`, which may be a root that is not registered yet.
+
+    `build(lineage, above, folder)` puts it in place below `above`, going on from the version before where there is one, and
+    says what is worth keeping of it. Raises UnknownDomainError for a parent that is not there, ConflictError where another
+    published meanwhile.
+    """
+    check_name(name)
+    base_name = base.config.name
+    with closing(Registry.open(store, create=True)) as registry:
+        if store.table(parent, "root").is_dir():
+            above = domain_version(registry, store, base, parent)
+        else:
+            above = _current(registry, base_name, parent)
+        try:
+            before = _current(registry, base_name, name)
+        except UnknownDomainError:
+            before = None
+        number = registry.next_domain_number(base_name, name)
+        folder = store.domain(base_name, name, number)
+        about = build([one.path for one in registry.lineage((before or above).id)], above.path, folder)
+        return registry.publish_domain(
+            base_name,
+            name,
+            folder.relative_to(store.root).as_posix(),
+            time.time(),
+            parent_id=above.id,
+            about=about,
+            expected=before.number if before else None,
+            number=number,
+        )
+
+
+def lineage_of(store: Store, base_name: str, domain: str) -> list[str]:
+    """Folders of a domain's current version and those above it, also of a root that is not registered yet."""
+    root = store.table(domain, "root").parent
+    if root.is_dir():
+        return [root.relative_to(store.root).as_posix()]
+    with closing(Registry.open_read_only(store)) as registry:
+        return [one.path for one in registry.lineage(_current(registry, base_name, domain).id)]
+
+
+def _current(registry: Registry, base_name: str, domain: str) -> DomainVersion:
+    number = registry.domain(base_name, domain).current
+    return next(one for one in registry.domain_versions(base_name, domain) if one.number == number)
+
+
+def publish_tenant(store: Store, base: Base, domain: str, made: Tenant) -> TenantVersion:
+    """Write a tenant's next version and serve it from now on. Raises ConflictError where another did so meanwhile."""
+    name = made.card.name
+    with closing(Registry.open(store, create=True)) as registry:
+        root = domain_version(registry, store, base, domain)
+        try:
+            current = registry.tenant(name).current.number
+        except UnknownTenantError:
+            current = None
+        number = registry.next_number(name)
+        folder = store.tenant_version(name, number)
+        tenants.save(folder, made)
+        about = {**made.card.about, "task": made.card.task, "labels": list(made.card.labels)}
+        path = folder.relative_to(store.root).as_posix()
+        return registry.publish_tenant(name, root.id, path, time.time(), about=about, number=number, expected=current)
+
+
+def publish_bank(store: Store, base: Base, domain: str, bank: str) -> int:
+    """Serve all tenants of a bank file from now on; returns how many."""
+    names = BankFile(store.bank(bank), base.fingerprint).names
+    with closing(Registry.open(store, create=True)) as registry:
+        root = domain_version(registry, store, base, domain)
+        path = store.bank(bank).relative_to(store.root).as_posix()
+        return registry.publish_tenants(root.id, path, names, time.time())
+
+
+def published(store: Store, name: str) -> TenantVersion | None:
+    """A tenant as it is served now, None where there is none."""
+    with closing(Registry.open(store, create=True)) as registry:
+        try:
+            return registry.tenant(name).current
+        except UnknownTenantError:
+            return None

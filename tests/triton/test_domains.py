@@ -1,0 +1,153 @@
+"""Domains on the real server: each tenant over its own branch, updates while asked, whatever other domains do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hplm_builder import register
+from hplm_builder.domains import DomainSettings, build_domain
+from hplm_client import Client
+
+from hplm import errors
+from hplm.nn import base as bases
+from hplm.nn import reference
+from hplm.nn.base import Base
+from hplm.progress import silent
+from hplm.store.catalog import LOOK_EVERY_S
+from hplm.store.layout import Store
+from hplm.store.records import DomainVersion
+from hplm.store.registry import Registry
+from hplm.text import TextEncoder
+from hplm.triton.server import TritonServer, free_ports
+from tests import tiny
+
+pytestmark = pytest.mark.triton
+SEEN_S = 2.5 * LOOK_EVERY_S
+SETTINGS = DomainSettings(total_tokens=600, warmup_tokens=200, top_percent=20.0, min_corpus_tokens=10)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A server over a tree of domains: `law` over the root, `tax` over `law`, `art` over the root."""
+
+    server: TritonServer
+    store: Store
+    base: Base
+
+    def grow(self, name: str, parent: str, seed: int) -> DomainVersion:
+        """Publish a domain's next version."""
+        corpus = self.store.root.parent / f"{name}-{seed}.txt"
+        corpus.write_text("\n".join(tiny.sentences(60, seed)) + "\n")
+        with closing(Registry.open(self.store)) as registry:
+            above = current(registry, parent)
+            number = registry.next_domain_number("tiny", name)
+            folder = self.store.domain("tiny", name, number)
+            lineage = [self.store.path(one.path) for one in registry.lineage(above.id)]
+            about = build_domain(self.store, "tiny", lineage, folder, corpus, SETTINGS, silent)
+            path = folder.relative_to(self.store.root).as_posix()
+            return registry.publish_domain(
+                *("tiny", name, path, time.time()), parent_id=above.id, about=about, number=number
+            )
+
+    def settle(self, tenant: str, domain: str, seed: int) -> None:
+        """Publish a tenant's next version over a domain's current one."""
+        with closing(Registry.open(self.store)) as registry:
+            over = current(registry, domain)
+        made = tiny.tenant_of(self.base, tenant, seed, like="alpha")
+        register.publish_tenant(self.store, self.base, domain, made)
+        with closing(Registry.open(self.store)) as registry:
+            assert registry.tenant(tenant).current.domain_version_id == over.id
+
+    def expected(self, tenant: str, text: str) -> np.ndarray:
+        """The slow reference over the tenant's own lineage."""
+        with closing(Registry.open(self.store)) as registry:
+            version = registry.tenant(tenant).current
+            folders = [one.path for one in registry.lineage(version.domain_version_id)]
+        levels, lower = reference.lineage(self.store, self.base, folders, "compute")
+        encoder = TextEncoder(self.base.tokenizer_path, self.base.config.max_tokens)
+        merged = reference.merged(encoder.encode([text])[0].ids.tolist(), self.base.config, levels, lower)
+        return reference.logits(self.base.load_upper(), merged, tiny.load_tenant(self.store, self.base, tenant)).numpy()
+
+
+def current(registry: Registry, domain: str) -> DomainVersion:
+    number = registry.domain("tiny", domain).current
+    return next(one for one in registry.domain_versions("tiny", domain) if one.number == number)
+
+
+TEXTS = ["the red cat sings in Paris", "Anna", "a slow dog runs over the green hill and under the river " * 3]
+TENANTS = {"judge": "law", "clerk": "law", "taxman": "tax", "painter": "art", "plain": tiny.PLOT}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    folder = tmp_path_factory.mktemp("domains")
+    # One open domain less than there are: each is closed and opened again.
+    models = tiny.make_repository(folder, plot_settings={"most_domains": 3})
+    store = Store(folder / "store")
+    with TritonServer(models, free_ports(), log=folder / "triton.log") as server:
+        server.wait_ready()
+        made = Place(server, store, bases.load(store.base("tiny")))
+        for seed, (name, parent) in enumerate((("law", tiny.PLOT), ("tax", "law"), ("art", tiny.PLOT))):
+            made.grow(name, parent, seed)
+        for seed, (tenant, domain) in enumerate(TENANTS.items()):
+            made.settle(tenant, domain, seed)
+        time.sleep(SEEN_S)
+        yield made
+
+
+def check(place: Place, tenants: list[str]) -> None:
+    pairs = [(tenant, text) for text in TEXTS for tenant in tenants]
+    with Client(place.server.ports.grpc_url) as client:
+        for answer in client.predict_many(pairs, logits=True):
+            assert answer.logits is not None
+            np.testing.assert_allclose(answer.logits, place.expected(answer.tenant, answer.text), atol=0.05, rtol=0.02)
+
+
+def test_tenants_of_a_tree_of_domains_published_while_serving_get_the_references_logits(place: Place) -> None:
+    check(place, [*TENANTS, *tiny.TASKS])
+
+
+def test_the_same_text_reads_differently_in_two_domains(place: Place) -> None:
+    assert np.abs(place.expected("judge", TEXTS[2]) - place.expected("plain", TEXTS[2])).max() > 0.1
+    states = []
+    for tenant in ("judge", "taxman", "painter", "plain"):
+        with closing(Registry.open(place.store)) as registry:
+            version = registry.tenant(tenant).current
+            folders = [one.path for one in registry.lineage(version.domain_version_id)]
+        levels, lower = reference.lineage(place.store, place.base, folders, "compute")
+        ids = TextEncoder(place.base.tokenizer_path, 40).encode([TEXTS[2]])[0].ids.tolist()
+        states.append(reference.merged(ids, place.base.config, levels, lower).numpy())
+    for i, one in enumerate(states):
+        for other in states[i + 1 :]:
+            assert np.abs(one - other).max() > 1e-3
+
+
+def test_a_domains_new_version_changes_nothing_for_its_tenants_until_they_are_updated(place: Place) -> None:
+    before = {tenant: place.expected(tenant, TEXTS[0]) for tenant in ("judge", "clerk")}
+    place.grow("law", tiny.PLOT, 99)
+    time.sleep(SEEN_S)
+    check(place, ["judge", "clerk", "taxman"])
+    place.settle("judge", "law", 0)
+    time.sleep(SEEN_S)
+    check(place, ["judge", "clerk", "taxman"])
+    # Same adapter and head as before over another version of the domain.
+    assert np.abs(place.expected("judge", TEXTS[0]) - before["judge"]).max() > 1e-3
+    np.testing.assert_array_equal(place.expected("clerk", TEXTS[0]), before["clerk"])
+
+
+def test_a_domain_whose_files_are_broken_fails_its_own_tenants_alone(place: Place, tmp_path: Path) -> None:
+    broken = place.grow("maths", tiny.PLOT, 7)
+    (place.store.path(broken.path) / "branch" / "manifest.json").write_text("{}")
+    place.settle("algebra", "maths", 3)
+    time.sleep(SEEN_S)
+    with Client(place.server.ports.http_url) as client:
+        with pytest.raises(errors.CorruptArtifactError) as caught:
+            client.predict("algebra", TEXTS[0])
+        assert str(place.store.root) not in str(caught.value)
+    check(place, ["plain", "painter"])
