@@ -5,13 +5,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import reprlib
+import types
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from hplm.errors import ConfigError
 
 Settings = TypeVar("Settings")
+
+# A chunk travels as base64 in one JSON request, and the manager takes requests of at most 12 MiB.
+MOST_CHUNK_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,9 @@ class BaseConfig:
 class PlotSettings:
     """Of the `plot` backend. Paths are relative to the folder of the settings file.
 
+    `registry`: URL of a shared registry, "" for the store's own SQLite file. `table` is the base's root domain; of other
+    domain versions at most `most_domains` are open at once, each with an overlay of `overlay_windows`.
+
     `num_threads` 0: chosen from the machine. For measuring: `trace`, a file for the stage's spans; `exclusive_lock`, a
     file whose lock is held while computing, so that stages that name the same one never compute at the same time.
     """
@@ -56,8 +64,10 @@ class PlotSettings:
     store: str
     base: str
     table: str
+    registry: str = ""
     miss: Literal["backoff", "compute"] = "compute"
     overlay_windows: int = 65_536
+    most_domains: int = 16
     max_text_bytes: int = 65_536
     num_threads: int = 0
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
@@ -70,7 +80,10 @@ class PlotSettings:
     exclusive_lock: str = ""
 
     def __post_init__(self) -> None:
-        for key in ("overlay_windows", "max_text_bytes", "batch_tokens", "batch_requests", "queue_capacity"):
+        for key in (
+            *("overlay_windows", "most_domains", "max_text_bytes", "batch_tokens", "batch_requests"),
+            "queue_capacity",
+        ):
             _at_least(self, key, 1)
         _at_least(self, "num_threads", 0)
         _above(self, "default_deadline_s", 0)
@@ -78,7 +91,7 @@ class PlotSettings:
 
 @dataclass(frozen=True)
 class UpperSettings:
-    """Of the `upper` backend. Paths are relative to the folder of the settings file.
+    """Of the `upper` backend. Paths are relative to the folder of the settings file; `registry` as in PlotSettings.
 
     Adapters: `num_slots` counts the identity slot, `reduction_factor` bounds an adapter's size, `host_cache_mb` is the
     memory for loaded tenants. `coarse_prefetch` fills slots for waiting requests while a batch computes, `fine_prefetch`
@@ -95,6 +108,7 @@ class UpperSettings:
 
     store: str
     base: str
+    registry: str = ""
     num_slots: int = 64
     reduction_factor: int = 16
     host_cache_mb: int = 1024
@@ -138,6 +152,45 @@ class UpperSettings:
                 raise ConfigError(f"tenant_weights: the weight of {tenant!r} must be a number above 0, got {weight!r}")
 
 
+@dataclass(frozen=True)
+class ManagerSettings:
+    """Of the `manager` backend. `store` is relative to the folder of the settings file.
+
+    `registry`: URL of a shared registry, "" for the store's own SQLite file. `base` and `domain` (a root's name) are what a
+    request means that names none. Files may be named by path only with `allow_paths`, and only inside `data_root`, which
+    is an absolute path.
+
+    `max_upload_bytes` bounds one upload, `max_uploads_bytes` all of them together, `upload_chunk_bytes` one chunk. A
+    labelled file has at most `max_data_bytes`, a corpus at least `min_corpus_tokens`. `keep_versions` of a tenant or domain
+    stay for a roll-back. `worker`: `hplm serve` starts one.
+    """
+
+    store: str
+    base: str
+    domain: str
+    registry: str = ""
+    allow_paths: bool = False
+    data_root: str = ""
+    max_upload_bytes: int = 256 << 20
+    max_uploads_bytes: int = 4 << 30
+    upload_chunk_bytes: int = 4 << 20
+    max_data_bytes: int = 64 << 20
+    min_corpus_tokens: int = 50_000
+    keep_versions: int = 3
+    worker: bool = True
+
+    def __post_init__(self) -> None:
+        for key in (
+            *("max_upload_bytes", "max_uploads_bytes", "upload_chunk_bytes", "max_data_bytes"),
+            *("min_corpus_tokens", "keep_versions"),
+        ):
+            _at_least(self, key, 1)
+        if self.upload_chunk_bytes > MOST_CHUNK_BYTES:
+            raise ConfigError(f"upload_chunk_bytes must be at most {MOST_CHUNK_BYTES}, got {self.upload_chunk_bytes}")
+        if (self.allow_paths or self.data_root) and not Path(self.data_root).is_absolute():
+            raise ConfigError(f"data_root must be the absolute path of the folder for files, got {self.data_root!r}")
+
+
 def _above(settings: object, key: str, bound: float) -> None:
     if not (value := getattr(settings, key)) > bound:
         raise ConfigError(f"{key} must be above {bound:g}, got {value}")
@@ -155,11 +208,10 @@ def parse(kind: type[Settings], values: Any, where: str) -> Settings:
         raise ConfigError(f"{where}: expected an object, got {type(values).__name__}")
     fields = {known.name: known for known in dataclasses.fields(kind)}
     hints = get_type_hints(kind)
-    for key, value in values.items():
+    for key in values:
         if key not in fields:
-            raise ConfigError(f"{where}: unknown key {key!r}; known are {', '.join(fields)}")
-        if not _fits(value, hints[key]):
-            raise ConfigError(f"{where}: {key} must be {_words(hints[key])}, got {value!r}")
+            raise ConfigError(f"{where}: unknown key {reprlib.repr(key)}; known are {', '.join(fields)}")
+    built = {key: _built(value, hints[key], where, key) for key, value in values.items()}
     missing = [
         name
         for name, known in fields.items()
@@ -168,7 +220,7 @@ def parse(kind: type[Settings], values: Any, where: str) -> Settings:
     if missing:
         raise ConfigError(f"{where}: missing {', '.join(missing)}")
     try:
-        return kind(**values)
+        return kind(**built)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
 
@@ -182,18 +234,37 @@ def load(kind: type[Settings], path: Path) -> Settings:
     return parse(kind, values, str(path))
 
 
+def _built(value: Any, hint: Any, where: str, key: str) -> Any:
+    """A JSON value as its field holds it: objects become settings of their own, lists become tuples."""
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        return parse(hint, value, f"{where}: {key}")
+    if _is_optional(hint) and value is not None:
+        (hint,) = (each for each in get_args(hint) if each is not types.NoneType)
+        return _built(value, hint, where, key)
+    if get_origin(hint) is tuple and isinstance(value, list):
+        return tuple(_built(each, get_args(hint)[0], where, key) for each in value)
+    if not _fits(value, hint):
+        raise ConfigError(f"{where}: {key} must be {_words(hint)}, got {reprlib.repr(value)}")
+    return value
+
+
 def _fits(value: Any, hint: Any) -> bool:
     if get_origin(hint) is Literal:
-        return value in get_args(hint)
+        return isinstance(value, str) and value in get_args(hint)
+    if _is_optional(hint):
+        return value is None
     if hint is float:
         return isinstance(value, int | float) and not isinstance(value, bool)
     hint = get_origin(hint) or hint
     return isinstance(value, hint) and not (hint is int and isinstance(value, bool))
 
 
+def _is_optional(hint: Any) -> bool:
+    """Of the kind `X | None`; of a Literal Python makes another class of it."""
+    return get_origin(hint) in (types.UnionType, Union)
+
+
 def _words(hint: Any) -> str:
-    return (
-        f"one of {', '.join(map(repr, get_args(hint)))}"
-        if get_origin(hint) is Literal
-        else str(getattr(hint, "__name__", hint))
-    )
+    if get_origin(hint) is Literal:
+        return f"one of {', '.join(map(repr, get_args(hint)))}"
+    return "a list" if get_origin(hint) is tuple else str(getattr(hint, "__name__", hint))

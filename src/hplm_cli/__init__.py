@@ -24,6 +24,11 @@ class Command(NamedTuple):
 COMMANDS = {
     "serve": Command("hplm_cli.serve:serve", "serve", "Start Triton over a model repository; builds the demo if none."),
     "build": Command("hplm_builder.cli:app", "build", "Convert a base, make tables, fine-tune tenants, export models."),
+    "store": Command("hplm_cli.store:app", "serve", "Check a store, remove what nobody uses, register what is there."),
+    "worker": Command("hplm_cli.worker:worker", "build", "Do the jobs that manage requests queue; serve starts one."),
+    "domain": Command("hplm_client.domain_cli:app", "client", "Create, update and delete domains of a running server."),
+    "tenant": Command("hplm_client.tenant_cli:app", "client", "Create, update, delete and roll back its tenants."),
+    "job": Command("hplm_client.job_cli:app", "client", "Watch, list and cancel the jobs that make them."),
     "predict": Command("hplm_client.cli:predict", "client", "Ask a tenant's model on a running server."),
     "bench": Command("hplm_loadtest.cli:app", "loadtest", "Measure look-up, upper layers and whole requests."),
     "loadtest": Command("hplm_loadtest.loadtest_cli:app", "loadtest", "Put load on a running server with Locust."),

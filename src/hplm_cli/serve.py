@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import signal
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
@@ -16,13 +18,14 @@ from hplm_client import Client
 from rich.console import Console
 
 from hplm import config
-from hplm.adapters import tenant as tenants
-from hplm.adapters.bank_file import BankFile
+from hplm.adapters.bank import TenantBank, is_banked
 from hplm.adapters.tenant import TenantCard
 from hplm.errors import ArtifactError, HplmError, StartError
 from hplm.nn import base as bases
+from hplm.store.catalog import Catalog
 from hplm.store.layout import Store
 from hplm.triton.server import Ports, TritonServer, check_free, find_triton, free_ports
+from hplm_cli.supervisor import Supervisor
 
 DEFAULT_MODELS = Path("build/demo/models")
 SHOWN_TENANTS = 8
@@ -40,6 +43,9 @@ def serve(
     grpc_port: Annotated[int, typer.Option()] = 8001,
     metrics_port: Annotated[int, typer.Option()] = 8002,
     log: Annotated[Path | None, typer.Option(help="Triton's log; default: triton.log beside the models.")] = None,
+    worker: Annotated[
+        bool | None, typer.Option("--worker/--no-worker", help="Start a worker for jobs; default: as the models say.")
+    ] = None,
 ) -> None:
     """Start a real Triton over a model repository and show how to call it, until Ctrl-C.
 
@@ -72,7 +78,7 @@ def serve(
     cards = served_tenants(models)
     install = find_triton()
     console.print(f"Triton: {install.origin} ({install.binary})")
-    server = None
+    server = jobs = None
     try:
         log = log or models.parent / "triton.log"
         server = TritonServer(models, ports, install=install, flags=context.args, log=log)
@@ -81,6 +87,7 @@ def serve(
         if check:
             print(json.dumps(predictions, indent=2, ensure_ascii=False))
             return
+        jobs = start_worker(models, wanted=worker, log=log.with_name("worker.log"))
         _explain(console, ports, predictions)
         while server.process.poll() is None:
             time.sleep(0.2)
@@ -90,35 +97,55 @@ def serve(
         if check:
             raise typer.Exit(130) from None
     finally:
-        # An impatient second Ctrl-C must not leave Triton behind.
+        # An impatient second Ctrl-C must leave neither Triton nor the worker behind.
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
-        if server is not None:
-            server.stop()
+        try:
+            if jobs is not None:
+                jobs.stop()
+        finally:
+            if server is not None:
+                server.stop()
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def served_tenants(models: Path) -> list[TenantCard]:
-    """The tenants behind a repository, of a bank file the first ones.
+def start_worker(models: Path, *, wanted: bool | None, log: Path) -> Supervisor | None:
+    """The worker of a repository with a manager, where it is `wanted` or, with None, where the manager's settings say so."""
+    folder = models / "manager" / "1"
+    if not folder.is_dir():
+        return None
+    settings = config.load(config.ManagerSettings, folder / "settings.json")
+    if not (settings.worker if wanted is None else wanted):
+        return None
+    store = str((folder / settings.store).resolve())
+    command = [sys.executable, "-m", "hplm_cli", "worker", "--store", store, "--parent", str(os.getpid())]
+    # Not as an argument: everybody on the machine may read those, and the URL may hold a password.
+    return Supervisor(command, log, environment={"HPLM_REGISTRY": settings.registry} if settings.registry else None)
 
-    Raises before Triton starts where settings, base or tables are not sound.
+
+def served_tenants(models: Path) -> list[TenantCard]:
+    """The first tenants behind a repository, those with a folder of their own before those in a bank.
+
+    Raises before Triton starts where settings, registry or base are not sound.
     """
     folder = models / "hbert_upper" / "1"
     settings = config.load(config.UpperSettings, folder / "settings.json")
-    store = Store((folder / settings.store).resolve())
+    store = Store((folder / settings.store).resolve(), settings.registry)
     base = bases.load(store.base(settings.base), verify=False)
-    cards = []
-    for name in store.tenant_names():
-        try:
-            cards.append(tenants.load_card(store.tenant(name)))
-        except ArtifactError as error:
-            Console(stderr=True, soft_wrap=True).print(f"tenant {name} cannot be served: {error}", style="yellow")
-    for folder in store.banks():
-        bank = BankFile(folder, base.fingerprint)
-        cards += [bank.card(name) for name in bank.names[:SHOWN_TENANTS]]
+    with closing(Catalog(store, settings.base)) as catalog:
+        bank = TenantBank(store, catalog, base.fingerprint)
+        cards: list[TenantCard] = []
+        for tenant in sorted(catalog.served(), key=lambda one: (is_banked(store, store.path(one.path)), one.name)):
+            if len(cards) == SHOWN_TENANTS:
+                break
+            try:
+                cards.append(bank.card(tenant))
+            except ArtifactError as error:
+                where = Console(stderr=True, soft_wrap=True)
+                where.print(f"tenant {tenant.name} cannot be served: {error}", style="yellow")
     return cards
 
 
@@ -126,12 +153,14 @@ def _predictions(console: Console, url: str, cards: list[TenantCard]) -> list[di
     """One real answer of each tenant; a tenant that cannot answer is named and left out."""
     answers = []
     with Client(url) as client:
-        for card in cards[:SHOWN_TENANTS]:
+        for card in cards:
             try:
-                answers.append(client.predict(card.name, card.example or ANY_TEXT))
+                pair = (card.example_pair or ANY_TEXT) if card.texts == 2 else None
+                answers.append(client.predict(card.name, card.example or ANY_TEXT, pair))
             except HplmError as error:
                 console.print(f"tenant {card.name} cannot answer: {error.wire()}", style="yellow", markup=False)
-    return [{"tenant": a.tenant, "text": a.text, "label": a.label, "score": a.score} for a in answers]
+    shown = ("tenant", "text", "pair", "label", "score")
+    return [{key: a.as_dict()[key] for key in shown if key != "pair" or a.pair is not None} for a in answers]
 
 
 def _explain(console: Console, ports: Ports, predictions: list[dict[str, object]]) -> None:
@@ -143,11 +172,12 @@ def _explain(console: Console, ports: Ports, predictions: list[dict[str, object]
     if not predictions:
         console.print("  no tenants yet: `hplm build tenant --help`")
         return
-    tenant, text = str(predictions[0]["tenant"]), str(predictions[0]["text"])
+    tenant = str(predictions[0]["tenant"])
+    texts = [str(predictions[0][key]) for key in ("text", "pair") if key in predictions[0]]
     body = json.dumps(
         {
             "inputs": [
-                {"name": "TEXT", "shape": [1, 1], "datatype": "BYTES", "data": [text]},
+                {"name": "TEXT", "shape": [1, len(texts)], "datatype": "BYTES", "data": texts},
                 {"name": "TENANT", "shape": [1, 1], "datatype": "BYTES", "data": [tenant]},
             ],
             "outputs": [{"name": "LABEL"}, {"name": "SCORE"}],
@@ -157,9 +187,10 @@ def _explain(console: Console, ports: Ports, predictions: list[dict[str, object]
         f"\nServing HTTP on {ports.http_url}, gRPC on {ports.grpc_url}, metrics on http://{ports.host}:{ports.metrics}/metrics"
     )
     # JSON strings are Python strings, and double quotes need no quoting inside the shell's single ones.
-    url, name, words = (json.dumps(value) for value in (ports.grpc_url, tenant, text))
-    code = f"from hplm_client import Client; print(Client({url}).predict({name}, {words}).label)"
-    call = ["predict", "--url", ports.http_url, "--tenant", tenant, text]
+    asked = ", ".join(json.dumps(value) for value in (tenant, *texts))
+    code = f"from hplm_client import Client; print(Client({json.dumps(ports.grpc_url)}).predict({asked}).label)"
+    call = ["predict", "--url", ports.http_url, "--tenant", tenant, texts[0]]
+    call += ["--pair", *texts[1:]] if len(texts) == 2 else []
     lines = [
         shlex.join(["curl", "-s", f"{ports.http_url}/v2/models/hbert/infer", "-d", body]),
         shlex.join([sys.executable, "-c", code]),

@@ -15,9 +15,18 @@ BIN = Path(sys.executable).parent
 COMMANDS = (
     [],
     ["serve"],
+    ["worker"],
+    ["store"],
+    *(["store", name] for name in ("verify", "gc", "adopt", "show")),
     ["predict"],
     ["build"],
-    *(["build", name] for name in ("demo", "base", "plot", "tenant", "export", "fleet")),
+    *(["build", name] for name in ("demo", "base", "plot", "domain", "tenant", "export", "fleet")),
+    ["tenant"],
+    *(["tenant", name] for name in ("create", "update", "show", "list", "delete", "rollback")),
+    ["domain"],
+    *(["domain", name] for name in ("create", "update", "show", "list", "delete")),
+    ["job"],
+    *(["job", name] for name in ("list", "show", "watch", "cancel")),
     ["bench"],
     *(
         ["bench", name]

@@ -14,6 +14,7 @@ CORE = (
     "hplm.scheduling",
     "hplm.store",
     "hplm.config",
+    "hplm.crash",
     "hplm.decode",
     "hplm.errors",
     "hplm.text",
@@ -28,12 +29,25 @@ RULES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("hplm.scheduling", "hplm.errors"),
         ("torch", "tritonclient", "triton_python_backend_utils"),
     ),
-    "src/hplm/store": (("hplm.store", "hplm.errors"), ("torch", "tritonclient", "triton_python_backend_utils")),
+    "src/hplm/store": (
+        ("hplm.store", "hplm.errors", "hplm.crash"),
+        ("torch", "tritonclient", "triton_python_backend_utils"),
+    ),
     "src/hplm/nn": ((*CORE, "hplm.nn"), ("tritonclient", "triton_python_backend_utils")),
-    "src/hplm/serving": ((*CORE, "hplm.nn", "hplm.serving"), ("tritonclient", "triton_python_backend_utils")),
+    "src/hplm/manage": ((*CORE, "hplm.manage"), ("torch", "tritonclient", "triton_python_backend_utils")),
+    "src/hplm/serving": (
+        (*CORE, "hplm.nn", "hplm.manage", "hplm.serving"),
+        ("tritonclient", "triton_python_backend_utils"),
+    ),
     "src/hplm/triton": ((*CORE, "hplm.triton"), ("torch", "tritonclient")),
-    "backends": ((*CORE, "hplm.serving", "hplm.triton"), ("torch", "tritonclient", "triton_python_backend_utils")),
-    "clients": (("hplm.wire", "hplm.errors", "hplm_client"), ("torch", "tokenizers", "triton_python_backend_utils")),
+    "backends": (
+        (*CORE, "hplm.manage", "hplm.serving", "hplm.triton"),
+        ("torch", "tritonclient", "triton_python_backend_utils"),
+    ),
+    "clients": (
+        ("hplm.wire", "hplm.errors", "hplm_client"),
+        ("torch", "tokenizers", "sqlalchemy", "triton_python_backend_utils"),
+    ),
     "builder": (("hplm.", "hplm_builder"), ("tritonclient", "triton_python_backend_utils")),
     "loadtest": (("hplm.", "hplm_client", "hplm_loadtest"), ("triton_python_backend_utils",)),
 }

@@ -1,0 +1,92 @@
+"""The jobs that create and update domains."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hplm.crash import crash_point
+from hplm.errors import AlreadyThereError, UnknownDomainError
+from hplm.manage.inputs import locate
+from hplm.store.records import DomainVersion, Job
+from hplm.store.registry import Registry
+from hplm_builder.domains import DomainSettings, build_domain, estimate_domain
+from hplm_builder.job_bench import Bench, current_version, made_by, published
+
+
+def make_domain(job: Job, bench: Bench) -> dict[str, Any]:
+    """Create or update a domain. An update goes on from the layers of the version before."""
+    request, registry = job.request, bench.registry
+    base, name = request["base"], request["domain"]
+    if (made := made_by(job, _versions(registry, base, name))) is not None:
+        return _result(made)
+    current = current_version(registry, base, name) if job.kind == "domain.update" else None
+    if current is None and _versions(registry, base, name):
+        raise AlreadyThereError(f"domain {name!r} exists already: domain.update makes its next version")
+    parent = current_version(registry, base, request["parent"])
+    corpus = locate(request["corpus"], bench.uploads)
+    number = registry.next_domain_number(base, name)
+    folder = bench.store.domain(base, name, number)
+    about = build_domain(
+        bench.store,
+        base,
+        _paths(registry, current or parent),
+        folder,
+        corpus,
+        _settings(request),
+        bench.report,
+        below=parent.path,
+        corpus_name=corpus.name,
+        work=bench.store.scratch(job.id),
+        device=bench.device,
+    )
+    crash_point("job.trained")
+    made = published(
+        bench,
+        folder,
+        lambda path: registry.publish_domain(
+            base,
+            name,
+            path,
+            bench.clock(),
+            parent_id=parent.id,
+            about={**about, "job": job.id},
+            expected=current.number if current else None,
+            number=number,
+        ),
+        lambda: made_by(job, _versions(registry, base, name)),
+        request["keep_versions"],
+    )
+    return _result(made)
+
+
+def plan_domain(job: Job, bench: Bench) -> dict[str, Any]:
+    """What `make_domain` would cost; the corpus is checked as it would be."""
+    request, registry = job.request, bench.registry
+    start = request["domain"] if job.kind == "domain.update" else request["parent"]
+    corpus = locate(request["corpus"], bench.uploads)
+    paths = _paths(registry, current_version(registry, request["base"], start))
+    return estimate_domain(
+        bench.store, request["base"], paths, corpus, _settings(request), bench.report, corpus_name=corpus.name
+    )
+
+
+def _versions(registry: Registry, base: str, name: str) -> list[DomainVersion]:
+    try:
+        return registry.domain_versions(base, name)
+    except UnknownDomainError:
+        return []
+
+
+def _paths(registry: Registry, version: DomainVersion) -> list[str]:
+    return [above.path for above in registry.lineage(version.id)]
+
+
+def _settings(request: dict[str, Any]) -> DomainSettings:
+    given = dict(request["settings"])
+    if "tokens" in given:
+        given["total_tokens"] = given.pop("tokens")
+    return DomainSettings(**given, min_corpus_tokens=request["min_corpus_tokens"])
+
+
+def _result(version: DomainVersion) -> dict[str, Any]:
+    return {"domain": version.domain, "base": version.base, "version": version.number}

@@ -1,0 +1,85 @@
+"""What the steps of a job work with, and how what they made is published."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from hplm.crash import crash_point
+from hplm.errors import ManageError
+from hplm.manage.uploads import Uploads
+from hplm.progress import Report
+from hplm.store.layout import Store
+from hplm.store.records import DomainVersion, Job, TenantVersion
+from hplm.store.registry import Registry
+
+Version = TypeVar("Version", TenantVersion, DomainVersion)
+Answer = TypeVar("Answer")
+
+
+class Insist(Protocol):
+    """Calls, and calls again while the registry cannot be used."""
+
+    def __call__(self, ask: Callable[[], Answer]) -> Answer: ...
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What a job's steps work with. `report` is told how far it is, and raises where the job is to end.
+
+    `held` raises LeaseLostError or JobCancelledError where nothing may be published any more. `insist`
+    asks the registry again while it is busy.
+    """
+
+    store: Store
+    registry: Registry
+    uploads: Uploads
+    report: Report
+    held: Callable[[], None]
+    insist: Insist
+    clock: Callable[[], float] = time.time
+    device: str = "cpu"
+
+
+def made_by(job: Job, versions: Sequence[Version]) -> Version | None:
+    """The version that this job published before its worker was lost."""
+    return next((version for version in versions if version.about.get("job") == job.id), None)
+
+
+def current_version(registry: Registry, base: str, domain: str) -> DomainVersion:
+    """Raises UnknownDomainError."""
+    number = registry.domain(base, domain).current
+    return next(version for version in registry.domain_versions(base, domain) if version.number == number)
+
+
+def published(
+    bench: Bench,
+    folder: Path,
+    publish: Callable[[str], Version],
+    made: Callable[[], Version | None],
+    keep_versions: int,
+) -> Version:
+    """Register the artifact in `folder`. Where that is refused, it is not left lying there.
+
+    A refusal may mean that this very job has published: from here, though the answer was lost, or from another worker
+    that took this one for dead.
+    """
+    try:
+        bench.insist(bench.held)
+        crash_point("publish.before")
+        version = bench.insist(lambda: publish(folder.relative_to(bench.store.root).as_posix()))
+    except ManageError:
+        found = bench.insist(made)
+        if found is None or bench.store.path(found.path) != folder:
+            shutil.rmtree(folder, ignore_errors=True)
+        if found is None:
+            raise
+        version = found
+    crash_point("publish.after")
+    bench.insist(lambda: bench.registry.retire(keep_versions, bench.clock()))
+    crash_point("job.retired")
+    return version

@@ -1,0 +1,112 @@
+"""The line between a running job and the registry: progress goes out, the lease is renewed, an end asked for comes in."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hplm.crash import crash_point
+from hplm.errors import HplmError, JobCancelledError, LeaseLostError, RegistryError, StoppingError
+from hplm.store.records import Job
+from hplm.store.registry import Registry
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class LeaseTimes:
+    """A job is held for `lease_s`; `beat_s` after each renewal comes the next, sooner where there is progress to tell."""
+
+    lease_s: float = 30.0
+    beat_s: float = 5.0
+    tell_s: float = 0.5
+
+
+class JobReport:
+    """A Report whose news a thread of its own brings to the registry, so that training never waits for a database.
+
+    Calling it raises JobCancelledError, StoppingError or LeaseLostError where the job is to end. A context manager.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        job: Job,
+        worker: str,
+        stop: threading.Event,
+        times: LeaseTimes,
+        clock: Callable[[], float],
+    ) -> None:
+        self._registry, self._job, self._worker = registry, job, worker
+        self._stop, self._times, self._clock = stop, times, clock
+        self._began_s = time.monotonic()
+        self._step, self._progress = "", 0.0
+        self._first: float | None = None  # a job that goes on where it was killed has not begun at 0
+        self._end: HplmError | None = None
+        self._closed = threading.Event()
+        self._renewed_s = time.monotonic()
+        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+
+    def __call__(self, step: str, progress: float) -> None:
+        self._step, self._progress = step, min(1.0, max(0.0, progress))
+        self._first = self._progress if self._first is None else self._first
+        crash_point("job.reported")
+        if self._stop.is_set():
+            raise StoppingError("the worker is shutting down")
+        if self._end is not None:
+            raise self._end
+
+    def held(self) -> None:
+        """Renew the lease now. Raises LeaseLostError or JobCancelledError where nothing may be published, and RegistryError."""
+        self._renew()
+        if self._end is not None:
+            raise self._end
+
+    def __enter__(self) -> JobReport:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closed.set()
+        self._thread.join()
+
+    def _beat(self) -> None:
+        told = (self._step, self._progress)
+        while not self._closed.wait(self._times.tell_s):
+            now = (self._step, self._progress)
+            if now == told and time.monotonic() - self._renewed_s < self._times.beat_s:
+                continue
+            try:
+                self._renew()
+                told = now
+            except RegistryError as error:
+                log.warning("job %s: its lease was not renewed: %s", self._job.id, error)
+                if time.monotonic() - self._renewed_s > self._times.lease_s:
+                    self._end = LeaseLostError(f"job {self._job.id} could not be held on to: {error}")
+
+    def _renew(self) -> None:
+        try:
+            cancelled = self._registry.report_job(
+                self._job.id,
+                self._worker,
+                self._clock(),
+                self._times.lease_s,
+                step=self._step,
+                progress=self._progress,
+                eta_s=self._eta_s(),
+            )
+            self._renewed_s = time.monotonic()
+            if cancelled:
+                self._end = JobCancelledError("the job was cancelled")
+        except LeaseLostError as error:
+            self._end = error
+
+    def _eta_s(self) -> float | None:
+        """As if the rest went as fast as what is done; None while that says nothing."""
+        done = self._progress - (self._first or 0.0)
+        if done < 0.02:
+            return None
+        return (time.monotonic() - self._began_s) * (1 - self._progress) / done

@@ -1,0 +1,179 @@
+"""The jobs that create and update tenants."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hplm.adapters import tenant as tenants
+from hplm.adapters.bank import is_banked
+from hplm.adapters.bank_file import BankFile
+from hplm.adapters.tenant import Tenant, TenantCard
+from hplm.config import BaseConfig
+from hplm.crash import crash_point
+from hplm.errors import AlreadyThereError, BadManageRequestError, DataError, UnknownTenantError
+from hplm.manage.inputs import locate
+from hplm.nn import base as bases
+from hplm.nn.base import Base
+from hplm.nn.lookup import PlotLookup, open_lineage
+from hplm.progress import Report
+from hplm.store.layout import Store
+from hplm.store.records import DomainVersion, Job, TenantVersion
+from hplm.store.registry import Registry
+from hplm_builder.finetune import TrainSettings
+from hplm_builder.job_bench import Bench, current_version, made_by, published
+from hplm_builder.labelled import LabelledData, LabelledFile, read_data
+from hplm_builder.tenants import REDUCTION_FACTOR, estimate_fine_tune, train_tenant
+
+# Shares of the job: texts through the tables, then the epochs.
+FEATURES_SHARE = 0.25
+
+
+def make_tenant(job: Job, bench: Bench) -> dict[str, Any]:
+    """Create or update a tenant."""
+    request, registry = job.request, bench.registry
+    name = request["tenant"]
+    if (made := made_by(job, _versions(registry, name))) is not None:
+        return _result(made)
+    task = _Task.read(job, bench)
+    trained = train_tenant(
+        task.base,
+        task.lookup(bench.store),
+        name,
+        task.data,
+        task.settings,
+        _overall(bench.report),
+        start=task.start,
+    )
+    crash_point("job.trained")
+    number = bench.insist(lambda: registry.next_number(name))
+    about = {**trained.card.about, "job": job.id, "domain": task.lineage[0].path}
+    folder = bench.store.tenant_version(name, number)
+    bench.report("publish", 1.0)
+    tenants.save(folder, replace(trained, card=replace(trained.card, about=about)))
+    made = published(
+        bench,
+        folder,
+        lambda path: registry.publish_tenant(
+            name,
+            task.lineage[0].id,
+            path,
+            bench.clock(),
+            about={**about, "task": task.data.task, "labels": list(task.data.labels)},
+            number=number,
+            expected=task.current.number if task.current else None,
+        ),
+        lambda: made_by(job, _versions(registry, name)),
+        request["keep_versions"],
+    )
+    return _result(made)
+
+
+def plan_tenant(job: Job, bench: Bench) -> dict[str, Any]:
+    """What `make_tenant` would cost, measured on a few examples; the data is checked as it would be."""
+    task = _Task.read(job, bench)
+    bench.report("measure", 0.5)
+    return {
+        "examples": {part: len(getattr(task.data, part)) for part in ("train", "dev", "test")},
+        "labels": list(task.data.labels),
+        "task": task.data.task,
+        "estimated_s": estimate_fine_tune(task.data, task.settings, task.base, task.lookup(bench.store)),
+        "bytes": _bytes(task.base.config, len(task.data.labels)),
+    }
+
+
+@dataclass(frozen=True)
+class _Task:
+    """A tenant's job with its files read and checked; `current` and `start` are of an update."""
+
+    base: Base
+    lineage: list[DomainVersion]
+    current: TenantVersion | None
+    start: Tenant | None
+    data: LabelledData
+    settings: TrainSettings
+
+    @classmethod
+    def read(cls, job: Job, bench: Bench) -> _Task:
+        """Raises AlreadyThereError, UnknownTenantError, UnknownDomainError, DataError and what `locate` raises."""
+        request, registry = job.request, bench.registry
+        name = request["tenant"]
+        bench.report("read", 0.0)
+        current, start = None, None
+        base = bases.load(bench.store.base(request["base"]))
+        if job.kind == "tenant.update":
+            current = registry.tenant(name).current
+            start = _load(bench.store, current, base)
+        elif _versions(registry, name):
+            raise AlreadyThereError(f"tenant {name!r} exists already: tenant.update makes its next version")
+        lineage = registry.lineage(current_version(registry, request["base"], request["domain"]).id)
+        settings = _settings(request, start.card if start else None)
+        paths = {part: locate(source, bench.uploads) for part, source in request["data"].items()}
+        data = read_data(
+            # Errors are for whoever sent the file: they name it, not where it lies here.
+            **{part: LabelledFile(path, path.name) for part, path in paths.items()},
+            task=start.card.task if start else request["task"],
+            expected_labels=start.card.labels if start else None,
+            seed=settings.seed,
+        )
+        if start and data.texts != start.card.texts:
+            raise DataError(f"the tenant was trained on {_texts(start.card.texts)}, the data has {_texts(data.texts)}")
+        return cls(base, lineage, current, start, data, settings)
+
+    def lookup(self, store: Store) -> PlotLookup:
+        return open_lineage(store, self.base, [version.path for version in self.lineage])
+
+
+def _settings(request: dict[str, Any], known: TenantCard | None) -> TrainSettings:
+    """Of the request; with `known`, the card of the version that an update goes on from, what its head was made for stays."""
+    given = dict(request["settings"])
+    if "learning_rates" in given:
+        given["learning_rates"] = tuple(given["learning_rates"])
+    if known is not None:
+        for key, asked, fixed in (
+            ("task", request["task"], known.task),
+            ("pooling", given.get("pooling"), known.pooling),
+        ):
+            if asked not in (None, fixed):
+                raise BadManageRequestError(f"the tenant's {key} is {fixed}, an update cannot make it {asked}")
+        given["pooling"] = known.pooling
+    return TrainSettings(**given)
+
+
+def _versions(registry: Registry, name: str) -> list[TenantVersion]:
+    try:
+        return registry.tenant_versions(name)
+    except UnknownTenantError:
+        return []
+
+
+def _load(store: Store, version: TenantVersion, base: Base) -> Tenant:
+    folder = store.path(version.path)
+    if is_banked(store, folder):
+        return BankFile(folder, base.fingerprint).load(version.tenant)
+    return tenants.load(folder, fingerprint=base.fingerprint, name=version.tenant)
+
+
+def _overall(report: Report) -> Report:
+    """The steps' own progress as that of the whole job."""
+    spans = {"features": (0.0, FEATURES_SHARE), "fine-tune": (FEATURES_SHARE, 1.0)}
+
+    def told(step: str, progress: float) -> None:
+        start, end = spans[step]
+        report(step, start + (end - start) * progress)
+
+    return told
+
+
+def _result(version: TenantVersion) -> dict[str, Any]:
+    return {"tenant": version.tenant, "version": version.number, "scores": version.about.get("scores", {})}
+
+
+def _bytes(config: BaseConfig, labels: int) -> int:
+    """Of a tenant's weights on disk, in float32."""
+    hidden, reduced = config.hidden_size, max(1, config.hidden_size // REDUCTION_FACTOR)
+    return 4 * (config.upper_layers * (2 * hidden * reduced + reduced + hidden) + labels * (hidden + 1))
+
+
+def _texts(count: int) -> str:
+    return "single texts" if count == 1 else "pairs of texts"

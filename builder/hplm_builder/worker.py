@@ -1,0 +1,173 @@
+"""The worker: takes one job after another from the registry and sees each to an end, whatever happens to it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from hplm.crash import crash_point
+from hplm.errors import (
+    CorpusTooSmallError,
+    DataError,
+    HplmError,
+    InternalError,
+    JobCancelledError,
+    LeaseLostError,
+    RegistryError,
+    RegistryUnavailableError,
+    StoppingError,
+    StoreUnavailableError,
+)
+from hplm.manage.uploads import Uploads, uploads_of
+from hplm.store import caretaker
+from hplm.store.layout import Store
+from hplm.store.records import Job
+from hplm.store.registry import Registry
+from hplm_builder.job_bench import Bench
+from hplm_builder.job_report import JobReport, LeaseTimes
+
+log = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
+LOOK_S = 0.5
+CLEAN_S = 60.0
+LONGEST_PAUSE_S = 10.0
+
+
+class Worker:
+    """Works on the jobs of a store until `stop` is set. Several workers may share a store."""
+
+    def __init__(
+        self,
+        store: Store,
+        name: str,
+        *,
+        device: str = "cpu",
+        times: LeaseTimes | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`name` must be no other worker's, also none that was killed a moment ago."""
+        self._store, self._name, self._device, self._clock = store, name, device, clock
+        self._times = times or LeaseTimes()
+        self.stop = threading.Event()
+        self._current: tuple[Registry, Job] | None = None
+
+    def run(self, *, until_idle: bool = False) -> None:
+        """Take jobs until `stop` is set, or with `until_idle` until there is none. Waits for a registry that is not there."""
+        pause_s = LOOK_S
+        while not self.stop.is_set():
+            try:
+                registry = Registry.open(self._store)
+                try:
+                    self._serve(registry, until_idle)
+                finally:
+                    registry.close()
+                if until_idle:
+                    return
+                pause_s = LOOK_S
+            except (RegistryError, OSError) as error:
+                log.warning("no jobs for now: %s", error)
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                self.stop.wait(pause_s)
+
+    def give_back(self) -> None:
+        """Put the job under way back into the queue, from another thread: only for a process that ends right after."""
+        if (current := self._current) is not None:
+            registry, job = current
+            with contextlib.suppress(HplmError):
+                registry.release_job(job.id, self._name, self._clock())
+
+    def _serve(self, registry: Registry, until_idle: bool) -> None:
+        cleaned_s: float | None = None
+        while not self.stop.is_set():
+            job = registry.claim_job(self._name, self._clock(), self._times.lease_s)
+            if job is not None:
+                crash_point("job.claimed")
+                self._current = registry, job
+                try:
+                    self._work(registry, job)
+                finally:
+                    self._current = None
+                continue
+            if cleaned_s is None or time.monotonic() - cleaned_s > CLEAN_S:
+                self._clean(registry)
+                cleaned_s = time.monotonic()
+            if until_idle:
+                return
+            self.stop.wait(LOOK_S)
+
+    def _work(self, registry: Registry, job: Job) -> None:
+        """Do a job and say how it ended. Raises RegistryError where that cannot be said: the lease will run out."""
+        # Only now: a worker that waits does without torch and its memory.
+        from hplm_builder.jobs import run_job
+
+        log.info("job %s: %s of %s begins, attempt %d", job.id, job.kind, job.subject, job.attempts)
+        uploads = Uploads(self._store, registry)
+        with JobReport(registry, job, self._name, self.stop, self._times, self._clock) as report:
+            bench = Bench(self._store, registry, uploads, report, report.held, self._insist, self._clock, self._device)
+            error: HplmError | None = None
+            result = None
+            try:
+                result = run_job(job, bench)
+            except (RegistryError, LeaseLostError) as lost:
+                log.warning("job %s is left to whoever takes it next: %s", job.id, lost.wire())
+                return
+            except HplmError as found:
+                error = found
+            except OSError as failed:
+                log.exception("job %s failed", job.id)
+                error = StoreUnavailableError(f"the worker cannot read or write a file it needs: {failed.strerror}")
+            except Exception:
+                log.exception("job %s failed", job.id)
+                error = InternalError("the worker failed on this job; its log says why")
+            try:
+                self._insist(lambda: self._end(registry, job, result, error))
+            except LeaseLostError as lost:
+                log.warning("job %s was another's before its end: %s", job.id, lost)
+                return
+        log.info("job %s: %s", job.id, "done" if error is None else error.wire())
+        if not isinstance(error, StoppingError):
+            self._consume(uploads, job, error)
+
+    def _end(self, registry: Registry, job: Job, result: dict[str, object] | None, error: HplmError | None) -> None:
+        now_s = self._clock()
+        if error is None:
+            registry.finish_job(job.id, self._name, now_s, result=result)
+        elif isinstance(error, StoppingError):
+            registry.release_job(job.id, self._name, now_s)
+        elif isinstance(error, JobCancelledError):
+            registry.finish_job(job.id, self._name, now_s, cancelled=True)
+        else:
+            registry.finish_job(job.id, self._name, now_s, error={"code": error.code, "message": str(error)})
+
+    def _insist(self, ask: Callable[[], Answer]) -> Answer:
+        """A registry that is busy for a moment must not cost a trained tenant. The job's heartbeat goes on meanwhile."""
+        deadline_s = time.monotonic() + self._times.lease_s
+        while True:
+            try:
+                return ask()
+            except RegistryUnavailableError:
+                if time.monotonic() > deadline_s or self.stop.is_set():
+                    raise
+                self.stop.wait(LOOK_S)
+
+    def _consume(self, uploads: Uploads, job: Job, error: HplmError | None) -> None:
+        """Inputs go when they have served, or never can; after other ends a new job may name them, until they expire."""
+        crash_point("job.finished")
+        shutil.rmtree(self._store.scratch(job.id), ignore_errors=True)
+        served = error is None and not job.request["dry_run"]
+        if served or isinstance(error, DataError | CorpusTooSmallError):
+            uploads.consume(uploads_of(job.request))
+        crash_point("job.consumed")
+
+    def _clean(self, registry: Registry) -> None:
+        """Remove what nobody uses any more."""
+        removed = caretaker.collect(self._store, registry, self._clock())
+        for paths in (removed.retired, removed.uploads, [one.path for one in (*removed.leftovers, *removed.strays)]):
+            for path in paths:
+                log.info("removed %s", path)

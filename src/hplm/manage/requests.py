@@ -1,0 +1,234 @@
+"""Manage requests: JSON objects with an `action`, parsed strictly into one frozen class an action.
+
+{"action": "tenant.create", "tenant": "acme", "data": {"train": {"upload": "u1"}}}
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hplm.adapters.tenant import Task
+from hplm.config import parse
+from hplm.errors import BadManageRequestError, ConfigError
+from hplm.manage.parts import DataFiles, PretrainSettings, Source, TuneSettings, between, check_id, check_name_of
+from hplm.store.records import JobState
+
+MOST_LISTED = 1000
+MOST_INTEGER = 1 << 62
+_PART_OF_A_NAME = re.compile(r"[a-z0-9_.-]{0,64}")
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class ManageRequest:
+    """Checks whatever names a request holds."""
+
+    def __post_init__(self) -> None:
+        for key in ("base", "domain", "parent", "tenant"):
+            if (name := getattr(self, key, None)) is not None:
+                check_name_of(key, name)
+        for key in ("job", "upload"):
+            if (found := getattr(self, key, None)) is not None:
+                check_id(key, found)
+        for key in ("prefix", "after"):
+            if not _PART_OF_A_NAME.fullmatch(getattr(self, key, "")):
+                raise ConfigError(f"{key} must be a part of a name")
+        between("limit", getattr(self, "limit", None), 1, MOST_LISTED)
+
+
+@dataclass(frozen=True)
+class CreateTenant(ManageRequest):
+    """Fine-tune a new tenant over the current version of a domain."""
+
+    tenant: str
+    data: DataFiles
+    domain: str | None = None
+    base: str | None = None
+    task: Task | None = None
+    settings: TuneSettings = field(default_factory=TuneSettings)
+    dry_run: bool = False
+
+
+@dataclass(frozen=True)
+class UpdateTenant(CreateTenant):
+    """Fine-tune a tenant's next version; its labels stay."""
+
+
+@dataclass(frozen=True)
+class DeleteTenant(ManageRequest):
+    tenant: str
+
+
+@dataclass(frozen=True)
+class RollBackTenant(ManageRequest):
+    """Serve an earlier version again, by default the one before."""
+
+    tenant: str
+    version: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        between("version", self.version, 1, MOST_INTEGER)
+
+
+@dataclass(frozen=True)
+class ShowTenant(ManageRequest):
+    tenant: str
+
+
+@dataclass(frozen=True)
+class ListTenants(ManageRequest):
+    prefix: str = ""
+    after: str = ""
+    limit: int = 100
+
+
+@dataclass(frozen=True)
+class CreateDomain(ManageRequest):
+    """Pretrain a branch further, below `parent` or the root."""
+
+    domain: str
+    corpus: Source
+    base: str | None = None
+    parent: str | None = None
+    settings: PretrainSettings = field(default_factory=PretrainSettings)
+    dry_run: bool = False
+
+
+@dataclass(frozen=True)
+class UpdateDomain(CreateDomain):
+    """Pretrain a branch's next version; its parent stays."""
+
+
+@dataclass(frozen=True)
+class ShowDomain(ManageRequest):
+    domain: str
+    base: str | None = None
+
+
+@dataclass(frozen=True)
+class ListDomains(ManageRequest):
+    base: str | None = None
+
+
+@dataclass(frozen=True)
+class DeleteDomain(ManageRequest):
+    domain: str
+    base: str | None = None
+
+
+@dataclass(frozen=True)
+class ShowJob(ManageRequest):
+    job: str
+
+
+@dataclass(frozen=True)
+class ListJobs(ManageRequest):
+    states: tuple[JobState, ...] | None = None
+    limit: int = 100
+
+
+@dataclass(frozen=True)
+class CancelJob(ManageRequest):
+    job: str
+
+
+@dataclass(frozen=True)
+class StartUpload(ManageRequest):
+    """`bytes` will come, whose checksum is `sha256`; the ending of `name` says the format."""
+
+    bytes: int
+    sha256: str
+    name: str
+
+    def __post_init__(self) -> None:
+        between("bytes", self.bytes, 1, MOST_INTEGER)
+        if not _DIGEST.fullmatch(self.sha256):
+            raise ConfigError("sha256 must be 64 hex digits in lower case")
+        if not _FILE_NAME.fullmatch(self.name):
+            raise ConfigError("name is 1 to 100 letters, digits, '-', '_' or '.', and starts with a letter or digit")
+
+
+@dataclass(frozen=True)
+class UploadChunk(ManageRequest):
+    """A piece of an upload from byte `offset` on; `data` is base64."""
+
+    upload: str
+    offset: int
+    data: str
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        between("offset", self.offset, 0, MOST_INTEGER)
+
+    @property
+    def raw(self) -> bytes:
+        """The piece itself. Raises BadManageRequestError."""
+        try:
+            return base64.b64decode(self.data, validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise BadManageRequestError(f"upload.chunk: data is not base64: {error}") from None
+
+
+@dataclass(frozen=True)
+class FinishUpload(ManageRequest):
+    upload: str
+
+
+ACTIONS: dict[str, type[ManageRequest]] = {
+    "tenant.create": CreateTenant,
+    "tenant.update": UpdateTenant,
+    "tenant.delete": DeleteTenant,
+    "tenant.rollback": RollBackTenant,
+    "tenant.show": ShowTenant,
+    "tenant.list": ListTenants,
+    "domain.create": CreateDomain,
+    "domain.update": UpdateDomain,
+    "domain.delete": DeleteDomain,
+    "domain.show": ShowDomain,
+    "domain.list": ListDomains,
+    "job.show": ShowJob,
+    "job.list": ListJobs,
+    "job.cancel": CancelJob,
+    "upload.start": StartUpload,
+    "upload.chunk": UploadChunk,
+    "upload.finish": FinishUpload,
+}
+
+
+def parse_request(raw: bytes, actions: Mapping[str, type[ManageRequest]] = ACTIONS) -> ManageRequest:
+    """The request in `raw`.
+
+    Raises BadManageRequestError saying what was expected and what came, or TenantNameError.
+    """
+    try:
+        values = json.loads(raw, object_pairs_hook=_unique, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise BadManageRequestError(f"the request is not JSON: {error}"[:200]) from None
+    if not isinstance(values, dict):
+        raise BadManageRequestError(f"a request is a JSON object, got {type(values).__name__}")
+    action = values.pop("action", None)
+    if not isinstance(action, str) or action not in actions:
+        raise BadManageRequestError(f"`action` must be one of {', '.join(actions)}")
+    try:
+        return parse(actions[action], values, action)
+    except ConfigError as error:
+        raise BadManageRequestError(str(error)) from None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key stands twice in one object")
+    return found
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a number here")

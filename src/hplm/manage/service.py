@@ -1,0 +1,261 @@
+"""The manager: answers manage requests from the registry, and queues what takes longer as jobs for a worker."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from hplm.config import ManagerSettings
+from hplm.crash import crash_point
+from hplm.errors import (
+    AlreadyThereError,
+    BadManageRequestError,
+    CorpusTooSmallError,
+    DataError,
+    UnknownDomainError,
+    UnknownTenantError,
+)
+from hplm.manage import requests, views
+from hplm.manage.inputs import locate, pinned
+from hplm.manage.parts import Source, given
+from hplm.manage.requests import ManageRequest, parse_request
+from hplm.manage.survey import CORPUS_ENDINGS, DATA_ENDINGS, survey
+from hplm.manage.uploads import Uploads
+from hplm.store.layout import Store
+from hplm.store.records import UNFINISHED, Job
+from hplm.store.registry import Registry
+
+Answer = dict[str, Any]
+# A dry run is a short job; who asks for one mostly gets its result at once.
+DRY_RUN_WAIT_S = 10.0
+DRY_RUN_LOOK_S = 0.1
+
+
+class ManageService:
+    """Safe to use from several threads. Holds nothing but the registry, opened at the first request."""
+
+    def __init__(
+        self,
+        store: Store,
+        settings: ManagerSettings,
+        clock: Callable[[], float] = time.time,
+        *,
+        dry_run_wait_s: float = DRY_RUN_WAIT_S,
+    ) -> None:
+        self._store, self._settings, self._clock, self._dry_run_wait_s = store, settings, clock, dry_run_wait_s
+        self._opening = threading.Lock()
+        self._opened: Registry | None = None
+        self._waiting = threading.Semaphore()
+        self._handlers: dict[type[ManageRequest], Callable[[Any], Answer]] = {
+            requests.CreateTenant: self._fine_tune,
+            requests.UpdateTenant: self._fine_tune,
+            requests.DeleteTenant: self._delete_tenant,
+            requests.RollBackTenant: self._roll_back,
+            requests.ShowTenant: self._show_tenant,
+            requests.ListTenants: self._list_tenants,
+            requests.CreateDomain: self._pretrain,
+            requests.UpdateDomain: self._pretrain,
+            requests.DeleteDomain: self._delete_domain,
+            requests.ShowDomain: self._show_domain,
+            requests.ListDomains: self._list_domains,
+            requests.ShowJob: lambda request: {"job": views.job(self._registry.job(request.job))},
+            requests.ListJobs: self._list_jobs,
+            requests.CancelJob: lambda request: {
+                "job": views.job(self._registry.cancel_job(request.job, self._clock()))
+            },
+            requests.StartUpload: self._start_upload,
+            requests.UploadChunk: lambda request: {
+                "received": self._uploads.receive(request, self._settings.upload_chunk_bytes)
+            },
+            requests.FinishUpload: lambda request: {"upload": self._uploads.finish(request.upload).id},
+        }
+
+    def handle(self, raw: bytes) -> Answer:
+        """Answer one request, JSON in, a JSON object out. Raises HplmError where it is refused."""
+        request = parse_request(raw)
+        return {"ok": True, **self._handlers[type(request)](request)}
+
+    def close(self) -> None:
+        """Let go of the registry."""
+        with self._opening:
+            if self._opened is not None:
+                self._opened.close()
+                self._opened = None
+
+    @property
+    def _registry(self) -> Registry:
+        """Opened when first needed, and tried again until it can be: a server starts without it."""
+        with self._opening:
+            if self._opened is None:
+                self._opened = Registry.open(self._store)
+            return self._opened
+
+    @property
+    def _uploads(self) -> Uploads:
+        return Uploads(self._store, self._registry)
+
+    def _fine_tune(self, request: requests.CreateTenant) -> Answer:
+        kind, name = "tenant.create", request.tenant
+        base, domain = request.base or self._settings.base, request.domain or self._settings.domain
+        if isinstance(request, requests.UpdateTenant):
+            kind, record = "tenant.update", self._registry.tenant(name)
+            if request.base not in (None, record.base):
+                raise BadManageRequestError(
+                    f"tenant {name!r} is over base {record.base!r}, which an update cannot change"
+                )
+            base, domain = record.base, request.domain or record.domain
+        elif self._has_tenant(name):
+            raise AlreadyThereError(f"tenant {name!r} exists already: tenant.update makes its next version")
+        self._registry.domain(base, domain)
+        files = request.data.named()
+        for source in files.values():
+            self._look_at(source, DATA_ENDINGS, self._settings.max_data_bytes)
+        details = {
+            "tenant": name,
+            "task": request.task,
+            "data": {part: pinned(source, self._settings) for part, source in files.items()},
+        }
+        return self._submit(kind, f"tenant:{name}", request, base, domain, details)
+
+    def _pretrain(self, request: requests.CreateDomain) -> Answer:
+        kind, name = "domain.create", request.domain
+        base, parent = request.base or self._settings.base, request.parent or self._settings.domain
+        if isinstance(request, requests.UpdateDomain):
+            kind, known = "domain.update", self._registry.domain(base, name).parent
+            if known is None:
+                raise BadManageRequestError(f"{name!r} is the root of its tree: `hplm build plot` makes it")
+            if request.parent not in (None, known):
+                raise BadManageRequestError(f"domain {name!r} is below {known!r}, which an update cannot change")
+            parent = known
+        elif self._has_domain(base, name):
+            raise AlreadyThereError(f"domain {name!r} exists already: domain.update makes its next version")
+        self._registry.domain(base, parent)
+        seen = self._look_at(request.corpus, CORPUS_ENDINGS, self._settings.max_upload_bytes)
+        if seen < (least := self._settings.min_corpus_tokens):
+            raise CorpusTooSmallError(f"the corpus has {seen:,} bytes, a domain needs {least:,} tokens")
+        details = {
+            "parent": parent,
+            "corpus": pinned(request.corpus, self._settings),
+            "min_corpus_tokens": self._settings.min_corpus_tokens,
+        }
+        return self._submit(kind, f"domain:{base}/{name}", request, base, name, details)
+
+    def _look_at(self, source: Source, endings: tuple[str, ...], most_bytes: int) -> int:
+        """Bytes of text in a file; an upload that cannot be used is dropped. Raises DataError and what `locate` raises."""
+        try:
+            return survey(locate(pinned(source, self._settings), self._uploads), endings, most_bytes).text_bytes
+        except DataError:
+            if source.upload is not None:
+                self._uploads.drop(source.upload)
+            raise
+
+    def _submit(
+        self,
+        kind: str,
+        subject: str,
+        request: requests.CreateTenant | requests.CreateDomain,
+        base: str,
+        domain: str,
+        details: dict[str, Any],
+    ) -> Answer:
+        """Queue a job that says all it needs: settings that change later are for later jobs."""
+        common = {
+            "base": base,
+            "domain": domain,
+            "settings": given(request.settings),
+            "keep_versions": self._settings.keep_versions,
+            "dry_run": request.dry_run,
+        }
+        # A dry run changes nothing: it need not wait for its subject's jobs.
+        subject = f"plan:{subject}" if request.dry_run else subject
+        job = self._registry.submit_job(kind, subject, {**common, **details}, self._clock())
+        crash_point("job.submitted")
+        return self._planned(job) if request.dry_run else {"job": job.id}
+
+    def _planned(self, job: Job) -> Answer:
+        """The plan, where a worker makes it soon; else the job whose result it will be. Raises what the job failed with."""
+        deadline_s = time.monotonic() + self._dry_run_wait_s
+        # One at a time, so that others' requests find a thread.
+        if self._waiting.acquire(blocking=False):
+            try:
+                while job.state in UNFINISHED and time.monotonic() < deadline_s:
+                    time.sleep(DRY_RUN_LOOK_S)
+                    job = self._registry.job(job.id)
+            finally:
+                self._waiting.release()
+        if job.error is not None:
+            raise views.error(job.error)
+        return {"job": job.id, **(job.result or {})}
+
+    def _has_tenant(self, name: str) -> bool:
+        try:
+            self._registry.tenant(name)
+        except UnknownTenantError:
+            return False
+        return True
+
+    def _has_domain(self, base: str, name: str) -> bool:
+        try:
+            self._registry.domain(base, name)
+        except UnknownDomainError:
+            return False
+        return True
+
+    def _delete_tenant(self, request: requests.DeleteTenant) -> Answer:
+        crash_point("delete.before")
+        self._registry.delete_tenant(request.tenant, self._clock())
+        crash_point("delete.after")
+        self._cancel_all(f"tenant:{request.tenant}")
+        return {"tenant": request.tenant}
+
+    def _delete_domain(self, request: requests.DeleteDomain) -> Answer:
+        base = request.base or self._settings.base
+        if self._registry.domain(base, request.domain).parent is None:
+            raise BadManageRequestError(f"{request.domain!r} is the root of its tree, all else stands on it")
+        crash_point("delete.before")
+        self._registry.delete_domain(base, request.domain, self._clock())
+        crash_point("delete.after")
+        self._cancel_all(f"domain:{base}/{request.domain}")
+        return {"domain": request.domain, "base": base}
+
+    def _cancel_all(self, subject: str) -> None:
+        """Whatever is still to be done with what was deleted; else an update would end in a conflict, hours later."""
+        for job in self._registry.jobs(states=UNFINISHED, limit=requests.MOST_LISTED):
+            if job.subject == subject:
+                self._registry.cancel_job(job.id, self._clock())
+
+    def _roll_back(self, request: requests.RollBackTenant) -> Answer:
+        crash_point("rollback.before")
+        version = self._registry.rollback_tenant(request.tenant, request.version, self._clock())
+        crash_point("rollback.after")
+        return {"tenant": request.tenant, "version": version.number}
+
+    def _show_tenant(self, request: requests.ShowTenant) -> Answer:
+        record = self._registry.tenant(request.tenant)
+        versions = [views.version(one) for one in self._registry.tenant_versions(request.tenant)]
+        return {"tenant": {**views.tenant(record), "about": record.current.about, "versions": versions}}
+
+    def _list_tenants(self, request: requests.ListTenants) -> Answer:
+        found = self._registry.tenants(prefix=request.prefix, after=request.after, limit=request.limit)
+        return {"tenants": [views.tenant(record) for record in found]}
+
+    def _show_domain(self, request: requests.ShowDomain) -> Answer:
+        base = request.base or self._settings.base
+        record = self._registry.domain(base, request.domain)
+        versions = self._registry.domain_versions(base, request.domain)
+        about = next((one.about for one in versions if one.number == record.current), {})
+        return {
+            "domain": {**views.domain(record), "about": about, "versions": [views.version(one) for one in versions]}
+        }
+
+    def _list_domains(self, request: requests.ListDomains) -> Answer:
+        return {"domains": [views.domain(record) for record in self._registry.domains(request.base)]}
+
+    def _list_jobs(self, request: requests.ListJobs) -> Answer:
+        return {"jobs": [views.job(job) for job in self._registry.jobs(states=request.states, limit=request.limit)]}
+
+    def _start_upload(self, request: requests.StartUpload) -> Answer:
+        upload = self._uploads.start(request, self._settings, self._clock())
+        return {"upload": upload.id, "chunk_bytes": self._settings.upload_chunk_bytes}

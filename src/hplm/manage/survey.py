@@ -1,0 +1,88 @@
+"""A first look at a file before a job takes it: is it text, of lines that fit in memory, of a form that we read.
+
+One pass, one block at a time; what the lines say is for the job to judge.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from hplm.errors import DataError
+
+DATA_ENDINGS = (".jsonl", ".csv", ".tsv", ".conll")
+CORPUS_ENDINGS = (".txt", ".jsonl", ".txt.gz", ".jsonl.gz")
+MOST_LINE_BYTES = 1_000_000
+# A packed file of a few KB may hold more than the disk: only a corpus may be one, and is unpacked up to a bound.
+GZIP = b"\x1f\x8b"
+PACKED = {
+    b"PK": "zip",
+    GZIP: "gzip",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"7z\xbc\xaf": "7z",
+}
+GZIP_RATIO = 3  # of English text, roughly
+
+
+@dataclass(frozen=True)
+class Survey:
+    """How much text a file holds; of a packed one a guess."""
+
+    text_bytes: int
+    lines: int
+
+
+def survey(path: Path, endings: tuple[str, ...], most_bytes: int) -> Survey:
+    """Look through a file. Raises DataError with the reason why it cannot be used."""
+    name = path.name
+    if not name.endswith(endings):
+        raise DataError(f"{name}: the ending must be one of {', '.join(endings)}")
+    try:
+        found = path.stat().st_size
+        if found > most_bytes:
+            raise DataError(f"{name} has {found:,} bytes, at most {most_bytes:,} are accepted")
+        with path.open("rb") as file:
+            start = file.read(8)
+            if name.endswith(".gz"):
+                if not start.startswith(GZIP):
+                    raise DataError(f"{name} is no gzip file")
+                return Survey(found * GZIP_RATIO, 0)
+            for magic, kind in PACKED.items():
+                if start.startswith(magic):
+                    raise DataError(f"{name} is packed ({kind}): send the text itself")
+            file.seek(0)
+            return _look(file.read, name)
+    except OSError as error:
+        raise DataError(f"{name} cannot be read: {error.strerror}") from None
+
+
+def _look(read: Callable[[int], bytes], name: str) -> Survey:
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    seen = lines = open_line = 0
+    while block := read(MOST_LINE_BYTES):
+        try:
+            decoder.decode(block)
+        except UnicodeDecodeError:
+            raise DataError(f"{name} is not UTF-8: see after line {lines}") from None
+        if b"\0" in block:
+            raise DataError(f"{name} is not text: it holds a zero byte after line {lines}")
+        # A line inside a block is no longer than the block, so only those that cross a border need a look.
+        first, last = block.find(b"\n"), block.rfind(b"\n")
+        open_line += len(block) if first < 0 else first
+        if open_line > MOST_LINE_BYTES:
+            raise DataError(f"{name}: line {lines + 1} has more than {MOST_LINE_BYTES:,} bytes")
+        if first >= 0:
+            open_line = len(block) - 1 - last
+            lines += block.count(b"\n")
+        seen += len(block)
+    try:
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError:
+        raise DataError(f"{name} is not UTF-8 at its end") from None
+    if not seen:
+        raise DataError(f"{name} is empty")
+    return Survey(seen, lines + (open_line > 0))

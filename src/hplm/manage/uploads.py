@@ -1,0 +1,171 @@
+"""Files on their way in: chunks in their order, one checksum over all, a quota, an end to what nobody finishes.
+
+`uploads/<id>/<name>` in the store. How much of it counts is the registry's word: bytes beyond are of a chunk whose
+writing was cut short, and are written again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import math
+import os
+import shutil
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hplm.config import ManagerSettings
+from hplm.crash import crash_point
+from hplm.errors import StoreUnavailableError, UnknownUploadError, UploadError
+from hplm.manage.requests import StartUpload, UploadChunk
+from hplm.store.caretaker import UPLOAD_S
+from hplm.store.layout import Store
+from hplm.store.records import Upload
+from hplm.store.registry import Registry
+
+
+class Uploads:
+    """The uploads of a store. Safe to use from several threads and processes."""
+
+    def __init__(self, store: Store, registry: Registry) -> None:
+        self._store, self._registry = store, registry
+
+    def start(self, request: StartUpload, settings: ManagerSettings, now_s: float) -> Upload:
+        """Make room for a file. Raises UploadError where it is too large or too much is on its way."""
+        self.collect(now_s)
+        if request.bytes > settings.max_upload_bytes:
+            raise UploadError(
+                f"{request.name} has {request.bytes:,} bytes, at most {settings.max_upload_bytes:,} are accepted"
+            )
+        root = self._store.upload("")
+        with _writing(self._store), _locked(root):
+            waiting = sum(one.bytes for one in self._registry.uploads())
+            if waiting + request.bytes > settings.max_uploads_bytes:
+                raise UploadError(
+                    f"{waiting:,} bytes are uploaded and not yet used, with these it would be more than "
+                    f"{settings.max_uploads_bytes:,}; use or finish the others first"
+                )
+            if (free := shutil.disk_usage(root).free) < request.bytes:
+                raise StoreUnavailableError(f"the store's disk has {free:,} bytes left, {request.bytes:,} are needed")
+            upload = self._registry.start_upload(request.bytes, request.sha256, now_s)
+            folder = self._store.upload(upload.id)
+            folder.mkdir()
+            (folder / request.name).touch()
+        return upload
+
+    def receive(self, request: UploadChunk, most_bytes: int) -> int:
+        """Write a chunk; returns how many bytes are there, from where the next one goes on. A repeated one changes nothing.
+
+        Raises UploadError where it leaves a gap or does not fit, UnknownUploadError, StoreUnavailableError.
+        """
+        raw = request.raw
+        if not 0 < len(raw) <= most_bytes:
+            raise UploadError(f"a chunk is 1 to {most_bytes:,} bytes, got {len(raw):,}")
+        upload = self._registry.upload(request.upload)
+        with _writing(self._store), _locked(self._folder(upload)):
+            upload = self._registry.upload(request.upload)
+            end = request.offset + len(raw)
+            if end > upload.bytes:
+                raise UploadError(f"the chunk ends at byte {end:,}, {upload.bytes:,} bytes were announced")
+            if request.offset > upload.received:
+                raise UploadError(
+                    f"the chunk starts at byte {request.offset:,}, but {upload.received:,} bytes are here: go on there"
+                )
+            if end <= upload.received:
+                return upload.received
+            with self._file(upload).open("r+b") as file:
+                file.seek(request.offset)
+                file.write(raw)
+            crash_point("upload.written")
+            self._registry.receive(upload.id, end)
+            return end
+
+    def finish(self, upload_id: str) -> Upload:
+        """Check the whole. What is not what was announced is dropped. Raises UploadError or UnknownUploadError."""
+        upload = self._registry.upload(upload_id)
+        with _writing(self._store), _locked(self._folder(upload)):
+            upload = self._registry.upload(upload_id)
+            if upload.complete:
+                return upload
+            if upload.received != upload.bytes:
+                raise UploadError(f"{upload.received:,} of {upload.bytes:,} bytes are here: send the rest first")
+            with self._file(upload).open("rb") as file:
+                digest = hashlib.sha256()
+                while block := file.read(1 << 20):
+                    digest.update(block)
+                os.fsync(file.fileno())
+            if digest.hexdigest() != upload.sha256:
+                self.drop(upload.id)
+                raise UploadError("the checksum is not the one announced; the upload is dropped, send it again")
+            self._registry.complete_upload(upload.id)
+        return self._registry.upload(upload_id)
+
+    def path(self, upload_id: str) -> Path:
+        """The file of a finished upload. Raises UnknownUploadError, or UploadError where it is not finished."""
+        upload = self._registry.upload(upload_id)
+        if not upload.complete:
+            raise UploadError(f"upload {upload_id} is not finished: upload.finish checks it first")
+        return self._file(upload)
+
+    def drop(self, upload_id: str) -> None:
+        """Forget an upload and its bytes; one that is gone already is fine."""
+        # Files first: cut short here, the row is collected when it expires.
+        shutil.rmtree(self._store.upload(upload_id), ignore_errors=True)
+        self._registry.drop_upload(upload_id)
+
+    def consume(self, upload_ids: Collection[str]) -> None:
+        """Drop uploads that have served, but for those that another job waits for."""
+        for upload in self._registry.stale_uploads(math.inf):
+            if upload.id in upload_ids:
+                self.drop(upload.id)
+
+    def collect(self, now_s: float) -> list[str]:
+        """Drop uploads that have expired and that no job waits for; returns their ids."""
+        expired = [upload.id for upload in self._registry.stale_uploads(now_s - UPLOAD_S)]
+        for upload_id in expired:
+            self.drop(upload_id)
+        return expired
+
+    def _folder(self, upload: Upload) -> Path:
+        folder = self._store.upload(upload.id)
+        if not folder.is_dir():
+            raise UnknownUploadError(f"the bytes of upload {upload.id} are gone: start again")
+        return folder
+
+    def _file(self, upload: Upload) -> Path:
+        """The one file of the folder, called as its owner calls it."""
+        found = list(self._folder(upload).iterdir())
+        if len(found) != 1:
+            raise UnknownUploadError(f"the bytes of upload {upload.id} are gone: start again")
+        return found[0]
+
+
+def uploads_of(request: dict[str, Any]) -> set[str]:
+    """The uploads that a job's request names."""
+    sources = [*request.get("data", {}).values(), request.get("corpus", {})]
+    return {source["upload"] for source in sources if "upload" in source}
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """One at a time, in all threads and processes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def _writing(store: Store) -> Iterator[None]:
+    """The disk's refusals as ours."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise UnknownUploadError(f"the bytes of this upload are gone ({error.strerror}): start again") from error
+    except OSError as error:
+        raise StoreUnavailableError(f"{store.root} cannot be written now ({error.strerror}); try again") from error

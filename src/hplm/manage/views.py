@@ -1,0 +1,45 @@
+"""What an answer says of the registry's records: JSON values, without the server's paths."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hplm.errors import HplmError, InternalError, from_wire
+from hplm.store.records import DomainRecord, DomainVersion, Job, TenantRecord, TenantVersion
+
+_JOB_KEYS = ("kind", "state", "step", "progress", "eta_s", "error", "result", "attempts", "cancel_requested")
+
+
+def job(record: Job) -> dict[str, Any]:
+    """All but the worker's name and the pinned inputs."""
+    times = {key: getattr(record, key) for key in ("created_s", "started_s", "ended_s")}
+    shown = {key: getattr(record, key) for key in _JOB_KEYS}
+    subject = record.subject.removeprefix("plan:")
+    return {"id": record.id, "subject": subject, "dry_run": bool(record.request.get("dry_run")), **shown, **times}
+
+
+def tenant(record: TenantRecord) -> dict[str, Any]:
+    return {
+        "name": record.name,
+        "base": record.base,
+        "domain": record.domain,
+        "domain_version": record.domain_number,
+        "version": record.current.number,
+        "created_s": record.current.created_s,
+    }
+
+
+def domain(record: DomainRecord) -> dict[str, Any]:
+    return {"name": record.name, "base": record.base, "parent": record.parent, "version": record.current}
+
+
+def version(record: TenantVersion | DomainVersion) -> dict[str, Any]:
+    """One line of a history."""
+    scores = {"scores": record.about["scores"]} if "scores" in record.about else {}
+    return {"version": record.number, "created_s": record.created_s, **scores}
+
+
+def error(stored: dict[str, str]) -> HplmError:
+    """The error that a job ended with."""
+    wire = f"{stored['code']}: {stored['message']}"
+    return from_wire(wire) or InternalError(wire)

@@ -1,0 +1,108 @@
+"""A child process that is kept running, and its tie to whoever started it."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from hplm.errors import StartError
+
+PR_SET_PDEATHSIG = 1
+
+
+class Supervisor:
+    """Runs a command and starts it again whenever it ends, with pauses that double while it keeps ending soon.
+
+    Its output is added to `log`, and `environment` to its own. The child is in a session of its own: Ctrl-C in the terminal
+    is not for it.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        log: Path,
+        *,
+        environment: Mapping[str, str] | None = None,
+        first_pause_s: float = 0.5,
+        longest_pause_s: float = 60.0,
+        settled_s: float = 30.0,
+    ) -> None:
+        self._command, self._log = list(command), log
+        self._environment = {**os.environ, **(environment or {})}
+        self._first_pause_s, self._longest_pause_s, self._settled_s = first_pause_s, longest_pause_s, settled_s
+        self._changing = threading.Condition()
+        self._stopping = False
+        self._process: subprocess.Popen[bytes] | None = None
+        self.starts = 0
+        # One thread starts every child: a child tied to its parent dies with the thread that made it.
+        self._thread = threading.Thread(target=self._keep, name="supervisor", daemon=True)
+        self._thread.start()
+
+    @property
+    def pid(self) -> int | None:
+        """Of the child that runs now."""
+        with self._changing:
+            return self._process.pid if self._process is not None else None
+
+    def stop(self, timeout_s: float = 10.0) -> None:
+        """Ask the child to end, kill it where it does not in time, and start no other. Safe to call twice."""
+        with self._changing:
+            self._stopping = True
+            self._changing.notify_all()
+            if self._process is not None:
+                self._process.send_signal(signal.SIGTERM)
+        self._thread.join(timeout_s)
+        with self._changing:
+            if self._process is not None:
+                self._process.kill()
+        self._thread.join()
+
+    def _keep(self) -> None:
+        pause_s = self._first_pause_s
+        while True:
+            began_s = time.monotonic()
+            self._run()
+            if time.monotonic() - began_s >= self._settled_s:
+                pause_s = self._first_pause_s
+            with self._changing:
+                if self._changing.wait_for(lambda: self._stopping, pause_s):
+                    return
+            pause_s = min(2 * pause_s, self._longest_pause_s)
+
+    def _run(self) -> None:
+        """One child, from start to end."""
+        with self._changing:
+            if self._stopping:
+                return
+            try:
+                with self._log.open("ab") as log:
+                    process = subprocess.Popen(
+                        self._command,
+                        env=self._environment,
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                        start_new_session=True,
+                    )
+            except OSError as error:  # no memory or no room for the log: as if it had ended at once
+                logging.getLogger(__name__).warning("%s cannot be started: %s", self._command[0], error)
+                return
+            self._process = process
+            self.starts += 1
+        process.wait()
+        with self._changing:
+            self._process = None
+
+
+def end_with_parent(parent: int) -> None:
+    """Have the system send SIGTERM to this process when `parent` is gone. Raises StartError where it is gone already."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        raise StartError(f"process {parent}, which this one should end with, is gone")

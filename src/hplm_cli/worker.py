@@ -1,0 +1,74 @@
+"""`hplm worker`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import threading
+import uuid
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from hplm.store.layout import Store
+from hplm_cli.supervisor import end_with_parent
+
+DEFAULT_STORE = Path("build/demo/store")
+# A step that hears nothing for this long is given up.
+STOP_S = 5.0
+
+
+def worker(
+    store: Annotated[Path, typer.Option(help="Folder of the artifacts, the one that is served.")] = DEFAULT_STORE,
+    registry: Annotated[
+        str,
+        typer.Option(
+            envvar="HPLM_REGISTRY", help="URL of a registry that several servers share; default: the file in the store."
+        ),
+    ] = "",
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads; serving wants the others.")] = 1,
+    device: Annotated[str, typer.Option(help="Where domains are pretrained: auto, cpu or cuda.")] = "cpu",
+    once: Annotated[bool, typer.Option("--once", help="End when there is no job left.")] = False,
+    parent: Annotated[int, typer.Option(hidden=True, help="End when this process does.")] = 0,
+) -> None:
+    """Do the jobs that manage requests queue: fine-tune tenants, pretrain domains, remove what nobody uses any more.
+
+    Runs at the lowest priority. `hplm serve` starts one; on other machines that share the store and the registry more can
+    run. SIGTERM gives the job back to the queue.
+
+    Examples:
+
+      hplm worker --store build/demo/store
+
+      hplm worker --store /srv/hplm/store --registry postgresql+psycopg://hplm@db/hplm --threads 4
+    """
+    if parent:
+        end_with_parent(parent)
+    os.nice(19)
+    # Before anything that starts threads of its own.
+    os.environ |= {"OMP_NUM_THREADS": str(threads), "RAYON_NUM_THREADS": str(threads)}
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    from hplm_builder.worker import Worker
+
+    name = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    found = Worker(Store(store.resolve(), registry), name, device=device)
+
+    def leave() -> None:
+        found.give_back()
+        os._exit(143)
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        found.stop.set()
+        last = threading.Timer(STOP_S, leave)
+        last.daemon = True
+        last.start()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    logging.info("worker %s takes jobs of %s", name, store)
+    found.run(until_idle=once)

@@ -1,0 +1,92 @@
+"""A process that has imported everything and forks a child for each command: dying costs milliseconds, not an import.
+
+`python -m tests.unit.manage.nursery` reads a JSON object a line and answers with the child's exit status.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[3]
+
+
+class Nursery:
+    """The other end: children that work on a store or ask its manager, and die where they are told to."""
+
+    def __init__(self) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", __name__],
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def work(self, store: Path, crash_at: str, later_s: float = 0.0) -> int:
+        """A worker does all there is to do; its exit status."""
+        return self._run(store=str(store), crash_at=crash_at, later_s=later_s)
+
+    def ask(self, store: Path, crash_at: str, **request: Any) -> int:
+        """The manager answers a request; its exit status."""
+        return self._run(store=str(store), crash_at=crash_at, request=request)
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.stdout.close()
+        self._process.wait()
+
+    def _run(self, **command: Any) -> int:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(command) + "\n")
+        self._process.stdin.flush()
+        return int(self._process.stdout.readline())
+
+
+def _child(command: dict[str, Any]) -> None:
+    from hplm.crash import CRASH_AT
+    from hplm.store.layout import Store
+    from tests.unit.manage import making
+
+    os.environ[CRASH_AT] = command["crash_at"]
+    store = Store(Path(command["store"]))
+    if "request" in command:
+        making.ask(making.make_service(store), **command["request"])
+    else:
+        making.work(store, command["later_s"])
+
+
+def main() -> None:
+    import torch
+    from hplm_builder import jobs
+
+    from tests.unit.manage import making
+
+    assert jobs
+    assert making
+    torch.set_num_threads(1)
+    # The first step of an optimiser imports hundreds of modules.
+    torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], fused=True).step()
+    for line in sys.stdin:
+        if (child := os.fork()) == 0:
+            try:
+                _child(json.loads(line))
+                os._exit(0)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+
+if __name__ == "__main__":
+    main()

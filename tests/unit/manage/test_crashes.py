@@ -1,0 +1,275 @@
+"""Killed at any point of any change: the store opens sound, serves the old version or the new one, and leaks nothing."""
+
+from __future__ import annotations
+
+import ast
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from hplm.adapters import tenant as tenants
+from hplm.crash import CRASH_POINTS
+from hplm.manage.service import ManageService
+from hplm.nn import base as bases
+from hplm.nn.lookup import open_lineage
+from hplm.store import caretaker
+from hplm.store.layout import Store
+from hplm.store.registry import Registry
+from tests.unit.manage.making import (
+    QUICK,
+    QUICK_DOMAIN,
+    ask,
+    colours,
+    corpus,
+    create_domain,
+    create_tenant,
+    files_below,
+    make_service,
+    upload,
+    work,
+)
+from tests.unit.manage.nursery import ROOT, Nursery
+
+KILLED = 137
+# Later than a dead worker's lease; later than any grace.
+LEASE_S, LONG_S = 120.0, 200_000.0
+
+OF_JOBS = (
+    "job.claimed",
+    "job.reported",
+    "job.reported:3",
+    "job.trained",
+    "artifact.written",
+    "artifact.durable",
+    "artifact.placed",
+    "publish.before",
+    "publish.committing",
+    "publish.after",
+    "job.retired",
+    "job.finished",
+    "job.consumed",
+)
+PUBLISHED = ("publish.after", "job.retired", "job.finished", "job.consumed")
+OF_REQUESTS = (
+    "upload.written",
+    "job.submitted",
+    "rollback.before",
+    "rollback.after",
+    "delete.before",
+    "delete.after",
+    "collect.removed",
+    "collect.forgotten",
+)
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    with closing(Nursery()) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def grown_store(made_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`made_store` with a domain `law` and a tenant `acme` on it, of one version each."""
+    root = tmp_path_factory.mktemp("grown") / "store"
+    shutil.copytree(made_store, root)
+    with closing(make_service(Store(root))) as service:
+        create_domain(service, "law")
+        work(Store(root))
+        create_tenant(service, "acme", domain="law")
+        work(Store(root))
+    return root
+
+
+@pytest.fixture
+def store(grown_store: Path, tmp_path: Path) -> Store:
+    shutil.copytree(grown_store, tmp_path / "store")
+    return Store(tmp_path / "store")
+
+
+def create_a_tenant(service: ManageService) -> str:
+    return create_tenant(service, "new", domain="law")
+
+
+def update_a_tenant(service: ManageService) -> str:
+    data = {"train": {"upload": upload(service, colours(seed=1))}}
+    return str(ask(service, "tenant.update", tenant="acme", data=data, settings=QUICK)["job"])
+
+
+def create_a_domain(service: ManageService) -> str:
+    return create_domain(service, "new", parent="law")
+
+
+def update_a_domain(service: ManageService) -> str:
+    source = {"upload": upload(service, corpus(seed=2), "c.txt")}
+    return str(ask(service, "domain.update", domain="law", corpus=source, settings=QUICK_DOMAIN)["job"])
+
+
+@dataclass(frozen=True)
+class Change:
+    """A job, and what its outcome is told by: how many versions there are before it."""
+
+    submit: Callable[[ManageService], str]
+    kind: str
+    name: str
+    before: int
+
+    def versions(self, registry: Registry) -> int:
+        """How many there are now, 0 of what does not exist."""
+        snapshot = registry.snapshot()
+        if self.kind == "tenant":
+            return sum(claim.tenant == self.name for claim in snapshot.tenants)
+        return sum(version.domain == self.name for version in snapshot.domains)
+
+
+CHANGES = {
+    "create-tenant": Change(create_a_tenant, "tenant", "new", 0),
+    "update-tenant": Change(update_a_tenant, "tenant", "acme", 1),
+    "create-domain": Change(create_a_domain, "domain", "new", 0),
+    "update-domain": Change(update_a_domain, "domain", "law", 1),
+}
+
+
+def check_sound(store: Store, registry: Registry) -> None:
+    """Whatever the registry names is whole, and opens as serving opens it."""
+    assert caretaker.verify(store, registry, time.time()).problems == ()
+    base = bases.load(store.base("tiny"))
+    for record in registry.tenants():
+        folder = store.path(record.current.path)
+        tenants.load(folder, fingerprint=base.fingerprint, name=record.name)
+        lineage = registry.lineage(record.current.domain_version_id)
+        open_lineage(store, base, [above.path for above in lineage])
+
+
+def check_clean(store: Store, registry: Registry) -> None:
+    """Nothing lies there that the registry does not name."""
+    work(store, later_s=LONG_S)
+    verdict = caretaker.verify(store, registry, time.time() + LONG_S)
+    assert (verdict.problems, verdict.loose) == ((), ())
+    named = registry.known_paths()
+    for path in files_below(store):
+        assert any(path.startswith(f"{folder}/") for folder in named), path
+
+
+def test_every_crash_point_is_tried_here_and_met_somewhere() -> None:
+    assert {point.partition(":")[0] for point in (*OF_JOBS, *OF_REQUESTS)} == set(CRASH_POINTS)
+    met = set()
+    for folder in ("src", "builder"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "crash_point":
+                    assert isinstance(node.args[0], ast.Constant)
+                    met.add(node.args[0].value)
+    assert met == set(CRASH_POINTS)
+
+
+@pytest.mark.parametrize("point", OF_JOBS)
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_worker_killed_anywhere_leaves_one_version_or_the_other_and_another_worker_finishes(
+    store: Store, nursery: Nursery, change: str, point: str
+) -> None:
+    one = CHANGES[change]
+    with closing(make_service(store)) as service, closing(Registry.open(store)) as registry:
+        job = one.submit(service)
+        assert nursery.work(store.root, point) == KILLED
+        check_sound(store, registry)
+        assert one.versions(registry) == one.before + (point in PUBLISHED)
+        work(store, later_s=LEASE_S)
+        done = registry.job(job)
+        assert (done.state, done.error) == ("done", None)
+        assert one.versions(registry) == one.before + 1
+        check_sound(store, registry)
+        check_clean(store, registry)
+
+
+@pytest.mark.parametrize(
+    "point", ["artifact.written:2", "artifact.durable:2", "artifact.placed:2", "artifact.durable:3"]
+)
+def test_a_domain_killed_between_its_two_artifacts_is_made_again(store: Store, nursery: Nursery, point: str) -> None:
+    with closing(make_service(store)) as service, closing(Registry.open(store)) as registry:
+        job = create_domain(service, "new")
+        assert nursery.work(store.root, point) == KILLED
+        check_sound(store, registry)
+        work(store, later_s=LEASE_S)
+        assert registry.job(job).state == "done"
+        check_sound(store, registry)
+        check_clean(store, registry)
+
+
+@pytest.mark.parametrize("point", ["rollback.before", "rollback.after"])
+def test_a_roll_back_killed_is_done_or_not(store: Store, nursery: Nursery, point: str) -> None:
+    with closing(make_service(store)) as service, closing(Registry.open(store)) as registry:
+        update_a_tenant(service)
+        work(store)
+        assert nursery.ask(store.root, point, action="tenant.rollback", tenant="acme") == KILLED
+        assert registry.tenant("acme").current.number == (2 if point == "rollback.before" else 1)
+        check_sound(store, registry)
+        check_clean(store, registry)
+
+
+@pytest.mark.parametrize("point", ["delete.before", "delete.after"])
+@pytest.mark.parametrize("kind", ["tenant", "domain"])
+def test_a_deletion_killed_is_done_or_not_and_its_files_go(
+    store: Store, nursery: Nursery, kind: str, point: str
+) -> None:
+    gone = point == "delete.after"
+    with closing(make_service(store)) as service, closing(Registry.open(store)) as registry:
+        request = {"action": "tenant.delete", "tenant": "acme"}
+        if kind == "domain":
+            ask(service, **request)
+            request = {"action": "domain.delete", "domain": "law"}
+        assert nursery.ask(store.root, point, **request) == KILLED
+        if kind == "tenant":
+            assert registry.tenant_count() == (0 if gone else 1)
+        else:
+            assert len(registry.domains()) == (1 if gone else 2)
+        check_sound(store, registry)
+        check_clean(store, registry)
+        assert any(path.startswith("domains/") for path in files_below(store)) == (kind == "tenant" or not gone)
+
+
+@pytest.mark.parametrize("point", ["collect.removed", "collect.removed:2", "collect.forgotten", "collect.forgotten:2"])
+def test_a_collection_killed_is_gone_on_with(store: Store, nursery: Nursery, point: str) -> None:
+    with closing(make_service(store)) as service, closing(Registry.open(store)) as registry:
+        ask(service, "tenant.delete", tenant="acme")
+        ask(service, "domain.delete", domain="law")
+        assert nursery.work(store.root, point, later_s=LONG_S) == KILLED
+        check_sound(store, registry)
+        check_clean(store, registry)
+        assert not [path for path in files_below(store) if path.startswith(("tenants/", "domains/"))]
+
+
+def test_a_submission_killed_before_its_answer_is_a_job_like_any_other(store: Store, nursery: Nursery) -> None:
+    with closing(make_service(store)) as service, closing(Registry.open(store)) as registry:
+        request = {
+            "action": "tenant.create",
+            "tenant": "new",
+            "data": {"train": {"upload": upload(service, colours())}},
+            "settings": QUICK,
+        }
+        assert nursery.ask(store.root, "job.submitted", **request) == KILLED
+        work(store)
+        assert registry.tenant("new").current.number == 1
+        check_clean(store, registry)
+
+
+def test_a_chunk_killed_before_it_counts_is_sent_again(store: Store, nursery: Nursery) -> None:
+    with closing(make_service(store)) as service, closing(Registry.open(store)) as registry:
+        start = {
+            "bytes": 4,
+            "sha256": "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
+            "name": "a.csv",
+        }
+        started = ask(service, "upload.start", **start)["upload"]
+        chunk = {"action": "upload.chunk", "upload": started, "offset": 0, "data": "dGVzdA=="}
+        assert nursery.ask(store.root, "upload.written", **chunk) == KILLED
+        assert registry.upload(started).received == 0
+        assert service.handle(json.dumps(chunk).encode())["received"] == 4
+        ask(service, "upload.finish", upload=started)
+        check_clean(store, registry)

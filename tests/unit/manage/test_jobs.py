@@ -1,0 +1,471 @@
+"""Jobs from request to published version, in one process: tenants, domains, what is refused, what is left."""
+
+from __future__ import annotations
+
+import gzip
+import sqlite3
+import threading
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hplm_builder.worker import Worker
+
+from hplm.adapters import tenant as tenants
+from hplm.errors import DataError
+from hplm.manage.service import ManageService
+from hplm.nn import base as bases
+from hplm.nn.lookup import open_lineage
+from hplm.store import caretaker
+from hplm.store.database import BUSY_S
+from hplm.store.layout import Store
+from hplm.store.records import Job
+from hplm.store.registry import Registry
+from tests.unit.manage.making import (
+    QUICK,
+    QUICK_DOMAIN,
+    ask,
+    colours,
+    corpus,
+    create_domain,
+    create_tenant,
+    files_below,
+    make_service,
+    upload,
+    work,
+)
+
+LONG = {"epochs": 1000, "patience": 1000}
+
+
+def update(service: ManageService, name: str, content: str, **values: Any) -> str:
+    data = {"train": {"upload": upload(service, content)}}
+    return str(ask(service, "tenant.update", tenant=name, data=data, **{"settings": QUICK, **values})["job"])
+
+
+def wait_for(registry: Registry, job: str, state: str, progress: float = 0.0, timeout_s: float = 60.0) -> Job:
+    """The job as it is once in `state` with `progress`."""
+    deadline_s = time.monotonic() + timeout_s
+    while (found := registry.job(job)).state != state or found.progress < progress:
+        assert time.monotonic() < deadline_s, found
+        time.sleep(0.02)
+    return found
+
+
+def test_a_tenant_is_made_published_and_can_be_served(service: ManageService, store: Store, registry: Registry) -> None:
+    job = create_tenant(service, "acme", colours(60), task="classification")
+    work(store)
+    done = registry.job(job)
+    assert (done.state, done.error, done.progress) == ("done", None, 1.0)
+    assert done.result is not None
+    assert done.result["version"] == 1
+    shown = ask(service, "tenant.show", tenant="acme")["tenant"]
+    assert shown["about"]["labels"] == ["blue", "red"]
+    assert shown["about"]["scores"].keys() >= {"dev_accuracy"}
+    assert shown["about"]["curve"]
+    assert shown["about"]["confusion"]
+    base = bases.load(store.base("tiny"))
+    made = tenants.load(store.tenant_version("acme", 1), fingerprint=base.fingerprint, name="acme")
+    assert made.card.labels == ("blue", "red")
+    assert not registry.uploads()
+    assert not [path for path in files_below(store) if path.startswith(("uploads/", "jobs/"))]
+
+
+def test_an_update_is_a_new_version_that_goes_on_from_the_one_before(
+    service: ManageService, store: Store, registry: Registry
+) -> None:
+    create_tenant(service, "acme", colours(60))
+    work(store)
+    # Nothing worse than the version before is kept, so nothing changes where it was right already.
+    update(service, "acme", colours(60, seed=1))
+    work(store)
+    assert registry.tenant("acme").current.number == 2
+    assert ask(service, "tenant.rollback", tenant="acme")["version"] == 1
+    update(service, "acme", colours(60, seed=2))
+    work(store)
+    assert [version.number for version in registry.tenant_versions("acme")] == [1, 2, 3]
+    assert registry.tenant("acme").current.number == 3
+
+
+def test_a_domain_is_made_and_a_tenant_stands_on_it(service: ManageService, store: Store, registry: Registry) -> None:
+    job = create_domain(service, "law")
+    work(store)
+    assert registry.job(job).error is None
+    job = create_domain(service, "contracts", parent="law")
+    work(store)
+    assert registry.job(job).error is None
+    job = create_tenant(service, "acme", domain="contracts")
+    work(store)
+    assert registry.job(job).error is None
+    version = registry.domain_version(registry.tenant("acme").current.domain_version_id)
+    lineage = registry.lineage(version.id)
+    assert [above.domain for above in lineage] == ["contracts", "law", "general"]
+    base = bases.load(store.base("tiny"))
+    lookup = open_lineage(store, base, [above.path for above in lineage])
+    assert lookup.hidden_states(np.array([2, 9, 3]), [3]).shape == (3, base.config.hidden_size)
+
+
+def test_a_domains_update_leaves_its_tenants_where_they_are_until_they_are_updated(
+    service: ManageService, store: Store, registry: Registry
+) -> None:
+    create_domain(service, "law")
+    work(store)
+    create_tenant(service, "acme", domain="law")
+    work(store)
+    source = {"upload": upload(service, corpus(seed=5), "more.txt")}
+    ask(service, "domain.update", domain="law", corpus=source, settings=QUICK_DOMAIN)
+    work(store)
+    assert registry.domain("tiny", "law").current == 2
+    assert registry.domain("tiny", "law").parent == "general"
+    assert registry.tenant("acme").domain_number == 1
+    update(service, "acme", colours(seed=3))
+    work(store)
+    assert registry.tenant("acme").domain_number == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "words"),
+    [
+        ("text,label\na cat,x\n", "train.csv", "1 example"),
+        ("text,label\na cat,x\nthe dog,x\n", "train.csv", "one class"),
+        ("text,label\n", "train.csv", "no example"),
+        ('{"text": "a", "label": "x"}\n{"text"', "train.jsonl", "line 2 is not JSON"),
+        ("words,label\na,x\n", "train.csv", "no column `text`"),
+    ],
+    ids=["one-example", "one-class", "none", "broken-line", "no-text"],
+)
+def test_data_that_teaches_nothing_fails_with_the_reason_and_leaves_nothing(
+    service: ManageService, store: Store, registry: Registry, content: str, name: str, words: str
+) -> None:
+    before = files_below(store)
+    data = {"train": {"upload": upload(service, content, name)}}
+    job = ask(service, "tenant.create", tenant="acme", data=data)["job"]
+    work(store)
+    failed = registry.job(job)
+    assert failed.state == "failed"
+    assert failed.error is not None
+    assert failed.error["code"] == "BAD_DATA"
+    assert words in failed.error["message"]
+    assert str(store.root) not in failed.error["message"]
+    assert not registry.uploads()
+    assert files_below(store) == before
+
+
+def test_other_labels_than_the_first_versions_are_refused(
+    service: ManageService, store: Store, registry: Registry
+) -> None:
+    create_tenant(service, "acme")
+    work(store)
+    job = update(service, "acme", colours(labels=("red", "green")))
+    work(store)
+    failed = registry.job(job)
+    assert failed.error is not None
+    assert failed.error["code"] == "BAD_DATA"
+    assert "green" in failed.error["message"]
+    assert registry.tenant("acme").current.number == 1
+    assert not registry.uploads()
+
+
+def test_a_corpus_that_is_too_small_is_refused_with_what_it_lacks(store: Store, registry: Registry) -> None:
+    with closing(make_service(store, min_corpus_tokens=2000)) as service:
+        job = create_domain(service, "law")
+        work(store)
+    failed = registry.job(job)
+    assert failed.error is not None
+    assert failed.error["code"] == "CORPUS_TOO_SMALL"
+    assert "a domain needs 2,000" in failed.error["message"]
+    assert not registry.uploads()
+    assert not [path for path in files_below(store) if path.startswith(("domains/", "jobs/"))]
+
+
+def test_a_bomb_of_a_packed_corpus_fails_with_the_reason_and_leaves_nothing(
+    service: ManageService, store: Store, registry: Registry
+) -> None:
+    before = files_below(store)
+    bomb = gzip.compress(b"x" * 900_000 + b"\n") * 300
+    source = {"upload": upload(service, bomb, "c.txt.gz")}
+    job = ask(service, "domain.create", domain="law", corpus=source, settings=QUICK_DOMAIN)["job"]
+    work(store)
+    failed = registry.job(job)
+    assert failed.error is not None
+    assert failed.error["code"] == "BAD_DATA"
+    assert "more than the 268,435,456 bytes" in failed.error["message"]
+    assert files_below(store) == before
+
+
+def test_a_dry_run_says_what_it_would_cost_and_changes_nothing(
+    service: ManageService, store: Store, registry: Registry
+) -> None:
+    before = files_below(store)
+    worker = Worker(store, "w")
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    try:
+        data = {"train": {"upload": upload(service, colours(50))}}
+        tenant = ask(service, "tenant.create", tenant="acme", data=data, dry_run=True)["plan"]
+        source = {"upload": upload(service, corpus(), "c.txt")}
+        domain = ask(service, "domain.create", domain="law", corpus=source, dry_run=True)["plan"]
+        poor = {"train": {"upload": upload(service, colours(labels=["red"]))}}
+        with pytest.raises(DataError, match="one class"):
+            ask(service, "tenant.create", tenant="acme", data=poor, dry_run=True)
+    finally:
+        worker.stop.set()
+        thread.join()
+    assert tenant["examples"] == {"train": 45, "dev": 5, "test": 0}
+    assert tenant["labels"] == ["blue", "red"]
+    assert tenant["estimated_s"] > 0
+    assert domain["corpus"]["documents"] == 60
+    assert domain["estimated_s"] > 0
+    assert ask(service, "tenant.list")["tenants"] == []
+    # The files are there for the real run, which may follow.
+    ask(service, "tenant.create", tenant="acme", data=data, settings=QUICK)
+    work(store)
+    weights = store.tenant_version("acme", 1) / "weights.safetensors"
+    assert tenant["bytes"] == pytest.approx(weights.stat().st_size, abs=1000)
+    rest = {path for path in files_below(store) if not path.startswith(("tenants/", "uploads/"))}
+    assert rest == before
+    assert registry.tenant("acme").current.number == 1
+
+
+def test_old_versions_go_after_a_while_and_what_is_served_stays(store: Store, registry: Registry) -> None:
+    with closing(make_service(store, keep_versions=2)) as service:
+        create_tenant(service, "acme")
+        for seed in range(1, 4):
+            work(store)
+            update(service, "acme", colours(seed=seed))
+        work(store)
+    assert [version.number for version in registry.tenant_versions("acme")] == [3, 4]
+    assert store.tenant_version("acme", 1).is_dir()
+    work(store, later_s=caretaker.GRACE_S + 60)
+    assert sorted(path.name for path in store.tenant("acme").iterdir()) == ["3", "4"]
+
+
+def test_a_queued_job_is_cancelled_at_once_and_a_running_one_soon(
+    service: ManageService, store: Store, registry: Registry
+) -> None:
+    data = {"train": {"upload": upload(service, colours(200))}}
+    running = ask(service, "tenant.create", tenant="acme", data=data, settings=LONG)["job"]
+    queued = create_tenant(service, "other")
+    worker = Worker(store, "w")
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    try:
+        told = wait_for(registry, running, "running", progress=0.001)
+        assert told.step in ("features", "fine-tune")
+        assert ask(service, "job.cancel", job=queued)["job"]["state"] == "cancelled"
+        assert ask(service, "job.cancel", job=running)["job"]["cancel_requested"]
+        wait_for(registry, running, "cancelled")
+    finally:
+        worker.stop.set()
+        thread.join()
+    assert not [path for path in files_below(store) if path.startswith(("tenants/", "jobs/"))]
+    # Its file is there for another try.
+    job = ask(service, "tenant.create", tenant="acme", data=data, settings=QUICK)["job"]
+    work(store)
+    assert registry.job(job).state == "done"
+
+
+def test_a_running_job_tells_how_far_it_is_and_how_long_it_will_take(
+    service: ManageService, store: Store, registry: Registry
+) -> None:
+    data = {"train": {"upload": upload(service, colours(200))}}
+    job = ask(service, "tenant.create", tenant="acme", data=data, settings=LONG)["job"]
+    worker = Worker(store, "w")
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    try:
+        first = wait_for(registry, job, "running", progress=0.28)
+        later = wait_for(registry, job, "running", progress=first.progress + 0.01)
+    finally:
+        worker.stop.set()
+        thread.join()
+    assert first.eta_s is not None
+    assert later.eta_s is not None
+    assert later.eta_s > 0
+    # The worker was told to stop: the job is as if it had not been begun.
+    given_back = registry.job(job)
+    assert (given_back.state, given_back.attempts, given_back.worker) == ("queued", 0, None)
+
+
+def test_two_workers_do_two_jobs_at_once_and_one_after_the_other_for_one_tenant(
+    service: ManageService, store: Store, registry: Registry
+) -> None:
+    jobs = [create_tenant(service, name) for name in ("a", "b", "c", "d")]
+    work(store)
+    updates = [update(service, "a", colours(seed=seed)) for seed in range(1, 4)]
+    workers = [Worker(store, f"w{number}") for number in range(2)]
+    threads = [threading.Thread(target=worker.run) for worker in workers]
+    for thread in threads:
+        thread.start()
+    jobs += updates + [update(service, name, colours(seed=4)) for name in ("b", "c", "d")]
+    for job in jobs:
+        wait_for(registry, job, "done")
+    for worker, thread in zip(workers, threads, strict=True):
+        worker.stop.set()
+        thread.join()
+    assert [registry.tenant(name).current.number for name in ("a", "b", "c", "d")] == [4, 2, 2, 2]
+    ended = [registry.job(job).ended_s for job in updates]
+    assert ended == sorted(ended, key=lambda at: at or 0.0)
+    verdict = caretaker.verify(store, registry, time.time())
+    assert not verdict.problems
+    assert not verdict.loose
+
+
+def test_a_second_create_of_a_name_fails_and_the_first_stays(
+    service: ManageService, store: Store, registry: Registry
+) -> None:
+    first, second = create_tenant(service, "acme"), create_tenant(service, "acme")
+    work(store)
+    assert registry.job(first).state == "done"
+    failed = registry.job(second)
+    assert failed.error is not None
+    assert failed.error["code"] == "ALREADY_EXISTS"
+    assert registry.tenant("acme").current.number == 1
+
+
+def test_what_a_job_made_is_removed_where_it_cannot_be_published(
+    service: ManageService, store: Store, registry: Registry
+) -> None:
+    create_tenant(service, "acme")
+    work(store)
+    job = update(service, "acme", colours(200), settings={"epochs": 50, "patience": 50})
+    worker = Worker(store, "w")
+    thread = threading.Thread(target=worker.run, kwargs={"until_idle": True})
+    thread.start()
+    wait_for(registry, job, "running", progress=0.1)
+    # Behind the manager's back, which would have cancelled the job.
+    registry.delete_tenant("acme", time.time())
+    thread.join()
+    failed = registry.job(job)
+    assert failed.error is not None
+    assert failed.error["code"] == "CONFLICT"
+    assert {path for path in files_below(store) if path.startswith("tenants/acme/2")} == set()
+
+
+def test_a_worker_waits_for_a_registry_that_is_away(service: ManageService, store: Store, registry: Registry) -> None:
+    job = create_tenant(service, "acme")
+    service.close()
+    registry.close()
+    place, away = store.root / "registry.sqlite", store.root / "away.sqlite"
+    place.rename(away)
+    worker = Worker(store, "w")
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    try:
+        time.sleep(0.3)
+        assert not place.exists()
+        away.rename(place)
+        wait_for(registry, job, "done")
+    finally:
+        worker.stop.set()
+        thread.join()
+
+
+def test_a_registry_that_is_locked_for_seconds_costs_no_job(
+    service: ManageService, store: Store, registry: Registry
+) -> None:
+    data = {"train": {"upload": upload(service, colours(200))}}
+    settings = {"epochs": 20, "patience": 20}
+    job = ask(service, "tenant.create", tenant="acme", data=data, settings=settings)["job"]
+    worker = Worker(store, "w")
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    try:
+        wait_for(registry, job, "running", progress=0.1)
+        with closing(sqlite3.connect(store.root / "registry.sqlite", isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            time.sleep(BUSY_S + 1.5)
+            other.execute("ROLLBACK")
+        assert wait_for(registry, job, "done").attempts == 1
+    finally:
+        worker.stop.set()
+        thread.join()
+
+
+def test_a_worker_that_must_leave_in_the_middle_of_a_step_gives_its_job_back(
+    service: ManageService, store: Store, registry: Registry
+) -> None:
+    data = {"train": {"upload": upload(service, colours(200))}}
+    job = ask(service, "tenant.create", tenant="acme", data=data, settings=LONG)["job"]
+    worker = Worker(store, "w")
+    thread = threading.Thread(target=worker.run, kwargs={"until_idle": True})
+    thread.start()
+    wait_for(registry, job, "running", progress=0.001)
+    worker.give_back()
+    assert registry.job(job).state == "queued"
+    # Here the process would be gone. This one finds out that the job is no longer its own, and leaves it.
+    ask(service, "job.cancel", job=job)
+    thread.join()
+    assert registry.job(job).state == "cancelled"
+    assert not [path for path in files_below(store) if path.startswith("tenants/")]
+
+
+def test_what_a_job_kept_to_go_on_from_goes_when_it_has_ended(
+    service: ManageService, store: Store, registry: Registry
+) -> None:
+    source = {"upload": upload(service, corpus(), "c.txt")}
+    many = {**QUICK_DOMAIN, "tokens": 10_000_000}
+    job = ask(service, "domain.create", domain="law", corpus=source, settings=many)["job"]
+    worker = Worker(store, "w")
+    thread = threading.Thread(target=worker.run, kwargs={"until_idle": True})
+    thread.start()
+    deadline_s = time.monotonic() + 60
+    while not any(store.scratch(job).glob("*.pt")):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+    worker.stop.set()
+    thread.join()
+    assert registry.job(job).state == "queued"
+    caretaker.collect(store, registry, time.time() + 1000)
+    assert any(store.scratch(job).iterdir())
+    ask(service, "job.cancel", job=job)
+    caretaker.collect(store, registry, time.time() + 1000)
+    assert not store.scratch(job).exists()
+
+
+def test_a_link_that_leads_elsewhere_when_the_job_runs_is_not_followed(
+    store: Store, registry: Registry, tmp_path: Path
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "real.csv").write_text(colours())
+    (tmp_path / "secret.csv").write_text(colours())
+    link = tmp_path / "data" / "train.csv"
+    link.symlink_to("real.csv")
+    with closing(make_service(store, allow_paths=True, data_root=str(tmp_path / "data"))) as service:
+        data = {"train": {"path": "train.csv"}}
+        jobs = [ask(service, "tenant.create", tenant="a", data=data, settings=QUICK)["job"]]
+        work(store)
+        jobs.append(ask(service, "tenant.create", tenant="b", data=data, settings=QUICK)["job"])
+        link.unlink()
+        link.symlink_to(tmp_path / "secret.csv")
+        work(store)
+    assert registry.job(jobs[0]).state == "done"
+    failed = registry.job(jobs[1])
+    assert failed.error is not None
+    assert failed.error["code"] == "FORBIDDEN"
+    assert (tmp_path / "data" / "real.csv").is_file()
+
+
+def test_an_upload_serves_as_many_jobs_as_name_it(service: ManageService, store: Store, registry: Registry) -> None:
+    data = {"train": {"upload": upload(service, colours())}}
+    jobs = [ask(service, "tenant.create", tenant=name, data=data, settings=QUICK)["job"] for name in ("a", "b")]
+    work(store)
+    assert [registry.job(job).state for job in jobs] == ["done", "done"]
+    assert not registry.uploads()
+
+
+@pytest.mark.parametrize("asked", [{"task": "regression"}, {"settings": {"pooling": "cls"}}], ids=["task", "pooling"])
+def test_an_update_changes_nothing_that_its_head_was_made_for(
+    service: ManageService, store: Store, registry: Registry, asked: dict[str, Any]
+) -> None:
+    create_tenant(service, "acme")
+    work(store)
+    job = update(service, "acme", colours(seed=1), **asked)
+    work(store)
+    failed = registry.job(job)
+    assert failed.error is not None
+    assert failed.error["code"] == "BAD_MANAGE_REQUEST"
+    assert "an update cannot make it" in failed.error["message"]

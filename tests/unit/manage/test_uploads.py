@@ -1,0 +1,178 @@
+"""Uploads: chunks in order, once or twice, a checksum at the end, a quota, and nothing left behind."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hplm.config import ManagerSettings
+from hplm.errors import StoreUnavailableError, UnknownUploadError, UploadError
+from hplm.manage.requests import StartUpload, UploadChunk
+from hplm.manage.uploads import Uploads
+from hplm.store.caretaker import UPLOAD_S
+from hplm.store.layout import Store
+from hplm.store.registry import Registry
+
+NOW_S = 1_000_000.0
+LIMITS = ManagerSettings(store="", base="tiny", domain="general", max_upload_bytes=1000, max_uploads_bytes=1500)
+CHUNK_BYTES = 64
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Iterator[Registry]:
+    with closing(Registry.open(Store(tmp_path), create=True)) as opened:
+        yield opened
+
+
+@pytest.fixture
+def uploads(tmp_path: Path, registry: Registry) -> Uploads:
+    return Uploads(Store(tmp_path), registry)
+
+
+def start(uploads: Uploads, raw: bytes, name: str = "train.csv", now_s: float = NOW_S) -> str:
+    return uploads.start(StartUpload(len(raw), hashlib.sha256(raw).hexdigest(), name), LIMITS, now_s).id
+
+
+def send(uploads: Uploads, upload: str, raw: bytes, offset: int = 0) -> int:
+    return uploads.receive(UploadChunk(upload, offset, base64.b64encode(raw).decode()), CHUNK_BYTES)
+
+
+def left(root: Path) -> list[Path]:
+    """What lies in the store's folder of uploads."""
+    return sorted((root / "uploads").rglob("*"))
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(raw=st.binary(min_size=1, max_size=200), data=st.data())
+def test_whatever_chunks_come_again_or_overlap_the_file_is_what_was_sent(
+    uploads: Uploads, raw: bytes, data: st.DataObject
+) -> None:
+    upload = start(uploads, raw)
+    received = 0
+    while received < len(raw):
+        offset = data.draw(st.integers(0, received))
+        size = data.draw(st.integers(16, CHUNK_BYTES))
+        found = send(uploads, upload, raw[offset : offset + size], offset)
+        assert found == max(received, min(len(raw), offset + size))
+        received = found
+    uploads.finish(upload)
+    path = uploads.path(upload)
+    assert path.read_bytes() == raw
+    assert path.name == "train.csv"
+    uploads.drop(upload)
+
+
+def test_a_chunk_out_of_order_is_refused_with_where_to_go_on(uploads: Uploads) -> None:
+    upload = start(uploads, b"0123456789")
+    send(uploads, upload, b"01234")
+    with pytest.raises(UploadError, match="5 bytes are here: go on there"):
+        send(uploads, upload, b"89", 8)
+    assert send(uploads, upload, b"56789", 5) == 10
+
+
+@pytest.mark.parametrize(
+    ("raw", "offset", "words"),
+    [
+        (b"", 0, "1 to 64 bytes"),
+        (b"x" * 65, 0, "1 to 64 bytes"),
+        (b"x" * 11, 0, "10 bytes were announced"),
+        (b"x", 10**18, "10 bytes were announced"),
+    ],
+)
+def test_a_chunk_that_does_not_fit_is_refused(uploads: Uploads, raw: bytes, offset: int, words: str) -> None:
+    with pytest.raises(UploadError, match=words):
+        send(uploads, start(uploads, b"0123456789"), raw, offset)
+
+
+def test_what_is_not_what_was_announced_is_dropped_whole(uploads: Uploads, registry: Registry, tmp_path: Path) -> None:
+    upload = start(uploads, b"good")
+    send(uploads, upload, b"evil")
+    with pytest.raises(UploadError, match="the checksum is not the one announced"):
+        uploads.finish(upload)
+    assert not registry.uploads()
+    assert not left(tmp_path)
+    with pytest.raises(UnknownUploadError):
+        send(uploads, upload, b"good")
+
+
+def test_an_unfinished_upload_is_no_file_yet_and_finishing_twice_is_once(uploads: Uploads) -> None:
+    upload = start(uploads, b"good")
+    send(uploads, upload, b"go")
+    with pytest.raises(UploadError, match="2 of 4 bytes are here"):
+        uploads.finish(upload)
+    with pytest.raises(UploadError, match="not finished"):
+        uploads.path(upload)
+    send(uploads, upload, b"od", 2)
+    assert uploads.finish(upload) == uploads.finish(upload)
+
+
+def test_a_chunk_that_was_cut_short_is_written_again(uploads: Uploads, registry: Registry, tmp_path: Path) -> None:
+    upload = start(uploads, b"0123456789")
+    send(uploads, upload, b"0123")
+    with (tmp_path / "uploads" / upload / "train.csv").open("ab") as file:
+        file.write(b"torn")
+    assert registry.upload(upload).received == 4
+    send(uploads, upload, b"456789", 4)
+    uploads.finish(upload)
+    assert uploads.path(upload).read_bytes() == b"0123456789"
+
+
+def test_too_large_a_file_and_too_many_of_them_are_refused(uploads: Uploads) -> None:
+    with pytest.raises(UploadError, match="at most 1,000 are accepted"):
+        start(uploads, b"x" * 1001)
+    first = start(uploads, b"x" * 1000)
+    with pytest.raises(UploadError, match="1,000 bytes are uploaded and not yet used"):
+        start(uploads, b"x" * 501)
+    uploads.drop(first)
+    start(uploads, b"x" * 501)
+
+
+def test_the_quota_holds_when_many_start_at_once(uploads: Uploads, registry: Registry) -> None:
+    def attempt(number: int) -> bool:
+        try:
+            start(uploads, bytes([number]) * 400)
+        except UploadError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(attempt, range(16))) == 3
+    assert sum(upload.bytes for upload in registry.uploads()) == 1200
+
+
+def test_an_upload_that_no_job_waits_for_expires(uploads: Uploads, registry: Registry, tmp_path: Path) -> None:
+    old, wanted, new = (start(uploads, b"x", now_s=NOW_S + at) for at in (0, 0, 10))
+    registry.submit_job("tenant.create", "tenant:a", {"data": {"train": {"upload": wanted}}}, NOW_S)
+    assert uploads.collect(NOW_S + UPLOAD_S + 5) == [old]
+    assert {upload.id for upload in registry.uploads()} == {wanted, new}
+    assert {path.name for path in (tmp_path / "uploads").iterdir()} == {wanted, new}
+
+
+def test_bytes_that_are_gone_say_so(uploads: Uploads, tmp_path: Path) -> None:
+    upload = start(uploads, b"good")
+    (tmp_path / "uploads" / upload / "train.csv").unlink()
+    with pytest.raises(UnknownUploadError, match="gone: start again"):
+        send(uploads, upload, b"good")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_full_disk_costs_a_chunk_and_not_the_upload(uploads: Uploads, registry: Registry, tmp_path: Path) -> None:
+    upload = start(uploads, b"good")
+    file = tmp_path / "uploads" / upload / "train.csv"
+    file.unlink()
+    file.symlink_to("/dev/full")
+    with pytest.raises(StoreUnavailableError, match="No space left"):
+        send(uploads, upload, b"good")
+    assert registry.upload(upload).received == 0
+    file.unlink()
+    file.touch()
+    assert send(uploads, upload, b"good") == 4

@@ -1,0 +1,178 @@
+"""`hplm worker` as a process: told to stop, killed, orphaned, supervised."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hplm.config import ManagerSettings
+from hplm.errors import StartError
+from hplm.manage.service import ManageService
+from hplm.store.layout import Store
+from hplm.store.registry import Registry
+from hplm_cli.serve import start_worker
+from hplm_cli.supervisor import Supervisor, end_with_parent
+from tests.unit.manage.making import ask, colours, files_below, upload, work
+
+HPLM = Path(sys.executable).parent / "hplm"
+LONG = {"epochs": 1000, "patience": 1000}
+
+
+def long_job(service: ManageService) -> str:
+    """A job that takes minutes where nobody stops it."""
+    data = {"train": {"upload": upload(service, colours(400))}}
+    return str(ask(service, "tenant.create", tenant="acme", data=data, settings=LONG)["job"])
+
+
+def start(store: Store, *arguments: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([HPLM, "worker", "--store", str(store.root), *arguments], stderr=subprocess.DEVNULL)
+
+
+def until(is_so: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not is_so():
+        assert time.monotonic() < deadline_s, "it took too long"
+        time.sleep(0.02)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False
+
+
+def test_a_worker_told_to_stop_gives_its_job_back_and_one_killed_loses_it_to_another(
+    service: ManageService, store: Store, registry: Registry
+) -> None:
+    job = long_job(service)
+    first = start(store)
+    until(lambda: registry.job(job).progress > 0)
+    assert os.getpriority(os.PRIO_PROCESS, first.pid) == 19
+    first.send_signal(signal.SIGTERM)
+    # 143: it was deep in a step.
+    assert first.wait(20) in (0, 143)
+    given_back = registry.job(job)
+    assert (given_back.state, given_back.attempts) == ("queued", 0)
+
+    second = start(store)
+    until(lambda: registry.job(job).progress > 0)
+    second.kill()
+    second.wait()
+    held = registry.job(job)
+    assert (held.state, held.attempts) == ("running", 1)
+    # Under its lease nobody takes it, and when that has run out somebody does.
+    work(store)
+    assert registry.job(job).worker == held.worker
+    ask(service, "job.cancel", job=job)
+    work(store, later_s=120)
+    assert registry.job(job).state == "cancelled"
+    assert not [path for path in files_below(store) if path.startswith(("tenants/", "jobs/"))]
+
+
+def test_a_worker_ends_when_there_is_nothing_left_where_it_is_told_to(store: Store) -> None:
+    assert start(store, "--once").wait(60) == 0
+
+
+def test_the_worker_of_a_server_that_was_killed_ends_too(store: Store, tmp_path: Path) -> None:
+    code = f"""
+import os, time
+from pathlib import Path
+from hplm_cli.supervisor import Supervisor
+command = [{str(HPLM)!r}, "worker", "--store", {str(store.root)!r}, "--parent", str(os.getpid())]
+kept = Supervisor(command, Path({str(tmp_path / "worker.log")!r}))
+while kept.pid is None:
+    time.sleep(0.01)
+print(kept.pid, flush=True)
+time.sleep(100)
+"""
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    until(lambda: "takes jobs" in (tmp_path / "worker.log").read_text())
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    until(lambda: not is_alive(child), timeout_s=10)
+
+
+def test_a_child_whose_parent_is_gone_already_does_not_start() -> None:
+    code = f"from hplm_cli.supervisor import end_with_parent; end_with_parent({os.getpid()})"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    with pytest.raises(StartError, match="is gone"):
+        end_with_parent(os.getpid())
+
+
+def test_a_supervised_child_is_started_again_with_growing_pauses_and_stopped_for_good(tmp_path: Path) -> None:
+    log = tmp_path / "child.log"
+    dying = Supervisor([sys.executable, "-c", "print('here')"], log, first_pause_s=0.05, longest_pause_s=0.2)
+    until(lambda: log.exists() and log.read_text().count("here") >= 3)
+    dying.stop()
+    starts = dying.starts
+    time.sleep(0.5)
+    assert dying.starts == starts
+    assert dying.pid is None
+
+
+def test_a_child_that_was_killed_is_replaced_and_a_deaf_one_is_killed_in_the_end(tmp_path: Path) -> None:
+    deaf = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
+    )
+    log = tmp_path / "child.log"
+    kept = Supervisor([sys.executable, "-c", deaf], log, first_pause_s=0.05)
+    until(lambda: log.exists() and log.read_text().count("deaf") == 1)
+    first = kept.pid
+    assert first is not None
+    os.kill(first, signal.SIGKILL)
+    until(lambda: log.read_text().count("deaf") == 2)
+    second = kept.pid
+    assert second is not None
+    assert second != first
+    kept.stop(timeout_s=0.2)
+    kept.stop()
+    assert not is_alive(second)
+
+
+def test_a_command_that_cannot_be_started_is_tried_again_and_stops_no_server(tmp_path: Path) -> None:
+    kept = Supervisor([str(tmp_path / "missing")], tmp_path / "child.log", first_pause_s=0.01)
+    time.sleep(0.2)
+    kept.stop()
+    assert kept.starts == 0
+
+
+def models_of(store: Store, folder: Path, **settings: object) -> Path:
+    """A repository with nothing but the manager's settings."""
+    version = folder / "models" / "manager" / "1"
+    version.mkdir(parents=True)
+    values = {"store": os.path.relpath(store.root, version), "base": "tiny", "domain": "general", **settings}
+    (version / "settings.json").write_text(json.dumps(values))
+    return folder / "models"
+
+
+def test_a_server_starts_a_worker_for_its_store(store: Store, tmp_path: Path) -> None:
+    kept = start_worker(models_of(store, tmp_path), wanted=None, log=tmp_path / "worker.log")
+    assert kept is not None
+    log = tmp_path / "worker.log"
+    try:
+        until(lambda: log.exists() and f"takes jobs of {store.root}" in log.read_text())
+        pid = kept.pid
+        assert pid is not None
+    finally:
+        kept.stop()
+    assert not is_alive(pid)
+
+
+def test_no_worker_is_started_where_none_is_wanted(store: Store, tmp_path: Path) -> None:
+    models, log = models_of(store, tmp_path, worker=False), tmp_path / "worker.log"
+    assert ManagerSettings("", "", "").worker
+    assert start_worker(models, wanted=None, log=log) is None
+    assert start_worker(models, wanted=False, log=log) is None
+    assert start_worker(tmp_path, wanted=True, log=log) is None
