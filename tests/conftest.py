@@ -11,7 +11,7 @@ from hplm.nn import base as bases
 from hplm.nn.base import Base
 from hplm.store.layout import Store
 from hplm.triton.server import TritonServer, free_ports
-from tests import tiny
+from tests import managed, tiny
 
 
 @pytest.fixture(scope="session")
@@ -36,3 +36,10 @@ def server(tiny_models: Path) -> Iterator[TritonServer]:
     with TritonServer(tiny_models, free_ports(), log=tiny_models.parent / "triton.log") as running:
         running.wait_ready()
         yield running
+
+
+@pytest.fixture(scope="session")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[managed.Place]:
+    """A real Triton that is managed."""
+    with managed.serving(tmp_path_factory.mktemp("managed")) as made:
+        yield made

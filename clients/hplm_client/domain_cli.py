@@ -122,7 +122,13 @@ def list_all(base: BaseOption = None, as_json: JsonOption = False, url: UrlOptio
 
 
 @app.command()
-def delete(name: NameArgument, base: BaseOption = None, yes: YesOption = False, url: UrlOption = DEFAULT_URL) -> None:
+def delete(
+    name: NameArgument,
+    base: BaseOption = None,
+    yes: YesOption = False,
+    as_json: JsonOption = False,
+    url: UrlOption = DEFAULT_URL,
+) -> None:
     """Delete a domain that nothing stands on; else it says which tenants and domains are in the way.
 
     Example: hplm domain delete medical --yes
@@ -130,7 +136,10 @@ def delete(name: NameArgument, base: BaseOption = None, yes: YesOption = False, 
     sure(f"Delete domain {name} with all its versions?", yes)
     with ManageClient(url) as client:
         client.delete_domain(name, base=base)
-    print(f"domain {name} is deleted")
+    if as_json:
+        show({"domain": name})
+    else:
+        print(f"domain {name} is deleted")
 
 
 def _make(url: str, action: str, request: dict[str, Any], corpus: Path, settings: dict[str, Any], way: Way) -> None:

@@ -71,7 +71,7 @@ def watch(job: IdArgument, as_json: JsonOption = False, url: UrlOption = DEFAULT
             client.wait(job, show)
         else:
             found = client.show_job(job)
-            follow(client, job, f"{found.kind} {found.subject.partition(':')[2]}")
+            follow(client, job, found.subject.replace(":", " "))
             print(_words(client.show_job(job)))
 
 

@@ -93,7 +93,8 @@ def submit(client: ManageClient, action: str, request: Mapping[str, Any], way: W
     if way.detach:
         show({"job": job}) if way.as_json else print(job)
         return None
-    event = follow(client, job, action)
+    kind = action.partition(".")[0]
+    event = follow(client, job, f"{kind} {given[kind]}")
     if way.as_json:
         show({"job": job, **dataclasses.asdict(event)})
     return event

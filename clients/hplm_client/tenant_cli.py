@@ -164,7 +164,9 @@ def list_all(
 
 
 @app.command()
-def delete(name: NameArgument, yes: YesOption = False, url: UrlOption = DEFAULT_URL) -> None:
+def delete(
+    name: NameArgument, yes: YesOption = False, as_json: JsonOption = False, url: UrlOption = DEFAULT_URL
+) -> None:
     """Serve a tenant no more, and remove all its versions.
 
     Example: hplm tenant delete acme --yes
@@ -172,7 +174,10 @@ def delete(name: NameArgument, yes: YesOption = False, url: UrlOption = DEFAULT_
     sure(f"Delete tenant {name} with all its versions?", yes)
     with ManageClient(url) as client:
         client.delete_tenant(name)
-    print(f"tenant {name} is deleted")
+    if as_json:
+        show({"tenant": name})
+    else:
+        print(f"tenant {name} is deleted")
 
 
 @app.command()

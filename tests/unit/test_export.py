@@ -9,10 +9,10 @@ import pytest
 from hplm_builder.export import export
 
 from hplm import config
-from hplm.config import PlotSettings, UpperSettings
+from hplm.config import ManagerSettings, PlotSettings, UpperSettings
 from hplm.errors import DataError
 from hplm.store.layout import Store
-from hplm.triton.server import ROLES, share_folder
+from hplm.triton.server import MANAGER_ROLES, ROLES, share_folder
 
 PLOT = PlotSettings(store="", base="b", table="t")
 UPPER = UpperSettings(store="", base="b")
@@ -26,6 +26,24 @@ def test_every_role_has_its_config_a_version_and_settings_that_find_the_store(tm
     folder = tmp_path / "models" / "hbert_plot" / "1"
     settings = config.load(PlotSettings, folder / "settings.json")
     assert (folder / settings.store).resolve() == tmp_path / "store"
+
+
+def test_a_managed_repository_has_both_of_the_managers_models_with_its_settings(tmp_path: Path) -> None:
+    manager = ManagerSettings(store="", base="b", domain="t", keep_versions=7)
+    export(Store(tmp_path / "store"), tmp_path / "models", PLOT, UPPER, manager)
+    for role in MANAGER_ROLES:
+        assert f'name: "{role}"' in (tmp_path / "models" / role / "config.pbtxt").read_text()
+        folder = tmp_path / "models" / role / "1"
+        settings = config.load(ManagerSettings, folder / "settings.json")
+        assert settings.keep_versions == 7
+        assert (folder / settings.store).resolve() == tmp_path / "store"
+
+
+def test_a_repository_exported_again_without_a_manager_has_none(tmp_path: Path) -> None:
+    manager = ManagerSettings(store="", base="b", domain="t")
+    export(Store(tmp_path / "store"), tmp_path / "models", PLOT, UPPER, manager)
+    export(Store(tmp_path / "store"), tmp_path / "models", PLOT, UPPER)
+    assert {path.name for path in (tmp_path / "models").iterdir()} == set(ROLES)
 
 
 def test_exporting_again_replaces_the_models_and_leaves_no_litter(tmp_path: Path) -> None:

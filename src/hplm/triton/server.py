@@ -22,6 +22,8 @@ from pathlib import Path
 from hplm.errors import StartError, TritonNotFoundError
 
 ROLES = ("hbert_plot", "hbert_upper", "hbert")
+# Only in repositories that are managed while they serve.
+MANAGER_ROLES = ("manager", "manager_watch")
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,8 @@ def check_free(ports: Ports) -> None:
 class TritonServer:
     """A running Triton in a session of its own, so that its stubs end with it. A context manager.
 
-    It loads `models` of the repository; `backends` are folders of backends beside ours.
+    It loads `models` of the repository, by default ROLES and the MANAGER_ROLES that it has; `backends` are folders of
+    backends beside ours.
     """
 
     def __init__(
@@ -150,7 +153,7 @@ class TritonServer:
         repository: Path,
         ports: Ports,
         *,
-        models: Sequence[str] = ROLES,
+        models: Sequence[str] | None = None,
         backends: Sequence[Path] = (),
         install: TritonInstall | None = None,
         flags: Sequence[str] = (),
@@ -159,7 +162,8 @@ class TritonServer:
         self.ports = ports
         self.install = install or find_triton()
         self.log_path = log
-        self._models = tuple(models)
+        managing = (role for role in MANAGER_ROLES if (repository / role).is_dir())
+        self._models = (*ROLES, *managing) if models is None else tuple(models)
         # Stubs start with their working directory on sys.path: an empty folder shadows nothing.
         self._folder = Path(tempfile.mkdtemp(prefix="hplm-triton-"))
         command = [

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,13 @@ from hplm.errors import BadInputError, BatchShapeError, HplmError, InternalError
 
 Input = TypeVar("Input")
 Answer = TypeVar("Answer")
+AnswerIn = TypeVar("AnswerIn", contravariant=True)
+
+
+class Reply(Protocol[AnswerIn]):
+    """Sends an answer or an error; of a decoupled model's request as many as there are, the last one so marked."""
+
+    def __call__(self, answer: AnswerIn | HplmError, *, is_last: bool = True) -> None: ...
 
 
 def version_folder(args: dict[str, str]) -> Path:
@@ -27,14 +35,29 @@ def tensor(request: Any, name: str) -> npt.NDArray[Any]:
     value = pb_utils.get_input_tensor_by_name(request, name).as_numpy()
     if value.shape[0] != 1:
         raise BatchShapeError(
-            f"{name} has a batch of {value.shape[0]}: send one text a request, many at a time; the server batches them"
+            f"{name} has a batch of {value.shape[0]}: send one text or pair a request, many at a time; the server batches them"
         )
     return np.array(value[0])
+
+
+def texts(request: Any, name: str) -> tuple[bytes, ...]:
+    """One request's BYTES elements."""
+    return tuple(bytes(one) for one in tensor(request, name))
 
 
 def text(request: Any, name: str) -> bytes:
     """One request's single BYTES element."""
     return bytes(tensor(request, name)[0])
+
+
+def single(request: Any, name: str) -> bytes:
+    """The BYTES element of a request to a model without a batch dimension, which Triton has seen to be one."""
+    return bytes(pb_utils.get_input_tensor_by_name(request, name).as_numpy()[0])
+
+
+def is_decoupled(args: dict[str, str]) -> bool:
+    """Whether the model's config lets a request have many answers."""
+    return bool(pb_utils.using_decoupled_model_transaction_policy(json.loads(args["model_config"])))
 
 
 def optional(request: Any, name: str) -> npt.NDArray[Any] | None:
@@ -68,10 +91,11 @@ def deadline_s(request: Any) -> float | None:
 def submit_all(
     requests: Sequence[Any],
     read: Callable[[Any], Input],
-    submit: Callable[[Input, Callable[[Answer | HplmError], None], Callable[[], bool]], None],
+    submit: Callable[[Input, Reply[Answer], Callable[[], bool]], None],
     writer: Callable[[Any], Callable[[Input, Answer], Any]],
 ) -> None:
-    """Hand requests over and return: each is answered through its sender, exactly once, whenever its answer is ready.
+    """Hand requests over and return: each is answered through its sender whenever its answer is ready, of a model that is
+    not decoupled exactly once.
 
     `writer(request)` is asked before returning, for Triton takes the request's memory back then.
     """
@@ -94,20 +118,20 @@ def submit_all(
             reply(InternalError("the server failed on this request; its log says why"))
 
 
-def _replier(sender: Any, given: Input, write: Callable[[Input, Answer], Any]) -> Callable[[Answer | HplmError], None]:
-    def reply(answer: Answer | HplmError) -> None:
+def _replier(sender: Any, given: Input, write: Callable[[Input, Answer], Any]) -> Reply[Answer]:
+    def reply(answer: Answer | HplmError, *, is_last: bool = True) -> None:
         try:
             response = refuse(answer) if isinstance(answer, HplmError) else write(given, answer)
         except Exception:
             log_failure()
             response = refuse(InternalError("the answer could not be written; the server's log says why"))
-        _send(sender, response)
+        _send(sender, response, is_last=is_last)
 
     return reply
 
 
-def _send(sender: Any, response: Any) -> None:
-    sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+def _send(sender: Any, response: Any, *, is_last: bool = True) -> None:
+    sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if is_last else 0)
 
 
 def log_failure() -> None:

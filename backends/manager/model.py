@@ -1,0 +1,41 @@
+"""Triton backend `manager`: REQUEST -> RESPONSE. Of a decoupled model, REQUEST -> a RESPONSE for every change of a job."""
+
+import numpy as np
+
+from hplm import config, wire
+from hplm.manage.service import ManageService
+from hplm.serving.manage_stage import ManageStage
+from hplm.serving.watch_stage import WatchStage
+from hplm.store.layout import Store
+from hplm.triton import metrics, translate
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        folder = translate.version_folder(args)
+        settings = config.load(config.ManagerSettings, folder / "settings.json")
+        handle = ManageService(Store((folder / settings.store).resolve(), settings.registry), settings).handle
+        if translate.is_decoupled(args):
+            self._stage, name, about = WatchStage(handle), "watch", "Watches of jobs by outcome, events"
+            self._stage.start()
+        else:
+            self._stage, name, about = ManageStage(handle), "manager", "Manage requests by outcome"
+        self._metrics = metrics.Published(
+            counters={metrics.Family(f"hplm_{name}_events_total", about, "event"): lambda: self._stage.counts},
+            gauges={
+                metrics.Family(f"hplm_{name}_waiting", "Requests not yet answered", ""): lambda: self._stage.waiting
+            },
+        )
+
+    def execute(self, requests):
+        translate.submit_all(requests, self._read, self._stage.submit, lambda request: self._write)
+
+    def finalize(self):
+        self._stage.stop()
+        self._metrics.stop()
+
+    def _read(self, request):
+        return translate.single(request, wire.REQUEST)
+
+    def _write(self, given, answer):
+        return translate.respond(RESPONSE=np.array(answer, dtype=np.object_))

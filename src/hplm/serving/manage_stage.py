@@ -1,0 +1,129 @@
+"""Manage requests in a few threads of their own: bytes in, bytes out, and a slow one keeps nobody waiting."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from hplm.errors import BadManageRequestError, CancelledError, HplmError, InternalError, QueueFullError, StoppingError
+
+Handle = Callable[[bytes], dict[str, Any]]
+Reply = Callable[[bytes | HplmError], None]
+
+
+@dataclass(frozen=True)
+class Lane:
+    """`threads` that answer requests of up to `most_bytes`; beyond `capacity` under way or waiting, one more is refused."""
+
+    most_bytes: int
+    threads: int
+    capacity: int
+
+
+# Requests for a word or a list overtake those that bring a piece of a file; of these only a few lie in memory at once.
+LANES = (Lane(64 << 10, threads=4, capacity=256), Lane(12 << 20, threads=2, capacity=8))
+
+
+class _OpenLane(NamedTuple):
+    most_bytes: int
+    room: threading.Semaphore
+    pool: ThreadPoolExecutor
+
+
+class ManageStage:
+    """Answers every request exactly once: with what `handle` returns, or with its error."""
+
+    def __init__(self, handle: Handle, lanes: Sequence[Lane] = LANES) -> None:
+        self._handle = handle
+        self._lanes = [
+            _OpenLane(lane.most_bytes, threading.Semaphore(lane.capacity), ThreadPoolExecutor(lane.threads, "manage"))
+            for lane in sorted(lanes, key=lambda lane: lane.most_bytes)
+        ]
+        self._stopping = False
+        self._waiting = 0
+        self._counts: Counter[str] = Counter()
+        self._counting = threading.Lock()
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Answers by outcome, `ok` or an error's code in lower case, since the start."""
+        with self._counting:
+            return Counter(self._counts)
+
+    @property
+    def waiting(self) -> int:
+        """Requests under way or waiting now."""
+        return self._waiting
+
+    def submit(self, raw: bytes, reply: Reply, is_cancelled: Callable[[], bool]) -> None:
+        """Start a request, or refuse it at once: too large, or too many of its size under way."""
+        lane = next((lane for lane in self._lanes if len(raw) <= lane.most_bytes), None)
+        if lane is None:
+            most = self._lanes[-1].most_bytes
+            text = f"a manage request has at most {most:,} bytes, this one {len(raw):,}; files go in chunks"
+            self._answer(reply, BadManageRequestError(text))
+        elif not lane.room.acquire(blocking=False):
+            self._answer(reply, QueueFullError("too many manage requests wait; try again later"))
+        else:
+            self._count_waiting(1)
+            try:
+                lane.pool.submit(self._run, raw, reply, is_cancelled, lane.room)
+            except RuntimeError:
+                self._leave(lane.room)
+                self._answer(reply, StoppingError("the server is shutting down"))
+
+    def stop(self) -> None:
+        """Take nothing more; what is under way ends, what waits is refused."""
+        self._stopping = True
+        for lane in self._lanes:
+            lane.pool.shutdown(wait=True)
+
+    def _run(self, raw: bytes, reply: Reply, is_cancelled: Callable[[], bool], room: threading.Semaphore) -> None:
+        if self._stopping:
+            answer: bytes | HplmError = StoppingError("the server is shutting down")
+        elif is_gone(is_cancelled):
+            answer = CancelledError("the client has gone; nothing was done")
+        else:
+            answer = answered(self._handle, raw)
+        # Before the answer leaves: whoever asks again on it must find room.
+        self._leave(room)
+        self._answer(reply, answer)
+
+    def _leave(self, room: threading.Semaphore) -> None:
+        room.release()
+        self._count_waiting(-1)
+
+    def _count_waiting(self, change: int) -> None:
+        with self._counting:
+            self._waiting += change
+
+    def _answer(self, reply: Reply, answer: bytes | HplmError) -> None:
+        with self._counting:
+            self._counts[answer.code.lower() if isinstance(answer, HplmError) else "ok"] += 1
+        reply(answer)
+
+
+def answered(handle: Handle, raw: bytes) -> bytes | HplmError:
+    """What `handle` returns as JSON, or its error; what nobody expected is for the log alone."""
+    try:
+        return json.dumps(handle(raw), ensure_ascii=False).encode()
+    except HplmError as error:
+        return error
+    except Exception:
+        logging.getLogger(__name__).exception("a manage request failed")
+        return InternalError("the server failed on this manage request; its log says why")
+
+
+def is_gone(is_cancelled: Callable[[], bool]) -> bool:
+    """Whether the client has gone; where the server cannot say, it has not."""
+    try:
+        return is_cancelled()
+    except Exception:
+        logging.getLogger(__name__).exception("the server could not say whether a client has gone")
+        return False

@@ -1,0 +1,190 @@
+"""`hplm tenant`, `hplm domain` and `hplm job` against the real server."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hplm_client import ManageClient
+from typer.testing import CliRunner, Result
+
+from hplm.errors import JobCancelledError
+from hplm.store.registry import Registry
+from hplm_cli import make_app
+from tests.managed import Place
+
+pytestmark = pytest.mark.triton
+BIN = Path(sys.executable).parent
+FAST = ["--epochs", "2", "--learning-rate", "0.003"]
+
+
+class Terminal:
+    """Runs commands in this process: a new one takes a second to start."""
+
+    def __init__(self, url: str) -> None:
+        self._env = {"HPLM_URL": url}
+
+    def run(self, *command: str, answer: str = "") -> Result:
+        return CliRunner().invoke(make_app(command[0]), command, env=self._env, input=answer)
+
+    def out(self, *command: str, answer: str = "") -> str:
+        """Standard output of a command that must succeed."""
+        done = self.run(*command, answer=answer)
+        assert done.exit_code == 0, (done.output, done.exception)
+        return done.stdout
+
+    def json(self, *command: str) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.out(*command, "--json").splitlines()]
+
+
+@pytest.fixture(params=["http", "grpc"])
+def terminal(request: pytest.FixtureRequest, place: Place) -> Terminal:
+    return Terminal(place.url(request.param))
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    path = tmp_path / "corpus.txt"
+    path.write_text("the red cat runs\n" * 10)
+    return path
+
+
+@pytest.fixture
+def queued(place: Place) -> Iterator[str]:
+    """A job that no worker takes."""
+    with closing(Registry.open(place.store)) as registry:
+        job = registry.submit_job("tenant.create", "tenant:queued", {}, time.time()).id
+        yield job
+        registry.cancel_job(job, time.time())
+
+
+def test_a_tenant_goes_through_its_life(terminal: Terminal, place: Place) -> None:
+    with place.working():
+        printed = terminal.out("tenant", "create", "acme", "--train", str(place.rows), *FAST)
+        assert "tenant acme is at version" in printed
+        assert "dev_accuracy" in printed
+        (event,) = terminal.json("tenant", "update", "acme", "--train", str(place.rows), *FAST)
+    assert event["state"] == "done"
+    second = event["result"]["version"]
+    (shown,) = terminal.json("tenant", "show", "acme")
+    first = shown["versions"][0]["version"]
+    assert shown["version"] == second
+    assert "acme" in terminal.out("tenant", "list", "--prefix", "ac")
+    assert terminal.json("tenant", "rollback", "acme") == [{"tenant": "acme", "version": first}]
+    assert f"at version {second}" in terminal.out("tenant", "rollback", "acme", "--version", str(second))
+    assert "general" in terminal.out("tenant", "show", "acme")
+    assert terminal.run("tenant", "delete", "acme", answer="n\n").exit_code == 1
+    assert terminal.out("tenant", "delete", "acme", answer="y\n").endswith("tenant acme is deleted\n")
+    assert terminal.json("tenant", "list", "--prefix", "acme") == []
+
+
+def test_a_dry_run_prints_what_it_would_cost(terminal: Terminal, place: Place) -> None:
+    command = ["tenant", "create", "planned", "--train", str(place.rows), *FAST, "--dry-run"]
+    with place.working():
+        assert "estimated: about" in terminal.out(*command)
+        (plan,) = terminal.json(*command)
+    assert plan["examples"]["train"] > 0
+
+
+def test_a_detached_job_is_listed_shown_and_cancelled(terminal: Terminal, place: Place) -> None:
+    job = terminal.out("tenant", "create", "later", "--train", str(place.rows), "--detach").strip()
+    assert job in [one["id"] for one in terminal.json("job", "list", "--state", "queued")]
+    assert job in terminal.out("job", "list")
+    assert "state: queued" in terminal.out("job", "show", job)
+    assert terminal.out("job", "cancel", job) == f"job {job} is cancelled\n"
+    done = terminal.run("job", "watch", job)
+    assert isinstance(done.exception, JobCancelledError)
+
+
+def test_a_watched_job_prints_an_event_a_line(terminal: Terminal, place: Place, queued: str) -> None:
+    def finish() -> None:
+        with closing(Registry.open(place.store)) as registry:
+            time.sleep(0.5)
+            claimed = registry.claim_job("me", time.time(), 30.0)
+            assert claimed is not None
+            time.sleep(1.0)
+            registry.finish_job(claimed.id, "me", time.time(), result={})
+
+    worker = threading.Thread(target=finish)
+    worker.start()
+    events = terminal.json("job", "watch", queued)
+    worker.join()
+    assert [event["state"] for event in events] == ["queued", "running", "done"]
+
+
+def test_a_script_deletes_without_being_asked(terminal: Terminal, place: Place) -> None:
+    with place.working():
+        terminal.out("tenant", "create", "brief", "--train", str(place.rows), *FAST)
+    assert terminal.json("tenant", "delete", "brief", "--yes") == [{"tenant": "brief"}]
+
+
+def test_domains_are_listed_and_shown(terminal: Terminal) -> None:
+    assert [domain["name"] for domain in terminal.json("domain", "list")] == ["general"]
+    assert "general" in terminal.out("domain", "list")
+    assert "the root" in terminal.out("domain", "show", "general")
+
+
+def test_a_domain_of_a_small_corpus_is_refused(terminal: Terminal, corpus: Path) -> None:
+    done = terminal.run("domain", "create", "cats", "--corpus", str(corpus))
+    assert "CORPUS_TOO_SMALL" in getattr(done.exception, "code", "")
+
+
+def hplm(place: Place, *command: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "HPLM_URL": place.url("grpc")}
+    return subprocess.run(
+        [str(BIN / "hplm"), *command], capture_output=True, text=True, env=env, check=False, timeout=60
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["tenant", "show", "nobody"], "UNKNOWN_TENANT: there is no tenant 'nobody'"),
+        (["tenant", "create", "x", "--train", "no.csv"], "BAD_DATA: no.csv cannot be read"),
+        (["tenant", "create", "x", "--train", "no.csv", "--path-on-server"], "FORBIDDEN: this server takes no paths"),
+        (
+            ["tenant", "create", "x", "--train", "setup.cfg", "--url", "ftp://x"],
+            "BAD_CONFIG: 'ftp://x' is not an address",
+        ),
+        (["domain", "delete", "general", "--yes"], "BAD_MANAGE_REQUEST: 'general' is the root"),
+        (["job", "watch", "none"], "UNKNOWN_JOB: there is no job 'none'"),
+        (["job", "list", "--url", "http://127.0.0.1:9"], "UNREACHABLE: http://127.0.0.1:9 does not answer"),
+    ],
+    ids=["tenant", "file", "path", "address", "root", "job", "nobody-there"],
+)
+def test_an_error_is_one_line_and_status_1(place: Place, command: list[str], words: str) -> None:
+    done = hplm(place, *command)
+    assert done.returncode == 1
+    assert words in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_an_interrupt_ends_the_showing_and_not_the_job(place: Place, queued: str) -> None:
+    env = {**os.environ, "HPLM_URL": place.url("grpc")}
+    process = subprocess.Popen([str(BIN / "hplm"), "job", "watch", queued], stderr=subprocess.PIPE, text=True, env=env)
+    assert process.stderr is not None
+    first = process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    _, rest = process.communicate(timeout=20)
+    assert process.returncode == 130, first + rest
+    assert f"hplm job watch {queued}" in rest
+    with ManageClient(place.url("http")) as client:
+        assert client.show_job(queued).state == "queued"
+
+
+def test_the_commands_never_import_torch_or_sqlalchemy() -> None:
+    code = (
+        "import sys, hplm_client.tenant_cli, hplm_client.domain_cli, hplm_client.job_cli;"
+        "sys.exit(bool({'torch', 'sqlalchemy'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

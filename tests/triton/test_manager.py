@@ -1,0 +1,396 @@
+"""Manage requests over the real server: tenants made while it serves, watched live, and every bad request refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc
+import tritonclient.http
+from hplm_client import Client, JobEvent, ManageClient
+from tritonclient.utils import InferenceServerException
+
+from hplm import errors
+from hplm.errors import HplmError
+from hplm.store.layout import Store
+from hplm.store.registry import Registry
+from hplm.triton.server import MANAGER_ROLES, TritonServer, free_ports
+from tests import tiny
+from tests.managed import FAST, Place
+
+pytestmark = pytest.mark.triton
+LEASE_S = 30.0
+WATCHERS = 50
+# Until serving has seen what was published.
+SEEN_S = 1.0
+
+
+@pytest.fixture(params=["http", "grpc"])
+def manage(request: pytest.FixtureRequest, place: Place) -> Iterator[ManageClient]:
+    with ManageClient(place.url(request.param)) as client:
+        yield client
+
+
+@pytest.fixture
+def registry(place: Place) -> Iterator[Registry]:
+    with closing(Registry.open(place.store)) as opened:
+        yield opened
+
+
+def make(manage: ManageClient, place: Place, name: str) -> str:
+    """The job of a new tenant."""
+    return manage.create_tenant(name, train=manage.upload(place.rows), settings=FAST)
+
+
+def test_a_tenant_is_created_by_upload_shown_updated_rolled_back_and_deleted(
+    manage: ManageClient, place: Place
+) -> None:
+    with place.working():
+        told: list[JobEvent] = []
+        event = manage.wait(make(manage, place, "acme"), told.append)
+        assert event.result is not None
+        assert event.result["version"] == manage.show_tenant("acme").version
+        assert {one.state for one in told} >= {"done"}
+        first = manage.show_tenant("acme")
+        assert "dev_accuracy" in first.about["scores"]
+        manage.wait(manage.update_tenant("acme", train=manage.upload(place.rows), settings=FAST))
+    second = manage.show_tenant("acme")
+    assert second.version > first.version
+    assert manage.rollback_tenant("acme") == first.version
+    assert "acme" in [tenant.name for tenant in manage.list_tenants("a")]
+    manage.delete_tenant("acme")
+    with pytest.raises(errors.UnknownTenantError):
+        manage.show_tenant("acme")
+
+
+def test_what_is_published_answers_within_a_second_and_what_is_deleted_no_more(
+    manage: ManageClient, place: Place
+) -> None:
+    with Client(manage.url) as client:
+
+        def served(name: str) -> bool:
+            try:
+                return client.predict(name, "the red cat").label in ("cat", "none")
+            except errors.UnknownTenantError:
+                return False
+
+        with place.working():
+            job = make(manage, place, "quick")
+            assert not served("quick")
+            manage.wait(job)
+            start_s = time.monotonic()
+            until(lambda: served("quick"))
+            assert time.monotonic() - start_s < 1.5
+        manage.delete_tenant("quick")
+        start_s = time.monotonic()
+        until(lambda: not served("quick"))
+        assert time.monotonic() - start_s < 1.5
+
+
+def test_a_rolled_back_tenant_answers_as_before(manage: ManageClient, place: Place, tmp_path: Path) -> None:
+    other = tmp_path / "other.csv"
+    other.write_text(place.rows.read_text().replace(",cat", ",dog").replace(",none", ",cat").replace(",dog", ",none"))
+
+    def logits() -> np.ndarray:
+        found = client.predict("back", "the red cat", logits=True).logits
+        assert found is not None
+        return found
+
+    with place.working(), Client(manage.url) as client:
+        manage.wait(make(manage, place, "back"))
+        time.sleep(SEEN_S)
+        first = logits()
+        manage.wait(manage.update_tenant("back", train=manage.upload(other), settings=FAST))
+        time.sleep(SEEN_S)
+        second = logits()
+        manage.rollback_tenant("back")
+        time.sleep(SEEN_S)
+        np.testing.assert_allclose(logits(), first, atol=1e-3)
+        assert np.abs(second - first).max() > 1e-2
+    manage.delete_tenant("back")
+
+
+def test_a_dry_run_says_what_it_would_cost_and_changes_nothing(manage: ManageClient, place: Place) -> None:
+    with place.working():
+        plan = manage.plan("tenant.create", tenant="planned", data={"train": manage.upload(place.rows)}, settings=FAST)
+    assert plan.estimated_s > 0
+    assert plan.details["labels"] == ["cat", "none"]
+    with pytest.raises(errors.UnknownTenantError):
+        manage.show_tenant("planned")
+
+
+def test_progress_comes_live_over_a_stream(place: Place, registry: Registry) -> None:
+    with ManageClient(place.url("grpc")) as manage:
+        job = make(manage, place, "live")
+        assert registry.claim_job("me", time.time(), LEASE_S)
+        watch = manage.watch(job)
+        assert next(watch).state == "running"
+        delays = []
+        for step in range(1, 6):
+            registry.report_job(job, "me", time.time(), LEASE_S, step="train", progress=step / 10, eta_s=1.0)
+            start = time.monotonic()
+            assert next(watch).progress == step / 10
+            delays.append(time.monotonic() - start)
+        registry.finish_job(job, "me", time.time(), result={"version": 1})
+        assert [event.state for event in watch] == ["done"]
+    assert max(delays) < 1.0
+
+
+def test_fifty_clients_watch_a_job_and_all_hear_its_end(place: Place, registry: Registry) -> None:
+    with ManageClient(place.url("grpc")) as manage:
+        job = make(manage, place, "watched")
+    assert registry.claim_job("me", time.time(), LEASE_S)
+    watching = threading.Barrier(WATCHERS + 1, timeout=60)
+
+    def watch(_: int) -> list[JobEvent]:
+        with ManageClient(place.url("grpc")) as client:
+            events = client.watch(job)
+            seen = [next(events)]
+            watching.wait()
+            return [*seen, *events]
+
+    with ThreadPoolExecutor(WATCHERS) as pool:
+        heard = [pool.submit(watch, number) for number in range(WATCHERS)]
+        watching.wait()
+        registry.report_job(job, "me", time.time(), LEASE_S, step="train", progress=0.5, eta_s=None)
+        time.sleep(0.5)
+        registry.finish_job(job, "me", time.time(), result={})
+        for one in heard:
+            assert [(event.state, event.progress) for event in one.result(60)] == [
+                *(("running", 0.0), ("running", 0.5), ("done", 1.0))
+            ]
+
+
+def test_clients_that_go_away_are_noticed(place: Place) -> None:
+    with ManageClient(place.url("grpc")) as manage:
+        job = make(manage, place, "left")
+        watches = [manage.watch(job) for _ in range(5)]
+        for watch in watches:
+            next(watch)
+        until(lambda: gauge(place, "hplm_watch_waiting") == 5)
+        for watch in watches:
+            watch.close()
+        until(lambda: gauge(place, "hplm_watch_waiting") == 0)
+        manage.cancel_job(job)
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.1)
+
+
+def gauge(place: Place, name: str) -> float:
+    with urllib.request.urlopen(f"http://127.0.0.1:{place.server.ports.metrics}/metrics", timeout=5) as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
+
+
+def test_plain_curl_gets_an_answer(place: Place) -> None:
+    request = json.dumps({"action": "domain.list"})
+    body = {"inputs": [{"name": "REQUEST", "shape": [1], "datatype": "BYTES", "data": [request]}]}
+    url = f"{place.server.ports.http_url}/v2/models/manager/infer"
+    done = subprocess.run(["curl", "-s", url, "-d", json.dumps(body)], capture_output=True, text=True, check=True)
+    (output,) = json.loads(done.stdout)["outputs"]
+    assert output["name"] == "RESPONSE"
+    answer = json.loads(output["data"][0])
+    assert answer["ok"] is True
+    assert [domain["name"] for domain in answer["domains"]] == ["general"]
+
+
+Raw = tuple[Any, Any]
+
+
+@pytest.fixture(params=["http", "grpc"])
+def raw(request: pytest.FixtureRequest, place: Place) -> Iterator[Raw]:
+    """tritonclient itself."""
+    module = tritonclient.http if request.param == "http" else tritonclient.grpc
+    opened = module.InferenceServerClient(place.url(request.param).partition("//")[2])
+    yield module, opened
+    opened.close()
+
+
+def infer(
+    raw: Raw, value: np.ndarray, datatype: str = "BYTES", *, name: str = "REQUEST", model: str = "manager"
+) -> Any:
+    module, client = raw
+    tensor = module.InferInput(name, list(value.shape), datatype)
+    tensor.set_data_from_numpy(value)
+    return json.loads(client.infer(model, [tensor]).as_numpy("RESPONSE")[0])
+
+
+def as_bytes(*values: bytes) -> np.ndarray:
+    return np.array(values, dtype=np.object_)
+
+
+def request(action: str, **values: Any) -> bytes:
+    return json.dumps({"action": action, **values}).encode()
+
+
+NO_UPLOAD = {"train": {"upload": "u1"}}
+BAD: list[tuple[bytes, type[HplmError]]] = [
+    (b"", errors.BadManageRequestError),
+    (b"\xff\xfe{}", errors.BadManageRequestError),
+    (b"{", errors.BadManageRequestError),
+    (b"[" * 100_000, errors.BadManageRequestError),
+    (b"[]", errors.BadManageRequestError),
+    (b'{"action": NaN}', errors.BadManageRequestError),
+    (request("tenant.explode"), errors.BadManageRequestError),
+    (request("tenant.show"), errors.BadManageRequestError),
+    (request("tenant.show", tenant=7), errors.BadManageRequestError),
+    (request("tenant.show", tenant="acme", also=1), errors.BadManageRequestError),
+    (request("tenant.show", tenant="../../etc"), errors.TenantNameError),
+    (request("tenant.show", tenant="nobody"), errors.UnknownTenantError),
+    (request("tenant.update", tenant="nobody", data=NO_UPLOAD), errors.UnknownTenantError),
+    (request("tenant.delete", tenant="nobody"), errors.UnknownTenantError),
+    (request("tenant.rollback", tenant="alpha", version=99), errors.UnknownVersionError),
+    (request("tenant.create", tenant="alpha", data=NO_UPLOAD), errors.AlreadyThereError),
+    (request("tenant.create", tenant="x", data=NO_UPLOAD), errors.UnknownUploadError),
+    (request("tenant.create", tenant="x", domain="nowhere", data=NO_UPLOAD), errors.UnknownDomainError),
+    (request("tenant.create", tenant="x", data={"train": {"path": "/etc/passwd"}}), errors.ForbiddenError),
+    (request("tenant.create", tenant="x", data=NO_UPLOAD, settings={"epochs": 0}), errors.BadManageRequestError),
+    (request("domain.show", domain="nowhere"), errors.UnknownDomainError),
+    (request("domain.delete", domain="general"), errors.BadManageRequestError),
+    (request("domain.update", domain="nowhere", corpus={"upload": "u1"}), errors.UnknownDomainError),
+    (request("domain.create", domain="general", corpus={"upload": "u1"}), errors.AlreadyThereError),
+    (request("job.show", job="j1"), errors.UnknownJobError),
+    (request("job.cancel", job="j1"), errors.UnknownJobError),
+    (request("job.list", states=["lost"]), errors.BadManageRequestError),
+    (request("job.watch", job="j1"), errors.BadManageRequestError),
+    (request("upload.start", bytes=1, sha256="x", name="a.csv"), errors.BadManageRequestError),
+    (request("upload.start", bytes=1 << 40, sha256="0" * 64, name="a.csv"), errors.UploadError),
+    (request("upload.start", bytes=1, sha256="0" * 64, name="../a.csv"), errors.BadManageRequestError),
+    (request("upload.chunk", upload="u1", offset=0, data="AAAA"), errors.UnknownUploadError),
+    (request("upload.chunk", upload="u1", offset=0, data="!"), errors.BadManageRequestError),
+    (request("upload.finish", upload="u1"), errors.UnknownUploadError),
+    (request("upload.chunk", upload="u1", offset=0, data="A" * (10 << 20)), errors.UploadError),
+    (b"x" * (10 << 20), errors.BadManageRequestError),
+    (b"x" * (20 << 20), errors.BadManageRequestError),
+]
+
+
+@pytest.mark.parametrize(("sent", "error"), BAD, ids=[f"{error.code}-{i}" for i, (_, error) in enumerate(BAD)])
+def test_a_bad_request_gets_its_code_and_no_traceback(raw: Raw, sent: bytes, error: type[HplmError]) -> None:
+    with pytest.raises(InferenceServerException) as caught:
+        infer(raw, as_bytes(sent))
+    message = str(caught.value.message())
+    assert type(errors.from_wire(message)) is error
+    assert "Traceback" not in message
+    assert len(message) < 1000
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda raw: infer(raw, np.array([1], dtype=np.int32), "INT32"),
+        lambda raw: infer(raw, as_bytes(b"{}", b"{}")),
+        lambda raw: infer(raw, as_bytes(b"{}")[None]),
+        lambda raw: infer(raw, as_bytes()),
+        lambda raw: infer(raw, as_bytes(b"{}"), name="QUESTION"),
+        lambda raw: infer(raw, as_bytes(request("job.watch", job="j1")), model="manager_watch"),
+    ],
+    ids=["wrong-dtype", "two-requests", "two-dimensions", "none", "wrong-name", "watch-without-a-stream"],
+)
+def test_a_wrong_call_is_refused_and_the_server_goes_on(raw: Raw, call: Callable[[Raw], Any]) -> None:
+    with pytest.raises(InferenceServerException) as caught:
+        call(raw)
+    assert "Traceback" not in str(caught.value.message())
+    assert infer(raw, as_bytes(request("domain.list")))["ok"]
+
+
+@pytest.mark.parametrize(
+    ("sent", "error"),
+    [
+        (b"{", errors.BadManageRequestError),
+        (request("job.show", job="j1"), errors.BadManageRequestError),
+        (request("job.watch", job="j1"), errors.UnknownJobError),
+        (b"x" * (10 << 20), errors.BadManageRequestError),
+    ],
+    ids=["garbage", "another-action", "unknown-job", "10-MB"],
+)
+def test_a_bad_watch_gets_its_code(place: Place, sent: bytes, error: type[HplmError]) -> None:
+    with ManageClient(place.url("grpc")) as client, pytest.raises(error):
+        list(client._transport.events(sent))
+
+
+def test_an_error_has_its_http_status(place: Place) -> None:
+    def status(sent: bytes) -> int:
+        body = {"inputs": [{"name": "REQUEST", "shape": [1], "datatype": "BYTES", "data": [sent.decode()]}]}
+        url = f"{place.server.ports.http_url}/v2/models/manager/infer"
+        try:
+            with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode()), timeout=10) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code
+
+    assert status(request("domain.list")) == 200
+    assert status(request("tenant.show", tenant="nobody")) == 404
+    assert status(b"{") == 400
+
+
+def test_bad_requests_among_good_ones_leave_the_good_ones_unharmed(place: Place) -> None:
+    def good(_: int) -> int:
+        with ManageClient(place.url("grpc")) as client:
+            return len(client.list_domains())
+
+    def bad(number: int) -> type[Exception]:
+        with ManageClient(place.url("http")) as client:
+            try:
+                client.ask("tenant.show", tenant=f"nobody-{number}")
+            except HplmError as error:
+                return type(error)
+        return AssertionError
+
+    with ThreadPoolExecutor(16) as pool:
+        goods, bads = pool.map(good, range(60)), pool.map(bad, range(60))
+        assert set(goods) == {1}
+        assert set(bads) == {errors.UnknownTenantError}
+
+
+def test_the_managers_processes_hold_no_torch(place: Place) -> None:
+    session = str(place.server.process.pid)
+    listed = subprocess.run(
+        ["ps", "-ww", "-o", "pid=,args=", "--sid", session], capture_output=True, text=True, check=True
+    )
+    stubs = [line.split()[0] for line in listed.stdout.splitlines() if line.endswith("backends/manager")]
+    assert len(stubs) == 2
+    for pid in stubs:
+        assert "libtorch" not in Path(f"/proc/{pid}/maps").read_text()
+
+
+def test_open_watches_do_not_keep_the_server_from_stopping(tmp_path: Path) -> None:
+    models = tiny.make_repository(tmp_path, manager_settings={})
+    store = Store(tmp_path / "store")
+    with closing(Registry.open(store)) as registry:
+        job = registry.submit_job("tenant.create", "tenant:x", {}, time.time()).id
+    server = TritonServer(models, free_ports(), models=MANAGER_ROLES, log=tmp_path / "triton.log")
+    server.wait_ready()
+    watching = threading.Barrier(4, timeout=30)
+
+    def watch(_: int) -> HplmError:
+        with ManageClient(server.ports.grpc_url) as client:
+            events = client.watch(job, patience_s=0.1)
+            next(events)
+            watching.wait()
+            with pytest.raises(HplmError) as caught:
+                next(events)
+            return caught.value
+
+    with ThreadPoolExecutor(3) as pool:
+        ends = [pool.submit(watch, number) for number in range(3)]
+        watching.wait()
+        assert server.stop() == 0
+        assert {type(end.result(20)) for end in ends} == {errors.UnreachableError}

@@ -1,0 +1,143 @@
+"""Manage requests in threads: each answered once, slow ones apart from quick ones, bounded."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from hplm import errors
+from hplm.errors import HplmError
+from hplm.serving.manage_stage import Lane, ManageStage
+
+LANES = (Lane(100, threads=1, capacity=3), Lane(1000, threads=1, capacity=1))
+LARGE = b"x" * 101
+
+
+class Answers:
+    """Collects what a stage answers."""
+
+    def __init__(self) -> None:
+        self.got: list[bytes | HplmError] = []
+        self._came = threading.Condition()
+
+    def __call__(self, answer: bytes | HplmError, *, is_last: bool = True) -> None:
+        with self._came:
+            self.got.append(answer)
+            self._came.notify()
+
+    def wait(self, count: int) -> list[bytes | HplmError]:
+        with self._came:
+            assert self._came.wait_for(lambda: len(self.got) >= count, timeout=5)
+            return self.got
+
+
+class Service:
+    """Answers with the length of a request; the large ones only when `gate` is open."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+
+    def handle(self, raw: bytes) -> dict[str, Any]:
+        if len(raw) > 100:
+            assert self.gate.wait(5)
+        if raw == b"unknown":
+            raise errors.UnknownJobError("there is no job 'x'")
+        if raw == b"broken":
+            raise ZeroDivisionError
+        return {"ok": True, "length": len(raw)}
+
+
+@pytest.fixture
+def service() -> Iterator[Service]:
+    made = Service()
+    yield made
+    made.gate.set()
+
+
+@pytest.fixture
+def stage(service: Service) -> Iterator[ManageStage]:
+    made = ManageStage(service.handle, LANES)
+    yield made
+    service.gate.set()
+    made.stop()
+
+
+def never() -> bool:
+    return False
+
+
+def ask(stage: ManageStage, raw: bytes, is_cancelled: Callable[[], bool] = never) -> Answers:
+    answers = Answers()
+    stage.submit(raw, answers, is_cancelled)
+    return answers
+
+
+def test_a_request_is_answered_with_json(stage: ManageStage) -> None:
+    (answer,) = ask(stage, b"hello").wait(1)
+    assert json.loads(answer) == {"ok": True, "length": 5}  # type: ignore[arg-type]
+
+
+def test_a_quick_request_overtakes_a_slow_one(stage: ManageStage, service: Service) -> None:
+    slow = ask(stage, LARGE)
+    ask(stage, b"hello").wait(1)
+    assert not slow.got
+    service.gate.set()
+    assert len(slow.wait(1)) == 1
+
+
+def test_beyond_its_capacity_a_lane_refuses_at_once(stage: ManageStage) -> None:
+    ask(stage, LARGE)
+    (answer,) = ask(stage, LARGE).got
+    assert isinstance(answer, errors.QueueFullError)
+
+
+def test_whoever_was_answered_finds_room_again(stage: ManageStage, service: Service) -> None:
+    service.gate.set()
+    for _ in range(50):
+        (answer,) = ask(stage, LARGE).wait(1)
+        assert isinstance(answer, bytes)
+
+
+def test_a_request_larger_than_any_lane_is_refused_with_both_sizes(stage: ManageStage) -> None:
+    (answer,) = ask(stage, b"x" * 2000).got
+    assert isinstance(answer, errors.BadManageRequestError)
+    assert "1,000" in str(answer)
+    assert "2,000" in str(answer)
+
+
+def test_an_error_travels_and_an_unexpected_one_tells_nothing(stage: ManageStage) -> None:
+    (known,) = ask(stage, b"unknown").wait(1)
+    (unknown,) = ask(stage, b"broken").wait(1)
+    assert isinstance(known, errors.UnknownJobError)
+    assert isinstance(unknown, errors.InternalError)
+    assert "ZeroDivision" not in str(unknown)
+
+
+def test_nothing_is_done_for_a_client_that_has_gone(stage: ManageStage) -> None:
+    (answer,) = ask(stage, b"hello", lambda: True).wait(1)
+    assert isinstance(answer, errors.CancelledError)
+
+
+def test_stopping_answers_what_waits_and_what_comes_later(stage: ManageStage, service: Service) -> None:
+    running = ask(stage, LARGE)
+    threading.Timer(0.1, service.gate.set).start()
+    stage.stop()
+    assert isinstance(running.wait(1)[0], bytes)
+    (answer,) = ask(stage, b"hello").wait(1)
+    assert isinstance(answer, errors.StoppingError)
+
+
+def test_answers_are_counted_by_outcome(stage: ManageStage) -> None:
+    ask(stage, b"hello").wait(1)
+    ask(stage, b"unknown").wait(1)
+    assert stage.counts == {"ok": 1, "unknown_job": 1}
+    for _ in range(100):
+        if not stage.waiting:
+            return
+        time.sleep(0.01)
+    raise AssertionError

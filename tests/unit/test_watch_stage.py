@@ -1,0 +1,165 @@
+"""Watching jobs: what changes is told once, the end ends it, and no watch stays open for long."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import pytest
+
+from hplm import errors
+from hplm.errors import HplmError
+from hplm.serving.watch_stage import WATCH_S, WatchStage
+
+REQUEST = b'{"action": "job.watch", "job": "j1"}'
+
+
+class Jobs:
+    """Stands in for the service: one job, whose state a test sets; an error where there is one."""
+
+    def __init__(self) -> None:
+        self.job: dict[str, Any] = dict.fromkeys(("step", "eta_s", "error", "result"))
+        self.job |= {"state": "queued", "progress": 0.0, "subject": "tenant:acme"}
+        self.error: HplmError | None = None
+        self.asked = 0
+
+    def handle(self, raw: bytes) -> dict[str, Any]:
+        assert json.loads(raw) == {"action": "job.show", "job": "j1"}
+        self.asked += 1
+        if self.error is not None:
+            raise self.error
+        return {"ok": True, "job": self.job}
+
+
+class Client:
+    """Keeps what it is told."""
+
+    def __init__(self, stage: WatchStage, raw: bytes = REQUEST) -> None:
+        self.events: list[dict[str, Any]] = []
+        self.errors: list[HplmError] = []
+        self.lasts: list[bool] = []
+        self.ended = threading.Event()
+        stage.submit(raw, self.reply, lambda: False)
+
+    def reply(self, answer: bytes | HplmError, *, is_last: bool = True) -> None:
+        self.lasts.append(is_last)
+        if isinstance(answer, HplmError):
+            self.errors.append(answer)
+        else:
+            self.events.append(json.loads(answer))
+        if is_last:
+            self.ended.set()
+
+
+@pytest.fixture
+def jobs() -> Jobs:
+    return Jobs()
+
+
+@pytest.fixture
+def stage(jobs: Jobs) -> WatchStage:
+    return WatchStage(jobs.handle, most_watchers=100)
+
+
+def test_a_watcher_is_told_the_state_then_each_change_then_the_end(jobs: Jobs, stage: WatchStage) -> None:
+    client = Client(stage)
+    for turn, change in enumerate(
+        ({}, {}, {"state": "running", "step": "train"}, {}, {"progress": 0.5, "eta_s": 2.0}, {"state": "cancelled"})
+    ):
+        jobs.job |= change
+        stage.look(turn / 10)
+    assert [event["state"] for event in client.events] == ["queued", "running", "running", "cancelled"]
+    assert client.lasts == [False, False, False, True]
+    assert client.events[2] == {
+        "state": "running",
+        "step": "train",
+        "progress": 0.5,
+        "eta_s": 2.0,
+        "error": None,
+        "result": None,
+    }
+    assert stage.waiting == 0
+
+
+def test_many_watchers_of_a_job_cost_one_look(jobs: Jobs, stage: WatchStage) -> None:
+    clients = [Client(stage) for _ in range(50)]
+    stage.look(0.0)
+    assert jobs.asked == 1
+    assert all(len(client.events) == 1 for client in clients)
+
+
+def test_a_latecomer_is_told_the_state_at_once(jobs: Jobs, stage: WatchStage) -> None:
+    Client(stage)
+    stage.look(0.0)
+    late = Client(stage)
+    stage.look(0.1)
+    assert [event["state"] for event in late.events] == ["queued"]
+
+
+def test_a_watch_is_closed_in_time_with_the_state_of_then(jobs: Jobs, stage: WatchStage) -> None:
+    client, registry_is_busy = Client(stage), errors.RegistryUnavailableError("locked")
+    stage.look(10.0)
+    stage.look(9.9 + WATCH_S)
+    assert client.lasts == [False]
+    jobs.error = registry_is_busy
+    stage.look(10.0 + WATCH_S)
+    assert client.lasts == [False, True]
+    assert [event["state"] for event in client.events] == ["queued", "queued"]
+    assert stage.waiting == 0
+
+
+def test_an_unknown_job_is_one_error(jobs: Jobs, stage: WatchStage) -> None:
+    jobs.error = errors.UnknownJobError("there is no job 'j1'")
+    client = Client(stage)
+    stage.look(0.0)
+    assert client.errors == [jobs.error]
+    assert client.lasts == [True]
+    assert stage.waiting == 0
+
+
+def test_a_registry_busy_for_a_moment_ends_nobodys_watch(jobs: Jobs, stage: WatchStage) -> None:
+    client = Client(stage)
+    stage.look(0.0)
+    jobs.error = errors.RegistryUnavailableError("locked")
+    stage.look(0.1)
+    jobs.error, jobs.job = None, {**jobs.job, "state": "running"}
+    stage.look(0.2)
+    assert [event["state"] for event in client.events] == ["queued", "running"]
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"[]",
+        b"{",
+        b'{"action": "job.show", "job": "j1"}',
+        b'{"action": "job.watch"}',
+        b'{"action": "job.watch", "job": 1}',
+    ],
+)
+def test_a_bad_request_is_refused_at_once(stage: WatchStage, raw: bytes) -> None:
+    client = Client(stage, raw)
+    assert isinstance(client.errors[0], errors.BadManageRequestError)
+    assert client.lasts == [True]
+
+
+def test_one_watcher_too_many_is_refused_at_once(stage: WatchStage) -> None:
+    clients = [Client(stage) for _ in range(101)]
+    assert isinstance(clients[-1].errors[0], errors.QueueFullError)
+    assert stage.waiting == 100
+
+
+def test_a_started_stage_looks_by_itself_and_stopping_tells_who_watches(jobs: Jobs, stage: WatchStage) -> None:
+    stage.start()
+    first, second = Client(stage), Client(stage)
+    jobs.job["state"] = "failed"
+    assert first.ended.wait(5)
+    assert second.ended.wait(5)
+    jobs.job["state"] = "running"
+    third = Client(stage)
+    stage.stop()
+    assert isinstance(third.errors[-1], errors.StoppingError)
+    assert isinstance(Client(stage).errors[0], errors.StoppingError)
+    assert stage.counts["stopping"] == 2
