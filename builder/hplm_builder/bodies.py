@@ -1,4 +1,4 @@
-"""What fine-tuning trains below a head: adapters in frozen upper layers, and the two comparisons of the evaluation."""
+"""What fine-tuning trains below a head: adapters in frozen upper layers, and the comparisons of the evaluation."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hplm.adapters.packed import Adapter
-from hplm.nn.dtype import bfloat16_is_fast
+from hplm.nn.dtype import choose_dtype
 from hplm.nn.encoder import OriginalEncoder, UpperEncoder
 from hplm.nn.upper import in_dtype
+
+CPU = torch.device("cpu")
 
 
 class AdapterModel(nn.Module):
@@ -41,7 +43,7 @@ class AdapterModel(nn.Module):
 
     def adapter(self) -> Adapter:
         """The trained weights."""
-        return Adapter(*(p.detach().numpy().copy() for p in (self.down, self.down_bias, self.up, self.up_bias)))
+        return Adapter(*(p.detach().cpu().numpy().copy() for p in (self.down, self.down_bias, self.up, self.up_bias)))
 
 
 class UpperModel(nn.Module):
@@ -67,14 +69,38 @@ class FullModel(nn.Module):
         return self.original(features, lengths)[-1]
 
 
-def fastest_format() -> tuple[torch.dtype, torch.device]:
-    """What this CPU trains in, for `computing_in`."""
-    return torch.bfloat16 if bfloat16_is_fast() else torch.float32, torch.device("cpu")
+class OriginalUpper(UpperEncoder):
+    """The unconverted model's upper layers over its own hidden states at the cut, which know their positions already."""
+
+    @classmethod
+    def of(cls, original: OriginalEncoder) -> OriginalUpper:
+        """Its last layers, as many as the base has upper layers."""
+        upper = cls(original.config)
+        last = original.layers[len(original.layers) - len(upper.layers) :]
+        upper.layers.load_state_dict(last.state_dict())
+        return upper
+
+    def embed(self, merged: Tensor, positions: Tensor) -> Tensor:
+        return merged
 
 
-def adapter_body(upper: UpperEncoder, reduction_factor: int, start: Adapter | None = None) -> Callable[[], nn.Module]:
-    """Makes a fresh `AdapterModel` over upper layers prepared once."""
-    frozen = in_dtype(upper, fastest_format()[0])
+class HeadModel(nn.Module):
+    """Nothing trains below the head: the features are last hidden states."""
+
+    def forward(self, features: Tensor, lengths: Sequence[int]) -> Tensor:
+        return features.float()
+
+
+def fastest_format(device: torch.device = CPU) -> tuple[torch.dtype, torch.device]:
+    """What training on a device computes in, for `computing_in`."""
+    return choose_dtype("auto", device), device
+
+
+def adapter_body(
+    upper: UpperEncoder, reduction_factor: int, start: Adapter | None = None, device: torch.device = CPU
+) -> Callable[[], nn.Module]:
+    """Makes a fresh `AdapterModel` over upper layers prepared once, on `device`."""
+    frozen = in_dtype(upper.to(device), fastest_format(device)[0])
     return lambda: AdapterModel(frozen, reduction_factor, start)
 
 

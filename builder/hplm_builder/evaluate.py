@@ -27,6 +27,7 @@ from hplm_builder.base import DEFAULT_BASE, minilm_folder
 from hplm_builder.bodies import FullModel, UpperModel, adapter_body
 from hplm_builder.corpora import SOURCES
 from hplm_builder.demo import DEMO_FOLDER, PLOT, PLOT_SOURCES, TENANTS, demo_data
+from hplm_builder.evaluation.methods import methods
 from hplm_builder.finetune import Trained, TrainSettings, fine_tune
 from hplm_builder.labelled import LabelledData, read_folder
 from hplm_builder.original import load_original
@@ -42,6 +43,7 @@ app = typer.Typer(
     help="Measure quality beside plain fine-tuning.",
     epilog="Example: hplm eval conversion --data data/chemprot --json conversion.json",
 )
+app.command()(methods)
 JsonOption = Annotated[Path | None, typer.Option("--json", help="Also write the report to this file.")]
 StoreOption = Annotated[Path, typer.Option("--store", help="Folder of the artifacts.")]
 METHODS = ("full", "upper", "adapters")

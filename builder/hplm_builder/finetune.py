@@ -20,7 +20,7 @@ from hplm.errors import ConfigError
 from hplm.nn.dtype import computing_in
 from hplm.nn.upper import pool
 from hplm.progress import Report, silent
-from hplm_builder.bodies import copy_state, fastest_format
+from hplm_builder.bodies import CPU, copy_state, fastest_format
 from hplm_builder.judging import mistakes_of, predict, scores_of
 from hplm_builder.labelled import LabelledData
 from hplm_builder.prepared import IGNORED, Parts, Prepared, count_tokens, packed_batches
@@ -83,8 +83,9 @@ def fine_tune(
     report: Report = silent,
     *,
     start: Head | None = None,
+    device: torch.device = CPU,
 ) -> Trained:
-    """Train once a learning rate, keep the epoch with the best dev score, score dev and test.
+    """Train once a learning rate on `device`, keep the epoch with the best dev score, score dev and test.
 
     `parts` are train, dev and test. With `start`, the head goes on from it and what `make_body` starts from is epoch 0:
     nothing worse on dev is kept. Raises ConfigError where no rate trains, and what `report` raises.
@@ -97,12 +98,12 @@ def fine_tune(
     dev_by_rate: dict[float, float] = {}
     for number, rate in enumerate(settings.learning_rates, 1):
         torch.manual_seed(settings.seed)
-        body, head = make_body(), nn.Linear(hidden_size, len(data.labels))
+        body, head = make_body().to(device), nn.Linear(hidden_size, len(data.labels)).to(device)
         run = _Run(data, settings, rate, body, head, Scale.of(data.task, train), metric)
         run.train(train, dev, ticker, start)
         ticker.end_run(number)
         curve += run.curve
-        if run.best_body:
+        if math.isfinite(run.best_score):
             dev_by_rate[rate] = run.best_score
             # The others' weights are let go at once: a whole model a rate would add up.
             best = run if best is None or run.best_score > best.best_score else best
@@ -113,7 +114,7 @@ def fine_tune(
     mistakes: dict[str, Any] = {}
     for name, part in (("dev", dev), ("test", test)):
         if part:
-            answers = predict(best.body, best.best_head, data, part, settings.pooling, ticker.predicted)
+            answers = predict(best.body, best.best_head, data, part, settings.pooling, ticker.predicted, device)
             scores |= {f"{name}_{key}": value for key, value in scores_of(data, part, answers).items()}
             for kind, found in mistakes_of(data, part, answers).items():
                 mistakes.setdefault(kind, {})[name] = found
@@ -159,7 +160,7 @@ class Scale:
 
     def to_served(self, head: nn.Linear) -> Head:
         """What gives values as they came."""
-        weight, bias = head.weight.detach().numpy(), head.bias.detach().numpy()
+        weight, bias = head.weight.detach().cpu().numpy(), head.bias.detach().cpu().numpy()
         return Head(weight * np.float32(self.deviation), bias * np.float32(self.deviation) + np.float32(self.mean))
 
     def from_served(self, head: Head) -> dict[str, Tensor]:
@@ -222,7 +223,8 @@ class _Run:
 
     def _judge(self, epoch: int, dev: list[Prepared], ticker: _Ticker) -> float:
         head = self._scale.to_served(self._head)
-        answers = predict(self.body, head, self._data, dev, self._settings.pooling, ticker.predicted)
+        device = self._head.weight.device
+        answers = predict(self.body, head, self._data, dev, self._settings.pooling, ticker.predicted, device)
         score = scores_of(self._data, dev, answers)[self._metric]
         # One step with a gradient that is no number leaves none in the head either.
         if score > self.best_score and np.isfinite(head.weight).all():
@@ -257,14 +259,15 @@ class Trainer:
         return loss.item()
 
     def _loss(self, batch: list[Prepared]) -> Tensor:
+        device = self._head.weight.device
         lengths = [len(one.tokens) for one in batch]
-        features = torch.cat([one.features for one in batch])
-        with computing_in(*fastest_format()):
+        features = torch.cat([one.features for one in batch]).to(device)
+        with computing_in(*fastest_format(device)):
             hidden = self._body(features, lengths)
         parts = hidden.float().split(lengths)
         pooled = torch.cat([pool(self._task, self._settings.pooling, part) for part in parts])
         logits = self._head(F.dropout(pooled, self._settings.dropout))
-        targets = torch.cat([one.targets for one in batch])
+        targets = torch.cat([one.targets for one in batch]).to(device)
         if self._task == "regression":
             return F.mse_loss(logits[:, 0], (targets - self._scale.mean) / self._scale.deviation)
         return F.cross_entropy(logits, targets, ignore_index=IGNORED)

@@ -13,7 +13,7 @@ from hplm.decode import DECODERS
 from hplm.nn.dtype import computing_in
 from hplm.nn.upper import pool
 from hplm.wire import LabelledSpan
-from hplm_builder.bodies import fastest_format
+from hplm_builder.bodies import CPU, fastest_format
 from hplm_builder.labelled import LabelledData
 from hplm_builder.prepared import Prepared
 from hplm_builder.scores import accuracy, confusion, entity_f1, entity_types, macro_f1, pearson, spearman
@@ -26,17 +26,18 @@ def predict(
     examples: Sequence[Prepared],
     pooling: str,
     tick: Callable[[int], None] = lambda tokens: None,
+    device: torch.device = CPU,
 ) -> list[list[LabelledSpan]]:
-    """Decoded answers, in the order of `examples`; `tick` hears how many tokens each batch had."""
+    """Decoded answers, in the order of `examples`; `tick` hears how many tokens each batch had. `body` is on `device`."""
     answers: list[list[LabelledSpan]] = [[] for _ in examples]
     order = sorted(range(len(examples)), key=lambda i: len(examples[i].tokens))
     weight, bias = torch.from_numpy(head.weight), torch.from_numpy(head.bias)
     for start in range(0, len(order), 64):
         chunk = order[start : start + 64]
         lengths = [len(examples[i].tokens) for i in chunk]
-        features = torch.cat([examples[i].features for i in chunk])
-        with torch.no_grad(), computing_in(*fastest_format()):
-            hidden = body(features, lengths).float()
+        features = torch.cat([examples[i].features for i in chunk]).to(device)
+        with torch.no_grad(), computing_in(*fastest_format(device)):
+            hidden = body(features, lengths).float().cpu()
         for i, part in zip(chunk, hidden.split(lengths), strict=True):
             logits = (pool(data.task, pooling, part) @ weight.T + bias).numpy()
             answers[i] = DECODERS[data.task](logits, data.labels, examples[i].tokens)

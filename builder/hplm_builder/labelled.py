@@ -13,6 +13,7 @@ from hplm.adapters.tenant import Task
 from hplm.errors import DataError
 from hplm.text import TextOrPair
 from hplm.wire import REGRESSION_LABEL
+from hplm_builder import whole_task
 from hplm_builder.rows import Row, read_rows
 from hplm_builder.splits import every_tenth
 
@@ -95,7 +96,12 @@ def read_data(
 
 
 def read_folder(folder: Path, *, task: Task | None = None) -> LabelledData:
-    """The task of a folder with files `train.*`, and `dev.*` and `test.*` where it has them. Raises DataError."""
+    """The task of a folder with files `train.*`, and `dev.*` and `test.*` where it has them, or with all of it in
+    `data_full.json`, see `hplm_builder.whole_task`. Raises DataError.
+    """
+    if not any(folder.glob("train.*")) and (folder / whole_task.NAME).is_file():
+        rows = whole_task.read_parts(folder / whole_task.NAME)
+        return check_data(*([_example(where, row) for where, row in part] for part in rows), task=task)
     found = {part: next(iter(sorted(folder.glob(f"{part}.*"))), None) for part in ("train", "dev", "test")}
     return read_data(found["train"] or folder / "train.jsonl", found["dev"], found["test"], task=task)
 

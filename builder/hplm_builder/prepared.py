@@ -38,9 +38,7 @@ Parts = tuple[list[Prepared], list[Prepared], list[Prepared]]
 
 
 def prepare_all(data: LabelledData, encoder: TextEncoder, featurise: Featurise, report: Report = silent) -> Parts:
-    """Train, dev and test ready to train on. Raises DataError for a text without a token, and what `report` raises."""
-    if data.texts == 2 and not encoder.takes_pairs:
-        raise DataError("the tokenizer of this base has no form for pairs of texts")
+    """Train, dev and test ready to train on. Raises DataError as `prepare` does, and what `report` raises."""
     total = len(data.train) + len(data.dev) + len(data.test)
     done = 0
 
@@ -60,7 +58,12 @@ def prepare(
     featurise: Featurise,
     tick: Callable[[int], None] = lambda count: None,
 ) -> list[Prepared]:
-    """Tokenise, align labels with tokens, and take the features of every example; `tick` hears of every few examples."""
+    """Tokenise, align labels with tokens, and take the features of every example; `tick` hears of every few examples.
+
+    Raises DataError for a text without a token, and for pairs where the tokenizer has no form for them.
+    """
+    if data.texts == 2 and not encoder.takes_pairs:
+        raise DataError("the tokenizer of this base has no form for pairs of texts")
     label_ids = {label: index for index, label in enumerate(data.labels)}
     prepared = []
     for start in range(0, len(examples), CHUNK):

@@ -22,6 +22,7 @@ from hplm_cli.serve import start_worker
 from hplm_cli.supervisor import Supervisor, end_with_parent
 from tests.unit.manage.making import ask, colours, files_below, upload, work
 
+pytestmark = pytest.mark.alone
 HPLM = Path(sys.executable).parent / "hplm"
 LONG = {"epochs": 1000, "patience": 1000}
 
@@ -36,7 +37,7 @@ def start(store: Store, *arguments: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen([HPLM, "worker", "--store", str(store.root), *arguments], stderr=subprocess.DEVNULL)
 
 
-def until(is_so: Callable[[], bool], timeout_s: float = 60.0) -> None:
+def until(is_so: Callable[[], bool], timeout_s: float = 120.0) -> None:
     deadline_s = time.monotonic() + timeout_s
     while not is_so():
         assert time.monotonic() < deadline_s, "it took too long"

@@ -1,0 +1,69 @@
+"""How much an evaluation may spend: examples, epochs and learning rates, the same for every method."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from hplm.errors import ConfigError
+from hplm_builder.finetune import TrainSettings
+
+
+@dataclass(frozen=True)
+class Budget:
+    """`most_*`: examples of a part, None for all of them.
+
+    `factors` times a variant's own rate are the learning rates that are searched, equally many for all. Epochs are searched by
+    keeping the best on dev. With `search_every_seed` each seed has a search of its own, else the first seed's rate is taken for
+    the others too. A batch has as many tokens as `batch_examples` examples of the task have on average.
+    """
+
+    name: str
+    most_train: int | None
+    most_dev: int | None
+    most_test: int | None
+    epochs: int
+    patience: int
+    factors: tuple[float, ...]
+    search_every_seed: bool
+    batch_examples: int = 16
+
+    def __post_init__(self) -> None:
+        for key in ("most_train", "most_dev", "most_test"):
+            most = getattr(self, key)
+            if most is not None and most < 2:
+                raise ConfigError(f"{key} must be at least 2, got {most}")
+
+    def rates(self, centre: float) -> tuple[float, ...]:
+        """The grid of a variant whose own learning rate is `centre`."""
+        return tuple(float(f"{centre * factor:.2g}") for factor in self.factors)
+
+    def train_settings(self, seed: int, rate: float, pooling: str, mean_tokens: float) -> TrainSettings:
+        """How to train a run on a task whose examples have `mean_tokens` on average. Raises ConfigError."""
+        return TrainSettings(
+            epochs=self.epochs,
+            learning_rates=(rate,),
+            batch_tokens=max(1, round(self.batch_examples * mean_tokens)),
+            pooling=pooling,
+            seed=seed,
+            patience=self.patience,
+        )
+
+
+# `cpu` keeps six tasks, five methods and three seeds within three hours on two cores: measured, see docs/quality.md.
+# `full` trains as long as the paper does (HMI 7.1: 15 epochs); its grid spans two decades, as the paper's.
+BUDGETS: Mapping[str, Budget] = {
+    "cpu": Budget("cpu", 900, 400, None, 10, 3, (0.3, 1.0, 3.0), search_every_seed=False),
+    "full": Budget("full", None, None, None, 15, 5, (0.1, 0.3, 1.0, 3.0, 10.0), search_every_seed=True),
+    "quick": Budget("quick", 48, 24, 24, 1, 1, (0.3, 1.0), search_every_seed=False),
+}
+
+
+def budget_of(name: str, examples: int | None = None, epochs: int | None = None) -> Budget:
+    """A budget by name, with another number of train examples or epochs where given. Raises ConfigError."""
+    if name not in BUDGETS:
+        raise ConfigError(f"--budget is one of {', '.join(BUDGETS)}, got {name!r}")
+    budget = BUDGETS[name]
+    if examples is not None:
+        budget = replace(budget, most_train=examples)
+    return budget if epochs is None else replace(budget, epochs=epochs)

@@ -1,0 +1,61 @@
+"""Features kept from one run to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from hplm.progress import Report
+from hplm.text import TextEncoder
+from hplm_builder.evaluation.tasks import EvalTask
+from hplm_builder.evaluation.variants import Variant
+from hplm_builder.labelled import LabelledData, LabelledText
+from hplm_builder.prepared import Featurise, Parts, Prepared, prepare
+from hplm_builder.tenants import encoder_of
+
+LENGTHS = 200
+
+
+class KeptFeatures:
+    """Of one task and source at a time: what the next run most likely needs. A whole task's can be a gigabyte."""
+
+    def __init__(self) -> None:
+        self._source: tuple[str, str] | None = None
+        self._featurise: Featurise | None = None
+        self._parts: dict[tuple[str, int | None], list[Prepared]] = {}
+
+    def parts(self, task: EvalTask, variant: Variant, data: LabelledData, seed: int, report: Report) -> Parts:
+        """Train, dev and test of `data`, which is what of the task a budget takes with that seed. Raises DataError."""
+        encoder = encoder_of(variant.base)
+        if self._source != (task.name, variant.source.name):
+            self._parts = {}
+            self._featurise = variant.source.open(task)
+            self._source = task.name, variant.source.name
+        given = {"train": (task.data.train, data.train), "dev": (task.data.dev, data.dev), "test": (None, data.test)}
+        keys = {
+            name: (name, None if name == "test" or part is whole else seed) for name, (whole, part) in given.items()
+        }
+        self._parts = {key: part for key, part in self._parts.items() if key in keys.values()}
+        missing = {name: part for name, (_, part) in given.items() if keys[name] not in self._parts}
+        total, done = sum(map(len, missing.values())), 0
+
+        def tick(count: int) -> None:
+            nonlocal done
+            done += count
+            report("features", done / total)
+
+        assert self._featurise is not None
+        for name, part in missing.items():
+            self._parts[keys[name]] = prepare(part, data, encoder, self._featurise, tick)
+        return self._parts[keys["train"]], self._parts[keys["dev"]], self._parts[keys["test"]]
+
+
+def sample_of(part: Sequence[LabelledText], count: int) -> Sequence[LabelledText]:
+    """Some examples, evenly from all over a part."""
+    return part[:: max(1, len(part) // count)][:count]
+
+
+def mean_tokens(part: Sequence[LabelledText], encoder: TextEncoder) -> float:
+    """About how many tokens an example has, from some of them."""
+    return float(np.mean([len(one.ids) for one in encoder.encode([x.asked for x in sample_of(part, LENGTHS)])]))

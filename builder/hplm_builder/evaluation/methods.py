@@ -1,0 +1,132 @@
+"""`hplm eval methods`: the paper's ways to fine-tune, side by side (HMI Table 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from hplm.errors import ConfigError
+from hplm.nn import base as bases
+from hplm.report import Goal, Report
+from hplm.store.layout import Store
+from hplm_builder.base import DEFAULT_BASE, minilm_folder
+from hplm_builder.demo import DEMO_FOLDER, PLOT
+from hplm_builder.evaluation.options import (
+    DEFAULT_BUDGET,
+    BaseOption,
+    BudgetOption,
+    DataOption,
+    DeviceOption,
+    DryRunOption,
+    EpochsOption,
+    ExamplesOption,
+    JsonOption,
+    PoolingOption,
+    QuickOption,
+    ResumeOption,
+    RootOption,
+    SeedOption,
+    StoreOption,
+    ThreadsOption,
+    about_study,
+    conduct,
+    make_study,
+    read_settings,
+)
+from hplm_builder.evaluation.summary import AVERAGE, Row, rows_of, scores_by
+from hplm_builder.evaluation.variants import RATES, Original, Served, Variant, hbert_body, plot_body
+
+METHODS = tuple(RATES)
+MOST_POINTS = 1.0
+
+
+def method_variants(original: Original, served: Served, device: torch.device) -> list[Variant]:
+    """All methods; those with the same features next to each other."""
+    base = original.base
+    whole = {"base": base.fingerprint, "original": original.folder.name}
+    return [
+        Variant("dedicated", base, original.token_ids(), original.full_body, RATES["dedicated"], whole),
+        Variant("shared", base, original.last_states(), original.head_body, RATES["shared"], whole),
+        Variant("adapter", base, original.cut_states(), original.adapter_body, RATES["adapter"], whole),
+        Variant("plot", base, served.source, plot_body(base), RATES["plot"], served.about()),
+        Variant("hbert", base, served.source, hbert_body(base, device), RATES["hbert"], served.about()),
+    ]
+
+
+def goals_of(rows: Sequence[Row]) -> list[Goal]:
+    """What of hBERT's goals the rows can tell."""
+    tests = scores_by(rows, "method")
+    tasks = [task for task in dict.fromkeys(task for task, _ in tests) if task != AVERAGE]
+
+    def lost(against: str) -> list[float]:
+        """Points that hBERT is below another method, by task."""
+        return [
+            100 * (tests[task, against] - tests[task, "hbert"])
+            for task in tasks
+            if (task, against) in tests and (task, "hbert") in tests
+        ]
+
+    goals = []
+    if gaps := lost("dedicated"):
+        text = "points that hbert loses against dedicated, average over tasks"
+        goals.append(Goal("gap-to-dedicated", text, MOST_POINTS, sum(gaps) / len(gaps), "points", "lower"))
+    if gaps := lost("adapter"):
+        text = "points that hbert loses against adapter on the task where it loses most"
+        goals.append(Goal("worst-against-adapter", text, MOST_POINTS, max(gaps), "points", "lower"))
+    return goals
+
+
+def methods(
+    data: DataOption = None,
+    root: RootOption = None,
+    method: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(METHODS)}; repeat for more.")] = None,
+    budget: BudgetOption = DEFAULT_BUDGET,
+    examples: ExamplesOption = None,
+    epochs: EpochsOption = None,
+    seed: SeedOption = None,
+    store: StoreOption = DEMO_FOLDER / "store",
+    base: BaseOption = DEFAULT_BASE,
+    plot: Annotated[str, typer.Option("--plot", help="PLOT or domain that plot and hbert look up in.")] = PLOT,
+    original: Annotated[
+        Path | None, typer.Option(help="Folder of the model that the base was converted from; default: MiniLM-L6.")
+    ] = None,
+    miss: Annotated[str, typer.Option(help="compute or backoff.")] = "compute",
+    pooling: PoolingOption = "mean",
+    device: DeviceOption = "auto",
+    threads: ThreadsOption = None,
+    resume: ResumeOption = None,
+    dry_run: DryRunOption = False,
+    quick: QuickOption = False,
+    json_file: JsonOption = None,
+) -> None:
+    """HMI Table 3: every method with the same search over learning rate and epochs, best on dev, test reported.
+
+    dedicated: all of the original trains. shared: a head over the frozen original. adapter: adapters in the original's upper
+    layers. plot: all upper layers over PLOT features. hbert: adapters over PLOT features, as served. Examples:
+
+      hplm eval methods --root data --quick
+
+      hplm eval methods --root data --resume runs --threads 1 & hplm eval methods --root data --resume runs --threads 1
+
+      hplm eval methods --root data --budget full --device cuda --resume runs-full --json methods-full.json
+    """
+    if unknown := sorted(set(method or ()) - set(METHODS)):
+        raise ConfigError(f"no method {unknown[0]!r}; there are {', '.join(METHODS)}")
+    tasks, limits, where = read_settings(data, root, budget, examples, epochs, quick, threads, device)
+    target = Store(store)
+    found_base = bases.load(target.base(base))
+    source = Original(found_base, original or minilm_folder(), where)
+    source.check()
+    variants = [
+        variant
+        for variant in method_variants(source, Served(target, found_base, plot, miss), where)
+        if not method or variant.name in method
+    ]
+    study = make_study(tasks, variants, limits, seed, pooling, where)
+    rows = rows_of(study, conduct(study, resume, dry_run))
+    settings: dict[str, Any] = {"base": base, "original": source.folder.name, "plot": plot, "miss": miss}
+    Report("methods", about_study(study, settings), rows, goals_of(rows)).publish(json_file)

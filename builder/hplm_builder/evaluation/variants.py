@@ -1,0 +1,185 @@
+"""The rows of a comparison: which features a variant takes, and what it trains above them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hplm.errors import ConfigError
+from hplm.nn.base import Base
+from hplm.nn.dtype import computing_in
+from hplm.nn.encoder import OriginalEncoder
+from hplm.nn.lookup import open_lineage
+from hplm.plot import table as tables
+from hplm.store import artifact
+from hplm.store.layout import Store
+from hplm.text import EncodedText
+from hplm_builder.bodies import CPU, FullModel, HeadModel, OriginalUpper, UpperModel, adapter_body, fastest_format
+from hplm_builder.evaluation.tasks import EvalTask
+from hplm_builder.finetune import Trained
+from hplm_builder.labelled import LabelledData
+from hplm_builder.original import base_config, load_original
+from hplm_builder.prepared import Featurise
+from hplm_builder.register import lineage_of
+from hplm_builder.tenants import REDUCTION_FACTOR, plot_features, token_ids
+
+MakeBody = Callable[[], nn.Module]
+# Of the middle of each grid: where training is neither slow nor unsteady on the tasks at hand.
+RATES: Mapping[str, float] = {"dedicated": 1e-4, "shared": 1e-2, "adapter": 2e-3, "plot": 3e-4, "hbert": 2e-3}
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where features come from. Sources of one `name` give the same; `open` may build what the task needs."""
+
+    name: str
+    open: Callable[[EvalTask], Featurise]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What is compared. `rate` is the middle of its grid; `about` holds, in JSON values, what its results depend on.
+
+    `more(task, data, trained)` measures what else a trained model is asked, which costs `more_tests` predictions of the
+    test part. A variant `costs_as` another where that is so, and then it is not measured to estimate the time.
+    """
+
+    name: str
+    base: Base
+    source: Source
+    body: Callable[[], MakeBody]
+    rate: float
+    about: Mapping[str, Any] = field(default_factory=dict)
+    more: Callable[[EvalTask, LabelledData, Trained], dict[str, Any]] | None = None
+    more_tests: int = 0
+    costs_as: str = ""
+
+
+@dataclass(frozen=True)
+class Served:
+    """The features of a domain of a store, as serving looks them up."""
+
+    store: Store
+    base: Base
+    domain: str
+    miss: str = "compute"
+
+    def __post_init__(self) -> None:
+        if self.miss not in ("compute", "backoff"):
+            raise ConfigError(f"--miss is compute or backoff, got {self.miss!r}")
+
+    @cached_property
+    def lineage(self) -> list[str]:
+        """Folders of the domain's current version and those above it. Raises what finding it raises."""
+        return lineage_of(self.store, self.base.config.name, self.domain)
+
+    @cached_property
+    def source(self) -> Source:
+        opened = cache(lambda: open_lineage(self.store, self.base, self.lineage, miss=self.miss))
+        return Source(f"{self.domain}-{self.miss}", lambda task: plot_features(opened()))
+
+    def about(self) -> dict[str, Any]:
+        """JSON values that tell it from others."""
+        *branches, root = (self.store.root / path for path in self.lineage)
+        folders = [*(branch / "branch" for branch in branches), root / "root"]
+        return {
+            "base": self.base.fingerprint,
+            "domain": self.domain,
+            "tables": [artifact.read(folder, tables.KIND).fingerprint for folder in folders],
+            "miss": self.miss,
+        }
+
+
+def hbert_body(base: Base, device: torch.device = CPU) -> Callable[[], MakeBody]:
+    """Adapters in the base's frozen upper layers."""
+    return lambda: adapter_body(base.load_upper(), REDUCTION_FACTOR, device=device)
+
+
+def plot_body(base: Base) -> Callable[[], MakeBody]:
+    """All of the base's upper layers."""
+
+    def prepared() -> MakeBody:
+        upper = base.load_upper()
+        return lambda: UpperModel(copy.deepcopy(upper))
+
+    return prepared
+
+
+@dataclass(frozen=True)
+class Original:
+    """The model that a base was converted from, read once, when it is needed."""
+
+    base: Base
+    folder: Path
+    device: torch.device = CPU
+
+    def check(self) -> None:
+        """Raises ConfigError where the base cannot have been converted from it, DataError where it is no BERT."""
+        config = self.base.config
+        shape = base_config(
+            self.folder,
+            name=config.name,
+            lower_layers=1,
+            window=config.window,
+            window_layers=1,
+            max_tokens=config.max_tokens,
+        )
+        keys = ("vocab_size", "hidden_size", "num_heads", "intermediate_size")
+        if shape.upper_layers < config.upper_layers or any(getattr(shape, k) != getattr(config, k) for k in keys):
+            raise ConfigError(f"base {config.name} was not converted from {self.folder}: give the right --original")
+
+    def model(self) -> OriginalEncoder:
+        return _loaded(self)
+
+    def token_ids(self) -> Source:
+        return Source("tokens", lambda task: token_ids)
+
+    def last_states(self) -> Source:
+        """Its last hidden states."""
+        return Source("original-last", lambda task: self._states(len(self.model().layers)))
+
+    def cut_states(self) -> Source:
+        """Its hidden states below the base's upper layers."""
+        return Source(
+            "original-cut", lambda task: self._states(len(self.model().layers) - self.base.config.upper_layers)
+        )
+
+    def full_body(self) -> MakeBody:
+        """Everything trains."""
+        return lambda: FullModel(copy.deepcopy(self.model()))
+
+    def adapter_body(self) -> MakeBody:
+        """Adapters in its own frozen upper layers."""
+        return adapter_body(OriginalUpper.of(self.model()), REDUCTION_FACTOR, device=self.device)
+
+    def head_body(self) -> MakeBody:
+        return HeadModel
+
+    def _states(self, layers: int) -> Featurise:
+        part = copy.deepcopy(self.model()).to(self.device)
+        part.layers = part.layers[:layers]
+
+        def featurise(encoded: list[EncodedText]) -> list[Tensor]:
+            # Texts of equal length go through attention together.
+            order = sorted(range(len(encoded)), key=lambda i: len(encoded[i].ids))
+            lengths = [len(encoded[i].ids) for i in order]
+            ids = torch.cat([torch.from_numpy(encoded[i].ids) for i in order]).to(self.device)
+            with torch.no_grad(), computing_in(*fastest_format(self.device)):
+                hidden = part(ids, lengths)[-1]
+            # Rounded as PLOT rounds its vectors.
+            found = dict(zip(order, hidden.to("cpu", torch.float16).split(lengths), strict=True))
+            return [found[i] for i in range(len(encoded))]
+
+        return featurise
+
+
+@cache
+def _loaded(original: Original) -> OriginalEncoder:
+    return load_original(original.folder, original.base.config)
