@@ -124,10 +124,10 @@ def tenant_of(base: bases.Base, name: str, seed: int, like: str = "") -> Tenant:
     return Tenant(card, pack(adapter), head)
 
 
-def make_tenant(store: Store, base: bases.Base, name: str, seed: int, like: str = "") -> Tenant:
+def make_tenant(store: Store, base: bases.Base, name: str, seed: int, like: str = "", *, domain: str = PLOT) -> Tenant:
     """As `tenant_of`, published as the tenant's next version."""
     made = tenant_of(base, name, seed, like)
-    register.publish_tenant(store, base, PLOT, made)
+    register.publish_tenant(store, base, domain, made)
     return made
 
 
@@ -173,6 +173,8 @@ def make_fleet(store: Store, base: bases.Base, count: int, seed: int = 0) -> lis
 
 def make_bank(store: Store, base: bases.Base, members: list[Tenant]) -> Path:
     """Publish tenants in a bank file."""
+    if not (store.root / "registry.sqlite").exists():
+        register.prepare(store, base, PLOT)
     bank_file.write(store.bank("fleet"), base.fingerprint, members)
     register.publish_bank(store, base, PLOT, "fleet")
     return store.bank("fleet")

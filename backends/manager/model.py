@@ -14,12 +14,12 @@ class TritonPythonModel:
     def initialize(self, args):
         folder = translate.version_folder(args)
         settings = config.load(config.ManagerSettings, folder / "settings.json")
-        handle = ManageService(Store((folder / settings.store).resolve(), settings.registry), settings).handle
+        self._service = ManageService(Store((folder / settings.store).resolve(), settings.registry), settings)
         if translate.is_decoupled(args):
-            self._stage, name, about = WatchStage(handle), "watch", "Watches of jobs by outcome, events"
+            self._stage, name, about = WatchStage(self._service.handle), "watch", "Watches of jobs by outcome, events"
             self._stage.start()
         else:
-            self._stage, name, about = ManageStage(handle), "manager", "Manage requests by outcome"
+            self._stage, name, about = ManageStage(self._service.handle), "manager", "Manage requests by outcome"
         self._metrics = metrics.Published(
             counters={metrics.Family(f"hplm_{name}_events_total", about, "event"): lambda: self._stage.counts},
             gauges={
@@ -32,6 +32,7 @@ class TritonPythonModel:
 
     def finalize(self):
         self._stage.stop()
+        self._service.close()
         self._metrics.stop()
 
     def _read(self, request):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -10,10 +11,13 @@ from torch import Tensor, nn
 
 from hplm.adapters.packed import Adapter
 from hplm.nn.dtype import choose_dtype
-from hplm.nn.encoder import OriginalEncoder, UpperEncoder
+from hplm.nn.encoder import OriginalEncoder, UpperEncoder, WindowEncoder
 from hplm.nn.upper import in_dtype
+from hplm.plot.windows import windows
+from hplm_builder.convert import merged_windows
 
 CPU = torch.device("cpu")
+Half = Literal["lower", "higher"]
 
 
 class AdapterModel(nn.Module):
@@ -55,6 +59,24 @@ class UpperModel(nn.Module):
 
     def forward(self, features: Tensor, lengths: Sequence[int]) -> Tensor:
         hidden: Tensor = self.upper(features.float(), lengths)
+        return hidden
+
+
+class ConvertedModel(nn.Module):
+    """Both halves of a base over token ids, either or both trainable; word embeddings stay as they are."""
+
+    def __init__(self, lower: WindowEncoder, upper: UpperEncoder, halves: Collection[Half]) -> None:
+        super().__init__()
+        self.lower = lower.requires_grad_("lower" in halves)
+        self.upper = upper.requires_grad_("higher" in halves)
+        self.lower.word_embeddings.requires_grad_(False)
+
+    def forward(self, features: Tensor, lengths: Sequence[int]) -> Tensor:
+        config = self.lower.config
+        grams, exists = windows(features.cpu().numpy(), lengths, config.window, config.pad_id)
+        device = features.device
+        merged = merged_windows(self.lower, torch.from_numpy(grams).to(device), torch.from_numpy(exists).to(device))
+        hidden: Tensor = self.upper(merged, lengths)
         return hidden
 
 

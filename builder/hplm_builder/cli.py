@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,6 +40,12 @@ app = typer.Typer(
     epilog="Example: hplm build base --shipped && hplm build plot && hplm build tenant mine --train t.jsonl --dev d.jsonl "
     "&& hplm build export",
 )
+
+
+def place(folder: Path) -> Store:
+    """A store with the registry that `HPLM_REGISTRY` names, by default its own."""
+    return Store(folder, os.environ.get("HPLM_REGISTRY", ""))
+
 
 StoreOption = Annotated[Path, typer.Option("--store", help="Folder of the artifacts.")]
 BaseOption = Annotated[str, typer.Option("--base", help="Name of the base.")]
@@ -84,7 +91,7 @@ def base(
 
       hplm build base --model ./my-bert --name my-bert --lower 6 --text corpus.txt --tokens 20000000
     """
-    target = Store(store)
+    target = place(store)
     if shipped:
         report = install_shipped(target)
     else:
@@ -131,7 +138,7 @@ def plot(
     """
     documents = [line for source in text or PLOT_SOURCES for line in read_source(source)]
     with progress_bars() as progress:
-        report = build_plot(Store(store), base, plot, documents, top, progress)
+        report = build_plot(place(store), base, plot, documents, top, progress)
     print(json.dumps(report, indent=2))
 
 
@@ -167,7 +174,7 @@ def domain(
 
       hplm build domain cardiology --parent medical --corpus letters.jsonl.gz --tokens 5000000
     """
-    target = Store(store)
+    target = place(store)
     settings = DomainSettings(
         total_tokens=tokens,
         warmup_tokens=warmup_tokens,
@@ -233,7 +240,7 @@ def tenant(
     )
     data = read_data(train, dev, test, task=task, seed=seed)
     with progress_bars() as progress:
-        card = build_tenant(Store(store), base, plot, name, data, settings, progress)
+        card = build_tenant(place(store), base, plot, name, data, settings, progress)
     show_scores([card])
 
 
@@ -257,7 +264,7 @@ def export_models(
     plot_values = {"store": "", "base": base, "table": plot, "miss": miss, "dtype": dtype}
     upper_values = {"store": "", "base": base, "num_slots": slots, "dtype": dtype}
     export(
-        Store(store),
+        place(store),
         models,
         parse(PlotSettings, plot_values, "hbert_plot"),
         parse(UpperSettings, upper_values, "hbert_upper"),

@@ -11,6 +11,7 @@ from hplm.store.records import DomainVersion, Job
 from hplm.store.registry import Registry
 from hplm_builder.domains import DomainSettings, build_domain, estimate_domain
 from hplm_builder.job_bench import Bench, current_version, made_by, published
+from hplm_builder.register import fresh_number
 
 
 def make_domain(job: Job, bench: Bench) -> dict[str, Any]:
@@ -24,7 +25,7 @@ def make_domain(job: Job, bench: Bench) -> dict[str, Any]:
         raise AlreadyThereError(f"domain {name!r} exists already: domain.update makes its next version")
     parent = current_version(registry, base, request["parent"])
     corpus = locate(request["corpus"], bench.uploads)
-    number = registry.next_domain_number(base, name)
+    number = fresh_number(lambda: registry.next_domain_number(base, name), lambda n: bench.store.domain(base, name, n))
     folder = bench.store.domain(base, name, number)
     about = build_domain(
         bench.store,

@@ -27,12 +27,16 @@ from hplm_builder.base import DEFAULT_BASE, minilm_folder
 from hplm_builder.bodies import FullModel, UpperModel, adapter_body
 from hplm_builder.corpora import SOURCES
 from hplm_builder.demo import DEMO_FOLDER, PLOT, PLOT_SOURCES, TENANTS, demo_data
+from hplm_builder.evaluation.cuts import cuts
+from hplm_builder.evaluation.domains import domains
 from hplm_builder.evaluation.methods import methods
+from hplm_builder.evaluation.tables_accuracy import tables_accuracy
 from hplm_builder.finetune import Trained, TrainSettings, fine_tune
 from hplm_builder.labelled import LabelledData, read_folder
 from hplm_builder.original import load_original
 from hplm_builder.plots import count_grams
 from hplm_builder.prepared import Featurise, prepare_all
+from hplm_builder.register import published
 from hplm_builder.scores import METRICS
 from hplm_builder.tenants import REDUCTION_FACTOR, plot_features, token_ids
 
@@ -41,9 +45,12 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     help="Measure quality beside plain fine-tuning.",
-    epilog="Example: hplm eval conversion --data data/chemprot --json conversion.json",
+    epilog="Example: hplm eval methods --root data --resume runs --json methods.json",
 )
 app.command()(methods)
+app.command(name="tables-accuracy")(tables_accuracy)
+app.command()(domains)
+app.command()(cuts)
 JsonOption = Annotated[Path | None, typer.Option("--json", help="Also write the report to this file.")]
 StoreOption = Annotated[Path, typer.Option("--store", help="Folder of the artifacts.")]
 METHODS = ("full", "upper", "adapters")
@@ -99,7 +106,10 @@ def demo(
         if tenant and demo_tenant.name not in tenant:
             continue
         data = demo_data(demo_tenant)
-        card = tenants.load_card(target.tenant(demo_tenant.name))
+        version = published(target, demo_tenant.name)
+        if version is None:
+            raise DataError(f"there is no tenant {demo_tenant.name!r} in {store}: `hplm build demo` makes it")
+        card = tenants.load_card(target.path(version.path))
         settings = TrainSettings(epochs=demo_tenant.epochs, learning_rates=RATES["full"])
         full = run_method("full", base, target, data, settings, demo_tenant.name).scores
         row: dict[str, object] = {"tenant": card.name, "labels": len(data.labels), "train": len(data.train)}

@@ -34,7 +34,7 @@ from hplm_builder.base import DEFAULT_BASE, install_shipped, minilm_folder, toke
 from hplm_builder.bootstrap import TaskFleet, tune_fleet
 from hplm_builder.export import export
 from hplm_builder.plots import CHUNK, count_grams
-from hplm_builder.register import publish_bank, published
+from hplm_builder.register import prepare, publish_bank, published
 from hplm_builder.tenants import REDUCTION_FACTOR
 
 Shape = Literal["minilm", "bert-base"]
@@ -215,6 +215,7 @@ def make_bench_repository(
         path.write_text(listed)
     progress.update(steps, advance=1)
     if not _has_fleet(store, base, tenants):
+        prepare(store, base, PLOT)
         if tuned:
             tune_fleet(store, base, open_lookup(store, base, PLOT), BANK, tuned, bar_report(progress, BANK))
         else:

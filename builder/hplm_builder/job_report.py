@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hplm.crash import crash_point
-from hplm.errors import HplmError, JobCancelledError, LeaseLostError, RegistryError, StoppingError
+from hplm.errors import HplmError, JobCancelledError, LeaseLostError, RegistryError, StoppingError, UnknownJobError
 from hplm.store.records import Job
 from hplm.store.registry import Registry
 
@@ -101,8 +101,9 @@ class JobReport:
             self._renewed_s = time.monotonic()
             if cancelled:
                 self._end = JobCancelledError("the job was cancelled")
-        except LeaseLostError as error:
-            self._end = error
+        except (LeaseLostError, UnknownJobError) as error:
+            # Unknown: of a registry that was made anew meanwhile.
+            self._end = LeaseLostError(str(error))
 
     def _eta_s(self) -> float | None:
         """As if the rest went as fast as what is done; None while that says nothing."""

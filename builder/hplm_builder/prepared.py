@@ -17,6 +17,8 @@ from hplm.text import EncodedText, TextEncoder
 from hplm_builder.labelled import LabelledData, LabelledText
 
 IGNORED = -100
+# Of train, dev or test: they stay in memory while a tenant is trained.
+MOST_FEATURE_BYTES = 4_000_000_000
 CHUNK = 64
 
 
@@ -66,6 +68,7 @@ def prepare(
         raise DataError("the tokenizer of this base has no form for pairs of texts")
     label_ids = {label: index for index, label in enumerate(data.labels)}
     prepared = []
+    feature_bytes = 0
     for start in range(0, len(examples), CHUNK):
         chunk = examples[start : start + CHUNK]
         encoded = encoder.encode([example.asked for example in chunk])
@@ -80,6 +83,12 @@ def prepare(
             else:
                 targets = torch.tensor([label_ids[str(example.label)]])
             prepared.append(Prepared(features, targets, one.tokens, example))
+            feature_bytes += features.nbytes
+        if feature_bytes > MOST_FEATURE_BYTES:
+            raise DataError(
+                f"the features of {len(prepared):,} of {len(examples):,} examples take {MOST_FEATURE_BYTES / 1e9:.0f} GB "
+                "of memory already: send fewer or shorter texts"
+            )
         tick(len(chunk))
     return prepared
 

@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from hplm.adapters import tenant as tenants
 from hplm.adapters.bank_file import BankFile
 from hplm.adapters.tenant import Tenant, check_name
-from hplm.errors import UnknownDomainError, UnknownTenantError
+from hplm.errors import DataError, MissingRegistryError, UnknownDomainError, UnknownTenantError
 from hplm.nn.base import Base
 from hplm.store.layout import Store
 from hplm.store.records import DomainVersion, TenantVersion
@@ -26,7 +26,13 @@ def domain_version(registry: Registry, store: Store, base: Base, domain: str) ->
         return _current(registry, name, domain)
     except UnknownDomainError:
         path = store.table(domain, "root").parent.relative_to(store.root).as_posix()
-        return registry.publish_domain(name, domain, path, time.time(), parent_id=None, about={})
+        return registry.publish_domain(name, domain, path, time.time(), parent_id=None, about={}, expected=None)
+
+
+def prepare(store: Store, base: Base, root: str) -> None:
+    """Name a base and its root domain, before anything that stands on them is written."""
+    with closing(open_registry(store)) as registry:
+        domain_version(registry, store, base, root)
 
 
 def publish_domain(
@@ -40,7 +46,7 @@ def publish_domain(
     """
     check_name(name)
     base_name = base.config.name
-    with closing(Registry.open(store, create=True)) as registry:
+    with closing(open_registry(store)) as registry:
         if store.table(parent, "root").is_dir():
             above = domain_version(registry, store, base, parent)
         else:
@@ -49,7 +55,9 @@ def publish_domain(
             before = _current(registry, base_name, name)
         except UnknownDomainError:
             before = None
-        number = registry.next_domain_number(base_name, name)
+        number = fresh_number(
+            lambda: registry.next_domain_number(base_name, name), lambda n: store.domain(base_name, name, n)
+        )
         folder = store.domain(base_name, name, number)
         about = build([one.path for one in registry.lineage((before or above).id)], above.path, folder)
         return registry.publish_domain(
@@ -78,27 +86,55 @@ def _current(registry: Registry, base_name: str, domain: str) -> DomainVersion:
     return next(one for one in registry.domain_versions(base_name, domain) if one.number == number)
 
 
-def publish_tenant(store: Store, base: Base, domain: str, made: Tenant) -> TenantVersion:
-    """Write a tenant's next version and serve it from now on. Raises ConflictError where another did so meanwhile."""
+def open_registry(store: Store) -> Registry:
+    """The registry, made where the store is new.
+
+    Where it is not, an empty one would look as if all were deleted: MissingRegistryError says what to do.
+    """
+    used = any(any((store.root / kind).glob("*")) for kind in ("tenants", "domains", "banks"))
+    return Registry.open(store, create=not used)
+
+
+def fresh_number(take: Callable[[], int], folder: Callable[[int], Path]) -> int:
+    """A version's number whose folder is free: a registry that is an older copy gives out what is there already."""
+    while folder(number := take()).exists():
+        pass
+    return number
+
+
+def publish_tenant(
+    store: Store, base: Base, domain: str, made: Tenant, *, expected: int | Literal["any"] | None = "any"
+) -> TenantVersion:
+    """Write a tenant's next version and serve it from now on.
+
+    `expected` is the version that it was made from, None for a new tenant, "any" where that does not matter. Raises
+    ConflictError where another was published meanwhile, DataError where the tenant stands on another base.
+    """
     name = made.card.name
-    with closing(Registry.open(store, create=True)) as registry:
-        root = domain_version(registry, store, base, domain)
+    with closing(open_registry(store)) as registry:
+        version = domain_version(registry, store, base, domain)
         try:
-            current = registry.tenant(name).current.number
+            found = registry.tenant(name)
         except UnknownTenantError:
-            current = None
-        number = registry.next_number(name)
+            found = None
+        if found is not None and found.base != base.config.name:
+            raise DataError(f"tenant {name!r} stands on base {found.base!r}: delete it first, or take another name")
+        number = fresh_number(lambda: registry.next_number(name), lambda n: store.tenant_version(name, n))
         folder = store.tenant_version(name, number)
         tenants.save(folder, made)
         about = {**made.card.about, "task": made.card.task, "labels": list(made.card.labels)}
-        path = folder.relative_to(store.root).as_posix()
-        return registry.publish_tenant(name, root.id, path, time.time(), about=about, number=number, expected=current)
+        return registry.publish_tenant(
+            *(name, version.id, folder.relative_to(store.root).as_posix(), time.time()),
+            about=about,
+            number=number,
+            expected=(found.current.number if found else None) if expected == "any" else expected,
+        )
 
 
 def publish_bank(store: Store, base: Base, domain: str, bank: str) -> int:
     """Serve all tenants of a bank file from now on; returns how many."""
     names = BankFile(store.bank(bank), base.fingerprint).names
-    with closing(Registry.open(store, create=True)) as registry:
+    with closing(Registry.open(store)) as registry:
         root = domain_version(registry, store, base, domain)
         path = store.bank(bank).relative_to(store.root).as_posix()
         return registry.publish_tenants(root.id, path, names, time.time())
@@ -106,8 +142,8 @@ def publish_bank(store: Store, base: Base, domain: str, bank: str) -> int:
 
 def published(store: Store, name: str) -> TenantVersion | None:
     """A tenant as it is served now, None where there is none."""
-    with closing(Registry.open(store, create=True)) as registry:
-        try:
+    try:
+        with closing(Registry.open_read_only(store)) as registry:
             return registry.tenant(name).current
-        except UnknownTenantError:
-            return None
+    except (UnknownTenantError, MissingRegistryError):
+        return None

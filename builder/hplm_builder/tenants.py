@@ -9,8 +9,11 @@ import torch
 from rich.progress import Progress
 from torch import Tensor, nn
 
+from hplm.adapters import tenant as tenants
+from hplm.adapters.bank import is_banked
 from hplm.adapters.packed import pack
 from hplm.adapters.tenant import Tenant, TenantCard, check_name
+from hplm.errors import DataError
 from hplm.nn import base as bases
 from hplm.nn.base import Base
 from hplm.nn.lookup import PlotLookup, open_lookup
@@ -21,7 +24,7 @@ from hplm_builder.bodies import AdapterModel, adapter_body
 from hplm_builder.finetune import TRAINING_COST, Scale, Trainer, TrainSettings, fine_tune
 from hplm_builder.labelled import LabelledData
 from hplm_builder.prepared import Featurise, Parts, count_tokens, packed_batches, prepare, prepare_all
-from hplm_builder.register import publish_tenant
+from hplm_builder.register import publish_tenant, published
 
 REDUCTION_FACTOR = 16
 MEASURED_EXAMPLES = 64
@@ -120,12 +123,21 @@ def build_tenant(
     *,
     example: str = "",
 ) -> TenantCard:
-    """Fine-tune a tenant over the base's root domain and publish its next version; its card carries the scores."""
+    """Fine-tune a tenant over the base's root domain and publish its next version; its card carries the scores.
+
+    Raises DataError where the labels are not those of the version there is, ConflictError where another is published while
+    this one is trained.
+    """
     check_name(name)
     base = bases.load(store.base(base_name))
+    before = published(store, name)
+    if before is not None and not is_banked(store, folder := store.path(before.path)):
+        card = tenants.load_card(folder)
+        if (card.task, card.labels, card.texts) != (data.task, data.labels, data.texts):
+            raise DataError(f"tenant {name!r} exists with other labels, or another kind of task: delete it first")
     lookup = open_lookup(store, base, plot_name)
     made = train_tenant(base, lookup, name, data, settings, bar_report(progress, name), example=example)
-    publish_tenant(store, base, plot_name, made)
+    publish_tenant(store, base, plot_name, made, expected=before.number if before else None)
     return made.card
 
 

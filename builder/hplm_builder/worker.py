@@ -22,6 +22,7 @@ from hplm.errors import (
     RegistryUnavailableError,
     StoppingError,
     StoreUnavailableError,
+    UnknownJobError,
 )
 from hplm.manage.uploads import Uploads, uploads_of
 from hplm.store import caretaker
@@ -127,7 +128,7 @@ class Worker:
                 error = InternalError("the worker failed on this job; its log says why")
             try:
                 self._insist(lambda: self._end(registry, job, result, error))
-            except LeaseLostError as lost:
+            except (LeaseLostError, UnknownJobError) as lost:
                 log.warning("job %s was another's before its end: %s", job.id, lost)
                 return
         log.info("job %s: %s", job.id, "done" if error is None else error.wire())

@@ -27,7 +27,8 @@ app = typer.Typer(
 
 StoreOption = Annotated[Path, typer.Option("--store", help="Folder of the artifacts.")]
 RegistryOption = Annotated[
-    str, typer.Option("--registry", help="URL of a shared registry; default: the store's own file.")
+    str,
+    typer.Option("--registry", envvar="HPLM_REGISTRY", help="URL of a shared registry; default: the store's own file."),
 ]
 GraceOption = Annotated[float, typer.Option(min=0, help="Leave alone what changed in the last so many seconds.")]
 DEFAULT_STORE = Path("build/demo/store")

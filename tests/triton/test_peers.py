@@ -14,7 +14,7 @@ import pytest
 import torch
 from hplm_builder import register
 from hplm_builder.export import export
-from hplm_builder.fleet import BANK, make_fleet, make_pool_plot
+from hplm_builder.fleet import BANK, PLOT, make_fleet, make_pool_plot
 from hplm_client import Client
 from hplm_loadtest import memory, tenants_bench
 from hplm_loadtest.peers.bodies import in_every_layer
@@ -84,9 +84,9 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     store = Store(folder / "store")
     base = tiny.make_base(store, tiny.config())
     for seed, name in enumerate(tiny.TASKS, 1):
-        tiny.make_tenant(store, base, name, seed)
+        tiny.make_tenant(store, base, name, seed, domain=PLOT)
     make_fleet(store, base, BANK, 12, 0, QUIET)
-    register.publish_bank(store, base, tiny.PLOT, BANK)
+    register.publish_bank(store, base, PLOT, BANK)
     config = whole(base.config)
     onnx = request.param == "onnxruntime"
     written = write_models(
@@ -261,8 +261,9 @@ def tiny_fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
     base = tiny.make_base(store, tiny.config())
     texts = tiny.sentences(20)
     make_pool_plot(store, base, texts, QUIET)
+    register.prepare(store, base, PLOT)
     make_fleet(store, base, BANK, 12, 0, QUIET)
-    register.publish_bank(store, base, tiny.PLOT, BANK)
+    register.publish_bank(store, base, PLOT, BANK)
     (folder / "texts.txt").write_text("\n".join(texts) + "\n")
     upper = UpperSettings(store="", base="tiny", num_slots=4)
     export(store, folder / "models", PlotSettings(store="", base="tiny", table="pool"), upper)

@@ -16,6 +16,7 @@ import pytest
 from hplm_client import Client
 
 from hplm.errors import StartError, TritonNotFoundError
+from hplm.store.layout import Store
 from hplm.triton import server as launcher
 from hplm.triton.server import Ports, TritonServer, check_free, find_triton, free_ports
 from tests import tiny
@@ -117,7 +118,7 @@ def test_hplm_serve_reports_a_broken_store_in_one_line_and_status_1(tmp_path: Pa
 
 def test_hplm_serve_names_a_damaged_tenant_and_serves_the_others(tmp_path: Path) -> None:
     models = tiny.make_repository(tmp_path)
-    flip_last_byte(tmp_path / "store" / "tenants" / "beta" / "weights.safetensors")
+    flip_last_byte(tiny.folder_of(Store(tmp_path / "store"), "beta") / "weights.safetensors")
     command = [str(Path(sys.executable).parent / "hplm"), "serve", "--check", "--models", str(models)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

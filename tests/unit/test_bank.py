@@ -223,6 +223,40 @@ def test_a_catalog_goes_on_with_what_it_knows_when_the_registry_is_lost(
         assert len([r for r in caplog.records if "goes on being served" in r.message]) == 1
 
 
+def test_a_registry_that_is_lost_and_adopted_while_serving_never_leaves_anybody_unknown_or_crossed(
+    tiny_base: Base, store: Store, place: Place
+) -> None:
+    before = {name: place.load(name).version for name in tiny.TASKS}
+    for path in store.root.glob("registry.sqlite*"):
+        path.unlink()
+    Registry.open(store, create=True).close()
+    # Between making the new registry and naming what there is.
+    with pytest.raises(errors.RegistryUnavailableError, match="hplm store adopt"):
+        place.catalog.refresh()
+    assert place.bank.resolve(b"alpha").name == "alpha"
+    with closing(Registry.open(store)) as registry:
+        root = registry.publish_base("tiny", tiny_base.fingerprint, "bases/tiny", 1.0)
+        general = registry.publish_domain(root.name, "general", "plots/general", 1.0, parent_id=None, about={})
+        other = registry.publish_domain("tiny", "law", "domains/tiny/law/1", 1.0, parent_id=general.id, about={})
+        # In another order than before, so that every id is somebody else's.
+        for name in sorted(tiny.TASKS, reverse=True):
+            over = other if name == "beta" else general
+            registry.publish_tenant(name, over.id, f"tenants/{name}/1", 1.0, about={}, number=1, expected=None)
+    assert {name: place.load(name).version for name in tiny.TASKS} == before
+    assert place.catalog.lineage(place.bank.resolve(b"beta").domain_version_id)[0].path == "domains/tiny/law/1"
+    assert len(place.catalog.lineage(place.bank.resolve(b"alpha").domain_version_id)) == 1
+
+
+def test_a_tenant_that_moves_to_another_base_is_unknown_here_from_then_on(store: Store, place: Place) -> None:
+    with closing(Registry.open(store)) as registry:
+        registry.publish_base("other", "f" * 16, "bases/other", 1.0)
+        root = registry.publish_domain("other", "general", "plots/other", 1.0, parent_id=None, about={})
+        registry.publish_tenants(root.id, "banks/other", ["alpha"], 1.0)
+    place.catalog.refresh()
+    with pytest.raises(errors.UnknownTenantError):
+        place.bank.resolve(b"alpha")
+
+
 def test_a_folder_published_after_the_bank_file_goes_before_it_and_rolls_back_to_it(
     tiny_base: Base, store: Store, place: Place
 ) -> None:

@@ -38,7 +38,7 @@ COMMANDS = (
     ["loadtest"],
     *(["loadtest", name] for name in ("steady", "ramp", "burst", "replay")),
     ["eval"],
-    *(["eval", name] for name in ("demo", "conversion", "tables")),
+    *(["eval", name] for name in ("demo", "conversion", "tables", "methods", "tables-accuracy", "domains", "cuts")),
 )
 
 

@@ -19,7 +19,14 @@ from rich.progress import Progress
 
 from hplm.adapters import tenant as tenants
 from hplm.config import UpperSettings
-from hplm.errors import ConfigError, CorruptArtifactError, DataError, HplmError, TenantNameError
+from hplm.errors import (
+    ConfigError,
+    CorruptArtifactError,
+    DataError,
+    HplmError,
+    MissingRegistryError,
+    TenantNameError,
+)
 from hplm.nn.base import Base
 from hplm.nn.lookup import PlotLookup, open_lookup
 from hplm.serving.upper_stage import UpperAnswer, UpperInput, UpperStage
@@ -232,6 +239,21 @@ def test_a_tenant_that_is_built_again_gets_its_next_version(tmp_path: Path) -> N
         card = build_tenant(store, "tiny", "general", "acme", colour_data(), SHORT, Progress(disable=True))
         assert tiny.folder_of(store, "acme") == store.tenant_version("acme", version)
         assert tenants.load_card(tiny.folder_of(store, "acme")) == card
+
+
+def test_a_tenant_is_not_built_again_with_other_labels(tmp_path: Path) -> None:
+    store = Store(tiny.make_repository(tmp_path).parent / "store")
+    with pytest.raises(DataError, match="exists with other labels"):
+        build_tenant(store, "tiny", "general", "alpha", colour_data(), SHORT, Progress(disable=True))
+
+
+def test_a_builder_never_makes_an_empty_registry_over_tenants_that_are_there(tmp_path: Path) -> None:
+    store = Store(tiny.make_repository(tmp_path).parent / "store")
+    for path in store.root.glob("registry.sqlite*"):
+        path.unlink()
+    with pytest.raises(MissingRegistryError, match="hplm store adopt"):
+        build_tenant(store, "tiny", "general", "acme", colour_data(), SHORT, Progress(disable=True))
+    assert not list(store.root.glob("registry.sqlite*"))
 
 
 def test_a_published_tenant_reads_back_bit_by_bit(tiny_base: Base, tiny_store: Store, tmp_path: Path) -> None:

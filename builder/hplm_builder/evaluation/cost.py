@@ -12,10 +12,11 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from hplm.progress import Report
+from hplm.progress import Report, silent
 from hplm_builder.evaluation.features import mean_tokens, sample_of
 from hplm_builder.evaluation.results import Results
-from hplm_builder.evaluation.search import Board, Study, Workload
+from hplm_builder.evaluation.search import Workload
+from hplm_builder.evaluation.study import Board, Study
 from hplm_builder.evaluation.tasks import EvalTask
 from hplm_builder.evaluation.variants import Variant
 from hplm_builder.finetune import Scale, Trainer
@@ -71,19 +72,22 @@ def estimate(study: Study, results: Results, report: Report) -> Estimate:
     board, budget = Board(study, results), study.budget
     run_s: dict[tuple[str, str], float] = {}
     left_s = 0.0
+    costs: dict[tuple[str, str], TokenCost] = {}
     for number, task in enumerate(study.tasks):
         data = task.within(budget, study.seeds[0])
         sources: set[str] = set()
         for variant in study.variants:
             report("estimate the time", (number + len(sources) / len(study.variants)) / len(study.tasks))
-            measured = next(one for one in study.variants if one.name == (variant.costs_as or variant.name))
-            cost, encoder = measure(study, task, measured), encoder_of(variant.base)
+            measured, encoder = variant.costs_as or variant, encoder_of(variant.base)
+            if (task.name, measured.name) not in costs:
+                costs[task.name, measured.name] = measure(study, task, measured)
+            cost = costs[task.name, measured.name]
             train, dev, test = (len(part) * mean_tokens(part, encoder) for part in (data.train, data.dev, data.test))
             one_s = budget.epochs * (train * cost.train_s + dev * cost.predict_s) + (dev + test) * cost.predict_s
-            one_s += variant.more_tests * test * (cost.predict_s + cost.feature_s)
+            one_s += variant.more_tests * test * cost.predict_s
             run_s[task.name, variant.name] = one_s
             if unfinished := study.runs_each - board.finished(task, variant):
-                left_s += unfinished * one_s
+                left_s += unfinished * one_s + variant.more_tests * test * cost.feature_s
                 if variant.source.name not in sources:
                     left_s += (test + len(study.seeds) * (train + dev)) * cost.feature_s
             sources.add(variant.source.name)
@@ -93,14 +97,14 @@ def estimate(study: Study, results: Results, report: Report) -> Estimate:
 
 def measure(study: Study, task: EvalTask, variant: Variant) -> TokenCost:
     """What a token costs on this machine now."""
-    data, encoder, featurise = task.data, encoder_of(variant.base), variant.source.open(task)
+    data, encoder, featurise = task.data, encoder_of(variant.base), variant.source.open(task, silent)
     settings = study.train_settings(task, variant, study.seeds[0], variant.rate)
     some = sample_of(data.train, MEASURED_EXAMPLES)
     prepare(some[:2], data, encoder, featurise)  # the first pays for what the others find warm
     start_s = time.perf_counter()
     sample = prepare(some[2:] or some, data, encoder, featurise)
     feature_s = (time.perf_counter() - start_s) / count_tokens(sample)
-    body = variant.body()().to(study.device)
+    body = variant.body(task)().to(study.device)
     head = nn.Linear(variant.base.config.hidden_size, len(data.labels)).to(study.device)
     scale = Scale.of(data.task, sample)
     trainer = Trainer(data.task, settings, variant.rate, body, head, scale)

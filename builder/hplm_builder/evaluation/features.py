@@ -30,7 +30,7 @@ class KeptFeatures:
         encoder = encoder_of(variant.base)
         if self._source != (task.name, variant.source.name):
             self._parts = {}
-            self._featurise = variant.source.open(task)
+            self._featurise = variant.source.open(task, report)
             self._source = task.name, variant.source.name
         given = {"train": (task.data.train, data.train), "dev": (task.data.dev, data.dev), "test": (None, data.test)}
         keys = {

@@ -34,10 +34,12 @@ from hplm_builder.evaluation.options import (
     ThreadsOption,
     about_study,
     conduct,
+    kept_results,
     make_study,
     read_settings,
 )
 from hplm_builder.evaluation.summary import AVERAGE, Row, rows_of, scores_by
+from hplm_builder.evaluation.tasks import EvalTask
 from hplm_builder.evaluation.variants import RATES, Original, Served, Variant, hbert_body, plot_body
 
 METHODS = tuple(RATES)
@@ -47,13 +49,16 @@ MOST_POINTS = 1.0
 def method_variants(original: Original, served: Served, device: torch.device) -> list[Variant]:
     """All methods; those with the same features next to each other."""
     base = original.base
-    whole = {"base": base.fingerprint, "original": original.folder.name}
+
+    def whole(task: EvalTask) -> dict[str, Any]:
+        return {"base": base.fingerprint, "original": original.folder.name}
+
     return [
         Variant("dedicated", base, original.token_ids(), original.full_body, RATES["dedicated"], whole),
         Variant("shared", base, original.last_states(), original.head_body, RATES["shared"], whole),
         Variant("adapter", base, original.cut_states(), original.adapter_body, RATES["adapter"], whole),
-        Variant("plot", base, served.source, plot_body(base), RATES["plot"], served.about()),
-        Variant("hbert", base, served.source, hbert_body(base, device), RATES["hbert"], served.about()),
+        Variant("plot", base, served.source, plot_body(base), RATES["plot"], served.about),
+        Variant("hbert", base, served.source, hbert_body(base, device), RATES["hbert"], served.about),
     ]
 
 
@@ -127,6 +132,8 @@ def methods(
         if not method or variant.name in method
     ]
     study = make_study(tasks, variants, limits, seed, pooling, where)
-    rows = rows_of(study, conduct(study, resume, dry_run))
+    with kept_results(resume) as results:
+        found = conduct(study, results, dry_run)
+    rows = rows_of(study, found)
     settings: dict[str, Any] = {"base": base, "original": source.folder.name, "plot": plot, "miss": miss}
-    Report("methods", about_study(study, settings), rows, goals_of(rows)).publish(json_file)
+    Report("methods", about_study(study, found, settings), rows, goals_of(rows)).publish(json_file)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +17,9 @@ from hplm.progress import bar_report, progress_bars
 from hplm_builder.evaluation.budget import BUDGETS, Budget, budget_of
 from hplm_builder.evaluation.cost import estimate
 from hplm_builder.evaluation.results import Results
-from hplm_builder.evaluation.search import Found, Study, search
+from hplm_builder.evaluation.search import search
+from hplm_builder.evaluation.study import Found, Study
+from hplm_builder.evaluation.summary import training_of
 from hplm_builder.evaluation.tasks import EvalTask, read_tasks
 from hplm_builder.evaluation.variants import Variant
 
@@ -83,12 +85,19 @@ def read_settings(
     return read_tasks(data or (), root), chosen, choose_device(device)
 
 
-def conduct(study: Study, resume: Path | None, dry_run: bool) -> Found:
+@contextmanager
+def kept_results(resume: Path | None) -> Iterator[Results]:
+    """The folder of finished runs; without `resume` one that is gone at the end."""
+    if resume is not None:
+        yield Results(resume)
+        return
+    with tempfile.TemporaryDirectory(prefix="hplm-eval-") as folder:
+        yield Results(Path(folder))
+
+
+def conduct(study: Study, results: Results, dry_run: bool) -> Found:
     """Print what it will take, do it, say what this process did of it. A dry run ends the program after the first."""
-    with ExitStack() as stack:
-        folder = resume or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hplm-eval-")))
-        results = Results(folder)
-        progress = stack.enter_context(progress_bars())
+    with progress_bars() as progress:
         found = estimate(study, results, bar_report(progress, "runs"))
         found.show(study, progress.console)
         if dry_run:
@@ -99,10 +108,11 @@ def conduct(study: Study, resume: Path | None, dry_run: bool) -> Found:
     return answer
 
 
-def about_study(study: Study, more: Mapping[str, Any]) -> dict[str, Any]:
+def about_study(study: Study, found: Found, more: Mapping[str, Any]) -> dict[str, Any]:
     """What a report says of how it was made."""
     return {
         **more,
+        "trained": training_of(found),
         "budget": asdict(study.budget),
         "seeds": list(study.seeds),
         "searched_seeds": list(study.searched_seeds),

@@ -46,6 +46,10 @@ class Run:
     more: dict[str, Any] = field(default_factory=dict)
 
 
+class BusyError(Exception):
+    """Another process is making what this run needs: there may be other runs to do meanwhile."""
+
+
 class Results:
     """The folder. A run belongs to the process that holds its lock file, and the system lets go of a killed one's."""
 
@@ -90,11 +94,19 @@ class Results:
             raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
 
     @contextmanager
-    def claimed(self, name: str, *, wait: bool = False) -> Iterator[bool]:
-        """Whether what is called `name` is this process's to do, while the context lasts; with `wait` it will be."""
-        with self._made(f"{name}.lock").open("w") as file:
+    def claimed(self, name: str) -> Iterator[bool]:
+        """Whether what is called `name` is this process's to do, while the context lasts.
+
+        Raises ConfigError where the folder cannot be written.
+        """
+        path = self._made(f"{name}.lock")
+        try:
+            file = path.open("w")
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
+        with file:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 yield False
                 return

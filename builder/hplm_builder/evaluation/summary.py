@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from hplm_builder.evaluation.search import Chosen, Found, Study
+from hplm_builder.evaluation.study import Chosen, Found, Study
 from hplm_builder.evaluation.tasks import EvalTask
 
 Row = dict[str, Any]
@@ -60,10 +60,7 @@ def _row(task: EvalTask, name: str, chosen: Sequence[Chosen], column: str) -> Ro
         "learning_rates": {f"{rate:g}": count for rate, count in Counter(one.rate for one in chosen).items()},
         "best_epochs": [run.best_epoch for run in runs],
         "test_by_seed": [round(test, 4) for test in tests],
-        "seconds": sum(run.seconds for run in runs),
     }
-    if runs:
-        row["trained_parameters"] = runs[0].trained_parameters
     if len(runs) < len(chosen):
         row["diverged"] = len(chosen) - len(runs)
     return row
@@ -79,6 +76,19 @@ def _average(study: Study, found: Found, name: str, column: str) -> Row:
             means.append(float(np.mean(tests)))
     averaged = Spread.of(means).columns("test")
     return {"task": AVERAGE, column: name, **averaged, "test_by_seed": [round(mean, 4) for mean in means]}
+
+
+def training_of(found: Found) -> dict[str, dict[str, dict[str, float]]]:
+    """By task and variant: parameters that trained, and seconds that the chosen run of a seed took on average."""
+    trained: dict[str, dict[str, dict[str, float]]] = {}
+    for (task, name), chosen in found.items():
+        if runs := [one.run for one in chosen if one.run is not None]:
+            seconds = float(np.mean([run.seconds for run in runs]))
+            trained.setdefault(task, {})[name] = {
+                "parameters": runs[0].trained_parameters,
+                "seconds": round(seconds, 1),
+            }
+    return trained
 
 
 def scores_by(rows: Sequence[Mapping[str, Any]], column: str) -> dict[tuple[str, str], float]:

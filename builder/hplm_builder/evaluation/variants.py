@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,25 @@ from torch import Tensor, nn
 
 from hplm.errors import ConfigError
 from hplm.nn.base import Base
-from hplm.nn.dtype import computing_in
-from hplm.nn.encoder import OriginalEncoder
-from hplm.nn.lookup import open_lineage
+from hplm.nn.dtype import choose_dtype, computing_in
+from hplm.nn.encoder import OriginalEncoder, WindowEncoder
+from hplm.nn.lookup import PlotLookup, open_lineage
 from hplm.plot import table as tables
+from hplm.progress import Report
 from hplm.store import artifact
 from hplm.store.layout import Store
 from hplm.text import EncodedText
-from hplm_builder.bodies import CPU, FullModel, HeadModel, OriginalUpper, UpperModel, adapter_body, fastest_format
+from hplm_builder.bodies import (
+    CPU,
+    ConvertedModel,
+    FullModel,
+    Half,
+    HeadModel,
+    OriginalUpper,
+    UpperModel,
+    adapter_body,
+    fastest_format,
+)
 from hplm_builder.evaluation.tasks import EvalTask
 from hplm_builder.finetune import Trained
 from hplm_builder.labelled import LabelledData
@@ -31,35 +42,37 @@ from hplm_builder.register import lineage_of
 from hplm_builder.tenants import REDUCTION_FACTOR, plot_features, token_ids
 
 MakeBody = Callable[[], nn.Module]
+OVERLAY_WINDOWS = 65_536
 # Of the middle of each grid: where training is neither slow nor unsteady on the tasks at hand.
 RATES: Mapping[str, float] = {"dedicated": 1e-4, "shared": 1e-2, "adapter": 2e-3, "plot": 3e-4, "hbert": 2e-3}
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where features come from. Sources of one `name` give the same; `open` may build what the task needs."""
+    """Where features come from. Sources of one `name` give the same; `open` may build what the task needs first."""
 
     name: str
-    open: Callable[[EvalTask], Featurise]
+    open: Callable[[EvalTask, Report], Featurise]
 
 
 @dataclass(frozen=True)
 class Variant:
-    """What is compared. `rate` is the middle of its grid; `about` holds, in JSON values, what its results depend on.
+    """What is compared. `body` is asked for when `source` is open; `rate` is the middle of the grid; `about` gives, in JSON
+    values, what a task's results depend on.
 
     `more(task, data, trained)` measures what else a trained model is asked, which costs `more_tests` predictions of the
-    test part. A variant `costs_as` another where that is so, and then it is not measured to estimate the time.
+    test part. A variant that `costs_as` another is not measured to estimate the time.
     """
 
     name: str
     base: Base
     source: Source
-    body: Callable[[], MakeBody]
+    body: Callable[[EvalTask], MakeBody]
     rate: float
-    about: Mapping[str, Any] = field(default_factory=dict)
+    about: Callable[[EvalTask], Mapping[str, Any]]
     more: Callable[[EvalTask, LabelledData, Trained], dict[str, Any]] | None = None
     more_tests: int = 0
-    costs_as: str = ""
+    costs_as: Variant | None = None
 
 
 @dataclass(frozen=True)
@@ -83,10 +96,10 @@ class Served:
     @cached_property
     def source(self) -> Source:
         opened = cache(lambda: open_lineage(self.store, self.base, self.lineage, miss=self.miss))
-        return Source(f"{self.domain}-{self.miss}", lambda task: plot_features(opened()))
+        return Source(f"{self.domain}-{self.miss}", lambda task, report: plot_features(opened()))
 
-    def about(self) -> dict[str, Any]:
-        """JSON values that tell it from others."""
+    def about(self, task: EvalTask | None = None) -> dict[str, Any]:
+        """JSON values that tell it from others; the same for every task."""
         *branches, root = (self.store.root / path for path in self.lineage)
         folders = [*(branch / "branch" for branch in branches), root / "root"]
         return {
@@ -97,19 +110,31 @@ class Served:
         }
 
 
-def hbert_body(base: Base, device: torch.device = CPU) -> Callable[[], MakeBody]:
+def hbert_body(base: Base, device: torch.device = CPU) -> Callable[[EvalTask], MakeBody]:
     """Adapters in the base's frozen upper layers."""
-    return lambda: adapter_body(base.load_upper(), REDUCTION_FACTOR, device=device)
+    return lambda task: adapter_body(base.load_upper(), REDUCTION_FACTOR, device=device)
 
 
-def plot_body(base: Base) -> Callable[[], MakeBody]:
+def plot_body(base: Base) -> Callable[[EvalTask], MakeBody]:
     """All of the base's upper layers."""
 
-    def prepared() -> MakeBody:
+    def prepared(task: EvalTask) -> MakeBody:
         upper = base.load_upper()
         return lambda: UpperModel(copy.deepcopy(upper))
 
     return prepared
+
+
+def converted_body(base: Base, lower: WindowEncoder, halves: Collection[Half]) -> MakeBody:
+    """Either half of a base, or both, over token ids."""
+    upper = base.load_upper()
+    return lambda: ConvertedModel(copy.deepcopy(lower), copy.deepcopy(upper), halves)
+
+
+def computed_features(lower: WindowEncoder) -> Featurise:
+    """PLOT features of a model without tables: every window is computed."""
+    dtype = choose_dtype("auto", CPU)
+    return plot_features(PlotLookup(lower.config, [], [], lower, overlay_windows=OVERLAY_WINDOWS, dtype=dtype))
 
 
 @dataclass(frozen=True)
@@ -139,27 +164,27 @@ class Original:
         return _loaded(self)
 
     def token_ids(self) -> Source:
-        return Source("tokens", lambda task: token_ids)
+        return Source("tokens", lambda task, report: token_ids)
 
     def last_states(self) -> Source:
         """Its last hidden states."""
-        return Source("original-last", lambda task: self._states(len(self.model().layers)))
+        return Source("original-last", lambda task, report: self._states(len(self.model().layers)))
 
     def cut_states(self) -> Source:
         """Its hidden states below the base's upper layers."""
         return Source(
-            "original-cut", lambda task: self._states(len(self.model().layers) - self.base.config.upper_layers)
+            "original-cut", lambda task, report: self._states(len(self.model().layers) - self.base.config.upper_layers)
         )
 
-    def full_body(self) -> MakeBody:
+    def full_body(self, task: EvalTask) -> MakeBody:
         """Everything trains."""
         return lambda: FullModel(copy.deepcopy(self.model()))
 
-    def adapter_body(self) -> MakeBody:
+    def adapter_body(self, task: EvalTask) -> MakeBody:
         """Adapters in its own frozen upper layers."""
         return adapter_body(OriginalUpper.of(self.model()), REDUCTION_FACTOR, device=self.device)
 
-    def head_body(self) -> MakeBody:
+    def head_body(self, task: EvalTask) -> MakeBody:
         return HeadModel
 
     def _states(self, layers: int) -> Featurise:

@@ -45,6 +45,8 @@ class TenantBank:
         """
         known = self._texts.get(key.name)
         if known is None or known[0] != key.version_id:
+            if len(self._texts) > 2 * len(self._catalog) + 1000:
+                self._texts.clear()  # names of tenants that are gone
             known = self._texts[key.name] = key.version_id, self.card(key).texts
         return known[1]
 

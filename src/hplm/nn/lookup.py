@@ -123,7 +123,7 @@ def open_lookup(
     verify: bool = True,
 ) -> PlotLookup:
     """The look-up over a PLOT of a store: the lineage of a root alone."""
-    root = store.table(plot_name, "root").parent
+    root = store.table(plot_name, "root").parent.relative_to(store.root)
     return open_lineage(store, base, [root], miss=miss, overlay_windows=overlay_windows, dtype=dtype, verify=verify)
 
 

@@ -47,12 +47,12 @@ class Arena:
             places.append(places[-1] + -(-count * vector_bytes // step) * step)
         total = places[-1] + max(1, spare_vectors) * vector_bytes
         base = _mmap(None, total, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE, -1)
+        memory = (ctypes.c_char * total).from_address(base)
+        weakref.finalize(memory, _munmap, base, total).atexit = False
         for (file, count), place in zip(files, places, strict=False):
             if count:
                 # Copy-on-write, though nobody writes: pages stay shared with every process that maps the file.
-                _mmap(base + place, count * vector_bytes, mmap.MAP_PRIVATE | _FIXED, file)
-        memory = (ctypes.c_char * total).from_address(base)
-        weakref.finalize(memory, _munmap, base, total).atexit = False
+                _mmap(base + place, count * vector_bytes, mmap.MAP_PRIVATE | _FIXED | _NO_RESERVE, file)
         vectors = np.frombuffer(memoryview(memory), dtype=np.float16).reshape(-1, hidden_size)
         starts = [place // vector_bytes for place in places]
         return Arena(vectors, tuple(starts[:-1]), starts[-1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -67,6 +68,10 @@ class _Ready:
 
 
 Reply = Callable[[LookedUp | HplmError], None]
+# Folders of a domain version and those above it: ids would mean others in a registry that was made anew.
+Lineage = tuple[str, ...]
+# A domain whose files are broken is looked at again after this time: checking gigabytes takes seconds.
+BROKEN_FOR_S = 10.0
 # Of English text. The number is known after tokenising only; the queue shares out by this estimate.
 BYTES_PER_TOKEN = 4
 
@@ -90,14 +95,16 @@ class PlotStage:
         self._words = self._base.load_lower().word_embeddings if settings.miss == "compute" else None
         self._windows: Counter[str] = Counter()
         self._verified: set[str] = set()
-        self._domains: HostCache[int, PlotLookup] = HostCache(
+        self._broken: dict[Lineage, tuple[float, HplmError]] = {}
+        self._domains: HostCache[Lineage, PlotLookup] = HostCache(
             self._open, lambda _: 1, capacity_bytes=settings.most_domains
         )
         self._opening = threading.BoundedSemaphore(settings.queue_capacity)
         # The root is in every lineage: what is wrong with it shows now.
-        for version_id in {one.domain_version_id for one in self._catalog.served()}:
-            if len(self._catalog.lineage(version_id)) == 1:
-                self._domains.fetch(version_id).result()
+        self._catalog.check_domain(settings.table)
+        for lineage in {self._lineage(one) for one in self._catalog.served()}:
+            if len(lineage) == 1:
+                self._domains.fetch(lineage).result()
         self._tracer = Tracer(Path(settings.trace) if settings.trace else None, "plot")
         self._worker: Worker[_Ready, LookedUp] = Worker(
             "plot",
@@ -143,13 +150,14 @@ class PlotStage:
         try:
             tenant = self._bank.resolve(given.tenant)
             text = self._read(given.texts, tenant)
+            lineage = self._lineage(tenant)
             if not self._opening.acquire(blocking=False):
                 raise QueueFullError("too many requests wait for their domains to be opened; try again later")
         except HplmError as error:
             reply(for_the_wire(error, given.tenant))
             return
         opened = partial(self._opened, given, tenant, text, reply, is_cancelled)
-        self._domains.fetch(tenant.domain_version_id).add_done_callback(opened)
+        self._domains.fetch(lineage).add_done_callback(opened)
 
     def _opened(
         self,
@@ -192,7 +200,7 @@ class PlotStage:
             try:
                 tenant = self._bank.resolve(name)
                 text = self._read(raw, tenant)
-                ready[index] = _Ready(tenant, text, self._domains.fetch(tenant.domain_version_id).result())
+                ready[index] = _Ready(tenant, text, self._domains.fetch(self._lineage(tenant)).result())
             except HplmError as error:
                 answers[index] = for_the_wire(error, name)
         indices = list(ready)
@@ -224,8 +232,20 @@ class PlotStage:
                 ],
             )
 
-    def _open(self, domain_version_id: int) -> PlotLookup:
-        lineage = [version.path for version in self._catalog.lineage(domain_version_id)]
+    def _lineage(self, tenant: ServedTenant) -> Lineage:
+        return tuple(version.path for version in self._catalog.lineage(tenant.domain_version_id))
+
+    def _open(self, lineage: Lineage) -> PlotLookup:
+        since, error = self._broken.get(lineage, (0.0, None))
+        if error is not None and time.monotonic() - since < BROKEN_FOR_S:
+            raise error
+        try:
+            return self._open_lineage(lineage)
+        except HplmError as found:
+            self._broken[lineage] = time.monotonic(), found
+            raise
+
+    def _open_lineage(self, lineage: Lineage) -> PlotLookup:
         if self._settings.verify:
             # Each folder once: a root of gigabytes is in every lineage, and what is published is never written again.
             for path in lineage:

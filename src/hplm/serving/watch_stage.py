@@ -86,6 +86,8 @@ class WatchStage:
         with self._changed:
             watched = {job: list(watchers) for job, watchers in self._watchers.items()}
         for job, watchers in watched.items():
+            if self._stopping:
+                return
             event, is_last = self._state(job)
             left = [watcher for watcher in watchers if self._tell(watcher, event, is_last, now_s)]
             with self._changed:
@@ -100,7 +102,7 @@ class WatchStage:
         with self._changed:
             self._stopping = True
             self._changed.notify()
-        self._thread.join(timeout=5.0)
+        self._thread.join()
         for watchers in self._watchers.values():
             for watcher in watchers:
                 self._end(watcher, StoppingError("the server is shutting down"))

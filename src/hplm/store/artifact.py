@@ -132,6 +132,7 @@ def replacing(folder: Path) -> Iterator[Path]:
     What a killed process leaves beside the place is told from what is being filled by a lock: see `is_held`.
     """
     partial, old = (folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.{kind}") for kind in LEFTOVERS)
+    new = [parent for parent in partial.parents if not parent.exists()]
     partial.mkdir(parents=True)
     held = os.open(partial, os.O_RDONLY)
     try:
@@ -149,7 +150,8 @@ def replacing(folder: Path) -> Iterator[Path]:
             except BaseException:
                 old.rename(folder)
                 raise
-        _sync(folder.parent)
+        for parent in (folder.parent, *(parent.parent for parent in new)):
+            _sync(parent)
         crash_point("artifact.placed")
     finally:
         os.close(held)

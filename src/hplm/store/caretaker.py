@@ -131,6 +131,11 @@ def verify(store: Store, registry: Registry, now_s: float, *, grace_s: float = G
         for one in found
         if housekeeping.is_unknown(one, known)
     ]
+    loose += [
+        Problem(one.path, "of a registry that went on longer than this one: restore that, or remove the folder")
+        for one in found
+        if housekeeping.is_later(one, known)
+    ]
     return Verdict(tuple(problems), tuple(loose))
 
 

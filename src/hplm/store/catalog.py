@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from hplm.errors import RegistryError, UnknownTenantError, UnknownVersionError
+from hplm.errors import RegistryUnavailableError, UnknownTenantError, UnknownVersionError
 from hplm.store.layout import Store
 from hplm.store.records import Changes, DomainVersion, ServedTenant
 from hplm.store.registry import Registry
@@ -37,6 +37,7 @@ class Catalog:
         self._lineages: dict[int, tuple[DomainVersion, ...]] = {}
         self._stopped = threading.Event()
         self._complained_s = -COMPLAIN_EVERY_S
+        self._is_blind = False
         self.failures = 0
         self._thread = threading.Thread(target=self._follow, name="hplm-catalog", daemon=True)
         try:
@@ -77,6 +78,9 @@ class Catalog:
 
     def _ask(self, name: str, version_id: int) -> tuple[float, ServedTenant]:
         """A version that was current only between two looks of this catalog, or will be at the next."""
+        if self._is_blind:
+            # Asking could take seconds, and all requests come through here.
+            raise RegistryUnavailableError("the registry cannot be read now")
         try:
             if not 0 < version_id < 2**63:
                 raise UnknownVersionError(str(version_id))
@@ -85,8 +89,7 @@ class Catalog:
                 raise UnknownVersionError(found.name)
         except UnknownVersionError:
             raise UnknownVersionError(f"there is no such version of tenant {name!r}") from None
-        with self._refreshing:
-            self._replaced[version_id] = asked = self._clock(), found
+        self._replaced[version_id] = asked = self._clock(), found
         return asked
 
     def served(self) -> list[ServedTenant]:
@@ -95,9 +98,14 @@ class Catalog:
 
     def lineage(self, domain_version_id: int) -> tuple[DomainVersion, ...]:
         """A domain's version, its parent and so on to the root. Raises UnknownVersionError, RegistryError."""
-        if domain_version_id not in self._lineages:
-            self._lineages[domain_version_id] = tuple(self._registry.lineage(domain_version_id))
-        return self._lineages[domain_version_id]
+        found = self._lineages.get(domain_version_id)
+        if found is None:
+            found = self._lineages[domain_version_id] = tuple(self._registry.lineage(domain_version_id))
+        return found
+
+    def check_domain(self, name: str) -> None:
+        """Raises UnknownDomainError where the base has no such domain."""
+        self._registry.domain(self._base, name)
 
     def refresh(self) -> None:
         """Take in what has changed since the last time. Raises RegistryError."""
@@ -105,18 +113,29 @@ class Catalog:
             now = self._clock()
             if self._registry.generation() != self._generation:
                 self._take_in(self._registry.changes_since(self._generation), now)
-            old = [number for number, (since, _) in self._replaced.items() if now - since > REMEMBER_S]
+            old = [number for number, (since, _) in list(self._replaced.items()) if now - since > REMEMBER_S]
             for number in old:
-                del self._replaced[number]
+                self._replaced.pop(number, None)
 
     def _take_in(self, changes: Changes, now: float) -> None:
-        gone = set(self._published) - {one.name for one in changes.published} if changes.full else changes.removed
-        for name in gone:
+        if changes.full and self._published:
+            if not changes.published:
+                # It was lost and is being made anew: what it will name is about to be adopted.
+                raise RegistryUnavailableError(
+                    f"the registry names no tenant, though {len(self._published):,} were known; "
+                    "`hplm store adopt` registers what lies in the store"
+                )
+            # Another registry: its ids are others' here.
+            self._lineages.clear()
+            self._replaced.clear()
+            self._published = {}
+        # Another base's tenants have another server: here nobody learns that they exist.
+        own = {one.name for one in changes.published if self.lineage(one.domain_version_id)[0].base == self._base}
+        for name in (*changes.removed, *(one.name for one in changes.published if one.name not in own)):
             if (before := self._published.pop(name, None)) is not None:
                 self._replaced[before.version_id] = now, before
         for one in changes.published:
-            # Another base's tenants have another server: here nobody learns that they exist.
-            if self.lineage(one.domain_version_id)[0].base != self._base:
+            if one.name not in own:
                 continue
             before = self._published.get(one.name)
             if before is not None and before.version_id != one.version_id:
@@ -128,8 +147,10 @@ class Catalog:
         while not self._stopped.wait(LOOK_EVERY_S):
             try:
                 self.refresh()
-            except (RegistryError, UnknownVersionError) as error:
+                self._is_blind = False
+            except Exception as error:
+                self._is_blind = True
                 self.failures += 1
                 if self._clock() - self._complained_s >= COMPLAIN_EVERY_S:
                     self._complained_s = self._clock()
-                    logging.getLogger(__name__).error("what is known goes on being served: %s", error)
+                    logging.getLogger(__name__).error("what is known goes on being served: %r", error)

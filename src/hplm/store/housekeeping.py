@@ -83,17 +83,29 @@ def plan_removal(
 
 def is_interrupted(one: Found, known: Snapshot) -> bool:
     """Whether it is what a killed job left: a version that the registry does not name, of what it knows."""
-    if one.path in known.paths:
+    return one.path not in known.paths and _is_named(one, known) and not is_later(one, known)
+
+
+def is_later(one: Found, known: Snapshot) -> bool:
+    """Whether its number was never given out here: it is of a registry that went on longer, this one is an older copy."""
+    number = one.parts[-1]
+    if one.path in known.paths or not _is_named(one, known) or not number.isdigit():
         return False
-    if one.kind == "tenant":
-        return one.parts[1] in known.tenant_names
-    return one.kind == "domain" and (one.parts[1], one.parts[2]) in known.domain_names
+    subject = f"{one.kind}:{'/'.join(one.parts[1:-1])}"
+    return int(number) > known.given.get(subject, int(number))
 
 
 def is_unknown(one: Found, known: Snapshot) -> bool:
     """Whether it is an artifact that could be adopted."""
     artifact = one.kind not in ("leftover", "upload", "scratch")
-    return artifact and one.path not in known.paths and not is_interrupted(one, known)
+    return artifact and one.path not in known.paths and not _is_named(one, known)
+
+
+def _is_named(one: Found, known: Snapshot) -> bool:
+    """Whether it is of a tenant or domain that the registry knows."""
+    if one.kind == "tenant":
+        return one.parts[1] in known.tenant_names
+    return one.kind == "domain" and (one.parts[1], one.parts[2]) in known.domain_names
 
 
 def plan_adoption(cards: Sequence[Card], known: Snapshot, *, root: str = "") -> AdoptPlan:

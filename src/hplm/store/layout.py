@@ -16,10 +16,6 @@ class Store:
     root: Path
     registry: str = ""
 
-    @property
-    def registry_url(self) -> str:
-        return self.registry or f"sqlite:///{self.root.absolute() / 'registry.sqlite'}"
-
     def path(self, relative: str) -> Path:
         """A path as the registry writes it, on this machine."""
         return self.root / relative

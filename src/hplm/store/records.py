@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -133,6 +134,7 @@ class Snapshot:
 
     `domains` and `tenants` are kept versions. The other fields also cover what is retired, deleted or not yet published:
     every path, every tenant's name, every domain's `(base, name)`, every upload's id. `busy`: subjects of running jobs.
+    `given`: the highest version number handed out, by subject.
     `unfinished`: ids of jobs that run or wait.
     """
 
@@ -145,6 +147,7 @@ class Snapshot:
     domain_names: frozenset[tuple[str, str]]
     uploads: frozenset[str]
     busy: frozenset[str]
+    given: Mapping[str, int]
     unfinished: frozenset[str] = frozenset()
 
 

@@ -63,6 +63,10 @@ class Adoption:
                     if kind == "domain"
                 },
                 uploads=frozenset(column(select(uploads.c.id))),
+                given={
+                    **{f"tenant:{row.name}": row.last_number for row in connection.execute(select(tenants))},
+                    **{f"domain:{row.base}/{row.name}": row.last_number for row in connection.execute(select(domains))},
+                },
                 busy=frozenset(column(select(jobs.c.subject).where(jobs.c.state == "running"))),
                 unfinished=frozenset(column(select(jobs.c.id).where(jobs.c.state.in_(UNFINISHED)))),
             )

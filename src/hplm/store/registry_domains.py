@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from sqlalchemy import Connection, Row, Select, insert, select, update
 
@@ -69,20 +69,20 @@ class Domains:
         *,
         parent_id: int | None,
         about: dict[str, Any],
-        expected: int | None = None,
+        expected: int | Literal["any"] | None = "any",
         number: int | None = None,
     ) -> DomainVersion:
         """A new domain, or the next version of one, and what is current from now on. `{number}` in `path` is filled in.
 
-        `expected` is the current number that the caller started from, where that matters; `number` is one that
-        `next_domain_number` gave. Raises ConflictError where either is overtaken or the parent version is gone,
-        UnknownDomainError for an unknown base.
+        `expected` is the current number that the caller started from, None where there must be no such domain, "any" where
+        that does not matter; `number` is one that `next_domain_number` gave. Raises ConflictError where either is overtaken or
+        the parent version is gone, UnknownDomainError for an unknown base.
         """
         with self._database.writing() as connection:
             _base(connection, base)
             row = domain_row(connection, base, name)
             current = _number_of(connection, row.current_id)
-            if expected is not None and current != expected:
+            if expected != "any" and current != expected:
                 raise ConflictError(
                     f"domain {name!r} is at version {current}, not {expected}: it was changed meanwhile, look again"
                 )

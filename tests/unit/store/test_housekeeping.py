@@ -29,7 +29,7 @@ from hplm.store.registry import Registry
 from tests.unit.store.making import NOW_S, put, put_bank, put_base, put_domain, put_plot, put_tenant
 
 GRACE_S = 120.0
-NOTHING = Snapshot(0, (), (), (), frozenset(), frozenset(), frozenset(), frozenset(), frozenset())
+NOTHING = Snapshot(0, (), (), (), frozenset(), frozenset(), frozenset(), frozenset(), frozenset(), {})
 
 
 @pytest.fixture
@@ -294,6 +294,16 @@ def test_a_bank_built_again_while_its_old_tenants_are_collected_stays(
     assert caretaker.verify(store, registry, NOW_S).problems == ()
 
 
+def test_versions_that_an_older_copy_of_the_registry_never_gave_out_stay(
+    store: Store, registry: Registry, base: str, root: DomainVersion
+) -> None:
+    first = publish(store, registry, base, "acme")
+    for later in ("tenants/acme/2", "tenants/acme/3"):
+        put_tenant(store, later, base)
+    assert not collect(store, registry).leftovers
+    assert {first, "tenants/acme/2", "tenants/acme/3"} <= paths(store)
+
+
 def test_two_may_collect_at_once(store: Store, registry: Registry, base: str, root: DomainVersion) -> None:
     for number in range(20):
         publish(store, registry, base, f"t{number}")
@@ -475,6 +485,7 @@ def test_files_that_nobody_uses_are_no_problem_but_named(
     store: Store, registry: Registry, base: str, root: DomainVersion
 ) -> None:
     publish(store, registry, base, "films")
+    registry.next_number("films")
     put_tenant(store, "tenants/films/2", base)
     put_tenant(store, "tenants/other", base)
     verdict = caretaker.verify(store, registry, time.time() + 1000)

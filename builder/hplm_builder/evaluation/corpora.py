@@ -1,0 +1,50 @@
+"""The text that a domain of an evaluation is made of: a corpus file, a named source, or the task's own train text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from hplm.errors import ConfigError, DataError
+from hplm_builder.corpora import SOURCES
+from hplm_builder.corpus_file import read_corpus
+from hplm_builder.evaluation.tasks import EvalTask
+from hplm_builder.mixture import read_source
+
+OWN = "own"
+
+
+def documents_of(source: str) -> list[str]:
+    """Of a corpus file or a source's name. Raises DataError."""
+    path = Path(source)
+    return read_corpus(path) if path.is_file() else read_source(source)
+
+
+def check_source(source: str) -> str:
+    """Raises DataError for what is neither a file, nor a source's name, nor OWN."""
+    if source != OWN and source not in SOURCES and not Path(source).is_file():
+        raise DataError(f"{source!r} is neither a corpus file, nor `{OWN}`, nor one of {', '.join(SOURCES)}")
+    return source
+
+
+def by_task(tasks: Sequence[EvalTask], sources: Sequence[str]) -> dict[str, str]:
+    """Which source each task's domain is made of: one for all, or one each in order. Raises ConfigError, DataError."""
+    checked = [check_source(source) for source in sources] or [OWN]
+    if len(checked) not in (1, len(tasks)):
+        raise ConfigError(
+            f"{len(checked)} --corpus for {len(tasks)} tasks: give one for all, or one each in their order"
+        )
+    return dict(zip((task.name for task in tasks), checked * (len(tasks) // len(checked)), strict=True))
+
+
+def write_corpus(path: Path, task: EvalTask, source: str) -> Path:
+    """The corpus as JSON lines, which a domain is built from. Of its own text a task gives the train part, never more."""
+    if source == OWN:
+        texts = [one for example in task.data.train for one in (example.text, example.pair) if one is not None]
+    else:
+        texts = documents_of(source)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps({"text": text}) + "\n" for text in texts)
+    return path

@@ -1,0 +1,149 @@
+"""What an evaluation compares, and what of it is finished, whoever did it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hplm.errors import ConfigError
+from hplm_builder.bodies import CPU
+from hplm_builder.evaluation.budget import Budget
+from hplm_builder.evaluation.features import mean_tokens
+from hplm_builder.evaluation.results import Results, Run, RunKey
+from hplm_builder.evaluation.tasks import EvalTask
+from hplm_builder.evaluation.variants import Variant
+from hplm_builder.finetune import TrainSettings
+from hplm_builder.tenants import encoder_of
+
+
+@dataclass(frozen=True)
+class Study:
+    """What to compare: variants on tasks, within a budget."""
+
+    tasks: Sequence[EvalTask]
+    variants: Sequence[Variant]
+    budget: Budget
+    seeds: tuple[int, ...]
+    pooling: str = "mean"
+    device: torch.device = CPU
+
+    def __post_init__(self) -> None:
+        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
+            raise ConfigError(f"--seed: at least one, and each once; got {', '.join(map(str, self.seeds)) or 'none'}")
+
+    def about(self, task: EvalTask, variant: Variant) -> dict[str, Any]:
+        """What the results of a variant on a task depend on besides seed and learning rate, in JSON values."""
+        budget = self.budget
+        return {
+            "data": task.digest,
+            "train examples": budget.most_train,
+            "dev examples": budget.most_dev,
+            "test examples": budget.most_test,
+            "epochs": budget.epochs,
+            "patience": budget.patience,
+            "batch examples": budget.batch_examples,
+            "pooling": self.pooling,
+            "device": self.device.type,
+            **variant.about(task),
+        }
+
+    def train_settings(self, task: EvalTask, variant: Variant, seed: int, rate: float) -> TrainSettings:
+        tokens = mean_tokens(task.data.train, encoder_of(variant.base))
+        return self.budget.train_settings(seed, rate, self.pooling, tokens)
+
+    @property
+    def searched_seeds(self) -> tuple[int, ...]:
+        """Seeds with a search of their own."""
+        return self.seeds if self.budget.search_every_seed else self.seeds[:1]
+
+    @property
+    def runs_each(self) -> int:
+        """Trainings of a variant on a task."""
+        searched = len(self.searched_seeds)
+        return searched * len(self.budget.factors) + len(self.seeds) - searched
+
+    def pairs(self) -> Iterator[tuple[EvalTask, Variant]]:
+        """Every variant on every task; those that share features next to each other, where `variants` are in such an order."""
+        for task in self.tasks:
+            for variant in self.variants:
+                yield task, variant
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A seed's run at the learning rate that was best on dev; None where all diverged."""
+
+    seed: int
+    rate: float
+    run: Run | None
+
+
+# By the names of task and variant, a `Chosen` a seed.
+Found = dict[tuple[str, str], list[Chosen]]
+
+
+class Board:
+    """What is finished of a study, whoever did it."""
+
+    def __init__(self, study: Study, results: Results) -> None:
+        self._study = study
+        self._results = results
+        self._runs: dict[RunKey, Run] = {}
+        self._about: dict[tuple[str, str], dict[str, Any]] = {}
+
+    def about(self, task: EvalTask, variant: Variant) -> dict[str, Any]:
+        """As the study's; finding it out may mean to read files, so once is enough."""
+        key = task.name, variant.name
+        if key not in self._about:
+            self._about[key] = self._study.about(task, variant)
+        return self._about[key]
+
+    def run(self, task: EvalTask, variant: Variant, seed: int, rate: float) -> Run | None:
+        key = RunKey(task.name, variant.name, seed, rate)
+        if key not in self._runs:
+            found = self._results.read(key, self.about(task, variant))
+            if found is None:
+                return None
+            self._runs[key] = found
+        return self._runs[key]
+
+    def wanted(self, task: EvalTask, variant: Variant) -> list[RunKey]:
+        """The runs of a variant on a task as far as they are known: a rate for the other seeds takes the first one's search."""
+        study = self._study
+        rates = study.budget.rates(variant.rate)
+        pairs = [(seed, rate) for seed in study.searched_seeds for rate in rates]
+        if others := study.seeds[len(study.searched_seeds) :]:
+            first = self._best(task, variant, study.seeds[0], rates)
+            pairs += [(seed, first.rate) for seed in others] if first else []
+        return [RunKey(task.name, variant.name, seed, rate) for seed, rate in pairs]
+
+    def open(self, task: EvalTask, variant: Variant) -> list[RunKey]:
+        """Of `wanted`, those that are not finished."""
+        return [key for key in self.wanted(task, variant) if self.run(task, variant, key.seed, key.rate) is None]
+
+    def finished(self, task: EvalTask, variant: Variant) -> int:
+        """How many of a variant's runs on a task are."""
+        return len(self.wanted(task, variant)) - len(self.open(task, variant))
+
+    def chosen(self, task: EvalTask, variant: Variant) -> list[Chosen]:
+        """What a finished search came to."""
+        rates = self._study.budget.rates(variant.rate)
+        found = [self._best(task, variant, seed, rates) for seed in self._study.searched_seeds]
+        assert found[0] is not None
+        for seed in self._study.seeds[len(found) :]:
+            run = self.run(task, variant, seed, found[0].rate)
+            found.append(Chosen(seed, found[0].rate, run if run is not None and run.dev is not None else None))
+        return [one for one in found if one is not None]
+
+    def _best(self, task: EvalTask, variant: Variant, seed: int, rates: Sequence[float]) -> Chosen | None:
+        """None while a rate's run is not finished."""
+        runs = [(rate, self.run(task, variant, seed, rate)) for rate in rates]
+        done = [(rate, run) for rate, run in runs if run is not None]
+        if len(done) < len(runs):
+            return None
+        rate, run = max(done, key=lambda one: -math.inf if one[1].dev is None else one[1].dev)
+        return Chosen(seed, rate, None if run.dev is None else run)

@@ -1,0 +1,240 @@
+"""`hplm eval tables-accuracy`: what a table's size and the way of its misses cost (HMI Table 5 and beyond)."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from hplm.adapters import tenant as tenants
+from hplm.adapters.tenant import Tenant
+from hplm.errors import ConfigError, UnknownTenantError
+from hplm.nn import base as bases
+from hplm.nn.base import Base
+from hplm.progress import bar_report, progress_bars
+from hplm.report import Goal, Report
+from hplm.store.layout import Store
+from hplm_builder.base import DEFAULT_BASE
+from hplm_builder.bodies import adapter_body
+from hplm_builder.demo import DEMO_FOLDER, PLOT, PLOT_SOURCES
+from hplm_builder.domain_corpus import prepare_corpus
+from hplm_builder.evaluation.budget import Budget
+from hplm_builder.evaluation.corpora import documents_of
+from hplm_builder.evaluation.options import (
+    DEFAULT_BUDGET,
+    BaseOption,
+    BudgetOption,
+    DataOption,
+    DeviceOption,
+    DryRunOption,
+    EpochsOption,
+    ExamplesOption,
+    JsonOption,
+    PoolingOption,
+    QuickOption,
+    ResumeOption,
+    RootOption,
+    SeedOption,
+    StoreOption,
+    ThreadsOption,
+    about_study,
+    conduct,
+    kept_results,
+    make_study,
+    read_settings,
+)
+from hplm_builder.evaluation.pruned import VersionTree
+from hplm_builder.evaluation.summary import AVERAGE, Row, Spread
+from hplm_builder.evaluation.table_judge import MISSES, TableJudge
+from hplm_builder.evaluation.tasks import EvalTask
+from hplm_builder.evaluation.variants import RATES, Served, Variant, hbert_body
+from hplm_builder.plots import Counted, count_grams
+from hplm_builder.register import published
+from hplm_builder.tenants import REDUCTION_FACTOR, encoder_of
+
+PERCENTS = (0.1, 1.0, 10.0, 100.0)
+SMALL_GIGABYTES = 1.5
+QUICK_DOCUMENTS = 2_000
+# By the name of a task, what `TableJudge.judge` gave of each of its trained models.
+Judged = Mapping[str, Sequence[Sequence[Mapping[str, Any]]]]
+
+
+def count_corpus(documents: Sequence[str], served: Served) -> Counted:
+    """The n-grams of a corpus, as what the domain is made with counts them: a root `build plot`, others `build domain`."""
+    with progress_bars() as progress:
+        if len(served.lineage) > 1:
+            return prepare_corpus(documents, served.base, 0, 0, bar_report(progress, "corpus")).grams
+        return count_grams(documents, encoder_of(served.base), served.base.config, progress)
+
+
+def table_rows(judged: Judged, tree: VersionTree, percents: Sequence[float]) -> list[Row]:
+    """A row for each task, size and way of a miss, and their averages over tasks: mean and spread over the models."""
+    places = range(len(percents) * len(MISSES))
+    rows = [
+        _row(task, [model[place] for model in models], tree)
+        for task, models in judged.items()
+        if models  # none, where all diverged
+        for place in places
+    ]
+    if len(judged) > 1:
+        # Of each seed, as far as every task has it.
+        count = min(len(models) for models in judged.values())
+        for place in places if count else ():
+            averages = [_mean([models[number][place] for models in judged.values()]) for number in range(count)]
+            rows.append(_row(AVERAGE, averages, tree))
+    return rows
+
+
+def _mean(uses: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    means = {key: float(np.mean([use[key] for use in uses])) for key in ("hit_rate", "own_hit_rate", "test")}
+    return {**uses[0], **means}
+
+
+def _row(task: str, uses: Sequence[Mapping[str, Any]], tree: VersionTree) -> Row:
+    first = uses[0]
+    return {
+        "task": task,
+        "top_percent": first["percent"],
+        "miss": first["miss"],
+        **{key: value for key, value in asdict(tree.size(first["percent"])).items() if key != "percent"},
+        "hit_rate": first["hit_rate"],
+        "own_hit_rate": first["own_hit_rate"],
+        **Spread.of([use["test"] for use in uses]).columns("test"),
+        "test_by_seed": [round(use["test"], 4) for use in uses],
+    }
+
+
+def goals_of(rows: Sequence[Row]) -> list[Goal]:
+    """Whether the largest table below 1.5 GB at BERT-base's width loses more than seeds differ, against all n-grams."""
+    tasks = list(dict.fromkeys(row["task"] for row in rows))
+    goals = []
+    for miss in MISSES:
+        last = {row["top_percent"]: row for row in rows if row["task"] == tasks[-1] and row.get("miss") == miss}
+        small = [p for p, row in last.items() if 0 < p < 100 and row["bert_base_gigabytes"] < SMALL_GIGABYTES]
+        whole = last.get(100.0)
+        if not small or whole is None or "spread" not in whole:
+            continue
+        lost = 100 * (whole["test"] - last[max(small)]["test"])
+        text = f"points that the top {max(small):g} % lose against all n-grams ({miss}), where seeds differ by as many"
+        goals.append(Goal(f"small-table-{miss}", text, 100 * whole["spread"], lost, "points", "lower"))
+    return goals
+
+
+def judge_published(
+    store: Store, base: Base, names: Sequence[str], tasks: Sequence[EvalTask], limits: Budget, judge: TableJudge
+) -> dict[str, list[list[dict[str, Any]]]]:
+    """Tenants as they are served, each on the task in its place. Raises UnknownTenantError, ConfigError."""
+    if len(names) != len(tasks):
+        raise ConfigError(f"{len(names)} --tenant for {len(tasks)} tasks: give each task's, in the order of the tasks")
+    judged: dict[str, list[list[dict[str, Any]]]] = {}
+    for name, task in zip(names, tasks, strict=True):
+        version = published(store, name)
+        if version is None:
+            raise UnknownTenantError(f"there is no tenant {name!r}")
+        made: Tenant = tenants.load(store.path(version.path), name=name, fingerprint=base.fingerprint)
+        if set(made.card.labels) != set(task.data.labels):
+            raise ConfigError(f"tenant {name!r} has not the labels of task {task.name}: give the tenants in its order")
+        # Its head's rows are in the order of its own labels.
+        data = replace(task.within(limits, 0), labels=made.card.labels)
+        body = adapter_body(base.load_upper(), REDUCTION_FACTOR, made.adapter, judge.device)().to(judge.device)
+        judged[task.name] = [judge.judge(task, data, body, made.head, made.card.pooling)]
+    return judged
+
+
+def tables_accuracy(
+    data: DataOption = None,
+    root: RootOption = None,
+    domain: Annotated[str, typer.Option(help="PLOT or domain whose own table has these sizes.")] = PLOT,
+    text: Annotated[
+        list[str] | None,
+        typer.Option(help="Its corpus: source or file; repeat for more. Default: that of the demo's PLOT."),
+    ] = None,
+    top: Annotated[
+        list[float] | None, typer.Option(min=0, max=100, help="Percentages; 0: no table of its own; repeat for more.")
+    ] = None,
+    tenant: Annotated[
+        list[str] | None, typer.Option(help="Judge published tenants, one a task in order, instead of training.")
+    ] = None,
+    budget: BudgetOption = DEFAULT_BUDGET,
+    examples: ExamplesOption = None,
+    epochs: EpochsOption = None,
+    seed: SeedOption = None,
+    store: StoreOption = DEMO_FOLDER / "store",
+    base: BaseOption = DEFAULT_BASE,
+    pooling: PoolingOption = "mean",
+    device: DeviceOption = "auto",
+    threads: ThreadsOption = None,
+    resume: ResumeOption = None,
+    dry_run: DryRunOption = False,
+    quick: QuickOption = False,
+    json_file: JsonOption = None,
+) -> None:
+    """HMI Table 5 and beyond: accuracy, bytes and hit rate of tables of several sizes, misses computed or backed off.
+
+    Models are trained once, over the domain as it is served with misses computed, and judged with every table. Examples:
+
+      hplm eval tables-accuracy --root data --resume runs --json tables-accuracy.json
+
+      hplm eval tables-accuracy --data data/chemprot --domain biology --text abstracts.txt --top 0 --top 1 --top 100
+
+      hplm eval tables-accuracy --data data/chemprot --tenant chemprot
+    """
+    if tenant and (resume or dry_run or seed or epochs or examples):
+        raise ConfigError(
+            "--tenant judges what is trained: leave --resume, --dry-run, --seed, --epochs and --examples out"
+        )
+    tasks, limits, where = read_settings(data, root, budget, examples, epochs, quick, threads, device)
+    target = Store(store)
+    found_base = bases.load(target.base(base))
+    served = Served(target, found_base, domain)
+    percents = sorted(set(top or (*PERCENTS, *([0.0] if len(served.lineage) > 1 else []))))
+    if len(served.lineage) == 1 and 0 in percents:
+        raise ConfigError(f"--top 0 asks for the tables above {domain!r}, which is a root")
+    if text is None and (len(served.lineage) > 1 or domain != PLOT):
+        raise ConfigError(f"--text: give the corpus that domain {domain!r} was made of")
+    sources = text or list(PLOT_SOURCES[:1] if quick else PLOT_SOURCES)
+    documents = [text for source in sources for text in documents_of(source)]
+    counted = count_corpus(documents[: QUICK_DOCUMENTS if quick else None], served)
+    tree = VersionTree(target, found_base, served.lineage, counted)
+    settings = {
+        "base": base,
+        "domain": domain,
+        "text": sources,
+        "tokens": int(counted.counts.sum()),
+        "distinct": len(counted.grams),
+        "top_percents": percents,
+    }
+    with tempfile.TemporaryDirectory(prefix="hplm-eval-") as folder:
+        judge = TableJudge(tree, percents, Path(folder), pooling, where)
+        if tenant:
+            judged: Judged = judge_published(target, found_base, tenant, tasks, limits, judge)
+            settings |= {"tenants": tenant, "budget": asdict(limits)}
+        else:
+            variant = Variant(
+                "hbert",
+                found_base,
+                served.source,
+                hbert_body(found_base, where),
+                RATES["hbert"],
+                lambda task: {
+                    **served.about(),
+                    **{key: settings[key] for key in ("tokens", "distinct", "top_percents")},
+                },
+                judge.of_trained,
+                more_tests=len(percents) * len(MISSES),
+            )
+            study = make_study(tasks, [variant], limits, seed, pooling, where)
+            with kept_results(resume) as results:
+                found = conduct(study, results, dry_run)
+            judged = {
+                task.name: [one.run.more["tables"] for one in found[task.name, variant.name] if one.run is not None]
+                for task in tasks
+            }
+            settings = about_study(study, found, settings)
+        rows = table_rows(judged, tree, percents)
+    Report("tables-accuracy", settings, rows, goals_of(rows)).publish(json_file)

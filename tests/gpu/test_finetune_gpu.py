@@ -1,0 +1,47 @@
+"""Fine-tuning on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hplm_builder.bodies import ConvertedModel, HeadModel, UpperModel, adapter_body
+from hplm_builder.finetune import TrainSettings, fine_tune
+from hplm_builder.prepared import prepare_all
+from hplm_builder.tenants import REDUCTION_FACTOR, encoder_of, plot_features, token_ids
+from torch import nn
+
+from hplm.nn.base import Base
+from hplm.nn.lookup import open_lookup
+from hplm.store.layout import Store
+from tests import tiny
+from tests.unit.test_finetune import colour_data
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device"),
+]
+BODIES: dict[str, Callable[[Base, torch.device], Callable[[], nn.Module]]] = {
+    "adapters": lambda base, device: adapter_body(base.load_upper(), REDUCTION_FACTOR, device=device),
+    "upper": lambda base, device: lambda: UpperModel(base.load_upper()),
+    "head": lambda base, device: HeadModel,
+    "both": lambda base, device: lambda: ConvertedModel(base.load_lower(), base.load_upper(), ("lower", "higher")),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_a_task_is_learnt_on_the_gpu_as_on_the_cpu(tiny_base: Base, tiny_store: Store, name: str) -> None:
+    data = colour_data()
+    features = token_ids if name == "both" else plot_features(open_lookup(tiny_store, tiny_base, tiny.PLOT))
+    parts = prepare_all(data, encoder_of(tiny_base), features)
+    settings = TrainSettings(epochs=20, learning_rates=(1e-2,), batch_tokens=256, dropout=0.0, patience=20)
+    hidden = tiny_base.config.hidden_size
+    scores = {
+        kind: fine_tune(BODIES[name](tiny_base, device), hidden, data, parts, settings, device=device).scores[
+            "test_accuracy"
+        ]
+        for kind, device in (("cuda", torch.device("cuda")), ("cpu", torch.device("cpu")))
+    }
+    assert scores["cuda"] > 0.7
+    assert abs(scores["cuda"] - scores["cpu"]) < 0.2
