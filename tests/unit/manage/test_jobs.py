@@ -368,7 +368,7 @@ def test_a_registry_that_is_locked_for_seconds_costs_no_job(
     service: ManageService, store: Store, registry: Registry
 ) -> None:
     data = {"train": {"upload": upload(service, colours(200))}}
-    settings = {"epochs": 20, "patience": 20}
+    settings = {"epochs": 150, "patience": 150}
     job = ask(service, "tenant.create", tenant="acme", data=data, settings=settings)["job"]
     worker = Worker(store, "w")
     thread = threading.Thread(target=worker.run)
