@@ -54,13 +54,16 @@ DEFAULT_STORE = DEMO_FOLDER / "store"
 
 
 @app.command()
-def demo(folder: Annotated[Path, typer.Option(help="Where `store/` and `models/` go.")] = DEMO_FOLDER) -> None:
+def demo(
+    folder: Annotated[Path, typer.Option(help="Where `store/` and `models/` go.")] = DEMO_FOLDER,
+    quick: Annotated[bool, typer.Option(help="Half as many epochs a tenant, in half the time.")] = False,
+) -> None:
     """Build the default base, PLOT, four demo tenants and model folders; keeps what is there already.
 
     Example: hplm build demo
     """
     with progress_bars() as progress:
-        cards = build_demo(folder, progress)
+        cards = build_demo(folder, progress, quick=quick)
     show_scores(cards)
 
 

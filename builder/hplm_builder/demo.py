@@ -121,8 +121,11 @@ def demo_data(tenant: DemoTenant) -> LabelledData:
     return check_data(parts["train"], parts["dev"], parts["test"])
 
 
-def build_demo(folder: Path, progress: Progress) -> list[TenantCard]:
-    """Build what `folder` lacks of `store/` and `models/`; parts that are there and sound are kept."""
+def build_demo(folder: Path, progress: Progress, *, quick: bool = False) -> list[TenantCard]:
+    """Build what `folder` lacks of `store/` and `models/`; parts that are there and sound are kept.
+
+    `quick` tenants are trained for half as many epochs.
+    """
     store = Store(folder / "store")
     steps = progress.add_task("demo: base, tables, tenants, models", total=3 + len(TENANTS))
     try:
@@ -143,7 +146,7 @@ def build_demo(folder: Path, progress: Progress) -> list[TenantCard]:
         try:
             cards.append(_built(store, demo.name, base))
         except (ArtifactError, UnknownTenantError):
-            settings = TrainSettings(epochs=demo.epochs)
+            settings = TrainSettings(epochs=max(1, demo.epochs // 2) if quick else demo.epochs)
             cards.append(
                 build_tenant(
                     store, DEFAULT_BASE, PLOT, demo.name, demo_data(demo), settings, progress, example=demo.example

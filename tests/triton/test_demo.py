@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -45,8 +46,19 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def checked() -> list[dict[str, object]]:
-    """`hplm serve --check`: builds the demo where it is missing; progress goes to the terminal."""
+def built() -> Iterator[None]:
+    """The demo; where there is none, one of half the epochs, gone again afterwards: `make serve` makes the real one."""
+    is_there = (ROOT / "build" / "demo" / "models").is_dir()
+    if not is_there:
+        subprocess.run([str(BIN / "hplm"), "build", "demo", "--quick"], cwd=ROOT, check=True)
+    yield
+    if not is_there:
+        shutil.rmtree(ROOT / "build" / "demo")
+
+
+@pytest.fixture(scope="module")
+def checked(built: None) -> list[dict[str, object]]:
+    """`hplm serve --check`."""
     done = subprocess.run(
         [str(BIN / "hplm"), "serve", "--check"], stdout=subprocess.PIPE, text=True, cwd=ROOT, check=True
     )
