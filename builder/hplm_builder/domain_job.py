@@ -10,7 +10,7 @@ from hplm.manage.inputs import locate
 from hplm.store.records import DomainVersion, Job
 from hplm.store.registry import Registry
 from hplm_builder.domains import DomainSettings, build_domain, estimate_domain
-from hplm_builder.job_bench import Bench, current_version, made_by, published
+from hplm_builder.job_bench import Bench, made_by, published
 from hplm_builder.register import fresh_number
 
 
@@ -20,10 +20,10 @@ def make_domain(job: Job, bench: Bench) -> dict[str, Any]:
     base, name = request["base"], request["domain"]
     if (made := made_by(job, _versions(registry, base, name))) is not None:
         return _result(made)
-    current = current_version(registry, base, name) if job.kind == "domain.update" else None
+    current = registry.current_domain(base, name) if job.kind == "domain.update" else None
     if current is None and _versions(registry, base, name):
         raise AlreadyThereError(f"domain {name!r} exists already: domain.update makes its next version")
-    parent = current_version(registry, base, request["parent"])
+    parent = registry.current_domain(base, request["parent"])
     corpus = locate(request["corpus"], bench.uploads)
     number = fresh_number(lambda: registry.next_domain_number(base, name), lambda n: bench.store.domain(base, name, n))
     folder = bench.store.domain(base, name, number)
@@ -65,7 +65,7 @@ def plan_domain(job: Job, bench: Bench) -> dict[str, Any]:
     request, registry = job.request, bench.registry
     start = request["domain"] if job.kind == "domain.update" else request["parent"]
     corpus = locate(request["corpus"], bench.uploads)
-    paths = _paths(registry, current_version(registry, request["base"], start))
+    paths = _paths(registry, registry.current_domain(request["base"], start))
     return estimate_domain(
         bench.store, request["base"], paths, corpus, _settings(request), bench.report, corpus_name=corpus.name
     )

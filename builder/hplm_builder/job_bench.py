@@ -50,12 +50,6 @@ def made_by(job: Job, versions: Sequence[Version]) -> Version | None:
     return next((version for version in versions if version.about.get("job") == job.id), None)
 
 
-def current_version(registry: Registry, base: str, domain: str) -> DomainVersion:
-    """Raises UnknownDomainError."""
-    number = registry.domain(base, domain).current
-    return next(version for version in registry.domain_versions(base, domain) if version.number == number)
-
-
 def published(
     bench: Bench,
     folder: Path,
@@ -71,7 +65,7 @@ def published(
     try:
         bench.insist(bench.held)
         crash_point("publish.before")
-        version = bench.insist(lambda: publish(folder.relative_to(bench.store.root).as_posix()))
+        version = bench.insist(lambda: publish(bench.store.relative(folder)))
     except ManageError:
         found = bench.insist(made)
         if found is None or bench.store.path(found.path) != folder:

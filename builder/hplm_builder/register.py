@@ -21,11 +21,11 @@ from hplm.store.registry import Registry
 def domain_version(registry: Registry, store: Store, base: Base, domain: str) -> DomainVersion:
     """A domain that is there, at its current version; a root whose tables are in place is registered first."""
     name = base.config.name
-    registry.publish_base(name, base.fingerprint, store.base(name).relative_to(store.root).as_posix(), time.time())
+    registry.publish_base(name, base.fingerprint, store.relative(store.base(name)), time.time())
     try:
-        return _current(registry, name, domain)
+        return registry.current_domain(name, domain)
     except UnknownDomainError:
-        path = store.table(domain, "root").parent.relative_to(store.root).as_posix()
+        path = store.relative(store.table(domain, "root").parent)
         return registry.publish_domain(name, domain, path, time.time(), parent_id=None, about={}, expected=None)
 
 
@@ -50,9 +50,9 @@ def publish_domain(
         if store.table(parent, "root").is_dir():
             above = domain_version(registry, store, base, parent)
         else:
-            above = _current(registry, base_name, parent)
+            above = registry.current_domain(base_name, parent)
         try:
-            before = _current(registry, base_name, name)
+            before = registry.current_domain(base_name, name)
         except UnknownDomainError:
             before = None
         number = fresh_number(
@@ -63,7 +63,7 @@ def publish_domain(
         return registry.publish_domain(
             base_name,
             name,
-            folder.relative_to(store.root).as_posix(),
+            store.relative(folder),
             time.time(),
             parent_id=above.id,
             about=about,
@@ -76,14 +76,9 @@ def lineage_of(store: Store, base_name: str, domain: str) -> list[str]:
     """Folders of a domain's current version and those above it, also of a root that is not registered yet."""
     root = store.table(domain, "root").parent
     if root.is_dir():
-        return [root.relative_to(store.root).as_posix()]
+        return [store.relative(root)]
     with closing(Registry.open_read_only(store)) as registry:
-        return [one.path for one in registry.lineage(_current(registry, base_name, domain).id)]
-
-
-def _current(registry: Registry, base_name: str, domain: str) -> DomainVersion:
-    number = registry.domain(base_name, domain).current
-    return next(one for one in registry.domain_versions(base_name, domain) if one.number == number)
+        return [one.path for one in registry.lineage(registry.current_domain(base_name, domain).id)]
 
 
 def open_registry(store: Store) -> Registry:
@@ -124,7 +119,7 @@ def publish_tenant(
         tenants.save(folder, made)
         about = {**made.card.about, "task": made.card.task, "labels": list(made.card.labels)}
         return registry.publish_tenant(
-            *(name, version.id, folder.relative_to(store.root).as_posix(), time.time()),
+            *(name, version.id, store.relative(folder), time.time()),
             about=about,
             number=number,
             expected=(found.current.number if found else None) if expected == "any" else expected,
@@ -136,7 +131,7 @@ def publish_bank(store: Store, base: Base, domain: str, bank: str) -> int:
     names = BankFile(store.bank(bank), base.fingerprint).names
     with closing(Registry.open(store)) as registry:
         root = domain_version(registry, store, base, domain)
-        path = store.bank(bank).relative_to(store.root).as_posix()
+        path = store.relative(store.bank(bank))
         return registry.publish_tenants(root.id, path, names, time.time())
 
 

@@ -21,7 +21,7 @@ from hplm.store.layout import Store
 from hplm.store.records import DomainVersion, Job, TenantVersion
 from hplm.store.registry import Registry
 from hplm_builder.finetune import TrainSettings
-from hplm_builder.job_bench import Bench, current_version, made_by, published
+from hplm_builder.job_bench import Bench, made_by, published
 from hplm_builder.labelled import LabelledData, LabelledFile, read_data
 from hplm_builder.register import fresh_number
 from hplm_builder.tenants import REDUCTION_FACTOR, estimate_fine_tune, train_tenant
@@ -109,7 +109,7 @@ class _Task:
             start = _load(bench.store, current, base)
         elif _versions(registry, name):
             raise AlreadyThereError(f"tenant {name!r} exists already: tenant.update makes its next version")
-        lineage = registry.lineage(current_version(registry, request["base"], request["domain"]).id)
+        lineage = registry.lineage(registry.current_domain(request["base"], request["domain"]).id)
         settings = _settings(request, start.card if start else None)
         paths = {part: locate(source, bench.uploads) for part, source in request["data"].items()}
         data = read_data(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import platform
 import shlex
@@ -15,6 +14,8 @@ from typing import Any, Literal
 
 from rich.console import Console
 from rich.table import Table
+
+from hplm.finite import finite
 
 WIDE = 9
 
@@ -67,7 +68,7 @@ class Report:
             console.print(f"{mark}: {goal.text}: {goal.value:.4g} {goal.unit} (goal {goal.goal:g})", highlight=False)
         if json_file is not None:
             json_file.parent.mkdir(parents=True, exist_ok=True)
-            json_file.write_text(json.dumps(_finite(self.as_dict()), indent=2, allow_nan=False) + "\n")
+            json_file.write_text(json.dumps(finite(self.as_dict()), indent=2, allow_nan=False) + "\n")
 
     def _table(self) -> Table:
         """A line a row; where that is too wide and the rows are few, a line a figure."""
@@ -81,15 +82,6 @@ class Report:
         for column in columns[1:]:
             table.add_row(column, *(_shown(row.get(column, "")) for row in self.rows))
         return table
-
-
-def _finite(value: Any) -> Any:
-    """JSON knows neither infinity nor NaN: a latency that nobody had is null."""
-    if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def machine() -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -44,25 +45,18 @@ class Place:
         """Publish a domain's next version."""
         corpus = self.store.root.parent / f"{name}-{seed}.txt"
         corpus.write_text("\n".join(tiny.sentences(60, seed)) + "\n")
-        with closing(Registry.open(self.store)) as registry:
-            above = current(registry, parent)
-            number = registry.next_domain_number("tiny", name)
-            folder = self.store.domain("tiny", name, number)
-            lineage = [self.store.path(one.path) for one in registry.lineage(above.id)]
-            about = build_domain(self.store, "tiny", lineage, folder, corpus, SETTINGS, silent)
-            path = folder.relative_to(self.store.root).as_posix()
-            return registry.publish_domain(
-                *("tiny", name, path, time.time()), parent_id=above.id, about=about, number=number
-            )
+
+        def build(lineage: list[str], above: str, folder: Path) -> dict[str, Any]:
+            return build_domain(self.store, "tiny", lineage, folder, corpus, SETTINGS, silent, below=above)
+
+        return register.publish_domain(self.store, self.base, parent, name, build)
 
     def settle(self, tenant: str, domain: str, seed: int) -> None:
         """Publish a tenant's next version over a domain's current one."""
-        with closing(Registry.open(self.store)) as registry:
-            over = current(registry, domain)
         made = tiny.tenant_of(self.base, tenant, seed, like="alpha")
-        register.publish_tenant(self.store, self.base, domain, made)
+        version = register.publish_tenant(self.store, self.base, domain, made)
         with closing(Registry.open(self.store)) as registry:
-            assert registry.tenant(tenant).current.domain_version_id == over.id
+            assert version.domain_version_id == registry.current_domain("tiny", domain).id
 
     def expected(self, tenant: str, text: str) -> np.ndarray:
         """The slow reference over the tenant's own lineage."""
@@ -73,11 +67,6 @@ class Place:
         encoder = TextEncoder(self.base.tokenizer_path, self.base.config.max_tokens)
         merged = reference.merged(encoder.encode([text])[0].ids.tolist(), self.base.config, levels, lower)
         return reference.logits(self.base.load_upper(), merged, tiny.load_tenant(self.store, self.base, tenant)).numpy()
-
-
-def current(registry: Registry, domain: str) -> DomainVersion:
-    number = registry.domain("tiny", domain).current
-    return next(one for one in registry.domain_versions("tiny", domain) if one.number == number)
 
 
 TEXTS = ["the red cat sings in Paris", "Anna", "a slow dog runs over the green hill and under the river " * 3]

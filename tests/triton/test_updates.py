@@ -240,7 +240,7 @@ def damage_next(place: Place, member: Tenant, damage: Callable[[Path], None]) ->
         folder = place.store.tenant_version(member.card.name, number)
         tenants.save(folder, member)
         damage(folder)
-        path = folder.relative_to(place.store.root).as_posix()
+        path = place.store.relative(folder)
         registry.publish_tenant(
             *(member.card.name, current.domain_version_id, path, time.time()),
             about={},

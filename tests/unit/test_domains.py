@@ -104,7 +104,7 @@ def grow(store: Store, base: Base, depth: int, per_level: int = 40) -> list[str]
         grams = np.unique(rng.integers(5, 10, (per_level, base.config.window)), axis=0)
         folder = store.domain("tiny", f"d{level}", 1)
         domains.publish(folder, base, perturbed(base, level), grams, {})
-        lineage.insert(0, folder.relative_to(store.root).as_posix())
+        lineage.insert(0, store.relative(folder))
     return lineage
 
 
@@ -176,11 +176,11 @@ def test_what_one_domain_computed_on_a_miss_is_never_given_to_another(store: Sto
 
 
 def test_domains_may_share_one_copy_of_the_word_embeddings(store: Store, base: Base, medical: str) -> None:
-    words = base.load_lower().word_embeddings
-    found = [lowers.of_lineage(store, base, lineage, words=words) for lineage in ([ROOT], [medical, ROOT])]
-    assert all(lower.word_embeddings is words for lower in found)
+    lower = base.load_lower()
+    found = [lowers.of_lineage(store, base, lineage, base_lower=lower) for lineage in ([ROOT], [medical, ROOT])]
+    assert all(one.word_embeddings is lower.word_embeddings for one in found)
     ids = np.arange(40, 60)
-    shared, own = (open_lineage(store, base, [medical, ROOT], words=given) for given in (words, None))
+    shared, own = (open_lineage(store, base, [medical, ROOT], base_lower=given) for given in (lower, None))
     np.testing.assert_array_equal(shared.hidden_states(ids, [20]), own.hidden_states(ids, [20]))
 
 

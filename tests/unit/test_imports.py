@@ -17,6 +17,7 @@ CORE = (
     "hplm.crash",
     "hplm.decode",
     "hplm.errors",
+    "hplm.finite",
     "hplm.text",
     "hplm.tracing",
     "hplm.wire",
@@ -30,7 +31,7 @@ RULES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("torch", "tritonclient", "triton_python_backend_utils"),
     ),
     "src/hplm/store": (
-        ("hplm.store", "hplm.errors", "hplm.crash"),
+        ("hplm.store", "hplm.errors", "hplm.finite", "hplm.crash"),
         ("torch", "tritonclient", "triton_python_backend_utils"),
     ),
     "src/hplm/nn": ((*CORE, "hplm.nn"), ("tritonclient", "triton_python_backend_utils")),

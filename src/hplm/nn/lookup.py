@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from hplm.config import BaseConfig
 from hplm.errors import MissingArtifactError
@@ -136,13 +136,14 @@ def open_lineage(
     overlay_windows: int = 65_536,
     dtype: torch.dtype | None = None,
     verify: bool = True,
-    words: nn.Embedding | None = None,
+    base_lower: WindowEncoder | None = None,
 ) -> PlotLookup:
     """The look-up over a domain version, as serving, fine-tuning and measuring all do it.
 
     `lineage` holds the folders of its versions, its own first, its root's last, relative to the store or absolute. A miss
-    is computed by the lower layers of the first and remembered for it alone. `words`: word embeddings in memory already,
-    which all domains of a base share. Raises MissingArtifactError, CorruptArtifactError or WrongBaseError.
+    is computed by the lower layers of the first and remembered for it alone. `base_lower`: the base's lower layers where
+    they are in memory already; all domains of a base share their word embeddings.
+    Raises MissingArtifactError, CorruptArtifactError or WrongBaseError.
     """
     *branches, root = (store.root / path for path in lineage)
     shorter = ["bigram", "unigram"] if base.config.window > 2 else ["unigram"]
@@ -157,7 +158,7 @@ def open_lineage(
         base.config,
         opened[: -len(shorter)],
         opened[-len(shorter) :],
-        lowers.of_lineage(store, base, lineage, words=words, verify=verify) if miss == "compute" else None,
+        lowers.of_lineage(store, base, lineage, base_lower=base_lower, verify=verify) if miss == "compute" else None,
         overlay_windows=overlay_windows,
         room=room,
         dtype=dtype or choose_dtype("auto", torch.device("cpu")),

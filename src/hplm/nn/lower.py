@@ -62,12 +62,11 @@ def of_lineage(
     base: Base,
     lineage: Sequence[Path | str],
     *,
-    words: nn.Embedding | None = None,
+    base_lower: WindowEncoder | None = None,
     verify: bool = True,
 ) -> WindowEncoder:
     """The lower layers of a domain version, folders as `open_lineage` takes them: its own, or the base's for a root."""
-    if len(lineage) > 1:
-        return load(store.root / lineage[0] / "lower", base, words=words, verify=verify)
-    lower = base.load_lower()
-    lower.word_embeddings = words or lower.word_embeddings
-    return lower
+    base_lower = base_lower or base.load_lower()
+    if len(lineage) == 1:
+        return base_lower
+    return load(store.root / lineage[0] / "lower", base, words=base_lower.word_embeddings, verify=verify)

@@ -92,7 +92,7 @@ class PlotStage:
         self._catalog = Catalog(self._store, settings.base)
         self._bank = TenantBank(self._store, self._catalog, self._base.fingerprint, verify=settings.verify)
         self._encoder = TextEncoder(self._base.tokenizer_path, self._base.config.max_tokens)
-        self._words = self._base.load_lower().word_embeddings if settings.miss == "compute" else None
+        self._lower = self._base.load_lower() if settings.miss == "compute" else None
         self._windows: Counter[str] = Counter()
         self._verified: set[str] = set()
         self._broken: dict[Lineage, tuple[float, HplmError]] = {}
@@ -102,7 +102,7 @@ class PlotStage:
         self._opening = threading.BoundedSemaphore(settings.queue_capacity)
         # The root is in every lineage: what is wrong with it shows now.
         self._catalog.check_domain(settings.table)
-        for lineage in {self._lineage(one) for one in self._catalog.served()}:
+        for lineage in {one.lineage for one in self._catalog.served()}:
             if len(lineage) == 1:
                 self._domains.fetch(lineage).result()
         self._tracer = Tracer(Path(settings.trace) if settings.trace else None, "plot")
@@ -150,14 +150,13 @@ class PlotStage:
         try:
             tenant = self._bank.resolve(given.tenant)
             text = self._read(given.texts, tenant)
-            lineage = self._lineage(tenant)
             if not self._opening.acquire(blocking=False):
                 raise QueueFullError("too many requests wait for their domains to be opened; try again later")
         except HplmError as error:
             reply(for_the_wire(error, given.tenant))
             return
         opened = partial(self._opened, given, tenant, text, reply, is_cancelled)
-        self._domains.fetch(lineage).add_done_callback(opened)
+        self._domains.fetch(tenant.lineage).add_done_callback(opened)
 
     def _opened(
         self,
@@ -200,7 +199,7 @@ class PlotStage:
             try:
                 tenant = self._bank.resolve(name)
                 text = self._read(raw, tenant)
-                ready[index] = _Ready(tenant, text, self._domains.fetch(self._lineage(tenant)).result())
+                ready[index] = _Ready(tenant, text, self._domains.fetch(tenant.lineage).result())
             except HplmError as error:
                 answers[index] = for_the_wire(error, name)
         indices = list(ready)
@@ -232,9 +231,6 @@ class PlotStage:
                 ],
             )
 
-    def _lineage(self, tenant: ServedTenant) -> Lineage:
-        return tuple(version.path for version in self._catalog.lineage(tenant.domain_version_id))
-
     def _open(self, lineage: Lineage) -> PlotLookup:
         since, error = self._broken.get(lineage, (0.0, None))
         if error is not None and time.monotonic() - since < BROKEN_FOR_S:
@@ -260,7 +256,7 @@ class PlotStage:
             overlay_windows=self._settings.overlay_windows,
             dtype=choose_dtype(self._settings.dtype, torch.device("cpu")),
             verify=False,
-            words=self._words,
+            base_lower=self._lower,
         )
         lookup.windows_by_level = self._windows
         return lookup

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from hplm.errors import RegistryUnavailableError, UnknownTenantError, UnknownVersionError
 from hplm.store.layout import Store
@@ -34,7 +35,7 @@ class Catalog:
         self._generation = 0
         self._published: dict[str, ServedTenant] = {}
         self._replaced: dict[int, tuple[float, ServedTenant]] = {}
-        self._lineages: dict[int, tuple[DomainVersion, ...]] = {}
+        self._lineages: dict[int, tuple[DomainVersion, ...]] = {}  # by id of a domain version
         self._stopped = threading.Event()
         self._complained_s = -COMPLAIN_EVERY_S
         self._is_blind = False
@@ -84,24 +85,17 @@ class Catalog:
         try:
             if not 0 < version_id < 2**63:
                 raise UnknownVersionError(str(version_id))
-            found = self._registry.served_version(version_id)
-            if found.name != name or self.lineage(found.domain_version_id)[0].base != self._base:
-                raise UnknownVersionError(found.name)
+            found = self._own(self._registry.served_version(version_id), self._lineages)
         except UnknownVersionError:
-            raise UnknownVersionError(f"there is no such version of tenant {name!r}") from None
+            found = None
+        if found is None or found.name != name:
+            raise UnknownVersionError(f"there is no such version of tenant {name!r}")
         self._replaced[version_id] = asked = self._clock(), found
         return asked
 
     def served(self) -> list[ServedTenant]:
         """All tenants as they are now."""
         return list(self._published.values())
-
-    def lineage(self, domain_version_id: int) -> tuple[DomainVersion, ...]:
-        """A domain's version, its parent and so on to the root. Raises UnknownVersionError, RegistryError."""
-        found = self._lineages.get(domain_version_id)
-        if found is None:
-            found = self._lineages[domain_version_id] = tuple(self._registry.lineage(domain_version_id))
-        return found
 
     def check_domain(self, name: str) -> None:
         """Raises UnknownDomainError where the base has no such domain."""
@@ -118,30 +112,35 @@ class Catalog:
                 self._replaced.pop(number, None)
 
     def _take_in(self, changes: Changes, now: float) -> None:
-        if changes.full and self._published:
-            if not changes.published:
-                # It was lost and is being made anew: what it will name is about to be adopted.
-                raise RegistryUnavailableError(
-                    f"the registry names no tenant, though {len(self._published):,} were known; "
-                    "`hplm store adopt` registers what lies in the store"
-                )
-            # Another registry: its ids are others' here.
-            self._lineages.clear()
-            self._replaced.clear()
-            self._published = {}
-        # Another base's tenants have another server: here nobody learns that they exist.
-        own = {one.name for one in changes.published if self.lineage(one.domain_version_id)[0].base == self._base}
-        for name in (*changes.removed, *(one.name for one in changes.published if one.name not in own)):
-            if (before := self._published.pop(name, None)) is not None:
-                self._replaced[before.version_id] = now, before
+        """Other threads see the view before or the view after, never one in between; where this fails, the one before."""
+        if changes.full and self._published and not changes.published:
+            # It was lost and is being made anew: what it will name is about to be adopted.
+            raise RegistryUnavailableError(
+                f"the registry names no tenant, though {len(self._published):,} were known; "
+                "`hplm store adopt` registers what lies in the store"
+            )
+        # In another registry the same ids are somebody else's.
+        lineages = {} if changes.full else self._lineages
+        published = {} if changes.full else dict(self._published)
+        replaced = {} if changes.full else self._replaced
+        for name in (*changes.removed, *(one.name for one in changes.published)):
+            if (before := published.pop(name, None)) is not None:
+                replaced[before.version_id] = now, before
         for one in changes.published:
-            if one.name not in own:
-                continue
-            before = self._published.get(one.name)
-            if before is not None and before.version_id != one.version_id:
-                self._replaced[before.version_id] = now, before
-            self._published[one.name] = one
+            # Another base's tenants have another server: here nobody learns that they exist.
+            if (found := self._own(one, lineages)) is not None:
+                published[one.name] = found
+        self._lineages, self._published, self._replaced = lineages, published, replaced
         self._generation = changes.generation
+
+    def _own(self, one: ServedTenant, lineages: dict[int, tuple[DomainVersion, ...]]) -> ServedTenant | None:
+        """With its lineage, None where it stands on another base."""
+        lineage = lineages.get(one.domain_version_id)
+        if lineage is None:
+            lineage = lineages[one.domain_version_id] = tuple(self._registry.lineage(one.domain_version_id))
+        if lineage[0].base != self._base:
+            return None
+        return replace(one, lineage=tuple(version.path for version in lineage))
 
     def _follow(self) -> None:
         while not self._stopped.wait(LOOK_EVERY_S):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import math
 import os
 import sqlite3
 from collections.abc import Iterator
@@ -29,6 +28,7 @@ from hplm.errors import (
     RegistryError,
     RegistryUnavailableError,
 )
+from hplm.finite import finite
 from hplm.store import schema
 from hplm.store.layout import Store
 
@@ -270,16 +270,5 @@ def _postgres_mode(write: bool) -> dict[str, Any]:
 
 
 def _json(value: Any) -> str:
-    """As JSON that both databases read. A score that is no number (a correlation of equal answers) is null."""
-    try:
-        return json.dumps(value, allow_nan=False)
-    except ValueError:
-        return json.dumps(_finite(value))
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    """As JSON that both databases read."""
+    return json.dumps(finite(value), allow_nan=False)

@@ -159,4 +159,4 @@ def _found(store: Store, path: Path, kind: Kind, *, held: bool = False) -> Found
     except FileNotFoundError:
         return None
     # A rename into place shows in the change time only.
-    return Found(path.relative_to(store.root).as_posix(), kind, about.st_ino, max(about.st_mtime, about.st_ctime), held)
+    return Found(store.relative(path), kind, about.st_ino, max(about.st_mtime, about.st_ctime), held)

@@ -20,6 +20,10 @@ class Store:
         """A path as the registry writes it, on this machine."""
         return self.root / relative
 
+    def relative(self, path: Path) -> str:
+        """The other way: as the registry writes it."""
+        return path.relative_to(self.root).as_posix()
+
     def base(self, name: str) -> Path:
         return self.root / "bases" / name
 

@@ -101,13 +101,17 @@ class Upload:
 
 @dataclass(frozen=True)
 class ServedTenant:
-    """What serving must know to load a tenant; `version_id` is never used twice."""
+    """What serving must know to load a tenant; `version_id` is never used twice in one registry.
+
+    `lineage`: the folders of its domain version and of those above it, filled in by the catalog.
+    """
 
     name: str
     version_id: int
     number: int
     path: str
     domain_version_id: int
+    lineage: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -110,6 +110,15 @@ class Domains:
             raise UnknownDomainError(f"base {base!r} has no domain {name!r}")
         return DomainRecord(*row)
 
+    def current_domain(self, base: str, name: str) -> DomainVersion:
+        """What is current of a domain. Raises UnknownDomainError."""
+        query = select_domain_versions().where(domains.c.base == base, domains.c.name == name)
+        with self._database.reading() as connection:
+            row = connection.execute(query.where(domains.c.current_id == domain_versions.c.id)).first()
+        if row is None:
+            raise UnknownDomainError(f"base {base!r} has no domain {name!r}")
+        return DomainVersion(*row)
+
     def domains(self, base: str | None = None) -> list[DomainRecord]:
         """Of one base or all, sorted by base and name."""
         query = _records().order_by(domains.c.base, domains.c.name)
