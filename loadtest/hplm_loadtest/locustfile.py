@@ -5,6 +5,8 @@ Importing it patches the standard library for gevent: only `hplm loadtest` does,
 
 from __future__ import annotations
 
+import atexit
+import gc
 import math
 import signal
 import sys
@@ -120,6 +122,8 @@ def follow(url: str, name: str, errand: Errand, web_port: int | None) -> Run:
         from grpc.experimental import gevent as grpc_gevent  # type: ignore[import-untyped]
 
         grpc_gevent.init_gevent()
+        # A channel that only the interpreter's last collection closes may wait for ever, for a gevent that is gone.
+        atexit.register(gc.collect)
     with Client(url, timeout_s=errand.timeout_s) as client:
         if not client.is_ready():
             raise UnreachableError(f"{url}: the model hbert is not ready")

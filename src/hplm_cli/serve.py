@@ -25,6 +25,7 @@ from hplm.nn import base as bases
 from hplm.store.catalog import Catalog
 from hplm.store.layout import Store
 from hplm.triton.server import Ports, TritonServer, check_free, find_triton, free_ports
+from hplm.triton.stubs import StubKeeper
 from hplm_cli.supervisor import Supervisor
 
 DEFAULT_MODELS = Path("build/demo/models")
@@ -81,7 +82,7 @@ def serve(
     server = jobs = None
     try:
         log = log or models.parent / "triton.log"
-        server = TritonServer(models, ports, install=install, flags=context.args, log=log)
+        server = TritonServer(models, ports, install=install, flags=context.args, log=log, tied=True)
         server.wait_ready()
         predictions = _predictions(console, ports.http_url, cards)
         if check:
@@ -89,7 +90,10 @@ def serve(
             return
         jobs = start_worker(models, wanted=worker, log=log.with_name("worker.log"))
         _explain(console, ports, predictions)
+        stubs = StubKeeper(server)
         while server.process.poll() is None:
+            for model in stubs.look():
+                console.print(f"The stub of model {model} had died; the model is loaded again.", style="yellow")
             time.sleep(0.2)
         raise StartError(f"Triton ended by itself with status {server.process.returncode}; see {server.log_path}")
     except KeyboardInterrupt:

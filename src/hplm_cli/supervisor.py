@@ -1,8 +1,7 @@
-"""A child process that is kept running, and its tie to whoever started it."""
+"""A child process that is kept running."""
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import signal
@@ -11,10 +10,6 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-from hplm.errors import StartError
-
-PR_SET_PDEATHSIG = 1
 
 
 class Supervisor:
@@ -99,10 +94,3 @@ class Supervisor:
         process.wait()
         with self._changing:
             self._process = None
-
-
-def end_with_parent(parent: int) -> None:
-    """Have the system send SIGTERM to this process when `parent` is gone. Raises StartError where it is gone already."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:
-        raise StartError(f"process {parent}, which this one should end with, is gone")

@@ -14,8 +14,8 @@ from typing import Annotated
 
 import typer
 
+from hplm.process import end_with_parent
 from hplm.store.layout import Store
-from hplm_cli.supervisor import end_with_parent
 
 DEFAULT_STORE = Path("build/demo/store")
 # A step that hears nothing for this long is given up.

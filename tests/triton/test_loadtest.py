@@ -165,7 +165,10 @@ def test_the_web_page_starts_a_run_and_shows_every_request(server: TritonServer,
             assert shown()["stats"][-1]["num_failures"] == 0
         finally:
             running.send_signal(signal.SIGINT)
-        _, errors = running.communicate(timeout=30)
+            try:
+                _, errors = running.communicate(timeout=30)
+            finally:
+                running.kill()
     assert "Traceback" not in errors
     assert json.loads(report.read_text())["rows"][0]["requests"] == 20
 

@@ -57,7 +57,7 @@ TOLERANCE = 3e-3
 def pages_of(pid: int) -> dict[str, int]:
     """VmRSS of a process, and what its server's segments in /dev/shm take, in bytes."""
     status = Path(f"/proc/{pid}/status").read_text()
-    segments = set(re.findall(r"/dev/shm/triton\S+", Path(f"/proc/{pid}/maps").read_text()))
+    segments = set(re.findall(r"/dev/shm/hplm-triton\S+", Path(f"/proc/{pid}/maps").read_text()))
     shared = sum(os.stat(path).st_blocks * 512 for path in segments)
     return {"rss": 1024 * int(re.findall(r"VmRSS:\s+(\d+)", status)[0]), "shm": shared}
 

@@ -18,6 +18,7 @@ CORE = (
     "hplm.decode",
     "hplm.errors",
     "hplm.finite",
+    "hplm.process",
     "hplm.text",
     "hplm.tracing",
     "hplm.wire",

@@ -17,10 +17,13 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from hplm.errors import StartError, TritonNotFoundError
+from hplm.process import end_with_parent
 
+SHARED_MEMORY = Path("/dev/shm")
 ROLES = ("hbert_plot", "hbert_upper", "hbert")
 # Only in repositories that are managed while they serve.
 MANAGER_ROLES = ("manager", "manager_watch")
@@ -145,7 +148,7 @@ class TritonServer:
     """A running Triton in a session of its own, so that its stubs end with it. A context manager.
 
     It loads `models` of the repository, by default ROLES and the MANAGER_ROLES that it has; `backends` are folders of
-    backends beside ours.
+    backends beside ours. With `tied` it also ends when the thread that made it does, however that is killed.
     """
 
     def __init__(
@@ -158,6 +161,7 @@ class TritonServer:
         install: TritonInstall | None = None,
         flags: Sequence[str] = (),
         log: Path | None = None,
+        tied: bool = False,
     ) -> None:
         self.ports = ports
         self.install = install or find_triton()
@@ -166,10 +170,11 @@ class TritonServer:
         self._models = (*ROLES, *managing) if models is None else tuple(models)
         # Stubs start with their working directory on sys.path: an empty folder shadows nothing.
         self._folder = Path(tempfile.mkdtemp(prefix="hplm-triton-"))
+        assembled = assemble_backends(self.install, self._folder, backends)
         command = [
             str(self.install.binary),
             f"--model-repository={repository.resolve()}",
-            f"--backend-directory={assemble_backends(self.install, self._folder, backends)}",
+            f"--backend-directory={assembled}",
             "--model-control-mode=explicit",
             *(f"--load-model={role}" for role in self._models),
             "--disable-auto-complete-config",
@@ -180,6 +185,11 @@ class TritonServer:
             f"--metrics-address={ports.host}",
             f"--metrics-port={ports.metrics}",
             "--exit-timeout-secs=5",
+            # Named after this server, so that what a kill leaves there can be told from others' and removed.
+            *(
+                f"--backend-config={one.name},shm-region-prefix-name={self._folder.name}."
+                for one in assembled.iterdir()
+            ),
             *flags,
         ]
         work = self._folder / "work"
@@ -194,6 +204,7 @@ class TritonServer:
                 stdout=output,
                 stderr=subprocess.STDOUT if output else None,
                 start_new_session=True,
+                preexec_fn=partial(end_with_parent, os.getpid()) if tied else None,
             )
         finally:
             if output:
@@ -235,6 +246,12 @@ class TritonServer:
         errors = [line for line in lines if line.startswith("E") or "Error:" in line]
         return f"; {self.log_path} says:\n" + "\n".join((errors or lines)[-12:])
 
+    def ends(self, within_s: float = 0.5) -> bool:
+        """Whether its process has ended or does so in a moment."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(within_s)
+        return self.process.returncode is not None
+
     def stop(self, timeout_s: float = 10.0) -> int:
         """Ask, wait, then kill the whole group; returns the exit status. Safe to call twice."""
         try:
@@ -246,6 +263,8 @@ class TritonServer:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
         status = self.process.wait()
+        for left in SHARED_MEMORY.glob(f"{self._folder.name}.*"):
+            left.unlink(missing_ok=True)
         shutil.rmtree(self._folder, ignore_errors=True)
         return status
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -30,9 +32,11 @@ class Nursery:
             text=True,
         )
 
-    def work(self, store: Path, crash_at: str, later_s: float = 0.0) -> int:
-        """A worker does all there is to do; its exit status."""
-        return self._run(store=str(store), crash_at=crash_at, later_s=later_s)
+    def work(
+        self, store: Path, crash_at: str | None = None, later_s: float = 0.0, *, kill_after_s: float | None = None
+    ) -> int:
+        """A worker does all there is to do, and is killed after a while where one is given; its exit status."""
+        return self._run(store=str(store), crash_at=crash_at, later_s=later_s, kill_after_s=kill_after_s)
 
     def ask(self, store: Path, crash_at: str, **request: Any) -> int:
         """The manager answers a request; its exit status."""
@@ -58,7 +62,8 @@ def _child(command: dict[str, Any]) -> None:
     from hplm.store.layout import Store
     from tests.unit.manage import making
 
-    os.environ[CRASH_AT] = command["crash_at"]
+    if command["crash_at"] is not None:
+        os.environ[CRASH_AT] = command["crash_at"]
     store = Store(Path(command["store"]))
     if "request" in command:
         making.ask(making.make_service(store), **command["request"])
@@ -78,13 +83,17 @@ def main() -> None:
     # The first step of an optimiser imports hundreds of modules.
     torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], fused=True).step()
     for line in sys.stdin:
+        command = json.loads(line)
         if (child := os.fork()) == 0:
             try:
-                _child(json.loads(line))
+                _child(command)
                 os._exit(0)
             except BaseException:
                 traceback.print_exc()
                 os._exit(1)
+        if (kill_after_s := command.get("kill_after_s")) is not None:
+            time.sleep(kill_after_s)
+            os.kill(child, signal.SIGKILL)
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import ast
 import json
 import shutil
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from hplm.adapters import tenant as tenants
@@ -21,6 +23,7 @@ from hplm.nn.lookup import open_lineage
 from hplm.store import caretaker
 from hplm.store.layout import Store
 from hplm.store.registry import Registry
+from hplm.store.registry_jobs import MOST_ATTEMPTS
 from tests.unit.manage.making import (
     QUICK,
     QUICK_DOMAIN,
@@ -39,6 +42,8 @@ from tests.unit.manage.nursery import ROOT, Nursery
 KILLED = 137
 # Later than a dead worker's lease; later than any grace.
 LEASE_S, LONG_S = 120.0, 200_000.0
+# About as long as a worker takes over a job here.
+ONE_JOB_S = 0.2
 
 OF_JOBS = (
     "job.claimed",
@@ -183,6 +188,27 @@ def test_a_worker_killed_anywhere_leaves_one_version_or_the_other_and_another_wo
         work(store, later_s=LEASE_S)
         done = registry.job(job)
         assert (done.state, done.error) == ("done", None)
+        assert one.versions(registry) == one.before + 1
+        check_sound(store, registry)
+        check_clean(store, registry)
+
+
+@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("change", CHANGES)
+def test_workers_killed_at_any_time_leave_one_version_or_the_other_and_another_worker_finishes(
+    store: Store, nursery: Nursery, change: str, seed: int
+) -> None:
+    one, rng = CHANGES[change], np.random.default_rng([seed, list(CHANGES).index(change)])
+    with closing(make_service(store)) as service, closing(Registry.open(store)) as registry:
+        job = one.submit(service)
+        # The last of the attempts that a job has is left to a worker that lives.
+        for attempt in range(MOST_ATTEMPTS - 1):
+            killed = nursery.work(store.root, later_s=attempt * LEASE_S, kill_after_s=rng.uniform(0, ONE_JOB_S))
+            assert killed in (0, -signal.SIGKILL)
+            check_sound(store, registry)
+            assert one.versions(registry) in (one.before, one.before + 1)
+        work(store, later_s=MOST_ATTEMPTS * LEASE_S)
+        assert registry.job(job).state == "done"
         assert one.versions(registry) == one.before + 1
         check_sound(store, registry)
         check_clean(store, registry)

@@ -16,10 +16,11 @@ import pytest
 from hplm.config import ManagerSettings
 from hplm.errors import StartError
 from hplm.manage.service import ManageService
+from hplm.process import end_with_parent
 from hplm.store.layout import Store
 from hplm.store.registry import Registry
 from hplm_cli.serve import start_worker
-from hplm_cli.supervisor import Supervisor, end_with_parent
+from hplm_cli.supervisor import Supervisor
 from tests.unit.manage.making import ask, colours, files_below, upload, work
 
 pytestmark = pytest.mark.alone
@@ -106,7 +107,7 @@ time.sleep(100)
 
 
 def test_a_child_whose_parent_is_gone_already_does_not_start() -> None:
-    code = f"from hplm_cli.supervisor import end_with_parent; end_with_parent({os.getpid()})"
+    code = f"from hplm.process import end_with_parent; end_with_parent({os.getpid()})"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
     with pytest.raises(StartError, match="is gone"):
         end_with_parent(os.getpid())
