@@ -3,8 +3,6 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# What starts servers, and what counts on a quiet machine, runs one test at a time; the others two.
-ALONE := alone or triton or gpu
 
 .PHONY: help install serve test check base clean
 
@@ -22,8 +20,8 @@ serve: install ## build the demo if there is none, start Triton, serve until Ctr
 	@exec $(BIN)/hplm serve $(ARGS)
 
 test: install check ## run every check and test, with a real Triton server
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m 'not ($(ALONE))' $(ARGS)
-	$(BIN)/pytest -m '$(ALONE)' $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile -m 'not alone' $(ARGS)
+	$(BIN)/pytest -m alone $(ARGS)
 
 check: install ## format, lint and types
 	$(BIN)/ruff format --check .

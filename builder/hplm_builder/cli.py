@@ -56,7 +56,7 @@ DEFAULT_STORE = DEMO_FOLDER / "store"
 @app.command()
 def demo(
     folder: Annotated[Path, typer.Option(help="Where `store/` and `models/` go.")] = DEMO_FOLDER,
-    quick: Annotated[bool, typer.Option(help="Half as many epochs a tenant, in half the time.")] = False,
+    quick: Annotated[bool, typer.Option(help="A third of the examples, half as many epochs a tenant.")] = False,
 ) -> None:
     """Build the default base, PLOT, four demo tenants and model folders; keeps what is there already.
 

@@ -109,22 +109,23 @@ TENANTS = (
 )
 
 
-def demo_data(tenant: DemoTenant) -> LabelledData:
-    """The tenant's examples in the fixed split; of more than are used, a seeded sample."""
+def demo_data(tenant: DemoTenant, *, quick: bool = False) -> LabelledData:
+    """The tenant's examples in the fixed split; of more than are used (a third of them if `quick`), a seeded sample."""
     parts: dict[str, list[LabelledText]] = {"train": [], "dev": [], "test": []}
     for example, group in tenant.read():
         parts[split_of(group)].append(example)
     rng = np.random.default_rng(0)
     for name, most in (("train", tenant.most_train), ("dev", 400), ("test", 1_000)):
-        if len(parts[name]) > most:
-            parts[name] = [parts[name][i] for i in rng.choice(len(parts[name]), most, replace=False)]
+        wanted = most // 3 if quick else most
+        if len(parts[name]) > wanted:
+            parts[name] = [parts[name][i] for i in rng.choice(len(parts[name]), wanted, replace=False)]
     return check_data(parts["train"], parts["dev"], parts["test"])
 
 
 def build_demo(folder: Path, progress: Progress, *, quick: bool = False) -> list[TenantCard]:
     """Build what `folder` lacks of `store/` and `models/`; parts that are there and sound are kept.
 
-    `quick` tenants are trained for half as many epochs.
+    `quick` tenants are trained on a third of the examples for half as many epochs.
     """
     store = Store(folder / "store")
     steps = progress.add_task("demo: base, tables, tenants, models", total=3 + len(TENANTS))
@@ -149,7 +150,14 @@ def build_demo(folder: Path, progress: Progress, *, quick: bool = False) -> list
             settings = TrainSettings(epochs=max(1, demo.epochs // 2) if quick else demo.epochs)
             cards.append(
                 build_tenant(
-                    store, DEFAULT_BASE, PLOT, demo.name, demo_data(demo), settings, progress, example=demo.example
+                    store,
+                    DEFAULT_BASE,
+                    PLOT,
+                    demo.name,
+                    demo_data(demo, quick=quick),
+                    settings,
+                    progress,
+                    example=demo.example,
                 )
             )
         progress.update(steps, advance=1)

@@ -47,7 +47,7 @@ class Served:
 
 @pytest.fixture(scope="module")
 def built() -> Iterator[None]:
-    """The demo; where there is none, one of half the epochs, gone again afterwards: `make serve` makes the real one."""
+    """The demo; where there is none, a quick one, gone again afterwards: `make serve` makes the real one."""
     is_there = (ROOT / "build" / "demo" / "models").is_dir()
     if not is_there:
         subprocess.run([str(BIN / "hplm"), "build", "demo", "--quick"], cwd=ROOT, check=True)

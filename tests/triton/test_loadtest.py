@@ -29,7 +29,7 @@ from hplm.errors import ConfigError, UnreachableError
 from hplm.triton.server import TritonServer, free_ports
 from tests import tiny
 
-pytestmark = pytest.mark.triton
+pytestmark = [pytest.mark.triton, pytest.mark.alone]
 # The other tests' machine may be busy: these look for lost requests, not for how late the generator was.
 MEMBERS = list(tiny.TASKS)
 

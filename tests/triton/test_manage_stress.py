@@ -33,7 +33,7 @@ from tests import tiny
 from tests.managed import Place
 from tests.triton.test_stress import TEXTS, TOLERANCE, message, read, served_hidden
 
-pytestmark = [pytest.mark.triton, pytest.mark.stress, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.triton, pytest.mark.stress, pytest.mark.alone, pytest.mark.timeout(280)]
 ONE_EPOCH = {"epochs": 1, "learning_rates": [0.003]}
 LANES, CYCLES, ROLLBACKS = 4, 6, 40
 PER_SECOND = 100.0

@@ -46,7 +46,7 @@ from hplm.store.layout import Store
 from hplm.triton.server import TritonServer, free_ports
 from tests import tiny
 
-pytestmark = [pytest.mark.triton, pytest.mark.stress, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.triton, pytest.mark.stress, pytest.mark.alone, pytest.mark.timeout(300)]
 FLEET = 1000
 SLOTS = 8
 TEXTS = tiny.sentences(3, seed=5, words=(3, 12))
