@@ -172,12 +172,13 @@ def make_fleet(store: Store, base: bases.Base, count: int, seed: int = 0) -> lis
 
 
 def make_bank(store: Store, base: bases.Base, members: list[Tenant]) -> Path:
-    """Publish tenants in a bank file."""
+    """Publish tenants in a bank file, in the place of those that other banks have."""
     if not (store.root / "registry.sqlite").exists():
         register.prepare(store, base, PLOT)
-    bank_file.write(store.bank("fleet"), base.fingerprint, members)
-    register.publish_bank(store, base, PLOT, "fleet")
-    return store.bank("fleet")
+    bank = register.fresh_bank(store, "fleet")
+    bank_file.write(store.bank(bank), base.fingerprint, members)
+    register.publish_bank(store, base, PLOT, bank)
+    return store.bank(bank)
 
 
 def make_repository(

@@ -38,6 +38,7 @@ def make_domain(job: Job, bench: Bench) -> dict[str, Any]:
         below=parent.path,
         corpus_name=corpus.name,
         work=bench.store.scratch(job.id),
+        most_corpus_bytes=request["most_corpus_bytes"],
         device=bench.device,
     )
     crash_point("job.trained")
@@ -67,7 +68,14 @@ def plan_domain(job: Job, bench: Bench) -> dict[str, Any]:
     corpus = locate(request["corpus"], bench.uploads)
     paths = _paths(registry, registry.current_domain(request["base"], start))
     return estimate_domain(
-        bench.store, request["base"], paths, corpus, _settings(request), bench.report, corpus_name=corpus.name
+        bench.store,
+        request["base"],
+        paths,
+        corpus,
+        _settings(request),
+        bench.report,
+        corpus_name=corpus.name,
+        most_corpus_bytes=request["most_corpus_bytes"],
     )
 
 

@@ -34,7 +34,7 @@ from hplm_builder.base import DEFAULT_BASE, install_shipped, minilm_folder, toke
 from hplm_builder.bootstrap import TaskFleet, tune_fleet
 from hplm_builder.export import export
 from hplm_builder.plots import CHUNK, count_grams
-from hplm_builder.register import prepare, publish_bank, published
+from hplm_builder.register import fresh_bank, prepare, publish_bank, published
 from hplm_builder.tenants import REDUCTION_FACTOR
 
 Shape = Literal["minilm", "bert-base"]
@@ -216,13 +216,12 @@ def make_bench_repository(
     progress.update(steps, advance=1)
     if not _has_fleet(store, base, tenants):
         prepare(store, base, PLOT)
+        bank = fresh_bank(store, BANK)
         if tuned:
-            tune_fleet(store, base, open_lookup(store, base, PLOT), BANK, tuned, bar_report(progress, BANK))
+            tune_fleet(store, base, open_lookup(store, base, PLOT), bank, tuned, bar_report(progress, BANK))
         else:
-            make_fleet(store, base, BANK, tenants, seed, progress)
-        publish_bank(store, base, PLOT, BANK)
-    elif published(store, BankFile(store.bank(BANK), base.fingerprint).names[0]) is None:
-        publish_bank(store, base, PLOT, BANK)
+            make_fleet(store, base, bank, tenants, seed, progress)
+        publish_bank(store, base, PLOT, bank)
     progress.update(steps, advance=1)
     models = folder / "models"
     plot = PlotSettings(store="", base=base.config.name, table=PLOT)
@@ -260,7 +259,13 @@ def _has_pool(store: Store, base: Base) -> bool:
 
 
 def _has_fleet(store: Store, base: Base, tenants: int) -> bool:
-    try:
-        return len(BankFile(store.bank(BANK), base.fingerprint).names) == tenants
-    except ArtifactError:
-        return False
+    """Whether so many are served, all from one bank that is there."""
+    for folder in store.banks():
+        try:
+            names = BankFile(folder, base.fingerprint).names
+        except ArtifactError:
+            continue
+        served = published(store, names[0])
+        if len(names) == tenants and served is not None and served.path == store.relative(folder):
+            return True
+    return False

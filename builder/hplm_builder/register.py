@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -9,10 +10,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hplm.adapters import tenant as tenants
+from hplm.adapters.bank import is_banked
 from hplm.adapters.bank_file import BankFile
 from hplm.adapters.tenant import Tenant, check_name
 from hplm.errors import DataError, MissingRegistryError, UnknownDomainError, UnknownTenantError
 from hplm.nn.base import Base
+from hplm.store import caretaker
 from hplm.store.layout import Store
 from hplm.store.records import DomainVersion, TenantVersion
 from hplm.store.registry import Registry
@@ -126,13 +129,35 @@ def publish_tenant(
         )
 
 
+def fresh_bank(store: Store, name: str) -> str:
+    """What to call a bank that takes another's place, which is served until then: `name`, else `name-2` and so on.
+
+    What lies there that the registry does not name is of a build that was killed.
+    """
+    with closing(open_registry(store)) as registry:
+        known = registry.known_paths()
+    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+    return next(one for one in names if store.relative(store.bank(one)) not in known)
+
+
 def publish_bank(store: Store, base: Base, domain: str, bank: str) -> int:
-    """Serve all tenants of a bank file from now on; returns how many."""
+    """Serve all tenants of a bank file from now on; returns how many.
+
+    Those that only older banks have are deleted, and older banks are removed once no request can be under way with them.
+    """
     names = BankFile(store.bank(bank), base.fingerprint).names
+    path, now_s = store.relative(store.bank(bank)), time.time()
     with closing(Registry.open(store)) as registry:
         root = domain_version(registry, store, base, domain)
-        path = store.relative(store.bank(bank))
-        return registry.publish_tenants(root.id, path, names, time.time())
+        count = registry.publish_tenants(root.id, path, names, now_s)
+        for served in registry.changes_since(0).published:
+            if served.path != path and is_banked(store, store.path(served.path)):
+                registry.delete_tenant(served.name, now_s)
+        for older in store.banks():
+            if older != store.bank(bank):
+                registry.retire_path(store.relative(older), now_s)
+        caretaker.collect(store, registry, now_s)
+        return count
 
 
 def published(store: Store, name: str) -> TenantVersion | None:

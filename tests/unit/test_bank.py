@@ -269,6 +269,22 @@ def test_a_folder_published_after_the_bank_file_goes_before_it_and_rolls_back_to
     assert place.load("alpha").version == banked.version
 
 
+def test_a_bank_in_anothers_place_leaves_that_to_requests_under_way_and_deletes_whom_it_lacks(
+    tiny_base: Base, store: Store, place: Place
+) -> None:
+    first = tiny.make_fleet(store, tiny_base, 3)
+    place.catalog.refresh()
+    under_way = place.bank.resolve(b"t0")
+    second = tiny.make_fleet(store, tiny_base, 2, seed=1)
+    np.testing.assert_array_equal(place.load("t0").packed.weights, second[0].packed.weights)
+    np.testing.assert_array_equal(place.bank.load(under_way).packed.weights, first[0].packed.weights)
+    with pytest.raises(errors.UnknownTenantError):
+        place.load("t2")
+    with closing(Registry.open(store)) as registry:
+        assert caretaker.collect(store, registry, time.time() + 1000).retired == ("banks/fleet",)
+    assert [folder.name for folder in store.banks()] == ["fleet-2"]
+
+
 def test_a_tenant_replaced_again_and_again_is_read_whole_every_time(
     tiny_base: Base, store: Store, place: Place
 ) -> None:

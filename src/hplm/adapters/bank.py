@@ -68,7 +68,7 @@ class TenantBank:
             raise CorruptArtifactError(f"{folder} cannot be read: {error}") from error
 
     def _bank(self, folder: Path, name: str) -> BankFile:
-        """The bank file as it is now, opened again where a fleet was built anew in its place."""
+        """The bank file as it is now, opened again where another has the path of one that was removed."""
         try:
             found = os.stat(folder / MANIFEST)
         except OSError as error:

@@ -139,6 +139,7 @@ class ManageService:
             "parent": parent,
             "corpus": pinned(request.corpus, self._settings),
             "min_corpus_tokens": self._settings.min_corpus_tokens,
+            "most_corpus_bytes": self._settings.max_upload_bytes,
         }
         return self._submit(kind, f"domain:{base}/{name}", request, base, name, details)
 
@@ -207,7 +208,6 @@ class ManageService:
         crash_point("delete.before")
         self._registry.delete_tenant(request.tenant, self._clock())
         crash_point("delete.after")
-        self._cancel_all(f"tenant:{request.tenant}")
         return {"tenant": request.tenant}
 
     def _delete_domain(self, request: requests.DeleteDomain) -> Answer:
@@ -217,14 +217,7 @@ class ManageService:
         crash_point("delete.before")
         self._registry.delete_domain(base, request.domain, self._clock())
         crash_point("delete.after")
-        self._cancel_all(f"domain:{base}/{request.domain}")
         return {"domain": request.domain, "base": base}
-
-    def _cancel_all(self, subject: str) -> None:
-        """Whatever is still to be done with what was deleted; else an update would end in a conflict, hours later."""
-        for job in self._registry.jobs(states=UNFINISHED, limit=requests.MOST_LISTED):
-            if job.subject == subject:
-                self._registry.cancel_job(job.id, self._clock())
 
     def _roll_back(self, request: requests.RollBackTenant) -> Answer:
         crash_point("rollback.before")

@@ -23,6 +23,7 @@ from hplm.store.registry import Registry
 
 GRACE_S = 120.0  # longer than any request that may still hold what was retired
 UPLOAD_S = 86_400.0
+JOB_S = 30 * 86_400.0  # what became of a job can be asked so long
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ def collect(
     for upload_id in plan.uploads:
         remove(store, f"uploads/{upload_id}")
         registry.drop_upload(upload_id)
+    registry.forget_jobs(now_s - JOB_S)
     return Removal(
         tuple(retired),
         tuple(one for one in loose if one.kind not in ("upload", "scratch")),

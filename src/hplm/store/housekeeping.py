@@ -197,7 +197,8 @@ class _Planner:
         self._named |= {one.name for one in self._tenants}
 
     def add_banks(self, cards: Iterable[Card]) -> None:
-        for card in cards:
+        # A tenant of several banks is served from the newest.
+        for card in sorted(cards, key=lambda card: -card.found.changed_s):
             new = [name for name in card.members if name not in self._named]
             if not new:
                 self.skip(card, "all its tenants are registered elsewhere")

@@ -10,6 +10,7 @@ from hplm.crash import crash_point
 from hplm.errors import BadManageRequestError, ConflictError, DomainInUseError, UnknownDomainError, UnknownVersionError
 from hplm.store.database import Database, bump
 from hplm.store.records import BaseRecord, DomainRecord, DomainVersion
+from hplm.store.registry_jobs import cancel_all
 from hplm.store.schema import bases, domain_versions, domains, tenant_versions, tenants
 
 NAMED = 20  # of those in the way of a deletion
@@ -146,10 +147,10 @@ class Domains:
             return _lineage(connection, version_id)
 
     def delete_domain(self, base: str, name: str, now_s: float) -> None:
-        """Retire all its versions. Older versions of tenants or domains that stood on it can no longer be gone back to.
+        """Retire all its versions, cancel its jobs.
 
-        Raises DomainInUseError, which names the tenants and domains whose current version stands on it, or
-        UnknownDomainError.
+        Older versions of tenants or domains that stood on it can no longer be gone back to. Raises DomainInUseError, which
+        names the tenants and domains whose current version stands on it, or UnknownDomainError.
         """
         with self._database.writing() as connection:
             domain_id = _domain_id(connection, base, name)
@@ -166,6 +167,7 @@ class Domains:
                 )
             connection.execute(update(domains).where(domains.c.id == domain_id).values(current_id=None))
             bump(connection)
+            cancel_all(connection, f"domain:{base}/{name}", now_s)
 
 
 def check_kept(connection: Connection, version_id: int) -> None:

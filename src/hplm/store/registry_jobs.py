@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import Connection, Row, insert, select, update
+from sqlalchemy import Connection, Row, delete, insert, select, update
 
 from hplm.errors import LeaseLostError, UnknownJobError
 from hplm.store.database import Database
@@ -169,6 +169,20 @@ class Jobs:
             if row.state in UNFINISHED:
                 connection.execute(update(jobs).where(jobs.c.id == job_id).values(cancel_requested=True))
             return _job(_row(connection, job_id))
+
+    def forget_jobs(self, before_s: float) -> int:
+        """Drop the rows of jobs that ended before `before_s`; returns how many."""
+        with self._database.writing() as connection:
+            return connection.execute(delete(jobs).where(jobs.c.ended_s < before_s)).rowcount
+
+
+def cancel_all(connection: Connection, subject: str, now_s: float) -> None:
+    """What is still to be done with a subject that is gone; else an update would end in a conflict, hours later."""
+    waiting = select(jobs.c.id).where(jobs.c.subject == subject, jobs.c.state == "queued")
+    for job_id in connection.execute(waiting).scalars().all():
+        _end(connection, job_id, "cancelled", now_s)
+    running = update(jobs).where(jobs.c.subject == subject, jobs.c.state == "running")
+    connection.execute(running.values(cancel_requested=True))
 
 
 def _row(connection: Connection, job_id: str) -> Row[Any]:

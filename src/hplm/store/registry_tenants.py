@@ -13,6 +13,7 @@ from hplm.errors import ConflictError, UnknownTenantError, UnknownVersionError
 from hplm.store.database import Database, bump
 from hplm.store.records import TenantRecord, TenantVersion
 from hplm.store.registry_domains import check_kept
+from hplm.store.registry_jobs import cancel_all
 from hplm.store.schema import domain_versions, domains, tenant_versions, tenants
 
 AFTER_EVERY_NAME = "\x7f"  # names are plain ASCII below it
@@ -158,7 +159,7 @@ class Tenants:
             return TenantVersion(*row)
 
     def delete_tenant(self, name: str, now_s: float) -> None:
-        """Serve it no more and retire its versions. Raises UnknownTenantError."""
+        """Serve it no more, retire its versions, cancel its jobs. Raises UnknownTenantError."""
         with self._database.writing() as connection:
             _current_id(connection, name)
             versions = tenant_versions.c
@@ -168,6 +169,7 @@ class Tenants:
                 .values(retired_s=now_s)
             )
             _serve(connection, name, None)
+            cancel_all(connection, f"tenant:{name}", now_s)
 
 
 def listing(prefix: str, after: str, limit: int) -> Select[Any]:

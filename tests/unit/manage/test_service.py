@@ -145,6 +145,8 @@ def test_deleting_a_tenant_cancels_what_is_still_to_be_done_with_it(service: Man
     assert registry.job(other).state == "queued"
     with pytest.raises(UnknownTenantError):
         ask(service, "tenant.show", tenant="acme")
+    # What is asked for under the same name afterwards is another's.
+    assert registry.job(create_tenant(service, "acme")).state == "queued"
 
 
 @pytest.mark.parametrize(
@@ -173,6 +175,11 @@ def test_a_corpus_far_too_small_is_refused_before_a_worker_sees_it(store: Store)
         source = {"upload": upload(service, "too short\n", "c.txt")}
         with pytest.raises(CorpusTooSmallError, match="10 bytes, a domain needs 50,000 tokens"):
             ask(service, "domain.create", domain="law", corpus=source)
+
+
+def test_a_corpus_that_was_accepted_is_not_too_large_for_the_worker(store: Store, registry: Registry) -> None:
+    with closing(make_service(store, max_upload_bytes=1 << 30)) as service:
+        assert registry.job(create_domain(service)).request["most_corpus_bytes"] == 1 << 30
 
 
 def test_an_upload_must_exist_and_be_finished(service: ManageService) -> None:

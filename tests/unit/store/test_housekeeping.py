@@ -203,18 +203,18 @@ def test_what_names_no_domain_goes_to_the_root_that_is_named_or_to_general_or_is
     assert home() is None
 
 
-def test_a_folder_goes_before_a_bank_and_the_first_bank_before_the_next() -> None:
+def test_a_folder_goes_before_a_bank_and_the_newest_bank_before_the_others() -> None:
     tree = [Card(found("bases/b", "base"), "f"), Card(found("plots/general", "plot"), "f")]
     cards = [
-        Card(found("banks/1", "bank"), "f", members=("a", "c")),
-        Card(found("banks/2", "bank"), "f", members=("b", "c")),
+        Card(found("banks/1", "bank", age_s=500), "f", members=("b", "c")),
+        Card(found("banks/2", "bank", age_s=400), "f", members=("a", "c")),
         Card(found("tenants/a/4", "tenant"), "f"),
     ]
     plan = plan_adoption([*tree, *cards], NOTHING)
     assert plan.tenants == (
         NewTenant("a", 4, "tenants/a/4", "plots/general", {}),
-        NewTenant("c", 1, "banks/1", "plots/general", {}),
-        NewTenant("b", 1, "banks/2", "plots/general", {}),
+        NewTenant("c", 1, "banks/2", "plots/general", {}),
+        NewTenant("b", 1, "banks/1", "plots/general", {}),
     )
 
 
@@ -265,6 +265,16 @@ def test_a_version_that_was_placed_and_not_published_is_removed_once_no_job_make
     registry.finish_job(job.id, "w", NOW_S, cancelled=True)
     assert [one.path for one in collect(store, registry).leftovers] == ["tenants/films/1"]
     assert not (store.root / "tenants" / "films").exists()
+
+
+def test_a_job_is_forgotten_a_month_after_its_end_and_never_before_it(store: Store, registry: Registry) -> None:
+    ended = registry.submit_job("tenant.create", "tenant:films", {}, NOW_S)
+    registry.cancel_job(ended.id, NOW_S)
+    waiting = registry.submit_job("tenant.create", "tenant:books", {}, NOW_S)
+    caretaker.collect(store, registry, NOW_S + caretaker.JOB_S - 1)
+    assert registry.job(ended.id).state == "cancelled"
+    caretaker.collect(store, registry, NOW_S + caretaker.JOB_S + 1)
+    assert registry.jobs() == [registry.job(waiting.id)]
 
 
 def test_the_first_version_of_a_tenant_from_before_the_registry_goes_without_its_later_ones(
