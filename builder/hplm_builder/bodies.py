@@ -100,6 +100,7 @@ class OriginalUpper(UpperEncoder):
         upper = cls(original.config)
         last = original.layers[len(original.layers) - len(upper.layers) :]
         upper.layers.load_state_dict(last.state_dict())
+        upper.relative = original.relative
         return upper
 
     def embed(self, merged: Tensor, positions: Tensor) -> Tensor:

@@ -81,6 +81,10 @@ class Converted(nn.Module):
             mine.load_state_dict(theirs.state_dict())
         for mine, theirs in zip(self.upper.layers, original.layers[depth - len(self.upper.layers) :], strict=True):
             mine.load_state_dict(theirs.state_dict())
+        if original.relative is not None:
+            for half in (self.lower, self.upper):
+                assert half.relative is not None
+                half.relative.load_state_dict(original.relative.state_dict())
         with torch.no_grad():
             self.lower.window_position.add_(original.token_type + original.position_embeddings.weight[1:64].mean(0))
             # The layer below the cut ends in a LayerNorm; repeating its affine makes the merge's LayerNorm near neutral.

@@ -1,4 +1,4 @@
-"""Reading a BERT-family model folder in Hugging Face format."""
+"""Reading a model folder in Hugging Face format: BERT, and MPNet, which is a BERT with relative positions."""
 
 from __future__ import annotations
 
@@ -13,22 +13,38 @@ from hplm.config import BaseConfig
 from hplm.errors import DataError
 from hplm.nn.encoder import OriginalEncoder
 
+# Row of the position embeddings where a text starts.
+FIRST_POSITION = {"bert": 0, "mpnet": 2}
+_FFN = {"ffn_in": "intermediate.dense", "ffn_out": "output.dense", "ffn_norm": "output.LayerNorm"}
+# Of a layer: query, key and value, then our names -> theirs.
+PARTS = {
+    "bert": (
+        ("attention.self.query", "attention.self.key", "attention.self.value"),
+        {"attention_out": "attention.output.dense", "attention_norm": "attention.output.LayerNorm", **_FFN},
+    ),
+    "mpnet": (
+        ("attention.attn.q", "attention.attn.k", "attention.attn.v"),
+        {"attention_out": "attention.attn.o", "attention_norm": "attention.LayerNorm", **_FFN},
+    ),
+}
+
 
 def base_config(
     folder: Path, *, name: str, lower_layers: int, window: int, window_layers: int, max_tokens: int
 ) -> BaseConfig:
-    """The shape of the base that converting `folder` gives. Raises DataError where the model is not a BERT."""
+    """The shape of the base that converting `folder` gives. Raises DataError where the model is no BERT and no MPNet."""
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
     activation = getattr(config, "hidden_act", "no")
-    if config.model_type != "bert" or activation != "gelu":
+    if config.model_type not in FIRST_POSITION or activation != "gelu":
         raise DataError(
-            f"{folder}: a BERT with gelu is wanted, this is {config.model_type} with {activation} activation"
+            f"{folder}: a BERT or MPNet with gelu is wanted, this is {config.model_type} with {activation} activation"
         )
     layers = config.num_hidden_layers
     if not 1 <= lower_layers < layers or not 1 <= window_layers < layers:
         raise DataError(f"{folder} has {layers} layers: --lower and --window-layers must be 1 to {layers - 1}")
-    if max_tokens > config.max_position_embeddings:
-        raise DataError(f"{folder} has {config.max_position_embeddings} positions, --max-tokens asks for {max_tokens}")
+    positions = config.max_position_embeddings - FIRST_POSITION[config.model_type]
+    if max_tokens > positions:
+        raise DataError(f"{folder} has {positions} positions, --max-tokens asks for {max_tokens}")
     return BaseConfig(
         name=name,
         vocab_size=config.vocab_size,
@@ -41,6 +57,7 @@ def base_config(
         window=window,
         layer_norm_eps=config.layer_norm_eps,
         pad_id=config.pad_token_id,
+        relative_buckets=getattr(config, "relative_attention_num_buckets", 0),
     )
 
 
@@ -51,28 +68,27 @@ def load_original(folder: Path, config: BaseConfig) -> OriginalEncoder:
     transformers_logging.disable_progress_bar()
     source = AutoModel.from_pretrained(folder, local_files_only=True, add_pooling_layer=False, dtype=torch.float32)
     state = source.state_dict()
+    kind = source.config.model_type
     num_layers = 1 + max(int(match.group(1)) for key in state if (match := re.match(r"encoder\.layer\.(\d+)\.", key)))
     encoder = OriginalEncoder(config, num_layers)
+    first = FIRST_POSITION[kind]
     ours: dict[str, torch.Tensor] = {
         "word_embeddings.weight": state["embeddings.word_embeddings.weight"],
-        "position_embeddings.weight": state["embeddings.position_embeddings.weight"][: config.max_tokens],
-        "token_type": state["embeddings.token_type_embeddings.weight"][0],
+        "position_embeddings.weight": state["embeddings.position_embeddings.weight"][first : first + config.max_tokens],
         "embedding_norm.weight": state["embeddings.LayerNorm.weight"],
         "embedding_norm.bias": state["embeddings.LayerNorm.bias"],
     }
-    parts = {
-        "attention_out": "attention.output.dense",
-        "attention_norm": "attention.output.LayerNorm",
-        "ffn_in": "intermediate.dense",
-        "ffn_out": "output.dense",
-        "ffn_norm": "output.LayerNorm",
-    }
+    if kind == "bert":
+        ours["token_type"] = state["embeddings.token_type_embeddings.weight"][0]
+    else:
+        ours["token_type"] = torch.zeros(config.hidden_size)
+        ours["relative.scores.weight"] = state["encoder.relative_attention_bias.weight"]
+    heads, parts = PARTS[kind]
     for index in range(num_layers):
         theirs = f"encoder.layer.{index}."
-        for kind in ("weight", "bias"):
-            heads = [state[f"{theirs}attention.self.{part}.{kind}"] for part in ("query", "key", "value")]
-            ours[f"layers.{index}.qkv.{kind}"] = torch.cat(heads)
+        for which in ("weight", "bias"):
+            ours[f"layers.{index}.qkv.{which}"] = torch.cat([state[f"{theirs}{part}.{which}"] for part in heads])
             for our_part, their_part in parts.items():
-                ours[f"layers.{index}.{our_part}.{kind}"] = state[f"{theirs}{their_part}.{kind}"]
+                ours[f"layers.{index}.{our_part}.{which}"] = state[f"{theirs}{their_part}.{which}"]
     encoder.load_state_dict(ours)
     return encoder.eval()

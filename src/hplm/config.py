@@ -21,7 +21,10 @@ MOST_CHUNK_BYTES = 8 << 20
 
 @dataclass(frozen=True)
 class BaseConfig:
-    """The shape of a converted base. `window` is n of the n-grams; `window_layers` may exceed the layers it replaces."""
+    """The shape of a converted base. `window` is n of the n-grams; `window_layers` may exceed the layers it replaces.
+
+    `relative_buckets`: of distances, for a model that adds to its attention scores what they say, as MPNet; else 0.
+    """
 
     name: str
     vocab_size: int
@@ -34,6 +37,7 @@ class BaseConfig:
     window: int = 3
     layer_norm_eps: float = 1e-12
     pad_id: int = 0
+    relative_buckets: int = 0
 
     def __post_init__(self) -> None:
         for key in ("vocab_size", "hidden_size", "num_heads", "intermediate_size", "window_layers", "upper_layers"):
@@ -43,6 +47,8 @@ class BaseConfig:
             raise ConfigError(f"hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}")
         if not 2 <= self.window <= 8:
             raise ConfigError(f"window must be 2 to 8, got {self.window}")
+        if self.relative_buckets % 4:
+            raise ConfigError(f"relative_buckets must be a multiple of 4, got {self.relative_buckets}")
 
     @property
     def left(self) -> int:

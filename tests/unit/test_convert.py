@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,26 +14,33 @@ from hplm_builder.convert import Converted, ConvertSettings, PackedText
 from hplm_builder.original import base_config, load_original
 from rich.progress import Progress
 from safetensors.torch import load_file
-from transformers import AutoModel, BertConfig, BertModel
+from transformers import AutoModel, BertModel, MPNetModel
 
 from hplm.errors import DataError
 from hplm.nn import base as bases
+from hplm.nn.encoder import packed_attention
 from hplm.store.layout import Store
 from tests import tiny
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A BERT of random weights in Hugging Face form."""
-    path = tmp_path_factory.mktemp("bert")
+def save_model(path: Path, kind: type[BertModel] | type[MPNetModel]) -> Path:
+    """A model of random weights in Hugging Face form."""
     torch.manual_seed(0)
     shape = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 64}
-    vocab_size = tiny.tokenizer().get_vocab_size()
-    BertModel(
-        BertConfig(vocab_size=vocab_size, max_position_embeddings=64, initializer_range=0.2, **shape)
-    ).save_pretrained(path)
+    shape |= {"vocab_size": tiny.tokenizer().get_vocab_size(), "max_position_embeddings": 64}
+    kind(kind.config_class(initializer_range=0.2, **shape)).save_pretrained(path)
     tiny.tokenizer().save(str(path / "tokenizer.json"))
     return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("bert"), BertModel)
+
+
+@pytest.fixture(scope="module", params=[BertModel, MPNetModel])
+def any_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("any"), request.param)
 
 
 def text_of(count: int, seed: int) -> PackedText:
@@ -46,18 +54,33 @@ def shape_of(folder: Path, **change: int) -> convert.BaseConfig:
     return base_config(folder, name="small", **values)
 
 
-def test_our_layers_compute_what_transformers_computes(folder: Path) -> None:
-    config = shape_of(folder)
-    ids = torch.randint(1, 40, (2, 17))
-    theirs = AutoModel.from_pretrained(folder).eval()(ids, output_hidden_states=True).hidden_states[1:]
-    ours = load_original(folder, config)(ids.flatten(), [17, 17])
+def test_our_layers_compute_what_transformers_computes(any_folder: Path) -> None:
+    config = shape_of(any_folder, max_tokens=60)
+    ids = torch.randint(2, 40, (2, 57))
+    theirs = AutoModel.from_pretrained(any_folder).eval()(ids, output_hidden_states=True).hidden_states[1:]
+    ours = load_original(any_folder, config)(ids.flatten(), [57, 57])
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b.flatten(0, 1), atol=1e-4, rtol=1e-4)
 
 
-def test_training_brings_the_base_nearer_to_the_original(folder: Path, tmp_path: Path) -> None:
-    config, held = shape_of(folder), text_of(40, 1)
-    original = load_original(folder, config)
+def test_a_window_of_a_model_with_relative_positions_sees_them(tmp_path: Path) -> None:
+    config = replace(tiny.config(), relative_buckets=8)
+    lower = tiny.make_base(Store(tmp_path), config).load_lower()
+    windows = torch.randint(5, 40, (6, 3))
+    assert lower.relative is not None
+    attend = packed_attention(config.num_heads, [3] * 6, lower.relative)
+    with torch.inference_mode():
+        hidden = lower.embedding_norm(lower.word_embeddings(windows) + lower.window_position).flatten(0, 1)
+        for layer in lower.layers:
+            hidden = layer(hidden, attend)
+        hidden = hidden.unflatten(0, (6, 3))
+        gate = torch.einsum("wnh,nkh->wnk", hidden, lower.gate_weight) + lower.gate_bias
+        torch.testing.assert_close(lower(windows), 2 * torch.sigmoid(gate) * hidden, atol=1e-5, rtol=1e-4)
+
+
+def test_training_brings_the_base_nearer_to_the_original(any_folder: Path, tmp_path: Path) -> None:
+    config, held = shape_of(any_folder), text_of(40, 1)
+    original = load_original(any_folder, config)
     torch.manual_seed(0)
     model = Converted(config, original)
     before = convert.distance(model, original, held)
@@ -128,7 +151,7 @@ def test_a_cut_that_the_model_does_not_allow_is_refused(folder: Path, change: di
 
 def test_a_model_that_is_no_bert_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
-    with pytest.raises(DataError, match="a BERT with gelu is wanted"):
+    with pytest.raises(DataError, match="a BERT or MPNet with gelu is wanted"):
         shape_of(tmp_path)
 
 

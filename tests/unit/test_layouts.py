@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from hplm.nn import base as bases
 from hplm.nn import layouts
 from hplm.nn.adapters import AdapterPlan, AdapterSlots
 from hplm.nn.base import Base
@@ -16,6 +18,7 @@ from hplm.nn.layouts import Batching
 from hplm.nn.scripted import RunLayers, scripted
 from hplm.nn.upper import UpperEngine, layer_weights
 from hplm.store.layout import Store
+from tests import tiny
 from tests.unit.test_upper import CPU, requests_of, wanted
 
 LENGTHS = {
@@ -26,15 +29,31 @@ LENGTHS = {
 }
 
 
+Stored = tuple[Base, Store]
+
+
+@pytest.fixture(scope="module", params=["absolute", "relative"])
+def stored(request: pytest.FixtureRequest, tiny_store: Store, tmp_path_factory: pytest.TempPathFactory) -> Stored:
+    """A base that knows positions as BERT does, and one that knows distances too; with tenants."""
+    if request.param == "absolute":
+        return bases.load(tiny_store.base("tiny")), tiny_store
+    store = Store(tmp_path_factory.mktemp("relative"))
+    base = tiny.make_base(store, replace(tiny.config(), relative_buckets=16))
+    for seed, name in enumerate(tiny.TASKS, 1):
+        tiny.make_tenant(store, base, name, seed)
+    return base, store
+
+
 @pytest.mark.parametrize("batching", ["packed", "naive", "turbo", "concat", "slotted"])
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
 @pytest.mark.parametrize("num_slots", [2, 8])
 def test_each_batching_mode_gives_the_references_logits(
-    tiny_base: Base, tiny_store: Store, batching: Batching, lengths: list[int], num_slots: int
+    stored: Stored, batching: Batching, lengths: list[int], num_slots: int
 ) -> None:
+    base, store = stored
     engine = UpperEngine(
-        tiny_base.config,
-        tiny_base.load_upper(),
+        base.config,
+        base.load_upper(),
         num_slots=num_slots,
         reduced_size=3,
         device=CPU,
@@ -42,9 +61,9 @@ def test_each_batching_mode_gives_the_references_logits(
         batching=batching,
         row_tokens=48,
     )
-    requests = requests_of(tiny_base, tiny_store, lengths)
+    requests = requests_of(base, store, lengths)
     for request, got in zip(requests, engine.run(requests, slot_tokens=20), strict=True):
-        np.testing.assert_allclose(got, wanted(tiny_base, request), atol=2e-4, rtol=2e-4)
+        np.testing.assert_allclose(got, wanted(base, request), atol=2e-4, rtol=2e-4)
     engine.close()
 
 
@@ -83,7 +102,7 @@ def test_a_layer_with_all_tenants_together_equals_the_readable_layer_with_a_loop
         plan = AdapterPlan.of(assigned.slots, lengths, CPU)
         slow = slots.reference_adapt(assigned, lengths)
         fast = RunLayers(
-            [layer_weights(layer) for layer in encoder.layers], slots.parts, 1e-12, tiny_base.config.num_heads
+            [layer_weights(layer) for layer in encoder.layers], slots.parts, 1e-12, tiny_base.config.num_heads, None
         )
         for index in range(tiny_base.config.upper_layers):
             wanted = encoder.layer(index, hidden, attend, slow)

@@ -6,6 +6,7 @@ it, as in SkipBERT (HMI 3.2.1). Shapes: W windows, N tokens of all requests pack
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -41,6 +42,37 @@ class TransformerLayer(nn.Module):
         return self.ffn_norm(hidden + self.ffn_out(F.gelu(self.ffn_in(hidden))))
 
 
+class RelativeBias(nn.Module):
+    """What a head adds to its scores for how far the key is from the query (MPNet, T5), the same in every layer."""
+
+    FARTHEST = 128  # from there on all distances share a bucket
+
+    def __init__(self, config: BaseConfig) -> None:
+        super().__init__()
+        self.scores = nn.Embedding(config.relative_buckets, config.num_heads)
+
+    def forward(self, length: int) -> Tensor:
+        """`[heads, length, length]`, query before key."""
+        places = torch.arange(length, device=self.scores.weight.device)
+        found: Tensor = self.scores(self.buckets(places[None, :] - places[:, None]))
+        return found.permute(2, 0, 1)
+
+    def buckets(self, distance: Tensor) -> Tensor:
+        """Of keys `distance` behind their query: half of them for each direction, one for each near distance."""
+        each = self.scores.num_embeddings // 2
+        near = each // 2
+        far = distance.abs()
+        # Beyond the near ones a bucket covers as many times the distance as the one before it.
+        steps = torch.log(far.clamp(min=1) / near) / math.log(self.FARTHEST / near) * (each - near)
+        bucket = torch.where(far < near, far, (near + steps.long()).clamp(max=each - 1))
+        return bucket + each * (distance > 0)
+
+
+def relative_bias(config: BaseConfig) -> RelativeBias | None:
+    """None for a model without."""
+    return RelativeBias(config) if config.relative_buckets else None
+
+
 class WindowEncoder(nn.Module):
     """The lower layers over n-gram windows without absolute positions: token ids -> gated vectors.
 
@@ -54,6 +86,7 @@ class WindowEncoder(nn.Module):
         self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
         self.window_position = nn.Parameter(torch.zeros(config.window, config.hidden_size))
         self.embedding_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.relative = relative_bias(config)
         self.layers = nn.ModuleList(TransformerLayer(config) for _ in range(config.window_layers))
         # The gate is elementwise, one per place in the window; zeros make it 1, so an unconverted base passes through.
         self.gate_weight = nn.Parameter(torch.zeros(config.window, config.hidden_size, config.hidden_size))
@@ -64,14 +97,16 @@ class WindowEncoder(nn.Module):
         config = self.config
         seen = windows != config.pad_id
         seen[:, config.left] = True
-        bias = torch.zeros(windows.shape, device=windows.device).masked_fill_(~seen, float("-inf"))
+        bias = torch.zeros(windows.shape, device=windows.device).masked_fill_(~seen, float("-inf"))[:, None, :, None]
+        if self.relative is not None:
+            bias = bias + self.relative(config.window).permute(1, 2, 0)
 
         def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             # Products of 3 x 3 are too small for a matrix kernel: elementwise is a fifth faster on a CPU.
             heads = (len(windows), config.window, config.num_heads, -1)
             query, key, value = query.view(heads), key.view(heads), value.view(heads)
             scores = (query[:, :, None] * key[:, None]).sum(-1) * query.shape[-1] ** -0.5
-            weights = (scores + bias[:, None, :, None].to(scores.dtype)).softmax(2)
+            weights = (scores + bias.to(scores.dtype)).softmax(2)
             return (weights.unsqueeze(-1) * value[:, None]).sum(2).flatten(2)
 
         hidden: Tensor = self.embedding_norm(self.word_embeddings(windows) + self.window_position)
@@ -89,6 +124,7 @@ class UpperEncoder(nn.Module):
         self.config = config
         self.position_embeddings = nn.Embedding(config.max_tokens, config.hidden_size)
         self.merge_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.relative = relative_bias(config)
         self.layers = nn.ModuleList(TransformerLayer(config) for _ in range(config.upper_layers))
 
     def embed(self, merged: Tensor, positions: Tensor) -> Tensor:
@@ -106,7 +142,7 @@ class UpperEncoder(nn.Module):
     def states(self, merged: Tensor, lengths: Sequence[int], adapt: Adapt | None = None) -> list[Tensor]:
         """The input of the first upper layer and the output of each, as `forward` computes them."""
         states = [self.embed(merged, packed_positions(lengths, merged.device))]
-        attend = packed_attention(self.config.num_heads, lengths)
+        attend = packed_attention(self.config.num_heads, lengths, self.relative)
         for index in range(len(self.layers)):
             states.append(self.layer(index, states[-1], attend, adapt))
         return states
@@ -126,14 +162,15 @@ def packed_positions(lengths: Sequence[int], device: torch.device) -> Tensor:
     return torch.cat([torch.arange(length, device=device) for length in lengths])
 
 
-def packed_attention(num_heads: int, lengths: Sequence[int]) -> Attend:
+def packed_attention(num_heads: int, lengths: Sequence[int], relative: RelativeBias | None = None) -> Attend:
     """Attention within each text of a packed batch `[N, H]`: neighbours of equal length go in one call, nothing is padded."""
     runs = equal_runs(lengths)
+    bias = relative(max(lengths)) if relative is not None else None
 
     def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         sizes = [count * length for count, length in runs]
         parts = zip(runs, query.split(sizes), key.split(sizes), value.split(sizes), strict=True)
-        return torch.cat([_attend_run(num_heads, count, length, q, k, v) for (count, length), q, k, v in parts])
+        return torch.cat([_attend_run(num_heads, count, length, q, k, v, bias) for (count, length), q, k, v in parts])
 
     return attend
 
@@ -149,10 +186,14 @@ def equal_runs(lengths: Sequence[int]) -> list[tuple[int, int]]:
     return runs
 
 
-def _attend_run(num_heads: int, count: int, length: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+def _attend_run(
+    num_heads: int, count: int, length: int, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None
+) -> Tensor:
     shape = (count, length, num_heads, -1)
     query, key, value = (part.reshape(shape).transpose(1, 2) for part in (query, key, value))
-    return F.scaled_dot_product_attention(query, key, value).transpose(1, 2).reshape(count * length, -1)
+    mask = None if bias is None else bias[None, :, :length, :length].to(query.dtype)
+    found = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+    return found.transpose(1, 2).reshape(count * length, -1)
 
 
 class OriginalEncoder(nn.Module):
@@ -165,6 +206,7 @@ class OriginalEncoder(nn.Module):
         self.position_embeddings = nn.Embedding(config.max_tokens, config.hidden_size)
         self.token_type = nn.Parameter(torch.zeros(config.hidden_size))
         self.embedding_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.relative = relative_bias(config)
         self.layers = nn.ModuleList(TransformerLayer(config) for _ in range(num_layers))
 
     def forward(self, ids: Tensor, lengths: Sequence[int]) -> list[Tensor]:
@@ -172,7 +214,7 @@ class OriginalEncoder(nn.Module):
         positions = self.position_embeddings(packed_positions(lengths, ids.device))
         embedded = self.word_embeddings(ids) + positions + self.token_type
         hidden = self.embedding_norm(embedded)
-        attend = packed_attention(self.config.num_heads, lengths)
+        attend = packed_attention(self.config.num_heads, lengths, self.relative)
         states = []
         for layer in self.layers:
             hidden = layer(hidden, attend)

@@ -91,9 +91,11 @@ def upper(encoder: UpperEncoder, hidden: Tensor, tenant: Tenant | None) -> Tenso
     """Last hidden states `[T, H]` of one text, with its tenant's adapter after the attention of each layer."""
     with torch.inference_mode():
         state = encoder.embed(hidden, torch.arange(len(hidden)))
+        heads = encoder.config.num_heads
+        bias = torch.zeros(heads, 1, 1) if encoder.relative is None else encoder.relative(len(hidden))
         for index, layer in enumerate(encoder.layers):
             assert isinstance(layer, TransformerLayer)
-            attended = layer.attention_out(attention(layer, state, encoder.config.num_heads))
+            attended = layer.attention_out(attention(layer, state, bias))
             if tenant is not None:
                 attended = adapt(tenant, index, attended)
             state = layer.attention_norm(state + attended)
@@ -101,11 +103,11 @@ def upper(encoder: UpperEncoder, hidden: Tensor, tenant: Tenant | None) -> Tenso
         return state
 
 
-def attention(layer: TransformerLayer, state: Tensor, num_heads: int) -> Tensor:
-    """Softmax of scaled products, head by head."""
-    query, key, value = layer.qkv(state).chunk(3, dim=-1)
-    heads = zip(query.chunk(num_heads, -1), key.chunk(num_heads, -1), value.chunk(num_heads, -1), strict=True)
-    return torch.cat([((q @ k.T) / math.sqrt(q.shape[-1])).softmax(-1) @ v for q, k, v in heads], dim=-1)
+def attention(layer: TransformerLayer, state: Tensor, bias: Tensor) -> Tensor:
+    """Softmax of scaled products and `bias` `[heads, T, T]`, head by head."""
+    query, key, value = (part.chunk(len(bias), -1) for part in layer.qkv(state).chunk(3, dim=-1))
+    heads = zip(query, key, value, bias, strict=True)
+    return torch.cat([((q @ k.T) / math.sqrt(q.shape[-1]) + b).softmax(-1) @ v for q, k, v, b in heads], dim=-1)
 
 
 def adapt(tenant: Tenant, layer: int, attended: Tensor) -> Tensor:

@@ -70,10 +70,12 @@ class RunLayers(nn.Module):
 
     A tensor that Python holds and nobody else takes the interpreter's lock each time it is lent out and comes back: so a
     batch is handed in once, by `begin`, and out once, by `end`. `weights[i]` are those of upper layer i (see
-    `layer_weights`), `parts` those of AdapterSlots, which it fills in place. One batch at a time.
+    `layer_weights`), `parts` those of AdapterSlots, which it fills in place. `relative` `[heads, L, L]` is what a RelativeBias
+    gives for the longest row. One batch at a time.
     """
 
     packed: Final[bool]
+    relative: Tensor | None
     hidden: Tensor
     counts: list[int]
     lengths: list[int]
@@ -85,8 +87,11 @@ class RunLayers(nn.Module):
     chunk_real: Tensor | None
     back: Tensor | None
 
-    def __init__(self, weights: list[list[Tensor]], parts: list[Tensor], eps: float, num_heads: int) -> None:
+    def __init__(
+        self, weights: list[list[Tensor]], parts: list[Tensor], eps: float, num_heads: int, relative: Tensor | None
+    ) -> None:
         super().__init__()
+        self.relative = relative
         self.weights, self.packed = pack_matrices(weights)
         self.parts = [[part[layer] for part in parts] for layer in range(len(weights))]
         self.eps = eps
@@ -137,7 +142,7 @@ class RunLayers(nn.Module):
                 .view(self.counts[i], self.lengths[i], 3, self.num_heads, size // self.num_heads)
                 .permute(2, 0, 3, 1, 4)
             )
-            found = F.scaled_dot_product_attention(run[0], run[1], run[2], attn_mask=self.mask)
+            found = F.scaled_dot_product_attention(run[0], run[1], run[2], attn_mask=self._mask(self.lengths[i]))
             context[start:end] = found.transpose(1, 2).reshape(end - start, size)
             start = end
         attended = self._linear(context, weights[2], weights[3])
@@ -155,6 +160,15 @@ class RunLayers(nn.Module):
         inner = self._linear_gelu(hidden, weights[6], weights[7])
         outer = self._linear(inner, weights[8], weights[9])
         self.hidden = F.layer_norm(hidden + outer, [size], weights[10], weights[11], self.eps)
+
+    def _mask(self, length: int) -> Tensor | None:
+        """What is added to the scores of rows of `length`, or which of them count."""
+        mask = self.mask
+        relative = self.relative
+        if relative is None:
+            return mask
+        bias = relative[:, :length, :length].unsqueeze(0)
+        return bias if mask is None else bias.masked_fill(mask.logical_not(), float("-inf"))
 
     def _linear(self, tokens: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         if self.packed:

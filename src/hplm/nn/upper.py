@@ -74,7 +74,12 @@ class UpperEngine:
         # add up, and casting it to and fro took a tenth of the time.
         self._upper.layers.to(dtype)
         weights = [layer_weights(layer) for layer in self._upper.layers]
-        self._layers = scripted(RunLayers(weights, self.slots.parts, config.layer_norm_eps, config.num_heads))
+        relative = None
+        if self._upper.relative is not None:
+            # A CPU's attention is in fp32, see RunLayers.
+            longest = max(config.max_tokens, row_tokens, pad_to)
+            relative = self._upper.relative(longest).to(dtype if device.type == "cuda" else torch.float32).contiguous()
+        self._layers = scripted(RunLayers(weights, self.slots.parts, config.layer_norm_eps, config.num_heads, relative))
         # Their matrices may lie in another order now: once is enough.
         self._upper.layers = nn.ModuleList()
 
