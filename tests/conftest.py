@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,10 @@ from hplm.nn.base import Base
 from hplm.store.layout import Store
 from hplm.triton.server import TritonServer, free_ports
 from tests import managed, tiny
+
+# A suite that runs in the background of a shell has SIGINT ignored, and would hand that on to the servers that it interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
