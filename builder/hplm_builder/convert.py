@@ -9,11 +9,9 @@ variance of the original's.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +25,7 @@ from hplm.errors import DataError
 from hplm.nn.dtype import choose_dtype, computing_in
 from hplm.nn.encoder import OriginalEncoder, TransformerLayer, UpperEncoder, WindowEncoder, merge_windows
 from hplm.plot.windows import centre, fragment, windows
+from hplm_builder.checkpoint import Checkpoint
 
 Ids = npt.NDArray[np.int64]
 CHECKPOINT_STEPS = 50
@@ -189,18 +188,25 @@ def train(
     original: OriginalEncoder,
     text: PackedText,
     settings: ConvertSettings,
-    checkpoint: Path,
+    path: Path,
     progress: Progress,
 ) -> None:
-    """Train in place. Writes `checkpoint` now and then and goes on from it, if it is of the same settings."""
+    """Train in place. Keeps a checkpoint at `path` and goes on from it. Raises DataError where that is another run's."""
     device = model.lower.window_position.device
     dtype = choose_dtype("auto", device)
     steps = max(1, settings.total_tokens // settings.batch_tokens)
     warmup = max(1, int(steps * settings.warmup_share))
     optimizers = make_optimizers(model)
     source = batches(text, settings.batch_tokens, np.random.default_rng(settings.seed))
-    origin = source_of(original, text)
-    first = _resume(model, optimizers, settings, origin, checkpoint)
+    run = {"settings": asdict(settings), "config": asdict(model.config), "source": source_of(original, text)}
+    checkpoint, first = Checkpoint(path, run), 0
+    if (saved := checkpoint.load(device)) is not None:
+        first = saved["step"]
+        model.load_state_dict(saved["model"], strict=False)
+        for optimizer, state in zip(optimizers, saved["optimizers"], strict=True):
+            optimizer.load_state_dict(state)
+    elif path.is_file():
+        raise DataError(f"{path} is of another model, text or settings, or damaged: remove it to start anew")
     for _ in range(first):
         next(source)
     bar = progress.add_task("convert", total=steps, completed=first)
@@ -225,8 +231,10 @@ def train(
             optimizer.step()
         progress.update(bar, advance=1, description=f"convert (relative error {errors[-1].item():.3f})")
         if (step + 1) % CHECKPOINT_STEPS == 0 and step + 1 < steps:
-            _save(model, optimizers, settings, origin, step + 1, checkpoint)
-    checkpoint.unlink(missing_ok=True)
+            weights = {name: p.detach() for name, p in model.trainable().items()}
+            states = [optimizer.state_dict() for optimizer in optimizers]
+            checkpoint.save({"model": weights, "optimizers": states, "step": step + 1})
+    checkpoint.remove()
 
 
 def source_of(original: nn.Module, text: PackedText) -> str:
@@ -235,38 +243,3 @@ def source_of(original: nn.Module, text: PackedText) -> str:
     for _, value in sorted(original.state_dict().items()):
         digest.update(value.cpu().numpy().tobytes())
     return digest.hexdigest()
-
-
-def _save(
-    model: Converted,
-    optimizers: list[torch.optim.Optimizer],
-    settings: ConvertSettings,
-    source: str,
-    step: int,
-    path: Path,
-) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    state = {name: p.detach() for name, p in model.trainable().items()}
-    partial = path.with_suffix(f".{os.getpid()}.partial")
-    about = {"settings": asdict(settings), "config": asdict(model.config), "source": source, "step": step}
-    torch.save({**about, "model": state, "optimizers": [o.state_dict() for o in optimizers]}, partial)
-    partial.replace(path)
-
-
-def _resume(
-    model: Converted,
-    optimizers: list[torch.optim.Optimizer],
-    settings: ConvertSettings,
-    source: str,
-    path: Path,
-) -> int:
-    if not path.is_file():
-        return 0
-    saved: dict[str, Any] = torch.load(path, map_location=model.lower.window_position.device, weights_only=True)
-    wanted = {"settings": asdict(settings), "config": asdict(model.config), "source": source}
-    if any(saved.get(key) != value for key, value in wanted.items()):
-        raise DataError(f"{path} is of another model, text or settings: remove it to start anew")
-    model.load_state_dict(saved["model"], strict=False)
-    for optimizer, state in zip(optimizers, saved["optimizers"], strict=True):
-        optimizer.load_state_dict(state)
-    return int(saved["step"])

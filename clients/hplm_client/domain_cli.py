@@ -11,14 +11,11 @@ from hplm_client.manage import ManageClient
 from hplm_client.manage_cli import (
     DEFAULT_URL,
     BaseOption,
-    DetachOption,
-    DryRunOption,
     JsonOption,
-    OnServerOption,
-    SeedOption,
     UrlOption,
     Way,
     YesOption,
+    job_command,
     send,
     show,
     show_all,
@@ -39,20 +36,16 @@ TopOption = Annotated[float | None, typer.Option("--top", help="Percent of the c
 
 
 @app.command()
+@job_command
 def create(
+    way: Way,
     name: NameArgument,
     corpus: CorpusOption,
     parent: Annotated[str | None, typer.Option(help="To branch from; without it the root of the base.")] = None,
     tokens: TokensOption = None,
     learning_rate: RateOption = None,
     top_percent: TopOption = None,
-    seed: SeedOption = None,
     base: BaseOption = None,
-    on_server: OnServerOption = False,
-    dry_run: DryRunOption = False,
-    detach: DetachOption = False,
-    as_json: JsonOption = False,
-    url: UrlOption = DEFAULT_URL,
 ) -> None:
     """Pretrain the lower layers further on a corpus, kept as a table over the parent's.
 
@@ -65,32 +58,28 @@ def create(
       hplm domain create medical --corpus notes.txt --dry-run
     """
     request = {"domain": name, "parent": parent, "base": base}
-    settings = {"tokens": tokens, "learning_rate": learning_rate, "top_percent": top_percent, "seed": seed}
-    _make(url, "domain.create", request, corpus, settings, Way(on_server, dry_run, detach, as_json))
+    settings = {"tokens": tokens, "learning_rate": learning_rate, "top_percent": top_percent, "seed": way.seed}
+    _make("domain.create", request, corpus, settings, way)
 
 
 @app.command()
+@job_command
 def update(
+    way: Way,
     name: NameArgument,
     corpus: CorpusOption,
     tokens: TokensOption = None,
     learning_rate: RateOption = None,
     top_percent: TopOption = None,
-    seed: SeedOption = None,
     base: BaseOption = None,
-    on_server: OnServerOption = False,
-    dry_run: DryRunOption = False,
-    detach: DetachOption = False,
-    as_json: JsonOption = False,
-    url: UrlOption = DEFAULT_URL,
 ) -> None:
     """Pretrain a domain's next version; tenants stay on the version they stand on until they are updated.
 
     Example: hplm domain update medical --corpus more-notes.txt
     """
     request = {"domain": name, "base": base}
-    settings = {"tokens": tokens, "learning_rate": learning_rate, "top_percent": top_percent, "seed": seed}
-    _make(url, "domain.update", request, corpus, settings, Way(on_server, dry_run, detach, as_json))
+    settings = {"tokens": tokens, "learning_rate": learning_rate, "top_percent": top_percent, "seed": way.seed}
+    _make("domain.update", request, corpus, settings, way)
 
 
 @app.command(name="show")
@@ -142,9 +131,9 @@ def delete(
         print(f"domain {name} is deleted")
 
 
-def _make(url: str, action: str, request: dict[str, Any], corpus: Path, settings: dict[str, Any], way: Way) -> None:
+def _make(action: str, request: dict[str, Any], corpus: Path, settings: dict[str, Any], way: Way) -> None:
     given = {key: value for key, value in settings.items() if value is not None}
-    with ManageClient(url) as client:
+    with ManageClient(way.url) as client:
         sources = send(client, {"corpus": corpus}, way.on_server)
         if (event := submit(client, action, {**request, **sources, "settings": given}, way)) and not way.as_json:
             print(f"domain {request['domain']} is at version {(event.result or {}).get('version')}")

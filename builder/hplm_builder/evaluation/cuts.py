@@ -18,29 +18,7 @@ from hplm.report import Report
 from hplm.store import artifact
 from hplm.store.layout import Store
 from hplm_builder.base import DEFAULT_BASE
-from hplm_builder.demo import DEMO_FOLDER
-from hplm_builder.evaluation.options import (
-    DEFAULT_BUDGET,
-    BudgetOption,
-    DataOption,
-    DeviceOption,
-    DryRunOption,
-    EpochsOption,
-    ExamplesOption,
-    JsonOption,
-    PoolingOption,
-    QuickOption,
-    ResumeOption,
-    RootOption,
-    SeedOption,
-    StoreOption,
-    ThreadsOption,
-    about_study,
-    conduct,
-    kept_results,
-    make_study,
-    read_settings,
-)
+from hplm_builder.evaluation.options import EvalOptions, about_study, conduct, evaluation, kept_results
 from hplm_builder.evaluation.summary import Row, rows_of
 from hplm_builder.evaluation.tasks import EvalTask
 from hplm_builder.evaluation.variants import RATES, Source, Variant, computed_features, hbert_body
@@ -122,25 +100,13 @@ def _shape(base: Base) -> dict[str, Any]:
     return {**shape, "relative_error": conversion["after"]["relative"]} if conversion else shape
 
 
+@evaluation
 def cuts(
-    data: DataOption = None,
-    root: RootOption = None,
+    shared: EvalOptions,
     base: Annotated[
         list[Path] | None,
         typer.Option("--base", help="Folder of a converted base; repeat for more. Default: six in --store."),
     ] = None,
-    budget: BudgetOption = DEFAULT_BUDGET,
-    examples: ExamplesOption = None,
-    epochs: EpochsOption = None,
-    seed: SeedOption = None,
-    store: StoreOption = DEMO_FOLDER / "store",
-    pooling: PoolingOption = "mean",
-    device: DeviceOption = "auto",
-    threads: ThreadsOption = None,
-    resume: ResumeOption = None,
-    dry_run: DryRunOption = False,
-    quick: QuickOption = False,
-    json_file: JsonOption = None,
 ) -> None:
     """HMI Tables 8 and 10: n-grams of 2, 3 and 5 tokens, and 1 to 4 layers for the windows, adapters by the same search.
 
@@ -150,10 +116,10 @@ def cuts(
 
       hplm eval cuts --root data --base build/demo/store/bases/minilm-l6 --base other/bases/bert-6-4
     """
-    found = find_bases(store, base or ())
-    tasks, limits, where = read_settings(data, root, budget, examples, epochs, quick, threads, device)
-    study = make_study(tasks, cut_variants(found, where), limits, seed, pooling, where)
-    with kept_results(resume) as results:
-        answer = conduct(study, results, dry_run)
+    found = find_bases(shared.store, base or ())
+    tasks, limits, where = shared.read()
+    study = shared.study(tasks, cut_variants(found, where), limits, where)
+    with kept_results(shared.resume) as results:
+        answer = conduct(study, results, shared.dry_run)
     rows = with_shapes(rows_of(study, answer, "base"), found)
-    Report("cuts", about_study(study, answer, {}), rows).publish(json_file)
+    Report("cuts", about_study(study, answer, {}), rows).publish(shared.json_file)

@@ -17,33 +17,11 @@ from hplm.report import Report
 from hplm.store.layout import Store
 from hplm_builder.base import DEFAULT_BASE
 from hplm_builder.bodies import Half
-from hplm_builder.demo import DEMO_FOLDER, PLOT
+from hplm_builder.demo import PLOT
 from hplm_builder.domains import DomainSettings
 from hplm_builder.evaluation.corpora import by_task
 from hplm_builder.evaluation.domain_build import DomainBuilder
-from hplm_builder.evaluation.options import (
-    DEFAULT_BUDGET,
-    BaseOption,
-    BudgetOption,
-    DataOption,
-    DeviceOption,
-    DryRunOption,
-    EpochsOption,
-    ExamplesOption,
-    JsonOption,
-    PoolingOption,
-    QuickOption,
-    ResumeOption,
-    RootOption,
-    SeedOption,
-    StoreOption,
-    ThreadsOption,
-    about_study,
-    conduct,
-    kept_results,
-    make_study,
-    read_settings,
-)
+from hplm_builder.evaluation.options import BaseOption, EvalOptions, about_study, conduct, evaluation, kept_results
 from hplm_builder.evaluation.summary import Row, rows_of, scores_by
 from hplm_builder.evaluation.tasks import EvalTask
 from hplm_builder.evaluation.variants import (
@@ -172,9 +150,9 @@ def show_pretraining(builder: DomainBuilder, tasks: Sequence[EvalTask], times: i
         progress.console.print(f"about {seconds / 60:,.0f} minutes of further pretraining", highlight=False)
 
 
+@evaluation
 def domains(
-    data: DataOption = None,
-    root: RootOption = None,
+    shared: EvalOptions,
     corpus: Annotated[
         list[str] | None,
         typer.Option(
@@ -191,20 +169,8 @@ def domains(
     top: Annotated[
         float, typer.Option(help="A branch keeps this percentage of its corpus's distinct n-grams.")
     ] = DomainSettings.top_percent,
-    budget: BudgetOption = DEFAULT_BUDGET,
-    examples: ExamplesOption = None,
-    epochs: EpochsOption = None,
-    seed: SeedOption = None,
-    store: StoreOption = DEMO_FOLDER / "store",
     base: BaseOption = DEFAULT_BASE,
     plot: Annotated[str, typer.Option("--plot", help="PLOT or domain that the branches grow from.")] = PLOT,
-    pooling: PoolingOption = "mean",
-    device: DeviceOption = "auto",
-    threads: ThreadsOption = None,
-    resume: ResumeOption = None,
-    dry_run: DryRunOption = False,
-    quick: QuickOption = False,
-    json_file: JsonOption = None,
 ) -> None:
     """HMI Fig. 7: a task over the root and over a domain of its own, adapters by the same search; with --observations O1, O2.
 
@@ -214,21 +180,21 @@ def domains(
 
       hplm eval domains --root data --corpus own --observations --dry-run
     """
-    tasks, limits, where = read_settings(data, root, budget, examples, epochs, quick, threads, device)
-    target = Store(store)
+    tasks, limits, where = shared.read()
+    target = Store(shared.store)
     parent = Served(target, bases.load(target.base(base)), plot)
     total = tokens or TOKENS[limits.name]
     share = DomainSettings.warmup_tokens / DomainSettings.total_tokens
     settings = DomainSettings(
         total_tokens=total, warmup_tokens=max(1, int(total * share)), top_percent=top, min_corpus_tokens=0
     )
-    with kept_results(resume) as results:
+    with kept_results(shared.resume) as results:
         builder = DomainBuilder(parent, settings, by_task(tasks, corpus or ()), results, where)
         made = DomainVariants(builder)
         variants = [*made.compared(), *(made.observed() if observations else ())]
-        study = make_study(tasks, variants, limits, seed, pooling, where)
+        study = shared.study(tasks, variants, limits, where)
         show_pretraining(builder, tasks, 3 if observations else 1)
-        found = conduct(study, results, dry_run)
+        found = conduct(study, results, shared.dry_run)
         rows = gains(rows_of(study, found, "variant"))
         about = about_study(study, found, {"base": base, "plot": plot, "domains": about_domains(builder, tasks)})
-    Report("domains", about, rows).publish(json_file)
+    Report("domains", about, rows).publish(shared.json_file)

@@ -13,31 +13,9 @@ from hplm.errors import ConfigError
 from hplm.nn import base as bases
 from hplm.report import Goal, Report
 from hplm.store.layout import Store
-from hplm_builder.base import DEFAULT_BASE, minilm_folder
-from hplm_builder.demo import DEMO_FOLDER, PLOT
-from hplm_builder.evaluation.options import (
-    DEFAULT_BUDGET,
-    BaseOption,
-    BudgetOption,
-    DataOption,
-    DeviceOption,
-    DryRunOption,
-    EpochsOption,
-    ExamplesOption,
-    JsonOption,
-    PoolingOption,
-    QuickOption,
-    ResumeOption,
-    RootOption,
-    SeedOption,
-    StoreOption,
-    ThreadsOption,
-    about_study,
-    conduct,
-    kept_results,
-    make_study,
-    read_settings,
-)
+from hplm_builder.base import DEFAULT_BASE, model_folder
+from hplm_builder.demo import PLOT
+from hplm_builder.evaluation.options import BaseOption, EvalOptions, about_study, conduct, evaluation, kept_results
 from hplm_builder.evaluation.summary import AVERAGE, Row, rows_of, scores_by
 from hplm_builder.evaluation.tasks import EvalTask
 from hplm_builder.evaluation.variants import RATES, Original, Served, Variant, hbert_body, plot_body
@@ -85,28 +63,16 @@ def goals_of(rows: Sequence[Row]) -> list[Goal]:
     return goals
 
 
+@evaluation
 def methods(
-    data: DataOption = None,
-    root: RootOption = None,
+    shared: EvalOptions,
     method: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(METHODS)}; repeat for more.")] = None,
-    budget: BudgetOption = DEFAULT_BUDGET,
-    examples: ExamplesOption = None,
-    epochs: EpochsOption = None,
-    seed: SeedOption = None,
-    store: StoreOption = DEMO_FOLDER / "store",
     base: BaseOption = DEFAULT_BASE,
     plot: Annotated[str, typer.Option("--plot", help="PLOT or domain that plot and hbert look up in.")] = PLOT,
     original: Annotated[
-        Path | None, typer.Option(help="Folder of the model that the base was converted from; default: MiniLM-L6.")
-    ] = None,
+        Path, typer.Option(help="The model that the base was converted from: `minilm`, `mpnet`, or its folder.")
+    ] = Path("minilm"),
     miss: Annotated[str, typer.Option(help="compute or backoff.")] = "compute",
-    pooling: PoolingOption = "mean",
-    device: DeviceOption = "auto",
-    threads: ThreadsOption = None,
-    resume: ResumeOption = None,
-    dry_run: DryRunOption = False,
-    quick: QuickOption = False,
-    json_file: JsonOption = None,
 ) -> None:
     """HMI Table 3: every method with the same search over learning rate and epochs, best on dev, test reported.
 
@@ -121,19 +87,19 @@ def methods(
     """
     if unknown := sorted(set(method or ()) - set(METHODS)):
         raise ConfigError(f"no method {unknown[0]!r}; there are {', '.join(METHODS)}")
-    tasks, limits, where = read_settings(data, root, budget, examples, epochs, quick, threads, device)
-    target = Store(store)
+    tasks, limits, where = shared.read()
+    target = Store(shared.store)
     found_base = bases.load(target.base(base))
-    source = Original(found_base, original or minilm_folder(), where)
+    source = Original(found_base, model_folder(original), where)
     source.check()
     variants = [
         variant
         for variant in method_variants(source, Served(target, found_base, plot, miss), where)
         if not method or variant.name in method
     ]
-    study = make_study(tasks, variants, limits, seed, pooling, where)
-    with kept_results(resume) as results:
-        found = conduct(study, results, dry_run)
+    study = shared.study(tasks, variants, limits, where)
+    with kept_results(shared.resume) as results:
+        found = conduct(study, results, shared.dry_run)
     rows = rows_of(study, found)
     settings: dict[str, Any] = {"base": base, "original": source.folder.name, "plot": plot, "miss": miss}
-    Report("methods", about_study(study, found, settings), rows, goals_of(rows)).publish(json_file)
+    Report("methods", about_study(study, found, settings), rows, goals_of(rows)).publish(shared.json_file)

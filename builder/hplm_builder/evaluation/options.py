@@ -5,7 +5,8 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,8 +14,10 @@ import torch
 import typer
 
 from hplm.nn.dtype import choose_device
+from hplm.options import with_shared
 from hplm.progress import bar_report, progress_bars
-from hplm_builder.evaluation.budget import BUDGETS, Budget, budget_of
+from hplm_builder.demo import DEMO_FOLDER
+from hplm_builder.evaluation.budget import Budget, budget_of
 from hplm_builder.evaluation.cost import estimate
 from hplm_builder.evaluation.results import Results
 from hplm_builder.evaluation.search import search
@@ -25,64 +28,55 @@ from hplm_builder.evaluation.variants import Variant
 
 SEEDS = (0, 1, 2)
 
-DataOption = Annotated[
-    list[Path] | None, typer.Option("--data", help="Folder of a task with train, dev and test; repeat for more.")
-]
-RootOption = Annotated[Path | None, typer.Option("--root", help="Folder of such folders: all of them.")]
-BudgetOption = Annotated[str, typer.Option("--budget", help="cpu: train examples are capped; full: nothing is.")]
-ExamplesOption = Annotated[
-    int | None, typer.Option("--examples", min=2, help="Train examples of a task at most, instead of the budget's.")
-]
-EpochsOption = Annotated[int | None, typer.Option("--epochs", min=1, help="Instead of the budget's.")]
-SeedOption = Annotated[list[int] | None, typer.Option("--seed", min=0, help="Repeat for more; default: 0, 1 and 2.")]
-PoolingOption = Annotated[str, typer.Option("--pooling", help="What a classification's head sees: mean or cls.")]
-DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
-ThreadsOption = Annotated[
-    int | None, typer.Option("--threads", min=1, help="Of this process; 1 where several share --resume.")
-]
-ResumeOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--resume", help="Finished runs are kept here: go on where it was, or share the work with other processes."
-    ),
-]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only say how long it would take.")]
-QuickOption = Annotated[bool, typer.Option("--quick", help="A look in seconds: a few examples, one epoch, one seed.")]
-StoreOption = Annotated[Path, typer.Option("--store", help="Folder of the artifacts.")]
 BaseOption = Annotated[str, typer.Option("--base", help="Name of the base.")]
-JsonOption = Annotated[Path | None, typer.Option("--json", help="Also write the report to this file.")]
 
 
-def make_study(
-    tasks: Sequence[EvalTask],
-    variants: Sequence[Variant],
-    budget: Budget,
-    seeds: Sequence[int] | None,
-    pooling: str,
-    device: torch.device,
-) -> Study:
-    """With the seeds that were given, or three, of which a quick look has one."""
-    chosen = tuple(seeds) if seeds else SEEDS[: 1 if budget.name == "quick" else None]
-    study = Study(tasks, variants, budget, chosen, pooling, device)
-    budget.train_settings(chosen[0], variants[0].rate, pooling, 1.0)  # what is wrong with them shows now
-    return study
+@dataclass(frozen=True)
+class EvalOptions:
+    """What every evaluation is asked for."""
+
+    data: Annotated[
+        list[Path] | None, typer.Option("--data", help="Folder of a task with train, dev and test; repeat for more.")
+    ] = None
+    root: Annotated[Path | None, typer.Option(help="Folder of such folders: all of them.")] = None
+    budget: Annotated[str, typer.Option(help="cpu: train examples are capped; full: nothing is.")] = "cpu"
+    examples: Annotated[
+        int | None, typer.Option(min=2, help="Train examples of a task at most, instead of the budget's.")
+    ] = None
+    epochs: Annotated[int | None, typer.Option(min=1, help="Instead of the budget's.")] = None
+    seed: Annotated[list[int] | None, typer.Option(min=0, help="Repeat for more; default: 0, 1 and 2.")] = None
+    store: Annotated[Path, typer.Option(help="Folder of the artifacts.")] = DEMO_FOLDER / "store"
+    pooling: Annotated[str, typer.Option(help="What a classification's head sees: mean or cls.")] = "mean"
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto"
+    threads: Annotated[int | None, typer.Option(min=1, help="Of this process; 1 where several share --resume.")] = None
+    resume: Annotated[
+        Path | None,
+        typer.Option(help="Finished runs are kept here: go on where it was, or share the work with other processes."),
+    ] = None
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how long it would take.")] = False
+    quick: Annotated[bool, typer.Option("--quick", help="A look in seconds: a few examples, one epoch, one seed.")] = (
+        False
+    )
+    json_file: Annotated[Path | None, typer.Option("--json", help="Also write the report to this file.")] = None
+
+    def read(self) -> tuple[list[EvalTask], Budget, torch.device]:
+        """Tasks, what may be spent on them, and where. Raises DataError, ConfigError."""
+        budget = budget_of("quick" if self.quick else self.budget, self.examples, self.epochs)
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
+        return read_tasks(self.data or (), self.root), budget, choose_device(self.device)
+
+    def study(
+        self, tasks: Sequence[EvalTask], variants: Sequence[Variant], budget: Budget, device: torch.device
+    ) -> Study:
+        """With the seeds that were given, or three, of which a quick look has one."""
+        seeds = tuple(self.seed) if self.seed else SEEDS[: 1 if budget.name == "quick" else None]
+        study = Study(tasks, variants, budget, seeds, self.pooling, device)
+        budget.train_settings(seeds[0], variants[0].rate, self.pooling, 1.0)  # what is wrong with them shows now
+        return study
 
 
-def read_settings(
-    data: Sequence[Path] | None,
-    root: Path | None,
-    budget: str,
-    examples: int | None,
-    epochs: int | None,
-    quick: bool,
-    threads: int | None,
-    device: str,
-) -> tuple[list[EvalTask], Budget, torch.device]:
-    """What the shared options say. Raises DataError, ConfigError."""
-    chosen = budget_of("quick" if quick else budget, examples, epochs)
-    if threads is not None:
-        torch.set_num_threads(threads)
-    return read_tasks(data or (), root), chosen, choose_device(device)
+evaluation = partial(with_shared, EvalOptions)
 
 
 @contextmanager
@@ -126,6 +120,3 @@ def about_study(study: Study, found: Found, more: Mapping[str, Any]) -> dict[str
             for task in study.tasks
         },
     }
-
-
-DEFAULT_BUDGET = BUDGETS["cpu"].name

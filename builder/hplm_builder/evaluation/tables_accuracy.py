@@ -21,33 +21,11 @@ from hplm.report import Goal, Report
 from hplm.store.layout import Store
 from hplm_builder.base import DEFAULT_BASE
 from hplm_builder.bodies import adapter_body
-from hplm_builder.demo import DEMO_FOLDER, PLOT, PLOT_SOURCES
+from hplm_builder.demo import PLOT, PLOT_SOURCES
 from hplm_builder.domain_corpus import prepare_corpus
 from hplm_builder.evaluation.budget import Budget
 from hplm_builder.evaluation.corpora import documents_of
-from hplm_builder.evaluation.options import (
-    DEFAULT_BUDGET,
-    BaseOption,
-    BudgetOption,
-    DataOption,
-    DeviceOption,
-    DryRunOption,
-    EpochsOption,
-    ExamplesOption,
-    JsonOption,
-    PoolingOption,
-    QuickOption,
-    ResumeOption,
-    RootOption,
-    SeedOption,
-    StoreOption,
-    ThreadsOption,
-    about_study,
-    conduct,
-    kept_results,
-    make_study,
-    read_settings,
-)
+from hplm_builder.evaluation.options import BaseOption, EvalOptions, about_study, conduct, evaluation, kept_results
 from hplm_builder.evaluation.pruned import VersionTree
 from hplm_builder.evaluation.summary import AVERAGE, Row, Spread
 from hplm_builder.evaluation.table_judge import MISSES, TableJudge
@@ -146,9 +124,9 @@ def judge_published(
     return judged
 
 
+@evaluation
 def tables_accuracy(
-    data: DataOption = None,
-    root: RootOption = None,
+    shared: EvalOptions,
     domain: Annotated[str, typer.Option(help="PLOT or domain whose own table has these sizes.")] = PLOT,
     text: Annotated[
         list[str] | None,
@@ -160,19 +138,7 @@ def tables_accuracy(
     tenant: Annotated[
         list[str] | None, typer.Option(help="Judge published tenants, one a task in order, instead of training.")
     ] = None,
-    budget: BudgetOption = DEFAULT_BUDGET,
-    examples: ExamplesOption = None,
-    epochs: EpochsOption = None,
-    seed: SeedOption = None,
-    store: StoreOption = DEMO_FOLDER / "store",
     base: BaseOption = DEFAULT_BASE,
-    pooling: PoolingOption = "mean",
-    device: DeviceOption = "auto",
-    threads: ThreadsOption = None,
-    resume: ResumeOption = None,
-    dry_run: DryRunOption = False,
-    quick: QuickOption = False,
-    json_file: JsonOption = None,
 ) -> None:
     """HMI Table 5 and beyond: accuracy, bytes and hit rate of tables of several sizes, misses computed or backed off.
 
@@ -184,12 +150,12 @@ def tables_accuracy(
 
       hplm eval tables-accuracy --data data/chemprot --tenant chemprot
     """
-    if tenant and (resume or dry_run or seed or epochs or examples):
+    if tenant and (shared.resume or shared.dry_run or shared.seed or shared.epochs or shared.examples):
         raise ConfigError(
             "--tenant judges what is trained: leave --resume, --dry-run, --seed, --epochs and --examples out"
         )
-    tasks, limits, where = read_settings(data, root, budget, examples, epochs, quick, threads, device)
-    target = Store(store)
+    tasks, limits, where = shared.read()
+    target = Store(shared.store)
     found_base = bases.load(target.base(base))
     served = Served(target, found_base, domain)
     percents = sorted(set(top or (*PERCENTS, *([0.0] if len(served.lineage) > 1 else []))))
@@ -197,9 +163,9 @@ def tables_accuracy(
         raise ConfigError(f"--top 0 asks for the tables above {domain!r}, which is a root")
     if text is None and (len(served.lineage) > 1 or domain != PLOT):
         raise ConfigError(f"--text: give the corpus that domain {domain!r} was made of")
-    sources = text or list(PLOT_SOURCES[:1] if quick else PLOT_SOURCES)
+    sources = text or list(PLOT_SOURCES[:1] if shared.quick else PLOT_SOURCES)
     documents = [text for source in sources for text in documents_of(source)]
-    counted = count_corpus(documents[: QUICK_DOCUMENTS if quick else None], served)
+    counted = count_corpus(documents[: QUICK_DOCUMENTS if shared.quick else None], served)
     tree = VersionTree(target, found_base, served.lineage, counted)
     settings = {
         "base": base,
@@ -210,7 +176,7 @@ def tables_accuracy(
         "top_percents": percents,
     }
     with tempfile.TemporaryDirectory(prefix="hplm-eval-") as folder:
-        judge = TableJudge(tree, percents, Path(folder), pooling, where)
+        judge = TableJudge(tree, percents, Path(folder), shared.pooling, where)
         if tenant:
             judged: Judged = judge_published(target, found_base, tenant, tasks, limits, judge)
             settings |= {"tenants": tenant, "budget": asdict(limits)}
@@ -228,13 +194,13 @@ def tables_accuracy(
                 judge.of_trained,
                 more_tests=len(percents) * len(MISSES),
             )
-            study = make_study(tasks, [variant], limits, seed, pooling, where)
-            with kept_results(resume) as results:
-                found = conduct(study, results, dry_run)
+            study = shared.study(tasks, [variant], limits, where)
+            with kept_results(shared.resume) as results:
+                found = conduct(study, results, shared.dry_run)
             judged = {
                 task.name: [one.run.more["tables"] for one in found[task.name, variant.name] if one.run is not None]
                 for task in tasks
             }
             settings = about_study(study, found, settings)
         rows = table_rows(judged, tree, percents)
-    Report("tables-accuracy", settings, rows, goals_of(rows)).publish(json_file)
+    Report("tables-accuracy", settings, rows, goals_of(rows)).publish(shared.json_file)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import urllib.error
+import threading
 import urllib.request
 from pathlib import Path
 
@@ -52,18 +52,34 @@ class StubKeeper:
             return []
         for model in dead:
             for step in ("unload", "load"):
-                self._ask(model, step)
+                if not self._ask(model, step):
+                    return []
         self._server.wait_ready()
         self._stubs = stubs_of(self._server.process.pid)
         return dead
 
-    def _ask(self, model: str, step: str) -> None:
+    def _ask(self, model: str, step: str) -> bool:
+        """False where Triton ends meanwhile. Raises StartError where it refuses."""
         url = f"{self._server.ports.http_url}/v2/repository/models/{model}/{step}"
         direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        try:
-            direct.open(urllib.request.Request(url, data=b"{}"), timeout=LOAD_TIMEOUT_S).close()
-        except (urllib.error.URLError, OSError) as error:
-            raise StartError(f"the stub of model {model} has died and Triton cannot {step} it: {error}") from None
+        failed: list[OSError] = []
+
+        def ask() -> None:
+            try:
+                direct.open(urllib.request.Request(url, data=b"{}"), timeout=LOAD_TIMEOUT_S).close()
+            except OSError as error:
+                failed.append(error)
+
+        asking = threading.Thread(target=ask, daemon=True)
+        asking.start()
+        # When Triton is killed while it starts a stub, the stub lives on, and our connection with it.
+        while asking.is_alive():
+            if self._server.ends(0):
+                return False
+            asking.join(0.1)
+        if failed and not self._server.ends():
+            raise StartError(f"the stub of model {model} has died and Triton cannot {step} it: {failed[0]}")
+        return not failed
 
 
 def _state_and_parent(pid: int) -> tuple[str, int]:

@@ -336,13 +336,17 @@ def test_what_a_job_made_is_removed_where_it_cannot_be_published(
     thread = threading.Thread(target=worker.run, kwargs={"until_idle": True})
     thread.start()
     wait_for(registry, job, "running", progress=0.1)
-    # Behind the manager's back, which would have cancelled the job.
-    registry.delete_tenant("acme", time.time())
+    # As `hplm build tenant` does, which makes no job.
+    first = registry.tenant("acme").current
+    number = registry.next_number("acme")
+    registry.publish_tenant(
+        "acme", first.domain_version_id, first.path, time.time(), about={}, number=number, expected=first.number
+    )
     thread.join()
     failed = registry.job(job)
     assert failed.error is not None
     assert failed.error["code"] == "CONFLICT"
-    assert {path for path in files_below(store) if path.startswith("tenants/acme/2")} == set()
+    assert {Path(path).parent.as_posix() for path in files_below(store) if path.startswith("tenants/")} == {first.path}
 
 
 def test_a_worker_waits_for_a_registry_that_is_away(service: ManageService, store: Store, registry: Registry) -> None:
