@@ -44,13 +44,17 @@ KNOWN_MODELS = {"minilm": (MINILM, minilm_folder), "mpnet": (MPNET[0], mpnet_fol
 
 
 def model_folder(model: Path) -> Path:
-    """Of one of KNOWN_MODELS, downloaded where need be, by its name; any other path is one."""
-    return KNOWN_MODELS[str(model)][1]() if str(model) in KNOWN_MODELS else model
+    """Of one of KNOWN_MODELS, downloaded where need be, by its name; any other path is one, and so is a folder of that name."""
+    return KNOWN_MODELS[str(model)][1]() if _is_known(model) else model
 
 
 def origin_of(model: Path) -> str:
     """What a base's manifest says that it was converted from."""
-    return KNOWN_MODELS[str(model)][0] if str(model) in KNOWN_MODELS else model.name
+    return KNOWN_MODELS[str(model)][0] if _is_known(model) else model.name
+
+
+def _is_known(model: Path) -> bool:
+    return str(model) in KNOWN_MODELS and not model.is_dir()
 
 
 def tokenizer_of(folder: Path) -> Path:

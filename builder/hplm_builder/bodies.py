@@ -100,7 +100,8 @@ class OriginalUpper(UpperEncoder):
         upper = cls(original.config)
         last = original.layers[len(original.layers) - len(upper.layers) :]
         upper.layers.load_state_dict(last.state_dict())
-        upper.relative = original.relative
+        if upper.relative is not None and original.relative is not None:
+            upper.relative.load_state_dict(original.relative.state_dict())
         return upper
 
     def embed(self, merged: Tensor, positions: Tensor) -> Tensor:

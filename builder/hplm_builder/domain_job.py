@@ -9,6 +9,7 @@ from hplm.errors import AlreadyThereError, UnknownDomainError
 from hplm.manage.inputs import locate
 from hplm.store.records import DomainVersion, Job
 from hplm.store.registry import Registry
+from hplm_builder.corpus_file import MOST_BYTES
 from hplm_builder.domains import DomainSettings, build_domain, estimate_domain
 from hplm_builder.job_bench import Bench, made_by, published
 from hplm_builder.register import fresh_number
@@ -38,7 +39,7 @@ def make_domain(job: Job, bench: Bench) -> dict[str, Any]:
         below=parent.path,
         corpus_name=corpus.name,
         work=bench.store.scratch(job.id),
-        most_corpus_bytes=request["most_corpus_bytes"],
+        most_corpus_bytes=request.get("most_corpus_bytes", MOST_BYTES),
         device=bench.device,
     )
     crash_point("job.trained")
@@ -75,7 +76,7 @@ def plan_domain(job: Job, bench: Bench) -> dict[str, Any]:
         _settings(request),
         bench.report,
         corpus_name=corpus.name,
-        most_corpus_bytes=request["most_corpus_bytes"],
+        most_corpus_bytes=request.get("most_corpus_bytes", MOST_BYTES),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -14,7 +15,6 @@ from rich.progress import Progress
 from torch import nn
 
 from hplm.adapters import bank_file
-from hplm.adapters.bank_file import BankFile
 from hplm.adapters.packed import PackedAdapter, packed_width, unpack
 from hplm.adapters.packed import pack as pack_adapter
 from hplm.adapters.tenant import Head, Tenant, TenantCard
@@ -29,12 +29,13 @@ from hplm.plot import table as tables
 from hplm.progress import bar_report
 from hplm.samples import unseen_paragraphs
 from hplm.store.layout import Store
+from hplm.store.registry import Registry
 from hplm.text import TextEncoder
 from hplm_builder.base import DEFAULT_BASE, install_shipped, minilm_folder, tokenizer_of
 from hplm_builder.bootstrap import TaskFleet, tune_fleet
 from hplm_builder.export import export
 from hplm_builder.plots import CHUNK, count_grams
-from hplm_builder.register import fresh_bank, prepare, publish_bank, published
+from hplm_builder.register import banks_of, fresh_bank, prepare, publish_bank, served
 from hplm_builder.tenants import REDUCTION_FACTOR
 
 Shape = Literal["minilm", "bert-base"]
@@ -214,13 +215,14 @@ def make_bench_repository(
         make_pool_plot(store, base, texts, progress)
         path.write_text(listed)
     progress.update(steps, advance=1)
-    if not _has_fleet(store, base, tenants):
-        prepare(store, base, PLOT)
+    prepare(store, base, PLOT)
+    if (bank := _whole_fleet(store, base, tenants)) is None:
         bank = fresh_bank(store, BANK)
         if tuned:
             tune_fleet(store, base, open_lookup(store, base, PLOT), bank, tuned, bar_report(progress, BANK))
         else:
             make_fleet(store, base, bank, tenants, seed, progress)
+    if not any(one.path == store.relative(store.bank(bank)) for one in served(store)):
         publish_bank(store, base, PLOT, bank)
     progress.update(steps, advance=1)
     models = folder / "models"
@@ -258,14 +260,13 @@ def _has_pool(store: Store, base: Base) -> bool:
     return True
 
 
-def _has_fleet(store: Store, base: Base, tenants: int) -> bool:
-    """Whether so many are served, all from one bank that is there."""
-    for folder in store.banks():
-        try:
-            names = BankFile(folder, base.fingerprint).names
-        except ArtifactError:
-            continue
-        served = published(store, names[0])
-        if len(names) == tenants and served is not None and served.path == store.relative(folder):
-            return True
-    return False
+def _whole_fleet(store: Store, base: Base, tenants: int) -> str | None:
+    """A bank of so many that is served, or that was built and never published; not one that another has replaced."""
+    with closing(Registry.open_read_only(store)) as registry:
+        known = registry.known_paths()
+    paths = {one.path for one in served(store)}
+    for folder, names in banks_of(store, base).items():
+        path = store.relative(folder)
+        if len(names) == tenants and (path in paths or path not in known):
+            return folder.name
+    return None

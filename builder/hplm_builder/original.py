@@ -13,6 +13,7 @@ from hplm.config import BaseConfig
 from hplm.errors import DataError
 from hplm.nn.encoder import OriginalEncoder
 
+MPNET_BUCKETS = 32
 # Row of the position embeddings where a text starts.
 FIRST_POSITION = {"bert": 0, "mpnet": 2}
 _FFN = {"ffn_in": "intermediate.dense", "ffn_out": "output.dense", "ffn_norm": "output.LayerNorm"}
@@ -39,6 +40,11 @@ def base_config(
         raise DataError(
             f"{folder}: a BERT or MPNet with gelu is wanted, this is {config.model_type} with {activation} activation"
         )
+    buckets = getattr(config, "relative_attention_num_buckets", 0)
+    if config.model_type == "mpnet" and buckets != MPNET_BUCKETS:
+        raise DataError(
+            f"{folder}: transformers computes an MPNet with {MPNET_BUCKETS} buckets, this one has {buckets}"
+        )
     layers = config.num_hidden_layers
     if not 1 <= lower_layers < layers or not 1 <= window_layers < layers:
         raise DataError(f"{folder} has {layers} layers: --lower and --window-layers must be 1 to {layers - 1}")
@@ -57,7 +63,7 @@ def base_config(
         window=window,
         layer_norm_eps=config.layer_norm_eps,
         pad_id=config.pad_token_id,
-        relative_buckets=getattr(config, "relative_attention_num_buckets", 0),
+        relative_buckets=buckets,
     )
 
 

@@ -5,19 +5,18 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, Literal
 
 from hplm.adapters import tenant as tenants
-from hplm.adapters.bank import is_banked
 from hplm.adapters.bank_file import BankFile
 from hplm.adapters.tenant import Tenant, check_name
-from hplm.errors import DataError, MissingRegistryError, UnknownDomainError, UnknownTenantError
+from hplm.errors import ArtifactError, DataError, MissingRegistryError, UnknownDomainError, UnknownTenantError
 from hplm.nn.base import Base
 from hplm.store import caretaker
 from hplm.store.layout import Store
-from hplm.store.records import DomainVersion, TenantVersion
+from hplm.store.records import DomainVersion, ServedTenant, TenantVersion
 from hplm.store.registry import Registry
 
 
@@ -141,23 +140,33 @@ def fresh_bank(store: Store, name: str) -> str:
 
 
 def publish_bank(store: Store, base: Base, domain: str, bank: str) -> int:
-    """Serve all tenants of a bank file from now on; returns how many.
+    """Serve all tenants of a bank file from now on, in the place of the base's other banks; returns how many.
 
-    Those that only older banks have are deleted, and older banks are removed once no request can be under way with them.
+    Tenants that only those have are deleted, and they themselves are removed once no request can be under way with them.
     """
-    names = BankFile(store.bank(bank), base.fingerprint).names
-    path, now_s = store.relative(store.bank(bank)), time.time()
+    folder, now_s = store.bank(bank), time.time()
+    names = BankFile(folder, base.fingerprint).names
+    others = [store.relative(other) for other in banks_of(store, base) if other != folder]
     with closing(Registry.open(store)) as registry:
         root = domain_version(registry, store, base, domain)
-        count = registry.publish_tenants(root.id, path, names, now_s)
-        for served in registry.changes_since(0).published:
-            if served.path != path and is_banked(store, store.path(served.path)):
-                registry.delete_tenant(served.name, now_s)
-        for older in store.banks():
-            if older != store.bank(bank):
-                registry.retire_path(store.relative(older), now_s)
+        count = registry.publish_tenants(root.id, store.relative(folder), names, now_s, instead_of=others)
         caretaker.collect(store, registry, now_s)
         return count
+
+
+def banks_of(store: Store, base: Base) -> dict[Path, list[str]]:
+    """Folders of the whole banks over a base -> names of their tenants."""
+    found = {}
+    for folder in store.banks():
+        with suppress(ArtifactError):
+            found[folder] = BankFile(folder, base.fingerprint).names
+    return found
+
+
+def served(store: Store) -> tuple[ServedTenant, ...]:
+    """All tenants that are served now."""
+    with closing(Registry.open_read_only(store)) as registry:
+        return registry.changes_since(0).published
 
 
 def published(store: Store, name: str) -> TenantVersion | None:

@@ -17,7 +17,7 @@ from hplm.nn.upper import UpperEngine, UpperRequest
 from hplm.progress import progress_bars
 from hplm.report import Goal, Report
 from hplm.text import TextEncoder
-from hplm_loadtest.models import read, served_names
+from hplm_loadtest.models import read
 from hplm_loadtest.open_loop import closed_loop
 from hplm_loadtest.plan import Requests
 from hplm_loadtest.texts import pool
@@ -39,8 +39,9 @@ def limit(models: Path, rounds: int, seconds: float, device_name: str) -> Report
     config = served.base.config
     device = choose_device(device_name)
     dtype = choose_dtype("auto", device)
-    names = served_names(models)[:BATCH]
-    bank = BankFile(served.store.banks()[0], served.base.fingerprint)
+    tenants = served.published()[:BATCH]
+    bank = BankFile(served.store.path(tenants[0].path), served.base.fingerprint)
+    names = [tenant.name for tenant in tenants]
     members = [bank.load(name) for name in names]
     texts = pool(models)[:BATCH]
     encoder = TextEncoder(served.base.tokenizer_path, config.max_tokens)

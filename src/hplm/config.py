@@ -47,8 +47,8 @@ class BaseConfig:
             raise ConfigError(f"hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}")
         if not 2 <= self.window <= 8:
             raise ConfigError(f"window must be 2 to 8, got {self.window}")
-        if self.relative_buckets % 4:
-            raise ConfigError(f"relative_buckets must be a multiple of 4, got {self.relative_buckets}")
+        if self.relative_buckets % 4 or not 0 <= self.relative_buckets < 512:
+            raise ConfigError(f"relative_buckets must be a multiple of 4 below 512, got {self.relative_buckets}")
 
     @property
     def left(self) -> int:

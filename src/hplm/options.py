@@ -25,11 +25,12 @@ def with_shared(
     def command(**options: Any) -> Result:
         return run(shared(**{field.name: options.pop(field.name) for field in fields(shared)}), **options)
 
-    parameters = [*inspect.signature(own).parameters.values()][0 if like else 1 :]
-    parameters += inspect.signature(shared).parameters.values()
-    hints = get_type_hints(own, include_extras=True) | get_type_hints(shared, include_extras=True)
-    command.__annotations__ = {one.name: hints[one.name] for one in parameters} | {"return": None}
+    # Not `get_type_hints` of a function: Python 3.10 hides an option behind an Optional where its default is None.
+    taken = [*inspect.signature(own, eval_str=True).parameters.values()][0 if like else 1 :]
+    hints = get_type_hints(shared, include_extras=True)
+    taken += [one.replace(annotation=hints[one.name]) for one in inspect.signature(shared).parameters.values()]
+    command.__annotations__ = {one.name: one.annotation for one in taken} | {"return": None}
     command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [one.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[one.name]) for one in parameters]
+        [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in taken]
     )
     return command

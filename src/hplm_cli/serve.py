@@ -84,16 +84,16 @@ def serve(
         log = log or models.parent / "triton.log"
         server = TritonServer(models, ports, install=install, flags=context.args, log=log, tied=True)
         server.wait_ready()
+        stubs = StubKeeper(server)
         predictions = _predictions(console, ports.http_url, cards)
         if check:
             print(json.dumps(predictions, indent=2, ensure_ascii=False))
             return
         jobs = start_worker(models, wanted=worker, log=log.with_name("worker.log"))
         _explain(console, ports, predictions)
-        stubs = StubKeeper(server)
         while server.process.poll() is None:
-            for model in stubs.look():
-                console.print(f"The stub of model {model} had died; the model is loaded again.", style="yellow")
+            for said in stubs.look():
+                console.print(said, style="yellow", markup=False)
             time.sleep(0.2)
         raise StartError(f"Triton ended by itself with status {server.process.returncode}; see {server.log_path}")
     except KeyboardInterrupt:

@@ -48,6 +48,12 @@ def children(parent: int) -> dict[int, str]:
     return {int(pid): command for pid, state, command in rows if not state.startswith("Z")}
 
 
+def runs(pid: int) -> bool:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
 @dataclass
 class Service:
     """`hplm serve` as an operator runs it, under something that starts it again."""
@@ -86,7 +92,7 @@ class Service:
         if what in ("triton", "serve"):
             assert self.process.wait(SOON_S) != 0
             # Nobody is left who holds the ports, a job or memory.
-            until(lambda: not any(Path(f"/proc/{one}").exists() for one in everything))
+            until(lambda: not any(runs(one) for one in everything))
             self.start()
         else:
             until(lambda: self.pid(what) not in (None, pid))
@@ -166,7 +172,9 @@ class Published:
 
     def follow(self, done: threading.Event) -> None:
         with closing(Registry.open_read_only(self._store)) as registry:
-            while not done.is_set():
+            last = False
+            while not last:
+                last = done.is_set()
                 for path in registry.known_paths() - self._seen:
                     self._seen.add(path)
                     if path.startswith("tenants/"):
@@ -242,9 +250,10 @@ def test_triton_killed_while_it_loads_a_model_again_ends_hplm_serve(service: Ser
     os.kill(stub, signal.SIGKILL)
     # The next look is a fifth of a second away, loading takes seconds.
     time.sleep(0.6)
+    started = stubs_of(triton)
     os.kill(triton, signal.SIGKILL)
     assert service.process.wait(20) == 1
-    until(lambda: not any(path.exists() for path in (Path(f"/proc/{stub}"), Path(f"/proc/{triton}"))))
+    until(lambda: not any(runs(one) for one in started))
 
 
 def answered(client: Client) -> bool:

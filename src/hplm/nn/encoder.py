@@ -55,7 +55,7 @@ class RelativeBias(nn.Module):
         """`[heads, length, length]`, query before key."""
         places = torch.arange(length, device=self.scores.weight.device)
         found: Tensor = self.scores(self.buckets(places[None, :] - places[:, None]))
-        return found.permute(2, 0, 1)
+        return found.permute(2, 0, 1).contiguous()
 
     def buckets(self, distance: Tensor) -> Tensor:
         """Of keys `distance` behind their query: half of them for each direction, one for each near distance."""

@@ -78,7 +78,7 @@ class UpperEngine:
         if self._upper.relative is not None:
             # A CPU's attention is in fp32, see RunLayers.
             longest = max(config.max_tokens, row_tokens, pad_to)
-            relative = self._upper.relative(longest).to(dtype if device.type == "cuda" else torch.float32).contiguous()
+            relative = self._upper.relative(longest).to(dtype if device.type == "cuda" else torch.float32)
         self._layers = scripted(RunLayers(weights, self.slots.parts, config.layer_norm_eps, config.num_heads, relative))
         # Their matrices may lie in another order now: once is enough.
         self._upper.layers = nn.ModuleList()

@@ -198,7 +198,7 @@ class _Planner:
 
     def add_banks(self, cards: Iterable[Card]) -> None:
         # A tenant of several banks is served from the newest.
-        for card in sorted(cards, key=lambda card: -card.found.changed_s):
+        for card in sorted(cards, key=lambda card: -card.made_s):
             new = [name for name in card.members if name not in self._named]
             if not new:
                 self.skip(card, "all its tenants are registered elsewhere")

@@ -56,13 +56,14 @@ class Card:
     """What an artifact's manifest says about its place in the tree.
 
     `base` is a fingerprint, `parent` the path of the domain version that it stands on, "" where it does not say; a bank
-    has `members`. `fault` says why it cannot be used, "" where it can.
+    has `members`, and `made_s`, which a copy of the store keeps. `fault` says why it cannot be used, "" where it can.
     """
 
     found: Found
     base: str = ""
     parent: str = ""
     members: tuple[str, ...] = ()
+    made_s: float = 0.0
     about: dict[str, Any] | None = None
     fault: str = ""
 
@@ -107,14 +108,20 @@ def read_card(store: Store, found: Found) -> Card:
                 return Card(found, meta["base"], about.get("parent", ""), about=about)
             case "bank":
                 meta = artifact.read(folder, "bank").meta
-                return Card(found, meta["base"], meta.get("domain", ""), members=bank_members(folder))
+                return Card(
+                    found, meta["base"], meta.get("domain", ""), members=bank_members(folder), made_s=_made_s(folder)
+                )
             case _:
                 meta = artifact.read(folder, "tenant").meta
                 if meta["name"] != found.parts[1]:
                     raise CorruptArtifactError(f"{folder} holds the card of another tenant")
                 return Card(found, meta["base"], meta["about"].get("domain", ""), about=meta["about"])
-    except (ArtifactError, KeyError, TypeError, AttributeError) as error:
+    except (ArtifactError, KeyError, TypeError, AttributeError, OSError) as error:
         return Card(found, fault=str(error) if isinstance(error, ArtifactError) else f"its manifest lacks {error}")
+
+
+def _made_s(folder: Path) -> float:
+    return (folder / artifact.MANIFEST).stat().st_mtime
 
 
 def bank_members(folder: Path) -> tuple[str, ...]:

@@ -176,6 +176,11 @@ class Jobs:
             return connection.execute(delete(jobs).where(jobs.c.ended_s < before_s)).rowcount
 
 
+def unfinished_subjects(connection: Connection) -> set[str]:
+    """What jobs run or wait for."""
+    return set(connection.execute(select(jobs.c.subject).where(jobs.c.state.in_(UNFINISHED))).scalars())
+
+
 def cancel_all(connection: Connection, subject: str, now_s: float) -> None:
     """What is still to be done with a subject that is gone; else an update would end in a conflict, hours later."""
     waiting = select(jobs.c.id).where(jobs.c.subject == subject, jobs.c.state == "queued")

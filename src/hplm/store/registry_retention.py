@@ -53,14 +53,6 @@ class Retention:
             connection.execute(update(domain_versions).where(d.id.in_(old_domains)).values(retired_s=now_s))
         return retired + len(old_domains)
 
-    def retire_path(self, path: str, now_s: float) -> None:
-        """Retire the tenant versions whose files lie at `path`, but for those that are served."""
-        v = tenant_versions.c
-        served = select(tenants.c.current_id).where(tenants.c.current_id.is_not(None))
-        old = (v.path == path, v.retired_s.is_(None), v.id.not_in(served))
-        with self._database.writing() as connection:
-            connection.execute(update(tenant_versions).where(*old).values(retired_s=now_s))
-
     def collectable(self, before_s: float) -> list[str]:
         """Paths of versions retired before `before_s` that no kept version uses: what stands on others comes first."""
         v, d = tenant_versions.c, domain_versions.c

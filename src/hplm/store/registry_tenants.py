@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from itertools import islice
 from typing import Any
 
-from sqlalchemy import Connection, Select, bindparam, func, insert, select, update
+from sqlalchemy import Connection, Select, bindparam, func, insert, or_, select, update
 
 from hplm.crash import crash_point
 from hplm.errors import ConflictError, UnknownTenantError, UnknownVersionError
 from hplm.store.database import Database, bump
 from hplm.store.records import TenantRecord, TenantVersion
 from hplm.store.registry_domains import check_kept
-from hplm.store.registry_jobs import cancel_all
+from hplm.store.registry_jobs import cancel_all, unfinished_subjects
 from hplm.store.schema import domain_versions, domains, tenant_versions, tenants
 
 AFTER_EVERY_NAME = "\x7f"  # names are plain ASCII below it
@@ -84,11 +84,20 @@ class Tenants:
             crash_point("publish.committing")
         return TenantVersion(version_id, name, number, domain_version_id, path, now_s, about)
 
-    def publish_tenants(self, domain_version_id: int, path: str, names: Iterable[str], now_s: float) -> int:
+    def publish_tenants(
+        self,
+        domain_version_id: int,
+        path: str,
+        names: Iterable[str],
+        now_s: float,
+        *,
+        instead_of: Collection[str] = (),
+    ) -> int:
         """Many tenants in one transaction, all in the bank at `path`; returns how many.
 
         Each gets a next version and is served with it. Its versions from what was at `path` before are retired, as
-        those files were replaced; versions elsewhere are kept. Tenants that are not in `names` stay as they are.
+        those files were replaced; versions elsewhere are kept. Tenants that are not in `names` stay as they are, but for
+        those that are served from banks at `instead_of`: they are deleted, and no version there is kept.
         """
         listed = sorted(set(names))
         with self._database.writing() as connection:
@@ -98,6 +107,7 @@ class Tenants:
             while part := list(islice(rest, IN_ONE_QUERY)):
                 _publish_part(connection, part, domain_version_id, path, now_s, generation)
             serve_newest(connection, generation)
+            _replace(connection, instead_of, now_s, generation)
         return len(listed)
 
     def tenant(self, name: str) -> TenantRecord:
@@ -269,6 +279,22 @@ def _publish_part(
             }
             for name in names
         ],
+    )
+
+
+def _replace(connection: Connection, paths: Collection[str], now_s: float, generation: int) -> None:
+    """Delete the tenants that are served from banks at `paths`, and retire every version there."""
+    v = tenant_versions.c
+    served = (tenants.c.current_id == v.id, v.path.in_(paths))
+    gone = set(connection.execute(select(tenants.c.name).where(*served)).scalars())
+    for unfinished in unfinished_subjects(connection) & {f"tenant:{name}" for name in gone}:
+        cancel_all(connection, unfinished, now_s)
+    of_gone = v.tenant.in_(select(tenants.c.name).where(*served).correlate(None))
+    retired = update(tenant_versions).where(or_(v.path.in_(paths), of_gone), v.retired_s.is_(None))
+    connection.execute(retired.values(retired_s=now_s))
+    at_paths = select(v.id).where(v.path.in_(paths))
+    connection.execute(
+        update(tenants).where(tenants.c.current_id.in_(at_paths)).values(current_id=None, generation=generation)
     )
 
 

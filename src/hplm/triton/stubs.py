@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import urllib.request
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from hplm.triton.server import TritonServer
 STUB = "triton_python_backend_stub"
 # Loading reads tables and verifies them; unloading waits for requests under way.
 LOAD_TIMEOUT_S = 300.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 
 
 def stubs_of(triton: int) -> dict[int, str]:
@@ -38,25 +40,38 @@ class StubKeeper:
     """
 
     def __init__(self, server: TritonServer) -> None:
-        """Of a server whose models are ready."""
+        """Of a server whose models have just become ready."""
         self._server = server
         self._stubs = stubs_of(server.process.pid)
+        self._models = set(self._stubs.values())
+        self._pause_s = FIRST_PAUSE_S
+        self._not_before_s = 0.0
 
     def look(self) -> list[str]:
-        """Load again the models whose stubs have died; returns their names. Raises StartError where that fails.
+        """Load the models again whose stubs have died; returns what there is to say about it.
 
-        Where Triton itself has ended there is nothing to load: its stubs end with it.
+        What cannot be loaded is tried again, after pauses that double. Where Triton itself has ended there is nothing to
+        load: its stubs end with it.
         """
-        dead = sorted({model for pid, model in self._stubs.items() if _state_and_parent(pid)[0] in "ZX"})
-        if not dead or self._server.ends():
+        alive = {model for pid, model in self._stubs.items() if _runs(pid)}
+        dead = {model for pid, model in self._stubs.items() if not _runs(pid)} | (self._models - alive)
+        if not dead or time.monotonic() < self._not_before_s or self._server.ends():
             return []
-        for model in dead:
-            for step in ("unload", "load"):
-                if not self._ask(model, step):
-                    return []
-        self._server.wait_ready()
-        self._stubs = stubs_of(self._server.process.pid)
-        return dead
+        said: list[str] = []
+        for model in sorted(dead):
+            try:
+                if not (self._ask(model, "unload") and self._ask(model, "load")):
+                    return said
+                said.append(f"The stub of model {model} had died; the model is loaded again.")
+                self._pause_s = FIRST_PAUSE_S
+                # The others' stubs stay known: who dies meanwhile is met at the next look.
+                known = {pid: other for pid, other in self._stubs.items() if other != model}
+                self._stubs = stubs_of(self._server.process.pid) | known
+            except StartError as error:
+                said.append(f"{error}; trying again in {self._pause_s:.0f} s")
+                self._not_before_s = time.monotonic() + self._pause_s
+                self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+        return said
 
     def _ask(self, model: str, step: str) -> bool:
         """False where Triton ends meanwhile. Raises StartError where it refuses."""
@@ -80,6 +95,10 @@ class StubKeeper:
         if failed and not self._server.ends():
             raise StartError(f"the stub of model {model} has died and Triton cannot {step} it: {failed[0]}")
         return not failed
+
+
+def _runs(pid: int) -> bool:
+    return _state_and_parent(pid)[0] not in "ZX"
 
 
 def _state_and_parent(pid: int) -> tuple[str, int]:

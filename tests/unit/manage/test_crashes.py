@@ -6,6 +6,8 @@ import ast
 import json
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -42,8 +44,6 @@ from tests.unit.manage.nursery import ROOT, Nursery
 KILLED = 137
 # Later than a dead worker's lease; later than any grace.
 LEASE_S, LONG_S = 120.0, 200_000.0
-# About as long as a worker takes over a job here.
-ONE_JOB_S = 0.2
 
 OF_JOBS = (
     "job.claimed",
@@ -90,6 +90,18 @@ def grown_store(made_store: Path, tmp_path_factory: pytest.TempPathFactory) -> P
         create_tenant(service, "acme", domain="law")
         work(Store(root))
     return root
+
+
+@pytest.fixture(scope="module")
+def one_job_s(grown_store: Path, nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> float:
+    """How long a worker takes over a job here."""
+    store = Store(tmp_path_factory.mktemp("timed") / "store")
+    shutil.copytree(grown_store, store.root)
+    with closing(make_service(store)) as service:
+        update_a_tenant(service)
+    start = time.monotonic()
+    assert nursery.work(store.root) == 0
+    return time.monotonic() - start
 
 
 @pytest.fixture
@@ -196,14 +208,14 @@ def test_a_worker_killed_anywhere_leaves_one_version_or_the_other_and_another_wo
 @pytest.mark.parametrize("seed", range(24))
 @pytest.mark.parametrize("change", CHANGES)
 def test_workers_killed_at_any_time_leave_one_version_or_the_other_and_another_worker_finishes(
-    store: Store, nursery: Nursery, change: str, seed: int
+    store: Store, nursery: Nursery, one_job_s: float, change: str, seed: int
 ) -> None:
     one, rng = CHANGES[change], np.random.default_rng([seed, list(CHANGES).index(change)])
     with closing(make_service(store)) as service, closing(Registry.open(store)) as registry:
         job = one.submit(service)
         # The last of the attempts that a job has is left to a worker that lives.
         for attempt in range(MOST_ATTEMPTS - 1):
-            killed = nursery.work(store.root, later_s=attempt * LEASE_S, kill_after_s=rng.uniform(0, ONE_JOB_S))
+            killed = nursery.work(store.root, later_s=attempt * LEASE_S, kill_after_s=rng.uniform(0, one_job_s))
             assert killed in (0, -signal.SIGKILL)
             check_sound(store, registry)
             assert one.versions(registry) in (one.before, one.before + 1)
@@ -299,3 +311,15 @@ def test_a_chunk_killed_before_it_counts_is_sent_again(store: Store, nursery: Nu
         assert service.handle(json.dumps(chunk).encode())["received"] == 4
         ask(service, "upload.finish", upload=started)
         check_clean(store, registry)
+
+
+def test_a_full_disk_and_one_that_nobody_may_write_on_cost_no_version_and_no_answer(
+    grown_store: Path, tmp_path: Path
+) -> None:
+    unshare = ["unshare", "--user", "--map-root-user", "--mount"]
+    if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this machine lets nobody mount a disk of his own, and no other disk can be filled")
+    (tmp_path / "disk").mkdir()
+    command = [*unshare, sys.executable, "-m", "tests.unit.manage.small_disk", str(tmp_path / "disk"), str(grown_store)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr

@@ -206,8 +206,8 @@ def test_what_names_no_domain_goes_to_the_root_that_is_named_or_to_general_or_is
 def test_a_folder_goes_before_a_bank_and_the_newest_bank_before_the_others() -> None:
     tree = [Card(found("bases/b", "base"), "f"), Card(found("plots/general", "plot"), "f")]
     cards = [
-        Card(found("banks/1", "bank", age_s=500), "f", members=("b", "c")),
-        Card(found("banks/2", "bank", age_s=400), "f", members=("a", "c")),
+        Card(found("banks/1", "bank"), "f", members=("b", "c"), made_s=1.0),
+        Card(found("banks/2", "bank"), "f", members=("a", "c"), made_s=2.0),
         Card(found("tenants/a/4", "tenant"), "f"),
     ]
     plan = plan_adoption([*tree, *cards], NOTHING)
