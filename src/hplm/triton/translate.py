@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -100,16 +101,16 @@ def submit_all(
     `writer(request)` is asked before returning, for Triton takes the request's memory back then.
     """
     for request in requests:
-        sender = request.get_response_sender()
+        sender = _Sender(request.get_response_sender())
         try:
             given = read(request)
             reply = _replier(sender, given, writer(request))
         except HplmError as error:
-            _send(sender, refuse(error))
+            sender.send(refuse(error))
             continue
         except Exception:
             log_failure()
-            _send(sender, refuse(BadInputError("the inputs of this request cannot be read")))
+            sender.send(refuse(BadInputError("the inputs of this request cannot be read")))
             continue
         try:
             submit(given, reply, sender.is_cancelled)
@@ -118,20 +119,37 @@ def submit_all(
             reply(InternalError("the server failed on this request; its log says why"))
 
 
-def _replier(sender: Any, given: Input, write: Callable[[Input, Answer], Any]) -> Reply[Answer]:
+def _replier(sender: _Sender, given: Input, write: Callable[[Input, Answer], Any]) -> Reply[Answer]:
     def reply(answer: Answer | HplmError, *, is_last: bool = True) -> None:
         try:
             response = refuse(answer) if isinstance(answer, HplmError) else write(given, answer)
         except Exception:
             log_failure()
             response = refuse(InternalError("the answer could not be written; the server's log says why"))
-        _send(sender, response, is_last=is_last)
+        sender.send(response, is_last=is_last)
 
     return reply
 
 
-def _send(sender: Any, response: Any, *, is_last: bool = True) -> None:
-    sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if is_last else 0)
+class _Sender:
+    """One request's sender, asked and used by several threads.
+
+    Triton forgets a request with its last response: asked about it afterwards, the whole server dies (seen on 24.10).
+    """
+
+    def __init__(self, sender: Any) -> None:
+        self._sender = sender
+        self._using = threading.Lock()
+        self._is_over = False
+
+    def is_cancelled(self) -> bool:
+        with self._using:
+            return not self._is_over and bool(self._sender.is_cancelled())
+
+    def send(self, response: Any, *, is_last: bool = True) -> None:
+        with self._using:
+            self._is_over = self._is_over or is_last
+            self._sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if is_last else 0)
 
 
 def log_failure() -> None:

@@ -1,0 +1,67 @@
+"""What is asked of Triton about a request, and when."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import threading
+import time
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+
+class Request:
+    """Stands in for Triton's request and for its sender: notes every call, and that it was asked after its end."""
+
+    def __init__(self) -> None:
+        self.asked_after_its_end = False
+        self._is_over = False
+
+    def get_response_sender(self) -> Request:
+        return self
+
+    def is_cancelled(self) -> bool:
+        time.sleep(1e-4)  # long enough for a last response to come in between
+        self.asked_after_its_end |= self._is_over
+        return False
+
+    def send(self, response: Any, flags: int) -> None:
+        self._is_over = bool(flags)
+
+
+@pytest.fixture
+def translate(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module, over a stand-in for the one that only Triton's stubs have."""
+    module: Any = ModuleType("triton_python_backend_utils")
+    module.TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", module)
+    monkeypatch.delitem(sys.modules, "hplm.triton.translate", raising=False)
+    yield importlib.import_module("hplm.triton.translate")
+    sys.modules.pop("hplm.triton.translate", None)
+
+
+def test_nobody_asks_about_a_request_that_has_had_its_last_response(translate: Any) -> None:
+    requests = [Request() for _ in range(50)]
+    asking, replies = [], []
+
+    def submit(given: object, reply: Any, is_cancelled: Any) -> None:
+        def ask() -> None:
+            while not is_over.is_set():
+                is_cancelled()
+
+        asking.append(threading.Thread(target=ask))
+        replies.append(reply)
+
+    is_over = threading.Event()
+    translate.submit_all(requests, lambda request: request, submit, lambda request: lambda given, answer: answer)
+    for thread in asking:
+        thread.start()
+    for reply in replies:
+        reply("an answer")
+    time.sleep(0.05)
+    is_over.set()
+    for thread in asking:
+        thread.join()
+    assert not any(request.asked_after_its_end for request in requests)
