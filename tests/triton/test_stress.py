@@ -43,6 +43,7 @@ from hplm.errors import StartError
 from hplm.nn import base as bases
 from hplm.nn import reference
 from hplm.store.layout import Store
+from hplm.triton import stubs
 from hplm.triton.server import TritonServer, free_ports
 from tests import tiny
 
@@ -77,12 +78,7 @@ def session_of(server: TritonServer) -> dict[int, str]:
 
 def stubs_of(server: TritonServer) -> dict[str, int]:
     """Process of each of our two stages."""
-    return {
-        role: pid
-        for pid, command in session_of(server).items()
-        for role in ("hbert_plot", "hbert_upper")
-        if "stub" in command.split(" ")[0] and f"/{role}/" in command
-    }
+    return {model: pid for pid, model in stubs.stubs_of(server.process.pid).items()}
 
 
 def metric(server: TritonServer, name: str) -> float:

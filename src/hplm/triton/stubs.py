@@ -53,8 +53,9 @@ class StubKeeper:
         What cannot be loaded is tried again, after pauses that double. Where Triton itself has ended there is nothing to
         load: its stubs end with it.
         """
-        alive = {model for pid, model in self._stubs.items() if _runs(pid)}
-        dead = {model for pid, model in self._stubs.items() if not _runs(pid)} | (self._models - alive)
+        # A model that was loaded again and died at once has no stub that we ever saw.
+        dead = self._models - set(self._stubs.values())
+        dead |= {model for pid, model in self._stubs.items() if _state_and_parent(pid)[0] in "ZX"}
         if not dead or time.monotonic() < self._not_before_s or self._server.ends():
             return []
         said: list[str] = []
@@ -95,10 +96,6 @@ class StubKeeper:
         if failed and not self._server.ends():
             raise StartError(f"the stub of model {model} has died and Triton cannot {step} it: {failed[0]}")
         return not failed
-
-
-def _runs(pid: int) -> bool:
-    return _state_and_parent(pid)[0] not in "ZX"
 
 
 def _state_and_parent(pid: int) -> tuple[str, int]:
