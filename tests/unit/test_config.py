@@ -40,7 +40,16 @@ def test_a_file_that_is_not_json_is_named(tmp_path: Path) -> None:
         config.load(PlotSettings, tmp_path / "settings.json")
 
 
-def test_a_base_whose_heads_do_not_divide_it_is_refused() -> None:
-    values = {**vars(tiny.config()), "num_heads": 5}
-    with pytest.raises(ConfigError, match="multiple of num_heads"):
-        BaseConfig(**values)
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"num_heads": 5}, "multiple of num_heads"),
+        ({"window": 1}, "window must be 2 to 8"),
+        ({"relative_buckets": 6}, "relative_buckets must be a multiple of 4"),
+        ({"relative_buckets": -4}, "relative_buckets must be a multiple of 4"),
+        ({"relative_buckets": 512}, "relative_buckets must be a multiple of 4 below 512"),
+    ],
+)
+def test_a_base_that_cannot_be_is_refused(change: dict[str, int], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        BaseConfig(**{**vars(tiny.config()), **change})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -149,9 +150,16 @@ def test_a_cut_that_the_model_does_not_allow_is_refused(folder: Path, change: di
         shape_of(folder, **change)
 
 
-def test_a_model_that_is_no_bert_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
-    with pytest.raises(DataError, match="a BERT or MPNet with gelu is wanted"):
+@pytest.mark.parametrize(
+    ("written", "words"),
+    [
+        ({"model_type": "gpt2"}, "a BERT or MPNet with gelu is wanted"),
+        ({"model_type": "mpnet", "relative_attention_num_buckets": 64}, "32 buckets, this one has 64"),
+    ],
+)
+def test_a_model_that_cannot_be_converted_is_refused(tmp_path: Path, written: dict[str, object], words: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    with pytest.raises(DataError, match=words):
         shape_of(tmp_path)
 
 

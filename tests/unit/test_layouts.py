@@ -114,6 +114,19 @@ def test_a_layer_with_all_tenants_together_equals_the_readable_layer_with_a_loop
     slots.close()
 
 
+@pytest.mark.parametrize("lengths", [[1], [5, 5, 5], [9, 2, 2, 30]])
+def test_attention_gives_the_same_with_and_without_gradients(stored: Stored, lengths: list[int]) -> None:
+    encoder = stored[0].load_upper().requires_grad_(False)
+    heads, hidden = encoder.config.num_heads, encoder.config.hidden_size
+    inputs = torch.randn(3, sum(lengths), hidden, generator=torch.Generator().manual_seed(0))
+    attend = packed_attention(heads, lengths, encoder.relative)
+    served = attend(*inputs)
+    trained = attend(*inputs.clone().requires_grad_())
+    assert trained.requires_grad
+    assert not served.requires_grad
+    torch.testing.assert_close(trained, served, atol=1e-5, rtol=1e-5)
+
+
 def test_slots_whose_filling_thread_has_ended_are_filled_by_the_batch_itself(
     tiny_base: Base, tiny_store: Store
 ) -> None:

@@ -192,8 +192,17 @@ def _attend_run(
     shape = (count, length, num_heads, -1)
     query, key, value = (part.reshape(shape).transpose(1, 2) for part in (query, key, value))
     mask = None if bias is None else bias[None, :, :length, :length].to(query.dtype)
-    found = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+    if query.requires_grad and query.device.type == "cpu":
+        found = plain_attention(query, key, value, mask)
+    else:
+        found = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
     return found.transpose(1, 2).reshape(count * length, -1)
+
+
+def plain_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    """As `scaled_dot_product_attention`. Its backward takes a CPU 3 to 7 times as long as that of these products."""
+    scores = (query @ key.transpose(-1, -2)) * query.shape[-1] ** -0.5
+    return (scores if mask is None else scores + mask).softmax(-1) @ value
 
 
 class OriginalEncoder(nn.Module):
