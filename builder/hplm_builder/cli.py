@@ -83,8 +83,11 @@ def base(
     max_tokens: Annotated[int, typer.Option(help="Longest text, special tokens included.")] = 256,
     text: Annotated[list[str] | None, typer.Option(help="Source or text file to train on; repeat for more.")] = None,
     tokens: Annotated[int, typer.Option(min=1, help="How many tokens to train on.")] = ConvertSettings.total_tokens,
+    batch_tokens: Annotated[
+        int, typer.Option(min=1, help="Of one step: fewer where few tokens are trained on.")
+    ] = ConvertSettings.batch_tokens,
     learning_rate: Annotated[float, typer.Option()] = ConvertSettings.learning_rate,
-    seed: Annotated[int, typer.Option()] = 0,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     ship_to: Annotated[Path | None, typer.Option(help="Also write the weights as the repository ships them.")] = None,
 ) -> None:
@@ -113,7 +116,9 @@ def base(
                 window_layers=window_layers or lower,
                 max_tokens=max_tokens,
                 shares=dict.fromkeys(text, 1.0) if text else SHARES,
-                settings=ConvertSettings(total_tokens=tokens, learning_rate=learning_rate, seed=seed),
+                settings=ConvertSettings(
+                    total_tokens=tokens, batch_tokens=batch_tokens, learning_rate=learning_rate, seed=seed
+                ),
                 device=device,
                 progress=progress,
             )

@@ -9,6 +9,7 @@ variance of the original's.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from rich.progress import Progress
 from torch import Tensor, nn
 
 from hplm.config import BaseConfig
-from hplm.errors import DataError
+from hplm.errors import ConfigError, DataError
 from hplm.nn.dtype import choose_dtype, computing_in
 from hplm.nn.encoder import OriginalEncoder, TransformerLayer, UpperEncoder, WindowEncoder, merge_windows
 from hplm.plot.windows import centre, fragment, windows
@@ -46,6 +47,10 @@ class ConvertSettings:
     inner_weight: float = 0.25
     backoff_share: float = 0.1
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.learning_rate < math.inf:
+            raise ConfigError(f"the learning rate must be a number above 0, got {self.learning_rate}")
 
 
 @dataclass(frozen=True)

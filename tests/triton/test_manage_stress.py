@@ -31,7 +31,7 @@ from hplm.store.registry import Registry
 from hplm.triton.server import MANAGER_ROLES, ROLES, TritonServer, free_ports
 from tests import tiny
 from tests.managed import Place
-from tests.triton.test_stress import TEXTS, TOLERANCE, message, read, served_hidden
+from tests.messages import TEXTS, TOLERANCE, message, read, served_hidden
 
 pytestmark = [pytest.mark.triton, pytest.mark.stress, pytest.mark.alone, pytest.mark.timeout(280)]
 ONE_EPOCH = {"epochs": 1, "learning_rates": [0.003]}

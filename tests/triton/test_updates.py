@@ -29,7 +29,7 @@ from hplm.store.layout import Store
 from hplm.store.registry import Registry
 from hplm.triton.server import TritonServer, free_ports
 from tests import tiny
-from tests.triton.test_stress import TEXTS, TOLERANCE, message, read, served_hidden
+from tests.messages import TEXTS, TOLERANCE, message, read, served_hidden
 
 pytestmark = [pytest.mark.triton, pytest.mark.stress, pytest.mark.timeout(200)]
 OTHERS = ("beta", "gamma")

@@ -1,0 +1,221 @@
+"""A real server that is slower than its clients: overload, gone clients, an early end."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc  # type: ignore[import-untyped]
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from hplm_client import Client
+from hplm_loadtest.arrivals import PoissonArrivals
+from hplm_loadtest.deadlines import DeadlineClasses
+from hplm_loadtest.infer_message import METHOD, infer_messages
+from hplm_loadtest.open_loop import closed_loop, open_loop
+from hplm_loadtest.plan import Mix, Requests
+from hplm_loadtest.run import Run
+from hplm_loadtest.tenants import UniformTenants
+from tritonclient.grpc import service_pb2
+
+from hplm import errors, wire
+from hplm.triton.server import TritonServer, free_ports
+from tests import tiny
+from tests.messages import served_hidden
+from tests.watching import metric, pages_of, session_of, stubs_of, until
+
+pytestmark = [pytest.mark.triton, pytest.mark.stress, pytest.mark.alone, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def slow_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A base of which one core answers some ten requests of 60 tokens a second."""
+    shape = tiny.config(hidden_size=512, upper_layers=24, max_tokens=64)
+    return tiny.make_repository(
+        tmp_path_factory.mktemp("slow"),
+        shape=shape,
+        num_slots=8,
+        plot_settings={"overlay_windows": 65_536},
+        # Batches of two requests or three: a batch must be short beside a deadline.
+        upper_settings={"batch_rows": 2, "row_tokens": 96, "queue_capacity": 300},
+    )
+
+
+@pytest.fixture(scope="module")
+def slow(slow_models: Path) -> Iterator[TritonServer]:
+    with TritonServer(slow_models, free_ports(), log=slow_models.parent / "triton.log") as running:
+        running.wait_ready()
+        closed_loop(running.ports.grpc_url, long_texts().draw(20, rng()), 8, own_process=False)
+        yield running
+
+
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)
+
+
+def long_texts(deadline_s: float | None = None) -> Mix:
+    deadlines = None if deadline_s is None else DeadlineClasses({"all": (deadline_s, 1.0)})
+    return Mix(UniformTenants(list(tiny.TASKS)), tiny.sentences(10, words=(50, 58)), deadlines)
+
+
+def capacity_per_s(server: TritonServer) -> float:
+    run = closed_loop(server.ports.grpc_url, long_texts().draw(60, rng()), 8, own_process=False)
+    assert run.kinds == {"answered": 60}
+    return len(run) / run.span_s
+
+
+def in_time_per_s(run: Run, deadline_s: float, window_s: float) -> tuple[npt.NDArray[np.float64], float]:
+    """Answers within their deadline from when they were sent, a second, in each window but the first; share of late ones."""
+    answered = np.array([code == "OK" for code in run.codes])
+    in_time = answered & (run.done_s - run.sent_s <= deadline_s)
+    windows = np.arange(window_s, run.duration_s + 1e-6, window_s)
+    late_share = 1 - np.count_nonzero(in_time) / max(1, np.count_nonzero(answered))
+    return np.histogram(run.done_s[in_time], windows)[0] / window_s, late_share
+
+
+@dataclass(frozen=True)
+class Overload:
+    """Ten times what the server can do, and what it could do before and after."""
+
+    run: Run
+    goodput_per_s: float
+    late_share: float
+    capacity_per_s: float
+    waiting: list[float]
+    pages: list[dict[str, int]]
+
+
+@pytest.fixture(scope="module")
+def overload(slow: TritonServer) -> Overload:
+    deadline_s, window_s = 2.0, 5.0
+    before = capacity_per_s(slow)
+    pids = list(stubs_of(slow).values())
+    plan = long_texts(deadline_s).plan(PoissonArrivals(10 * before), 5 * window_s, rng())
+    waiting: list[float] = []
+    pages: list[dict[str, int]] = []
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(open_loop, slow.ports.grpc_url, plan)
+        while not running.done():
+            waiting.append(metric(slow, "hplm_upper_waiting"))
+            found = [pages_of(pid) for pid in pids]
+            pages.append({kind: sum(one[kind] for one in found) for kind in ("rss", "shm")})
+            time.sleep(1.0)
+    run = running.result()
+    windows, late_share = in_time_per_s(run, deadline_s, window_s)
+    goodput = float(np.median(windows))
+    capacity = min(before, capacity_per_s(slow))
+    print(f"goodput {goodput:.1f}/s of {capacity:.1f}/s: {goodput / capacity:.2f}, late {late_share:.2f}")
+    print(f"waiting at most {max(waiting):.0f}; bytes first {pages[0]}, last {pages[-1]}")
+    return Overload(run, goodput, late_share, capacity, waiting, pages)
+
+
+def test_under_ten_times_overload_every_request_is_answered_or_clearly_refused(overload: Overload) -> None:
+    codes = Counter(overload.run.codes)
+    assert set(codes) <= {"OK", errors.DeadlineError.code, errors.QueueFullError.code}
+    assert codes["OK"] > 0
+    assert sum(codes.values()) - codes["OK"] > 5 * codes["OK"]
+
+
+def test_under_ten_times_overload_what_is_computed_is_in_time_and_goodput_stays_near_capacity(
+    overload: Overload,
+) -> None:
+    assert overload.late_share < 0.1
+    # On a machine of its own this is 0.9 and more. Here others may take processor time while the overload lasts that
+    # they did not take while capacity was measured, and no more than a collapse can be told from that.
+    assert overload.goodput_per_s > 0.5 * overload.capacity_per_s
+
+
+def test_under_ten_times_overload_queue_and_memory_stay_bounded(overload: Overload) -> None:
+    assert max(overload.waiting) <= 300
+    first, last = overload.pages[len(overload.pages) // 3], overload.pages[-1]
+    assert last["rss"] < 1.05 * first["rss"] + 8e6
+    assert last["shm"] <= 1.5 * first["shm"]
+
+
+def upper_messages(server: TritonServer, count: int) -> list[bytes]:
+    """Requests that call the second stage itself."""
+    hidden = served_hidden(server, "alpha", long_texts().texts[0]).to(torch.float16).numpy()
+    tokens = np.zeros((len(hidden), 3), np.int32)
+    made = service_pb2.ModelInferRequest(model_name="hbert_upper")
+    for name, kind, value in ((wire.HIDDEN, "FP16", hidden), (wire.TOKENS, "INT32", tokens)):
+        made.inputs.add(name=name, datatype=kind, shape=[1, *value.shape])
+        made.raw_input_contents.append(value.tobytes())
+    made.inputs.add(name=wire.TENANT, datatype="BYTES", shape=[1, 1])
+    made.raw_input_contents.append(len(b"alpha").to_bytes(4, "little") + b"alpha")
+    return [made.SerializeToString()] * count
+
+
+@pytest.mark.parametrize("model", ["hbert", "hbert_upper"])
+def test_clients_that_cancel_or_hang_up_harm_nobody_and_leave_nothing_behind(slow: TritonServer, model: str) -> None:
+    requests = long_texts().draw(40, rng())
+    messages = upper_messages(slow, 40) if model == "hbert_upper" else infer_messages(requests)
+    with grpc.insecure_channel(f"127.0.0.1:{slow.ports.grpc}") as channel:
+        call = channel.unary_unary(METHOD)
+        started = [call.future(one, timeout=60) for one in messages]
+        time.sleep(0.5)
+        for one in started[::2]:
+            one.cancel()
+        hang_up(slow.ports.http, requests, count=20)
+        # The others, and a newcomer, are answered.
+        for one in started[1::2]:
+            one.result(timeout=60)
+        with Client(slow.ports.http_url) as client:
+            assert client.predict("alpha", "the red cat").label in ("yes", "no")
+    until(lambda: metric(slow, "hplm_upper_waiting") == 0)
+    if model == "hbert_upper":
+        # Triton 24.10 does not tell the steps of an ensemble that its client has gone: those are computed in vain.
+        until(lambda: metric(slow, 'hplm_upper_events_total{event="cancelled"}') > 0)
+    assert set(stubs_of(slow)) == {"hbert_plot", "hbert_upper"}
+
+
+def hang_up(port: int, requests: Requests, count: int) -> None:
+    """Send HTTP requests, half of them cut short, and close the connection without reading an answer."""
+    for index in range(count):
+        pairs = (("TEXT", requests.texts[index]), ("TENANT", requests.tenants[index]))
+        inputs = [{"name": n, "shape": [1, 1], "datatype": "BYTES", "data": [value]} for n, value in pairs]
+        body = json.dumps({"inputs": inputs}).encode()
+        head = f"POST /v2/models/hbert/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            connection.sendall(head + (body if index % 2 else body[: len(body) // 2]))
+
+
+@pytest.fixture
+def fast_models(tmp_path: Path) -> Path:
+    return tiny.make_repository(tmp_path)
+
+
+@pytest.mark.parametrize("models", ["fast_models", "slow_models"])
+def test_stopping_with_hundreds_of_requests_under_way_ends_each_of_them_and_leaves_no_process(
+    request: pytest.FixtureRequest, models: str
+) -> None:
+    folder: Path = request.getfixturevalue(models)
+    server = TritonServer(folder, free_ports(), log=folder.parent / "stopped.log")
+    try:
+        server.wait_ready()
+        assert len(session_of(server)) >= 3
+        with grpc.insecure_channel(f"127.0.0.1:{server.ports.grpc}") as channel:
+            call = channel.unary_unary(METHOD)
+            started = [call.future(one, timeout=60) for one in infer_messages(long_texts().draw(300, rng()))]
+            started[0].result(timeout=30)
+            start = time.monotonic()
+            status = server.stop()
+            assert time.monotonic() - start < 15
+            ends = [one.exception(timeout=5) for one in started]
+        # Not found: the first stage was done with it when the second was gone already; Triton says so.
+        found = {"answered" if end is None else end.code().name for end in ends}
+        assert found <= {"answered", "UNAVAILABLE", "NOT_FOUND"}
+        assert all("unknown model" in str(e.details()) for e in ends if e and e.code().name == "NOT_FOUND")
+        if models == "fast_models":
+            # Not so where the work takes longer than Triton's `--exit-timeout-secs`.
+            assert status == 0
+        until(lambda: not session_of(server), 5)
+    finally:
+        server.stop()

@@ -1,0 +1,53 @@
+"""What a test sees of a running server from outside: processes, memory, metrics."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+from hplm.triton import stubs
+from hplm.triton.server import TritonServer
+
+
+def pages_of(pid: int) -> dict[str, int]:
+    """VmRSS of a process, and what its server's segments in /dev/shm take, in bytes."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    segments = set(re.findall(r"/dev/shm/hplm-triton\S+", Path(f"/proc/{pid}/maps").read_text()))
+    shared = sum(os.stat(path).st_blocks * 512 for path in segments)
+    return {"rss": 1024 * int(re.findall(r"VmRSS:\s+(\d+)", status)[0]), "shm": shared}
+
+
+def session_of(server: TritonServer) -> dict[int, str]:
+    """Processes of the server's session that still run, and what they are."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            state, _, _, session = (folder / "stat").read_text().rsplit(")", 1)[1].split()[:4]
+            if int(session) == server.process.pid and state != "Z":
+                found[int(folder.name)] = (folder / "cmdline").read_text().replace("\0", " ")
+        except OSError:
+            continue
+    return found
+
+
+def stubs_of(server: TritonServer) -> dict[str, int]:
+    """Process of each of our two stages."""
+    return {model: pid for pid, model in stubs.stubs_of(server.process.pid).items()}
+
+
+def metric(server: TritonServer, name: str) -> float:
+    """A value on the metrics page; 0 where it is not there."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.ports.metrics}/metrics", timeout=10) as answer:
+        found = re.findall(rf"^{re.escape(name)} (\S+)$", answer.read().decode(), flags=re.MULTILINE)
+    return float(found[0]) if found else 0.0
+
+
+def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
