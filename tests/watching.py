@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import os
 import re
-import time
 import urllib.request
-from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from hplm.triton import stubs
 from hplm.triton.server import TritonServer
+
+
+def runs(pid: int) -> bool:
+    """Whether there is such a process, and it has not ended."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
 
 
 def pages_of(pid: int) -> dict[str, int]:
@@ -44,10 +50,3 @@ def metric(server: TritonServer, name: str) -> float:
     with urllib.request.urlopen(f"http://127.0.0.1:{server.ports.metrics}/metrics", timeout=10) as answer:
         found = re.findall(rf"^{re.escape(name)} (\S+)$", answer.read().decode(), flags=re.MULTILINE)
     return float(found[0]) if found else 0.0
-
-
-def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +29,8 @@ from hplm.text import TextEncoder
 from hplm.triton.server import Ports, free_ports
 from hplm.triton.stubs import stubs_of
 from tests import tiny
+from tests.waiting import until
+from tests.watching import runs
 
 pytestmark = [pytest.mark.triton, pytest.mark.stress, pytest.mark.timeout(280)]
 ONE_EPOCH = {"epochs": 1, "learning_rates": [0.003]}
@@ -46,12 +48,6 @@ def children(parent: int) -> dict[int, str]:
     )
     rows = (line.split(None, 2) for line in listed.stdout.splitlines())
     return {int(pid): command for pid, state, command in rows if not state.startswith("Z")}
-
-
-def runs(pid: int) -> bool:
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
 
 
 @dataclass
@@ -111,13 +107,6 @@ def service(tmp_path: Path) -> Iterator[Service]:
         made.stop()
 
 
-def until(holds: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + SOON_S
-    while not holds():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
-
-
 def change(service: Service, name: str, rows: Path, done: threading.Event) -> int:
     """Create, update, roll back and delete a tenant, over and over; what a kill spoils is left for the next turn."""
     finished = 0
@@ -149,7 +138,7 @@ class Answers:
         rng = np.random.default_rng(0)
         names = (*STEADY, *LANES)
         while not done.is_set():
-            with Client(service.ports.grpc_url, timeout_s=10) as client:
+            with Client(service.ports.grpc_url, 10) as client:
                 while not done.is_set():
                     name, text = str(rng.choice(names)), int(rng.integers(len(TEXTS)))
                     try:

@@ -8,9 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +26,7 @@ from hplm_loadtest.texts import mean_tokens
 from hplm.errors import ConfigError, UnreachableError
 from hplm.triton.server import TritonServer, free_ports
 from tests import tiny
+from tests.waiting import until
 
 pytestmark = [pytest.mark.triton, pytest.mark.alone]
 # The other tests' machine may be busy: these look for lost requests, not for how late the generator was.
@@ -128,13 +127,6 @@ def test_locust_ends_with_status_1_when_requests_fail(server: TritonServer, tmp_
 def ask_page(port: int, path: str, body: bytes | None = None) -> str:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", body, timeout=10) as answer:
         return str(answer.read().decode())
-
-
-def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
 
 
 def test_the_web_page_starts_a_run_and_shows_every_request(server: TritonServer, tmp_path: Path) -> None:

@@ -28,6 +28,8 @@ from hplm.store.registry import Registry
 from hplm.triton.server import MANAGER_ROLES, TritonServer, free_ports
 from tests import tiny
 from tests.managed import FAST, Place
+from tests.waiting import until
+from tests.watching import metric
 
 pytestmark = pytest.mark.triton
 LEASE_S = 30.0
@@ -178,24 +180,11 @@ def test_clients_that_go_away_are_noticed(place: Place) -> None:
         watches = [manage.watch(job) for _ in range(5)]
         for watch in watches:
             next(watch)
-        until(lambda: gauge(place, "hplm_watch_waiting") == 5)
+        until(lambda: metric(place.server, "hplm_watch_waiting") == 5)
         for watch in watches:
             watch.close()
-        until(lambda: gauge(place, "hplm_watch_waiting") == 0)
+        until(lambda: metric(place.server, "hplm_watch_waiting") == 0)
         manage.cancel_job(job)
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 10
-    while not holds():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.1)
-
-
-def gauge(place: Place, name: str) -> float:
-    with urllib.request.urlopen(f"http://127.0.0.1:{place.server.ports.metrics}/metrics", timeout=5) as answer:
-        lines = answer.read().decode().splitlines()
-    return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
 
 
 def test_plain_curl_gets_an_answer(place: Place) -> None:

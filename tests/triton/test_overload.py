@@ -30,7 +30,8 @@ from hplm import errors, wire
 from hplm.triton.server import TritonServer, free_ports
 from tests import tiny
 from tests.messages import served_hidden
-from tests.watching import metric, pages_of, session_of, stubs_of, until
+from tests.waiting import until
+from tests.watching import metric, pages_of, session_of, stubs_of
 
 pytestmark = [pytest.mark.triton, pytest.mark.stress, pytest.mark.alone, pytest.mark.timeout(300)]
 

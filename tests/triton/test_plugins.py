@@ -12,7 +12,8 @@ from hplm_client import Client
 from hplm.errors import StartError
 from hplm.triton.server import TritonServer, free_ports
 from tests import tiny
-from tests.watching import metric, until
+from tests.waiting import until
+from tests.watching import metric
 
 pytestmark = [pytest.mark.triton, pytest.mark.stress, pytest.mark.alone, pytest.mark.timeout(300)]
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from hplm.store.catalog import Catalog
 from hplm.store.layout import Store
 from hplm.store.registry import Registry
 from tests.unit.manage.making import QUICK, ask, colours, create_tenant, make_service, upload
+from tests.waiting import until
 
 ROOM = 4 << 20
 REFUSALS = (StoreUnavailableError, RegistryError)
@@ -45,13 +46,6 @@ def full(disk: Path) -> Iterator[None]:
             file.write(bytes(4096))
     yield
     (disk / "fill").unlink()
-
-
-def wait_for(holds: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.02)
 
 
 def main(disk: Path, grown: Path) -> None:
@@ -81,16 +75,16 @@ def main(disk: Path, grown: Path) -> None:
             worker = Worker(store, "w", times=TIMES)
             thread = threading.Thread(target=worker.run, daemon=True)
             thread.start()
-            wait_for(lambda: registry.job(job).progress > 0)
+            until(lambda: registry.job(job).progress > 0)
             with full(disk):
                 time.sleep(2)
                 assert registry.job(job).state != "done"
                 assert serve(catalog) == before
             # The same worker, when there is room.
-            wait_for(lambda: registry.job(job).state == "done")
+            until(lambda: registry.job(job).state == "done")
             assert registry.tenant("acme").current.number == 2
             create_tenant(service, "new")
-            wait_for(lambda: registry.tenant_count() == 2)
+            until(lambda: registry.tenant_count() == 2)
             worker.stop.set()
             thread.join()
             assert caretaker.verify(store, registry, time.time()).problems == ()

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,6 +21,8 @@ from hplm.store.registry import Registry
 from hplm_cli.serve import start_worker
 from hplm_cli.supervisor import Supervisor
 from tests.unit.manage.making import ask, colours, files_below, upload, work
+from tests.waiting import until
+from tests.watching import runs
 
 pytestmark = pytest.mark.alone
 HPLM = Path(sys.executable).parent / "hplm"
@@ -36,20 +37,6 @@ def long_job(service: ManageService) -> str:
 
 def start(store: Store, *arguments: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen([HPLM, "worker", "--store", str(store.root), *arguments], stderr=subprocess.DEVNULL)
-
-
-def until(is_so: Callable[[], bool], timeout_s: float = 120.0) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not is_so():
-        assert time.monotonic() < deadline_s, "it took too long"
-        time.sleep(0.02)
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except FileNotFoundError:
-        return False
 
 
 def test_a_worker_told_to_stop_gives_its_job_back_and_one_killed_loses_it_to_another(
@@ -103,7 +90,7 @@ time.sleep(100)
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    until(lambda: not is_alive(child), timeout_s=10)
+    until(lambda: not runs(child), 10)
 
 
 def test_a_child_whose_parent_is_gone_already_does_not_start() -> None:
@@ -140,7 +127,7 @@ def test_a_child_that_was_killed_is_replaced_and_a_deaf_one_is_killed_in_the_end
     assert second != first
     kept.stop(timeout_s=0.2)
     kept.stop()
-    assert not is_alive(second)
+    assert not runs(second)
 
 
 def test_a_command_that_cannot_be_started_is_tried_again_and_stops_no_server(tmp_path: Path) -> None:
@@ -169,7 +156,7 @@ def test_a_server_starts_a_worker_for_its_store(store: Store, tmp_path: Path) ->
         assert pid is not None
     finally:
         kept.stop()
-    assert not is_alive(pid)
+    assert not runs(pid)
 
 
 def test_no_worker_is_started_where_none_is_wanted(store: Store, tmp_path: Path) -> None:
