@@ -12,7 +12,6 @@ from hplm.store.registry import Registry
 from hplm_builder.corpus_file import MOST_BYTES
 from hplm_builder.domains import DomainSettings, build_domain, estimate_domain
 from hplm_builder.job_bench import Bench, made_by, published
-from hplm_builder.register import fresh_number
 
 
 def make_domain(job: Job, bench: Bench) -> dict[str, Any]:
@@ -26,7 +25,7 @@ def make_domain(job: Job, bench: Bench) -> dict[str, Any]:
         raise AlreadyThereError(f"domain {name!r} exists already: domain.update makes its next version")
     parent = registry.current_domain(base, request["parent"])
     corpus = locate(request["corpus"], bench.uploads)
-    number = fresh_number(lambda: registry.next_domain_number(base, name), lambda n: bench.store.domain(base, name, n))
+    number = registry.next_domain_number(base, name, lambda n: bench.store.domain(base, name, n))
     folder = bench.store.domain(base, name, number)
     about = build_domain(
         bench.store,

@@ -84,7 +84,8 @@ def build_domain(
     called as the domain. `below`, the path of the version that is to be its parent, is kept in its manifest for
     `hplm store adopt`. Returns what the version's record says: corpus, settings, held-out loss before and after, sizes.
 
-    An interrupted run goes on where its file in `work` stands; a cancelled one leaves nothing there. Raises DataError,
+    An interrupted run goes on where its file in `work` stands; it stays there until the caller has published the version
+    and removes it. A cancelled run leaves nothing there. Raises DataError,
     CorpusTooSmallError and what `report` raises, in each case with no trace of `folder`.
     """
     base = bases.load(store.base(base_name))
@@ -128,8 +129,6 @@ def build_domain(
         if checkpoint:
             checkpoint.remove()
         raise
-    if checkpoint:
-        checkpoint.remove()
     return {**about, **sizes}
 
 

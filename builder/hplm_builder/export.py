@@ -21,7 +21,8 @@ def export(
     """Write `target` beside its place, then rename; model folders that stood there are replaced, anything else is refused.
 
     Without `manager` nobody can create or update tenants while it serves: the models for that are left out.
-    `store` in the settings is filled in here, relative to their own folder, so that store and models can move together.
+    The settings' `store` and `registry` are filled in here; the store's path is relative to their own folder, so that store and
+    models can move together.
     Raises DataError where `target` holds something that is not ours.
     """
     target = target.resolve()
@@ -47,4 +48,5 @@ def export(
                 continue
             values = asdict(of_role)
             values["store"] = os.path.relpath(store.root.resolve(), target / role / "1")
+            values["registry"] = store.registry
             (version / "settings.json").write_text(json.dumps(values, indent=2) + "\n")

@@ -120,7 +120,7 @@ def _example(where: str, row: Row) -> LabelledText:
     if keys[0] not in row:
         raise DataError(
             f"{where}: no column `text` or `sentence`, of pairs `text` and `text_pair` or `sentence1` and `sentence2`; "
-            f"there are {', '.join(map(str, row))[:200] or 'none'}"
+            f"there are {', '.join(map(ascii, row))[:200] or 'none'}"
         )
     if keys[0] == "sentence1" and "sentence2" not in row:
         raise DataError(f"{where}: `sentence1` without `sentence2`")

@@ -57,9 +57,7 @@ def publish_domain(
             before = registry.current_domain(base_name, name)
         except UnknownDomainError:
             before = None
-        number = fresh_number(
-            lambda: registry.next_domain_number(base_name, name), lambda n: store.domain(base_name, name, n)
-        )
+        number = registry.next_domain_number(base_name, name, lambda n: store.domain(base_name, name, n))
         folder = store.domain(base_name, name, number)
         about = build([one.path for one in registry.lineage((before or above).id)], above.path, folder)
         return registry.publish_domain(
@@ -92,13 +90,6 @@ def open_registry(store: Store) -> Registry:
     return Registry.open(store, create=not used)
 
 
-def fresh_number(take: Callable[[], int], folder: Callable[[int], Path]) -> int:
-    """A version's number whose folder is free: a registry that is an older copy gives out what is there already."""
-    while folder(number := take()).exists():
-        pass
-    return number
-
-
 def publish_tenant(
     store: Store, base: Base, domain: str, made: Tenant, *, expected: int | Literal["any"] | None = "any"
 ) -> TenantVersion:
@@ -116,7 +107,7 @@ def publish_tenant(
             found = None
         if found is not None and found.base != base.config.name:
             raise DataError(f"tenant {name!r} stands on base {found.base!r}: delete it first, or take another name")
-        number = fresh_number(lambda: registry.next_number(name), lambda n: store.tenant_version(name, n))
+        number = registry.next_number(name, lambda n: store.tenant_version(name, n))
         folder = store.tenant_version(name, number)
         tenants.save(folder, made)
         about = {**made.card.about, "task": made.card.task, "labels": list(made.card.labels)}

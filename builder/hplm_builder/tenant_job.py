@@ -23,7 +23,6 @@ from hplm.store.registry import Registry
 from hplm_builder.finetune import TrainSettings
 from hplm_builder.job_bench import Bench, made_by, published
 from hplm_builder.labelled import LabelledData, LabelledFile, read_data
-from hplm_builder.register import fresh_number
 from hplm_builder.tenants import REDUCTION_FACTOR, estimate_fine_tune, train_tenant
 
 # Shares of the job: texts through the tables, then the epochs.
@@ -47,9 +46,7 @@ def make_tenant(job: Job, bench: Bench) -> dict[str, Any]:
         start=task.start,
     )
     crash_point("job.trained")
-    number = fresh_number(
-        lambda: bench.insist(lambda: registry.next_number(name)), lambda n: bench.store.tenant_version(name, n)
-    )
+    number = bench.insist(lambda: registry.next_number(name, lambda n: bench.store.tenant_version(name, n)))
     about = {**trained.card.about, "job": job.id, "domain": task.lineage[0].path}
     folder = bench.store.tenant_version(name, number)
     bench.report("publish", 1.0)

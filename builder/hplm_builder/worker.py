@@ -104,9 +104,6 @@ class Worker:
 
     def _work(self, registry: Registry, job: Job) -> None:
         """Do a job and say how it ended. Raises RegistryError where that cannot be said: the lease will run out."""
-        # Only now: a worker that waits does without torch and its memory.
-        from hplm_builder.jobs import run_job
-
         log.info("job %s: %s of %s begins, attempt %d", job.id, job.kind, job.subject, job.attempts)
         uploads = Uploads(self._store, registry)
         with JobReport(registry, job, self._name, self.stop, self._times, self._clock) as report:
@@ -114,6 +111,9 @@ class Worker:
             error: HplmError | None = None
             result = None
             try:
+                # Only now: a worker that waits does without torch and its memory. The lease is renewed meanwhile.
+                from hplm_builder.jobs import run_job
+
                 result = run_job(job, bench)
             except (RegistryError, LeaseLostError) as lost:
                 log.warning("job %s is left to whoever takes it next: %s", job.id, lost.wire())

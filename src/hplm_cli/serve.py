@@ -16,6 +16,7 @@ from typing import Annotated
 import typer
 from hplm_client import Client
 from rich.console import Console
+from rich.markup import escape
 
 from hplm import config
 from hplm.adapters.bank import TenantBank, is_banked
@@ -43,7 +44,10 @@ def serve(
     http_port: Annotated[int, typer.Option()] = 8000,
     grpc_port: Annotated[int, typer.Option()] = 8001,
     metrics_port: Annotated[int, typer.Option()] = 8002,
-    log: Annotated[Path | None, typer.Option(help="Triton's log; default: triton.log beside the models.")] = None,
+    log: Annotated[
+        Path | None,
+        typer.Option(help="Triton's log; default: triton.log beside the models, triton-check.log of --check."),
+    ] = None,
     worker: Annotated[
         bool | None, typer.Option("--worker/--no-worker", help="Start a worker for jobs; default: as the models say.")
     ] = None,
@@ -81,7 +85,7 @@ def serve(
     console.print(f"Triton: {install.origin} ({install.binary})")
     server = jobs = None
     try:
-        log = log or models.parent / "triton.log"
+        log = log or models.parent / ("triton-check.log" if check else "triton.log")
         server = TritonServer(models, ports, install=install, flags=context.args, log=log, tied=True)
         server.wait_ready()
         stubs = StubKeeper(server)
@@ -126,8 +130,9 @@ def start_worker(models: Path, *, wanted: bool | None, log: Path) -> Supervisor 
         return None
     store = str((folder / settings.store).resolve())
     command = [sys.executable, "-m", "hplm_cli", "worker", "--store", store, "--parent", str(os.getpid())]
-    # Not as an argument: everybody on the machine may read those, and the URL may hold a password.
-    return Supervisor(command, log, environment={"HPLM_REGISTRY": settings.registry} if settings.registry else None)
+    # Not as an argument: everybody on the machine may read those, and the URL may hold a password. Also where it is empty:
+    # a variable of this process's own must not send the worker to another registry than the server's.
+    return Supervisor(command, log, environment={"HPLM_REGISTRY": settings.registry})
 
 
 def served_tenants(models: Path) -> list[TenantCard]:
@@ -149,7 +154,7 @@ def served_tenants(models: Path) -> list[TenantCard]:
                 cards.append(bank.card(tenant))
             except ArtifactError as error:
                 where = Console(stderr=True, soft_wrap=True)
-                where.print(f"tenant {tenant.name} cannot be served: {error}", style="yellow")
+                where.print(f"tenant {tenant.name} cannot be served: {error}", style="yellow", markup=False)
     return cards
 
 
@@ -172,7 +177,8 @@ def _explain(console: Console, ports: Ports, predictions: list[dict[str, object]
         text = str(p["text"])
         shown = text if len(text) <= 70 else f"{text[:67]}..."
         score = f"{p['score']:.3f}" if isinstance(p["score"], float) else "-"
-        console.print(f"  {p['tenant']!s:<12} {shown!r} -> [bold]{p['label']}[/bold] ({score})")
+        told = escape(f"  {p['tenant']!s:<12} {shown!r} -> ")
+        console.print(f"{told}[bold]{escape(str(p['label']))}[/bold] ({score})")
     if not predictions:
         console.print("  no tenants yet: `hplm build tenant --help`")
         return

@@ -56,7 +56,7 @@ def test_bases_of_any_n_are_compared_by_their_folders(bench: Place) -> None:
     assert set(rows) == {(task, base) for task in ("colours", "places", "average") for base in ("tiny", "n2", "n5")}
     assert [rows["colours", base]["window"] for base in ("tiny", "n2", "n5")] == [3, 2, 5]
     assert rows["colours", "n2"]["upper_layers"] == 2
-    assert len({tuple(rates) for rates in report["settings"]["learning_rates"].values()}) == 1
+    assert len({rate for rate in report["settings"]["learning_rates"].values()}) == 1
 
 
 def test_features_without_tables_are_those_of_a_look_up_that_computes(bench: Place) -> None:

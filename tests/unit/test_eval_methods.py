@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -74,11 +76,28 @@ def test_each_method_trains_what_it_says(bench: Place) -> None:
 
 @pytest.mark.parametrize("name", BUDGETS)
 def test_every_method_has_a_grid_of_the_same_size_and_span(name: str) -> None:
-    grids = [BUDGETS[name].rates(rate) for rate in RATES.values()]
+    grids = [BUDGETS[name].rates(rate, lambda tried: None) for rate in RATES.values()]
     assert len({len(set(grid)) for grid in grids}) == 1
     assert len(grids[0]) > 1
     spans = [max(grid) / min(grid) for grid in grids]
     assert max(spans) / min(spans) == pytest.approx(1.0, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("best", "grid"),
+    [
+        (1.0, (0.3, 1.0, 3.0)),
+        (3.0, (0.3, 1.0, 3.0, 10.0)),
+        (10.0, (0.3, 1.0, 3.0, 10.0, 30.0)),
+        (30.0, (0.3, 1.0, 3.0, 10.0, 30.0)),
+        (0.1, (0.03, 0.1, 0.3, 1.0, 3.0)),
+    ],
+)
+def test_a_grid_is_widened_while_the_best_is_at_its_end_but_only_so_often(best: float, grid: tuple[float, ...]) -> None:
+    def nearest(tried: Sequence[float]) -> float:
+        return min(tried, key=lambda rate: abs(math.log(rate / best)))
+
+    assert BUDGETS["cpu"].rates(1.0, nearest) == grid
 
 
 def test_a_search_is_over_the_declared_rates_and_other_seeds_take_the_best_on_dev(bench: Place, tmp_path: Path) -> None:
@@ -86,12 +105,12 @@ def test_a_search_is_over_the_declared_rates_and_other_seeds_take_the_best_on_de
         bench, "methods", "--method", "hbert", "--resume", str(tmp_path), "--seed", "0", "--seed", "7",
         *with_original(bench),
     )  # fmt: skip
-    rates = report["settings"]["learning_rates"]["hbert"]
     for name in ("colours", "places"):
         by_rate = {
-            rate: json.loads((tmp_path / f"{name}/hbert/seed-0-rate-{rate:g}.json").read_text())["run"]["dev"]
-            for rate in rates
+            float(path.stem.rpartition("rate-")[2]): json.loads(path.read_text())["run"]["dev"]
+            for path in (tmp_path / name / "hbert").glob("seed-0-*.json")
         }
+        assert len(by_rate) == 2
         best = max(by_rate, key=lambda rate: by_rate[rate])
         others = sorted(path.name for path in (tmp_path / name / "hbert").glob("seed-7-*.json"))
         assert others == [f"seed-7-rate-{best:g}.json"]

@@ -21,7 +21,7 @@ from hplm.adapters.host_cache import HostCache
 from hplm.adapters.packed import PackedAdapter
 from hplm.adapters.tenant import Tenant
 from hplm.config import UpperSettings
-from hplm.errors import CorruptArtifactError, HplmError, StoppingError
+from hplm.errors import CorruptArtifactError, HplmError, QueueFullError, StoppingError
 from hplm.nn import base as bases
 from hplm.nn import reference
 from hplm.nn.adapters import AdapterSlots
@@ -29,6 +29,7 @@ from hplm.nn.base import Base
 from hplm.nn.upper import UpperEngine, UpperRequest
 from hplm.serving.upper_stage import UpperAnswer, UpperInput, UpperStage
 from hplm.store.layout import Store
+from hplm.store.records import ServedTenant
 from tests import tiny
 
 CPU = torch.device("cpu")
@@ -286,4 +287,42 @@ def test_a_tenant_with_too_few_layers_fails_alone(store: Store, base: Base, flee
     stage.start()
     answers = [future.result(SOON_S) for future in futures]
     assert [type(answer) for answer in answers] == [UpperAnswer, CorruptArtifactError, UpperAnswer]
+    stage.stop()
+
+
+def test_tenants_in_memory_are_answered_however_many_wait_for_one_that_loads(
+    store: Store, fleet: list[Tenant], hidden: list[npt.NDArray[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = stage_of(store, queue_capacity=20)
+    stage.start()
+    warm, cold = inputs_of(hidden, [(0, 0), (1, 0)])
+    assert isinstance(submit_all(stage, [warm])[0].result(SOON_S), UpperAnswer)
+    opened, load = threading.Event(), stage._bank.load
+
+    def slow(key: ServedTenant) -> Tenant:
+        assert opened.wait(SOON_S)
+        return load(key)
+
+    monkeypatch.setattr(stage._bank, "load", slow)
+    waiting = submit_all(stage, [cold] * 20)
+    (refused,) = submit_all(stage, [cold])
+    assert isinstance(refused.result(SOON_S), QueueFullError)
+    assert stage.counts["queue_full"] == 1
+    assert isinstance(submit_all(stage, [warm])[0].result(SOON_S), UpperAnswer)
+    opened.set()
+    assert all(isinstance(one.result(SOON_S), UpperAnswer) for one in waiting)
+    stage.stop()
+
+
+def test_what_is_refused_before_the_queue_is_counted(store: Store, base: Base, fleet: list[Tenant]) -> None:
+    stage = stage_of(store)
+    width = base.config.hidden_size
+    given = UpperInput(np.zeros((3, width), np.float16), np.zeros((3, 3), np.int32), b"nobody")
+    wide = replace(given, hidden=np.full((3, width + 1), 1, np.float16))
+    odd = [np.full((3, width), value, np.float16) for value in (np.nan, np.inf, -np.inf)]
+    asked = [given, wide, *(replace(given, tenant=b"t1", hidden=hidden) for hidden in odd)]
+    answers = [one.result(SOON_S) for one in submit_all(stage, asked)]
+    assert [type(answer).__name__ for answer in answers] == ["UnknownTenantError", *["HiddenStatesError"] * 4]
+    assert stage.counts["unknown_tenant"] == 1
+    assert stage.counts["bad_hidden_states"] == 4
     stage.stop()

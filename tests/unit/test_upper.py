@@ -95,3 +95,38 @@ def test_an_adapter_too_large_for_the_slots_fails_and_leaves_no_slot_behind(tiny
             engine.run(requests)
     assert engine.slots.table.find(requests[0].tenant.key) is None
     assert engine.slots.table.num_unpinned
+
+
+def test_a_batch_reuses_no_slot_of_its_own_tenants(tiny_base: Base, tiny_store: Store) -> None:
+    requests = requests_of(tiny_base, tiny_store, [3] * 4)
+    members = [request.tenant for request in requests]
+    slots = engine_of(tiny_base, 4).slots  # three for tenants
+    for tenant in members[:3]:
+        with slots.assigned([tenant]):
+            pass
+    loads = slots.loads
+    # The fourth comes first and needs a slot: the oldest, that of members[0], is wanted right after.
+    with slots.assigned([members[3], members[0], members[1]]):
+        assert slots.loads == loads + 1
+    slots.close()
+
+
+def test_a_tenant_that_is_wanted_many_times_is_one_in_a_head_start(tiny_base: Base, tiny_store: Store) -> None:
+    requests = requests_of(tiny_base, tiny_store, [3] * 4)
+    members = [request.tenant for request in requests]
+    slots = engine_of(tiny_base, 4).slots
+    with slots.assigned(members[:2]):
+        pass
+    loads = slots.loads
+    slots.prefetch([*members[:2] * 4, members[2]])
+    assert slots.loads == loads + 1
+    slots.close()
+
+
+def test_means_are_those_of_each_text_alone(tiny_base: Base, tiny_store: Store) -> None:
+    engine = engine_of(tiny_base, 5)
+    requests = requests_of(tiny_base, tiny_store, [1, 40, 2, 17, 17, 9])
+    together = engine.run(requests)
+    for request, found in zip(requests, together, strict=True):
+        np.testing.assert_allclose(found, engine.run([request])[0], atol=1e-5, rtol=1e-5)
+    engine.close()

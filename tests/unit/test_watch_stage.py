@@ -163,3 +163,28 @@ def test_a_started_stage_looks_by_itself_and_stopping_tells_who_watches(jobs: Jo
     assert isinstance(third.errors[-1], errors.StoppingError)
     assert isinstance(Client(stage).errors[0], errors.StoppingError)
     assert stage.counts["stopping"] == 2
+
+
+def test_a_stage_that_is_stopped_while_the_last_watch_ends_does_stop() -> None:
+    jobs = Jobs()
+    looking, go_on = threading.Event(), threading.Event()
+
+    def handle(raw: bytes) -> dict[str, Any]:
+        looking.set()
+        assert go_on.wait(10)
+        return jobs.handle(raw)
+
+    jobs.job["state"] = "done"
+    stage = WatchStage(handle)
+    stage.start()
+    client = Client(stage)
+    assert looking.wait(10)
+    stopping = threading.Thread(target=stage.stop)
+    stopping.start()
+    # `stop` has told its end when it waits for the thread that looks.
+    while not stage._stopping:
+        pass
+    go_on.set()
+    stopping.join(10)
+    assert not stopping.is_alive()
+    assert client.ended.wait(10)

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hplm.errors import ConfigError
 from hplm_builder.finetune import TrainSettings
+
+# What grids are stretches of: times a variant's own learning rate.
+LADDER = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 
 
 @dataclass(frozen=True)
 class Budget:
     """`most_*`: examples of a part, None for all of them.
 
-    `factors` times a variant's own rate are the learning rates that are searched, equally many for all. Epochs are searched by
-    keeping the best on dev. With `search_every_seed` each seed has a search of its own, else the first seed's rate is taken for
-    the others too. A batch has as many tokens as `batch_examples` examples of the task have on average.
+    `factors` times a variant's own rate are the learning rates that are searched; while the best on dev is at an end of them,
+    one more beyond that end, at most `widened` times: the same rule for all. Epochs are searched by keeping the best on dev.
+    With `search_every_seed` each seed has a search of its own, else the first seed's rate is taken for the others too. A batch
+    has as many tokens as `batch_examples` examples of the task have on average.
     """
 
     name: str
@@ -26,6 +30,7 @@ class Budget:
     patience: int
     factors: tuple[float, ...]
     search_every_seed: bool
+    widened: int = 2
     batch_examples: int = 16
 
     def __post_init__(self) -> None:
@@ -34,9 +39,25 @@ class Budget:
             if most is not None and most < 2:
                 raise ConfigError(f"{key} must be at least 2, got {most}")
 
-    def rates(self, centre: float) -> tuple[float, ...]:
-        """The grid of a variant whose own learning rate is `centre`."""
-        return tuple(float(f"{centre * factor:.2g}") for factor in self.factors)
+    def rates(self, centre: float, best_of: Callable[[Sequence[float]], float | None]) -> tuple[float, ...]:
+        """The grid of a variant whose own learning rate is `centre`, as far as it is known.
+
+        `best_of` says which of some rates is the best on dev, None while that is not known.
+        """
+        first, last = LADDER.index(self.factors[0]), LADDER.index(self.factors[-1])
+
+        def grid() -> tuple[float, ...]:
+            return tuple(float(f"{centre * factor:.2g}") for factor in LADDER[first : last + 1])
+
+        for _ in range(self.widened):
+            best = best_of(grid())
+            if best == grid()[0]:
+                first -= 1
+            elif best == grid()[-1]:
+                last += 1
+            else:
+                break
+        return grid()
 
     def train_settings(self, seed: int, rate: float, pooling: str, mean_tokens: float) -> TrainSettings:
         """How to train a run on a task whose examples have `mean_tokens` on average. Raises ConfigError."""
@@ -55,7 +76,7 @@ class Budget:
 BUDGETS: Mapping[str, Budget] = {
     "cpu": Budget("cpu", 900, 400, None, 10, 5, (0.3, 1.0, 3.0), search_every_seed=False),
     "full": Budget("full", None, None, None, 15, 5, (0.1, 0.3, 1.0, 3.0, 10.0), search_every_seed=True),
-    "quick": Budget("quick", 48, 24, 24, 1, 1, (0.3, 1.0), search_every_seed=False),
+    "quick": Budget("quick", 48, 24, 24, 1, 1, (0.3, 1.0), search_every_seed=False, widened=0),
 }
 
 

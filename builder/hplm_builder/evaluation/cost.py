@@ -86,7 +86,7 @@ def estimate(study: Study, results: Results, report: Report) -> Estimate:
             one_s = budget.epochs * (train * cost.train_s + dev * cost.predict_s) + (dev + test) * cost.predict_s
             one_s += variant.more_tests * test * cost.predict_s
             run_s[task.name, variant.name] = one_s
-            if unfinished := study.runs_each - board.finished(task, variant):
+            if unfinished := board.total(task, variant) - board.finished(task, variant):
                 left_s += unfinished * one_s + variant.more_tests * test * cost.feature_s
                 if variant.source.name not in sources:
                     left_s += (test + len(study.seeds) * (train + dev)) * cost.feature_s

@@ -29,7 +29,7 @@ def method_variants(original: Original, served: Served, device: torch.device) ->
     base = original.base
 
     def whole(task: EvalTask) -> dict[str, Any]:
-        return {"base": base.fingerprint, "original": original.folder.name}
+        return {"base": base.fingerprint, "original": original.fingerprint}
 
     return [
         Variant("dedicated", base, original.token_ids(), original.full_body, RATES["dedicated"], whole),

@@ -97,8 +97,7 @@ def conduct(study: Study, results: Results, dry_run: bool) -> Found:
         if dry_run:
             raise typer.Exit
         answer, done_here = search(study, results, found.workload, progress)
-        total = study.runs_each * sum(1 for _ in study.pairs())
-        progress.console.print(f"{done_here} of {total} runs were done here", highlight=False)
+        progress.console.print(f"{done_here} runs were done here", highlight=False)
     return answer
 
 
@@ -110,7 +109,7 @@ def about_study(study: Study, found: Found, more: Mapping[str, Any]) -> dict[str
         "budget": asdict(study.budget),
         "seeds": list(study.seeds),
         "searched_seeds": list(study.searched_seeds),
-        "learning_rates": {variant.name: list(study.budget.rates(variant.rate)) for variant in study.variants},
+        "learning_rates": {variant.name: variant.rate for variant in study.variants},
         "pooling": study.pooling,
         "device": study.device.type,
         "examples": {

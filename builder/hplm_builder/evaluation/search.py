@@ -49,8 +49,7 @@ class _Work:
         self._progress = progress
         self._features = KeptFeatures()
         self._bodies: dict[tuple[str, str], MakeBody] = {}
-        total_s = sum(study.runs_each * workload.run_s[task.name, variant.name] for task, variant in study.pairs())
-        self._overall = progress.add_task("seconds of work", total=max(1, round(total_s)))
+        self._overall = progress.add_task("seconds of work", total=None)
         self._current = progress.add_task("", total=100, visible=False)
 
     def round(self) -> bool:
@@ -121,8 +120,10 @@ class _Work:
     def _finished_s(self) -> float:
         """What all finished runs were thought to take."""
         counts = {(t.name, v.name): self.board.finished(t, v) for t, v in self._study.pairs()}
-        total = self._study.runs_each * len(counts)
-        self._progress.update(self._overall, description=f"{sum(counts.values())} of {total} runs, seconds of work")
+        totals = {(t.name, v.name): self.board.total(t, v) for t, v in self._study.pairs()}
+        total_s = sum(total * self._workload.run_s[pair] for pair, total in totals.items())
+        words = f"{sum(counts.values())} of {sum(totals.values())} runs, seconds of work"
+        self._progress.update(self._overall, description=words, total=max(1, round(total_s)))
         return sum(count * self._workload.run_s[pair] for pair, count in counts.items())
 
     def _show_overall(self, seconds: float) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from hplm.errors import ConfigError
-from hplm_builder.bodies import CPU
+from hplm_builder.bodies import CPU, fastest_format
 from hplm_builder.evaluation.budget import Budget
 from hplm_builder.evaluation.features import mean_tokens
 from hplm_builder.evaluation.results import Results, Run, RunKey
@@ -48,6 +48,7 @@ class Study:
             "batch examples": budget.batch_examples,
             "pooling": self.pooling,
             "device": self.device.type,
+            "computed in": str(fastest_format(self.device)[0]),
             **variant.about(task),
         }
 
@@ -62,7 +63,7 @@ class Study:
 
     @property
     def runs_each(self) -> int:
-        """Trainings of a variant on a task."""
+        """Trainings of a variant on a task, where no grid is widened."""
         searched = len(self.searched_seeds)
         return searched * len(self.budget.factors) + len(self.seeds) - searched
 
@@ -75,11 +76,15 @@ class Study:
 
 @dataclass(frozen=True)
 class Chosen:
-    """A seed's run at the learning rate that was best on dev; None where all diverged."""
+    """A seed's run at the learning rate that was best on dev; None where all diverged.
+
+    `at_end`: that rate is the lowest or highest that was tried.
+    """
 
     seed: int
     rate: float
     run: Run | None
+    at_end: bool = False
 
 
 # By the names of task and variant, a `Chosen` a seed.
@@ -114,10 +119,9 @@ class Board:
     def wanted(self, task: EvalTask, variant: Variant) -> list[RunKey]:
         """The runs of a variant on a task as far as they are known: a rate for the other seeds takes the first one's search."""
         study = self._study
-        rates = study.budget.rates(variant.rate)
-        pairs = [(seed, rate) for seed in study.searched_seeds for rate in rates]
+        pairs = [(seed, rate) for seed in study.searched_seeds for rate in self._rates(task, variant, seed)]
         if others := study.seeds[len(study.searched_seeds) :]:
-            first = self._best(task, variant, study.seeds[0], rates)
+            first = self._best(task, variant, study.seeds[0])
             pairs += [(seed, first.rate) for seed in others] if first else []
         return [RunKey(task.name, variant.name, seed, rate) for seed, rate in pairs]
 
@@ -131,19 +135,34 @@ class Board:
 
     def chosen(self, task: EvalTask, variant: Variant) -> list[Chosen]:
         """What a finished search came to."""
-        rates = self._study.budget.rates(variant.rate)
-        found = [self._best(task, variant, seed, rates) for seed in self._study.searched_seeds]
+        found = [self._best(task, variant, seed) for seed in self._study.searched_seeds]
         assert found[0] is not None
         for seed in self._study.seeds[len(found) :]:
             run = self.run(task, variant, seed, found[0].rate)
-            found.append(Chosen(seed, found[0].rate, run if run is not None and run.dev is not None else None))
+            found.append(replace(found[0], seed=seed, run=run if run is not None and run.dev is not None else None))
         return [one for one in found if one is not None]
 
-    def _best(self, task: EvalTask, variant: Variant, seed: int, rates: Sequence[float]) -> Chosen | None:
+    def total(self, task: EvalTask, variant: Variant) -> int:
+        """How many runs a variant on a task takes, as far as that is known."""
+        return max(self._study.runs_each, len(self.wanted(task, variant)))
+
+    def _rates(self, task: EvalTask, variant: Variant, seed: int) -> tuple[float, ...]:
+        """The learning rates to try, as far as they are known."""
+
+        def best_of(rates: Sequence[float]) -> float | None:
+            best = self._best_of(task, variant, seed, rates)
+            return None if best is None else best.rate
+
+        return self._study.budget.rates(variant.rate, best_of)
+
+    def _best(self, task: EvalTask, variant: Variant, seed: int) -> Chosen | None:
         """None while a rate's run is not finished."""
+        return self._best_of(task, variant, seed, self._rates(task, variant, seed))
+
+    def _best_of(self, task: EvalTask, variant: Variant, seed: int, rates: Sequence[float]) -> Chosen | None:
         runs = [(rate, self.run(task, variant, seed, rate)) for rate in rates]
         done = [(rate, run) for rate, run in runs if run is not None]
         if len(done) < len(runs):
             return None
         rate, run = max(done, key=lambda one: -math.inf if one[1].dev is None else one[1].dev)
-        return Chosen(seed, rate, None if run.dev is None else run)
+        return Chosen(seed, rate, None if run.dev is None else run, at_end=rate in (rates[0], rates[-1]))

@@ -38,8 +38,8 @@ class Spread:
 def rows_of(study: Study, found: Found, column: str = "method") -> list[Row]:
     """A row for each task and variant, and for each variant the average over tasks. `column` is what variants are called.
 
-    `test` and `dev` are the task's metric, 0 to 1; `test_by_seed` is in the order of the study's seeds, without those that
-    diverged, of which `diverged` tells.
+    `test` and `dev` are the task's metric, 0 to 1; `at_end` counts seeds whose rate is at an end of the grid; `test_by_seed` is
+    in the order of the study's seeds, without those that diverged, of which `diverged` tells.
     """
     rows = [_row(task, name, found[task.name, name], column) for task in study.tasks for name in _names(study)]
     if len(study.tasks) > 1:
@@ -58,6 +58,7 @@ def _row(task: EvalTask, name: str, chosen: Sequence[Chosen], column: str) -> Ro
     row |= {
         "dev": Spread.of([run.dev for run in runs if run.dev is not None]).mean,
         "learning_rates": {f"{rate:g}": count for rate, count in Counter(one.rate for one in chosen).items()},
+        "at_end": sum(one.at_end for one in chosen),
         "best_epochs": [run.best_epoch for run in runs],
         "test_by_seed": [round(test, 4) for test in tests],
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -163,6 +164,11 @@ class Original:
     def model(self) -> OriginalEncoder:
         return _loaded(self)
 
+    @property
+    def fingerprint(self) -> str:
+        """16 hex digits over its weights."""
+        return _fingerprint(self)
+
     def token_ids(self) -> Source:
         return Source("tokens", lambda task, report: token_ids)
 
@@ -208,3 +214,11 @@ class Original:
 @cache
 def _loaded(original: Original) -> OriginalEncoder:
     return load_original(original.folder, original.base.config)
+
+
+@cache
+def _fingerprint(original: Original) -> str:
+    digest = hashlib.sha256()
+    for name, value in sorted(original.model().state_dict().items()):
+        digest.update(name.encode() + value.cpu().numpy().tobytes())
+    return digest.hexdigest()[:16]

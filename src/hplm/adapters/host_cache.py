@@ -40,24 +40,33 @@ class HostCache(Generic[Key, Value]):
         self.kept_bytes = 0
         self.misses = 0
 
+    def get(self, key: Key) -> Value | None:
+        """The value where it is here already."""
+        with self._lock:
+            return self._touched(key)
+
     def fetch(self, key: Key) -> Future[Value]:
         """The value, now or later; callers that ask for one key while it loads share one load."""
+        future: Future[Value] = Future()
         with self._lock:
-            if key in self._kept:
-                self._kept.move_to_end(key)
-                done: Future[Value] = Future()
-                done.set_result(self._kept[key])
-                return done
+            if (kept := self._touched(key)) is not None:
+                future.set_result(kept)
+                return future
             if key in self._loading:
                 return self._loading[key]
             self.misses += 1
-            future: Future[Value] = Future()
             self._loading[key] = future
         try:
             self._pool.submit(self._run, key, future)
         except RuntimeError:
             self._give_up([key])
         return future
+
+    def _touched(self, key: Key) -> Value | None:
+        if key not in self._kept:
+            return None
+        self._kept.move_to_end(key)
+        return self._kept[key]
 
     def close(self) -> None:
         """Let loads under way end; those that wait, and what is fetched later, fail with StoppingError."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -72,7 +73,7 @@ class Tenant:
         """Its weights unpacked, for everything that need not be fast."""
         return unpack(self.packed)
 
-    @property
+    @cached_property
     def key(self) -> str:
         """What a slot goes by: an update is another key, so it never mixes with what it replaces."""
         return f"{self.card.name}@{self.version}"

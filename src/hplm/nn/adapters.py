@@ -29,9 +29,10 @@ OWN_PRODUCT_TOKENS = 64
 class Fill:
     """Copying adapters into slots, layer by layer; whoever computes waits for the layer it is at."""
 
-    def __init__(self, slots: list[int], weights: list[Tensor], num_layers: int) -> None:
+    def __init__(self, slots: list[int], weights: list[Tensor], num_layers: int, device: torch.device) -> None:
         self.slots = slots
         self.weights = weights
+        self._device = device
         self._done = 0
         self._num_layers = num_layers
         self._error: BaseException | None = None
@@ -54,6 +55,10 @@ class Fill:
     def failed(self) -> bool:
         return self._error is not None
 
+    @property
+    def done(self) -> bool:
+        return self._done == self._num_layers and self._error is None
+
     def wait(self, layer: int) -> None:
         """Until `layer` is in its slots; on CUDA, until the stream of this thread will see it so."""
         with self._changed:
@@ -62,7 +67,7 @@ class Fill:
             if self._error is not None:
                 raise self._error
         if self.events:
-            torch.cuda.current_stream().wait_event(self.events[layer])
+            torch.cuda.current_stream(self._device).wait_event(self.events[layer])
 
     def wait_all(self) -> None:
         self.wait(self._num_layers - 1)
@@ -76,8 +81,14 @@ class AssignedSlots:
     fills: tuple[Fill, ...]
 
     def wait(self, layer: int) -> None:
+        """Until `layer` is in all of them."""
         for fill in self.fills:
             fill.wait(layer)
+
+    @property
+    def filled(self) -> bool:
+        """Whether all layers are in all of them."""
+        return all(fill.done for fill in self.fills)
 
 
 class AdapterSlots:
@@ -152,7 +163,7 @@ class AdapterSlots:
         """
         slots: list[int] = []
         fresh: dict[int, Tensor] = {}
-        packed = {t.key: torch.from_numpy(widen(t.packed, self.reduced_size).weights) for t in tenants}
+        packed = {tenant.key: widen(tenant.packed, self.reduced_size) for tenant in tenants}
         with self._freed:
             # All at once: two that each waited with a part pinned would wait for each other.
             while sum(not self.table.is_pinned(key) for key in packed) > self.table.num_unpinned:
@@ -162,15 +173,18 @@ class AdapterSlots:
                     self._freed.wait()
                 finally:
                     self._batches_waiting -= 1
+            for key in packed:
+                # Whoever has a slot must not lose it to another of the same batch.
+                self.table.touch(key)
             for tenant in tenants:
                 slot, is_new = self.table.assign(tenant.key)
                 slots.append(slot)
                 if is_new:
-                    fresh[slot] = packed[tenant.key]
+                    fresh[slot] = torch.from_numpy(packed[tenant.key].weights)
             fill = None
             if fresh:
                 weights = [w.view(torch.bfloat16) if w.dtype == torch.uint16 else w for w in fresh.values()]
-                fill = Fill(list(fresh), weights, self._num_layers)
+                fill = Fill(list(fresh), weights, self._num_layers, self._device)
                 self._filling.update(dict.fromkeys(fresh, fill))
                 self.loads += len(fresh)
             fills = tuple({id(f): f for slot in slots if (f := self._filling.get(slot))}.values())
@@ -202,11 +216,12 @@ class AdapterSlots:
             if self._batches_waiting:
                 return
             missing = {tenant.key: tenant for tenant in tenants if self.table.find(tenant.key) is None}
-            resident = sum(tenant.key not in missing and not self.table.is_pinned(tenant.key) for tenant in tenants)
+            wanted = {tenant.key for tenant in tenants}
+            resident = sum(key not in missing and not self.table.is_pinned(key) for key in wanted)
             # What is there already and wanted next is not pushed out for what is not.
             taken = list(missing.values())[: max(0, self.table.num_unpinned - resident)]
-            for tenant in tenants:
-                self.table.touch(tenant.key)
+            for key in wanted:
+                self.table.touch(key)
             # Within the lock there are as many unpinned slots as were counted: this does not wait.
             assigned = self.assign(taken)
         try:

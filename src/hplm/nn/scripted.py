@@ -125,8 +125,12 @@ class RunLayers(nn.Module):
         self.chunk_real = chunk_real
         self.back = back
 
-    def forward(self, layer: int) -> None:
-        """One layer."""
+    def forward(self, first: int, last: int) -> None:
+        """Layers `first` to before `last`."""
+        for layer in range(first, last):
+            self._layer(layer)
+
+    def _layer(self, layer: int) -> None:
         hidden = self.hidden
         weights = self.weights[layer]
         size = hidden.size(1)

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 Sample = tuple[int, int, float]
 # Features of like size, so that one small ridge steadies all coefficients.
@@ -33,7 +32,8 @@ class CostModel:
         self._forgetting = forgetting
         self._products = np.zeros((3, 3))
         self._targets = np.zeros(3)
-        self._coefficients: npt.NDArray[np.float64] = np.zeros(3)
+        # Of a batch, a token and a squared length: plain numbers, asked for every request.
+        self._seconds = (0.0, 0.0, 0.0)
         self._headroom = 1.0
 
     @classmethod
@@ -47,8 +47,8 @@ class CostModel:
 
     def predict(self, tokens: int, squares: int) -> float:
         """Seconds of a batch."""
-        a, b, c = self._coefficients
-        return float(a + b * tokens * _SCALE[1] + c * squares * _SCALE[2])
+        a, b, c = self._seconds
+        return a + b * tokens + c * squares
 
     def bound(self, tokens: int, squares: int) -> float:
         """Seconds that a batch hardly ever exceeds, as far as was seen."""
@@ -96,4 +96,5 @@ class CostModel:
                 found[kept] = part
                 break
             kept.pop(int(part.argmin()))
-        self._coefficients = found
+        a, b, c = (found * _SCALE).tolist()
+        self._seconds = a, b, c

@@ -1,9 +1,9 @@
 """Shares of a batch.
 
-The rule: while others wait, a tenant gets of a batch's tokens at most its share, which is its weight over the weights of
-all tenants that wait, but always room for one request. What the others leave free is given back: first everybody's
-shares are filled, then the policy fills what is left with whatever waits. A tenant that sends more than its share waits
-behind its own requests, not before others'.
+The rule: while others wait, a tenant gets of a batch's tokens, and of its requests, at most its share, which is its weight
+over the weights of all tenants that wait, but always room for one request. What the others leave free is given back: first
+everybody's shares are filled, then the policy fills what is left with whatever waits. A tenant that sends more than its
+share waits behind its own requests, not before others'.
 
 And nobody starves: requests that have waited longer than `starve_after_s` go first, oldest first, of each tenant within
 its share, into at most half of the batch (but at least one), whatever the policy prefers.
@@ -30,7 +30,8 @@ def fair_select(
     for request in waiting:
         by_tenant.setdefault(request.tenant, []).append(request)
     starving = _starving(waiting, now_s, budget, starve_after_s, _shares(by_tenant, budget, weights))
-    if not starving and (len(by_tenant) == 1 or sum(r.tokens for r in waiting) <= budget.tokens):
+    fits = len(waiting) <= budget.max_requests and sum(r.tokens for r in waiting) <= budget.tokens
+    if not starving and (len(by_tenant) == 1 or fits):
         return _checked(policy, waiting, now_s, budget)
     if budget.rows > 1:
         return _rows(
@@ -129,11 +130,9 @@ def _within_shares(
     shares = _shares(by_tenant, budget, weights)
     found: list[Waiting] = []
     for tenant, requests in by_tenant.items():
-        if len(requests) == 1 or sum(request.tokens for request in requests) <= shares[tenant]:
-            found += requests
-        else:
-            own = Budget(1, shares[tenant], budget.max_requests, 1)
-            found += _checked(policy, requests, now_s, own).requests
+        own = Budget(1, shares[tenant], max(1, budget.max_requests * shares[tenant] // budget.tokens), 1)
+        fits = len(requests) <= own.max_requests and sum(request.tokens for request in requests) <= own.tokens
+        found += requests if len(requests) == 1 or fits else _checked(policy, requests, now_s, own).requests
     return found
 
 

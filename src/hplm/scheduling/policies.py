@@ -86,7 +86,7 @@ class Das:
         for row in range(budget.rows):
             if not by_length or filler.is_full(by_length[0].tokens):
                 break
-            fitting = _saturating(by_length, budget.row_tokens)
+            fitting = min(_saturating(by_length, budget.row_tokens), budget.max_requests - filler.count)
             everything_fits = fitting == len(by_length)
             dominant = by_length if everything_fits else by_length[: max(1, int(self.eta * fitting))]
             taken = {request.id for request in dominant if filler.put(row, request)}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -82,7 +83,9 @@ class RequestQueue:
     def offer(self, request: Waiting, now_s: float) -> list[Refused]:
         """Let a request wait; returns who is refused for it, which may be the request itself."""
         start_s = max(now_s, self._running_until_s if self._running is not None else now_s)
-        if self._latest(request) < start_s:
+        # The latest start at which it still meets its deadline, alone.
+        latest_s = request.deadline_s - self._seconds((request,))
+        if latest_s < start_s:
             if self._running is None and not self._waiting and request.deadline_s > now_s:
                 self.cost.relax()
             return [Refused(request, "deadline")]
@@ -98,7 +101,7 @@ class RequestQueue:
         own[request.id] = request
         self.waiting_tokens += request.tokens
         heapq.heappush(self._fullest, (-self._fill_of(request.tenant), request.tenant))
-        heapq.heappush(self._latest_start, (self._latest(request), request.id))
+        heapq.heappush(self._latest_start, (latest_s, request.id))
         return refused
 
     def take(self, now_s: float) -> Taken:
@@ -135,7 +138,7 @@ class RequestQueue:
             # `take` will meet the same failure and report it.
             return ()
 
-    def done(self, seconds: float, now_s: float) -> None:
+    def done(self, seconds: float) -> None:
         """The batch of the last `take` has ended after `seconds`; 0 where that says nothing about what batches cost."""
         assert self._running is not None
         requests = self._running.requests
@@ -149,9 +152,9 @@ class RequestQueue:
         self._remove(self._waiting[request_id])
         return True
 
-    def oldest(self, count: int) -> list[Waiting]:
-        """The requests that have waited longest, at most `count`."""
-        return list(itertools.islice(self._waiting.values(), count))
+    def oldest(self, count: int, after: int = -1) -> list[Waiting]:
+        """The requests that came first, of those with an id above `after`, at most `count`."""
+        return list(itertools.islice((one for one in self._waiting.values() if one.id > after), count))
 
     def drain(self) -> list[Waiting]:
         """All that wait, taken out."""
@@ -163,10 +166,6 @@ class RequestQueue:
     def _select(self, policy: Policy, waiting: list[Waiting], now_s: float) -> Batch:
         return fair_select(policy, waiting, now_s, self._budget, self._weights, self._starve_after_s)
 
-    def _latest(self, request: Waiting) -> float:
-        """The latest start at which a request that runs alone still meets its deadline."""
-        return request.deadline_s - self._seconds((request,))
-
     def _seconds(self, requests: tuple[Waiting, ...]) -> float:
         return self.cost.bound(sum(r.tokens for r in requests), sum(r.tokens**2 for r in requests))
 
@@ -177,16 +176,21 @@ class RequestQueue:
             if request_id in self._waiting:
                 found.append(self._waiting[request_id])
                 self._remove(found[-1])
-        enough = 2 * self._budget.tokens
-        if self.waiting_tokens > enough:
+        if self._fills_two_batches:
             full_s = self._seconds_of_full_batch()
             for request in sorted(self._waiting.values(), key=lambda r: r.deadline_s):
-                if request.deadline_s >= now_s + full_s or self.waiting_tokens <= enough:
+                if request.deadline_s >= now_s + full_s or not self._fills_two_batches:
                     break
                 if request.deadline_s - request.arrived_s > 2 * full_s:
                     found.append(request)
                     self._remove(request)
         return found
+
+    @property
+    def _fills_two_batches(self) -> bool:
+        """Whether more waits than two batches hold."""
+        budget = self._budget
+        return self.waiting_tokens > 2 * budget.tokens or len(self._waiting) > 2 * budget.max_requests
 
     def _seconds_of_full_batch(self) -> float:
         """Of requests as long as those that wait."""
@@ -196,27 +200,37 @@ class RequestQueue:
 
     def _fit_deadlines(self, batch: Batch, now_s: float) -> tuple[Batch, list[Waiting]]:
         """The batch without what it would make late, and what of that is refused (the rest goes on waiting)."""
+        # What it costs is known better now than when they came: some could not end in time even alone.
+        late = [request for request in batch.requests if now_s + self._seconds((request,)) > request.deadline_s]
+        batch = _without(batch, late)
         late_of_whole = self._late(batch.requests, now_s)
         if not late_of_whole:
-            return batch, []
-        by_deadline = sorted(batch.requests, key=lambda r: (r.deadline_s, r.id))
-        # The most urgent first, as many as end before the earliest deadline among them; before all, who waited too long.
-        kept: list[Waiting] = [r for r in batch.requests if now_s - r.arrived_s > self._starve_after_s]
-        for request in by_deadline:
-            if request in kept:
-                continue
-            if now_s + self._seconds((*kept, request)) <= by_deadline[0].deadline_s:
-                kept.append(request)
+            return batch, late
+        kept = self._ending_in_time(batch.requests, now_s)
         tokens = sum(request.tokens for request in batch.requests)
         saves_enough = 2 * sum(request.tokens for request in kept) >= tokens
-        if kept and (saves_enough or self.waiting_tokens <= 2 * self._budget.tokens):
-            return _only(batch, kept), []
-        late: list[Waiting] = []
+        if saves_enough or not self._fills_two_batches:
+            ids = {request.id for request in kept}
+            return _without(batch, [request for request in batch.requests if request.id not in ids]), late
         while late_of_whole:
             late += late_of_whole
-            batch = _only(batch, [request for request in batch.requests if request not in late])
+            batch = _without(batch, late_of_whole)
             late_of_whole = self._late(batch.requests, now_s)
         return batch, late
+
+    def _ending_in_time(self, requests: tuple[Waiting, ...], now_s: float) -> list[Waiting]:
+        """The most urgent, after those who waited too long: as many as end before the earliest deadline among them."""
+        kept: list[Waiting] = []
+        tokens, squares, earliest_s = 0, 0, math.inf
+        for request in sorted(
+            requests, key=lambda r: (now_s - r.arrived_s <= self._starve_after_s, r.deadline_s, r.id)
+        ):
+            more = tokens + request.tokens, squares + request.tokens**2
+            by_s = min(earliest_s, request.deadline_s)
+            if now_s + self.cost.bound(*more) <= by_s:
+                kept.append(request)
+                (tokens, squares), earliest_s = more, by_s
+        return kept
 
     def _late(self, requests: tuple[Waiting, ...], now_s: float) -> list[Waiting]:
         end_s = now_s + self._seconds(requests)
@@ -258,7 +272,9 @@ class RequestQueue:
             heapq.heapify(self._fullest)
 
 
-def _only(batch: Batch, kept: list[Waiting]) -> Batch:
-    ids = {request.id for request in kept}
-    rows = (tuple(request for request in row if request.id in ids) for row in batch.rows)
+def _without(batch: Batch, dropped: list[Waiting]) -> Batch:
+    if not dropped:
+        return batch
+    ids = {request.id for request in dropped}
+    rows = (tuple(request for request in row if request.id not in ids) for row in batch.rows)
     return Batch(tuple(row for row in rows if row), batch.slot_tokens)

@@ -13,13 +13,17 @@ def das(waiting: Sequence[Waiting], budget: Budget, eta: float, q: float) -> tup
     all_dominant: list[Waiting] = []
     left = list(waiting)
     for row in range(budget.rows):
-        if sum(request.tokens for request in left) <= budget.row_tokens:
+        most = budget.max_requests - filler.count  # not the paper's: a batch may also be full by number
+        if sum(request.tokens for request in left) <= budget.row_tokens and len(left) <= most:
             dominant = sorted(left, key=lambda r: (r.tokens, r.arrived_s, r.id))
             all_dominant += [request for request in dominant if filler.put(row, request)]
         else:
             by_utility = sorted(left, key=lambda r: (-r.utility, r.arrived_s, r.id))
             saturating = 0
-            while sum(request.tokens for request in by_utility[: saturating + 1]) <= budget.row_tokens:
+            while (
+                sum(request.tokens for request in by_utility[: saturating + 1]) <= budget.row_tokens
+                and saturating < most
+            ):
                 saturating += 1
             dominant = by_utility[: max(1, int(eta * saturating))]
             all_dominant += [request for request in dominant if filler.put(row, request)]

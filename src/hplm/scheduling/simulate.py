@@ -38,7 +38,7 @@ def simulate(arrivals: Sequence[Waiting], queue: RequestQueue, service_s: Callab
             continue
         end_s = now_s + service_s(taken.batch)
         next_arrival = _arrive(arrivals, next_arrival, end_s, queue, outcomes)
-        queue.done(end_s - now_s, end_s)
+        queue.done(end_s - now_s)
         outcomes += [Outcome(request, end_s, "answered") for request in taken.batch.requests]
         now_s = end_s
     return outcomes

@@ -112,7 +112,8 @@ class ManageStage:
 def answered(handle: Handle, raw: bytes) -> bytes | HplmError:
     """What `handle` returns as JSON, or its error; what nobody expected is for the log alone."""
     try:
-        return json.dumps(handle(raw), ensure_ascii=False).encode()
+        # In ASCII: half a surrogate pair, which a file's key can hold, is no UTF-8.
+        return json.dumps(handle(raw)).encode()
     except HplmError as error:
         return error
     except Exception:

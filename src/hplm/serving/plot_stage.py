@@ -150,13 +150,17 @@ class PlotStage:
         try:
             tenant = self._bank.resolve(given.tenant)
             text = self._read(given.texts, tenant)
-            if not self._opening.acquire(blocking=False):
+            lookup = self._domains.get(tenant.lineage)
+            if lookup is None and not self._opening.acquire(blocking=False):
                 raise QueueFullError("too many requests wait for their domains to be opened; try again later")
         except HplmError as error:
-            reply(for_the_wire(error, given.tenant))
+            self._worker.refuse(reply, for_the_wire(error, given.tenant))
             return
-        opened = partial(self._opened, given, tenant, text, reply, is_cancelled)
-        self._domains.fetch(tenant.lineage).add_done_callback(opened)
+        if lookup is not None:
+            self._queue(given, _Ready(tenant, text, lookup), reply, is_cancelled)
+        else:
+            opened = partial(self._opened, given, tenant, text, reply, is_cancelled)
+            self._domains.fetch(tenant.lineage).add_done_callback(opened)
 
     def _opened(
         self,
@@ -170,21 +174,25 @@ class PlotStage:
         """The tenant's domain is open, or cannot be."""
         self._opening.release()
         try:
-            ready = _Ready(tenant, text, opened.result())
-            deadline_s = self._settings.default_deadline_s if given.deadline_s is None else given.deadline_s
-            self._worker.submit(
-                Job(ready, reply, is_cancelled),
-                tenant=tenant.name,
-                tokens=sum(len(raw) // BYTES_PER_TOKEN + 1 for raw in given.texts) + 1,
-                arrived_s=given.arrived_s,
-                deadline_s=given.arrived_s + deadline_s,
-            )
+            self._queue(given, _Ready(tenant, text, opened.result()), reply, is_cancelled)
         except HplmError as error:
-            reply(for_the_wire(error, given.tenant))
+            self._worker.refuse(reply, for_the_wire(error, given.tenant))
         except Exception:
             # Futures swallow what their callbacks raise: without an answer here there would be none.
             logging.getLogger(__name__).exception("a domain could not be opened")
-            reply(InternalError("this tenant's domain cannot be opened; the server's log says why"))
+            self._worker.refuse(
+                reply, InternalError("this tenant's domain cannot be opened; the server's log says why")
+            )
+
+    def _queue(self, given: PlotInput, ready: _Ready, reply: Reply, is_cancelled: Callable[[], bool]) -> None:
+        deadline_s = self._settings.default_deadline_s if given.deadline_s is None else given.deadline_s
+        self._worker.submit(
+            Job(ready, reply, is_cancelled),
+            tenant=ready.tenant.name,
+            tokens=sum(len(raw) // BYTES_PER_TOKEN + 1 for raw in given.texts) + 1,
+            arrived_s=given.arrived_s,
+            deadline_s=given.arrived_s + deadline_s,
+        )
 
     @property
     def windows_by_level(self) -> Counter[str]:

@@ -159,12 +159,16 @@ class UpperStage:
         try:
             self._check(given)
             key = self._bank.resolve(given.tenant, given.version_id)
-            if not self._loads.acquire(blocking=False):
+            tenant = self._cache.get(key)
+            if tenant is None and not self._loads.acquire(blocking=False):
                 raise QueueFullError("too many requests wait for their tenants' weights; try again later")
         except HplmError as error:
-            reply(for_the_wire(error, given.tenant))
+            self._worker.refuse(reply, for_the_wire(error, given.tenant))
             return
-        self._cache.fetch(key).add_done_callback(partial(self._loaded, given, reply, is_cancelled))
+        if tenant is not None:
+            self._queue(given, tenant, reply, is_cancelled)
+        else:
+            self._cache.fetch(key).add_done_callback(partial(self._loaded, given, reply, is_cancelled))
 
     def run(self, inputs: Sequence[UpperInput]) -> list[UpperAnswer | HplmError]:
         """Answers in order, without queue and threads; what is wrong with one request is that request's answer alone."""
@@ -189,30 +193,26 @@ class UpperStage:
         """The tenant is in host memory, or cannot be."""
         self._loads.release()
         try:
-            ready = _Ready(UpperRequest(loaded.result(), given.hidden), given.tokens)
+            self._queue(given, loaded.result(), reply, is_cancelled)
         except HplmError as error:
-            reply(for_the_wire(error, given.tenant))
-            return
+            self._worker.refuse(reply, for_the_wire(error, given.tenant))
         except Exception:
-            logging.getLogger(__name__).exception("loading a tenant failed")
-            reply(InternalError("this tenant's model cannot be loaded; the server's log says why"))
-            return
+            # Futures swallow what their callbacks raise: without an answer here there would be none.
+            logging.getLogger(__name__).exception("a tenant could not be loaded")
+            self._worker.refuse(reply, InternalError("this tenant's model cannot be loaded; the server's log says why"))
+
+    def _queue(self, given: UpperInput, tenant: Tenant, reply: Reply, is_cancelled: Callable[[], bool]) -> None:
         now = time.monotonic()
         # A client that calls this stage itself may claim any time of arrival: only a sound one counts.
         arrived_s = given.arrived_s if given.arrived_s is not None and 0 <= now - given.arrived_s < 3600 else now
         deadline_s = self._settings.default_deadline_s if given.deadline_s is None else given.deadline_s
-        try:
-            self._worker.submit(
-                Job(ready, reply, is_cancelled),
-                tenant=ready.request.tenant.card.name,
-                tokens=len(given.hidden),
-                arrived_s=arrived_s,
-                deadline_s=arrived_s + deadline_s,
-            )
-        except Exception:
-            # Futures swallow what their callbacks raise: without an answer here there would be none.
-            logging.getLogger(__name__).exception("a request could not be queued")
-            reply(InternalError("the server failed on this request; its log says why"))
+        self._worker.submit(
+            Job(_Ready(UpperRequest(tenant, given.hidden), given.tokens), reply, is_cancelled),
+            tenant=tenant.card.name,
+            tokens=len(given.hidden),
+            arrived_s=arrived_s,
+            deadline_s=arrived_s + deadline_s,
+        )
 
     def _run(
         self, ready: list[_Ready], batch: Batch
@@ -243,7 +243,8 @@ class UpperStage:
             raise HiddenStatesError(f"{length} tokens came, 1 to {self._config.max_tokens} are accepted")
         if given.tokens.shape != (length, 3):
             raise HiddenStatesError(f"tokens have shape {given.tokens.shape}, ({length}, 3) was expected")
-        if not np.isfinite(given.hidden).all():
+        # What `isfinite` says of all, in a fifth of its time: the exponent of NaN and infinity alone is all ones.
+        if int((given.hidden.view(np.uint16) & 0x7FFF).max()) >= 0x7C00:
             raise HiddenStatesError("hidden states hold NaN or infinity")
 
 

@@ -111,7 +111,9 @@ class WatchStage:
     def _loop(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait(LOOK_EVERY_S if self._watchers else None)
+                # An end that was told during the last look is told to nobody again.
+                if not self._stopping:
+                    self._changed.wait(LOOK_EVERY_S if self._watchers else None)
                 if self._stopping:
                     return
             self.look(time.monotonic())
@@ -120,7 +122,7 @@ class WatchStage:
         """A job's event, or why there is none, and whether it is the last."""
         try:
             shown = self._handle(json.dumps({"action": "job.show", "job": job}).encode())["job"]
-            event = json.dumps({key: shown[key] for key in EVENT_KEYS}, ensure_ascii=False)
+            event = json.dumps({key: shown[key] for key in EVENT_KEYS})
             return event.encode(), shown["state"] not in wire.JOB_UNFINISHED
         except HplmError as error:
             return error, True

@@ -152,6 +152,11 @@ class Worker(Generic[Item, Answer]):
         if self._upcoming is not None and self._computing and not self._knows_next:
             self._look_ahead.set()
 
+    def refuse(self, reply: Callable[[Answer | HplmError], None], error: HplmError) -> None:
+        """Answer a request that never came to the queue, on this thread, and count it with the others."""
+        self._count(error.code.lower())
+        reply(error)
+
     def stop(self, timeout_s: float = 5.0) -> None:
         """Take nothing more, refuse what waits, let the running batch end, send all answers."""
         with self._changed:
@@ -228,19 +233,22 @@ class Worker(Generic[Item, Answer]):
                     self._answer(job, InternalError("the server failed on this batch; its log says why"))
             with self._changed:
                 # A batch that failed says nothing about what batches cost.
-                self._queue.done(self._clock() - start if len(answered) == len(jobs) else 0.0, self._clock())
+                self._queue.done(self._clock() - start if len(answered) == len(jobs) else 0.0)
                 self._computing = False
 
     def _sweep_loop(self) -> None:
-        """Take requests whose clients have gone out of the queue: the oldest few at a time, for asking takes its time."""
+        """Take requests whose clients have gone out of the queue: a few at a time, oldest first, for asking takes its time."""
+        last = -1
         while not self._stopped.wait(SWEEP_EVERY_S):
             with self._changed:
                 now = self._clock()
                 asked = [
                     (request.id, self._jobs[request.id])
-                    for request in self._queue.oldest(SWEPT_AT_ONCE)
+                    for request in self._queue.oldest(SWEPT_AT_ONCE, after=last)
                     if now - request.arrived_s > ASK_CANCELLED_AFTER_S
                 ]
+            # Those behind them next time; from the front again once all were asked.
+            last = asked[-1][0] if len(asked) == SWEPT_AT_ONCE else -1
             for request_id, job in asked:
                 if not self._is_gone(job):
                     continue

@@ -9,6 +9,7 @@ from sqlalchemy import Connection, Row, Select, insert, select, update
 from hplm.crash import crash_point
 from hplm.errors import BadManageRequestError, ConflictError, DomainInUseError, UnknownDomainError, UnknownVersionError
 from hplm.store.database import Database, bump
+from hplm.store.numbers import Folder, check_free
 from hplm.store.records import BaseRecord, DomainRecord, DomainVersion
 from hplm.store.registry_jobs import cancel_all
 from hplm.store.schema import bases, domain_versions, domains, tenant_versions, tenants
@@ -53,11 +54,15 @@ class Domains:
                 BaseRecord(r.name, r.fingerprint, r.path) for r in connection.execute(select(bases).order_by("name"))
             ]
 
-    def next_domain_number(self, base: str, name: str) -> int:
-        """A number for the next version's folder, given once: what a killed build left there is never built into."""
+    def next_domain_number(self, base: str, name: str, folder: Folder | None = None) -> int:
+        """A number for the next version's folder, given once: what a killed build left there is never built into.
+
+        Raises ConflictError where that `folder` is there.
+        """
         with self._database.writing() as connection:
             _base(connection, base)
             row = domain_row(connection, base, name)
+            check_free(folder, row.last_number + 1)
             connection.execute(update(domains).where(domains.c.id == row.id).values(last_number=row.last_number + 1))
             return row.last_number + 1
 

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, Select, bindparam, func, insert, or_, select,
 from hplm.crash import crash_point
 from hplm.errors import ConflictError, UnknownTenantError, UnknownVersionError
 from hplm.store.database import Database, bump
+from hplm.store.numbers import Folder, check_free
 from hplm.store.records import TenantRecord, TenantVersion
 from hplm.store.registry_domains import check_kept
 from hplm.store.registry_jobs import cancel_all, unfinished_subjects
@@ -26,11 +27,15 @@ class Tenants:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def next_number(self, tenant: str) -> int:
-        """A number for the next version's folder, given once: what a killed job left there is never built into."""
+    def next_number(self, tenant: str, folder: Folder | None = None) -> int:
+        """A number for the next version's folder, given once: what a killed job left there is never built into.
+
+        Raises ConflictError where that `folder` is there.
+        """
         with self._database.writing() as connection:
             query = select(tenants.c.last_number).where(tenants.c.name == tenant)
             last = connection.execute(query).scalar()
+            check_free(folder, 1 + (last or 0))
             if last is None:
                 # Generation 0: serving has nothing to hear of it.
                 connection.execute(insert(tenants).values(name=tenant, last_number=1, generation=0))

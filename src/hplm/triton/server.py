@@ -166,6 +166,10 @@ class TritonServer:
         self.ports = ports
         self.install = install or find_triton()
         self.log_path = log
+        try:
+            output = log.open("wb") if log is not None else None
+        except OSError as error:
+            raise StartError(f"Triton's log {log} cannot be written: {error.strerror}") from error
         managing = (role for role in MANAGER_ROLES if (repository / role).is_dir())
         self._models = (*ROLES, *managing) if models is None else tuple(models)
         # Stubs start with their working directory on sys.path: an empty folder shadows nothing.
@@ -194,7 +198,6 @@ class TritonServer:
         ]
         work = self._folder / "work"
         work.mkdir()
-        output = log.open("wb") if log is not None else None
         try:
             self.process = subprocess.Popen(
                 command,

@@ -33,22 +33,26 @@ def version_folder(args: dict[str, str]) -> Path:
 
 def tensor(request: Any, name: str) -> npt.NDArray[Any]:
     """One request's tensor without its batch dimension, copied: Triton takes the memory back when `execute` returns."""
-    value = pb_utils.get_input_tensor_by_name(request, name).as_numpy()
-    if value.shape[0] != 1:
-        raise BatchShapeError(
-            f"{name} has a batch of {value.shape[0]}: send one text or pair a request, many at a time; the server batches them"
-        )
-    return np.array(value[0])
+    return np.array(_one(pb_utils.get_input_tensor_by_name(request, name), name))
 
 
 def texts(request: Any, name: str) -> tuple[bytes, ...]:
     """One request's BYTES elements."""
-    return tuple(bytes(one) for one in tensor(request, name))
+    return tuple(_one(pb_utils.get_input_tensor_by_name(request, name), name).tolist())
 
 
 def text(request: Any, name: str) -> bytes:
     """One request's single BYTES element."""
-    return bytes(tensor(request, name)[0])
+    return texts(request, name)[0]
+
+
+def _one(found: Any, name: str) -> npt.NDArray[Any]:
+    value: npt.NDArray[Any] = found.as_numpy()
+    if value.shape[0] != 1:
+        raise BatchShapeError(
+            f"{name} has a batch of {value.shape[0]}: send one text or pair a request, many at a time; the server batches them"
+        )
+    return value[0]
 
 
 def single(request: Any, name: str) -> bytes:
@@ -63,7 +67,8 @@ def is_decoupled(args: dict[str, str]) -> bool:
 
 def optional(request: Any, name: str) -> npt.NDArray[Any] | None:
     """As `tensor`, None where the client sent none."""
-    return None if pb_utils.get_input_tensor_by_name(request, name) is None else tensor(request, name)
+    found = pb_utils.get_input_tensor_by_name(request, name)
+    return None if found is None else np.array(_one(found, name))
 
 
 def wants(request: Any, name: str) -> bool:

@@ -84,6 +84,14 @@ def test_das_with_all_weight_on_utility_serves_as_many_as_sjf_within_one(waiting
     assert len(das.requests) >= len(sjf.requests) - 1
 
 
+def test_das_serves_an_urgent_request_also_where_a_batch_is_full_by_number() -> None:
+    waiting = [Waiting(i, f"t{i}", 8, float(i), 30.0) for i in range(100)]
+    waiting.append(Waiting(100, "urgent", 8, 100.0, 0.3))
+    batch = Das().select(waiting, 0.0, Budget(1, 1024, 64, 64))
+    assert len(batch.requests) == 64
+    assert waiting[-1] in batch.requests
+
+
 def test_a_slot_is_as_long_as_the_longest_request_chosen_for_its_utility() -> None:
     batch = SlottedDas().select(of_tokens(10, 10, 10, 10, 12, 50, 50), 0.0, Budget(1, 60, 64, 64))
     assert batch.slot_tokens == 10

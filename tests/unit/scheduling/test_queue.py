@@ -80,6 +80,25 @@ def test_a_flooding_tenant_cannot_keep_others_out_of_a_batch() -> None:
         assert sum(r.tokens for r in batch.requests if r.tenant == "flood") <= 20
 
 
+@pytest.mark.parametrize("tokens", [1, 3, 8])
+@pytest.mark.parametrize("policy", [Fcfs(), Sjf(), Edf(), Das()], ids=lambda p: type(p).__name__)
+def test_a_flood_of_short_texts_fills_no_batch_by_its_number(policy: Policy, tokens: int) -> None:
+    flood = [request(i, "flood", tokens=tokens, deadline_s=50.0) for i in range(200)]
+    waiting = [*flood, request(500, "other", tokens=30, arrived_s=1.0, deadline_s=60.0)]
+    batch = fair_select(policy, waiting, 1.0, Budget(1, 1024, 64, 64), {}, math.inf)
+    assert len(batch.requests) == 64
+    assert "other" in {r.tenant for r in batch.requests}
+
+
+def test_a_quiet_tenant_is_answered_in_time_beside_a_flood_of_short_texts() -> None:
+    # 1.4 times what can be computed, 64 requests a batch at most.
+    flood = [request(i, "flood", tokens=5, arrived_s=i * 0.0036, deadline_s=i * 0.0036 + 5) for i in range(3000)]
+    quiet = [request(10_000 + i, "quiet", arrived_s=0.2 * i, deadline_s=0.2 * i + 1.0) for i in range(50)]
+    queue = queue_of(Das(), Budget(1, 1024, 64, 64), capacity=4096)
+    outcomes = simulate(sorted([*flood, *quiet], key=lambda r: r.arrived_s), queue, service_s)
+    assert all(o.in_time for o in outcomes if o.request.tenant == "quiet")
+
+
 def test_what_others_leave_free_is_given_back() -> None:
     waiting = [*(request(i, "flood") for i in range(50)), request(99, "other")]
     batch = fair_select(Fcfs(), waiting, 0.0, Budget(1, 100, 64, 64), {}, math.inf)
@@ -210,6 +229,30 @@ def test_an_urgent_request_is_saved_by_a_smaller_batch_when_little_waits() -> No
     assert len(queue) == 1
 
 
+def test_one_request_that_has_become_hopeless_costs_no_other_its_place() -> None:
+    queue = queue_of(Edf())
+    queue.offer(request(0, deadline_s=0.0101), 0.0)
+    for i in range(1, 9):
+        queue.offer(request(i, deadline_s=0.2), 0.0)
+    # Batches take longer than they did when it came.
+    for _ in range(30):
+        queue.cost.observe(100, 2000, 0.15)
+    taken = queue.take(0.0)
+    assert taken.batch is not None
+    assert {r.id for r in taken.batch.requests} == set(range(1, 9))
+    assert [r.request.id for r in taken.refused] == [0]
+
+
+def test_what_waited_too_long_is_not_computed_either_where_it_would_be_late() -> None:
+    queue = queue_of(Fcfs(), Budget(1, 1000, 64, 64), starve_after_s=2.0)
+    for i in range(20):
+        queue.offer(request(i, deadline_s=2.25), 0.0)
+    taken = queue.take(2.15)
+    assert taken.batch is not None
+    assert 0 < len(taken.batch.requests) <= 10
+    assert all(r.deadline_s >= 2.15 + service_s(taken.batch) for r in taken.batch.requests)
+
+
 def test_a_cancelled_request_is_gone_and_draining_empties_the_queue() -> None:
     queue = queue_of(Fcfs())
     for i in range(3):
@@ -250,6 +293,15 @@ def test_a_model_that_refuses_everything_on_an_idle_server_comes_round() -> None
         refusals += 1
         assert refusals < 500
     assert refusals > 0
+
+
+def test_the_oldest_are_found_from_any_place_on() -> None:
+    queue = queue_of(Fcfs())
+    for i in range(6):
+        queue.offer(request(i), 0.0)
+    assert [r.id for r in queue.oldest(2)] == [0, 1]
+    assert [r.id for r in queue.oldest(3, after=1)] == [2, 3, 4]
+    assert queue.oldest(3, after=5) == []
 
 
 def test_a_newcomer_does_not_replace_somebody_who_has_no_more_than_it_would_have() -> None:
