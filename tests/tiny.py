@@ -133,9 +133,9 @@ def make_tenant(store: Store, base: bases.Base, name: str, seed: int, like: str 
 
 def folder_of(store: Store, name: str) -> Path:
     """Where the files of a tenant's current version lie."""
-    version = register.published(store, name)
-    assert version is not None
-    return store.path(version.path)
+    found = register.published(store, name)
+    assert found is not None
+    return store.path(found.current.path)
 
 
 def load_tenant(store: Store, base: bases.Base, name: str) -> Tenant:

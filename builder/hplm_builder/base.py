@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from hplm.config import BaseConfig, parse
-from hplm.errors import DataError
+from hplm.errors import ConfigError, DataError
 from hplm.nn import base as bases
 from hplm.nn.dtype import choose_device
 from hplm.packages import cache_dir, extract_folder, extract_split
@@ -80,7 +81,10 @@ def convert_base(
     device: str,
     progress: Progress,
 ) -> dict[str, Any]:
-    """Convert the model in `folder` and publish the base; returns the report that its manifest carries."""
+    """Convert the model in `folder` and publish the base; returns the report that its manifest carries.
+
+    Raises DataError for a folder or text that cannot be used, ConfigError where training diverges.
+    """
     config = base_config(
         folder, name=name, lower_layers=lower_layers, window=window, window_layers=window_layers, max_tokens=max_tokens
     )
@@ -95,6 +99,9 @@ def convert_base(
         # A tenth faster; the upper layers gain nothing.
         model.lower.compile(dynamic=True)
     train(model, original, text, settings, cache_dir() / "work" / f"convert-{name}.pt", progress)
+    after = distance(model, original, held)
+    if not math.isfinite(after["mse"]):
+        raise ConfigError(f"training with a learning rate of {settings.learning_rate:g} diverged: choose a lower one")
     report = {
         "original": origin,
         "conversion": {
@@ -103,7 +110,7 @@ def convert_base(
             "text_tokens": text.num_tokens,
             "held_out_tokens": held.num_tokens,
             "before": before,
-            "after": distance(model, original, held),
+            "after": after,
         },
     }
     bases.save(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -174,7 +175,7 @@ def domain(
     least: Annotated[
         int, typer.Option(min=0, help="Refuse a corpus of fewer tokens.")
     ] = DomainSettings.min_corpus_tokens,
-    seed: Annotated[int, typer.Option()] = 0,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     dry_run: Annotated[bool, typer.Option(help="Only say what it would cost.")] = False,
 ) -> None:
@@ -207,6 +208,7 @@ def domain(
             found = estimate_domain(target, base, lineage_of(target, base, parent), corpus, settings, report)
         else:
             found = publish_domain(target, bases.load(target.base(base)), parent, name, build).about
+            shutil.rmtree(work, ignore_errors=True)
     print(json.dumps(found, indent=2))
 
 
@@ -232,7 +234,7 @@ def tenant(
     pooling: Annotated[
         str, typer.Option(help="What a classification's head sees: mean or cls.")
     ] = TrainSettings.pooling,
-    seed: Annotated[int, typer.Option()] = 0,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
 ) -> None:
     """Fine-tune adapters and a head on labelled data: columns text and label (a class or a number), of pairs also
     text_pair, or tokens and IOB tags. docs/tasks.md has all of it.
@@ -300,7 +302,7 @@ def fleet(
     ] = 0,
     epochs: Annotated[int, typer.Option(min=1, help="Of a --task's tenant.")] = TrainSettings.epochs,
     out: Annotated[Path | None, typer.Option(help="Default: build/fleet-SHAPE-TENANTS.")] = None,
-    seed: Annotated[int, typer.Option()] = 0,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
 ) -> None:
     """Build a repository to measure on: many tenants in one bank, a pool of texts that the tables know.
 

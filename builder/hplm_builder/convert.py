@@ -51,6 +51,8 @@ class ConvertSettings:
     def __post_init__(self) -> None:
         if not 0 < self.learning_rate < math.inf:
             raise ConfigError(f"the learning rate must be a number above 0, got {self.learning_rate}")
+        if self.seed < 0:
+            raise ConfigError(f"the seed must be at least 0, got {self.seed}")
 
 
 @dataclass(frozen=True)

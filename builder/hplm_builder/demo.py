@@ -174,7 +174,7 @@ def build_demo(folder: Path, progress: Progress, *, quick: bool = False) -> list
 
 def _built(store: Store, name: str, base: Base) -> TenantCard:
     """The card of a tenant that is published and sound. Raises ArtifactError or UnknownTenantError."""
-    version = published(store, name)
-    if version is None:
+    found = published(store, name)
+    if found is None:
         raise UnknownTenantError(f"there is no tenant {name!r}")
-    return tenants.load(store.path(version.path), name=name, fingerprint=base.fingerprint).card
+    return tenants.load(store.path(found.current.path), name=name, fingerprint=base.fingerprint).card

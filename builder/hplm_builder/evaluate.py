@@ -106,10 +106,15 @@ def demo(
         if tenant and demo_tenant.name not in tenant:
             continue
         data = demo_data(demo_tenant)
-        version = published(target, demo_tenant.name)
-        if version is None:
+        found = published(target, demo_tenant.name)
+        if found is None:
             raise DataError(f"there is no tenant {demo_tenant.name!r} in {store}: `hplm build demo` makes it")
-        card = tenants.load_card(target.path(version.path))
+        card = tenants.load_card(target.path(found.current.path))
+        if card.about["examples"] != (asked := {part: len(getattr(data, part)) for part in ("train", "dev", "test")}):
+            raise DataError(
+                f"tenant {card.name!r} was made of other data ({card.about['examples']}, the demo's is {asked}), so the two "
+                "cannot be compared: build the demo anew with `hplm build demo`"
+            )
         settings = TrainSettings(epochs=demo_tenant.epochs, learning_rates=RATES["full"])
         full = run_method("full", base, target, data, settings, demo_tenant.name).scores
         row: dict[str, object] = {"tenant": card.name, "labels": len(data.labels), "train": len(data.train)}
@@ -129,7 +134,7 @@ def conversion(
     learning_rate: Annotated[list[float] | None, typer.Option(help="Instead of each method's own.")] = None,
     pooling: Annotated[str, typer.Option(help="mean or cls.")] = "mean",
     miss: Annotated[str, typer.Option(help="compute or backoff.")] = "compute",
-    seed: Annotated[int, typer.Option()] = 0,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
     json_file: JsonOption = None,
 ) -> None:
     """What conversion costs on a task: the converted base's upper layers or adapters beside everything fine-tuned.

@@ -50,6 +50,8 @@ class TrainSettings:
     def __post_init__(self) -> None:
         if self.epochs < 1 or not self.learning_rates or min(self.learning_rates) <= 0:
             raise ConfigError("epochs must be at least 1 and learning rates above 0")
+        if not all(map(math.isfinite, self.learning_rates)) or self.seed < 0:
+            raise ConfigError("learning rates must be finite and the seed at least 0")
         if self.patience < 1:
             raise ConfigError(f"patience must be at least 1, got {self.patience}")
         if self.pooling not in ("cls", "mean"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -20,6 +21,8 @@ from hplm_builder.splits import every_tenth
 # A head has a row a label, and all heads share one machine: a column of free text is no label.
 MOST_LABELS = 1000
 LONGEST_LABEL = 200
+# Of a file. Each takes some hundred bytes of memory beside its text, and days to train on.
+MOST_EXAMPLES = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -109,9 +112,11 @@ def read_folder(folder: Path, *, task: Task | None = None) -> LabelledData:
 def read_file(file: Path | LabelledFile) -> list[LabelledText]:
     """Examples of one file. Raises DataError."""
     path, name = (file.path, file.name) if isinstance(file, LabelledFile) else (file, str(file))
-    examples = [_example(where, row) for where, row in read_rows(path, name)]
+    examples = [_example(where, row) for where, row in itertools.islice(read_rows(path, name), MOST_EXAMPLES + 1)]
     if not examples:
         raise DataError(f"{name} holds no example")
+    if len(examples) > MOST_EXAMPLES:
+        raise DataError(f"{name} holds more than {MOST_EXAMPLES:,} examples: give a part of them")
     return examples
 
 

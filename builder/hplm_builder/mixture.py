@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from hplm.errors import DataError
 from hplm_builder.convert import Ids, PackedText
 from hplm_builder.corpora import SOURCES, passages
+from hplm_builder.corpus_file import read_corpus
 
 # Film reviews would outweigh the rest otherwise.
 SHARES: Mapping[str, float] = {
@@ -24,22 +25,17 @@ SHARES: Mapping[str, float] = {
     "icd": 1.0,
 }
 HELD_OUT = 0.003
+# Of whoever builds: their own file, and their own memory.
+MOST_FILE_BYTES = 1 << 40
 
 
 def read_source(name: str) -> list[str]:
-    """The documents of a named source, or the lines of a text file. Raises DataError."""
+    """The documents of a corpus file, see `read_corpus`, or of a named source. Raises DataError."""
+    if (path := Path(name)).is_file():
+        return read_corpus(path, most_bytes=MOST_FILE_BYTES)
     if name in SOURCES:
         return list(SOURCES[name]())
-    path = Path(name)
-    if not path.is_file():
-        raise DataError(f"{name!r} is neither a text file nor one of {', '.join(SOURCES)}")
-    try:
-        documents = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 at byte {error.start}") from None
-    if not documents:
-        raise DataError(f"{path} holds no text")
-    return documents
+    raise DataError(f"{name!r} is neither a text file nor one of {', '.join(SOURCES)}")
 
 
 def mixture(

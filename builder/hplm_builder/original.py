@@ -34,7 +34,12 @@ def base_config(
     folder: Path, *, name: str, lower_layers: int, window: int, window_layers: int, max_tokens: int
 ) -> BaseConfig:
     """The shape of the base that converting `folder` gives. Raises DataError where the model is no BERT and no MPNet."""
-    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    if not (folder / "config.json").is_file():
+        raise DataError(f"{folder} is no folder of a model in Hugging Face format: it has no config.json")
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{folder / 'config.json'} cannot be read: {error}") from None
     activation = getattr(config, "hidden_act", "no")
     if config.model_type not in FIRST_POSITION or activation != "gelu":
         raise DataError(

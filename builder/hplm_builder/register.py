@@ -16,7 +16,7 @@ from hplm.errors import ArtifactError, DataError, MissingRegistryError, UnknownD
 from hplm.nn.base import Base
 from hplm.store import caretaker
 from hplm.store.layout import Store
-from hplm.store.records import DomainVersion, ServedTenant, TenantVersion
+from hplm.store.records import DomainVersion, ServedTenant, TenantRecord, TenantVersion
 from hplm.store.registry import Registry
 
 
@@ -160,10 +160,10 @@ def served(store: Store) -> tuple[ServedTenant, ...]:
         return registry.changes_since(0).published
 
 
-def published(store: Store, name: str) -> TenantVersion | None:
+def published(store: Store, name: str) -> TenantRecord | None:
     """A tenant as it is served now, None where there is none."""
     try:
         with closing(Registry.open_read_only(store)) as registry:
-            return registry.tenant(name).current
+            return registry.tenant(name)
     except (UnknownTenantError, MissingRegistryError):
         return None

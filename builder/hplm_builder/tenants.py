@@ -131,13 +131,13 @@ def build_tenant(
     check_name(name)
     base = bases.load(store.base(base_name))
     before = published(store, name)
-    if before is not None and not is_banked(store, folder := store.path(before.path)):
+    if before is not None and not is_banked(store, folder := store.path(before.current.path)):
         card = tenants.load_card(folder)
         if (card.task, card.labels, card.texts) != (data.task, data.labels, data.texts):
             raise DataError(f"tenant {name!r} exists with other labels, or another kind of task: delete it first")
     lookup = open_lookup(store, base, plot_name)
     made = train_tenant(base, lookup, name, data, settings, bar_report(progress, name), example=example)
-    publish_tenant(store, base, plot_name, made, expected=before.number if before else None)
+    publish_tenant(store, base, plot_name, made, expected=before.current.number if before else None)
     return made.card
 
 

@@ -7,7 +7,7 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from hplm.crash import crash_point
@@ -24,11 +24,12 @@ from hplm.errors import (
     StoreUnavailableError,
     UnknownJobError,
 )
-from hplm.manage.uploads import Uploads, uploads_of
+from hplm.manage.uploads import Uploads
 from hplm.store import caretaker
 from hplm.store.layout import Store
 from hplm.store.records import Job
 from hplm.store.registry import Registry
+from hplm.store.registry_uploads import uploads_of
 from hplm_builder.job_bench import Bench
 from hplm_builder.job_report import JobReport, LeaseTimes
 
@@ -84,7 +85,12 @@ class Worker:
                 registry.release_job(job.id, self._name, self._clock())
 
     def _serve(self, registry: Registry, until_idle: bool) -> None:
-        cleaned_s: float | None = None
+        with self._cleaning(registry):
+            self._take_jobs(registry, until_idle)
+        if until_idle:
+            self._clean(registry)
+
+    def _take_jobs(self, registry: Registry, until_idle: bool) -> None:
         while not self.stop.is_set():
             job = registry.claim_job(self._name, self._clock(), self._times.lease_s)
             if job is not None:
@@ -95,12 +101,31 @@ class Worker:
                 finally:
                     self._current = None
                 continue
-            if cleaned_s is None or time.monotonic() - cleaned_s > CLEAN_S:
-                self._clean(registry)
-                cleaned_s = time.monotonic()
             if until_idle:
                 return
             self.stop.wait(LOOK_S)
+
+    @contextlib.contextmanager
+    def _cleaning(self, registry: Registry) -> Iterator[None]:
+        """Clean now and then from a thread of its own: a job may take hours, and many may wait."""
+        ended = threading.Event()
+
+        def keep_clean() -> None:
+            while True:
+                try:
+                    self._clean(registry)
+                except (RegistryError, OSError) as error:
+                    log.warning("not cleaned for now: %s", error)
+                if ended.wait(CLEAN_S):
+                    return
+
+        thread = threading.Thread(target=keep_clean, name="clean", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
 
     def _work(self, registry: Registry, job: Job) -> None:
         """Do a job and say how it ended. Raises RegistryError where that cannot be said: the lease will run out."""
@@ -172,3 +197,5 @@ class Worker:
         for paths in (removed.retired, removed.uploads, [one.path for one in (*removed.leftovers, *removed.strays)]):
             for path in paths:
                 log.info("removed %s", path)
+        for problem in removed.stuck:
+            log.warning("%s: %s", problem.where, problem.what)

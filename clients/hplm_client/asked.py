@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 
-from hplm.errors import BadInputError
+from hplm.errors import BadInputError, TextEncodingError
 
 TextAndPair = tuple[str, str | None]
 
@@ -22,10 +22,26 @@ def texts_asked(lines: Iterable[str], text: str | None, pair: str | None, *, jso
     return _each(lines, jsonl) if text is None else iter([(text, pair)])
 
 
+def lines_of(raw: Iterable[bytes]) -> Iterator[str]:
+    """Lines of standard input. Raises TextEncodingError or BadInputError, for a line when it is that line's turn."""
+    lines = enumerate(raw, 1)
+    while True:
+        try:
+            number, line = next(lines, (0, b""))
+        except OSError as error:
+            raise BadInputError(f"standard input cannot be read: {error.strerror}") from None
+        if not number:
+            return
+        try:
+            yield line.decode()
+        except UnicodeDecodeError as error:
+            raise TextEncodingError(f"line {number} is not UTF-8: byte {error.start} of it") from None
+
+
 def _each(lines: Iterable[str], jsonl: bool) -> Iterator[TextAndPair]:
     for number, line in enumerate(lines, 1):
         if line.strip():
-            yield _from_json(number, line) if jsonl else (line.rstrip("\n"), None)
+            yield _from_json(number, line) if jsonl else (line.rstrip("\r\n"), None)
 
 
 def _from_json(number: int, line: str) -> TextAndPair:

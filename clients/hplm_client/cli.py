@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from hplm_client.answers import Prediction
-from hplm_client.asked import texts_asked
+from hplm_client.asked import lines_of, texts_asked
 from hplm_client.client import Client
 
 
@@ -49,7 +49,7 @@ def predict(
 
       hplm predict -t alike --jsonl --json < pairs.jsonl
     """
-    asked = texts_asked(sys.stdin, text, pair, jsonl=jsonl)
+    asked = texts_asked(lines_of(sys.stdin.buffer), text, pair, jsonl=jsonl)
     with Client(url) as client:
         for prediction in client.predict_many(((tenant, *texts) for texts in asked), deadline_s=deadline_s):
             if as_json:

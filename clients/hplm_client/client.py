@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections import deque
 from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Any
@@ -68,20 +69,33 @@ class Client:
     ) -> Iterator[Prediction]:
         """Answers to `(tenant, text)` or `(tenant, text, pair)` in order, up to `concurrency` of them under way at once.
 
-        Each has `deadline_s` from its own arrival at the server.
+        Each has `deadline_s` from its own arrival at the server. What `requests` raises comes after the answers to those
+        before it.
         """
-        pending: list[tuple[str, str, str | None, Any]] = []
+        pending: deque[tuple[str, str, str | None, Any]] = deque()
         call = self._call(logits, deadline_s)
+        failure: Exception | None = None
         with typed_errors(self.url):
             # A dead address shows here, as one error; later, gevent would print a traceback a request.
             self._triton.is_server_live()
-            for request in requests:
-                tenant, text, pair = request if len(request) == 3 else (*request, None)
-                if len(pending) == self._concurrency:
-                    yield self._finish(pending.pop(0), logits)
+        source = iter(requests)
+        while True:
+            try:
+                request = next(source)
+            except StopIteration:
+                break
+            except Exception as error:
+                failure = error
+                break
+            tenant, text, pair = request if len(request) == 3 else (*request, None)
+            if len(pending) == self._concurrency:
+                yield self._finish(pending.popleft(), logits)
+            with typed_errors(self.url):
                 pending.append((tenant, text, pair, self._start(tensors_of(self._module, tenant, text, pair), call)))
-            while pending:
-                yield self._finish(pending.pop(0), logits)
+        while pending:
+            yield self._finish(pending.popleft(), logits)
+        if failure is not None:
+            raise failure
 
     def _call(self, logits: bool, deadline_s: float | None) -> dict[str, Any]:
         call: dict[str, Any] = {"outputs": outputs_of(self._module, logits), **options_of(deadline_s)}
@@ -101,13 +115,14 @@ class Client:
 
     def _finish(self, started: tuple[str, str, str | None, Any], logits: bool) -> Prediction:
         tenant, text, pair, handle = started
-        if self._protocol == "http":
-            result = handle.get_result()
-        else:
-            result, error = handle.get()
-            if error is not None:
-                raise error
-        return prediction_of(result, tenant, text, pair, logits)
+        with typed_errors(self.url):
+            if self._protocol == "http":
+                result = handle.get_result()
+            else:
+                result, error = handle.get()
+                if error is not None:
+                    raise error
+            return prediction_of(result, tenant, text, pair, logits)
 
     def close(self) -> None:
         """Close the connections."""

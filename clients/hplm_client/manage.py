@@ -54,6 +54,11 @@ class ManageClient:
         """
         return {"upload": send_file(self.ask, Path(path), sent)}
 
+    def drop_upload(self, source: Source) -> None:
+        """Have the server forget what `upload` sent; what a job waits for stays, and what is gone already is fine."""
+        if upload := source.get("upload"):
+            self.ask("upload.drop", upload=upload)
+
     @staticmethod
     def on_server(path: str) -> Source:
         """A file that lies on the server, where its operator allows that."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
+from hplm.errors import HplmError
 from hplm.options import with_shared
 from hplm_client.manage import ManageClient, Source
 from hplm_client.manage_answers import JobEvent, Plan
@@ -91,10 +93,18 @@ def submit(client: ManageClient, action: str, request: Mapping[str, Any], way: W
     With `as_json` what is known at the end is printed.
     """
     given = {key: value for key, value in request.items() if value not in (None, {})}
-    if way.dry_run:
-        _show_plan(client.plan(action, **given), way.as_json)
-        return None
-    job = str(client.ask(action, **given)["job"])
+    job = ""
+    try:
+        if way.dry_run:
+            _show_plan(client.plan(action, **given), way.as_json)
+            return None
+        job = str(client.ask(action, **given)["job"])
+    finally:
+        if not job:
+            # Nothing will use them, and they would count against everybody's quota for a day.
+            for source in (*given.get("data", {}).values(), given.get("corpus", {})):
+                with suppress(HplmError):
+                    client.drop_upload(source)
     if way.detach:
         show({"job": job}) if way.as_json else print(job)
         return None

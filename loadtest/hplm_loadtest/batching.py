@@ -61,7 +61,7 @@ def batching(
     capacity = 0.0
     with progress_bars() as progress:
         bar = progress.add_task("batching", total=rounds * len(modes))
-        for _ in range(rounds):
+        for turn in range(rounds):
             for mode in modes:
                 upper = {
                     "policy": "fcfs",
@@ -84,8 +84,10 @@ def batching(
                         row["per_s"].append(run.kinds["answered"] / run.span_s)
                         row["lost"].append(float(len(run) - run.kinds["answered"]))
                     capacity = capacity or found[modes[0], VARIANCES[0]]["per_s"][0]
-                    for share in rates:
-                        plan = _plan(texts[VARIANCES[0]], names, share * capacity, seconds, rng)
+                    for number, share in enumerate(rates):
+                        # Every mode gets the same arrivals.
+                        same = np.random.default_rng([turn, number])
+                        plan = _plan(texts[VARIANCES[0]], names, share * capacity, seconds, same)
                         run = open_loop(url, plan, timeout_s=60.0)
                         utility = _utility(run, plan, encoder, seconds)
                         curves[mode][0].append(share * capacity)

@@ -207,7 +207,9 @@ def bench_batching(
     mode: Annotated[list[str], typer.Option(help="Batching mode; again for more.")] = BATCHINGS,
     rounds: RoundsOption = 3,
     seconds: SecondsOption = 15.0,
-    rate: Annotated[list[float], typer.Option(help="Arrival rate over packed's throughput; again for more.")] = RATES,
+    rate: Annotated[
+        list[float], typer.Option(help="Arrival rate over the first mode's throughput; again for more.")
+    ] = RATES,
     quick: QuickOption = False,
     picture: PictureOption = None,
     json_file: JsonOption = None,

@@ -56,7 +56,7 @@ class Load:
     timeout_s: Annotated[
         float, typer.Option("--timeout", min=0.1, help="Seconds after which a request counts as lost.")
     ] = 30.0
-    seed: Annotated[int, typer.Option(help="The same seed draws the same requests at the same times.")] = 0
+    seed: Annotated[int, typer.Option(min=0, help="The same seed draws the same requests at the same times.")] = 0
     web: Annotated[bool, typer.Option("--web", help="Locust's web page; runs start there.")] = False
     web_port: Annotated[
         int | None, typer.Option(help="Where the page is, with --web or without; 8089 if not given.")

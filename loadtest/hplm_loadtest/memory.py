@@ -18,6 +18,7 @@ from hplm.nn.adapters import AdapterSlots
 from hplm.nn.dtype import choose_device, choose_dtype
 from hplm.progress import progress_bars
 from hplm.report import Goal, Report
+from hplm.store import artifact
 from hplm.store.layout import Store
 from hplm_loadtest.open_loop import closed_loop
 from hplm_loadtest.peers.plain import CPU, file_bytes, whole
@@ -165,6 +166,7 @@ def _row(count: int, memory: Mapping[str, Memory], on_device: int, answered: int
 
 
 def _bank(fleet: Fleet) -> BankFile:
-    """The fleet's only bank."""
-    (folder,) = Store(fleet.folder / "store").banks()
-    return BankFile(folder, fleet.base.fingerprint)
+    """The fleet's newest bank; one that it took the place of may not be removed yet."""
+    banks = Store(fleet.folder / "store").banks()
+    newest = max(banks, key=lambda folder: (folder / artifact.MANIFEST).stat().st_mtime)
+    return BankFile(newest, fleet.base.fingerprint)

@@ -30,6 +30,13 @@ class Served:
         with closing(Catalog(self.store, self.plot.base)) as catalog:
             return sorted(catalog.served(), key=lambda one: one.name)
 
+    def some(self, count: int) -> list[Tenant]:
+        """The first tenants with their weights, those with a folder of their own before those in a bank."""
+        with closing(Catalog(self.store, self.plot.base)) as catalog:
+            bank = TenantBank(self.store, catalog, self.base.fingerprint)
+            found = sorted(self.published(), key=lambda one: is_banked(self.store, self.store.path(one.path)))
+            return [bank.load(one) for one in found[:count]]
+
     def tenants(self) -> list[Tenant]:
         """Those that have a folder of their own, with their weights."""
         with closing(Catalog(self.store, self.plot.base)) as catalog:

@@ -13,7 +13,7 @@ from hplm.progress import progress_bars
 from hplm.report import Report
 from hplm.samples import unseen_paragraphs
 from hplm.triton.server import TritonServer, free_ports
-from hplm_loadtest.models import read
+from hplm_loadtest.models import served_names
 
 Pair = tuple[str, str]
 
@@ -37,7 +37,7 @@ async def drive(url: str, pairs: list[Pair], concurrency: int) -> tuple[float, l
 
 def whole_requests(models: Path, rounds: int, count: int, concurrency: int) -> Report:
     """Latency of one request at a time and throughput of many, over gRPC and HTTP, of a server started for this."""
-    names = [member.card.name for member in read(models).tenants()]
+    names = served_names(models)
     sentences = [s.strip() for p in unseen_paragraphs() for s in p.split(" . ") if 20 < len(s) < 400]
     pairs = [(names[i % len(names)], sentences[i % len(sentences)]) for i in range(count)]
     latency: dict[str, list[float]] = {"grpc": [], "http": []}

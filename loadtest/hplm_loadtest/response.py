@@ -70,6 +70,8 @@ def response(
             limit=(f"goal at 10,000: {GOAL_P99_MS:.0f} ms", GOAL_P99_MS),
         )
     goals = goals_of("response", rows)
+    refused = sum(row["refused"] for row in rows)
+    goals.append(Goal("response-refused", "requests refused", 0, refused, "requests", "lower"))
     for row in rows:
         if row["tenants"] == max(TENANTS):
             text = "p99 of 10,000 tenants, one request every 20 s each"

@@ -88,7 +88,8 @@ class Run:
     @property
     def span_s(self) -> float:
         """The planned duration, or until the last answer where that came later."""
-        return max(self.duration_s, float(np.max(self.done_s, initial=0.0, where=~np.isnan(self.done_s))))
+        answered = np.array([code == ANSWERED for code in self.codes], dtype=np.bool_)
+        return max(self.duration_s, float(np.max(self.done_s, initial=0.0, where=answered)))
 
     def percentile_ms(self, percent: float) -> float:
         """Of `latency_s`; infinite where nothing was answered."""

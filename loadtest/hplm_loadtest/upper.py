@@ -32,8 +32,11 @@ def upper_layers(models: Path, rounds: int, num_threads: int, device_name: str) 
     base = served.base
     device = choose_device(device_name)
     dtype = choose_dtype("auto", device)
-    members = served.tenants()
-    engine = UpperEngine(base.config, base.load_upper(), num_slots=64, reduced_size=24, device=device, dtype=dtype)
+    members = served.some(BATCH)
+    reduced = max(member.packed.reduced_size for member in members)
+    engine = UpperEngine(
+        base.config, base.load_upper(), num_slots=BATCH + 1, reduced_size=reduced, device=device, dtype=dtype
+    )
     padded = in_dtype(base.load_upper(), dtype).to(device)
     rng = np.random.default_rng(0)
     rows = []

@@ -66,6 +66,8 @@ def gc(
 ) -> None:
     """Remove retired versions, what killed processes left, and uploads that nobody used. Safe while serving.
 
+    Status 1 where something could not be removed.
+
     Example: hplm store gc --grace-s 600
     """
     place = Store(store, registry)
@@ -78,7 +80,11 @@ def gc(
         console.print(f"{found.path}: left over", markup=False)
     for upload in removed.uploads:
         console.print(f"uploads/{upload}: not used in time", markup=False)
+    for problem in removed.stuck:
+        console.print(f"{problem.where}: {problem.what}", style="red", markup=False)
     console.print(f"{removed.count} removed")
+    if removed.stuck:
+        raise typer.Exit(1)
 
 
 @app.command()

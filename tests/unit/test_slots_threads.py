@@ -316,6 +316,7 @@ def test_tenants_in_memory_are_answered_however_many_wait_for_one_that_loads(
 
 def test_what_is_refused_before_the_queue_is_counted(store: Store, base: Base, fleet: list[Tenant]) -> None:
     stage = stage_of(store)
+    stage.start()
     width = base.config.hidden_size
     given = UpperInput(np.zeros((3, width), np.float16), np.zeros((3, 3), np.int32), b"nobody")
     wide = replace(given, hidden=np.full((3, width + 1), 1, np.float16))

@@ -3,22 +3,39 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from hplm.errors import ConfigError, DataError
 from hplm_builder.corpora import SOURCES
-from hplm_builder.corpus_file import read_corpus
 from hplm_builder.evaluation.tasks import EvalTask
 from hplm_builder.mixture import read_source
 
 OWN = "own"
+OVERLAP_WORDS = 8
+_WORD = re.compile(r"[a-z0-9]+")
 
 
-def documents_of(source: str) -> list[str]:
-    """Of a corpus file or a source's name. Raises DataError."""
-    path = Path(source)
-    return read_corpus(path) if path.is_file() else read_source(source)
+def unseen(documents: Iterable[str], tasks: Iterable[EvalTask]) -> list[str]:
+    """The documents without those that hold text of a task's test part: 8 words in a row of it.
+
+    Named sources overlap with well-known tasks: the film reviews hold most of SST-2's test sentences.
+    """
+    tests = {
+        gram
+        for task in tasks
+        for example in task.data.test
+        for text in (example.text, example.pair)
+        if text is not None
+        for gram in _grams(text)
+    }
+    return [document for document in documents if tests.isdisjoint(_grams(document))]
+
+
+def _grams(text: str) -> Iterator[tuple[str, ...]]:
+    words = _WORD.findall(text.lower())
+    return zip(*(words[first:] for first in range(OVERLAP_WORDS)), strict=False)
 
 
 def check_source(source: str) -> str:
@@ -39,11 +56,11 @@ def by_task(tasks: Sequence[EvalTask], sources: Sequence[str]) -> dict[str, str]
 
 
 def write_corpus(path: Path, task: EvalTask, source: str) -> Path:
-    """The corpus as JSON lines, which a domain is built from. Of its own text a task gives the train part, never more."""
+    """The corpus as JSON lines, which a domain is built from: a task's own train text, or of other text what is `unseen`."""
     if source == OWN:
         texts = [one for example in task.data.train for one in (example.text, example.pair) if one is not None]
     else:
-        texts = documents_of(source)
+        texts = unseen(read_source(source), [task])
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps({"text": text}) + "\n" for text in texts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -13,8 +14,10 @@ from typing import Any
 import torch
 
 from hplm.nn import base as bases
+from hplm.nn import lower as lowers
 from hplm.nn.base import Base
 from hplm.nn.dtype import choose_device
+from hplm.nn.encoder import WindowEncoder
 from hplm.progress import Report
 from hplm.store import artifact
 from hplm_builder.bodies import Half
@@ -33,8 +36,8 @@ CORPUS = "corpus.jsonl"
 class HalvesMaskedLm(MaskedLm):
     """A base of which any of its halves trains, for comparison: a domain trains the lower one alone."""
 
-    def __init__(self, base: Base, counts: Any, seed: int, halves: Sequence[Half]) -> None:
-        super().__init__(base.load_lower(), base.load_upper(), counts, seed)
+    def __init__(self, lower: WindowEncoder, base: Base, counts: Any, seed: int, halves: Sequence[Half]) -> None:
+        super().__init__(lower, base.load_upper(), counts, seed)
         self.halves = halves
         self.lower.requires_grad_("lower" in halves)
         self.upper.requires_grad_("higher" in halves)
@@ -105,7 +108,10 @@ class DomainBuilder:
         def build(corpus: Path) -> dict[str, Any]:
             base, settings = self.parent.base, self.settings
             found = prepare_corpus(read_corpus(corpus), base, settings.min_corpus_tokens, settings.seed, report)
-            model = HalvesMaskedLm(base, found.token_counts, settings.seed, halves).to(choose_device(self.device.type))
+            # From where the domain starts too.
+            lower = lowers.of_lineage(self.parent.store, base, self.parent.lineage)
+            model = HalvesMaskedLm(lower, base, found.token_counts, settings.seed, halves)
+            model.to(choose_device(self.device.type))
             losses = train(model, found.text, found.held, found.known, settings, report)
             state = model.lower.state_dict(), model.upper.state_dict()
             bases.save(place / "base", base.config, *state, base.tokenizer_path.read_bytes(), {"masked_lm": losses})
@@ -139,3 +145,4 @@ class DomainBuilder:
             partial.write_text(json.dumps(found, indent=1))
             partial.replace(about)
             (place / CORPUS).unlink()
+            shutil.rmtree(place / "work", ignore_errors=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -78,8 +79,8 @@ class TableJudge:
         uses = []
         for percent in self._percents:
             for miss in MISSES:
-                folder = self._folder / task.name / f"{percent:g}-{miss}"
-                folder.mkdir(parents=True)
+                # A new one: the search may come back to a task whose looked up texts were let go.
+                folder = Path(tempfile.mkdtemp(prefix=f"{task.name}-{percent:g}-{miss}-", dir=self._folder))
                 lookup = self._tree.open(folder, percent, miss, texts)
                 examples = prepare(data.test, data, encoder, plot_features(lookup))
                 rates = hit_rates(lookup)

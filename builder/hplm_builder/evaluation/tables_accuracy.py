@@ -24,13 +24,14 @@ from hplm_builder.bodies import adapter_body
 from hplm_builder.demo import PLOT, PLOT_SOURCES
 from hplm_builder.domain_corpus import prepare_corpus
 from hplm_builder.evaluation.budget import Budget
-from hplm_builder.evaluation.corpora import documents_of
+from hplm_builder.evaluation.corpora import unseen
 from hplm_builder.evaluation.options import BaseOption, EvalOptions, about_study, conduct, evaluation, kept_results
 from hplm_builder.evaluation.pruned import VersionTree
 from hplm_builder.evaluation.summary import AVERAGE, Row, Spread
 from hplm_builder.evaluation.table_judge import MISSES, TableJudge
 from hplm_builder.evaluation.tasks import EvalTask
 from hplm_builder.evaluation.variants import RATES, Served, Variant, hbert_body
+from hplm_builder.mixture import read_source
 from hplm_builder.plots import Counted, count_grams
 from hplm_builder.register import published
 from hplm_builder.tenants import REDUCTION_FACTOR, encoder_of
@@ -104,17 +105,25 @@ def goals_of(rows: Sequence[Row]) -> list[Goal]:
 
 
 def judge_published(
-    store: Store, base: Base, names: Sequence[str], tasks: Sequence[EvalTask], limits: Budget, judge: TableJudge
+    store: Store,
+    base: Base,
+    domain: str,
+    names: Sequence[str],
+    tasks: Sequence[EvalTask],
+    limits: Budget,
+    judge: TableJudge,
 ) -> dict[str, list[list[dict[str, Any]]]]:
-    """Tenants as they are served, each on the task in its place. Raises UnknownTenantError, ConfigError."""
+    """Tenants over `domain` as they are served, each on the task in its place. Raises UnknownTenantError, ConfigError."""
     if len(names) != len(tasks):
         raise ConfigError(f"{len(names)} --tenant for {len(tasks)} tasks: give each task's, in the order of the tasks")
     judged: dict[str, list[list[dict[str, Any]]]] = {}
     for name, task in zip(names, tasks, strict=True):
-        version = published(store, name)
-        if version is None:
+        found = published(store, name)
+        if found is None:
             raise UnknownTenantError(f"there is no tenant {name!r}")
-        made: Tenant = tenants.load(store.path(version.path), name=name, fingerprint=base.fingerprint)
+        if found.domain != domain:
+            raise ConfigError(f"tenant {name!r} stands on domain {found.domain!r}: give that with --domain")
+        made: Tenant = tenants.load(store.path(found.current.path), name=name, fingerprint=base.fingerprint)
         if set(made.card.labels) != set(task.data.labels):
             raise ConfigError(f"tenant {name!r} has not the labels of task {task.name}: give the tenants in its order")
         # Its head's rows are in the order of its own labels.
@@ -164,7 +173,8 @@ def tables_accuracy(
     if text is None and (len(served.lineage) > 1 or domain != PLOT):
         raise ConfigError(f"--text: give the corpus that domain {domain!r} was made of")
     sources = text or list(PLOT_SOURCES[:1] if shared.quick else PLOT_SOURCES)
-    documents = [text for source in sources for text in documents_of(source)]
+    read = [text for source in sources for text in read_source(source)]
+    documents = unseen(read, tasks)
     counted = count_corpus(documents[: QUICK_DOCUMENTS if shared.quick else None], served)
     tree = VersionTree(target, found_base, served.lineage, counted)
     settings = {
@@ -173,12 +183,13 @@ def tables_accuracy(
         "text": sources,
         "tokens": int(counted.counts.sum()),
         "distinct": len(counted.grams),
+        "left_out_documents": len(read) - len(documents),
         "top_percents": percents,
     }
     with tempfile.TemporaryDirectory(prefix="hplm-eval-") as folder:
         judge = TableJudge(tree, percents, Path(folder), shared.pooling, where)
         if tenant:
-            judged: Judged = judge_published(target, found_base, tenant, tasks, limits, judge)
+            judged: Judged = judge_published(target, found_base, domain, tenant, tasks, limits, judge)
             settings |= {"tenants": tenant, "budget": asdict(limits)}
         else:
             variant = Variant(

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load as load_arrays
-from safetensors.numpy import save_file
+from safetensors.numpy import save as packed_arrays
 
 from hplm.adapters.packed import Adapter, Float32, PackedAdapter, pack, unpack
 from hplm.errors import CorruptArtifactError, TenantNameError, WrongBaseError
@@ -84,8 +84,9 @@ def save(folder: Path, tenant: Tenant) -> None:
     with artifact.publish(folder, KIND, asdict(tenant.card)) as partial:
         arrays = {f"adapter.{name}": array for name, array in vars(tenant.adapter).items()}
         arrays |= {f"head.{name}": array for name, array in vars(tenant.head).items()}
-        save_file(
-            {name: np.ascontiguousarray(array) for name, array in arrays.items()}, partial / "weights.safetensors"
+        # Written from here, a full disk is an OSError.
+        (partial / "weights.safetensors").write_bytes(
+            packed_arrays({name: np.ascontiguousarray(array) for name, array in arrays.items()})
         )
 
 

@@ -182,6 +182,13 @@ class FinishUpload(ManageRequest):
     upload: str
 
 
+@dataclass(frozen=True)
+class DropUpload(ManageRequest):
+    """Stays where an unfinished job names it."""
+
+    upload: str
+
+
 ACTIONS: dict[str, type[ManageRequest]] = {
     "tenant.create": CreateTenant,
     "tenant.update": UpdateTenant,
@@ -200,6 +207,7 @@ ACTIONS: dict[str, type[ManageRequest]] = {
     "upload.start": StartUpload,
     "upload.chunk": UploadChunk,
     "upload.finish": FinishUpload,
+    "upload.drop": DropUpload,
 }
 
 

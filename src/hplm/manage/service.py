@@ -70,6 +70,7 @@ class ManageService:
                 "received": self._uploads.receive(request, self._settings.upload_chunk_bytes)
             },
             requests.FinishUpload: lambda request: {"upload": self._uploads.finish(request.upload).id},
+            requests.DropUpload: self._drop_upload,
         }
 
     def handle(self, raw: bytes) -> Answer:
@@ -134,6 +135,7 @@ class ManageService:
         self._registry.domain(base, parent)
         seen = self._look_at(request.corpus, CORPUS_ENDINGS, self._settings.max_upload_bytes)
         if seen < (least := self._settings.min_corpus_tokens):
+            self._forget(request.corpus)
             raise CorpusTooSmallError(f"the corpus has {seen:,} bytes, a domain needs {least:,} tokens")
         details = {
             "parent": parent,
@@ -148,9 +150,13 @@ class ManageService:
         try:
             return survey(locate(pinned(source, self._settings), self._uploads), endings, most_bytes).text_bytes
         except DataError:
-            if source.upload is not None:
-                self._uploads.drop(source.upload)
+            self._forget(source)
             raise
+
+    def _forget(self, source: Source) -> None:
+        """Drop an upload that can serve nobody, unless another job waits for it."""
+        if source.upload is not None:
+            self._uploads.consume([source.upload])
 
     def _submit(
         self,
@@ -252,3 +258,7 @@ class ManageService:
     def _start_upload(self, request: requests.StartUpload) -> Answer:
         upload = self._uploads.start(request, self._settings, self._clock())
         return {"upload": upload.id, "chunk_bytes": self._settings.upload_chunk_bytes}
+
+    def _drop_upload(self, request: requests.DropUpload) -> Answer:
+        self._uploads.consume([request.upload])
+        return {"upload": request.upload}

@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import math
 import os
 import shutil
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from hplm.config import ManagerSettings
 from hplm.crash import crash_point
 from hplm.errors import StoreUnavailableError, UnknownUploadError, UploadError
 from hplm.manage.requests import StartUpload, UploadChunk
-from hplm.store.caretaker import UPLOAD_S
+from hplm.store.caretaker import UPLOAD_S, remove
 from hplm.store.layout import Store
 from hplm.store.records import Upload
 from hplm.store.registry import Registry
@@ -97,7 +95,7 @@ class Uploads:
                     digest.update(block)
                 os.fsync(file.fileno())
             if digest.hexdigest() != upload.sha256:
-                self.drop(upload.id)
+                self.consume([upload.id])
                 raise UploadError("the checksum is not the one announced; the upload is dropped, send it again")
             self._registry.complete_upload(upload.id)
         return self._registry.upload(upload_id)
@@ -109,24 +107,18 @@ class Uploads:
             raise UploadError(f"upload {upload_id} is not finished: upload.finish checks it first")
         return self._file(upload)
 
-    def drop(self, upload_id: str) -> None:
-        """Forget an upload and its bytes; one that is gone already is fine."""
-        # Files first: cut short here, the row is collected when it expires.
-        shutil.rmtree(self._store.upload(upload_id), ignore_errors=True)
-        self._registry.drop_upload(upload_id)
-
     def consume(self, upload_ids: Collection[str]) -> None:
-        """Drop uploads that have served, but for those that another job waits for."""
-        for upload in self._registry.stale_uploads(math.inf):
-            if upload.id in upload_ids:
-                self.drop(upload.id)
+        """Drop uploads that have served or never can, but for those that another job waits for."""
+        self._remove(self._registry.drop_uploads(ids=upload_ids))
 
-    def collect(self, now_s: float) -> list[str]:
-        """Drop uploads that have expired and that no job waits for; returns their ids."""
-        expired = [upload.id for upload in self._registry.stale_uploads(now_s - UPLOAD_S)]
-        for upload_id in expired:
-            self.drop(upload_id)
-        return expired
+    def collect(self, now_s: float) -> None:
+        """Drop uploads that have expired and that no job waits for."""
+        self._remove(self._registry.drop_uploads(before_s=now_s - UPLOAD_S))
+
+    def _remove(self, upload_ids: Collection[str]) -> None:
+        # Rows first: what is left of the bytes when this is cut short has no row, and is collected.
+        for upload_id in upload_ids:
+            remove(self._store, f"uploads/{upload_id}")
 
     def _folder(self, upload: Upload) -> Path:
         folder = self._store.upload(upload.id)
@@ -140,12 +132,6 @@ class Uploads:
         if len(found) != 1:
             raise UnknownUploadError(f"the bytes of upload {upload.id} are gone: start again")
         return found[0]
-
-
-def uploads_of(request: dict[str, Any]) -> set[str]:
-    """The uploads that a job's request names."""
-    sources = [*request.get("data", {}).values(), request.get("corpus", {})]
-    return {source["upload"] for source in sources if "upload" in source}
 
 
 @contextmanager

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from safetensors.torch import save as packed
 from torch import Tensor
 
 from hplm.config import BaseConfig, parse
@@ -58,8 +59,9 @@ def save(
     """Publish a base; weights are kept in float16."""
     with artifact.publish(folder, KIND, {"config": asdict(config), **about}) as partial:
         for name, state in (("lower", lower), ("upper", upper)):
-            halved = {key: tensor.detach().to(torch.float16).contiguous() for key, tensor in state.items()}
-            save_file(halved, partial / f"{name}.safetensors")
+            halved = {key: tensor.detach().to("cpu", torch.float16).contiguous() for key, tensor in state.items()}
+            # Written from here, a full disk is an OSError.
+            (partial / f"{name}.safetensors").write_bytes(packed(halved))
         (partial / "tokenizer.json").write_bytes(tokenizer)
 
 

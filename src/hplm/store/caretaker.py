@@ -42,45 +42,65 @@ class Verdict:
     loose: tuple[Problem, ...]
 
 
+@dataclass(frozen=True)
+class Removed(Removal):
+    """What went, expired `uploads` by id too; `stuck` is what could not be removed."""
+
+    uploads: tuple[str, ...] = ()
+    stuck: tuple[Problem, ...] = ()
+
+    @property
+    def count(self) -> int:
+        return super().count + len(self.uploads)
+
+
 def collect(
     store: Store, registry: Registry, now_s: float, *, grace_s: float = GRACE_S, upload_s: float = UPLOAD_S
-) -> Removal:
+) -> Removed:
     """Remove what nobody uses; returns what went. Killed at any point, the next call goes on."""
     found = look(store)
     plan = housekeeping.plan_removal(
         found,
         registry.snapshot(),
         registry.collectable(now_s - grace_s),
-        [upload.id for upload in registry.stale_uploads(now_s - upload_s)],
         now_s=now_s,
         grace_s=grace_s,
     )
     by_path = {one.path: one for one in found}
-    retired = []
+    retired, loose, stuck = [], [], []
+
+    def removed(path: str) -> bool:
+        try:
+            remove(store, path)
+        except OSError as error:
+            # One folder that another user owns must not keep all the others.
+            stuck.append(Problem(path, f"cannot be removed: {error.strerror}"))
+            return False
+        return True
+
     for path in plan.retired:
         changed = path in by_path and not again(store, by_path[path])
         # Only a bank's path is ever published again; where that was done since the plan was made, it must stay.
         published = path.startswith("banks/") and path not in registry.collectable(now_s - grace_s)
-        if not changed and not published:
-            remove(store, path)
+        if not changed and not published and removed(path):
             crash_point("collect.removed")
             registry.forget(path)
             crash_point("collect.forgotten")
             retired.append(path)
-    loose = []
     for one in (*plan.leftovers, *plan.strays):
-        if again(store, one) and not (one.kind == "leftover" and artifact.is_held(store.path(one.path))):
-            remove(store, one.path)
+        held = one.kind == "leftover" and artifact.is_held(store.path(one.path))
+        if again(store, one) and not held and removed(one.path):
             loose.append(one)
-    for upload_id in plan.uploads:
-        remove(store, f"uploads/{upload_id}")
-        registry.drop_upload(upload_id)
+    expired = registry.drop_uploads(before_s=now_s - upload_s)
+    for upload_id in expired:
+        removed(f"uploads/{upload_id}")
     registry.forget_jobs(now_s - JOB_S)
-    return Removal(
+    return Removed(
         tuple(retired),
         tuple(one for one in loose if one.kind not in ("upload", "scratch")),
-        plan.uploads,
         tuple(one for one in loose if one.kind in ("upload", "scratch")),
+        uploads=tuple(expired),
+        stuck=tuple(stuck),
     )
 
 
@@ -126,7 +146,7 @@ def verify(store: Store, registry: Registry, now_s: float, *, grace_s: float = G
     problems = [Problem("registry", fault) for fault in registry.faults()]
     problems += _broken(store, known)
     found = look(store)
-    plan = housekeeping.plan_removal(found, known, (), (), now_s=now_s, grace_s=grace_s)
+    plan = housekeeping.plan_removal(found, known, (), now_s=now_s, grace_s=grace_s)
     loose = [Problem(one.path, "left over; `hplm store gc` removes it") for one in (*plan.leftovers, *plan.strays)]
     loose += [
         Problem(one.path, "not registered; `hplm store adopt` does that")

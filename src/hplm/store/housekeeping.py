@@ -7,7 +7,7 @@ before the registry, or from one that was lost: it is adopted, and never removed
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from hplm.store.inventory import Card, Found
@@ -18,20 +18,19 @@ DEFAULT_ROOT = "general"  # the domain of tenants that name none, where a base h
 
 @dataclass(frozen=True)
 class Removal:
-    """What may go: files of `retired` versions, `leftovers` of killed processes, uploads by id.
+    """What may go: files of `retired` versions, `leftovers` of killed processes.
 
     `strays` are bytes of uploads that the registry has no row of, and what jobs that have ended kept to go on from.
     """
 
     retired: tuple[str, ...] = ()
     leftovers: tuple[Found, ...] = ()
-    uploads: tuple[str, ...] = ()
     strays: tuple[Found, ...] = ()
 
     @property
     def count(self) -> int:
         """How many things went, or would go."""
-        return len(self.retired) + len(self.leftovers) + len(self.uploads) + len(self.strays)
+        return len(self.retired) + len(self.leftovers) + len(self.strays)
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,6 @@ def plan_removal(
     found: Iterable[Found],
     known: Snapshot,
     collectable: Sequence[str],
-    stale_uploads: Collection[str],
     *,
     now_s: float,
     grace_s: float,
@@ -68,7 +66,7 @@ def plan_removal(
     leftovers = [
         one
         for one in old.values()
-        if (one.kind == "leftover" and not one.held) or (is_interrupted(one, known) and _subject(one) not in known.busy)
+        if ((one.kind == "leftover" and not one.held) or is_interrupted(one, known)) and _subject(one) not in known.busy
     ]
     owners = {"upload": known.uploads, "scratch": known.unfinished}
     strays = [one for one in old.values() if one.kind in owners and one.parts[1] not in owners[one.kind]]
@@ -76,7 +74,6 @@ def plan_removal(
         # A bank that was just built anew has its path before its tenants are published.
         retired=tuple(path for path in collectable if path not in young),
         leftovers=tuple(leftovers),
-        uploads=tuple(stale_uploads),
         strays=tuple(strays),
     )
 
@@ -242,5 +239,9 @@ class _Planner:
 
 
 def _subject(one: Found) -> str:
-    """The subject of the jobs that make such an artifact."""
-    return f"tenant:{one.parts[1]}" if one.kind == "tenant" else "domain:" + "/".join(one.parts[1:3])
+    """The subject of the jobs that make such an artifact, or what is left of it; no job's where it is of another kind.
+
+    On a network file system the lock of a folder that another machine fills is not seen here.
+    """
+    of_tenant = one.parts[0] == "tenants"
+    return f"tenant:{one.parts[1]}" if of_tenant else f"{one.parts[0].removesuffix('s')}:{'/'.join(one.parts[1:3])}"

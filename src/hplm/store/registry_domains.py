@@ -11,7 +11,7 @@ from hplm.errors import BadManageRequestError, ConflictError, DomainInUseError, 
 from hplm.store.database import Database, bump
 from hplm.store.numbers import Folder, check_free
 from hplm.store.records import BaseRecord, DomainRecord, DomainVersion
-from hplm.store.registry_jobs import cancel_all
+from hplm.store.registry_jobs import cancel_all, jobs_on_domain
 from hplm.store.schema import bases, domain_versions, domains, tenant_versions, tenants
 
 NAMED = 20  # of those in the way of a deletion
@@ -155,12 +155,12 @@ class Domains:
         """Retire all its versions, cancel its jobs.
 
         Older versions of tenants or domains that stood on it can no longer be gone back to. Raises DomainInUseError, which
-        names the tenants and domains whose current version stands on it, or UnknownDomainError.
+        names the tenants and domains whose current version stands on it, and jobs that make such; or UnknownDomainError.
         """
         with self._database.writing() as connection:
             domain_id = _domain_id(connection, base, name)
             fallen = _standing_on(connection, domain_id)
-            in_the_way = _in_the_way(connection, domain_id, fallen)
+            in_the_way = [*_in_the_way(connection, domain_id, fallen), *jobs_on_domain(connection, base, name)]
             if in_the_way:
                 raise DomainInUseError(f"domain {name!r} cannot be deleted: {'; '.join(in_the_way)}")
             for table, column in (

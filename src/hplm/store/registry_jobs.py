@@ -11,6 +11,7 @@ from sqlalchemy import Connection, Row, delete, insert, select, update
 from hplm.errors import LeaseLostError, UnknownJobError
 from hplm.store.database import Database
 from hplm.store.records import UNFINISHED, Job, JobState
+from hplm.store.registry_uploads import check_there
 from hplm.store.schema import jobs
 
 MOST_ATTEMPTS = 3
@@ -25,9 +26,10 @@ class Jobs:
         self._database = database
 
     def submit_job(self, kind: str, subject: str, request: dict[str, Any], now_s: float) -> Job:
-        """Queue a job. Its `subject` is `tenant:<name>` or `domain:<base>/<name>`."""
+        """Queue a job. Its `subject` is `tenant:<name>` or `domain:<base>/<name>`. Raises UnknownUploadError."""
         job_id = uuid.uuid4().hex
         with self._database.writing() as connection:
+            check_there(connection, request)
             connection.execute(
                 insert(jobs).values(
                     id=job_id,
@@ -179,6 +181,20 @@ class Jobs:
 def unfinished_subjects(connection: Connection) -> set[str]:
     """What jobs run or wait for."""
     return set(connection.execute(select(jobs.c.subject).where(jobs.c.state.in_(UNFINISHED))).scalars())
+
+
+def jobs_on_domain(connection: Connection, base: str, name: str) -> list[str]:
+    """Unfinished jobs that make something which stands on a domain, in words; they would end in a conflict, hours later."""
+    found = connection.execute(select(jobs).where(jobs.c.state.in_(UNFINISHED)).order_by(jobs.c.seq)).all()
+    return [
+        f"job {row.id}, which makes {row.subject}"
+        for row in found
+        if row.request.get("base") == base
+        and row.subject != f"domain:{base}/{name}"
+        and name == row.request.get("parent", row.request.get("domain"))
+        and not row.request.get("dry_run")
+        and not row.cancel_requested
+    ]
 
 
 def cancel_all(connection: Connection, subject: str, now_s: float) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection
 from typing import Any
 
 from sqlalchemy import Connection, Row, delete, insert, select, update
@@ -57,20 +58,18 @@ class Uploads:
             connection.execute(update(uploads).where(uploads.c.id == upload_id).values(complete=True))
             return _upload(_row(connection, upload_id))
 
-    def drop_upload(self, upload_id: str) -> None:
-        """Forget it; dropping it again is no error."""
-        with self._database.writing() as connection:
-            connection.execute(delete(uploads).where(uploads.c.id == upload_id))
+    def drop_uploads(self, *, ids: Collection[str] | None = None, before_s: float = math.inf) -> list[str]:
+        """Forget uploads, those with `ids` or all, that were announced before `before_s`, unless an unfinished job names them.
 
-    def stale_uploads(self, before_s: float) -> list[Upload]:
-        """Those announced before `before_s` that no unfinished job names in its request, oldest first."""
-        with self._database.reading() as connection:
+        Returns the ids of those that went. A job is submitted before or after all of this, never between.
+        """
+        with self._database.writing() as connection:
             requests = connection.execute(select(jobs.c.request).where(jobs.c.state.in_(UNFINISHED))).scalars()
-            wanted = {upload_id for request in requests for upload_id in _named(request)}
-            found = connection.execute(
-                select(uploads).where(uploads.c.created_s < before_s).order_by(uploads.c.created_s)
-            )
-            return [_upload(row) for row in found if row.id not in wanted]
+            wanted = {upload_id for request in requests for upload_id in uploads_of(request)}
+            old = connection.execute(select(uploads.c.id).where(uploads.c.created_s < before_s)).scalars().all()
+            gone = [one for one in old if one not in wanted and (ids is None or one in ids)]
+            connection.execute(delete(uploads).where(uploads.c.id.in_(gone)))
+        return gone
 
 
 def _row(connection: Connection, upload_id: str) -> Row[Any]:
@@ -84,12 +83,13 @@ def _upload(row: Row[Any]) -> Upload:
     return Upload(**row._mapping)
 
 
-def _named(request: Any) -> Iterator[str]:
-    """Ids of the uploads that a request names, at any depth: `{"upload": id}`."""
-    if isinstance(request, dict):
-        if isinstance(found := request.get("upload"), str):
-            yield found
-        request = list(request.values())
-    if isinstance(request, list):
-        for value in request:
-            yield from _named(value)
+def check_there(connection: Connection, request: dict[str, Any]) -> None:
+    """That the uploads which a job names are there. Raises UnknownUploadError."""
+    for upload_id in uploads_of(request):
+        _row(connection, upload_id)
+
+
+def uploads_of(request: dict[str, Any]) -> set[str]:
+    """Ids of the uploads that a job's request names."""
+    sources = [*request.get("data", {}).values(), request.get("corpus", {})]
+    return {source["upload"] for source in sources if "upload" in source}

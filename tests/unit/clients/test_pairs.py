@@ -12,7 +12,7 @@ import tritonclient.grpc
 import tritonclient.http
 from hplm_client import LabelledSpan, Prediction
 from hplm_client.answers import tensors_of
-from hplm_client.asked import texts_asked
+from hplm_client.asked import lines_of, texts_asked
 
 from hplm.errors import BadInputError, TextEncodingError
 
@@ -61,6 +61,14 @@ def test_a_line_is_a_text_or_an_object_under_the_names_of_labelled_data() -> Non
 def test_a_line_that_is_no_object_with_texts_is_named(typed: str, words: str) -> None:
     with pytest.raises(BadInputError, match=words):
         list(texts_asked(typed.split("\n"), None, None, jsonl=True))
+
+
+def test_lines_come_until_one_is_no_text() -> None:
+    lines = lines_of([b"a\r\n", "ö\n".encode(), b"\xf6\n", b"never\n"])
+    asked = texts_asked(lines, None, None, jsonl=False)
+    assert [next(asked), next(asked)] == [("a", None), ("ö", None)]
+    with pytest.raises(TextEncodingError, match="line 3 is not UTF-8: byte 0"):
+        next(asked)
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def found(path: str, kind: Kind, age_s: float = 1000.0, held: bool = False) -> F
 
 
 def planned(*what: Found, known: Snapshot = NOTHING, collectable: tuple[str, ...] = ()) -> Removal:
-    return plan_removal(what, known, collectable, (), now_s=NOW_S, grace_s=GRACE_S)
+    return plan_removal(what, known, collectable, now_s=NOW_S, grace_s=GRACE_S)
 
 
 def test_the_kinds_are_those_that_the_artifacts_are_published_as() -> None:

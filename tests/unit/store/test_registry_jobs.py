@@ -27,7 +27,8 @@ def claimed(registry: Registry, after_s: float = 0.0, worker: str = "w") -> Job:
 
 
 def test_a_submitted_job_waits_and_keeps_its_request(registry: Registry) -> None:
-    request = {"tenant": "films", "data": {"train": {"upload": "u"}}, "settings": {"epochs": 3}}
+    upload = registry.start_upload(1, "a", NOW_S)
+    request = {"tenant": "films", "data": {"train": {"upload": upload.id}}, "settings": {"epochs": 3}}
     job = registry.submit_job("tenant.create", "tenant:films", request, NOW_S)
     assert (job.state, job.request, job.attempts, job.progress) == ("queued", request, 0, 0.0)
     assert registry.job(job.id) == job

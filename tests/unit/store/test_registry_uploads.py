@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -33,18 +34,32 @@ def test_bytes_neither_go_back_nor_beyond_the_size(registry: Registry, received:
 
 def test_a_dropped_upload_is_unknown(registry: Registry) -> None:
     upload = registry.start_upload(10, "a", NOW_S)
-    registry.drop_upload(upload.id)
-    registry.drop_upload(upload.id)
+    assert registry.drop_uploads(ids=[upload.id]) == [upload.id]
+    assert registry.drop_uploads(ids=[upload.id]) == []
     for ask in (registry.upload, registry.complete_upload, lambda one: registry.receive(one, 1)):
         with pytest.raises(UnknownUploadError):
             ask(upload.id)
 
 
-def test_an_upload_that_a_job_waits_for_is_not_stale_until_the_job_ends(registry: Registry) -> None:
+def test_an_upload_that_a_job_waits_for_is_not_dropped_until_the_job_ends(registry: Registry) -> None:
     used, unused, young = (registry.start_upload(1, "a", NOW_S + after_s) for after_s in (0, 1, 100))
-    request = {"data": {"train": [{"upload": used.id}], "test": {"path": "x"}}}
+    request = {"data": {"train": {"upload": used.id}, "test": {"path": "x"}}}
     job = registry.submit_job("tenant.create", "tenant:a", request, NOW_S)
-    assert registry.stale_uploads(NOW_S + 50) == [unused]
+    assert registry.drop_uploads(before_s=NOW_S + 50) == [unused.id]
+    assert registry.drop_uploads(ids=[used.id]) == []
     registry.cancel_job(job.id, NOW_S)
-    assert registry.stale_uploads(NOW_S + 50) == [used, unused]
-    assert registry.stale_uploads(math.inf) == registry.uploads() == [used, unused, young]
+    assert registry.drop_uploads(before_s=NOW_S + 50) == [used.id]
+    assert registry.uploads() == [young]
+
+
+@pytest.mark.parametrize(
+    "request_of", [lambda u: {"data": {"train": {"upload": u}}}, lambda u: {"corpus": {"upload": u}}]
+)
+def test_no_job_waits_for_an_upload_that_is_gone(
+    registry: Registry, request_of: Callable[[str], dict[str, Any]]
+) -> None:
+    upload = registry.start_upload(1, "a", NOW_S)
+    registry.drop_uploads()
+    with pytest.raises(UnknownUploadError):
+        registry.submit_job("tenant.create", "tenant:a", request_of(upload.id), NOW_S)
+    assert registry.jobs() == []
