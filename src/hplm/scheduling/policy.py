@@ -106,17 +106,13 @@ class Filler:
         self.count = 0
         self._tenants: set[str] = set()
 
-    def can_put(self, row: int, request: Waiting) -> bool:
-        """Whether the request fits in this row of the batch."""
+    def put(self, row: int, request: Waiting) -> bool:
+        """Put the request into this row of the batch if it fits; returns whether it did."""
         if self.count >= self._budget.max_requests:
             return False
         if len(self._tenants) >= self._budget.max_tenants and request.tenant not in self._tenants:
             return False
-        return request.tokens <= self.free[row] or not self.rows[row]
-
-    def put(self, row: int, request: Waiting) -> bool:
-        """Put it there if it fits."""
-        if not self.can_put(row, request):
+        if request.tokens > self.free[row] and self.rows[row]:
             return False
         self.rows[row].append(request)
         self.free[row] -= request.tokens
@@ -128,5 +124,5 @@ class Filler:
         """Whether nothing of `shortest` tokens or more can be added anywhere."""
         return self.count >= self._budget.max_requests or (max(self.free) < shortest and all(self.rows))
 
-    def batch(self, slot_tokens: int | None = None) -> Batch:
-        return Batch(tuple(tuple(row) for row in self.rows if row), slot_tokens)
+    def batch(self) -> Batch:
+        return Batch(tuple(tuple(row) for row in self.rows if row))
