@@ -63,8 +63,9 @@ class PlotSettings:
     `registry`: URL of a shared registry, "" for the store's own SQLite file. `table` is the base's root domain; at most
     `most_domains` domain versions are open at once, roots too, each with an overlay of `overlay_windows`.
 
-    `num_threads` 0: one, for the upper stage computes beside it. For measuring: `trace`, a file for the stage's spans; `exclusive_lock`, a
-    file whose lock is held while computing, so that stages that name the same one never compute at the same time.
+    `num_threads` 0: one, for the upper stage computes beside it. For measuring: `trace`, a file for the stage's spans;
+    `exclusive_lock`, a file whose lock is held while computing, so that stages that name the same one never compute at the
+    same time.
     """
 
     store: str

@@ -90,15 +90,13 @@ def kept_results(resume: Path | None) -> Iterator[Results]:
 
 
 def conduct(study: Study, results: Results, dry_run: bool) -> Found:
-    """Print what it will take, do it, say what this process did of it. A dry run ends the program after the first."""
+    """Print what it will take, and do it. A dry run ends the program after the first."""
     with progress_bars() as progress:
         found = estimate(study, results, bar_report(progress, "runs"))
         found.show(study, progress.console)
         if dry_run:
             raise typer.Exit
-        answer, done_here = search(study, results, found.workload, progress)
-        progress.console.print(f"{done_here} runs were done here", highlight=False)
-    return answer
+        return search(study, results, found.workload, progress)
 
 
 def about_study(study: Study, found: Found, more: Mapping[str, Any]) -> dict[str, Any]:

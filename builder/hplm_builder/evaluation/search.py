@@ -26,17 +26,17 @@ class Workload:
     run_s: Mapping[tuple[str, str], float]
 
 
-def search(study: Study, results: Results, workload: Workload, progress: Progress) -> tuple[Found, int]:
-    """Do every run that nobody has done or is doing, wait for the others'; returns what was found, and how many were done here.
+def search(study: Study, results: Results, workload: Workload, progress: Progress) -> Found:
+    """Do every run that nobody has done or is doing, and wait for the others'. Says how many it did of how many.
 
     Raises DataError, ConfigError.
     """
     work = _Work(study, results, workload, progress)
     while work.round():
         time.sleep(POLL_S)
-    return {
-        (task.name, variant.name): work.board.chosen(task, variant) for task, variant in study.pairs()
-    }, work.done_here
+    total = sum(work.board.total(task, variant) for task, variant in study.pairs())
+    progress.console.print(f"{work.done_here} of {total} runs were done here", highlight=False)
+    return {(task.name, variant.name): work.board.chosen(task, variant) for task, variant in study.pairs()}
 
 
 class _Work:

@@ -33,6 +33,7 @@ WHOLE: list[dict[str, Any]] = [
     {"action": "upload.start", "bytes": 5, "sha256": SHA, "name": "train.csv"},
     {"action": "upload.chunk", "upload": "u1", "offset": 0, "data": "aGVsbG8="},
     {"action": "upload.finish", "upload": "u1"},
+    {"action": "upload.drop", "upload": "u1"},
 ]
 
 
