@@ -138,7 +138,7 @@ class Answers:
         rng = np.random.default_rng(0)
         names = (*STEADY, *LANES)
         while not done.is_set():
-            with Client(service.ports.grpc_url, 10) as client:
+            with Client(service.ports.grpc_url, timeout_s=10) as client:
                 while not done.is_set():
                     name, text = str(rng.choice(names)), int(rng.integers(len(TEXTS)))
                     try:

@@ -150,6 +150,15 @@ def test_a_cut_that_the_model_does_not_allow_is_refused(folder: Path, change: di
         shape_of(folder, **change)
 
 
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(DataError, match=r"it has no config\.json"):
+            shape_of(folder)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(DataError, match=r"config\.json cannot be read"):
+        shape_of(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("written", "words"),
     [

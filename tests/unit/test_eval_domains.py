@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from hplm_builder.bodies import ConvertedModel, fastest_format
 from hplm_builder.domains import DomainSettings
 from hplm_builder.evaluate import app
-from hplm_builder.evaluation.corpora import by_task, write_corpus
+from hplm_builder.evaluation.corpora import by_task, unseen, write_corpus
 from hplm_builder.evaluation.domain_build import DomainBuilder
 from hplm_builder.evaluation.domains import gains
 from hplm_builder.evaluation.results import BusyError, Results
@@ -202,3 +203,17 @@ def test_a_dry_run_builds_nothing(bench: Place, tmp_path: Path) -> None:
     assert "minutes of further pretraining" in done.stderr
     assert "minutes are left" in done.stderr
     assert not list(tmp_path.rglob("*.json"))
+
+
+def test_documents_that_hold_text_of_a_test_part_are_left_out(bench: Place) -> None:
+    task = next(iter(read_tasks((), bench.folder / "tasks")))
+    test = replace(task.data.test[0], text="It's one two three four five six seven, eight nine!")
+    seen = replace(task, data=replace(task.data, test=[test]))
+    documents = [
+        "x y ONE two three - four five six seven eight z",  # eight of its words in a row
+        "it s one two three four five six",
+        "one two three four five six seven",  # only seven
+        "one two three four and five six seven eight nine",
+        "",
+    ]
+    assert unseen(documents, [seen]) == documents[2:]

@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from hplm_builder import labelled
 from hplm_builder.labelled import (
     Entity,
     LabelledFile,
@@ -251,3 +252,19 @@ def test_a_folder_is_read_by_the_names_of_its_files(tmp_path: Path) -> None:
     assert (len(data.train), len(data.dev), len(data.test)) == (36, 4, 1)
     with pytest.raises(DataError, match=r"train\.jsonl cannot be read"):
         read_folder(tmp_path / "nothing")
+
+
+def test_a_column_of_half_a_surrogate_pair_is_refused_in_words_that_can_be_written(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text('{"\\ud800": "x"}\n')
+    with pytest.raises(DataError, match="no column `text`") as found:
+        read_data(tmp_path / "train.jsonl")
+    assert str(found.value).encode()
+
+
+def test_more_examples_than_are_taken_are_refused_before_the_rest_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(labelled, "MOST_EXAMPLES", 3)
+    (tmp_path / "train.csv").write_text("text,label\n" + "a,b\n" * 4 + 'broken"line\n')
+    with pytest.raises(DataError, match="holds more than 3 examples"):
+        read_data(tmp_path / "train.csv")

@@ -47,6 +47,8 @@ class Service:
             assert self.gate.wait(5)
         if raw == b"unknown":
             raise errors.UnknownJobError("there is no job 'x'")
+        if raw == b"half":
+            return {"ok": True, "half": "\ud800"}
         if raw == b"broken":
             raise ZeroDivisionError
         return {"ok": True, "length": len(raw)}
@@ -141,3 +143,12 @@ def test_answers_are_counted_by_outcome(stage: ManageStage) -> None:
             return
         time.sleep(0.01)
     raise AssertionError
+
+
+def test_text_that_is_no_utf8_travels_in_an_answer(service: Service) -> None:
+    stage, answers = ManageStage(service.handle, LANES), Answers()
+    stage.submit(b"half", answers, lambda: False)
+    (answer,) = answers.wait(1)
+    assert isinstance(answer, bytes)
+    assert json.loads(answer) == {"ok": True, "half": "\ud800"}
+    stage.stop()

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -146,12 +147,20 @@ def models_of(store: Store, folder: Path, **settings: object) -> Path:
     return folder / "models"
 
 
-def test_a_server_starts_a_worker_for_its_store(store: Store, tmp_path: Path) -> None:
+def test_a_server_starts_a_worker_for_its_store_whatever_registry_its_own_environment_names(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HPLM_REGISTRY", "postgresql+psycopg://nobody@127.0.0.1:1/elsewhere")
     kept = start_worker(models_of(store, tmp_path), wanted=None, log=tmp_path / "worker.log")
     assert kept is not None
     log = tmp_path / "worker.log"
     try:
         until(lambda: log.exists() and f"takes jobs of {store.root}" in log.read_text())
+        with closing(Registry.open(store)) as registry:
+            job = registry.submit_job(
+                "tenant.create", "tenant:x", {"tenant": "x", "base": "tiny", "dry_run": False}, 0.0
+            )
+            until(lambda: registry.job(job.id).state == "failed")
         pid = kept.pid
         assert pid is not None
     finally:

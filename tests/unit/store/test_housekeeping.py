@@ -21,6 +21,7 @@ from hplm.nn import base as bases
 from hplm.nn import lower
 from hplm.plot import table
 from hplm.store import artifact, caretaker
+from hplm.store.caretaker import Removed
 from hplm.store.housekeeping import AdoptPlan, Removal, plan_adoption, plan_removal
 from hplm.store.inventory import Card, Found, Kind, look
 from hplm.store.layout import Store
@@ -66,7 +67,7 @@ def publish(store: Store, registry: Registry, base: str, name: str, expected: in
     return path
 
 
-def collect(store: Store, registry: Registry, after_s: float = GRACE_S + 1) -> Removal:
+def collect(store: Store, registry: Registry, after_s: float = GRACE_S + 1) -> Removed:
     """As if `after_s` had gone by since the files were written."""
     return caretaker.collect(store, registry, time.time() + after_s, grace_s=GRACE_S)
 
@@ -116,8 +117,12 @@ def test_everything_in_a_store_is_found_in_its_place(store: Store, base: str) ->
 def test_leftovers_go_when_they_are_old_and_nobody_fills_them() -> None:
     old = found("tenants/a/.1.x.partial", "leftover")
     assert planned(old).leftovers == (old,)
-    assert planned(found("t", "leftover", age_s=60)).count == 0
-    assert planned(found("t", "leftover", held=True)).count == 0
+    assert planned(found("tenants/t", "leftover", age_s=60)).count == 0
+    assert planned(found("tenants/t", "leftover", held=True)).count == 0
+    # Another machine's lock is not seen on every file system, its job is.
+    busy = replace(NOTHING, busy=frozenset({"tenant:a"}))
+    assert planned(old, known=busy).count == 0
+    assert planned(found("tenants/b/.1.x.partial", "leftover"), known=busy).count == 1
 
 
 def test_versions_without_a_row_go_only_where_their_name_has_one() -> None:
@@ -334,6 +339,17 @@ def test_uploads_go_when_they_are_old_and_no_job_waits_for_them(store: Store, re
     assert collect(store, registry).uploads == (unused.id,)
     assert paths(store) == {f"uploads/{used.id}"}
     assert registry.uploads() == [used]
+
+
+def test_what_cannot_be_removed_keeps_nothing_else(store: Store, registry: Registry) -> None:
+    # Too long a name to be renamed out of the way.
+    stuck = f"uploads/{'x' * 250}"
+    for path in (stuck, "uploads/other"):
+        store.path(path).mkdir(parents=True)
+    removed = collect(store, registry)
+    assert [one.path for one in removed.strays] == ["uploads/other"]
+    assert [problem.where for problem in removed.stuck] == [stuck]
+    assert "File name too long" in removed.stuck[0].what
 
 
 @pytest.mark.parametrize("point", ["collect.removed", "collect.forgotten", "collect.removed:2"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -203,6 +204,46 @@ def test_a_domain_with_tenants_is_not_deleted_and_the_error_names_them(registry:
         registry.domain("b", "law")
     with pytest.raises(UnknownDomainError):
         registry.delete_domain("b", "law", NOW_S)
+
+
+def test_a_domain_that_jobs_build_on_is_not_deleted_but_its_own_jobs_are_cancelled(
+    registry: Registry, root: DomainVersion
+) -> None:
+    publish_branch(registry, "law", root)
+    own = {"base": "b", "domain": "law", "parent": "general"}
+    child = {"base": "b", "domain": "tax", "parent": "law"}
+    tenant = {"base": "b", "domain": "law", "data": {}}
+    updating = registry.submit_job("domain.update", "domain:b/law", own, NOW_S)
+    jobs = [
+        registry.submit_job("domain.create", "domain:b/tax", child, NOW_S),
+        registry.submit_job("tenant.create", "tenant:films", tenant, NOW_S),
+    ]
+    registry.submit_job("tenant.create", "plan:tenant:films", {**tenant, "dry_run": True}, NOW_S)
+    for job in jobs:
+        with pytest.raises(DomainInUseError, match=f"job {job.id}, which makes {job.subject}"):
+            registry.delete_domain("b", "law", NOW_S)
+        registry.cancel_job(job.id, NOW_S)
+    registry.delete_domain("b", "law", NOW_S)
+    assert registry.job(updating.id).state == "cancelled"
+
+
+@pytest.mark.parametrize("kind", ["tenant", "domain"])
+def test_no_number_is_given_whose_folder_is_there_and_what_lies_there_stays(
+    registry: Registry, root: DomainVersion, tmp_path: Path, kind: str
+) -> None:
+    def take() -> int:
+        if kind == "tenant":
+            return registry.next_number("films", lambda n: tmp_path / str(n))
+        return registry.next_domain_number("b", "law", lambda n: tmp_path / str(n))
+
+    assert take() == 1
+    # As after a backup of the registry was put back: it gave 2 once, and knows nothing of it.
+    (tmp_path / "2").mkdir()
+    for _ in range(2):
+        with pytest.raises(ConflictError, match="gave its number to nobody"):
+            take()
+    (tmp_path / "2").rmdir()
+    assert take() == 2
 
 
 def test_a_domain_with_children_is_not_deleted_and_the_error_names_them_and_their_tenants(
