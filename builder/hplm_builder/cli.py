@@ -27,7 +27,7 @@ from hplm_builder.export import export
 from hplm_builder.finetune import TrainSettings
 from hplm_builder.fleet import Shape, make_bench_repository
 from hplm_builder.labelled import read_data
-from hplm_builder.mixture import SHARES, read_source
+from hplm_builder.mixture import SHARES, read_to_count
 from hplm_builder.plots import build_plot
 from hplm_builder.register import lineage_of, publish_domain
 from hplm_builder.scores import METRICS
@@ -82,7 +82,9 @@ def base(
     window: Annotated[int, typer.Option(help="n of the n-grams.")] = 3,
     window_layers: Annotated[int, typer.Option(help="Layers the windows go through; 0: as --lower.")] = 0,
     max_tokens: Annotated[int, typer.Option(help="Longest text, special tokens included.")] = 256,
-    text: Annotated[list[str] | None, typer.Option(help="Source or text file to train on; repeat for more.")] = None,
+    text: Annotated[
+        list[str] | None, typer.Option(help="Source, or .txt or .jsonl file (.gz too), to train on; repeat for more.")
+    ] = None,
     tokens: Annotated[int, typer.Option(min=1, help="How many tokens to train on.")] = ConvertSettings.total_tokens,
     batch_tokens: Annotated[
         int, typer.Option(min=1, help="Of one step: fewer where few tokens are trained on.")
@@ -140,7 +142,9 @@ def plot(
     store: StoreOption = DEFAULT_STORE,
     base: BaseOption = DEFAULT_BASE,
     plot: PlotOption = PLOT,
-    text: Annotated[list[str] | None, typer.Option(help="Source or text file to count; repeat for more.")] = None,
+    text: Annotated[
+        list[str] | None, typer.Option(help="Source, or .txt or .jsonl file (.gz too), to count; repeat for more.")
+    ] = None,
     top: Annotated[
         float, typer.Option(help="Keep this percentage of the distinct n-grams, by frequency.")
     ] = TOP_PERCENT,
@@ -149,7 +153,7 @@ def plot(
 
     Example: hplm build plot --plot medical --text notes.txt --top 10
     """
-    documents = [line for source in text or PLOT_SOURCES for line in read_source(source)]
+    documents = [line for source in text or PLOT_SOURCES for line in read_to_count(source)]
     with progress_bars() as progress:
         report = build_plot(place(store), base, plot, documents, top, progress)
     print(json.dumps(report, indent=2))

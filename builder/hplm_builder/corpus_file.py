@@ -21,12 +21,14 @@ MOST_DOCUMENTS = 5_000_000
 ENDINGS = ("", ".txt", ".jsonl")
 
 
-def read_corpus(path: Path, name: str = "", most_bytes: int = MOST_BYTES) -> list[str]:
+def read_corpus(
+    path: Path, name: str = "", most_bytes: int = MOST_BYTES, most_documents: int = MOST_DOCUMENTS
+) -> list[str]:
     """The distinct documents of a corpus, in order. `name` says the format where `path` does not: .txt or .jsonl, or .gz of it.
 
     Of a text file each line is a document, or, where it has blank lines, what stands between them; of JSON lines each
     object's "text" is. Raises DataError with the line for what is not UTF-8, lines over 1 MB, more than `most_bytes`
-    unpacked and more than 5,000,000 documents.
+    unpacked and more than `most_documents`.
     """
     name = name or path.name
     plain = name.removesuffix(".gz")
@@ -41,8 +43,8 @@ def read_corpus(path: Path, name: str = "", most_bytes: int = MOST_BYTES) -> lis
             lines = _lines(file, name, most_bytes)
             for document in _json_documents(lines, name) if ending == ".jsonl" else _documents(lines, separated):
                 documents[document] = None
-                if len(documents) > MOST_DOCUMENTS:
-                    raise DataError(f"{name} holds more than the {MOST_DOCUMENTS:,} documents that are taken")
+                if len(documents) > most_documents:
+                    raise DataError(f"{name} holds more than the {most_documents:,} documents that are taken")
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"{name} is not a whole gzip file: {error}") from None
     except OSError as error:

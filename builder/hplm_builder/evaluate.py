@@ -113,7 +113,7 @@ def demo(
         if card.about["examples"] != (asked := {part: len(getattr(data, part)) for part in ("train", "dev", "test")}):
             raise DataError(
                 f"tenant {card.name!r} was made of other data ({card.about['examples']}, the demo's is {asked}), so the two "
-                "cannot be compared: build the demo anew with `hplm build demo`"
+                f"cannot be compared: remove the demo's folder, {store.parent}, and `hplm build demo` makes it anew"
             )
         settings = TrainSettings(epochs=demo_tenant.epochs, learning_rates=RATES["full"])
         full = run_method("full", base, target, data, settings, demo_tenant.name).scores

@@ -49,4 +49,7 @@ def export(
             values = asdict(of_role)
             values["store"] = os.path.relpath(store.root.resolve(), target / role / "1")
             values["registry"] = store.registry
-            (version / "settings.json").write_text(json.dumps(values, indent=2) + "\n")
+            path = version / "settings.json"
+            # A registry's URL may hold a password.
+            path.touch(0o600 if store.registry else 0o666)
+            path.write_text(json.dumps(values, indent=2) + "\n")

@@ -116,6 +116,9 @@ class Worker:
                     self._clean(registry)
                 except (RegistryError, OSError) as error:
                     log.warning("not cleaned for now: %s", error)
+                except Exception:
+                    # A mistake of ours must not be the last that is heard of cleaning.
+                    log.exception("not cleaned for now")
                 if ended.wait(CLEAN_S):
                     return
 

@@ -118,7 +118,7 @@ def delete(
     as_json: JsonOption = False,
     url: UrlOption = DEFAULT_URL,
 ) -> None:
-    """Delete a domain that nothing stands on; else it says which tenants and domains are in the way.
+    """Delete a domain that nothing stands on; else it says which tenants, domains and jobs are in the way.
 
     Example: hplm domain delete medical --yes
     """

@@ -151,7 +151,7 @@ class ManageClient:
         return self._job("domain.update", domain=domain, corpus=corpus, base=base, settings=settings)
 
     def delete_domain(self, domain: str, *, base: str | None = None) -> None:
-        """Raises DomainInUseError, which names the tenants and domains that stand on it, or UnknownDomainError."""
+        """Raises DomainInUseError, which names the tenants, domains and jobs that stand on it, or UnknownDomainError."""
         self.ask("domain.delete", **_given(domain=domain, base=base))
 
     def show_domain(self, domain: str, *, base: str | None = None) -> DomainDetails:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
@@ -83,7 +83,11 @@ def send(client: ManageClient, files: Mapping[str, Path | None], on_server: bool
             def sent(sent_bytes: int, total_bytes: int, task: Any = task) -> None:
                 progress.update(task, completed=sent_bytes, total=total_bytes)
 
-            sources[part] = client.upload(path, sent)
+            try:
+                sources[part] = client.upload(path, sent)
+            except BaseException:
+                _drop(client, sources.values())
+                raise
     return sources
 
 
@@ -102,9 +106,7 @@ def submit(client: ManageClient, action: str, request: Mapping[str, Any], way: W
     finally:
         if not job:
             # Nothing will use them, and they would count against everybody's quota for a day.
-            for source in (*given.get("data", {}).values(), given.get("corpus", {})):
-                with suppress(HplmError):
-                    client.drop_upload(source)
+            _drop(client, [*given.get("data", {}).values(), given.get("corpus", {})])
     if way.detach:
         show({"job": job}) if way.as_json else print(job)
         return None
@@ -113,6 +115,12 @@ def submit(client: ManageClient, action: str, request: Mapping[str, Any], way: W
     if way.as_json:
         show({"job": job, **dataclasses.asdict(event)})
     return event
+
+
+def _drop(client: ManageClient, sources: Iterable[Source]) -> None:
+    for source in sources:
+        with suppress(HplmError):
+            client.drop_upload(source)
 
 
 def follow(client: ManageClient, job: str, about: str) -> JobEvent:

@@ -133,6 +133,10 @@ def test_a_domain_of_other_text_or_settings_is_another(bench: Place, task: EvalT
         builder_of(bench, tmp_path, {"colours": str(corpus)}, settings).name(task),
     }
     assert len(names) == 4
+    # The same corpus, without what is in another task's test part.
+    elsewhere = replace(task, name="elsewhere", data=replace(task.data, test=task.data.test[:5]))
+    names.add(builder_of(bench, tmp_path, {"elsewhere": str(corpus)}).name(elsewhere))
+    assert len(names) == 5
 
 
 def test_a_tasks_own_corpus_is_its_train_text_alone(task: EvalTask, tmp_path: Path) -> None:

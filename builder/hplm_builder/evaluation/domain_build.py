@@ -24,7 +24,7 @@ from hplm_builder.bodies import Half
 from hplm_builder.corpus_file import read_corpus
 from hplm_builder.domain_corpus import prepare_corpus
 from hplm_builder.domains import DomainSettings, build_domain, estimate_domain
-from hplm_builder.evaluation.corpora import OWN, write_corpus
+from hplm_builder.evaluation.corpora import OVERLAP_WORDS, OWN, write_corpus
 from hplm_builder.evaluation.results import BusyError, Results
 from hplm_builder.evaluation.tasks import EvalTask
 from hplm_builder.evaluation.variants import Served
@@ -121,10 +121,13 @@ class DomainBuilder:
         return bases.load(place / "base")
 
     def name(self, task: EvalTask) -> str:
-        """Tells a task's domain from one of another corpus, of other settings or over another base."""
+        """Tells a task's domain from one of another corpus, of other settings or over another base.
+
+        Every task has its own: of a corpus that several share, each lacks what is in its test part.
+        """
         source, served = self.sources[task.name], self.parent
-        text = task.digest if source == OWN else artifact.sha256(Path(source)) if Path(source).is_file() else source
-        of = json.dumps([text, asdict(self.settings), served.about()], sort_keys=True)
+        text = artifact.sha256(Path(source)) if Path(source).is_file() else source
+        of = json.dumps([text, task.digest, OVERLAP_WORDS, asdict(self.settings), served.about()], sort_keys=True)
         label = task.name if source == OWN else Path(source).name.partition(".")[0]
         return f"{label.lower()}-{hashlib.sha256(of.encode()).hexdigest()[:8]}"
 

@@ -31,7 +31,7 @@ from hplm_builder.evaluation.summary import AVERAGE, Row, Spread
 from hplm_builder.evaluation.table_judge import MISSES, TableJudge
 from hplm_builder.evaluation.tasks import EvalTask
 from hplm_builder.evaluation.variants import RATES, Served, Variant, hbert_body
-from hplm_builder.mixture import read_source
+from hplm_builder.mixture import read_source, read_to_count
 from hplm_builder.plots import Counted, count_grams
 from hplm_builder.register import published
 from hplm_builder.tenants import REDUCTION_FACTOR, encoder_of
@@ -173,7 +173,9 @@ def tables_accuracy(
     if text is None and (len(served.lineage) > 1 or domain != PLOT):
         raise ConfigError(f"--text: give the corpus that domain {domain!r} was made of")
     sources = text or list(PLOT_SOURCES[:1] if shared.quick else PLOT_SOURCES)
-    read = [text for source in sources for text in read_source(source)]
+    # As `build plot` reads them, or `build domain`.
+    reading = read_to_count if len(served.lineage) == 1 else read_source
+    read = [text for source in sources for text in reading(source)]
     documents = unseen(read, tasks)
     counted = count_corpus(documents[: QUICK_DOCUMENTS if shared.quick else None], served)
     tree = VersionTree(target, found_base, served.lineage, counted)

@@ -11,8 +11,8 @@ its share, into at most half of the batch (but at least one), whatever the polic
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from hplm.scheduling.policy import Batch, Budget, Filler, Policy, Waiting, check
 
@@ -29,17 +29,17 @@ def fair_select(
     by_tenant: dict[str, list[Waiting]] = {}
     for request in waiting:
         by_tenant.setdefault(request.tenant, []).append(request)
-    starving = _starving(waiting, now_s, budget, starve_after_s, _shares(by_tenant, budget, weights))
+    shares = _shares(by_tenant, budget, weights)
+    starving = _starving(waiting, now_s, budget, starve_after_s, shares)
     fits = len(waiting) <= budget.max_requests and sum(r.tokens for r in waiting) <= budget.tokens
     if not starving and (len(by_tenant) == 1 or fits):
         return _checked(policy, waiting, now_s, budget)
+    within = _within_shares(policy, by_tenant, starving, now_s, shares)
     if budget.rows > 1:
-        return _rows(
-            policy, starving, _within_shares(policy, by_tenant, now_s, budget, weights), waiting, now_s, budget
-        )
+        return _rows(policy, starving, within, waiting, now_s, budget)
     chosen = list(starving)
     slot_tokens = None
-    for candidates in (_within_shares(policy, by_tenant, now_s, budget, weights), waiting):
+    for candidates in (within, waiting):
         taken = {request.id for request in chosen}
         left = [request for request in candidates if request.id not in taken]
         room = _remaining(budget, chosen)
@@ -96,43 +96,65 @@ def _rows(
     return Batch(tuple(rows), slot_tokens)
 
 
-def _shares(by_tenant: Mapping[str, list[Waiting]], budget: Budget, weights: Mapping[str, float]) -> dict[str, int]:
-    """Tokens of a batch that are each tenant's while all of these wait."""
+@dataclass(frozen=True)
+class _Share:
+    """What of a batch is a tenant's while the others wait."""
+
+    tokens: int
+    requests: int
+
+
+def _shares(by_tenant: Collection[str], budget: Budget, weights: Mapping[str, float]) -> dict[str, _Share]:
     total = sum(weights.get(tenant, 1.0) for tenant in by_tenant)
-    return {tenant: max(1, int(budget.tokens * weights.get(tenant, 1.0) / total)) for tenant in by_tenant}
+
+    def of(whole: int, tenant: str) -> int:
+        return max(1, int(whole * weights.get(tenant, 1.0) / total))
+
+    return {tenant: _Share(of(budget.tokens, tenant), of(budget.max_requests, tenant)) for tenant in by_tenant}
 
 
 def _starving(
-    waiting: Sequence[Waiting], now_s: float, budget: Budget, starve_after_s: float, shares: Mapping[str, int]
+    waiting: Sequence[Waiting], now_s: float, budget: Budget, starve_after_s: float, shares: Mapping[str, _Share]
 ) -> list[Waiting]:
     """Requests that waited too long, oldest first: half of the budget, of each tenant its share, but one at least."""
     old = [request for request in waiting if now_s - request.arrived_s > starve_after_s]
     found: list[Waiting] = []
-    used: dict[str, int] = {}
+    used: dict[str, _Share] = {}
     tokens = 0
     for request in sorted(old, key=lambda r: (r.arrived_s, r.id)):
-        own = used.get(request.tenant, 0)
-        if own and own + request.tokens > shares[request.tenant]:
+        own, share = used.get(request.tenant), shares[request.tenant]
+        if own and (own.tokens + request.tokens > share.tokens or own.requests >= share.requests):
             continue
         over = tokens + request.tokens > budget.tokens // 2 or len(found) >= max(1, budget.max_requests // 2)
         if found and (over or (not own and len(used) >= budget.max_tenants)):
             break
         found.append(request)
-        used[request.tenant] = own + request.tokens
+        before = own or _Share(0, 0)
+        used[request.tenant] = _Share(before.tokens + request.tokens, before.requests + 1)
         tokens += request.tokens
     return found
 
 
 def _within_shares(
-    policy: Policy, by_tenant: Mapping[str, list[Waiting]], now_s: float, budget: Budget, weights: Mapping[str, float]
+    policy: Policy,
+    by_tenant: Mapping[str, list[Waiting]],
+    starving: Sequence[Waiting],
+    now_s: float,
+    shares: Mapping[str, _Share],
 ) -> list[Waiting]:
-    """Of each tenant, what its share holds; the policy chooses where it wants more."""
-    shares = _shares(by_tenant, budget, weights)
+    """Of each tenant, what its share holds beside what `starving` has of it; the policy chooses where it wants more."""
+    first = {request.id for request in starving}
     found: list[Waiting] = []
     for tenant, requests in by_tenant.items():
-        own = Budget(1, shares[tenant], max(1, budget.max_requests * shares[tenant] // budget.tokens), 1)
-        fits = len(requests) <= own.max_requests and sum(request.tokens for request in requests) <= own.tokens
-        found += requests if len(requests) == 1 or fits else _checked(policy, requests, now_s, own).requests
+        own, share = [request for request in requests if request.id in first], shares[tenant]
+        room = _Share(share.tokens - sum(request.tokens for request in own), share.requests - len(own))
+        # There is always room for one request, however long: `own` may have been that.
+        left = [one for one in requests if one.id not in first and (not own or one.tokens <= room.tokens)]
+        if not left or room.requests <= 0:
+            continue
+        fits = len(left) <= room.requests and sum(request.tokens for request in left) <= room.tokens
+        alone = Budget(1, room.tokens, room.requests, 1)
+        found += left if len(left) == 1 or fits else _checked(policy, left, now_s, alone).requests
     return found
 
 

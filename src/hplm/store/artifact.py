@@ -160,11 +160,14 @@ def replacing(folder: Path) -> Iterator[Path]:
 
 
 def is_held(partial: Path) -> bool:
-    """Whether a living process fills the folder: its lock goes when it does, however it ends."""
+    """Whether a living process fills the folder, as far as can be seen: its lock goes when it does, however it ends."""
     try:
         handle = os.open(partial, os.O_RDONLY)
     except FileNotFoundError:
         return False
+    except PermissionError:
+        # Another user's: nobody can tell, so it stays.
+        return True
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

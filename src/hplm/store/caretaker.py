@@ -121,7 +121,10 @@ def remove(store: Store, path: str) -> None:
             gone = target.with_name(f".{target.name}.{uuid.uuid4().hex}.old")
             with suppress(FileNotFoundError):  # two may collect at once
                 target.rename(gone)
-        shutil.rmtree(gone, ignore_errors=True)
+        # Two may collect at once: what the other removes meanwhile is no failure.
+        while gone.is_dir():
+            with suppress(FileNotFoundError):
+                shutil.rmtree(gone)
     # The folder of a tenant or domain goes with its last version.
     _remove_empty(target.parents[: max(0, depth - 2)])
 

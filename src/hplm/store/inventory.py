@@ -155,7 +155,8 @@ def _folders(folder: Path) -> list[Path]:
 def _children(folder: Path) -> list[Path]:
     try:
         return sorted(folder.iterdir())
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        # What another user keeps to itself is not looked into, and never removed.
         return []
 
 

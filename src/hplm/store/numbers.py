@@ -18,6 +18,6 @@ def check_free(folder: Folder | None, number: int) -> None:
     """
     if folder is not None and (taken := folder(number)).exists():
         raise ConflictError(
-            f"{taken} is there, and this registry gave its number to nobody: restore the registry that did, have "
-            "`hplm store adopt` register it, or remove it"
+            f"{taken} is there, and this registry gave its number to nobody: restore the registry that did, or remove the "
+            "folder (under a name that the registry does not know, `hplm store adopt` registers it)"
         )

@@ -81,20 +81,28 @@ def test_a_flooding_tenant_cannot_keep_others_out_of_a_batch() -> None:
 
 
 @pytest.mark.parametrize("tokens", [1, 3, 8])
+@pytest.mark.parametrize("starve_after_s", [0.5, 5.0, math.inf])
 @pytest.mark.parametrize("policy", [Fcfs(), Sjf(), Edf(), Das()], ids=lambda p: type(p).__name__)
-def test_a_flood_of_short_texts_fills_no_batch_by_its_number(policy: Policy, tokens: int) -> None:
-    flood = [request(i, "flood", tokens=tokens, deadline_s=50.0) for i in range(200)]
-    waiting = [*flood, request(500, "other", tokens=30, arrived_s=1.0, deadline_s=60.0)]
-    batch = fair_select(policy, waiting, 1.0, Budget(1, 1024, 64, 64), {}, math.inf)
-    assert len(batch.requests) == 64
-    assert "other" in {r.tenant for r in batch.requests}
+def test_a_flood_of_short_texts_fills_no_batch_by_its_number(
+    policy: Policy, starve_after_s: float, tokens: int
+) -> None:
+    flood = [request(i, "flood", tokens=tokens + i % 4, deadline_s=50.0) for i in range(1000)]
+    waiting = [*flood, request(5000, "other", tokens=30, arrived_s=1.0, deadline_s=60.0)]
+    for now_s in (1.0, 3.0):
+        batch = fair_select(policy, waiting, now_s, Budget(1, 1024, 64, 63), {}, starve_after_s)
+        assert len(batch.requests) == 64
+        assert "other" in {r.tenant for r in batch.requests}
 
 
-def test_a_quiet_tenant_is_answered_in_time_beside_a_flood_of_short_texts() -> None:
-    # 1.4 times what can be computed, 64 requests a batch at most.
-    flood = [request(i, "flood", tokens=5, arrived_s=i * 0.0036, deadline_s=i * 0.0036 + 5) for i in range(3000)]
-    quiet = [request(10_000 + i, "quiet", arrived_s=0.2 * i, deadline_s=0.2 * i + 1.0) for i in range(50)]
-    queue = queue_of(Das(), Budget(1, 1024, 64, 64), capacity=4096)
+@pytest.mark.parametrize("starve_after_s", [2.0, math.inf])
+@pytest.mark.parametrize("policy", [Sjf(), Edf(), Das()], ids=lambda p: type(p).__name__)
+def test_a_quiet_tenant_is_answered_in_time_beside_a_flood_of_short_texts(
+    policy: Policy, starve_after_s: float
+) -> None:
+    # Twice what can be computed, 64 requests a batch at most.
+    flood = [request(i, "flood", tokens=2 + i % 10, arrived_s=i / 300, deadline_s=i / 300 + 30.0) for i in range(4000)]
+    quiet = [request(10_000 + i, "quiet", arrived_s=0.2 * i, deadline_s=0.2 * i + 2.0) for i in range(60)]
+    queue = queue_of(policy, Budget(1, 1024, 64, 63), capacity=4096, starve_after_s=starve_after_s)
     outcomes = simulate(sorted([*flood, *quiet], key=lambda r: r.arrived_s), queue, service_s)
     assert all(o.in_time for o in outcomes if o.request.tenant == "quiet")
 
