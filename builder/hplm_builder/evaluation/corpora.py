@@ -20,7 +20,8 @@ _WORD = re.compile(r"[^\W_]+")
 def unseen(documents: Iterable[str], tasks: Iterable[EvalTask]) -> list[str]:
     """The documents without those that hold text of a task's test part: 8 words in a row of it.
 
-    Shorter texts of a test part are not looked for. Named sources overlap with well-known tasks: the film reviews hold most of SST-2's test sentences.
+    Shorter texts of a test part are not looked for. Named sources overlap with well-known tasks: the film reviews hold most
+    of SST-2's test sentences.
     """
     tests = {
         gram
