@@ -143,6 +143,9 @@ def bench_tenants(
     tenants: Annotated[list[int], typer.Option(min=1, help="Number of tenants; again for more.")] = FLEETS,
     popularity: Annotated[list[str], typer.Option(help="How requests choose tenants.")] = POPULARITIES,
     duration_s: Annotated[float, typer.Option("--seconds", min=0.5, help="Seconds a point.")] = Load.duration_s,
+    warm_up_s: Annotated[
+        float, typer.Option("--warm-up-seconds", min=0, help="At most so long every tenant is asked once before.")
+    ] = Load.warm_up_s,
     rounds: RoundsOption = Load.rounds,
     in_flight: Annotated[int, typer.Option(min=1, help="Requests under way at once.")] = Load.in_flight,
     response_s: Annotated[
@@ -167,14 +170,15 @@ def bench_tenants(
       hplm bench tenants --quick --system hbert --system dedicated
     """
     if quick:
-        tenants, rounds, duration_s, response_s = sorted(tenants)[:4], 1, min(duration_s, 2.0), min(response_s, 5.0)
+        tenants, rounds, warm_up_s = sorted(tenants)[:4], 1, min(warm_up_s, 2.0)
+        duration_s, response_s = min(duration_s, 2.0), min(response_s, 5.0)
     report = throughput_by_tenants(
         fleet or Path(f"build/fleet-{shape}-10000"),
         shape,
         parse_systems(system),
         tenants,
         parse_popularities(popularity),
-        Load(duration_s, rounds, in_flight, response_s, response_share),
+        Load(duration_s, warm_up_s, rounds, in_flight, response_s, response_share),
         Limits(threads, budget_mb, disk_mb),
         picture,
     )
