@@ -71,8 +71,10 @@ class Report:
             json_file.write_text(json.dumps(finite(self.as_dict()), indent=2, allow_nan=False) + "\n")
 
     def _table(self) -> Table:
-        """A line a row; where that is too wide and the rows are few, a line a figure."""
+        """A line a row; where that is too wide and the rows are few, a line a figure, else without what is no single value."""
         columns = list(dict.fromkeys(key for row in self.rows for key in row))
+        if len(columns) > WIDE and len(self.rows) > WIDE:
+            columns = [key for key in columns if not any(isinstance(row.get(key), list | dict) for row in self.rows)]
         if len(columns) <= WIDE or len(self.rows) > WIDE:
             table = Table(*columns, title=self.name)
             for row in self.rows:
