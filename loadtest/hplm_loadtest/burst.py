@@ -32,7 +32,7 @@ def burst(models: Path, scale: float, count: int, rounds: int, kind: str, pictur
     mix = Mix(UniformTenants(names), sent)
     runs: list[Run] = []
     with (
-        TritonServer(models, free_ports(), log=models.parent / "triton-bench.log") as server,
+        TritonServer(models, free_ports(), log=models.parent / "triton-bench.log", tied=True) as server,
         progress_bars() as progress,
     ):
         server.wait_ready()

@@ -43,7 +43,7 @@ def whole_requests(models: Path, rounds: int, count: int, concurrency: int) -> R
     latency: dict[str, list[float]] = {"grpc": [], "http": []}
     throughput: dict[str, list[float]] = {"grpc": [], "http": []}
     with (
-        TritonServer(models, free_ports(), log=models.parent / "triton-bench.log") as server,
+        TritonServer(models, free_ports(), log=models.parent / "triton-bench.log", tied=True) as server,
         progress_bars() as progress,
     ):
         server.wait_ready()

@@ -40,7 +40,7 @@ def response(
     rng = np.random.default_rng(0)
     runs: dict[int, list[Run]] = {count: [] for count in counts}
     with (
-        TritonServer(models, free_ports(), log=models.parent / "triton-bench.log") as server,
+        TritonServer(models, free_ports(), log=models.parent / "triton-bench.log", tied=True) as server,
         progress_bars() as progress,
     ):
         server.wait_ready()

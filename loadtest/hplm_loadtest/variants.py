@@ -25,6 +25,6 @@ def serving(models: Path, *, plot: Mapping[str, Any], upper: Mapping[str, Any]) 
             values = json.loads(path.read_text())
             values["store"] = str((models / role / "1" / values["store"]).resolve())
             path.write_text(json.dumps({**values, **settings}))
-        with TritonServer(changed, free_ports(), log=models.parent / "triton-bench.log") as server:
+        with TritonServer(changed, free_ports(), log=models.parent / "triton-bench.log", tied=True) as server:
             server.wait_ready()
             yield server

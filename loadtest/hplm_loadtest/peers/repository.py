@@ -46,4 +46,6 @@ def serve_peer(
     models: Path, *, ports: Ports | None = None, flags: Sequence[str] = (), log: Path | None = None
 ) -> TritonServer:
     """A real Triton over a repository that `write_repository` wrote. Wait until it is ready."""
-    return TritonServer(models, ports or free_ports(), models=(wire.MODEL,), backends=(BACKENDS,), flags=flags, log=log)
+    return TritonServer(
+        models, ports or free_ports(), models=(wire.MODEL,), backends=(BACKENDS,), flags=flags, log=log, tied=True
+    )

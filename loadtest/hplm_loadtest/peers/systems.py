@@ -122,7 +122,7 @@ class Systems:
         """A server that is being started; wait until it is ready."""
         target, log = self._repository(name), self._fleet.folder / "peers" / f"{name}.log"
         if name == "hbert":
-            return TritonServer(target, free_ports(), log=log)
+            return TritonServer(target, free_ports(), log=log, tied=True)
         return serve_peer(target, log=log)
 
     def _repository(self, name: str) -> Path:
