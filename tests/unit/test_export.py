@@ -54,6 +54,15 @@ def test_exporting_again_replaces_the_models_and_leaves_no_litter(tmp_path: Path
     assert [path.name for path in tmp_path.iterdir()] == ["models"]
 
 
+def test_a_store_with_a_shared_registry_says_so_in_settings_that_other_users_cannot_read(tmp_path: Path) -> None:
+    url = "postgresql+psycopg://hplm:secret@db/hplm"
+    export(Store(tmp_path / "store", url), tmp_path / "models", PLOT, UPPER)
+    for role in ("hbert_plot", "hbert_upper"):
+        path = tmp_path / "models" / role / "1" / "settings.json"
+        assert json.loads(path.read_text())["registry"] == url
+        assert path.stat().st_mode & 0o077 == 0
+
+
 def test_a_folder_of_something_else_is_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "thesis.tex").touch()

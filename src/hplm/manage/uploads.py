@@ -11,7 +11,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hplm.config import ManagerSettings
@@ -116,9 +116,10 @@ class Uploads:
         self._remove(self._registry.drop_uploads(before_s=now_s - UPLOAD_S))
 
     def _remove(self, upload_ids: Collection[str]) -> None:
-        # Rows first: what is left of the bytes when this is cut short has no row, and is collected.
+        # Rows first: bytes that stay, because this is cut short or the disk refuses, have no row, and are collected.
         for upload_id in upload_ids:
-            remove(self._store, f"uploads/{upload_id}")
+            with suppress(OSError):
+                remove(self._store, f"uploads/{upload_id}")
 
     def _folder(self, upload: Upload) -> Path:
         folder = self._store.upload(upload.id)

@@ -199,7 +199,7 @@ class UpperEngine:
             real = state.index_select(0, places.to(self.device))
         every = torch.arange(len(real), device=self.device)
         bags = torch.from_numpy(np.cumsum([0, *layout.lengths[:-1]])).to(self.device)
-        # As `segment_reduce` does it, in a tenth of the time.
+        # As `segment_reduce` does it, but fast on a CPU.
         means = F.embedding_bag(every, real, bags, mode="mean").cpu().numpy()
         firsts = state.index_select(0, torch.tensor(layout.starts, device=self.device)).cpu().numpy()
         answers = []
