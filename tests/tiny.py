@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 from hplm.adapters import bank_file
 from hplm.adapters import tenant as tenants
-from hplm.adapters.packed import Adapter, PackedAdapter, pack, to_bfloat16
+from hplm.adapters.packed import Adapter, PackedAdapter, Place, pack, to_bfloat16
 from hplm.adapters.tenant import Head, Task, Tenant, TenantCard
 from hplm.config import BaseConfig, ManagerSettings, PlotSettings, UpperSettings
 from hplm.nn import base as bases
@@ -30,6 +30,8 @@ WORDS = [
     *("the", "a", "of", "and", "red", "blue", "green", "cat", "dog", "bird", "runs", "sleeps", "sings", "fast", "slow"),
     *("over", "under", "river", "hill", "Paris", "Anna", "Berlin", "Rome", "Oslo", "Bob", "Eve", "Tom", "one", "two"),
 ]
+# Tenants take turns, so that batches are mixed.
+PLACES: tuple[Place, ...] = get_args(Place)
 TASKS: dict[str, tuple[Task, tuple[str, ...]]] = {
     "alpha": ("classification", ("yes", "no")),
     "beta": ("classification", ("red", "green", "blue")),
@@ -120,7 +122,16 @@ def tenant_of(base: bases.Base, name: str, seed: int, like: str = "") -> Tenant:
     adapter = random_adapter(base.config, rng)
     head = Head(*(rng.normal(0, 0.5, shape).astype(np.float32) for shape in ((len(labels), hidden), (len(labels),))))
     pooling = "cls" if name == "gamma" else "mean"
-    card = TenantCard(name, task, labels, base.fingerprint, pooling, example="Anna sings in Paris", texts=texts)
+    card = TenantCard(
+        name,
+        task,
+        labels,
+        base.fingerprint,
+        pooling,
+        example="Anna sings in Paris",
+        texts=texts,
+        adapter_at=PLACES[seed % 2],
+    )
     return Tenant(card, pack(adapter), head)
 
 
@@ -156,7 +167,7 @@ def fleet_of(base: bases.Base, count: int, seed: int = 0) -> list[Tenant]:
     members = []
     for number in range(count):
         labels = tuple(f"t{number}-{label}" for label in range(8))
-        card = TenantCard(f"t{number}", "classification", labels, base.fingerprint)
+        card = TenantCard(f"t{number}", "classification", labels, base.fingerprint, adapter_at=PLACES[number % 2])
         # Kept as the bank keeps them, so that a reference computes with the numbers that are served.
         packed = pack(random_adapter(base.config, rng))
         weights = to_bfloat16(packed.weights.astype(np.float32))

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hplm.adapters.packed import Adapter
+from hplm.adapters.packed import Adapter, Place
 from hplm.nn.dtype import choose_dtype
 from hplm.nn.encoder import OriginalEncoder, UpperEncoder, WindowEncoder
 from hplm.nn.upper import in_dtype
@@ -18,13 +18,18 @@ from hplm_builder.convert import merged_windows
 
 CPU = torch.device("cpu")
 Half = Literal["lower", "higher"]
+# Where new tenants' adapters stand: better than HMI's place on every task, docs/quality.md.
+ADAPTER_AT: Place = "input"
 
 
 class AdapterModel(nn.Module):
-    """Frozen upper layers with one trainable adapter each, new or going on from `start`."""
+    """Frozen upper layers with one trainable adapter each, `at` a place in the layer, new or going on from `start`."""
 
-    def __init__(self, upper: UpperEncoder, reduction_factor: int, start: Adapter | None = None) -> None:
+    def __init__(
+        self, upper: UpperEncoder, reduction_factor: int, start: Adapter | None = None, at: Place = ADAPTER_AT
+    ) -> None:
         super().__init__()
+        self.at = at
         config = upper.config
         layers, hidden = config.upper_layers, config.hidden_size
         reduced = max(1, hidden // reduction_factor) if start is None else start.down.shape[1]
@@ -41,9 +46,11 @@ class AdapterModel(nn.Module):
         hidden: Tensor = self._upper[0](features.float(), lengths, self._adapt)
         return hidden
 
-    def _adapt(self, layer: int, attended: Tensor) -> Tensor:
-        reduced = F.relu(F.linear(attended, self.down[layer], self.down_bias[layer]))
-        return attended + F.linear(reduced, self.up[layer], self.up_bias[layer])
+    def _adapt(self, place: Place, layer: int, tokens: Tensor) -> Tensor:
+        if place != self.at:
+            return tokens
+        reduced = F.relu(F.linear(tokens, self.down[layer], self.down_bias[layer]))
+        return tokens + F.linear(reduced, self.up[layer], self.up_bias[layer])
 
     def adapter(self) -> Adapter:
         """The trained weights."""
@@ -121,11 +128,15 @@ def fastest_format(device: torch.device = CPU) -> tuple[torch.dtype, torch.devic
 
 
 def adapter_body(
-    upper: UpperEncoder, reduction_factor: int, start: Adapter | None = None, device: torch.device = CPU
+    upper: UpperEncoder,
+    reduction_factor: int,
+    start: Adapter | None = None,
+    device: torch.device = CPU,
+    at: Place = ADAPTER_AT,
 ) -> Callable[[], nn.Module]:
     """Makes a fresh `AdapterModel` over upper layers prepared once, on `device`."""
     frozen = in_dtype(upper.to(device), fastest_format(device)[0])
-    return lambda: AdapterModel(frozen, reduction_factor, start)
+    return lambda: AdapterModel(frozen, reduction_factor, start, at)
 
 
 def copy_state(module: nn.Module) -> dict[str, Tensor]:

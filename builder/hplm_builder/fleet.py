@@ -32,6 +32,7 @@ from hplm.store.layout import Store
 from hplm.store.registry import Registry
 from hplm.text import TextEncoder
 from hplm_builder.base import DEFAULT_BASE, install_shipped, minilm_folder, tokenizer_of
+from hplm_builder.bodies import ADAPTER_AT
 from hplm_builder.bootstrap import TaskFleet, tune_fleet
 from hplm_builder.export import export
 from hplm_builder.plots import CHUNK, count_grams
@@ -114,7 +115,7 @@ def _perturbed(
             card = replace(near.card, name=f"tenant-{number:05d}", about={})
         else:
             labels = tuple(f"label-{i:02d}" for i in range(rng.integers(2, MOST_LABELS + 1)))
-            card = TenantCard(f"tenant-{number:05d}", "classification", labels, base.fingerprint)
+            card = TenantCard(f"tenant-{number:05d}", "classification", labels, base.fingerprint, adapter_at=ADAPTER_AT)
         head = Head(
             rng.standard_normal((len(card.labels), hidden), dtype=np.float32) * np.float32(HEAD_STD),
             rng.standard_normal(len(card.labels), dtype=np.float32) * np.float32(HEAD_STD),

@@ -20,7 +20,7 @@ from hplm.nn.lookup import PlotLookup, open_lookup
 from hplm.progress import Report, bar_report, silent
 from hplm.store.layout import Store
 from hplm.text import EncodedText, TextEncoder
-from hplm_builder.bodies import AdapterModel, adapter_body
+from hplm_builder.bodies import ADAPTER_AT, AdapterModel, adapter_body
 from hplm_builder.finetune import TRAINING_COST, Scale, Trainer, TrainSettings, fine_tune
 from hplm_builder.labelled import LabelledData
 from hplm_builder.prepared import Featurise, Parts, count_tokens, packed_batches, prepare, prepare_all
@@ -83,7 +83,9 @@ def tune(
     start: Tenant | None = None,
 ) -> Tenant:
     """As `train_tenant`, on examples that have their features already."""
-    make_body = adapter_body(base.load_upper(), REDUCTION_FACTOR, start.adapter if start else None)
+    # What was trained for one place is nothing at another.
+    at = start.card.adapter_at if start else ADAPTER_AT
+    make_body = adapter_body(base.load_upper(), REDUCTION_FACTOR, start.adapter if start else None, at=at)
     head = start.head if start else None
     trained = fine_tune(make_body, base.config.hidden_size, data, parts, settings, report, start=head)
     assert isinstance(trained.body, AdapterModel)
@@ -108,6 +110,7 @@ def tune(
         },
         texts=data.texts,
         example_pair="" if example else shown.pair or "",
+        adapter_at=at,
     )
     return Tenant(card, pack(trained.body.adapter()), trained.head)
 

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hplm.adapters.packed import PackedAdapter, packed_width, to_bfloat16
+from hplm.adapters.packed import PackedAdapter, Place, packed_width, to_bfloat16
 from hplm.adapters.tenant import Head, Tenant, TenantCard
 from hplm.config import BaseConfig
-from hplm.nn.adapters import AdapterPlan, AdapterSlots, AssignedSlots
+from hplm.nn.adapters import AdapterSlots, AssignedSlots, plan_adapters
 from hplm.nn.dtype import choose_device, choose_dtype
 from hplm.nn.encoder import Adapt
 from hplm.nn.memory import keep_freed_memory
@@ -72,11 +72,11 @@ def adapters(rounds: int, num_threads: int, device_name: str) -> Report:
 
 def planned(slots: AdapterSlots, assigned: AssignedSlots, lengths: Sequence[int]) -> Adapt:
     """As the engine does it, see `hplm.nn.scripted`."""
-    plan = AdapterPlan.of(assigned.slots, lengths, slots.parts[0].device)
+    plan = plan_adapters(assigned.slots, lengths, slots.parts[0].device)
 
-    def adapt(layer: int, attended: Tensor) -> Tensor:
+    def adapt(place: Place, layer: int, tokens: Tensor) -> Tensor:
         assigned.wait(layer)
-        return adapt_planned(attended, [part[layer] for part in slots.parts], *vars(plan).values())
+        return adapt_planned(tokens, [part[layer] for part in slots.parts], plan)
 
     return adapt
 
@@ -88,18 +88,18 @@ def grouped(slots: AdapterSlots, assigned: AssignedSlots, lengths: Sequence[int]
     ends = torch.tensor(lengths, device=device).cumsum(0).to(torch.int32)
     text = torch.arange(len(lengths), device=device).repeat_interleave(torch.tensor(lengths, device=device))
 
-    def adapt(layer: int, attended: Tensor) -> Tensor:
+    def adapt(place: Place, layer: int, tokens: Tensor) -> Tensor:
         assigned.wait(layer)
         down, down_bias, up, up_bias = (part[layer].index_select(0, chosen) for part in slots.parts)
-        reduced = F.grouped_mm(attended, down, offs=ends).add_(down_bias[text]).relu_()
-        return F.grouped_mm(reduced, up, offs=ends).add_(up_bias[text]).add_(attended)
+        reduced = F.grouped_mm(tokens, down, offs=ends).add_(down_bias[text]).relu_()
+        return F.grouped_mm(reduced, up, offs=ends).add_(up_bias[text]).add_(tokens)
 
     return adapt
 
 
 def _run(way: Adapt, attended: Tensor) -> None:
     with torch.inference_mode():
-        way(0, attended)
+        way("attention", 0, attended)
     if attended.is_cuda:
         torch.cuda.synchronize()
 

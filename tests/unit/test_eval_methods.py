@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hplm_builder.bodies import fastest_format
+from hplm_builder.bodies import CPU, fastest_format
 from hplm_builder.evaluation.budget import BUDGETS, Budget
-from hplm_builder.evaluation.methods import METHODS, goals_of
+from hplm_builder.evaluation.methods import METHODS, goals_of, method_variants
 from hplm_builder.evaluation.results import Results, Run, RunKey
 from hplm_builder.evaluation.tasks import EvalTask, read_tasks
-from hplm_builder.evaluation.variants import RATES, Original
+from hplm_builder.evaluation.variants import RATES, Original, Served
 from hplm_builder.labelled import read_folder
 from hplm_builder.tenants import encoder_of
 
@@ -60,6 +60,18 @@ def test_a_report_has_every_method_on_every_task_and_the_goals(bench: Place) -> 
     assert {goal["id"] for goal in report["goals"]} == {"gap-to-dedicated", "worst-against-adapter"}
     assert report["settings"]["budget"]["name"] == "quick"
     assert report["settings"]["examples"]["colours"] == {"train": 48, "dev": 24, "test": 24}
+
+
+def test_on_demand_adapters_stand_where_the_paper_has_them(bench: Place, task: EvalTask) -> None:
+    methods = ("adapter", "adapter-attention", "hbert", "hbert-attention")
+    asked = [option for method in methods for option in ("--method", method)]
+    report = report_of(bench, "methods", *with_original(bench), *asked)
+    trained = report["settings"]["trained"]["places"]
+    assert len({one["parameters"] for one in trained.values()}) == 1
+    original = Original(bench.base, bench.original)
+    variants = method_variants(original, Served(bench.store, bench.base, "general"), CPU)
+    places = {one.name: one.body(task)().at for one in variants if one.name in methods}
+    assert places == {name: "attention" if name.endswith("-attention") else "input" for name in methods}
 
 
 def test_each_method_trains_what_it_says(bench: Place) -> None:
@@ -333,7 +345,7 @@ def test_untrained_adapters_over_the_original_cut_are_the_original(bench: Place,
     original = Original(bench.base, bench.original)
     encoded = encoder_of(bench.base).encode([example.text for example in task.data.test])
     cut, last = (source.open(task, silent)(encoded) for source in (original.cut_states(), original.last_states()))
-    body = original.adapter_body(task)()
+    body = original.adapter_body()(task)()
     lengths = [len(one.ids) for one in encoded]
     hidden = torch.cat(cut)
     with torch.no_grad(), computing_in(*fastest_format()):

@@ -9,15 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hplm_builder.bodies import ADAPTER_AT, adapter_body, fastest_format
 from hplm_builder.finetune import TrainSettings
 from hplm_builder.judging import scores_of
 from hplm_builder.labelled import Entity, LabelledData, LabelledText, check_data
 from hplm_builder.prepared import prepare
 from hplm_builder.scores import METRICS
-from hplm_builder.tenants import build_tenant, estimate_fine_tune, plot_features, train_tenant
+from hplm_builder.tenants import REDUCTION_FACTOR, build_tenant, estimate_fine_tune, plot_features, train_tenant
 from rich.progress import Progress
 
 from hplm.adapters import tenant as tenants
+from hplm.adapters.packed import Place
 from hplm.config import UpperSettings
 from hplm.errors import (
     ConfigError,
@@ -27,7 +29,9 @@ from hplm.errors import (
     MissingRegistryError,
     TenantNameError,
 )
+from hplm.nn import reference
 from hplm.nn.base import Base
+from hplm.nn.dtype import computing_in
 from hplm.nn.lookup import PlotLookup, open_lookup
 from hplm.serving.upper_stage import UpperAnswer, UpperInput, UpperStage
 from hplm.store.layout import Store
@@ -211,6 +215,25 @@ def test_an_update_goes_on_from_the_version_before_and_keeps_nothing_worse(
     np.testing.assert_allclose(second.adapter.down, first.adapter.down, atol=1e-3)
 
 
+@pytest.mark.parametrize("place", tiny.PLACES)
+def test_adapters_train_where_they_are_served(tiny_base: Base, place: Place) -> None:
+    tenant = tiny.tenant_of(tiny_base, "alpha", seed=1)
+    tenant = replace(tenant, card=replace(tenant.card, adapter_at=place))
+    body = adapter_body(tiny_base.load_upper(), REDUCTION_FACTOR, tenant.adapter, at=place)()
+    hidden = torch.randn(7, tiny_base.config.hidden_size, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad(), computing_in(*fastest_format()):
+        trained = body(hidden, [7]).float()
+    served = reference.upper(tiny_base.load_upper(), hidden, tenant)
+    torch.testing.assert_close(trained, served, atol=0.1, rtol=0.05)
+
+
+def test_an_update_keeps_the_place_of_the_version_before(tiny_base: Base, lookup: PlotLookup) -> None:
+    first = train_tenant(tiny_base, lookup, "acme", colour_data(), SHORT)
+    assert first.card.adapter_at == ADAPTER_AT
+    old = replace(first, card=replace(first.card, adapter_at="attention"))
+    assert train_tenant(tiny_base, lookup, "acme", colour_data(), SHORT, start=old).card.adapter_at == "attention"
+
+
 def test_training_that_diverges_is_refused_and_publishes_nothing(
     tmp_path: Path, tiny_base: Base, lookup: PlotLookup
 ) -> None:
@@ -265,12 +288,15 @@ def test_a_published_tenant_reads_back_bit_by_bit(tiny_base: Base, tiny_store: S
         np.testing.assert_array_equal(array, getattr(again.adapter, name))
 
 
-def test_a_card_from_before_pairs_is_of_one_text_and_impossible_cards_are_corrupt(tiny_store: Store) -> None:
+def test_a_card_from_before_has_one_text_and_the_papers_place_and_impossible_cards_are_corrupt(
+    tiny_store: Store,
+) -> None:
     meta = asdict(tenants.load_card(tiny.folder_of(tiny_store, "alpha")))
-    for key in ("texts", "example_pair"):
+    for key in ("texts", "example_pair", "adapter_at"):
         del meta[key]
-    assert tenants.parse_card(meta, "old").texts == 1
-    for changed in ({"texts": 3}, {"task": "regression"}, {"task": "tagging", "texts": 2}):
+    old = tenants.parse_card(meta, "old")
+    assert (old.texts, old.adapter_at) == (1, "attention")
+    for changed in ({"texts": 3}, {"adapter_at": "end"}, {"task": "regression"}, {"task": "tagging", "texts": 2}):
         with pytest.raises(CorruptArtifactError, match="not a tenant's card"):
             tenants.parse_card({**meta, **changed}, "odd")
 

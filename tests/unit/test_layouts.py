@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
 import torch
 
+from hplm.adapters.packed import Place
 from hplm.nn import base as bases
 from hplm.nn import layouts
-from hplm.nn.adapters import AdapterPlan, AdapterSlots
+from hplm.nn.adapters import AdapterSlots, plan_adapters
 from hplm.nn.base import Base
 from hplm.nn.encoder import packed_attention
 from hplm.nn.layouts import Batching
@@ -99,7 +101,7 @@ def test_a_layer_with_all_tenants_together_equals_the_readable_layer_with_a_loop
     attend = packed_attention(tiny_base.config.num_heads, lengths)
     (layout,) = layouts.packed(lengths)
     with slots.assigned(tenants) as assigned:
-        plan = AdapterPlan.of(assigned.slots, lengths, CPU)
+        plans = [plan_adapters(assigned.at(place), lengths, CPU) for place in get_args(Place)]
         slow = slots.reference_adapt(assigned, lengths)
         fast = RunLayers(
             [layer_weights(layer) for layer in encoder.layers], slots.parts, 1e-12, tiny_base.config.num_heads, None
@@ -107,7 +109,7 @@ def test_a_layer_with_all_tenants_together_equals_the_readable_layer_with_a_loop
         for index in range(tiny_base.config.upper_layers):
             wanted = encoder.layer(index, hidden, attend, slow)
             for run in (fast, scripted(fast)):
-                run.begin(hidden, layout.attention.counts, layout.attention.lengths, None, *vars(plan).values())
+                run.begin(hidden, layout.attention.counts, layout.attention.lengths, None, *plans)
                 run(index, index + 1)
                 got = run.end()
                 torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-4)

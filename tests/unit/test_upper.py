@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -130,3 +132,14 @@ def test_means_are_those_of_each_text_alone(tiny_base: Base, tiny_store: Store) 
     for request, found in zip(requests, together, strict=True):
         np.testing.assert_allclose(found, engine.run([request])[0], atol=1e-5, rtol=1e-5)
     engine.close()
+
+
+def test_an_adapter_stands_where_its_card_says(tiny_base: Base, tiny_store: Store) -> None:
+    request = requests_of(tiny_base, tiny_store, [9])[0]
+    answers = []
+    for place in tiny.PLACES:
+        tenant = replace(request.tenant, card=replace(request.tenant.card, adapter_at=place), version=place)
+        moved = replace(request, tenant=tenant)
+        answers.append(engine_of(tiny_base, 3).run([moved])[0])
+        np.testing.assert_allclose(answers[-1], wanted(tiny_base, moved), atol=2e-4, rtol=2e-4)
+    assert np.abs(answers[0] - answers[1]).max() > 0.01

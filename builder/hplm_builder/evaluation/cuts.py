@@ -21,7 +21,7 @@ from hplm_builder.base import DEFAULT_BASE
 from hplm_builder.evaluation.options import EvalOptions, about_study, conduct, evaluation, kept_results
 from hplm_builder.evaluation.summary import Row, rows_of
 from hplm_builder.evaluation.tasks import EvalTask
-from hplm_builder.evaluation.variants import RATES, Source, Variant, computed_features, hbert_body
+from hplm_builder.evaluation.variants import RATES, Source, Variant, computed_features, hbert_body, with_adapters
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def cut_variants(found: Sequence[Base], device: torch.device) -> list[Variant]:
             return {"base": base.fingerprint}
 
         source = Source(f"computed-{base.folder.name}", lambda task, told: computed_features(base.load_lower()))
-        return Variant(base.folder.name, base, source, hbert_body(base, device), RATES["hbert"], about)
+        return Variant(base.folder.name, base, source, hbert_body(base, device), RATES["hbert"], with_adapters(about))
 
     return [variant(base) for base in found]
 

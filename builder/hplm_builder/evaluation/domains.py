@@ -34,6 +34,7 @@ from hplm_builder.evaluation.variants import (
     converted_body,
     hbert_body,
     plot_body,
+    with_adapters,
 )
 from hplm_builder.prepared import Featurise
 from hplm_builder.tenants import plot_features, token_ids
@@ -52,7 +53,9 @@ class DomainVariants:
         served = builder.parent
         self._base = served.base
         self._adapters = hbert_body(self._base, builder.device)
-        self._root = Variant(ROOT, self._base, served.source, self._adapters, RATES["hbert"], served.about)
+        self._root = Variant(
+            ROOT, self._base, served.source, self._adapters, RATES["hbert"], with_adapters(served.about)
+        )
 
     def compared(self) -> list[Variant]:
         """Adapters over the root, and over the task's branch as it would be served."""
@@ -75,9 +78,8 @@ class DomainVariants:
         body: Callable[[EvalTask], MakeBody] | None = None,
     ) -> Variant:
         source = Source(name, open_features)
-        return Variant(
-            name, self._base, source, body or self._adapters, RATES["hbert"], self._about, costs_as=self._root
-        )
+        about = with_adapters(self._about)
+        return Variant(name, self._base, source, body or self._adapters, RATES["hbert"], about, costs_as=self._root)
 
     def _branch(self, task: EvalTask, told: Told) -> Featurise:
         store = self._builder.parent.store
@@ -100,7 +102,7 @@ class DomainVariants:
 
     def _tuned_higher(self, source: Source) -> Variant:
         root, body = self._root, plot_body(self._base)
-        alike = Variant("tuned-higher", self._base, root.source, body, RATES["plot"], root.about)
+        alike = Variant("tuned-higher", self._base, root.source, body, RATES["plot"], self._about)
         return Variant("tuned-higher", self._base, source, body, RATES["plot"], self._about, costs_as=alike)
 
     def _tuned(self, name: str) -> Variant:

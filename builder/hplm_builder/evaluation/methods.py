@@ -9,18 +9,30 @@ from typing import Annotated, Any
 import torch
 import typer
 
+from hplm.adapters.packed import Place
 from hplm.errors import ConfigError
 from hplm.nn import base as bases
 from hplm.report import Goal, Report
 from hplm.store.layout import Store
 from hplm_builder.base import DEFAULT_BASE, model_folder
+from hplm_builder.bodies import ADAPTER_AT
 from hplm_builder.demo import PLOT
 from hplm_builder.evaluation.options import BaseOption, EvalOptions, about_study, conduct, evaluation, kept_results
 from hplm_builder.evaluation.summary import AVERAGE, Row, rows_of, scores_by
 from hplm_builder.evaluation.tasks import EvalTask
-from hplm_builder.evaluation.variants import RATES, Original, Served, Variant, hbert_body, plot_body
+from hplm_builder.evaluation.variants import (
+    RATES,
+    Original,
+    Served,
+    Variant,
+    hbert_body,
+    plot_body,
+    with_adapters,
+)
 
 METHODS = tuple(RATES)
+# With adapters where HMI has them.
+ON_DEMAND = ("adapter-attention", "hbert-attention")
 MOST_POINTS = 1.0
 
 
@@ -31,12 +43,22 @@ def method_variants(original: Original, served: Served, device: torch.device) ->
     def whole(task: EvalTask) -> dict[str, Any]:
         return {"base": base.fingerprint, "original": original.fingerprint}
 
+    def adapter(name: str, at: Place = ADAPTER_AT) -> Variant:
+        body, about = original.adapter_body(at), with_adapters(whole, at)
+        return Variant(name, base, original.cut_states(), body, RATES["adapter"], about)
+
+    def hbert(name: str, at: Place = ADAPTER_AT) -> Variant:
+        body, about = hbert_body(base, device, at), with_adapters(served.about, at)
+        return Variant(name, base, served.source, body, RATES["hbert"], about)
+
     return [
         Variant("dedicated", base, original.token_ids(), original.full_body, RATES["dedicated"], whole),
         Variant("shared", base, original.last_states(), original.head_body, RATES["shared"], whole),
-        Variant("adapter", base, original.cut_states(), original.adapter_body, RATES["adapter"], whole),
+        adapter("adapter"),
+        adapter("adapter-attention", "attention"),
         Variant("plot", base, served.source, plot_body(base), RATES["plot"], served.about),
-        Variant("hbert", base, served.source, hbert_body(base, device), RATES["hbert"], served.about),
+        hbert("hbert"),
+        hbert("hbert-attention", "attention"),
     ]
 
 
@@ -66,7 +88,12 @@ def goals_of(rows: Sequence[Row]) -> list[Goal]:
 @evaluation
 def methods(
     shared: EvalOptions,
-    method: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(METHODS)}; repeat for more.")] = None,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=f"Of {', '.join(METHODS)}, which are the default, and {', '.join(ON_DEMAND)}; repeat for more."
+        ),
+    ] = None,
     base: BaseOption = DEFAULT_BASE,
     plot: Annotated[str, typer.Option("--plot", help="PLOT or domain that plot and hbert look up in.")] = PLOT,
     original: Annotated[
@@ -77,7 +104,8 @@ def methods(
     """HMI Table 3: every method with the same search over learning rate and epochs, best on dev, test reported.
 
     dedicated: all of the original trains. shared: a head over the frozen original. adapter: adapters in the original's upper
-    layers. plot: all upper layers over PLOT features. hbert: adapters over PLOT features, as served. Examples:
+    layers. plot: all upper layers over PLOT features. hbert: adapters over PLOT features, as served. adapter-attention and
+    hbert-attention: adapters after the attention sub-layer, where HMI has them. Examples:
 
       hplm eval methods --root data --quick
 
@@ -85,8 +113,8 @@ def methods(
 
       hplm eval methods --root data --budget full --device cuda --resume runs-full --json methods-full.json
     """
-    if unknown := sorted(set(method or ()) - set(METHODS)):
-        raise ConfigError(f"no method {unknown[0]!r}; there are {', '.join(METHODS)}")
+    if unknown := sorted(set(method or ()) - {*METHODS, *ON_DEMAND}):
+        raise ConfigError(f"no method {unknown[0]!r}; there are {', '.join((*METHODS, *ON_DEMAND))}")
     tasks, limits, where = shared.read()
     target = Store(shared.store)
     found_base = bases.load(target.base(base))
@@ -95,7 +123,7 @@ def methods(
     variants = [
         variant
         for variant in method_variants(source, Served(target, found_base, plot, miss), where)
-        if not method or variant.name in method
+        if variant.name in (method or METHODS)
     ]
     study = shared.study(tasks, variants, limits, where)
     with kept_results(shared.resume) as results:

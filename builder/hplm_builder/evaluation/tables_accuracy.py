@@ -30,7 +30,7 @@ from hplm_builder.evaluation.pruned import VersionTree
 from hplm_builder.evaluation.summary import AVERAGE, Row, Spread
 from hplm_builder.evaluation.table_judge import MISSES, TableJudge
 from hplm_builder.evaluation.tasks import EvalTask
-from hplm_builder.evaluation.variants import RATES, Served, Variant, hbert_body
+from hplm_builder.evaluation.variants import RATES, Served, Variant, hbert_body, with_adapters
 from hplm_builder.mixture import read_source, read_to_count
 from hplm_builder.plots import Counted, count_grams
 from hplm_builder.register import published
@@ -128,7 +128,8 @@ def judge_published(
             raise ConfigError(f"tenant {name!r} has not the labels of task {task.name}: give the tenants in its order")
         # Its head's rows are in the order of its own labels.
         data = replace(task.within(limits, 0), labels=made.card.labels)
-        body = adapter_body(base.load_upper(), REDUCTION_FACTOR, made.adapter, judge.device)().to(judge.device)
+        make_body = adapter_body(base.load_upper(), REDUCTION_FACTOR, made.adapter, judge.device, made.card.adapter_at)
+        body = make_body().to(judge.device)
         judged[task.name] = [judge.judge(task, data, body, made.head, made.card.pooling)]
     return judged
 
@@ -200,10 +201,12 @@ def tables_accuracy(
                 served.source,
                 hbert_body(found_base, where),
                 RATES["hbert"],
-                lambda task: {
-                    **served.about(),
-                    **{key: settings[key] for key in ("tokens", "distinct", "top_percents")},
-                },
+                with_adapters(
+                    lambda task: {
+                        **served.about(),
+                        **{key: settings[key] for key in ("tokens", "distinct", "top_percents")},
+                    }
+                ),
                 judge.of_trained,
                 more_tests=len(percents) * len(MISSES),
             )

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hplm.adapters.packed import Place
 from hplm.errors import ConfigError
 from hplm.nn.base import Base
 from hplm.nn.dtype import choose_dtype, computing_in
@@ -24,6 +25,7 @@ from hplm.store import artifact
 from hplm.store.layout import Store
 from hplm.text import EncodedText
 from hplm_builder.bodies import (
+    ADAPTER_AT,
     CPU,
     ConvertedModel,
     FullModel,
@@ -43,6 +45,7 @@ from hplm_builder.register import lineage_of
 from hplm_builder.tenants import REDUCTION_FACTOR, plot_features, token_ids
 
 MakeBody = Callable[[], nn.Module]
+About = Callable[[EvalTask], Mapping[str, Any]]
 OVERLAY_WINDOWS = 65_536
 # Of the middle of each grid: where training is neither slow nor unsteady on the tasks at hand.
 RATES: Mapping[str, float] = {"dedicated": 1e-4, "shared": 1e-2, "adapter": 2e-3, "plot": 3e-4, "hbert": 2e-3}
@@ -70,7 +73,7 @@ class Variant:
     source: Source
     body: Callable[[EvalTask], MakeBody]
     rate: float
-    about: Callable[[EvalTask], Mapping[str, Any]]
+    about: About
     more: Callable[[EvalTask, LabelledData, Trained], dict[str, Any]] | None = None
     more_tests: int = 0
     costs_as: Variant | None = None
@@ -111,9 +114,14 @@ class Served:
         }
 
 
-def hbert_body(base: Base, device: torch.device = CPU) -> Callable[[EvalTask], MakeBody]:
+def hbert_body(base: Base, device: torch.device = CPU, at: Place = ADAPTER_AT) -> Callable[[EvalTask], MakeBody]:
     """Adapters in the base's frozen upper layers."""
-    return lambda task: adapter_body(base.load_upper(), REDUCTION_FACTOR, device=device)
+    return lambda task: adapter_body(base.load_upper(), REDUCTION_FACTOR, device=device, at=at)
+
+
+def with_adapters(about: About, at: Place = ADAPTER_AT) -> About:
+    """The same where adapters train: results depend on where they stand."""
+    return lambda task: {**about(task), "adapter_at": at}
 
 
 def plot_body(base: Base) -> Callable[[EvalTask], MakeBody]:
@@ -186,9 +194,9 @@ class Original:
         """Everything trains."""
         return lambda: FullModel(copy.deepcopy(self.model()))
 
-    def adapter_body(self, task: EvalTask) -> MakeBody:
+    def adapter_body(self, at: Place = ADAPTER_AT) -> Callable[[EvalTask], MakeBody]:
         """Adapters in its own frozen upper layers."""
-        return adapter_body(OriginalUpper.of(self.model()), REDUCTION_FACTOR, device=self.device)
+        return lambda task: adapter_body(OriginalUpper.of(self.model()), REDUCTION_FACTOR, device=self.device, at=at)
 
     def head_body(self, task: EvalTask) -> MakeBody:
         return HeadModel

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,8 @@ import numpy.typing as npt
 from hplm.errors import ConfigError
 
 Float32 = npt.NDArray[np.float32]
+# Where in a layer an adapter stands: over what comes in, or after the attention sub-layer as in HMI eq. 1.
+Place = Literal["input", "attention"]
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as packed_arrays
 
-from hplm.adapters.packed import Adapter, Float32, PackedAdapter, pack, unpack
+from hplm.adapters.packed import Adapter, Float32, PackedAdapter, Place, pack, unpack
 from hplm.errors import CorruptArtifactError, TenantNameError, WrongBaseError
 from hplm.store import artifact
 from hplm.wire import REGRESSION_LABEL
@@ -45,7 +45,8 @@ class TenantCard:
     """What a tenant is, apart from its weights.
 
     `texts`: 1, or 2 where a request is a pair. `labels` of a regression are just REGRESSION_LABEL. `example` and, of a pair,
-    `example_pair` show what to ask.
+    `example_pair` show what to ask. `adapter_at`: where in each layer the adapter stands; cards from before it was a choice do
+    not say.
     """
 
     name: str
@@ -57,6 +58,7 @@ class TenantCard:
     about: dict[str, Any] = field(default_factory=dict)
     texts: int = 1
     example_pair: str = ""
+    adapter_at: Place = "attention"
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,8 @@ def parse_card(meta: dict[str, Any], where: str) -> TenantCard:
             raise ValueError(f"labels {card.labels!r}")
         if card.task not in get_args(Task) or card.pooling not in ("cls", "mean"):
             raise ValueError(f"task {card.task!r}, pooling {card.pooling!r}")
+        if card.adapter_at not in get_args(Place):
+            raise ValueError(f"an adapter at {card.adapter_at!r}")
         if card.texts not in (1, 2) or (card.texts == 2 and card.task == "tagging"):
             raise ValueError(f"a {card.task} over {card.texts!r} texts")
         if card.task == "regression" and card.labels != (REGRESSION_LABEL,):

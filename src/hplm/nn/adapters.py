@@ -13,11 +13,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from hplm.adapters.packed import widen
+from hplm.adapters.packed import Place, widen
 from hplm.adapters.slots import IDENTITY, SlotTable
 from hplm.adapters.tenant import Tenant
 from hplm.config import BaseConfig
 from hplm.nn.encoder import Adapt
+from hplm.nn.scripted import UNCHANGED, AdapterPlan
 from hplm.tracing import Tracer
 
 # Tokens of one tenant that go through one product of the batched form: more are cut, fewer filled up.
@@ -75,15 +76,23 @@ class Fill:
 
 @dataclass(frozen=True)
 class AssignedSlots:
-    """A batch's slots, one a request, pinned until released; `fills` are those still under way when it was assigned."""
+    """A batch's slots, one a request, pinned until released; `fills` are those still under way when it was assigned.
+
+    `places`: where in a layer each request's adapter stands.
+    """
 
     slots: tuple[int, ...]
+    places: tuple[Place, ...]
     fills: tuple[Fill, ...]
 
     def wait(self, layer: int) -> None:
         """Until `layer` is in all of them."""
         for fill in self.fills:
             fill.wait(layer)
+
+    def at(self, place: Place) -> list[int]:
+        """The slots again, but the identity for requests whose adapter stands elsewhere."""
+        return [slot if stands == place else IDENTITY for slot, stands in zip(self.slots, self.places, strict=True)]
 
     @property
     def filled(self) -> bool:
@@ -193,7 +202,7 @@ class AdapterSlots:
                 jobs.put(fill)
         if fill is not None and jobs is None:
             self._fill(fill)
-        return AssignedSlots(tuple(slots), fills)
+        return AssignedSlots(tuple(slots), tuple(tenant.card.adapter_at for tenant in tenants), fills)
 
     def release(self, tenants: Sequence[Tenant]) -> None:
         """Undo one `assign`; the weights stay until the slot is needed, but a slot whose filling failed is forgotten."""
@@ -275,64 +284,46 @@ class AdapterSlots:
             start = end
 
     def reference_adapt(self, assigned: AssignedSlots, lengths: Sequence[int]) -> Adapt:
-        """The slow twin of what `RunLayers` does with an AdapterPlan: a loop over texts."""
+        """The slow twin of what `RunLayers` does with its plans: a loop over texts."""
 
-        def adapt(layer: int, attended: Tensor) -> Tensor:
+        def adapt(place: Place, layer: int, given: Tensor) -> Tensor:
             assigned.wait(layer)
-            parts = attended.split(list(lengths))
+            parts = given.split(list(lengths))
             return torch.cat(
                 [
                     part if slot == IDENTITY else self._apply(layer, slot, part)
-                    for slot, part in zip(assigned.slots, parts, strict=True)
+                    for slot, part in zip(assigned.at(place), parts, strict=True)
                 ]
             )
 
         return adapt
 
-    def _apply(self, layer: int, slot: int, attended: Tensor) -> Tensor:
+    def _apply(self, layer: int, slot: int, tokens: Tensor) -> Tensor:
         down, down_bias, up, up_bias = (part[layer, slot] for part in self.parts)
-        attended = attended.to(self._dtype)
-        reduced = torch.addmm(down_bias, attended, down).relu_()
-        return torch.addmm(up_bias, reduced, up).add_(attended)
+        tokens = tokens.to(self._dtype)
+        reduced = torch.addmm(down_bias, tokens, down).relu_()
+        return torch.addmm(up_bias, reduced, up).add_(tokens)
 
 
-@dataclass(frozen=True)
-class AdapterPlan:
-    """How the adapters of a batch are applied: all tenants in few products a layer, chosen by measurement.
-
-    Tokens are brought together by slot. Slots with many tokens, `own_slots`, have a product each over `own_places` (all
-    tokens where there are none). The others are cut into chunks of one length that go through one batched product with
-    their slots' weights (HMI's baddbmm): chunk g is of slot `chunk_slots[g]` and takes the tokens `chunk_gather`; fillers
-    repeat one, `chunk_real` are the places of real ones, None if all are. `back` restores the order of the batch.
-    """
-
-    own_slots: list[int]
-    own_places: list[Tensor]
-    chunk_slots: Tensor | None = None
-    chunk_gather: Tensor | None = None
-    chunk_real: Tensor | None = None
-    back: Tensor | None = None
-
-    @staticmethod
-    def of(slots: Sequence[int], lengths: Sequence[int], device: torch.device) -> AdapterPlan:
-        """For texts one after another, each with its slot and its length."""
-        if len(set(slots)) == 1:
-            return AdapterPlan([slots[0]], [])
-        starts = np.cumsum([0, *lengths])
-        places: dict[int, list[npt.NDArray[np.int64]]] = {}
-        for slot, start, end in zip(slots, starts, starts[1:], strict=False):
-            places.setdefault(slot, []).append(np.arange(start, end))
-        together = {slot: np.concatenate(found) for slot, found in places.items()}
-        own = {s: p for s, p in together.items() if len(p) >= OWN_PRODUCT_TOKENS or s == IDENTITY}
-        short = {s: p for s, p in together.items() if s not in own}
-        order = np.concatenate([*own.values(), *short.values()])
-        in_order = bool((np.diff(order) > 0).all())
-        return AdapterPlan(
-            list(own),
-            [torch.from_numpy(part).to(device) for part in own.values()],
-            *_chunks(short, device),
-            back=None if in_order else torch.from_numpy(np.argsort(order)).to(device),
-        )
+def plan_adapters(slots: Sequence[int], lengths: Sequence[int], device: torch.device) -> AdapterPlan:
+    """For texts one after another, each with its slot and its length."""
+    if len(set(slots)) == 1:
+        return UNCHANGED._replace(own_slots=[slots[0]])
+    starts = np.cumsum([0, *lengths])
+    places: dict[int, list[npt.NDArray[np.int64]]] = {}
+    for slot, start, end in zip(slots, starts, starts[1:], strict=False):
+        places.setdefault(slot, []).append(np.arange(start, end))
+    together = {slot: np.concatenate(found) for slot, found in places.items()}
+    own = {s: p for s, p in together.items() if len(p) >= OWN_PRODUCT_TOKENS or s == IDENTITY}
+    short = {s: p for s, p in together.items() if s not in own}
+    order = np.concatenate([*own.values(), *short.values()])
+    in_order = bool((np.diff(order) > 0).all())
+    return AdapterPlan(
+        list(own),
+        [torch.from_numpy(part).to(device) for part in own.values()],
+        *_chunks(short, device),
+        None if in_order else torch.from_numpy(np.argsort(order)).to(device),
+    )
 
 
 def _chunks(

@@ -13,10 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hplm.adapters.packed import Place
 from hplm.config import BaseConfig
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-Adapt = Callable[[int, Tensor], Tensor]
+Adapt = Callable[[Place, int, Tensor], Tensor]
 
 
 class TransformerLayer(nn.Module):
@@ -32,12 +33,14 @@ class TransformerLayer(nn.Module):
         self.ffn_out = nn.Linear(inner, hidden)
         self.ffn_norm = nn.LayerNorm(hidden, eps=eps)
 
-    def forward(self, hidden: Tensor, attend: Attend, adapt: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """`hidden`: `[..., H]`. `adapt` changes the attention sub-layer's output (HMI eq. 1)."""
+    def forward(self, hidden: Tensor, attend: Attend, adapt: Callable[[Place, Tensor], Tensor] | None = None) -> Tensor:
+        """`hidden`: `[..., H]`. `adapt` is asked at each place that an adapter may stand at."""
+        if adapt is not None:
+            hidden = adapt("input", hidden)
         query, key, value = self.qkv(hidden).chunk(3, dim=-1)
         attended = self.attention_out(attend(query, key, value))
         if adapt is not None:
-            attended = adapt(attended)
+            attended = adapt("attention", attended)
         hidden = self.attention_norm(hidden + attended)
         return self.ffn_norm(hidden + self.ffn_out(F.gelu(self.ffn_in(hidden))))
 
@@ -135,7 +138,7 @@ class UpperEncoder(nn.Module):
     def forward(self, merged: Tensor, lengths: Sequence[int], adapt: Adapt | None = None) -> Tensor:
         """`merged`: `[N, H]`, texts one after another with `lengths` summing to N -> hidden states `[N, H]`.
 
-        `adapt(layer_index, attended)` returns the attention output `[N, H]` with every text's own adapter applied.
+        `adapt(place, layer_index, tokens)` returns the tokens `[N, H]`, of every text whose adapter stands there changed by it.
         """
         return self.states(merged, lengths, adapt)[-1]
 
@@ -153,8 +156,8 @@ class UpperEncoder(nn.Module):
         return changed
 
 
-def _bind(adapt: Adapt, index: int) -> Callable[[Tensor], Tensor]:
-    return lambda attended: adapt(index, attended)
+def _bind(adapt: Adapt, index: int) -> Callable[[Place, Tensor], Tensor]:
+    return lambda place, tokens: adapt(place, index, tokens)
 
 
 def packed_positions(lengths: Sequence[int], device: torch.device) -> Tensor:

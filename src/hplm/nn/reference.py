@@ -88,15 +88,17 @@ def answer(
 
 
 def upper(encoder: UpperEncoder, hidden: Tensor, tenant: Tenant | None) -> Tensor:
-    """Last hidden states `[T, H]` of one text, with its tenant's adapter after the attention of each layer."""
+    """Last hidden states `[T, H]` of one text, with its tenant's adapter in each layer, where its card says."""
     with torch.inference_mode():
         state = encoder.embed(hidden, torch.arange(len(hidden)))
         heads = encoder.config.num_heads
         bias = torch.zeros(heads, 1, 1) if encoder.relative is None else encoder.relative(len(hidden))
         for index, layer in enumerate(encoder.layers):
             assert isinstance(layer, TransformerLayer)
+            if tenant is not None and tenant.card.adapter_at == "input":
+                state = adapt(tenant, index, state)
             attended = layer.attention_out(attention(layer, state, bias))
-            if tenant is not None:
+            if tenant is not None and tenant.card.adapter_at == "attention":
                 attended = adapt(tenant, index, attended)
             state = layer.attention_norm(state + attended)
             state = layer.ffn_norm(state + layer.ffn_out(F.gelu(layer.ffn_in(state))))
@@ -110,12 +112,12 @@ def attention(layer: TransformerLayer, state: Tensor, bias: Tensor) -> Tensor:
     return torch.cat([((q @ k.T) / math.sqrt(q.shape[-1]) + b).softmax(-1) @ v for q, k, v, b in heads], dim=-1)
 
 
-def adapt(tenant: Tenant, layer: int, attended: Tensor) -> Tensor:
+def adapt(tenant: Tenant, layer: int, tokens: Tensor) -> Tensor:
     """HMI eq. 1."""
     adapter = tenant.adapter
     down, down_bias = torch.from_numpy(adapter.down[layer]), torch.from_numpy(adapter.down_bias[layer])
     up, up_bias = torch.from_numpy(adapter.up[layer]), torch.from_numpy(adapter.up_bias[layer])
-    return attended + F.relu(attended @ down.T + down_bias) @ up.T + up_bias
+    return tokens + F.relu(tokens @ down.T + down_bias) @ up.T + up_bias
 
 
 def logits(encoder: UpperEncoder, hidden: Tensor, tenant: Tenant) -> Tensor:

@@ -12,34 +12,48 @@ The same computation, readable, is `TransformerLayer.forward` with `AdapterSlots
 # No `from __future__ import annotations` here: TorchScript reads the types of attributes, not their names.
 
 import warnings
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-def adapt_planned(
-    attended: Tensor,
-    parts: list[Tensor],
-    own_slots: list[int],
-    own_places: list[Tensor],
-    chunk_slots: Tensor | None,
-    chunk_gather: Tensor | None,
-    chunk_real: Tensor | None,
-    back: Tensor | None,
-) -> Tensor:
-    """Each text's adapter (HMI eq. 1) over its tokens, `attended` `[N, H]`, as an AdapterPlan says; `parts` of one layer."""
+class AdapterPlan(NamedTuple):
+    """How the adapters of a batch are applied: all tenants in few products a layer, chosen by measurement.
+
+    Tokens are brought together by slot. Slots with many tokens, `own_slots`, have a product each over `own_places` (all
+    tokens where there are none). The others are cut into chunks of one length that go through one batched product with
+    their slots' weights (HMI's baddbmm): chunk g is of slot `chunk_slots[g]` and takes the tokens `chunk_gather`; fillers
+    repeat one, `chunk_real` are the places of real ones, None if all are. `back` restores the order of the batch.
+    """
+
+    own_slots: list[int]
+    own_places: list[Tensor]
+    chunk_slots: Tensor | None
+    chunk_gather: Tensor | None
+    chunk_real: Tensor | None
+    back: Tensor | None
+
+
+# Every token keeps what it has.
+UNCHANGED = AdapterPlan([0], [], None, None, None, None)
+
+
+def adapt_planned(given: Tensor, parts: list[Tensor], plan: AdapterPlan) -> Tensor:
+    """Each text's adapter (HMI eq. 1) over its tokens, `given` `[N, H]`; `parts` of one layer. May return `given` itself."""
     adapted: list[Tensor] = []
-    for i in range(len(own_slots)):
-        tokens = attended.index_select(0, own_places[i]) if len(own_places) > 0 else attended
-        slot = own_slots[i]
+    for i in range(len(plan.own_slots)):
+        tokens = given.index_select(0, plan.own_places[i]) if len(plan.own_places) > 0 else given
+        slot = plan.own_slots[i]
         if slot != 0:
             reduced = torch.addmm(parts[1][slot], tokens, parts[0][slot]).relu_()
             tokens = torch.addmm(parts[3][slot], reduced, parts[2][slot]).add_(tokens)
         adapted.append(tokens)
+    chunk_slots = plan.chunk_slots
+    chunk_gather = plan.chunk_gather
     if chunk_slots is not None and chunk_gather is not None:
-        padded = attended.index_select(0, chunk_gather).view(chunk_slots.size(0), -1, attended.size(1))
+        padded = given.index_select(0, chunk_gather).view(chunk_slots.size(0), -1, given.size(1))
         reduced = torch.baddbmm(
             parts[1].index_select(0, chunk_slots).unsqueeze(1), padded, parts[0].index_select(0, chunk_slots)
         ).relu_()
@@ -47,8 +61,10 @@ def adapt_planned(
             parts[3].index_select(0, chunk_slots).unsqueeze(1), reduced, parts[2].index_select(0, chunk_slots)
         )
         tokens = tokens.add_(padded).flatten(0, 1)
+        chunk_real = plan.chunk_real
         adapted.append(tokens if chunk_real is None else tokens.index_select(0, chunk_real))
     together = adapted[0] if len(adapted) == 1 else torch.cat(adapted)
+    back = plan.back
     return together if back is None else together.index_select(0, back)
 
 
@@ -80,12 +96,9 @@ class RunLayers(nn.Module):
     counts: list[int]
     lengths: list[int]
     mask: Tensor | None
-    own_slots: list[int]
-    own_places: list[Tensor]
-    chunk_slots: Tensor | None
-    chunk_gather: Tensor | None
-    chunk_real: Tensor | None
-    back: Tensor | None
+    unchanged: AdapterPlan
+    at_input: AdapterPlan
+    at_attention: AdapterPlan
 
     def __init__(
         self, weights: list[list[Tensor]], parts: list[Tensor], eps: float, num_heads: int, relative: Tensor | None
@@ -97,7 +110,8 @@ class RunLayers(nn.Module):
         self.eps = eps
         self.num_heads = num_heads
         self.nothing = torch.empty(0)
-        self.begin(self.nothing, [], [], None, [], [], None, None, None, None)
+        self.unchanged = UNCHANGED
+        self.begin(self.nothing, [], [], None, UNCHANGED, UNCHANGED)
 
     @torch.jit.export
     def begin(
@@ -106,24 +120,16 @@ class RunLayers(nn.Module):
         counts: list[int],
         lengths: list[int],
         mask: Tensor | None,
-        own_slots: list[int],
-        own_places: list[Tensor],
-        chunk_slots: Tensor | None,
-        chunk_gather: Tensor | None,
-        chunk_real: Tensor | None,
-        back: Tensor | None,
+        at_input: AdapterPlan,
+        at_attention: AdapterPlan,
     ) -> None:
-        """Take a batch: `hidden` `[N, H]`. See `Attention` and `AdapterPlan` for what the others are."""
+        """Take a batch: `hidden` `[N, H]`. See `Attention` for what the others are; a plan for each place of adapters."""
         self.hidden = hidden
         self.counts = counts
         self.lengths = lengths
         self.mask = mask
-        self.own_slots = own_slots
-        self.own_places = own_places
-        self.chunk_slots = chunk_slots
-        self.chunk_gather = chunk_gather
-        self.chunk_real = chunk_real
-        self.back = back
+        self.at_input = at_input
+        self.at_attention = at_attention
 
     def forward(self, first: int, last: int) -> None:
         """Layers `first` to before `last`."""
@@ -131,7 +137,7 @@ class RunLayers(nn.Module):
             self._layer(layer)
 
     def _layer(self, layer: int) -> None:
-        hidden = self.hidden
+        hidden = adapt_planned(self.hidden, self.parts[layer], self.at_input)
         weights = self.weights[layer]
         size = hidden.size(1)
         qkv = self._linear(hidden, weights[0], weights[1])
@@ -150,16 +156,7 @@ class RunLayers(nn.Module):
             context[start:end] = found.transpose(1, 2).reshape(end - start, size)
             start = end
         attended = self._linear(context, weights[2], weights[3])
-        attended = adapt_planned(
-            attended,
-            self.parts[layer],
-            self.own_slots,
-            self.own_places,
-            self.chunk_slots,
-            self.chunk_gather,
-            self.chunk_real,
-            self.back,
-        )
+        attended = adapt_planned(attended, self.parts[layer], self.at_attention)
         hidden = F.layer_norm(hidden + attended, [size], weights[4], weights[5], self.eps)
         inner = self._linear_gelu(hidden, weights[6], weights[7])
         outer = self._linear(inner, weights[8], weights[9])
@@ -188,7 +185,7 @@ class RunLayers(nn.Module):
     def end(self) -> Tensor:
         """The batch after the layers that ran, `[N, H]`; nothing of it is kept."""
         hidden = self.hidden
-        self.begin(self.nothing, [], [], None, [], [], None, None, None, None)
+        self.begin(self.nothing, [], [], None, self.unchanged, self.unchanged)
         return hidden
 
 

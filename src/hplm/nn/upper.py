@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -11,13 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hplm.adapters.packed import Place
 from hplm.adapters.slots import IDENTITY
 from hplm.adapters.tenant import Tenant
 from hplm.config import BaseConfig
-from hplm.nn.adapters import AdapterPlan, AdapterSlots, AssignedSlots
+from hplm.nn.adapters import AdapterSlots, AssignedSlots, plan_adapters
 from hplm.nn.encoder import TransformerLayer, UpperEncoder
 from hplm.nn.layouts import Batching, Layout, lay_out
-from hplm.nn.scripted import RunLayers, scripted
+from hplm.nn.scripted import AdapterPlan, RunLayers, scripted
 from hplm.tracing import Tracer
 
 Logits = npt.NDArray[np.float32]
@@ -128,7 +130,7 @@ class UpperEngine:
         texts = [members[i] for i in layout.texts]
         attention, mask = layout.attention, layout.attention.mask
         with torch.inference_mode():
-            plan = self._adapters(layout, assigned)
+            at_input, at_attention = (self._adapters(layout, assigned.at(place)) for place in get_args(Place))
             state = self._embed(texts, layout)
             if mask is not None:
                 mask = mask.to(self.device)
@@ -138,15 +140,11 @@ class UpperEngine:
                 attention.counts,
                 attention.lengths,
                 mask,
-                plan.own_slots,
-                plan.own_places,
-                plan.chunk_slots,
-                plan.chunk_gather,
-                plan.chunk_real,
-                plan.back,
+                at_input,
+                at_attention,
             )
             # Ours no more: what Python still held would take the lock again and again.
-            del state, mask, plan
+            del state, mask, at_input, at_attention
             try:
                 first, layers = 0, self.config.upper_layers
                 while first < layers:
@@ -174,8 +172,8 @@ class UpperEngine:
         places = torch.from_numpy(steps + np.repeat(layout.starts, layout.lengths))
         return state.new_zeros(layout.size, state.shape[1]).index_copy_(0, places.to(self.device), state)
 
-    def _adapters(self, layout: Layout, assigned: AssignedSlots) -> AdapterPlan:
-        """Each text's adapter over its own tokens; padding has the identity."""
+    def _adapters(self, layout: Layout, slot_of: Sequence[int]) -> AdapterPlan:
+        """Each text's adapter over its own tokens, `slot_of` the layout's text; padding has the identity."""
         slots: list[int] = []
         lengths: list[int] = []
         end = 0
@@ -183,13 +181,13 @@ class UpperEngine:
             if gap := layout.starts[i] - end:
                 slots.append(IDENTITY)
                 lengths.append(gap)
-            slots.append(assigned.slots[layout.texts[i]])
+            slots.append(slot_of[layout.texts[i]])
             lengths.append(layout.lengths[i])
             end = layout.starts[i] + layout.lengths[i]
         if gap := layout.size - end:
             slots.append(IDENTITY)
             lengths.append(gap)
-        return AdapterPlan.of(slots, lengths, self.device)
+        return plan_adapters(slots, lengths, self.device)
 
     def _logits(self, texts: list[UpperRequest], layout: Layout, state: Tensor) -> list[Logits]:
         """Pooling on the device, heads on the host: a head is a few KB and serves one text."""
