@@ -17,12 +17,11 @@ from hplm.progress import progress_bars
 from hplm.report import Goal, Report
 from hplm.text import TextEncoder
 from hplm_loadtest.arrivals import PoissonArrivals
-from hplm_loadtest.lengths import texts_of_lengths
+from hplm_loadtest.lengths import texts_of_lengths, token_counts
 from hplm_loadtest.models import read, served_names
 from hplm_loadtest.open_loop import closed_loop, open_loop
 from hplm_loadtest.pictures import check_picture, line_chart
 from hplm_loadtest.plan import Plan, Requests
-from hplm_loadtest.run import ANSWERED, Run
 from hplm_loadtest.texts import pool
 from hplm_loadtest.variants import serving
 from hplm_loadtest.workload import NormalLengths
@@ -39,6 +38,7 @@ MODES: dict[str, dict[str, Any]] = {
     "naive-100": {"batching": "naive", "pad_to": 100},
 }
 VARIANCES = (20.0, 100.0)
+USEFUL_S = 1.0  # an answer later than that is of no use
 LEAST_SHARE = 0.9
 FIXED_ROW_GOAL = 3.3
 
@@ -89,7 +89,7 @@ def batching(
                         same = np.random.default_rng([turn, number])
                         plan = _plan(texts[VARIANCES[0]], names, share * capacity, seconds, same)
                         run = open_loop(url, plan, timeout_s=60.0)
-                        utility = _utility(run, plan, encoder, seconds)
+                        utility = run.utility_per_s(token_counts(plan.requests.texts, encoder), USEFUL_S)
                         curves[mode][0].append(share * capacity)
                         curves[mode][1].append(utility)
                 progress.update(bar, advance=1)
@@ -132,14 +132,6 @@ def _plan(
 ) -> Plan:
     times_s = PoissonArrivals(rate_per_s).times(seconds, rng)
     return Plan(times_s, _requests(texts, names, len(times_s), rng), seconds)
-
-
-def _utility(run: Run, plan: Plan, encoder: TextEncoder, seconds: float) -> float:
-    """Sum of 1 / length of what was answered within a second of its planned time, a second (TCB eq. 9)."""
-    in_time = np.nan_to_num(run.done_s - run.planned_s, nan=np.inf) <= 1.0
-    in_time &= np.array([code == ANSWERED for code in run.codes])
-    lengths = np.array([len(one.ids) for one in encoder.encode(plan.requests.texts)])
-    return float((in_time / lengths).sum() / seconds)
 
 
 def _by_rate(curve: tuple[list[float], list[float]]) -> tuple[list[float], list[float]]:

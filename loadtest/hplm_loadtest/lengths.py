@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from hplm.errors import DataError
 from hplm.text import SPECIAL_TOKENS, TextEncoder
@@ -26,6 +27,11 @@ def texts_of_lengths(
         text, start = _cut(words, sizes, max(1, length - SPECIAL_TOKENS), start)
         made.append(text)
     return made
+
+
+def token_counts(texts: Sequence[str], encoder: TextEncoder) -> npt.NDArray[np.int64]:
+    """Tokens of each text, special ones included: `[k]`."""
+    return np.array([len(one.ids) for one in encoder.encode(texts)])
 
 
 def _cut(words: Sequence[str], sizes: Sequence[int], tokens: int, start: int) -> tuple[str, int]:

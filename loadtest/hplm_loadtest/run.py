@@ -55,10 +55,14 @@ class Run:
         return Run(self.duration_s, planned_s, sent_s, done_s, codes, self.deadlines_s[chosen])
 
     @property
+    def answered(self) -> npt.NDArray[np.bool_]:
+        """Which of the requests were."""
+        return np.array([code == ANSWERED for code in self.codes], dtype=np.bool_)
+
+    @property
     def latency_s(self) -> Seconds:
         """Planned time to answer, of the answered requests only."""
-        answered = np.array([code == ANSWERED for code in self.codes], dtype=np.bool_)
-        return (self.done_s - self.planned_s)[answered]
+        return (self.done_s - self.planned_s)[self.answered]
 
     @property
     def lag_s(self) -> Seconds:
@@ -80,16 +84,22 @@ class Run:
 
     @property
     def in_time(self) -> int:
-        """Answered requests that met their deadline, counted from the planned time; those without one all did."""
-        answered = np.array([code == ANSWERED for code in self.codes], dtype=np.bool_)
-        late = self.done_s - self.planned_s > self.deadlines_s  # False where there is no deadline
-        return int(np.count_nonzero(answered & ~late))
+        """How many requests were answered by their deadline; those without one all were, once answered."""
+        return int(np.count_nonzero(self.answered_within(self.deadlines_s)))
+
+    def answered_within(self, limit_s: Seconds | float) -> npt.NDArray[np.bool_]:
+        """Which were answered so many seconds after their planned time at most; NaN is no limit."""
+        late = self.done_s - self.planned_s > limit_s
+        return self.answered & ~late
+
+    def utility_per_s(self, lengths: npt.NDArray[np.int64], limit_s: Seconds | float) -> float:
+        """Sum of 1 / length over those answered within `limit_s`, a second of the plan (TCB eq. 9)."""
+        return float((self.answered_within(limit_s) / lengths).sum() / self.duration_s)
 
     @property
     def span_s(self) -> float:
         """The planned duration, or until the last answer where that came later."""
-        answered = np.array([code == ANSWERED for code in self.codes], dtype=np.bool_)
-        return max(self.duration_s, float(np.max(self.done_s, initial=0.0, where=answered)))
+        return max(self.duration_s, float(np.max(self.done_s, initial=0.0, where=self.answered)))
 
     def percentile_ms(self, percent: float) -> float:
         """Of `latency_s`; infinite where nothing was answered."""

@@ -17,11 +17,12 @@ from hplm.scheduling.policy import Budget, Waiting
 from hplm.scheduling.registry import BUILT_IN, load_policy
 from hplm.text import TextEncoder
 from hplm_loadtest.arrivals import PoissonArrivals
-from hplm_loadtest.lengths import texts_of_lengths
+from hplm_loadtest.lengths import texts_of_lengths, token_counts
 from hplm_loadtest.models import read, served_names
 from hplm_loadtest.open_loop import closed_loop, open_loop
 from hplm_loadtest.pictures import bars, check_picture
 from hplm_loadtest.plan import Plan, Requests
+from hplm_loadtest.run import LATE_S, Run
 from hplm_loadtest.texts import pool
 from hplm_loadtest.variants import serving
 from hplm_loadtest.workload import NormalLengths
@@ -84,7 +85,7 @@ def schedulers(
                             capacity[setting] = len(run) / closed_loop(url, warm, 64).span_s
                         plan = _plan(texts, names, OVERLOAD * capacity[setting], seconds, turn)
                         run = open_loop(url, plan, timeout_s=30.0)
-                    found.setdefault((setting, policy), []).append(_row(run, plan, encoder, seconds))
+                    found.setdefault((setting, policy), []).append(_row(run, plan, encoder))
                     progress.update(bar, advance=1)
         batch_s = 1000.0 / (20.0 * max(capacity.values()))  # a batch of 1,000 tokens of mean length 20
         costs = policy_costs(policies, batch_s, progress)
@@ -177,15 +178,13 @@ def _plan(texts: Sequence[str], names: Sequence[str], rate_per_s: float, seconds
     return Plan(times_s, Requests(_some(names, len(times_s), rng), chosen, deadlines_s), seconds)
 
 
-def _row(run: Any, plan: Plan, encoder: TextEncoder, seconds: float) -> dict[str, float]:
-    in_time = np.nan_to_num(run.done_s - run.planned_s, nan=np.inf) <= plan.requests.deadlines_s
-    in_time &= np.array([code == "OK" for code in run.codes])
-    lengths = np.array([len(one.ids) for one in encoder.encode(plan.requests.texts)])
+def _row(run: Run, plan: Plan, encoder: TextEncoder) -> dict[str, float]:
+    lengths = token_counts(plan.requests.texts, encoder)
     return {
-        "offered_per_s": len(run) / seconds,
-        "utility_per_s": float((in_time / lengths).sum() / seconds),
-        "in_time": float(in_time.mean()),
-        "kept_up": run.sent_within(0.02),
+        "offered_per_s": len(run) / run.duration_s,
+        "utility_per_s": run.utility_per_s(lengths, run.deadlines_s),
+        "in_time": run.in_time / len(run),
+        "kept_up": run.sent_within(LATE_S),
         "lost": float(run.kinds["lost"]),
     }
 

@@ -112,6 +112,9 @@ def test_goodput_counts_answers_within_their_deadline() -> None:
     timed = Run(run.duration_s, run.planned_s, run.sent_s, run.done_s, run.codes, deadlines)
     assert timed.in_time == 2
     assert timed.row()["in_time"] == 0.5
+    lengths = np.array([2, 4, 5, 10])
+    assert timed.utility_per_s(lengths, deadlines) == pytest.approx((1 / 2 + 1 / 10) / timed.duration_s)
+    assert timed.utility_per_s(lengths, 0.7) == pytest.approx((1 / 2 + 1 / 4 + 1 / 5 + 1 / 10) / timed.duration_s)
     assert timed.row()["goodput_per_s"] == pytest.approx(2 / 4)
 
 
