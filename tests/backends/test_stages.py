@@ -17,10 +17,12 @@ from hplm.nn import reference
 from hplm.nn.base import Base
 from hplm.serving.plot_stage import LookedUp, PlotStage
 from hplm.serving.upper_stage import UpperAnswer, UpperInput, UpperStage
+from hplm.store import catalog
 from hplm.store.catalog import LOOK_EVERY_S
 from hplm.store.layout import Store
 from hplm.wire import LabelledSpan
 from tests import tiny
+from tests.waiting import until
 
 BAD_REQUESTS: list[tuple[bytes, bytes, type[errors.HplmError]]] = [
     (b"", b"alpha", errors.EmptyTextError),
@@ -200,6 +202,40 @@ def test_a_tenant_with_a_broken_file_fails_alone(tmp_path: Path) -> None:
     hidden, tokens = np.zeros((3, 48), dtype=np.float16), np.zeros((3, 3), dtype=np.int32)
     answers = stage.run([UpperInput(hidden, tokens, name) for name in (b"alpha", b"beta", b"gamma")])
     assert [type(a) for a in answers] == [UpperAnswer, errors.CorruptArtifactError, UpperAnswer]
+
+
+def test_a_bank_that_was_replaced_is_mapped_no_longer_than_it_may_be_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalog, "REMEMBER_S", 0.5)
+    models, store = tiny.make_repository(tmp_path), Store(tmp_path / "store")
+    base = bases.load(store.base("tiny"))
+    tiny.make_fleet(store, base, 3)
+    lower, upper = models / "hbert_plot" / "1", models / "hbert_upper" / "1"
+    plot_stage = PlotStage(config.load(PlotSettings, lower / "settings.json"), lower)
+    upper_stage = UpperStage(config.load(UpperSettings, upper / "settings.json"), upper)
+    stages = (plot_stage, upper_stage)
+    for stage in stages:
+        stage.start()
+
+    def ask() -> None:
+        (looked_up,) = plot_stage.run([((b"the red cat",), b"t1")])
+        assert isinstance(looked_up, LookedUp)
+        given = UpperInput(looked_up.hidden, looked_up.tokens, b"t1", version_id=looked_up.version_id)
+        (answer,) = upper_stage.run([given])
+        assert isinstance(answer, UpperAnswer)
+
+    def is_mapped(bank: str) -> bool:
+        return f"{store.bank(bank)}/" in Path("/proc/self/maps").read_text()
+
+    ask()
+    assert is_mapped("fleet")
+    tiny.make_fleet(store, base, 3, seed=1)
+    until(lambda: not is_mapped("fleet"))
+    ask()
+    assert is_mapped("fleet-2")
+    for stage in stages:
+        stage.stop()
 
 
 def test_a_tenant_of_another_base_is_refused(tmp_path: Path) -> None:

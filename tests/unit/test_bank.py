@@ -344,6 +344,16 @@ def test_the_cache_keeps_to_its_bytes_and_forgets_the_least_recently_used() -> N
     cache.close()
 
 
+def test_the_cache_lets_go_of_what_is_not_wanted_any_more() -> None:
+    cache = HostCache(str.upper, len, capacity_bytes=30)
+    for key in ("a", "bb", "ccc"):
+        cache.fetch(key).result()
+    cache.keep({"bb", "d"}.__contains__)
+    assert (cache.get("a"), cache.get("bb"), cache.get("ccc")) == (None, "BB", None)
+    assert cache.kept_bytes == 2
+    cache.close()
+
+
 def test_a_failed_load_is_tried_again_by_the_next_request() -> None:
     answers = iter([errors.CorruptArtifactError("broken"), "mended"])
 

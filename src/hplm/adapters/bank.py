@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from hplm.adapters import tenant as tenants
@@ -66,6 +67,11 @@ class TenantBank:
             return tenants.load(folder, name=key.name, fingerprint=self._fingerprint, verify=self._verify)
         except OSError as error:
             raise CorruptArtifactError(f"{folder} cannot be read: {error}") from error
+
+    def keep(self, wanted: Iterable[ServedTenant]) -> None:
+        """Let go of bank files that none of these is in: as long as one is mapped, its bytes stay on the disk."""
+        folders = {self._store.path(path) for path in {key.path for key in wanted}}
+        self._banks = {folder: known for folder, known in self._banks.items() if folder in folders}
 
     def _bank(self, folder: Path, name: str) -> BankFile:
         """The bank file as it is now, opened again where another has the path of one that was removed."""

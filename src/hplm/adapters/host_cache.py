@@ -68,6 +68,12 @@ class HostCache(Generic[Key, Value]):
         self._kept.move_to_end(key)
         return self._kept[key]
 
+    def keep(self, is_wanted: Callable[[Key], bool]) -> None:
+        """Drop every value whose key is not wanted."""
+        with self._lock:
+            for key in [key for key in self._kept if not is_wanted(key)]:
+                self.kept_bytes -= self._size_of(self._kept.pop(key))
+
     def close(self) -> None:
         """Let loads under way end; those that wait, and what is fetched later, fail with StoppingError."""
         self._pool.shutdown(wait=True, cancel_futures=True)

@@ -250,6 +250,9 @@ class AdapterSlots:
         except Exception as error:
             fill.fail(error)
             return
+        finally:
+            # The thread holds its last fill until the next one: the weights' bank file would stay mapped.
+            fill.weights.clear()
         with self._freed:
             for slot in [slot for slot, other in self._filling.items() if other is fill]:
                 del self._filling[slot]

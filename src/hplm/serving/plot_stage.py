@@ -89,7 +89,7 @@ class PlotStage:
         self._store = Store((folder / settings.store).resolve(), settings.registry)
         self._base = bases.load(self._store.base(settings.base), verify=settings.verify)
         self._settings = settings
-        self._catalog = Catalog(self._store, settings.base)
+        self._catalog = Catalog(self._store, settings.base, on_forgotten=self._forget)
         self._bank = TenantBank(self._store, self._catalog, self._base.fingerprint, verify=settings.verify)
         self._encoder = TextEncoder(self._base.tokenizer_path, self._base.config.max_tokens)
         self._lower = self._base.load_lower() if settings.miss == "compute" else None
@@ -134,6 +134,12 @@ class PlotStage:
         self._domains.close()
         self._catalog.close()
         self._tracer.close()
+
+    def _forget(self) -> None:
+        """Let go of tenants' and domains' versions that nobody can ask for any more."""
+        found = self._catalog.found()
+        self._bank.keep(found)
+        self._domains.keep({one.lineage for one in found}.__contains__)
 
     @property
     def counts(self) -> Counter[str]:

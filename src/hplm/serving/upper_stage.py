@@ -90,7 +90,7 @@ class UpperStage:
         self._settings = settings
         self._config = base.config
         self._reduced_size = max(1, base.config.hidden_size // settings.reduction_factor)
-        self._catalog = Catalog(store, settings.base)
+        self._catalog = Catalog(store, settings.base, on_forgotten=self._forget)
         self._bank = TenantBank(store, self._catalog, base.fingerprint, verify=settings.verify)
         self._cache: HostCache[ServedTenant, Tenant] = HostCache(
             self._load, host_bytes, capacity_bytes=settings.host_cache_mb * 1_000_000
@@ -139,6 +139,12 @@ class UpperStage:
         self._catalog.close()
         self.engine.close()
         self._tracer.close()
+
+    def _forget(self) -> None:
+        """Let go of versions that nobody can ask for any more."""
+        found = self._catalog.found()
+        self._cache.keep(found.__contains__)
+        self._bank.keep(found)
 
     @property
     def counts(self) -> Counter[str]:

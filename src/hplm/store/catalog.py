@@ -24,11 +24,20 @@ class Catalog:
     """Finding a tenant is a look in a dictionary; a thread keeps it up to date.
 
     Where the registry cannot be read any more, what was known goes on being served, `failures` counts and the log says
-    why. Raises RegistryError on construction. Safe to use from several threads.
+    why. `on_forgotten` is told when versions are no longer found that were, from the thread that follows. Raises
+    RegistryError on construction. Safe to use from several threads.
     """
 
-    def __init__(self, store: Store, base: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        store: Store,
+        base: str,
+        *,
+        on_forgotten: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._base = base
+        self._on_forgotten = on_forgotten
         self._clock = clock
         self._registry = Registry.open_read_only(store)
         self._refreshing = threading.Lock()
@@ -97,6 +106,11 @@ class Catalog:
         """All tenants as they are now."""
         return list(self._published.values())
 
+    def found(self) -> set[ServedTenant]:
+        """As `served`, and what was replaced so lately that requests under way may still ask for it."""
+        replaced = [one for _, one in list(self._replaced.values())]
+        return {*self._published.values(), *replaced}
+
     def check_domain(self, name: str) -> None:
         """Raises UnknownDomainError where the base has no such domain."""
         self._registry.domain(self._base, name)
@@ -110,6 +124,8 @@ class Catalog:
             old = [number for number, (since, _) in list(self._replaced.items()) if now - since > REMEMBER_S]
             for number in old:
                 self._replaced.pop(number, None)
+        if old:
+            self._on_forgotten()
 
     def _take_in(self, changes: Changes, now: float) -> None:
         """Other threads see the view before or the view after, never one in between; where this fails, the one before."""
