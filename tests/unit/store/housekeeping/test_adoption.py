@@ -1,0 +1,226 @@
+"""What is adopted into a registry, and what is found wrong."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from hplm.errors import ConflictError
+from hplm.store import artifact, caretaker
+from hplm.store.housekeeping import AdoptPlan, plan_adoption
+from hplm.store.inventory import Card
+from hplm.store.layout import Store
+from hplm.store.records import BaseRecord, DomainVersion, NewDomain, NewTenant
+from hplm.store.registry import Registry
+from tests.unit.store.housekeeping.stores import NOTHING, fill, found, publish
+from tests.unit.store.making import NOW_S, put, put_bank, put_tenant
+
+
+def test_an_adoption_puts_parents_before_children_whatever_their_order() -> None:
+    cards = [
+        Card(found("domains/b/a/1", "domain"), "f", "domains/b/z/1"),
+        Card(found("domains/b/z/1", "domain"), "f", "plots/general"),
+        Card(found("plots/general", "plot"), "f"),
+        Card(found("bases/b", "base"), "f"),
+    ]
+    plan = plan_adoption(cards, NOTHING)
+    assert plan == AdoptPlan(
+        0,
+        (BaseRecord("b", "f", "bases/b"),),
+        (
+            NewDomain("b", "general", 1, "plots/general", None, {}),
+            NewDomain("b", "z", 1, "domains/b/z/1", "plots/general", {}),
+            NewDomain("b", "a", 1, "domains/b/a/1", "domains/b/z/1", {}),
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("card", "why"),
+    [
+        (Card(found("tenants/a/1", "tenant"), "f", fault="no manifest"), "no manifest"),
+        (Card(found("tenants/a/1", "tenant"), "g"), "over base g, which is not in the store"),
+        (Card(found("tenants/a/1", "tenant"), "f", "domains/b/law/7"), "its domain is domains/b/law/7"),
+        (Card(found("domains/b/law/1", "domain"), "f", "domains/b/x/1"), "stands on domains/b/x/1"),
+        (Card(found("domains/c/law/1", "domain"), "f"), "over base f"),
+        (Card(found("banks/x", "bank"), "f"), "all its tenants are registered elsewhere"),
+    ],
+    ids=["broken", "no-base", "no-domain", "no-parent", "another-base", "nobody-new"],
+)
+def test_what_cannot_be_adopted_is_skipped_with_the_reason(card: Card, why: str) -> None:
+    tree = [Card(found("bases/b", "base"), "f"), Card(found("plots/general", "plot"), "f")]
+    plan = plan_adoption([*tree, card], NOTHING)
+    assert (len(plan.domains), plan.tenants) == (1, ())
+    (skipped,) = plan.skipped
+    assert skipped.path == card.found.path
+    assert why in skipped.why
+
+
+def test_what_names_no_domain_goes_to_the_root_that_is_named_or_to_general_or_is_skipped() -> None:
+    tenant = Card(found("tenants/a", "tenant"), "f")
+
+    def home(*roots: str, root: str = "") -> str | None:
+        cards = [Card(found("bases/b", "base"), "f"), *(Card(found(f"plots/{name}", "plot"), "f") for name in roots)]
+        plan = plan_adoption([*cards, tenant], NOTHING, root=root)
+        return plan.tenants[0].domain if plan.tenants else None
+
+    assert home("only") == "plots/only"
+    assert home("x", "general") == "plots/general"
+    assert home("x", "general", root="x") == "plots/x"
+    assert home("x", "y") is None
+    assert home() is None
+
+
+def test_a_folder_goes_before_a_bank_and_the_newest_bank_before_the_others() -> None:
+    tree = [Card(found("bases/b", "base"), "f"), Card(found("plots/general", "plot"), "f")]
+    cards = [
+        Card(found("banks/1", "bank"), "f", members=("b", "c"), made_s=1.0),
+        Card(found("banks/2", "bank"), "f", members=("a", "c"), made_s=2.0),
+        Card(found("tenants/a/4", "tenant"), "f"),
+    ]
+    plan = plan_adoption([*tree, *cards], NOTHING)
+    assert plan.tenants == (
+        NewTenant("a", 4, "tenants/a/4", "plots/general", {}),
+        NewTenant("c", 1, "banks/2", "plots/general", {}),
+        NewTenant("b", 1, "banks/1", "plots/general", {}),
+    )
+
+
+def test_a_lost_registry_is_made_again_from_the_artifacts(store: Store, registry: Registry, base: str) -> None:
+    fill(store, base)
+    plan = caretaker.adopt(store, registry, NOW_S)
+    assert plan.skipped == ()
+    assert [(one.base, one.name, one.parent, one.current) for one in registry.domains()] == [
+        ("b", "general", None, 1),
+        ("b", "law", "general", 3),
+        ("b", "tax", "law", 1),
+    ]
+    assert [(one.name, one.current.number, one.current.path, one.domain) for one in registry.tenants()] == [
+        ("a", 1, "banks/fleet", "general"),
+        ("b", 1, "banks/fleet", "general"),
+        ("new", 10, "tenants/new/10", "law"),
+        ("old", 2, "tenants/old/2", "tax"),
+    ]
+    assert [one.number for one in registry.tenant_versions("old")] == [1, 2]
+    tax = registry.tenant("old").current.domain_version_id
+    assert [one.domain for one in registry.lineage(tax)] == ["tax", "law", "general"]
+    assert registry.next_number("new") == 11
+    assert registry.next_domain_number("b", "law") == 4
+    assert caretaker.verify(store, registry, NOW_S) == caretaker.Verdict((), ())
+    assert [one.name for one in registry.changes_since(0).published] == ["a", "b", "new", "old"]
+
+
+def test_adopting_again_does_nothing(store: Store, registry: Registry, base: str) -> None:
+    fill(store, base)
+    caretaker.adopt(store, registry, NOW_S)
+    before = registry.snapshot()
+    assert caretaker.adopt(store, registry, NOW_S) == AdoptPlan(before.generation)
+    assert registry.snapshot() == before
+
+
+def test_adopting_adds_what_came_later_and_leaves_alone_what_is_known(
+    store: Store, registry: Registry, base: str
+) -> None:
+    fill(store, base)
+    caretaker.adopt(store, registry, NOW_S)
+    registry.rollback_tenant("old", 1, NOW_S)
+    registry.delete_tenant("a", NOW_S)
+    put_tenant(store, "tenants/late", base)
+    # A killed job's: neither served nor adopted.
+    put_tenant(store, "tenants/old/3", base)
+    plan = caretaker.adopt(store, registry, NOW_S)
+    assert [one.name for one in plan.tenants] == ["late"]
+    assert [(one.name, one.current.number) for one in registry.tenants()] == [
+        ("b", 1),
+        ("late", 1),
+        ("new", 10),
+        ("old", 1),
+    ]
+
+
+def test_an_adoption_is_all_or_nothing_and_not_over_what_was_changed_meanwhile(
+    store: Store, registry: Registry, base: str, root: DomainVersion
+) -> None:
+    new = [NewTenant("a", 1, "tenants/a/1", "plots/general", {})]
+    generation = registry.generation()
+    registry.next_number("a")
+    with pytest.raises(ConflictError):
+        registry.adopt(generation, [BaseRecord("c", "f", "bases/c")], [], new, NOW_S)
+    assert [one.name for one in registry.bases()] == ["b"]
+    publish(store, registry, base, "x")
+    with pytest.raises(ConflictError):
+        registry.adopt(generation, [], [], [], NOW_S)
+
+
+def test_ten_thousand_tenants_of_a_bank_are_adopted_together(store: Store, registry: Registry, base: str) -> None:
+    put_bank(store, "fleet", base, [f"tenant-{number:05d}" for number in range(10_000)])
+    caretaker.adopt(store, registry, NOW_S)
+    assert registry.tenant_count() == 10_000
+
+
+def test_a_sound_store_has_no_problems(store: Store, registry: Registry, base: str) -> None:
+    fill(store, base)
+    assert len(caretaker.verify(store, registry, NOW_S).loose) == 10
+    caretaker.adopt(store, registry, NOW_S)
+    assert caretaker.verify(store, registry, NOW_S) == caretaker.Verdict((), ())
+
+
+@pytest.mark.parametrize(
+    ("path", "damage", "words"),
+    [
+        ("tenants/new/10", "remove", "MISSING_ARTIFACT"),
+        ("domains/b/law/3/lower", "remove", "MISSING_ARTIFACT"),
+        ("domains/b/law/3/branch", "flip", "does not match the checksum"),
+        ("plots/general/bigram", "cut", "has 3 bytes"),
+        ("banks/fleet", "bank", "lacks 1 tenants: b"),
+        ("bases/b", "base", "the registry says"),
+        ("tenants/new/10", "swap", "holds 'old', the registry says new"),
+        ("tenants/new/10", "other", "over base other, which is not registered"),
+    ],
+)
+def test_what_is_damaged_is_named_with_what_is_wrong(
+    store: Store, registry: Registry, base: str, path: str, damage: str, words: str
+) -> None:
+    fill(store, base)
+    caretaker.adopt(store, registry, NOW_S)
+    folder = store.path(path)
+    match damage:
+        case "remove":
+            shutil.rmtree(folder)
+        case "flip":
+            text = (folder / "weights").read_text()
+            (folder / "weights").write_text(text.swapcase())
+        case "cut":
+            (folder / "weights").write_text("cut")
+        case "bank":
+            put_bank(store, "fleet", base, ["a"])
+        case "base":
+            with artifact.publish(folder, "base", {}) as partial:
+                (partial / "weights").write_text("others")
+        case "swap":
+            put(store, path, "tenant", name="old", base=base, about={})
+        case "other":
+            put(store, path, "tenant", name="new", base="other", about={})
+    problems = caretaker.verify(store, registry, NOW_S).problems
+    assert [problem.where for problem in problems] == [
+        path if path.startswith(("tenants", "banks", "bases")) else str(Path(path).parent)
+    ]
+    assert words in problems[0].what
+
+
+def test_files_that_nobody_uses_are_no_problem_but_named(
+    store: Store, registry: Registry, base: str, root: DomainVersion
+) -> None:
+    publish(store, registry, base, "films")
+    registry.next_number("films")
+    put_tenant(store, "tenants/films/2", base)
+    put_tenant(store, "tenants/other", base)
+    verdict = caretaker.verify(store, registry, time.time() + 1000)
+    assert verdict.problems == ()
+    assert {(one.where, one.what.split("`")[1]) for one in verdict.loose} == {
+        ("tenants/films/2", "hplm store gc"),
+        ("tenants/other", "hplm store adopt"),
+    }
