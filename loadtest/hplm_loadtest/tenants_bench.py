@@ -135,8 +135,7 @@ def saturate(url: str, mix: Mix, names: Sequence[str], load: Load, rng: np.rando
 def steady_rate(run: Run) -> float:
     """Answers a second while all of a closed loop's requests were under way: until the last was sent."""
     until_s = float(np.nanmax(run.sent_s))
-    answered = np.array([code == ANSWERED for code in run.codes], dtype=np.bool_)
-    return float(np.count_nonzero(answered & (run.done_s <= until_s)) / until_s)
+    return float(np.count_nonzero(run.answered & (run.done_s <= until_s)) / until_s)
 
 
 def responses(
@@ -177,7 +176,7 @@ def responses(
 
 def waits(run: Run) -> tuple[Any, float]:
     """Seconds from plan to answer `[k]`, to the run's end for what was not answered then; and the share that was."""
-    in_run = np.array([code == ANSWERED for code in run.codes], dtype=np.bool_) & (run.done_s <= run.duration_s)
+    in_run = run.answered & (run.done_s <= run.duration_s)
     return np.where(in_run, run.done_s, run.duration_s) - run.planned_s, float(in_run.mean())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import shutil
 import time
 from pathlib import Path
@@ -15,7 +16,7 @@ from hplm.config import PlotSettings, UpperSettings
 from hplm.nn import base as bases
 from hplm.nn import reference
 from hplm.nn.base import Base
-from hplm.serving.plot_stage import LookedUp, PlotStage
+from hplm.serving.plot_stage import LookedUp, PlotInput, PlotStage
 from hplm.serving.upper_stage import UpperAnswer, UpperInput, UpperStage
 from hplm.store import catalog
 from hplm.store.catalog import LOOK_EVERY_S
@@ -219,11 +220,16 @@ def test_a_bank_that_was_replaced_is_mapped_no_longer_than_it_may_be_asked_for(
         stage.start()
 
     def ask() -> None:
-        (looked_up,) = plot_stage.run([((b"the red cat",), b"t1")])
-        assert isinstance(looked_up, LookedUp)
-        given = UpperInput(looked_up.hidden, looked_up.tokens, b"t1", version_id=looked_up.version_id)
-        (answer,) = upper_stage.run([given])
-        assert isinstance(answer, UpperAnswer)
+        # Through queues and threads: none of them may keep the last it had.
+        for _ in range(8):
+            looked_up: queue.SimpleQueue[LookedUp | errors.HplmError] = queue.SimpleQueue()
+            plot_stage.submit(PlotInput((b"the red cat",), b"t1", arrived_s=time.monotonic()), looked_up.put)
+            found = looked_up.get(timeout=30)
+            assert isinstance(found, LookedUp)
+            answered: queue.SimpleQueue[UpperAnswer | errors.HplmError] = queue.SimpleQueue()
+            given = UpperInput(found.hidden, found.tokens, b"t1", version_id=found.version_id)
+            upper_stage.submit(given, answered.put)
+            assert isinstance(answered.get(timeout=30), UpperAnswer)
 
     def is_mapped(bank: str) -> bool:
         return f"{store.bank(bank)}/" in Path("/proc/self/maps").read_text()

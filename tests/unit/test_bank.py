@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -27,6 +27,7 @@ from hplm.nn.base import Base
 from hplm.store import caretaker
 from hplm.store.catalog import REMEMBER_S, Catalog
 from hplm.store.layout import Store
+from hplm.store.records import ServedTenant
 from hplm.store.registry import Registry
 from tests import tiny
 from tests.waiting import until
@@ -42,10 +43,11 @@ def store(tmp_path: Path, tiny_base: Base) -> Store:
 
 @dataclass(frozen=True)
 class Place:
-    """A bank over a catalog that looks when it is told to."""
+    """A bank over a catalog that looks when it is told to, and what it forgot once it was started."""
 
     catalog: Catalog
     bank: TenantBank
+    forgotten: list[ServedTenant]
 
     def load(self, name: str) -> Tenant:
         self.catalog.refresh()
@@ -54,8 +56,9 @@ class Place:
 
 @pytest.fixture
 def place(store: Store, tiny_base: Base) -> Iterator[Place]:
-    with closing(Catalog(store, "tiny")) as catalog:
-        yield Place(catalog, TenantBank(store, catalog, tiny_base.fingerprint))
+    forgotten: list[ServedTenant] = []
+    with closing(Catalog(store, "tiny", on_forgotten=forgotten.extend)) as catalog:
+        yield Place(catalog, TenantBank(store, catalog, tiny_base.fingerprint), forgotten)
 
 
 def pack_all(store: Store, base: Base) -> Path:
@@ -197,6 +200,28 @@ def test_a_version_is_found_until_its_files_are_collected(tiny_base: Base, store
             catalog.find("alpha", first.version_id)
 
 
+def test_what_can_no_longer_be_found_is_told_once_and_again_where_nobody_took_it(
+    store: Store, tiny_base: Base, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("hplm.store.catalog.REMEMBER_S", 0.3)
+    told: list[list[str]] = []
+
+    def forget(versions: Sequence[ServedTenant]) -> None:
+        told.append([f"{one.name} {one.number}" for one in versions])
+        if len(told) == 1:
+            raise OSError("not now")
+
+    with closing(Catalog(store, "tiny", on_forgotten=forget)) as catalog, closing(Registry.open(store)) as registry:
+        catalog.start()
+        tiny.make_tenant(store, tiny_base, "alpha", 5)
+        tiny.make_tenant(store, tiny_base, "beta", 5)
+        until(lambda: catalog.find("beta").number == 2)
+        registry.rollback_tenant("beta", None, time.time())
+        until(lambda: catalog.find("beta").number == 1)
+        until(lambda: sorted(name for names in told[1:] for name in names) == ["alpha 1", "beta 2"])
+    assert "the next look tries again" in caplog.text
+
+
 def test_tenants_of_another_base_are_unknown_here(store: Store, tiny_base: Base) -> None:
     with closing(Registry.open(store)) as registry:
         registry.publish_base("other", "f" * 16, "bases/other", 1.0)
@@ -229,6 +254,7 @@ def test_a_registry_that_is_lost_and_adopted_while_serving_never_leaves_anybody_
     tiny_base: Base, store: Store, place: Place
 ) -> None:
     before = {name: place.load(name).version for name in tiny.TASKS}
+    known = set(place.catalog.served())
     for path in store.root.glob("registry.sqlite*"):
         path.unlink()
     Registry.open(store, create=True).close()
@@ -247,6 +273,8 @@ def test_a_registry_that_is_lost_and_adopted_while_serving_never_leaves_anybody_
     assert {name: place.load(name).version for name in tiny.TASKS} == before
     assert place.bank.resolve(b"beta").lineage == ("domains/tiny/law/1", "plots/general")
     assert place.bank.resolve(b"alpha").lineage == ("plots/general",)
+    place.catalog.start()
+    until(lambda: set(place.forgotten) == known - set(place.catalog.served()))
 
 
 def test_a_tenant_that_moves_to_another_base_is_unknown_here_from_then_on(store: Store, place: Place) -> None:
@@ -348,7 +376,7 @@ def test_the_cache_lets_go_of_what_is_not_wanted_any_more() -> None:
     cache = HostCache(str.upper, len, capacity_bytes=30)
     for key in ("a", "bb", "ccc"):
         cache.fetch(key).result()
-    cache.keep({"bb", "d"}.__contains__)
+    cache.drop(["a", "ccc", "d"])
     assert (cache.get("a"), cache.get("bb"), cache.get("ccc")) == (None, "BB", None)
     assert cache.kept_bytes == 2
     cache.close()

@@ -140,14 +140,16 @@ def test_a_branch_is_judged_above_its_parent(bench: Place) -> None:
     assert report["settings"]["distinct"] == tree_of(bench, "medical").size(100.0).rows
 
 
-def test_a_published_tenant_scores_as_its_card_says(bench: Place) -> None:
+@pytest.mark.parametrize("at", tiny.PLACES)
+def test_a_published_tenant_scores_as_its_card_says(bench: Place, at: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hplm_builder.tenants.ADAPTER_AT", at)
     settings = TrainSettings(epochs=4, learning_rates=(1e-2,))
     data = read_folder(bench.root / "colours")
-    card = build_tenant(bench.store, "tiny", tiny.PLOT, "painter", data, settings, Progress(disable=True))
-    done = report_of_tenant(bench, "colours", "painter")
+    card = build_tenant(bench.store, "tiny", tiny.PLOT, f"painter-{at}", data, settings, Progress(disable=True))
+    done = report_of_tenant(bench, "colours", f"painter-{at}")
     rows = rows_by(done)
     assert rows["colours", 100.0, "compute"]["test"] == pytest.approx(card.about["scores"]["test_accuracy"], abs=0.07)
-    assert done["settings"]["tenants"] == ["painter"]
+    assert done["settings"]["tenants"] == [f"painter-{at}"]
 
 
 def report_of_tenant(place: Place, task: str, name: str) -> dict[str, Any]:

@@ -299,6 +299,18 @@ def test_a_card_from_before_has_one_text_and_the_papers_place_and_impossible_car
     for changed in ({"texts": 3}, {"adapter_at": "end"}, {"task": "regression"}, {"task": "tagging", "texts": 2}):
         with pytest.raises(CorruptArtifactError, match="not a tenant's card"):
             tenants.parse_card({**meta, **changed}, "odd")
+    with pytest.raises(CorruptArtifactError, match="another version of hplm, which knows 'taste'"):
+        tenants.parse_card({**meta, "taste": 1}, "odd")
+
+
+@pytest.mark.parametrize("place", tiny.PLACES)
+def test_a_card_reads_back_and_says_no_more_than_older_servers_know_where_they_can_serve_it(
+    tiny_base: Base, place: Place
+) -> None:
+    card = replace(tiny.tenant_of(tiny_base, "alpha", seed=1).card, adapter_at=place)
+    meta = json.loads(json.dumps(tenants.card_meta(card)))
+    assert tenants.parse_card(meta, "here") == card
+    assert ("adapter_at" in meta) == (place == "input")
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "../a", "A", "a" * 65, "-a", "a b", "ä", "a\n"])

@@ -99,6 +99,12 @@ def conduct(study: Study, results: Results, dry_run: bool) -> Found:
         return search(study, results, found.workload, progress)
 
 
+def _adapter_at(study: Study, variant: Variant) -> str | None:
+    """Where the variant's adapters stand, None for one without."""
+    found: str | None = variant.about(study.tasks[0]).get("adapter_at")
+    return found
+
+
 def about_study(study: Study, found: Found, more: Mapping[str, Any]) -> dict[str, Any]:
     """What a report says of how it was made."""
     return {
@@ -108,6 +114,7 @@ def about_study(study: Study, found: Found, more: Mapping[str, Any]) -> dict[str
         "seeds": list(study.seeds),
         "searched_seeds": list(study.searched_seeds),
         "learning_rates": {variant.name: variant.rate for variant in study.variants},
+        "adapter_at": {variant.name: at for variant in study.variants if (at := _adapter_at(study, variant))},
         "pooling": study.pooling,
         "device": study.device.type,
         "examples": {

@@ -68,10 +68,10 @@ class TenantBank:
         except OSError as error:
             raise CorruptArtifactError(f"{folder} cannot be read: {error}") from error
 
-    def keep(self, wanted: Iterable[ServedTenant]) -> None:
-        """Let go of bank files that none of these is in: as long as one is mapped, its bytes stay on the disk."""
-        folders = {self._store.path(path) for path in {key.path for key in wanted}}
-        self._banks = {folder: known for folder, known in self._banks.items() if folder in folders}
+    def drop(self, paths: Iterable[str]) -> None:
+        """Let go of the bank files among these artifacts: as long as one is mapped, its bytes stay on the disk."""
+        for path in paths:
+            self._banks.pop(self._store.path(path), None)
 
     def _bank(self, folder: Path, name: str) -> BankFile:
         """The bank file as it is now, opened again where another has the path of one that was removed."""

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hplm.adapters.packed import PackedAdapter, packed_width, to_bfloat16
-from hplm.adapters.tenant import Head, Tenant, TenantCard, check_name, parse_card
+from hplm.adapters.tenant import Head, Tenant, TenantCard, card_meta, check_name, parse_card
 from hplm.errors import ConfigError, CorruptArtifactError, WrongBaseError
 from hplm.store import artifact
 
@@ -122,7 +122,7 @@ def write(folder: Path, base: str, tenants: Iterable[Tenant]) -> int:
                 head = np.concatenate([tenant.head.weight.ravel(), tenant.head.bias]).astype(np.float32)
                 adapters.write(weights.tobytes())
                 heads.write(head.tobytes())
-                card = json.loads(json.dumps(asdict(tenant.card)))
+                card = json.loads(json.dumps(card_meta(tenant.card)))
                 line = {"card": card, "head_start": head_start, "sha256": _digest(card, weights, head)}
                 cards.write(json.dumps(line) + "\n")
                 head_start += len(head)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
@@ -68,11 +68,15 @@ class HostCache(Generic[Key, Value]):
         self._kept.move_to_end(key)
         return self._kept[key]
 
-    def keep(self, is_wanted: Callable[[Key], bool]) -> None:
-        """Drop every value whose key is not wanted."""
-        with self._lock:
-            for key in [key for key in self._kept if not is_wanted(key)]:
-                self.kept_bytes -= self._size_of(self._kept.pop(key))
+    def drop(self, keys: Iterable[Key]) -> None:
+        """Let go of the values of these keys, as far as they are here."""
+        for key in keys:
+            with self._lock:
+                dropped = self._kept.pop(key, None)
+                if dropped is not None:
+                    self.kept_bytes -= self._size_of(dropped)
+            # Not within the lock: what a value maps may be gigabytes.
+            del dropped
 
     def close(self) -> None:
         """Let loads under way end; those that wait, and what is fetched later, fail with StoppingError."""

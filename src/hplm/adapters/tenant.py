@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -83,13 +83,21 @@ class Tenant:
 
 def save(folder: Path, tenant: Tenant) -> None:
     """Publish a tenant."""
-    with artifact.publish(folder, KIND, asdict(tenant.card)) as partial:
+    with artifact.publish(folder, KIND, card_meta(tenant.card)) as partial:
         arrays = {f"adapter.{name}": array for name, array in vars(tenant.adapter).items()}
         arrays |= {f"head.{name}": array for name, array in vars(tenant.head).items()}
         # Written from here, a full disk is an OSError.
         (partial / "weights.safetensors").write_bytes(
             packed_arrays({name: np.ascontiguousarray(array) for name, array in arrays.items()})
         )
+
+
+def card_meta(card: TenantCard) -> dict[str, Any]:
+    """The card in JSON values. What servers from before `adapter_at` can serve, they can read."""
+    meta = asdict(card)
+    if card.adapter_at == "attention":
+        del meta["adapter_at"]
+    return meta
 
 
 def load_card(folder: Path) -> TenantCard:
@@ -99,6 +107,10 @@ def load_card(folder: Path) -> TenantCard:
 
 def parse_card(meta: dict[str, Any], where: str) -> TenantCard:
     """A card from JSON values. Raises CorruptArtifactError naming `where`."""
+    if unknown := sorted(meta.keys() - {field.name for field in fields(TenantCard)}):
+        raise CorruptArtifactError(
+            f"{where}: made by another version of hplm, which knows {unknown[0]!r}; update this one"
+        )
     try:
         card = TenantCard(**{**meta, "labels": tuple(meta["labels"])})
         if not card.labels or not all(isinstance(label, str) for label in card.labels):

@@ -135,11 +135,14 @@ class PlotStage:
         self._catalog.close()
         self._tracer.close()
 
-    def _forget(self) -> None:
+    def _forget(self, versions: Sequence[ServedTenant]) -> None:
         """Let go of tenants' and domains' versions that nobody can ask for any more."""
         found = self._catalog.found()
-        self._bank.keep(found)
-        self._domains.keep({one.lineage for one in found}.__contains__)
+        self._bank.drop({one.path for one in versions} - {one.path for one in found})
+        lineages = {one.lineage for one in versions} - {one.lineage for one in found}
+        self._domains.drop(lineages)
+        for lineage in lineages:
+            self._broken.pop(lineage, None)
 
     @property
     def counts(self) -> Counter[str]:

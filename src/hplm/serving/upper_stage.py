@@ -140,11 +140,10 @@ class UpperStage:
         self.engine.close()
         self._tracer.close()
 
-    def _forget(self) -> None:
+    def _forget(self, versions: Sequence[ServedTenant]) -> None:
         """Let go of versions that nobody can ask for any more."""
-        found = self._catalog.found()
-        self._cache.keep(found.__contains__)
-        self._bank.keep(found)
+        self._cache.drop(versions)
+        self._bank.drop({one.path for one in versions} - {one.path for one in self._catalog.found()})
 
     @property
     def counts(self) -> Counter[str]:

@@ -240,49 +240,58 @@ class Worker(Generic[Item, Answer]):
         """Take requests whose clients have gone out of the queue: a few at a time, oldest first, for asking takes its time."""
         last = -1
         while not self._stopped.wait(SWEEP_EVERY_S):
+            last = self._sweep(last)
+
+    def _sweep(self, last: int) -> int:
+        """Ask for those behind request `last`; returns the last that was asked for, -1 to begin at the front again.
+
+        A method, as `_look`: a thread that only waits must hold no job, for jobs hold tenants' weights.
+        """
+        with self._changed:
+            now = self._clock()
+            asked = [
+                (request.id, self._jobs[request.id])
+                for request in self._queue.oldest(SWEPT_AT_ONCE, after=last)
+                if now - request.arrived_s > ASK_CANCELLED_AFTER_S
+            ]
+        for request_id, job in asked:
+            if not self._is_gone(job):
+                continue
             with self._changed:
-                now = self._clock()
-                asked = [
-                    (request.id, self._jobs[request.id])
-                    for request in self._queue.oldest(SWEPT_AT_ONCE, after=last)
-                    if now - request.arrived_s > ASK_CANCELLED_AFTER_S
-                ]
-            # Those behind them next time; from the front again once all were asked.
-            last = asked[-1][0] if len(asked) == SWEPT_AT_ONCE else -1
-            for request_id, job in asked:
-                if not self._is_gone(job):
-                    continue
-                with self._changed:
-                    was_waiting = self._queue.cancel(request_id)
-                    if was_waiting:
-                        del self._jobs[request_id]
+                was_waiting = self._queue.cancel(request_id)
                 if was_waiting:
-                    self._answer(job, CancelledError("the client has gone"))
+                    del self._jobs[request_id]
+            if was_waiting:
+                self._answer(job, CancelledError("the client has gone"))
+        return asked[-1][0] if len(asked) == SWEPT_AT_ONCE else -1
 
     def _look_ahead_loop(self) -> None:
         """Coarse prefetch: what the policy would take next, while a batch computes (HMI 6.2)."""
-        assert self._upcoming is not None
         while not self._stopping:
             self._look_ahead.wait()
             time.sleep(LOOK_AHEAD_EVERY_S)
             self._look_ahead.clear()
-            with self._changed:
-                if self._stopping or not len(self._queue) or not self._computing:
-                    continue
-                waiting = self._queue.snapshot()
-            # Out of the lock: nobody who comes in waits for a look ahead.
-            chosen = self._queue.preview(waiting, self._clock())
-            # Full already: what comes later would seldom change it, and choosing among thousands takes its time.
-            self._knows_next = len(chosen) < len(waiting)
-            with self._changed:
-                items = [job.item for request in chosen if (job := self._jobs.get(request.id)) is not None]
-            try:
-                with self._tracer.span("prefetch", requests=len(items)):
-                    self._upcoming(items)
-            except Exception:
-                # Only a head start is lost: the batch fetches what it lacks, and reports what fails there.
-                logging.getLogger(__name__).exception("%s: prefetch failed", self._name)
-                self._count("failed_prefetches")
+            self._look()
+
+    def _look(self) -> None:
+        assert self._upcoming is not None
+        with self._changed:
+            if self._stopping or not len(self._queue) or not self._computing:
+                return
+            waiting = self._queue.snapshot()
+        # Out of the lock: nobody who comes in waits for a look ahead.
+        chosen = self._queue.preview(waiting, self._clock())
+        # Full already: what comes later would seldom change it, and choosing among thousands takes its time.
+        self._knows_next = len(chosen) < len(waiting)
+        with self._changed:
+            items = [job.item for request in chosen if (job := self._jobs.get(request.id)) is not None]
+        try:
+            with self._tracer.span("prefetch", requests=len(items)):
+                self._upcoming(items)
+        except Exception:
+            # Only a head start is lost: the batch fetches what it lacks, and reports what fails there.
+            logging.getLogger(__name__).exception("%s: prefetch failed", self._name)
+            self._count("failed_prefetches")
 
     def _refuse(self, refused: Sequence[Refused]) -> None:
         for one in refused:
@@ -306,6 +315,7 @@ class Worker(Generic[Item, Answer]):
     def _send_loop(self) -> None:
         while (one := self._outbox.get()) is not None:
             self._send(*one)
+            del one  # see `_sweep`
 
     def _send(self, job: Job[Item, Answer], answer: Answer | HplmError) -> None:
         try:

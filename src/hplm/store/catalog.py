@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from hplm.errors import RegistryUnavailableError, UnknownTenantError, UnknownVersionError
@@ -24,7 +24,7 @@ class Catalog:
     """Finding a tenant is a look in a dictionary; a thread keeps it up to date.
 
     Where the registry cannot be read any more, what was known goes on being served, `failures` counts and the log says
-    why. `on_forgotten` is told when versions are no longer found that were, from the thread that follows. Raises
+    why. `on_forgotten` is told of versions that can no longer be found, from the thread that follows. Raises
     RegistryError on construction. Safe to use from several threads.
     """
 
@@ -33,11 +33,12 @@ class Catalog:
         store: Store,
         base: str,
         *,
-        on_forgotten: Callable[[], None] = lambda: None,
+        on_forgotten: Callable[[Sequence[ServedTenant]], None] = lambda versions: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._base = base
         self._on_forgotten = on_forgotten
+        self._forgotten: list[ServedTenant] = []
         self._clock = clock
         self._registry = Registry.open_read_only(store)
         self._refreshing = threading.Lock()
@@ -106,10 +107,9 @@ class Catalog:
         """All tenants as they are now."""
         return list(self._published.values())
 
-    def found(self) -> set[ServedTenant]:
+    def found(self) -> list[ServedTenant]:
         """As `served`, and what was replaced so lately that requests under way may still ask for it."""
-        replaced = [one for _, one in list(self._replaced.values())]
-        return {*self._published.values(), *replaced}
+        return [*self._published.values(), *(one for _, one in list(self._replaced.values()))]
 
     def check_domain(self, name: str) -> None:
         """Raises UnknownDomainError where the base has no such domain."""
@@ -123,9 +123,9 @@ class Catalog:
                 self._take_in(self._registry.changes_since(self._generation), now)
             old = [number for number, (since, _) in list(self._replaced.items()) if now - since > REMEMBER_S]
             for number in old:
-                self._replaced.pop(number, None)
-        if old:
-            self._on_forgotten()
+                _, one = self._replaced.pop(number)
+                if self._published.get(one.name) != one:  # else it was rolled back to
+                    self._forgotten.append(one)
 
     def _take_in(self, changes: Changes, now: float) -> None:
         """Other threads see the view before or the view after, never one in between; where this fails, the one before."""
@@ -146,6 +146,8 @@ class Catalog:
             # Another base's tenants have another server: here nobody learns that they exist.
             if (found := self._own(one, lineages)) is not None:
                 published[one.name] = found
+        if changes.full:
+            self._forgotten += [one for one in self.found() if published.get(one.name) != one]
         self._lineages, self._published, self._replaced = lineages, published, replaced
         self._generation = changes.generation
 
@@ -160,12 +162,25 @@ class Catalog:
 
     def _follow(self) -> None:
         while not self._stopped.wait(LOOK_EVERY_S):
-            try:
-                self.refresh()
-                self._is_blind = False
-            except Exception as error:
-                self._is_blind = True
-                self.failures += 1
-                if self._clock() - self._complained_s >= COMPLAIN_EVERY_S:
-                    self._complained_s = self._clock()
-                    logging.getLogger(__name__).error("what is known goes on being served: %r", error)
+            self._look()
+            if self._forgotten:
+                self._tell()
+
+    def _tell(self) -> None:
+        forgotten, self._forgotten = self._forgotten, []
+        try:
+            self._on_forgotten(forgotten)
+        except Exception:
+            self._forgotten = forgotten + self._forgotten
+            logging.getLogger(__name__).exception("what was replaced is not let go of yet; the next look tries again")
+
+    def _look(self) -> None:
+        try:
+            self.refresh()
+            self._is_blind = False
+        except Exception as error:
+            self._is_blind = True
+            self.failures += 1
+            if self._clock() - self._complained_s >= COMPLAIN_EVERY_S:
+                self._complained_s = self._clock()
+                logging.getLogger(__name__).error("what is known goes on being served: %r", error)
