@@ -18,7 +18,7 @@ from hplm_builder.convert import merged_windows
 
 CPU = torch.device("cpu")
 Half = Literal["lower", "higher"]
-# Where new tenants' adapters stand: better than HMI's place on every task, docs/quality.md.
+# Where new tenants' adapters stand: docs/quality.md has what that gives over HMI's place.
 ADAPTER_AT: Place = "input"
 
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hplm.adapters.tenant import Task, TenantCard
-from hplm.config import ManagerSettings, PlotSettings, UpperSettings, parse
+from hplm.config import ManagerSettings, Miss, PlotSettings, UpperSettings, parse
 from hplm.nn import base as bases
 from hplm.packages import cache_dir
 from hplm.progress import bar_report, progress_bars
@@ -239,6 +239,9 @@ def tenant(
         str, typer.Option(help="What a classification's head sees: mean or cls.")
     ] = TrainSettings.pooling,
     seed: Annotated[int, typer.Option(min=0)] = 0,
+    miss: Annotated[
+        Miss, typer.Option(help="What a window that no table has gets, as you will serve it: see `build export`.")
+    ] = "compute",
 ) -> None:
     """Fine-tune adapters and a head on labelled data: columns text and label (a class or a number), of pairs also
     text_pair, or tokens and IOB tags. docs/tasks.md has all of it.
@@ -258,7 +261,7 @@ def tenant(
     )
     data = read_data(train, dev, test, task=task, seed=seed)
     with progress_bars() as progress:
-        card = build_tenant(place(store), base, plot, name, data, settings, progress)
+        card = build_tenant(place(store), base, plot, name, data, settings, progress, miss=miss)
     show_scores([card])
 
 
@@ -268,7 +271,7 @@ def export_models(
     models: Annotated[Path, typer.Option(help="Where the model folders go.")] = DEMO_FOLDER / "models",
     base: BaseOption = DEFAULT_BASE,
     plot: PlotOption = PLOT,
-    miss: Annotated[str, typer.Option(help="What a window that no table has gets: compute or backoff.")] = "compute",
+    miss: Annotated[Miss, typer.Option(help="What a window that no table has gets.")] = "compute",
     dtype: Annotated[str, typer.Option(help="auto, bfloat16 or float32.")] = "auto",
     slots: Annotated[
         int, typer.Option(help="Adapters on the device at once, the identity included.")

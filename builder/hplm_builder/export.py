@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from hplm.config import ManagerSettings, PlotSettings, UpperSettings
@@ -21,8 +21,8 @@ def export(
     """Write `target` beside its place, then rename; model folders that stood there are replaced, anything else is refused.
 
     Without `manager` nobody can create or update tenants while it serves: the models for that are left out.
-    The settings' `store` and `registry` are filled in here; the store's path is relative to their own folder, so that store and
-    models can move together.
+    The settings' `store` and `registry`, and the manager's `miss`, are filled in here; the store's path is relative to their
+    own folder, so that store and models can move together.
     Raises DataError where `target` holds something that is not ours.
     """
     target = target.resolve()
@@ -37,7 +37,7 @@ def export(
             "hbert": None,
         }
         if manager is not None:
-            settings |= dict.fromkeys(MANAGER_ROLES, manager)
+            settings |= dict.fromkeys(MANAGER_ROLES, replace(manager, miss=plot.miss))
         for role, of_role in settings.items():
             version = partial / role / "1"
             version.mkdir(parents=True)

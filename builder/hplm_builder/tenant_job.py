@@ -9,7 +9,7 @@ from hplm.adapters import tenant as tenants
 from hplm.adapters.bank import is_banked
 from hplm.adapters.bank_file import BankFile
 from hplm.adapters.tenant import Tenant, TenantCard
-from hplm.config import BaseConfig
+from hplm.config import BaseConfig, Miss
 from hplm.crash import crash_point
 from hplm.errors import AlreadyThereError, BadManageRequestError, DataError, UnknownTenantError
 from hplm.manage.inputs import locate
@@ -92,6 +92,7 @@ class _Task:
     start: Tenant | None
     data: LabelledData
     settings: TrainSettings
+    miss: Miss
 
     @classmethod
     def read(cls, job: Job, bench: Bench) -> _Task:
@@ -118,10 +119,11 @@ class _Task:
         )
         if start and data.texts != start.card.texts:
             raise DataError(f"the tenant was trained on {_texts(start.card.texts)}, the data has {_texts(data.texts)}")
-        return cls(base, lineage, current, start, data, settings)
+        # Jobs from before were queued without it, and trained so.
+        return cls(base, lineage, current, start, data, settings, request.get("miss", "compute"))
 
     def lookup(self, store: Store) -> PlotLookup:
-        return open_lineage(store, self.base, [version.path for version in self.lineage])
+        return open_lineage(store, self.base, [version.path for version in self.lineage], miss=self.miss)
 
 
 def _settings(request: dict[str, Any], known: TenantCard | None) -> TrainSettings:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from hplm.adapters import tenant as tenants
 from hplm.adapters.bank import is_banked
 from hplm.adapters.packed import pack
 from hplm.adapters.tenant import Tenant, TenantCard, check_name
+from hplm.config import Miss
 from hplm.errors import DataError
 from hplm.nn import base as bases
 from hplm.nn.base import Base
@@ -63,12 +65,13 @@ def train_tenant(
 ) -> Tenant:
     """A tenant fine-tuned over what `lookup` gives, not published yet; with `start`, going on from that version of it.
 
-    Its card's `about` has `scores`, `examples`, `learning_rate`, `epochs`, `best_epoch`, `patience`, `seed`, `curve`, and
-    `confusion` or `types`, see `Trained`. Raises TenantNameError, DataError or ConfigError, and what `report` raises.
+    Its card's `about` has `scores`, `examples`, `learning_rate`, `epochs`, `best_epoch`, `patience`, `seed`, `miss`, `curve`,
+    and `confusion` or `types`, see `Trained`. Raises TenantNameError, DataError or ConfigError, and what `report` raises.
     """
     check_name(name)
     parts = prepare_all(data, encoder_of(base), plot_features(lookup), report)
-    return tune(base, name, data, parts, settings, report, example=example, start=start)
+    made = tune(base, name, data, parts, settings, report, example=example, start=start)
+    return replace(made, card=replace(made.card, about={**made.card.about, "miss": lookup.miss}))
 
 
 def tune(
@@ -125,11 +128,12 @@ def build_tenant(
     progress: Progress,
     *,
     example: str = "",
+    miss: Miss = "compute",
 ) -> TenantCard:
     """Fine-tune a tenant over the base's root domain and publish its next version; its card carries the scores.
 
-    Raises DataError where the labels are not those of the version there is, ConflictError where another is published while
-    this one is trained.
+    `miss` as it will be served. Raises DataError where the labels are not those of the version there is, ConflictError
+    where another is published while this one is trained.
     """
     check_name(name)
     base = bases.load(store.base(base_name))
@@ -138,7 +142,7 @@ def build_tenant(
         card = tenants.load_card(folder)
         if (card.task, card.labels, card.texts) != (data.task, data.labels, data.texts):
             raise DataError(f"tenant {name!r} exists with other labels, or another kind of task: delete it first")
-    lookup = open_lookup(store, base, plot_name)
+    lookup = open_lookup(store, base, plot_name, miss=miss)
     made = train_tenant(base, lookup, name, data, settings, bar_report(progress, name), example=example)
     publish_tenant(store, base, plot_name, made, expected=before.current.number if before else None)
     return made.card

@@ -19,6 +19,10 @@ Settings = TypeVar("Settings")
 MOST_CHUNK_BYTES = 8 << 20
 
 
+# What a window that no table has gets.
+Miss = Literal["backoff", "compute"]
+
+
 @dataclass(frozen=True)
 class BaseConfig:
     """The shape of a converted base. `window` is n of the n-grams; `window_layers` may exceed the layers it replaces.
@@ -72,7 +76,7 @@ class PlotSettings:
     base: str
     table: str
     registry: str = ""
-    miss: Literal["backoff", "compute"] = "compute"
+    miss: Miss = "compute"
     overlay_windows: int = 65_536
     most_domains: int = 16
     max_text_bytes: int = 65_536
@@ -169,7 +173,8 @@ class ManagerSettings:
 
     `max_upload_bytes` bounds one upload, `max_uploads_bytes` all of them together, `upload_chunk_bytes` one chunk. A
     labelled file has at most `max_data_bytes`, a corpus at least `min_corpus_tokens`. `keep_versions` of a tenant or domain
-    stay for a roll-back. `worker`: `hplm serve` starts one.
+    stay for a roll-back. `miss` is the look-up stage's: tenants are trained over what they will be served. `worker`: `hplm
+    serve` starts one.
     """
 
     store: str
@@ -184,6 +189,7 @@ class ManagerSettings:
     max_data_bytes: int = 64 << 20
     min_corpus_tokens: int = 50_000
     keep_versions: int = 3
+    miss: Miss = "compute"
     worker: bool = True
 
     def __post_init__(self) -> None:

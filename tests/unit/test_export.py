@@ -14,7 +14,7 @@ from hplm.errors import DataError
 from hplm.store.layout import Store
 from hplm.triton.server import MANAGER_ROLES, ROLES, share_folder
 
-PLOT = PlotSettings(store="", base="b", table="t")
+PLOT = PlotSettings(store="", base="b", table="t", miss="backoff")
 UPPER = UpperSettings(store="", base="b")
 
 
@@ -36,6 +36,7 @@ def test_a_managed_repository_has_both_of_the_managers_models_with_its_settings(
         folder = tmp_path / "models" / role / "1"
         settings = config.load(ManagerSettings, folder / "settings.json")
         assert settings.keep_versions == 7
+        assert settings.miss == PLOT.miss
         assert (folder / settings.store).resolve() == tmp_path / "store"
 
 

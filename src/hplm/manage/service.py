@@ -173,6 +173,7 @@ class ManageService:
             "domain": domain,
             "settings": given(request.settings),
             "keep_versions": self._settings.keep_versions,
+            "miss": self._settings.miss,
             "dry_run": request.dry_run,
         }
         # A dry run changes nothing: it need not wait for its subject's jobs.

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hplm.config import BaseConfig
+from hplm.config import BaseConfig, Miss
 from hplm.errors import MissingArtifactError
 from hplm.nn import lower as lowers
 from hplm.nn.base import Base
@@ -70,6 +70,11 @@ class PlotLookup:
             else None
         )
         self.windows_by_level: Counter[str] = Counter()
+
+    @property
+    def miss(self) -> Miss:
+        """What a window that no table has gets."""
+        return "backoff" if self._lower is None else "compute"
 
     def hidden_states(self, ids: npt.NDArray[np.int64], lengths: Sequence[int]) -> npt.NDArray[np.float16]:
         """Merged window vectors `[N, H]` of packed texts (HMI eq. 2); positions are added by the upper layers."""

@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hplm_builder import tenant_job
 from hplm_builder.worker import Worker
 
 from hplm.adapters import tenant as tenants
 from hplm.errors import DataError
 from hplm.manage.service import ManageService
 from hplm.nn import base as bases
-from hplm.nn.lookup import open_lineage
+from hplm.nn.lookup import PlotLookup, open_lineage
 from hplm.store import caretaker
 from hplm.store.database import BUSY_S
 from hplm.store.layout import Store
@@ -72,6 +73,26 @@ def test_a_tenant_is_made_published_and_can_be_served(service: ManageService, st
     assert made.card.labels == ("blue", "red")
     assert not registry.uploads()
     assert not [path for path in files_below(store) if path.startswith(("uploads/", "jobs/"))]
+
+
+@pytest.mark.parametrize("miss", ["backoff", "compute"])
+def test_a_tenant_is_trained_over_what_it_will_be_served(
+    store: Store, registry: Registry, miss: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    really = tenant_job.open_lineage
+
+    def open_lineage(*given: Any, **options: Any) -> PlotLookup:
+        opened.append(options["miss"])
+        return really(*given, **options)
+
+    monkeypatch.setattr(tenant_job, "open_lineage", open_lineage)
+    with closing(make_service(store, miss=miss)) as service:
+        job = create_tenant(service, "acme")
+    work(store)
+    assert registry.job(job).state == "done"
+    assert opened == [miss]
+    assert registry.tenant("acme").current.about["miss"] == miss
 
 
 def test_an_update_is_a_new_version_that_goes_on_from_the_one_before(
