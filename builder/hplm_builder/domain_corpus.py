@@ -55,6 +55,7 @@ def prepare_corpus(documents: Sequence[str], base: Base, least_tokens: int, seed
         parts.append(part)
         # How many chunks come is not known before they have: this only shows that it goes on.
         report(READING, 1 - 0.9**number)
+    report(READING, 1.0)
     texts = [text for part in parts for text in part]
     packed = _packed(texts)
     tokens = int(np.isin(packed.ids, known.special, invert=True).sum())

@@ -218,13 +218,14 @@ def estimate_domain(
     sample = grams[:SAMPLED_WINDOWS]
     seconds = np.zeros(2)
     # The first round pays for memory and kernels.
-    for _ in range(2):
-        report("measure a step", 0.0)
+    for turn in range(2):
+        report("measure a step", turn / 2)
         start = clock()
         train_step(model, optimizer, mask_tokens(ids, found.known, rng), lengths)
         middle = clock()
         compute_windows(lower, sample, choose_dtype("auto", torch.device("cpu")))
         seconds = np.array([middle - start, clock() - middle])
+    report("measure a step", 1.0)
     step_s, windows_s = seconds / [len(ids), len(sample)]
     held_out = 2 * HELD_OUT_ROUNDS * found.held.num_tokens
     return {
