@@ -31,5 +31,5 @@ check: install ## format, lint and types
 base: install ## convert MiniLM again and write the weights that the repository ships (about an hour on two cores)
 	$(BIN)/hplm build base --ship-to builder/hplm_builder/bases/minilm-l6
 
-clean: ## remove the demo build; downloads stay in ~/.cache/hplm
-	rm -rf build
+clean: ## remove the demo, with all tenants that were made in it; downloads stay in ~/.cache/hplm
+	rm -rf build/demo

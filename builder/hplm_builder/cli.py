@@ -14,6 +14,7 @@ from rich.table import Table
 
 from hplm.adapters.tenant import Task, TenantCard
 from hplm.config import ManagerSettings, Miss, PlotSettings, UpperSettings, parse
+from hplm.errors import ConfigError
 from hplm.nn import base as bases
 from hplm.packages import cache_dir
 from hplm.progress import bar_report, progress_bars
@@ -105,6 +106,8 @@ def base(
       hplm build base --model ./my-bert --name my-bert --lower 6 --text corpus.txt --tokens 20000000
     """
     target = place(store)
+    if name == DEFAULT_BASE and origin_of(model) != origin_of(Path("minilm")):
+        raise ConfigError(f"{DEFAULT_BASE} is MiniLM's: give another --name, or the base that is served is replaced")
     if shipped:
         report = install_shipped(target)
     else:
@@ -271,7 +274,7 @@ def export_models(
     models: Annotated[Path, typer.Option(help="Where the model folders go.")] = DEMO_FOLDER / "models",
     base: BaseOption = DEFAULT_BASE,
     plot: PlotOption = PLOT,
-    miss: Annotated[Miss, typer.Option(help="What a window that no table has gets.")] = "compute",
+    miss: Annotated[str, typer.Option(help="What a window that no table has gets: compute or backoff.")] = "compute",
     dtype: Annotated[str, typer.Option(help="auto, bfloat16 or float32.")] = "auto",
     slots: Annotated[
         int, typer.Option(help="Adapters on the device at once, the identity included.")

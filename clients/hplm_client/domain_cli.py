@@ -29,7 +29,7 @@ app = typer.Typer(
     "Example: hplm domain create medical --corpus notes.txt",
 )
 NameArgument = Annotated[str, typer.Argument(help="Name of the domain.")]
-CorpusOption = Annotated[Path, typer.Option(help="Plain text, .txt, a document a line.")]
+CorpusOption = Annotated[Path, typer.Option(help="Text: .txt, or .jsonl with `text`; .gz of both too.")]
 TokensOption = Annotated[int | None, typer.Option(help="How many to train on.")]
 RateOption = Annotated[float | None, typer.Option()]
 TopOption = Annotated[float | None, typer.Option("--top", help="Percent of the corpus's n-grams that the table holds.")]

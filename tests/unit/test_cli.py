@@ -66,11 +66,23 @@ def test_the_program_is_installed_and_knows_its_version() -> None:
         (["eval", "demo", "--tenant", "guess"], "BAD_DATA: no demo tenant 'guess'"),
         (["build", "tenant", "t", "--train", "no.csv", "--dev", "no.csv"], "BAD_DATA: no.csv cannot be read"),
         (["build", "plot", "--text", "no.txt"], "BAD_DATA: 'no.txt' is neither a text file nor one of"),
+        (["build", "base", "--model", "mpnet"], "BAD_CONFIG: minilm-l6 is MiniLM's: give another --name"),
         (["build", "export", "--miss", "guess"], "BAD_CONFIG: hbert_plot: miss must be one of"),
         (["predict", "-t", "x", "--url", "ftp://x", "hello"], "BAD_CONFIG: 'ftp://x' is not an address"),
         (["serve", "--models", "nowhere"], "BAD_CONFIG: nowhere/hbert_upper/1/settings.json cannot be read"),
     ],
-    ids=["unknown-method", "unknown-demo-tenant", "missing-file", "unknown-source", "bad-mode", "bad-url", "no-models"],
+    ids=[
+        *(
+            "unknown-method",
+            "unknown-demo-tenant",
+            "missing-file",
+            "unknown-source",
+            "anothers-name",
+            "bad-mode",
+            "bad-url",
+        ),
+        "no-models",
+    ],
 )
 def test_a_wrong_call_is_one_line_and_status_1(command: list[str], words: str) -> None:
     done = hplm(*command)
