@@ -9,7 +9,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -79,6 +81,37 @@ def test_a_taken_port_is_named_with_the_flag_to_change_it() -> None:
         taken.listen()
         with pytest.raises(StartError, match="--grpc-port"):
             check_free(Ports(free_ports().http, taken.getsockname()[1], free_ports().metrics))
+
+
+def test_free_ports_are_three_that_the_system_gives_to_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = free_ports()
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    assert len({found.http, found.grpc, found.metrics}) == 3
+    assert max(found.http, found.grpc, found.metrics) < lowest
+    check_free(found)
+    monkeypatch.setattr(launcher, "PORTS", range(1, 1))
+    with pytest.raises(StartError, match="there are no free ports"):
+        free_ports()
+
+
+def test_a_port_that_somebody_else_answers_on_in_another_tongue_is_not_ready_yet(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+
+        def babble() -> None:
+            while True:
+                try:
+                    connection, _ = other.accept()
+                except OSError:
+                    return
+                with connection:
+                    connection.recv(1000)
+                    connection.sendall(b"\x00\x00 no HTTP\r\n")
+
+        threading.Thread(target=babble, daemon=True).start()
+        server = TritonServer(tiny.make_repository(tmp_path), free_ports(), log=tmp_path / "log")
+        server.ports = replace(server.ports, http=other.getsockname()[1])
+        with server, pytest.raises(StartError, match="not ready after"):
+            server.wait_ready(1.0)
 
 
 def test_triton_root_wins_and_is_checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

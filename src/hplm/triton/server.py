@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import importlib.util
 import os
+import random
 import shutil
 import signal
 import socket
@@ -24,6 +26,7 @@ from hplm.errors import StartError, TritonNotFoundError
 from hplm.process import end_with_parent
 
 SHARED_MEMORY = Path("/dev/shm")
+PORTS = range(10_000, 32_768)
 ROLES = ("hbert_plot", "hbert_upper", "hbert")
 # Only in repositories that are managed while they serve.
 MANAGER_ROLES = ("manager", "manager_watch")
@@ -119,16 +122,22 @@ class Ports:
 
 
 def free_ports(host: str = "127.0.0.1") -> Ports:
-    """Three ports nobody listens on now."""
-    sockets = [socket.socket() for _ in range(3)]
-    try:
-        for one in sockets:
-            one.bind((host, 0))
-        http, grpc, metrics = (one.getsockname()[1] for one in sockets)
-        return Ports(http, grpc, metrics, host)
-    finally:
-        for one in sockets:
-            one.close()
+    """Three ports nobody listens on now. Raises StartError where there are none.
+
+    Drawn below those that the system hands out by itself: such a one it might give to somebody else before Triton has it.
+    """
+    found: list[int] = []
+    for port in random.SystemRandom().sample(PORTS, min(1000, len(PORTS))):
+        with socket.socket() as probe:
+            try:
+                probe.bind((host, port))
+            except OSError:
+                continue
+        found.append(port)
+        if len(found) == 3:
+            http, grpc, metrics = found
+            return Ports(http, grpc, metrics, host)
+    raise StartError(f"there are no free ports on {host} below {PORTS.stop}")
 
 
 def check_free(ports: Ports) -> None:
@@ -237,7 +246,8 @@ class TritonServer:
                     urls.pop()
                 if not urls:
                     return
-            except (urllib.error.URLError, OSError):
+            except (urllib.error.URLError, http.client.HTTPException, OSError):
+                # Where somebody else has the port, Triton ends by itself.
                 pass
             time.sleep(0.05)
         raise StartError(f"Triton was not ready after {timeout_s:.0f} s{self._reason()}")
