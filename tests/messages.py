@@ -23,7 +23,7 @@ from tests import tiny
 
 TEXTS = tiny.sentences(3, seed=5, words=(3, 12))
 # Of served fp32 logits against the reference on the same hidden states; two tenants differ a hundred times as much.
-TOLERANCE = 3e-3
+TOLERANCE = 4e-3
 
 
 def message(tenant: str, text: str) -> bytes:
