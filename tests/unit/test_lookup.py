@@ -21,6 +21,7 @@ from hplm.plot.overlay import Overlay
 from hplm.plot.table import PlotTable
 from hplm.plot.windows import windows
 from hplm.store.layout import Store
+from hplm.text import TextEncoder
 from tests import tiny
 
 
@@ -91,6 +92,20 @@ def test_texts_of_one_batch_do_not_see_each_other(tiny_store: Store, tiny_base: 
     together = lookup.hidden_states(np.concatenate(texts), [len(t) for t in texts])
     alone = np.concatenate([lookup.hidden_states(t, [len(t)]) for t in texts])
     np.testing.assert_allclose(together, alone, atol=2e-3, rtol=2e-3)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_text_gets_the_same_bits_when_its_windows_are_computed_and_when_they_are_remembered(
+    tiny_store: Store, tiny_base: Base, seed: int
+) -> None:
+    lookup = open_lookup(tiny_store, tiny_base, "general", dtype=torch.float32)
+    encoder = TextEncoder(tiny_base.tokenizer_path, tiny_base.config.max_tokens)
+    (text,) = encoder.encode(tiny.sentences(1, seed=seed, words=(10, 20)))
+    ids = np.asarray(text.ids)
+    first = lookup.hidden_states(ids, [len(ids)])
+    assert lookup.windows_by_level["computed"]
+    assert lookup.windows_by_level["root"]
+    assert np.array_equal(lookup.hidden_states(ids, [len(ids)]), first)
 
 
 def test_an_overlay_smaller_than_a_batch_still_answers_right(tiny_store: Store, tiny_base: Base) -> None:

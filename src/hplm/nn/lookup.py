@@ -20,7 +20,7 @@ from hplm.nn.dtype import choose_dtype, computing_in
 from hplm.nn.encoder import WindowEncoder
 from hplm.plot import table as tables
 from hplm.plot.keys import pack
-from hplm.plot.lookup import Gather, LookupPlan, Table, plan, resolve
+from hplm.plot.lookup import LookupPlan, Table, plan, resolve
 from hplm.plot.overlay import Overlay
 from hplm.plot.table import PlotTable, Rows, Spare, Values
 from hplm.store import artifact
@@ -179,22 +179,13 @@ def verify_domain(folder: Path) -> None:
 
 
 def gather(found: LookupPlan) -> Tensor:
-    """Carry a plan out: float16 `[N, H]`."""
-    weights = (1.0 / found.vector_counts).astype(np.float16)
-    merged, *rest = (_bag(step, weights) for step in found.gathers)
-    for part in rest:
-        merged += part
-    return merged
-
-
-def _bag(step: Gather, weights: npt.NDArray[np.float16]) -> Tensor:
-    """One `embedding_bag` over the mapped table: weighted sums of rows without copying them first."""
-    each = np.repeat(weights, np.diff(step.offsets))
+    """Carry a plan out: float16 `[N, H]`, one `embedding_bag` over the mapped table, which copies no row first."""
+    counts = np.diff(found.offsets)
     return F.embedding_bag(
-        torch.from_numpy(step.flat),
-        torch.from_numpy(step.memory),
-        torch.from_numpy(step.offsets),
+        torch.from_numpy(found.flat),
+        torch.from_numpy(found.memory),
+        torch.from_numpy(found.offsets),
         mode="sum",
-        per_sample_weights=torch.from_numpy(each),
+        per_sample_weights=torch.from_numpy(np.repeat((1.0 / counts).astype(np.float16), counts)),
         include_last_offset=True,
     )

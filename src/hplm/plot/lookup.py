@@ -40,20 +40,15 @@ Compute = Callable[[Ids], tuple[Table, Rows]]
 
 
 @dataclass(frozen=True)
-class Gather:
-    """Vectors to take from one memory `[V, H]`: token t sums those at `flat[offsets[t]:offsets[t + 1]]`."""
+class LookupPlan:
+    """What to gather for N tokens, and how many windows each level answered.
+
+    Token t is the mean of the vectors of `memory` `[V, H]` at `flat[offsets[t]:offsets[t + 1]]`.
+    """
 
     memory: Vectors
     flat: npt.NDArray[np.int64]
     offsets: npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class LookupPlan:
-    """What to gather for N tokens, by how many vectors to divide, and how many windows each level answered."""
-
-    gathers: tuple[Gather, ...]
-    vector_counts: npt.NDArray[np.int64]
     windows_by_level: dict[str, int]
 
 
@@ -101,21 +96,33 @@ def plan(
         answers.append((computed, missing, rows))
     memories = list({id(table.memory): table.memory for table, _, _ in answers}.values())
     places, owners = _by_token(answers, exists, [id(memory) for memory in memories])
-    count = np.zeros(len(ids), dtype=np.int64)
-    gathers = []
-    for number, memory in enumerate(memories):
-        own = owners == number
-        offsets = np.zeros(len(ids) + 1, dtype=np.int64)
-        # Column by column: summing rows of three takes numpy five times as long.
-        for place in range(n):
-            offsets[1:] += own[:, place]
-        count += offsets[1:]
-        if offsets.any():
-            gathers.append(Gather(memory, places[own], np.cumsum(offsets)))
+    memory, places = _one_memory(memories, places, owners)
+    stored = owners >= 0
+    offsets = np.zeros(len(ids) + 1, dtype=np.int64)
+    # Column by column: summing rows of three takes numpy five times as long.
+    for place in range(n):
+        offsets[1:] += stored[:, place]
     levels: dict[str, int] = {}
     for table, found, _ in answers:
         levels[table.name] = levels.get(table.name, 0) + len(found)
-    return LookupPlan(tuple(gathers), count, levels)
+    return LookupPlan(memory, places[stored], np.cumsum(offsets), levels)
+
+
+def _one_memory(memories: Sequence[Vectors], places: Rows, owners: npt.NDArray[np.int8]) -> tuple[Vectors, Rows]:
+    """One memory `[V, H]` and the places `[N, n]` in it; of several, the vectors that are needed are copied.
+
+    So a token is one sum, the same to the last bit whether a window was just computed or is remembered beside the tables:
+    two sums in float16 would round twice.
+    """
+    if len(memories) == 1:
+        return memories[0], places
+    taken = [memory[places[owners == number]] for number, memory in enumerate(memories)]
+    moved = np.zeros_like(places)
+    start = 0
+    for number, vectors in enumerate(taken):
+        moved[owners == number] = np.arange(start, start + len(vectors))
+        start += len(vectors)
+    return np.concatenate(taken), moved
 
 
 def _by_token(
