@@ -6,6 +6,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,7 +113,9 @@ def read_folder(folder: Path, *, task: Task | None = None) -> LabelledData:
 def read_file(file: Path | LabelledFile) -> list[LabelledText]:
     """Examples of one file. Raises DataError."""
     path, name = (file.path, file.name) if isinstance(file, LabelledFile) else (file, str(file))
-    examples = [_example(where, row) for where, row in itertools.islice(read_rows(path, name), MOST_EXAMPLES + 1)]
+    # Closed here: whoever holds the error of a bad row would hold the file open with it.
+    with closing(read_rows(path, name)) as rows:
+        examples = [_example(where, row) for where, row in itertools.islice(rows, MOST_EXAMPLES + 1)]
     if not examples:
         raise DataError(f"{name} holds no example")
     if len(examples) > MOST_EXAMPLES:

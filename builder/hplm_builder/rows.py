@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -57,7 +57,7 @@ class BoundedLines:
             raise DataError(f"{self.where} is not UTF-8 at byte {error.start} of the line") from None
 
 
-def read_rows(path: Path, name: str = "") -> Iterator[tuple[str, Row]]:
+def read_rows(path: Path, name: str = "") -> Generator[tuple[str, Row]]:
     """Rows as JSON lines have them, each with where it stands. `name` is what errors call the file; its ending says the
     format: .jsonl, .csv, .tsv, .conll. Raises DataError.
     """

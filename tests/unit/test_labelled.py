@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tracemalloc
 from collections import Counter
 from pathlib import Path
@@ -122,6 +123,14 @@ def test_an_example_without_an_end_is_refused_before_it_is_in_memory(
     tracemalloc.stop()
     # The words of one sentence are many small strings; all of the file would be hundreds of MB of them.
     assert most_bytes < 30 * LONGEST_RECORD
+
+
+def test_who_holds_the_error_of_a_bad_row_does_not_hold_the_file_open(tmp_path: Path) -> None:
+    path = write(tmp_path, "train.csv", "words,label\na,x\n")
+    with pytest.raises(DataError) as raised:
+        read_file(path)
+    assert raised.traceback
+    assert str(path) not in {os.readlink(one) for one in Path("/proc/self/fd").iterdir() if one.is_symlink()}
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
