@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,6 +38,7 @@ WHOLE: list[dict[str, Any]] = [
     {"action": "upload.finish", "upload": "u1"},
     {"action": "upload.drop", "upload": "u1"},
 ]
+MANUAL = (Path(__file__).parents[3] / "docs" / "managing.md").read_text()
 
 
 def parse(values: Any) -> requests.ManageRequest:
@@ -50,6 +54,22 @@ def test_a_whole_request_is_parsed_and_an_unknown_key_refused_by_name(values: di
     assert type(parse(values)) is ACTIONS[values["action"]]
     with pytest.raises(BadManageRequestError, match="unknown key 'colour'"):
         parse({**values, "colour": "red"})
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_the_manual_has_every_action_with_its_keys(action: str) -> None:
+    (row,) = (line for line in MANUAL.splitlines() if line.startswith(f"| `{action}` |"))
+    wanted = row.split("|")[2]
+    keys = {one.name: one for one in dataclasses.fields(ACTIONS[action])}
+    assert set(re.findall(r"`(\w+)`", wanted)) == set(keys)
+    must = {name for name, one in keys.items() if one.default is one.default_factory is dataclasses.MISSING}
+    assert set(re.findall(r"\*\*`(\w+)`\*\*", wanted)) == must
+
+
+@pytest.mark.parametrize("settings", [parts.TuneSettings, parts.PretrainSettings])
+def test_the_manual_has_every_setting_of_a_training(settings: type) -> None:
+    said = MANUAL[MANUAL.index("`settings` of a tenant:") :].split("\n\n")[0]
+    assert {one.name for one in dataclasses.fields(settings)} <= set(re.findall(r"`(\w+)`", said))
 
 
 def test_nested_parts_become_classes_and_what_is_not_given_stays_open() -> None:
