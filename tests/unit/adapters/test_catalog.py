@@ -1,28 +1,16 @@
-"""The tiers of tenants: files and bank files on disk, the host cache, and updates while requests come."""
+"""Which tenants and versions there are, while they are added, replaced and deleted."""
 
 from __future__ import annotations
 
-import shutil
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from hplm import errors
-from hplm.adapters import bank_file, packed
-from hplm.adapters.bank import TenantBank
-from hplm.adapters.bank_file import BankFile
-from hplm.adapters.host_cache import HostCache
-from hplm.adapters.packed import Adapter
-from hplm.adapters.tenant import Tenant
 from hplm.nn.base import Base
 from hplm.store import caretaker
 from hplm.store.catalog import REMEMBER_S, Catalog
@@ -30,112 +18,8 @@ from hplm.store.layout import Store
 from hplm.store.records import ServedTenant
 from hplm.store.registry import Registry
 from tests import tiny
+from tests.unit.adapters.place import Place, pack_all
 from tests.waiting import until
-
-
-@pytest.fixture
-def store(tmp_path: Path, tiny_base: Base) -> Store:
-    made = Store(tmp_path)
-    for seed, name in enumerate(tiny.TASKS, 1):
-        tiny.make_tenant(made, tiny_base, name, seed)
-    return made
-
-
-@dataclass(frozen=True)
-class Place:
-    """A bank over a catalog that looks when it is told to, and what it forgot once it was started."""
-
-    catalog: Catalog
-    bank: TenantBank
-    forgotten: list[ServedTenant]
-
-    def load(self, name: str) -> Tenant:
-        self.catalog.refresh()
-        return self.bank.load(self.bank.resolve(name.encode()))
-
-
-@pytest.fixture
-def place(store: Store, tiny_base: Base) -> Iterator[Place]:
-    forgotten: list[ServedTenant] = []
-    with closing(Catalog(store, "tiny", on_forgotten=forgotten.extend)) as catalog:
-        yield Place(catalog, TenantBank(store, catalog, tiny_base.fingerprint), forgotten)
-
-
-def pack_all(store: Store, base: Base) -> Path:
-    """All tenants of the store in a bank file, their folders gone."""
-    members = [tiny.load_tenant(store, base, name) for name in sorted(tiny.TASKS)]
-    folder = tiny.make_bank(store, base, members)
-    shutil.rmtree(store.root / "tenants")
-    return folder
-
-
-@given(st.lists(st.floats(width=32, allow_nan=False), min_size=1))
-def test_bfloat16_bits_round_to_nearest_and_come_back_exactly(values: list[float]) -> None:
-    import torch
-
-    array = np.array(values, np.float32)
-    bits = packed.to_bfloat16(array)
-    wanted = torch.from_numpy(array).to(torch.bfloat16)
-    np.testing.assert_array_equal(packed.from_bfloat16(bits), wanted.float().numpy())
-
-
-def test_an_adapter_packs_and_unpacks_and_widens_without_change(tiny_base: Base, store: Store) -> None:
-    adapter = tiny.load_tenant(store, tiny_base, "alpha").adapter
-    again = packed.unpack(packed.pack(adapter))
-    for name, array in vars(adapter).items():
-        np.testing.assert_array_equal(array, getattr(again, name))
-    wide = packed.unpack(packed.widen(packed.pack(adapter), 7))
-    np.testing.assert_array_equal(wide.down[:, :3], adapter.down)
-    assert not wide.down[:, 3:].any()
-    with pytest.raises(errors.ConfigError, match="lower reduction_factor"):
-        packed.widen(packed.pack(adapter), 2)
-
-
-def test_a_bank_file_gives_each_tenant_its_weights_back_to_the_rounding(tiny_base: Base, store: Store) -> None:
-    before = {name: tiny.load_tenant(store, tiny_base, name) for name in sorted(tiny.TASKS)}
-    bank = BankFile(pack_all(store, tiny_base), tiny_base.fingerprint)
-    assert bank.names == list(before)
-    for name, tenant in before.items():
-        got = bank.load(name)
-        assert got.card == tenant.card
-        np.testing.assert_array_equal(got.head.weight, tenant.head.weight)
-        np.testing.assert_allclose(got.adapter.down, tenant.adapter.down, rtol=2**-8)
-
-
-@pytest.mark.parametrize("name", ["adapters.bin", "heads.bin", "cards.jsonl"])
-def test_a_flipped_byte_in_a_bank_file_is_found_and_harms_only_its_tenant(
-    tiny_base: Base, store: Store, name: str
-) -> None:
-    path = pack_all(store, tiny_base) / name
-    data = bytearray(path.read_bytes())
-    data[3] ^= 1
-    path.write_bytes(data)
-    if name == "cards.jsonl":
-        with pytest.raises(errors.CorruptArtifactError):
-            BankFile(path.parent, tiny_base.fingerprint)
-        return
-    bank = BankFile(path.parent, tiny_base.fingerprint)
-    with pytest.raises(errors.CorruptArtifactError, match="alpha do not match"):
-        bank.load("alpha")
-    assert bank.load("beta").card.name == "beta"
-
-
-def test_a_bank_file_cut_short_or_of_another_base_is_refused(tiny_base: Base, store: Store) -> None:
-    folder = pack_all(store, tiny_base)
-    with pytest.raises(errors.WrongBaseError):
-        BankFile(folder, "0123456789abcdef")
-    path = folder / "adapters.bin"
-    path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(errors.CorruptArtifactError, match="not a whole bank"):
-        BankFile(folder, tiny_base.fingerprint)
-
-
-def test_a_bank_takes_no_name_twice_and_no_other_base(tiny_base: Base, store: Store, tmp_path: Path) -> None:
-    alpha = tiny.load_tenant(store, tiny_base, "alpha")
-    for members, base in (([alpha, alpha], tiny_base.fingerprint), ([alpha], "another"), ([], tiny_base.fingerprint)):
-        with pytest.raises(errors.ConfigError):
-            bank_file.write(tmp_path / "bank", base, members)
-        assert not (tmp_path / "bank").exists()
 
 
 def test_tenants_added_replaced_and_deleted_show_at_the_next_look(tiny_base: Base, store: Store, place: Place) -> None:
@@ -334,82 +218,3 @@ def test_a_tenant_replaced_again_and_again_is_read_whole_every_time(
     finally:
         stop.set()
         writer.join()
-
-
-def test_one_cold_key_loads_once_for_all_who_ask_and_keys_do_not_wait_for_each_other() -> None:
-    started, go = threading.Event(), threading.Event()
-    loads: list[str] = []
-
-    def load(key: str) -> str:
-        loads.append(key)
-        if key == "slow":
-            started.set()
-            go.wait()
-        return key.upper()
-
-    cache = HostCache(load, len, capacity_bytes=100, num_threads=2)
-    waiting = [cache.fetch("slow") for _ in range(10)]
-    started.wait()
-    assert cache.fetch("quick").result(timeout=5) == "QUICK"
-    go.set()
-    assert {future.result(timeout=5) for future in waiting} == {"SLOW"}
-    assert sorted(loads) == ["quick", "slow"]
-    cache.close()
-
-
-def test_the_cache_keeps_to_its_bytes_and_forgets_the_least_recently_used() -> None:
-    loads: list[str] = []
-
-    def load(key: str) -> str:
-        loads.append(key)
-        return key * 10
-
-    cache = HostCache(load, len, capacity_bytes=30, num_threads=1)
-    for key in ("a", "b", "c", "a", "d", "a", "b"):
-        assert cache.fetch(key).result() == key * 10
-        assert cache.kept_bytes <= 30
-    assert loads == ["a", "b", "c", "d", "b"]
-    cache.close()
-
-
-def test_the_cache_lets_go_of_what_is_not_wanted_any_more() -> None:
-    cache = HostCache(str.upper, len, capacity_bytes=30)
-    for key in ("a", "bb", "ccc"):
-        cache.fetch(key).result()
-    cache.drop(["a", "ccc", "d"])
-    assert (cache.get("a"), cache.get("bb"), cache.get("ccc")) == (None, "BB", None)
-    assert cache.kept_bytes == 2
-    cache.close()
-
-
-def test_a_failed_load_is_tried_again_by_the_next_request() -> None:
-    answers = iter([errors.CorruptArtifactError("broken"), "mended"])
-
-    def load(key: str) -> str:
-        answer = next(answers)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    cache = HostCache(load, len, capacity_bytes=100)
-    with pytest.raises(errors.CorruptArtifactError):
-        cache.fetch("a").result()
-    assert cache.fetch("a").result() == "mended"
-    cache.close()
-
-
-def test_many_threads_see_one_consistent_cache() -> None:
-    cache = HostCache(lambda key: str(key) * 5, len, capacity_bytes=40, num_threads=4)
-    with ThreadPoolExecutor(8) as pool:
-        rng = np.random.default_rng(0)
-        keys = [int(k) for k in rng.integers(0, 20, 2000)]
-        for key, value in zip(keys, pool.map(lambda k: cache.fetch(k).result(), keys), strict=True):
-            assert value == str(key) * 5
-    assert cache.kept_bytes <= 40
-    cache.close()
-
-
-def test_an_adapter_of_a_bank_is_kept_in_half_the_bytes(tiny_base: Base, store: Store) -> None:
-    bank = BankFile(pack_all(store, tiny_base), tiny_base.fingerprint)
-    assert bank.load("alpha").packed.weights.dtype == np.uint16
-    assert isinstance(bank.load("alpha").adapter, Adapter)

@@ -1,0 +1,85 @@
+"""The bounded cache between disk and slots."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from hplm import errors
+from hplm.adapters.host_cache import HostCache
+
+
+def test_one_cold_key_loads_once_for_all_who_ask_and_keys_do_not_wait_for_each_other() -> None:
+    started, go = threading.Event(), threading.Event()
+    loads: list[str] = []
+
+    def load(key: str) -> str:
+        loads.append(key)
+        if key == "slow":
+            started.set()
+            go.wait()
+        return key.upper()
+
+    cache = HostCache(load, len, capacity_bytes=100, num_threads=2)
+    waiting = [cache.fetch("slow") for _ in range(10)]
+    started.wait()
+    assert cache.fetch("quick").result(timeout=5) == "QUICK"
+    go.set()
+    assert {future.result(timeout=5) for future in waiting} == {"SLOW"}
+    assert sorted(loads) == ["quick", "slow"]
+    cache.close()
+
+
+def test_the_cache_keeps_to_its_bytes_and_forgets_the_least_recently_used() -> None:
+    loads: list[str] = []
+
+    def load(key: str) -> str:
+        loads.append(key)
+        return key * 10
+
+    cache = HostCache(load, len, capacity_bytes=30, num_threads=1)
+    for key in ("a", "b", "c", "a", "d", "a", "b"):
+        assert cache.fetch(key).result() == key * 10
+        assert cache.kept_bytes <= 30
+    assert loads == ["a", "b", "c", "d", "b"]
+    cache.close()
+
+
+def test_the_cache_lets_go_of_what_is_not_wanted_any_more() -> None:
+    cache = HostCache(str.upper, len, capacity_bytes=30)
+    for key in ("a", "bb", "ccc"):
+        cache.fetch(key).result()
+    cache.drop(["a", "ccc", "d"])
+    assert (cache.get("a"), cache.get("bb"), cache.get("ccc")) == (None, "BB", None)
+    assert cache.kept_bytes == 2
+    cache.close()
+
+
+def test_a_failed_load_is_tried_again_by_the_next_request() -> None:
+    answers = iter([errors.CorruptArtifactError("broken"), "mended"])
+
+    def load(key: str) -> str:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    cache = HostCache(load, len, capacity_bytes=100)
+    with pytest.raises(errors.CorruptArtifactError):
+        cache.fetch("a").result()
+    assert cache.fetch("a").result() == "mended"
+    cache.close()
+
+
+def test_many_threads_see_one_consistent_cache() -> None:
+    cache = HostCache(lambda key: str(key) * 5, len, capacity_bytes=40, num_threads=4)
+    with ThreadPoolExecutor(8) as pool:
+        rng = np.random.default_rng(0)
+        keys = [int(k) for k in rng.integers(0, 20, 2000)]
+        for key, value in zip(keys, pool.map(lambda k: cache.fetch(k).result(), keys), strict=True):
+            assert value == str(key) * 5
+    assert cache.kept_bytes <= 40
+    cache.close()
