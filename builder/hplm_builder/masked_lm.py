@@ -31,11 +31,15 @@ RISE_SHARE = 0.06
 
 @dataclass(frozen=True)
 class MaskedLmSettings:
-    """How to train: `warmup_tokens` for the head alone, then `total_tokens` for the lower layers and the head."""
+    """How to train: `warmup_tokens` for the head alone, then `total_tokens` for the lower layers and the head.
+
+    The upper layers stay, and know the lower ones as they were: at ten times this `learning_rate` a domain's vectors move
+    by more than they vary, and tenants over it answer worse than over the root (docs/quality.md).
+    """
 
     total_tokens: int = 2_000_000
     warmup_tokens: int = 400_000
-    learning_rate: float = 5e-4
+    learning_rate: float = 5e-5
     batch_tokens: int = 2048
     seed: int = 0
 

@@ -397,7 +397,7 @@ def test_training_that_diverges_is_an_error_and_publishes_nothing(corpus: Path, 
     broken["gate_bias"].fill_(float("nan"))
     tokenizer = base.tokenizer_path.read_bytes()
     domains.bases.save(store.base("tiny"), shape, broken, base.load_upper().state_dict(), tokenizer, {})
-    with pytest.raises(ConfigError, match=r"learning_rate 0\.0005 diverged"):
+    with pytest.raises(ConfigError, match=r"learning_rate 5e-05 diverged"):
         build_domain(store, "tiny", [ROOT], tmp_path / "out" / "1", corpus, SETTINGS, silent)
     assert not (tmp_path / "out").exists()
 

@@ -168,6 +168,7 @@ def domains(
         int | None,
         typer.Option(min=1, help="To pretrain each domain on; default: 500,000, with --budget full 2,000,000."),
     ] = None,
+    learning_rate: Annotated[float, typer.Option(help="Of the further pretraining.")] = DomainSettings.learning_rate,
     top: Annotated[
         float, typer.Option(help="A branch keeps this percentage of its corpus's distinct n-grams.")
     ] = DomainSettings.top_percent,
@@ -188,7 +189,11 @@ def domains(
     total = tokens or TOKENS[limits.name]
     share = DomainSettings.warmup_tokens / DomainSettings.total_tokens
     settings = DomainSettings(
-        total_tokens=total, warmup_tokens=max(1, int(total * share)), top_percent=top, min_corpus_tokens=0
+        total_tokens=total,
+        warmup_tokens=max(1, int(total * share)),
+        learning_rate=learning_rate,
+        top_percent=top,
+        min_corpus_tokens=0,
     )
     with kept_results(shared.resume) as results:
         builder = DomainBuilder(parent, settings, by_task(tasks, corpus or ()), results, where)
