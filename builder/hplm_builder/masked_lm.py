@@ -34,7 +34,7 @@ class MaskedLmSettings:
     """How to train: `warmup_tokens` for the head alone, then `total_tokens` for the lower layers and the head.
 
     The upper layers stay, and know the lower ones as they were: at ten times this `learning_rate` a domain's vectors move
-    by more than they vary, and tenants over it answer worse than over the root (docs/quality.md).
+    by more than they vary, and a tenant over it lost seven points (docs/quality.md).
     """
 
     total_tokens: int = 2_000_000
@@ -47,8 +47,8 @@ class MaskedLmSettings:
         for key in ("total_tokens", "warmup_tokens", "batch_tokens"):
             if getattr(self, key) < 1:
                 raise ConfigError(f"{key} must be at least 1, got {getattr(self, key)}")
-        if not 0 < self.learning_rate < 1:
-            raise ConfigError(f"learning_rate must be above 0 and below 1, got {self.learning_rate:g}")
+        if not 0 < self.learning_rate <= 1:
+            raise ConfigError(f"learning_rate must be above 0 and at most 1, got {self.learning_rate:g}")
         if self.seed < 0:
             raise ConfigError(f"seed must be at least 0, got {self.seed}")
 

@@ -140,7 +140,7 @@ class ManageClient:
     ) -> str:
         """Pretrain a branch further on a corpus, below `parent` or the root; returns the job's id.
 
-        `settings`: tokens, learning_rate, top_percent, seed. Raises AlreadyThereError, CorpusTooSmallError and more.
+        `settings`: tokens, warmup_tokens, learning_rate, top_percent, seed. Raises AlreadyThereError, CorpusTooSmallError.
         """
         return self._job("domain.create", domain=domain, corpus=corpus, parent=parent, base=base, settings=settings)
 

@@ -137,7 +137,7 @@ def gains(rows: Sequence[Row]) -> list[Row]:
 
 def about_domains(builder: DomainBuilder, tasks: Sequence[EvalTask]) -> dict[str, Any]:
     """What the report says of each task's domain: corpus, held-out loss, sizes."""
-    keys = ("corpus", "masked_lm", "moved", "corpus_hit_rate", "rows", "branch_bytes", "lower_bytes")
+    keys = ("corpus", "settings", "masked_lm", "moved", "corpus_hit_rate", "rows", "branch_bytes", "lower_bytes")
     found = {task.name: builder.about(task) for task in tasks}
     return {
         task.name: {"from": builder.sources[task.name], **{key: found[task.name][key] for key in keys}}

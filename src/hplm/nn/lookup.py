@@ -179,7 +179,7 @@ def verify_domain(folder: Path) -> None:
 
 
 def gather(found: LookupPlan) -> Tensor:
-    """Carry a plan out: float16 `[N, H]`, one `embedding_bag` over the mapped table, which copies no row first."""
+    """Carry a plan out: float16 `[N, H]`, one `embedding_bag` over the plan's memory."""
     counts = np.diff(found.offsets)
     return F.embedding_bag(
         torch.from_numpy(found.flat),

@@ -82,7 +82,7 @@ def resolve(grams: Ids, chain: Sequence[Table]) -> tuple[Answers, npt.NDArray[np
 def plan(
     ids: Ids, lengths: Sequence[int], chain: Sequence[Table], n: int, pad_id: int, compute: Compute | None = None
 ) -> LookupPlan:
-    """The look-up of packed texts: `ids` `[N]`, `lengths` summing to N.
+    """The look-up of packed texts, at least one token: `ids` `[N]`, `lengths` summing to N.
 
     Windows that no table of the chain has go to `compute`; without it the chain must end in the unigrams, which have
     every token. A window found at a shorter level is the same window with fewer tokens: it gives vectors only for those.
