@@ -204,7 +204,16 @@ def test_progress_only_grows_within_a_step() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"total_tokens": 0}, {"warmup_tokens": 0}, {"batch_tokens": 0}, {"learning_rate": 0.0}, {"seed": -1}]
+    "change",
+    [
+        {"total_tokens": 0},
+        {"warmup_tokens": 0},
+        {"batch_tokens": 0},
+        {"learning_rate": 0.0},
+        {"learning_rate": 1.01},
+        {"learning_rate": float("nan")},
+        {"seed": -1},
+    ],
 )
 def test_settings_out_of_range_are_refused_by_name(change: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=next(iter(change))):

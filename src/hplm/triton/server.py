@@ -127,7 +127,7 @@ def free_ports(host: str = "127.0.0.1") -> Ports:
     Drawn below those that the system hands out by itself: such a one it might give to somebody else before Triton has it.
     """
     found: list[int] = []
-    for port in random.SystemRandom().sample(PORTS, min(1000, len(PORTS))):
+    for port in random.SystemRandom().sample(PORTS, len(PORTS)):
         with socket.socket() as probe:
             try:
                 probe.bind((host, port))
