@@ -9,12 +9,12 @@ import numpy as np
 from hplm.progress import progress_bars
 from hplm.report import Report
 from hplm.triton.server import TritonServer, free_ports
-from hplm_loadtest.arrivals import BurstArrivals, PoissonArrivals
+from hplm_loadtest.arrivals import BurstArrivals
 from hplm_loadtest.models import served_names
 from hplm_loadtest.open_loop import open_loop
 from hplm_loadtest.pictures import cdf, check_picture
 from hplm_loadtest.plan import Mix
-from hplm_loadtest.response import WARM_UP_S, median_row
+from hplm_loadtest.response import ask_each, median_row
 from hplm_loadtest.run import Run, goals_of
 from hplm_loadtest.tenants import UniformTenants
 from hplm_loadtest.texts import mean_tokens, texts
@@ -23,7 +23,10 @@ CLIENTS = 250
 
 
 def burst(models: Path, scale: float, count: int, rounds: int, kind: str, picture: Path | None) -> Report:
-    """250 times `scale` clients started 0.05 s apart, each `count` requests, one every 1.2 s, to tenants drawn at random."""
+    """250 times `scale` clients started 0.05 s apart, each `count` requests, one every 1.2 s, to tenants drawn at random.
+
+    Each tenant is asked once before.
+    """
     check_picture(picture)
     names = served_names(models)
     sent = texts(kind, models)
@@ -37,8 +40,7 @@ def burst(models: Path, scale: float, count: int, rounds: int, kind: str, pictur
     ):
         server.wait_ready()
         bar = progress.add_task("runs", total=1 + rounds)
-        warm_up = PoissonArrivals(arrivals.clients / arrivals.period_s)
-        open_loop(server.ports.grpc_url, mix.plan(warm_up, WARM_UP_S, rng))
+        ask_each(server.ports.grpc_url, names, sent, rng)
         progress.update(bar, advance=1)
         for _ in range(rounds):
             runs.append(open_loop(server.ports.grpc_url, mix.plan(arrivals, arrivals.lasts_s, rng)))

@@ -36,7 +36,10 @@ def kind_of(code: str) -> Kind:
 
 @dataclass(frozen=True)
 class Run:
-    """`k` requests as columns: seconds from the start (NaN: never), code of the answer, deadline (NaN: none)."""
+    """`k` requests as columns: seconds from the start (NaN: never), code of the answer, deadline (NaN: none).
+
+    `generator_s` is the processor time of the process that sent them.
+    """
 
     duration_s: float
     planned_s: Seconds
@@ -44,6 +47,7 @@ class Run:
     done_s: Seconds
     codes: Sequence[str]
     deadlines_s: Seconds
+    generator_s: float = 0.0
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -138,6 +142,7 @@ class Recorder:
         self._codes = [NO_ANSWER] * len(planned_s)
         self._clock = clock
         self._start = clock()
+        self._processor_start_s = time.process_time()
 
     def elapsed_s(self) -> float:
         """Since the start."""
@@ -163,6 +168,7 @@ class Recorder:
             self._done_s[:count],
             tuple(self._codes[:count]),
             self._deadlines_s[:count],
+            time.process_time() - self._processor_start_s,
         )
 
 

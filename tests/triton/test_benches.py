@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 from hplm_loadtest.batching import batching
+from hplm_loadtest.burst import burst
 from hplm_loadtest.limit import limit
 from hplm_loadtest.pipeline import pipeline
+from hplm_loadtest.response import response
 from hplm_loadtest.schedulers import Setting, schedulers
 from hplm_loadtest.texts import POOL_FILE
 from hplm_loadtest.trace import trace
@@ -65,6 +67,19 @@ def test_limit_measures_the_engine_alone_and_through_the_server(fleet: Path) -> 
     report = limit(fleet, 1, 0.5, "cpu")
     engine, served = report.rows
     assert 0 < served["requests_per_s"] < engine["requests_per_s"]
+
+
+def test_response_and_burst_say_what_a_request_costs_each_process_and_that_none_was_lost(fleet: Path) -> None:
+    (row,) = response(fleet, [200], 1, 2.0, "pool", None).rows
+    assert row["requests"] > 10
+    assert not row["lost"] + row["failed"] + row["refused"]
+    processes = {name: spent for name, spent in row["cpu_ms"].items() if name != "all"}
+    assert set(processes) == {"triton", "hbert_plot", "hbert_upper", "generator"}
+    assert processes["generator"] > 0 and all(spent >= 0 for spent in processes.values())
+    assert row["cpu_ms"]["all"] == pytest.approx(sum(processes.values()))
+    (row,) = burst(fleet, 0.02, 3, 1, "pool", None).rows
+    assert row["requests"] == 15
+    assert not row["lost"] + row["failed"] + row["refused"]
 
 
 def test_trace_writes_what_perfetto_opens_and_a_picture(fleet: Path, tmp_path: Path) -> None:

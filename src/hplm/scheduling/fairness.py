@@ -11,8 +11,11 @@ its share, into at most half of the batch (but at least one), whatever the polic
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from operator import attrgetter
+from typing import NamedTuple
 
 from hplm.scheduling.policy import Batch, Budget, Filler, Policy, Waiting, check
 
@@ -25,36 +28,24 @@ def fair_select(
     weights: Mapping[str, float],
     starve_after_s: float,
 ) -> Batch:
-    """A batch by `policy` within the rule. `waiting` is in the order of arrival. Raises PolicyError as `check` does."""
-    by_tenant: dict[str, list[Waiting]] = {}
-    for request in waiting:
-        by_tenant.setdefault(request.tenant, []).append(request)
-    shares = _shares(by_tenant, budget, weights)
-    starving = _starving(waiting, now_s, budget, starve_after_s, shares)
-    fits = len(waiting) <= budget.max_requests and sum(r.tokens for r in waiting) <= budget.tokens
-    if not starving and (len(by_tenant) == 1 or fits):
-        return _checked(policy, waiting, now_s, budget)
-    within = _within_shares(policy, by_tenant, starving, now_s, shares)
-    if budget.rows > 1:
-        return _rows(policy, starving, within, waiting, now_s, budget)
-    chosen = list(starving)
-    slot_tokens = None
-    for candidates in (within, waiting):
-        taken = {request.id for request in chosen}
-        left = [request for request in candidates if request.id not in taken]
-        room = _remaining(budget, chosen)
-        # A request longer than what is left would be put in "an empty row": here the row is not empty.
-        left = [request for request in left if not chosen or request.tokens <= room.row_tokens]
-        known = {request.tenant for request in chosen}
-        if room.max_tenants == 0:
-            left = [request for request in left if request.tenant in known]
-            room = replace(room, max_tenants=max(1, len(known)))
-        if not left or room.row_tokens <= 0 or room.max_requests <= 0:
-            continue
-        batch = _checked(policy, left, now_s, room)
-        slot_tokens = max(filter(None, (batch.slot_tokens, slot_tokens)), default=None)
-        chosen += batch.requests
-    return Batch((tuple(chosen),), slot_tokens)
+    """A batch by `policy` within the rule. `waiting` is in the order of arrival. Raises PolicyError as `check` does.
+
+    Where thousands wait, what the policy likes best seldom has more of a tenant than its share: it is asked once then, and
+    for each tenant apart only where it has.
+    """
+    if not waiting:
+        return Batch(())
+    counts = Counter(map(attrgetter("tenant"), waiting))
+    share = _shares(counts, budget, weights)
+    starving = _starving(waiting, now_s, budget, starve_after_s, share)
+    fill = _rows if budget.rows > 1 else _row
+    served = {request.tenant for request in starving}
+    parts = ([request for request in waiting if request.tenant not in served], waiting) if starving else (waiting,)
+    batch = fill(policy, starving, parts, now_s, _all_shares(counts, share, budget, weights))
+    if len(counts) == 1 or len(batch.requests) == len(waiting) or _keeps_to_shares(batch, share):
+        return batch
+    within = _within_shares(policy, waiting, counts, starving, now_s, share)
+    return fill(policy, starving, (within, waiting), now_s, budget)
 
 
 def _checked(policy: Policy, waiting: Sequence[Waiting], now_s: float, budget: Budget) -> Batch:
@@ -64,25 +55,46 @@ def _checked(policy: Policy, waiting: Sequence[Waiting], now_s: float, budget: B
     return batch
 
 
-def _rows(
-    policy: Policy,
-    starving: Sequence[Waiting],
-    candidates: Sequence[Waiting],
-    waiting: Sequence[Waiting],
-    now_s: float,
-    budget: Budget,
+def _row(
+    policy: Policy, starving: Sequence[Waiting], parts: Sequence[Sequence[Waiting]], now_s: float, budget: Budget
 ) -> Batch:
-    """As `fair_select` over several rows: starving requests have rows of their own, what stays empty is filled after."""
+    """One row: `starving`, then what the policy chooses of each of `parts` in turn for the room that is left."""
+    chosen = list(starving)
+    slot_tokens = None
+    for part in parts:
+        room = _remaining(budget, chosen)
+        if room.row_tokens <= 0 or room.max_requests <= 0:
+            break
+        left = part
+        if chosen:
+            taken = {request.id for request in chosen}
+            # A request longer than what is left would be put in "an empty row": here the row is not empty.
+            left = [request for request in part if request.tokens <= room.row_tokens and request.id not in taken]
+            known = {request.tenant for request in chosen}
+            if room.max_tenants == 0:
+                left = [request for request in left if request.tenant in known]
+                room = replace(room, max_tenants=max(1, len(known)))
+        if left:
+            batch = _checked(policy, left, now_s, room)
+            slot_tokens = max(filter(None, (batch.slot_tokens, slot_tokens)), default=None)
+            chosen += batch.requests
+    return Batch((tuple(chosen),), slot_tokens)
+
+
+def _rows(
+    policy: Policy, starving: Sequence[Waiting], parts: Sequence[Sequence[Waiting]], now_s: float, budget: Budget
+) -> Batch:
+    """As `_row` over several rows: starving requests have rows of their own, what stays empty is filled after."""
     filler = Filler(replace(budget, rows=max(1, budget.rows // 2)))
     for request in starving:
         any(filler.put(row, request) for row in range(len(filler.rows)))
     rows = list(filler.batch().rows)
     slot_tokens = None
-    for part in (candidates, waiting):
+    for part in parts:
         chosen = [request for row in rows for request in row]
         taken = {request.id for request in chosen}
         known = {request.tenant for request in chosen}
-        left = [request for request in part if request.id not in taken]
+        left = [request for request in part if request.id not in taken] if taken else part
         room = replace(
             budget,
             rows=budget.rows - len(rows),
@@ -96,35 +108,63 @@ def _rows(
     return Batch(tuple(rows), slot_tokens)
 
 
-@dataclass(frozen=True)
-class _Share:
+def _keeps_to_shares(batch: Batch, share: Callable[[str], _Share]) -> bool:
+    """Whether no tenant has more of the batch than its share; a single request is always within."""
+    of_tenant: dict[str, list[int]] = {}
+    for request in batch.requests:
+        of_tenant.setdefault(request.tenant, []).append(request.tokens)
+    for tenant, tokens in of_tenant.items():
+        if len(tokens) > 1:
+            most = share(tenant)
+            if len(tokens) > most.requests or sum(tokens) > most.tokens:
+                return False
+    return True
+
+
+class _Share(NamedTuple):
     """What of a batch is a tenant's while the others wait."""
 
     tokens: int
     requests: int
 
 
-def _shares(by_tenant: Collection[str], budget: Budget, weights: Mapping[str, float]) -> dict[str, _Share]:
-    total = sum(weights.get(tenant, 1.0) for tenant in by_tenant)
+def _shares(tenants: Mapping[str, int], budget: Budget, weights: Mapping[str, float]) -> Callable[[str], _Share]:
+    """The share of each of `tenants`."""
+    total = sum(weights.get(tenant, 1.0) for tenant in tenants) if weights else float(len(tenants))
 
-    def of(whole: int, tenant: str) -> int:
-        return max(1, int(whole * weights.get(tenant, 1.0) / total))
+    def share(tenant: str) -> _Share:
+        weight = weights.get(tenant, 1.0)
+        return _Share(max(1, int(budget.tokens * weight / total)), max(1, int(budget.max_requests * weight / total)))
 
-    return {tenant: _Share(of(budget.tokens, tenant), of(budget.max_requests, tenant)) for tenant in by_tenant}
+    return share
+
+
+def _all_shares(
+    tenants: Mapping[str, int], share: Callable[[str], _Share], budget: Budget, weights: Mapping[str, float]
+) -> Budget:
+    """`budget` with no more requests than the shares of so many tenants hold: any more is somebody's surplus."""
+    heaviest = max(tenants, key=lambda tenant: weights.get(tenant, 1.0)) if weights else next(iter(tenants))
+    return replace(budget, max_requests=min(budget.max_requests, budget.max_tenants * share(heaviest).requests))
 
 
 def _starving(
-    waiting: Sequence[Waiting], now_s: float, budget: Budget, starve_after_s: float, shares: Mapping[str, _Share]
+    waiting: Sequence[Waiting],
+    now_s: float,
+    budget: Budget,
+    starve_after_s: float,
+    share: Callable[[str], _Share],
 ) -> list[Waiting]:
     """Requests that waited too long, oldest first: half of the budget, of each tenant its share, but one at least."""
     old = [request for request in waiting if now_s - request.arrived_s > starve_after_s]
     found: list[Waiting] = []
     used: dict[str, _Share] = {}
     tokens = 0
-    for request in sorted(old, key=lambda r: (r.arrived_s, r.id)):
-        own, share = used.get(request.tenant), shares[request.tenant]
-        if own and (own.tokens + request.tokens > share.tokens or own.requests >= share.requests):
-            continue
+    for request in sorted(old, key=attrgetter("arrived_s", "id")):
+        own = used.get(request.tenant)
+        if own:
+            most = share(request.tenant)
+            if own.tokens + request.tokens > most.tokens or own.requests >= most.requests:
+                continue
         over = tokens + request.tokens > budget.tokens // 2 or len(found) >= max(1, budget.max_requests // 2)
         if found and (over or (not own and len(used) >= budget.max_tenants)):
             break
@@ -137,17 +177,24 @@ def _starving(
 
 def _within_shares(
     policy: Policy,
-    by_tenant: Mapping[str, list[Waiting]],
+    waiting: Sequence[Waiting],
+    counts: Mapping[str, int],
     starving: Sequence[Waiting],
     now_s: float,
-    shares: Mapping[str, _Share],
+    share: Callable[[str], _Share],
 ) -> list[Waiting]:
     """Of each tenant, what its share holds beside what `starving` has of it; the policy chooses where it wants more."""
     first = {request.id for request in starving}
     found: list[Waiting] = []
-    for tenant, requests in by_tenant.items():
-        own, share = [request for request in requests if request.id in first], shares[tenant]
-        room = _Share(share.tokens - sum(request.tokens for request in own), share.requests - len(own))
+    several: dict[str, list[Waiting]] = {}
+    for request in waiting:
+        if counts[request.tenant] > 1:
+            several.setdefault(request.tenant, []).append(request)
+        elif request.id not in first:
+            found.append(request)
+    for tenant, requests in several.items():
+        own, most = [request for request in requests if request.id in first], share(tenant)
+        room = _Share(most.tokens - sum(request.tokens for request in own), most.requests - len(own))
         # There is always room for one request, however long: `own` may have been that.
         left = [one for one in requests if one.id not in first and (not own or one.tokens <= room.tokens)]
         if not left or room.requests <= 0:

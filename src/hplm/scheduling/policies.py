@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, chain
 from operator import attrgetter
 
 from hplm.errors import ConfigError
 from hplm.scheduling.policy import Batch, Budget, Filler, Waiting
 
-_BY_ARRIVAL = attrgetter("arrived_s", "id")
-_BY_LENGTH = attrgetter("tokens", "arrived_s", "id")
-_BY_DEADLINE = attrgetter("deadline_s", "arrived_s", "id")
+_ID, _ARRIVAL, _LENGTH, _DEADLINE = map(attrgetter, ("id", "arrived_s", "tokens", "deadline_s"))
+
+
+def _by_arrival(waiting: Sequence[Waiting]) -> list[Waiting]:
+    # Sorting is stable, and by one number at a time several times as fast as by pairs; these two are nearly in order.
+    return sorted(sorted(waiting, key=_ID), key=_ARRIVAL)
 
 
 def _first_fit(order: Sequence[Waiting], budget: Budget) -> Batch:
     """Each request in the first row that has room, in order; ends when nothing that is left can fit."""
     filler = Filler(budget)
-    # shortest[i]: of order[i:], so that a full batch is seen without looking at all that wait.
-    shortest = [0] * len(order)
-    least = order[-1].tokens if order else 0
-    for i in range(len(order) - 1, -1, -1):
-        least = min(least, order[i].tokens)
-        shortest[i] = least
-    for i, request in enumerate(order):
-        if filler.is_full(shortest[i]):
+    # Of each request and those behind it, so that a full batch is seen without looking at all that wait.
+    shortest = list(accumulate(map(_LENGTH, reversed(order)), min))
+    for request in order:
+        if filler.is_full(shortest.pop()):
             break
         for row in range(budget.rows):
             if filler.put(row, request):
@@ -37,7 +37,7 @@ class Fcfs:
     """First come, first served."""
 
     def select(self, waiting: Sequence[Waiting], now_s: float, budget: Budget) -> Batch:
-        return _first_fit(sorted(waiting, key=_BY_ARRIVAL), budget)
+        return _first_fit(_by_arrival(waiting), budget)
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Sjf:
     """Shortest job first."""
 
     def select(self, waiting: Sequence[Waiting], now_s: float, budget: Budget) -> Batch:
-        return _first_fit(sorted(waiting, key=_BY_LENGTH), budget)
+        return _first_fit(sorted(_by_arrival(waiting), key=_LENGTH), budget)
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Edf:
     """Earliest deadline first (DEF in the TCB paper)."""
 
     def select(self, waiting: Sequence[Waiting], now_s: float, budget: Budget) -> Batch:
-        return _first_fit(sorted(waiting, key=_BY_DEADLINE), budget)
+        return _first_fit(sorted(_by_arrival(waiting), key=_DEADLINE), budget)
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,8 @@ class Das:
     def _fill(self, waiting: Sequence[Waiting], budget: Budget) -> tuple[Filler, int]:
         """The filled rows, and the length of the longest request chosen for its utility."""
         filler = Filler(budget)
-        by_length = sorted(waiting, key=_BY_LENGTH)
+        by_arrival = _by_arrival(waiting)
+        by_length = sorted(by_arrival, key=_LENGTH)
         by_deadline: list[Waiting] = []
         longest = 0
         for row in range(budget.rows):
@@ -92,15 +93,15 @@ class Das:
             taken = {request.id for request in dominant if filler.put(row, request)}
             longest = max([longest, *(request.tokens for request in filler.rows[row])])
             if not everything_fits:
-                by_deadline = by_deadline or sorted(waiting, key=_BY_DEADLINE)
-                least = self.q * sum(request.utility for request in dominant) / len(dominant)
+                by_deadline = by_deadline or sorted(by_arrival, key=_DEADLINE)
+                most = _longest_of_utility(self.q * sum(request.utility for request in dominant) / len(dominant))
                 skipped = {request.id for request in dominant}
-                urgent = [r for r in by_deadline if r.utility >= least and r.id not in skipped]
-                seen = skipped | {request.id for request in urgent}
-                for request in [*urgent, *(r for r in by_length if r.id not in seen)]:
+                urgent = (request for request in by_deadline if request.tokens <= most)
+                others = (request for request in by_length if request.tokens > most)
+                for request in chain(urgent, others):
                     if filler.rows[row] and filler.free[row] < by_length[0].tokens:
                         break
-                    if filler.put(row, request):
+                    if request.id not in skipped and filler.put(row, request):
                         taken.add(request.id)
             by_length = [request for request in by_length if request.id not in taken]
             by_deadline = [request for request in by_deadline if request.id not in taken]
@@ -128,6 +129,14 @@ class SlottedDas(Das):
                     kept.append(request)
             rows.append(tuple(kept))
         return Batch(tuple(row for row in rows if row), slot_tokens)
+
+
+def _longest_of_utility(least: float) -> int:
+    """The most tokens that a request of at least this utility has."""
+    tokens = int(1 / least) + 1
+    while 1 / tokens < least:
+        tokens -= 1
+    return tokens
 
 
 def _saturating(by_length: Sequence[Waiting], row_tokens: int) -> int:

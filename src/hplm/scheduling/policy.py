@@ -82,8 +82,7 @@ def check(batch: Batch, waiting: Sequence[Waiting], budget: Budget) -> None:
     longest = max((request.tokens for request in chosen), default=0)
     if batch.slot_tokens is not None and batch.slot_tokens > max(budget.row_tokens, longest):
         raise PolicyError(f"slots of {batch.slot_tokens} tokens in rows of {budget.row_tokens}")
-    known = {request.id: request for request in waiting}
-    if any(known.get(request.id) is not request for request in chosen):
+    if not set(map(id, chosen)) <= set(map(id, waiting)):
         raise PolicyError("select chose a request that does not wait")
     if len({request.id for request in chosen}) != len(chosen):
         raise PolicyError("select chose a request twice")

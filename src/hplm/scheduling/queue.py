@@ -178,8 +178,9 @@ class RequestQueue:
                 self._remove(found[-1])
         if self._fills_two_batches:
             full_s = self._seconds_of_full_batch()
-            for request in sorted(self._waiting.values(), key=lambda r: r.deadline_s):
-                if request.deadline_s >= now_s + full_s or not self._fills_two_batches:
+            pressed = [request for request in self._waiting.values() if request.deadline_s < now_s + full_s]
+            for request in sorted(pressed, key=lambda r: r.deadline_s):
+                if not self._fills_two_batches:
                     break
                 if request.deadline_s - request.arrived_s > 2 * full_s:
                     found.append(request)

@@ -147,10 +147,9 @@ def test_a_batch_of_ten_thousand_waiting_is_chosen_with_a_number_of_steps_that_g
     class Counting(Waiting):
         reads = 0
 
-        @property
-        def utility(self) -> float:
-            Counting.reads += 1
-            return 1.0 / self.tokens
+        def __getattribute__(self, name: str) -> object:
+            Counting.reads += name == "tokens"
+            return super().__getattribute__(name)
 
     def steps(count: int) -> int:
         Counting.reads = 0

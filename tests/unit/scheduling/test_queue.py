@@ -71,6 +71,52 @@ def test_a_fair_choice_keeps_to_the_budget(
     check(fair_select(policy, waiting, 5.0, budget, {"t1": 3.0}, starve_after_s), waiting, budget)
 
 
+@given(
+    waiting_requests(),
+    st.builds(Budget, st.just(1), st.integers(5, 100), st.integers(1, 12), st.integers(1, 6)),
+    st.sampled_from([Fcfs(), Sjf(), Edf(), Das()]),
+    st.sampled_from([{}, {"t1": 3.0}, {"t0": 0.1}]),
+)
+def test_nobody_waits_for_what_another_has_beyond_its_share(
+    waiting: list[Waiting], budget: Budget, policy: Policy, weights: dict[str, float]
+) -> None:
+    batch = fair_select(policy, waiting, 5.0, budget, weights, math.inf)
+    by_tenant: dict[str, list[int]] = {}
+    for chosen in batch.requests:
+        by_tenant.setdefault(chosen.tenant, []).append(chosen.tokens)
+    tenants = Counter(one.tenant for one in waiting)
+    total = sum(weights.get(tenant, 1.0) for tenant in tenants)
+
+    def surplus(tenant: str, tokens: list[int]) -> int:
+        """At least so many tokens of the batch are beyond its share; one request never is."""
+        part = weights.get(tenant, 1.0) / total
+        by_number = len(tokens) - max(1, math.ceil(budget.max_requests * part))
+        by_tokens = sum(tokens) - max(budget.tokens * part, max(tokens))
+        return max(0, math.floor(by_tokens), sum(sorted(tokens)[: max(0, by_number)]))
+
+    most = max(surplus(tenant, tokens) for tenant, tokens in by_tenant.items())
+    if most and len(by_tenant) < budget.max_tenants:
+        free = budget.tokens - sum(one.tokens for one in batch.requests)
+        kept_out = [one for one in waiting if tenants[one.tenant] == 1 and one.tenant not in by_tenant]
+        assert all(one.tokens > free + most for one in kept_out)
+
+
+@pytest.mark.parametrize("policy", [Fcfs(), Sjf(), Edf(), Das()], ids=lambda p: type(p).__name__)
+@pytest.mark.parametrize("starve_after_s", [2.0, math.inf])
+def test_of_thousands_of_tenants_a_batch_is_chosen_by_one_call_or_two(policy: Policy, starve_after_s: float) -> None:
+    calls = []
+
+    class Counting:
+        def select(self, waiting: Sequence[Waiting], now_s: float, budget: Budget) -> Batch:
+            calls.append(len(waiting))
+            return policy.select(waiting, now_s, budget)
+
+    waiting = [request(i, f"t{i}", tokens=3 + i % 90, arrived_s=i / 1000, deadline_s=30.0) for i in range(4000)]
+    batch = fair_select(Counting(), waiting, 4.0, Budget(1, 1024, 64, 63), {}, starve_after_s)
+    assert len(batch.requests) > 10
+    assert len(calls) <= 2
+
+
 def test_a_flooding_tenant_cannot_keep_others_out_of_a_batch() -> None:
     flood = [request(i, "flood", tokens=5) for i in range(90)]
     others = [request(100 + i, f"other{i}", tokens=20) for i in range(4)]

@@ -1,0 +1,45 @@
+"""Processor time by process: what a request costs the machine, whoever waits for whom."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+
+from hplm.triton.server import TritonServer
+from hplm.triton.stubs import stubs_of
+from hplm_loadtest.run import Run
+
+Milliseconds = Mapping[str, float]
+
+
+class ServerMeter:
+    """Counts from now on what a server's processes take: Triton's own, and one for each of its models."""
+
+    def __init__(self, server: TritonServer) -> None:
+        self._triton = server.process.pid
+        self._before = self._seconds()
+
+    def per_request(self, run: Run) -> Milliseconds:
+        """Processor milliseconds by process, the generator's too, for each request of `run` that was answered."""
+        spent = {name: after - self._before[name] for name, after in self._seconds().items()}
+        answered = max(1, run.kinds["answered"])
+        return {name: 1000 * seconds / answered for name, seconds in {**spent, "generator": run.generator_s}.items()}
+
+    def _seconds(self) -> dict[str, float]:
+        """Since each process began."""
+        models = {model: _taken_s(pid) for pid, model in stubs_of(self._triton).items()}
+        return {"triton": _taken_s(self._triton), **models}
+
+
+def medians(rounds: Sequence[Milliseconds]) -> Milliseconds:
+    """By process, and of all together."""
+    by_process = {name: median(one[name] for one in rounds) for name in rounds[0]}
+    return {**by_process, "all": sum(by_process.values())}
+
+
+def _taken_s(pid: int) -> float:
+    """By all threads of a process, in user and system mode."""
+    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
