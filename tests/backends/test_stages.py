@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import queue
 import shutil
+import threading
 import time
+from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,8 @@ import pytest
 
 from hplm import config, errors
 from hplm.adapters import tenant as tenants
+from hplm.adapters.bank import TenantBank
+from hplm.adapters.tenant import TenantCard
 from hplm.config import PlotSettings, UpperSettings
 from hplm.nn import base as bases
 from hplm.nn import reference
@@ -21,6 +25,7 @@ from hplm.serving.upper_stage import UpperAnswer, UpperInput, UpperStage
 from hplm.store import catalog
 from hplm.store.catalog import LOOK_EVERY_S
 from hplm.store.layout import Store
+from hplm.store.records import ServedTenant
 from hplm.wire import LabelledSpan
 from tests import tiny
 from tests.waiting import until
@@ -146,6 +151,32 @@ def test_a_pair_of_which_one_text_is_empty_or_both_are_too_large_is_refused(
     large = b"cat " * 10_000
     answers = other_tenants[0].run([(texts, b"alike") for texts in ((b"a", b" "), (b"\x01", b"a"), (large, large))])
     assert [type(one) for one in answers] == [errors.EmptyTextError, errors.EmptyTextError, errors.TextTooLargeError]
+
+
+def test_a_tenant_whose_card_is_slow_to_read_or_broken_keeps_nobody_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = tiny.make_repository(tmp_path)
+    folder = models / "hbert_plot" / "1"
+    stage = PlotStage(config.load(PlotSettings, folder / "settings.json"), folder)
+    may_go_on, read = threading.Event(), TenantBank.card
+
+    def card(bank: TenantBank, key: ServedTenant) -> TenantCard:
+        if key.name == "alpha":
+            may_go_on.wait(10)
+            raise errors.CorruptArtifactError("alpha's card is broken")
+        return read(bank, key)
+
+    monkeypatch.setattr(TenantBank, "card", card)
+    stage.start()
+    answers: dict[str, Future[LookedUp | errors.HplmError]] = {name: Future() for name in ("alpha", "beta")}
+    for name, answer in answers.items():
+        stage.submit(PlotInput((b"the red cat",), name.encode(), arrived_s=time.monotonic()), answer.set_result)
+    assert isinstance(answers["beta"].result(10), LookedUp)
+    assert not answers["alpha"].done()
+    may_go_on.set()
+    assert isinstance(answers["alpha"].result(10), errors.CorruptArtifactError)
+    stage.stop()
 
 
 def test_a_tenant_that_becomes_one_of_pairs_is_asked_for_pairs_from_then_on(tmp_path: Path) -> None:

@@ -30,7 +30,6 @@ class TenantBank:
         self._fingerprint = fingerprint
         self._verify = verify
         self._banks: dict[Path, tuple[Signature, BankFile]] = {}
-        self._texts: dict[str, tuple[int, int]] = {}
 
     def resolve(self, raw: bytes, version_id: int | None = None) -> ServedTenant:
         """The tenant that a request names, at its current version or the one that the stage before has found.
@@ -38,18 +37,6 @@ class TenantBank:
         Raises TenantNameError, UnknownTenantError or UnknownVersionError, which name no other tenant.
         """
         return self._catalog.find(check_name(raw.decode("utf-8", "replace")), version_id)
-
-    def texts(self, key: ServedTenant) -> int:
-        """How many texts a request of the tenant has, 1 or 2. Raises an ArtifactError.
-
-        Read from its card once a version.
-        """
-        known = self._texts.get(key.name)
-        if known is None or known[0] != key.version_id:
-            if len(self._texts) > 2 * len(self._catalog) + 1000:
-                self._texts.clear()  # names of tenants that are gone
-            known = self._texts[key.name] = key.version_id, self.card(key).texts
-        return known[1]
 
     def card(self, key: ServedTenant) -> TenantCard:
         """A tenant's card without its weights. Raises an ArtifactError."""

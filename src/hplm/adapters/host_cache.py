@@ -36,6 +36,7 @@ class HostCache(Generic[Key, Value]):
         self._lock = threading.Lock()
         self._kept: OrderedDict[Key, Value] = OrderedDict()
         self._loading: dict[Key, Future[Value]] = {}
+        self._unwanted: set[Key] = set()  # dropped while they were loading
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="hplm-load")
         self.kept_bytes = 0
         self.misses = 0
@@ -73,6 +74,8 @@ class HostCache(Generic[Key, Value]):
         for key in keys:
             with self._lock:
                 dropped = self._kept.pop(key, None)
+                if key in self._loading:
+                    self._unwanted.add(key)
                 if dropped is not None:
                     self.kept_bytes -= self._size_of(dropped)
             # Not within the lock: what a value maps may be gigabytes.
@@ -95,15 +98,22 @@ class HostCache(Generic[Key, Value]):
             value = self._load(key)
         except BaseException as error:
             with self._lock:
-                del self._loading[key]
+                self._loaded(key)
             future.set_exception(error)
             return
         size = self._size_of(value)
         with self._lock:
-            del self._loading[key]
-            self._kept[key] = value
-            self.kept_bytes += size
+            if self._loaded(key):
+                self._kept[key] = value
+                self.kept_bytes += size
             while self.kept_bytes > self._capacity_bytes and len(self._kept) > 1:
                 _, dropped = self._kept.popitem(last=False)
                 self.kept_bytes -= self._size_of(dropped)
         future.set_result(value)
+
+    def _loaded(self, key: Key) -> bool:
+        """Whether the value is to be kept."""
+        del self._loading[key]
+        is_wanted = key not in self._unwanted
+        self._unwanted.discard(key)
+        return is_wanted

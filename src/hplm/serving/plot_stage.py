@@ -68,10 +68,25 @@ class _Ready:
 
 
 Reply = Callable[[LookedUp | HplmError], None]
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A request whose tenant is known, but perhaps not yet its card and its domain."""
+
+    given: PlotInput
+    tenant: ServedTenant
+    text: TextOrPair
+    reply: Reply
+    is_cancelled: Callable[[], bool]
+
+
 # Folders of a domain version and those above it: ids would mean others in a registry that was made anew.
 Lineage = tuple[str, ...]
 # A domain whose files are broken is looked at again after this time: checking gigabytes takes seconds.
 BROKEN_FOR_S = 10.0
+# Of each tenant one number is kept, until the tenant's version is forgotten.
+MOST_CARDS = 1_000_000
 # Of English text. The number is known after tokenising only; the queue shares out by this estimate.
 BYTES_PER_TOKEN = 4
 
@@ -79,7 +94,7 @@ BYTES_PER_TOKEN = 4
 class PlotStage:
     """Tokenise, look up, merge. Raises RegistryError, ArtifactError or ConfigError where the store is not sound.
 
-    Domain versions are opened when a tenant of theirs is first asked for, without keeping others waiting.
+    Cards are read and domain versions opened when a tenant of theirs is first asked for, without keeping others waiting.
     """
 
     def __init__(self, settings: PlotSettings, folder: Path) -> None:
@@ -98,6 +113,10 @@ class PlotStage:
         self._broken: dict[Lineage, tuple[float, HplmError]] = {}
         self._domains: HostCache[Lineage, PlotLookup] = HostCache(
             self._open, lambda _: 1, capacity_bytes=settings.most_domains
+        )
+        # How many texts a request of a tenant has, as its card says.
+        self._texts: HostCache[ServedTenant, int] = HostCache(
+            lambda tenant: self._bank.card(tenant).texts, lambda _: 1, capacity_bytes=MOST_CARDS
         )
         self._opening = threading.BoundedSemaphore(settings.queue_capacity)
         # The root is in every lineage: what is wrong with it shows now.
@@ -131,6 +150,7 @@ class PlotStage:
     def stop(self) -> None:
         """Refuse what waits, let the running batch end, end all threads."""
         self._worker.stop()
+        self._texts.close()
         self._domains.close()
         self._catalog.close()
         self._tracer.close()
@@ -138,6 +158,7 @@ class PlotStage:
     def _forget(self, versions: Sequence[ServedTenant]) -> None:
         """Let go of tenants' and domains' versions that nobody can ask for any more."""
         found = self._catalog.found()
+        self._texts.drop(versions)
         self._bank.drop({one.path for one in versions} - {one.path for one in found})
         lineages = {one.lineage for one in versions} - {one.lineage for one in found}
         self._domains.drop(lineages)
@@ -158,46 +179,51 @@ class PlotStage:
         """Queue a request and return at once; `reply` is called exactly once, from another thread or from this one."""
         try:
             tenant = self._bank.resolve(given.tenant)
-            text = self._read(given.texts, tenant)
-            lookup = self._domains.get(tenant.lineage)
-            if lookup is None and not self._opening.acquire(blocking=False):
-                raise QueueFullError("too many requests wait for their domains to be opened; try again later")
+            text = decode_texts(given.texts, self._settings.max_text_bytes)
+            asked = _Asked(given, tenant, text, reply, is_cancelled)
+            texts, lookup = self._texts.get(tenant), self._domains.get(tenant.lineage)
+            if texts is not None and lookup is not None:
+                self._queue(asked, texts, lookup)
+                return
+            if not self._opening.acquire(blocking=False):
+                raise QueueFullError("too many requests wait for tenants and domains to be opened; try again later")
         except HplmError as error:
             self._worker.refuse(reply, for_the_wire(error, given.tenant))
             return
-        if lookup is not None:
-            self._queue(given, _Ready(tenant, text, lookup), reply, is_cancelled)
-        else:
-            opened = partial(self._opened, given, tenant, text, reply, is_cancelled)
-            self._domains.fetch(tenant.lineage).add_done_callback(opened)
+        self._texts.fetch(tenant).add_done_callback(partial(self._card_read, asked))
 
-    def _opened(
-        self,
-        given: PlotInput,
-        tenant: ServedTenant,
-        text: TextOrPair,
-        reply: Reply,
-        is_cancelled: Callable[[], bool],
-        opened: Future[PlotLookup],
-    ) -> None:
+    def _card_read(self, asked: _Asked, texts: Future[int]) -> None:
+        """The tenant's card is known, or cannot be read."""
+        try:
+            opened = partial(self._opened, asked, texts.result())
+            self._domains.fetch(asked.tenant.lineage).add_done_callback(opened)
+        except Exception as error:
+            self._opening.release()
+            self._refuse(asked, error)
+
+    def _opened(self, asked: _Asked, texts: int, lookup: Future[PlotLookup]) -> None:
         """The tenant's domain is open, or cannot be."""
         self._opening.release()
         try:
-            self._queue(given, _Ready(tenant, text, opened.result()), reply, is_cancelled)
-        except HplmError as error:
-            self._worker.refuse(reply, for_the_wire(error, given.tenant))
-        except Exception:
-            # Futures swallow what their callbacks raise: without an answer here there would be none.
-            logging.getLogger(__name__).exception("a domain could not be opened")
-            self._worker.refuse(
-                reply, InternalError("this tenant's domain cannot be opened; the server's log says why")
-            )
+            self._queue(asked, texts, lookup.result())
+        except Exception as error:
+            self._refuse(asked, error)
 
-    def _queue(self, given: PlotInput, ready: _Ready, reply: Reply, is_cancelled: Callable[[], bool]) -> None:
+    def _refuse(self, asked: _Asked, error: Exception) -> None:
+        """Futures swallow what their callbacks raise: without an answer here there would be none."""
+        if not isinstance(error, HplmError):
+            logging.getLogger(__name__).error("a tenant or its domain could not be opened", exc_info=error)
+            error = InternalError("this tenant's model cannot be opened; the server's log says why")
+        self._worker.refuse(asked.reply, for_the_wire(error, asked.given.tenant))
+
+    def _queue(self, asked: _Asked, texts: int, lookup: PlotLookup) -> None:
+        """Raises TextCountError."""
+        text = check_text_count(asked.text, texts)
+        given = asked.given
         deadline_s = self._settings.default_deadline_s if given.deadline_s is None else given.deadline_s
         self._worker.submit(
-            Job(ready, reply, is_cancelled),
-            tenant=ready.tenant.name,
+            Job(_Ready(asked.tenant, text, lookup), asked.reply, asked.is_cancelled),
+            tenant=asked.tenant.name,
             tokens=sum(len(raw) // BYTES_PER_TOKEN + 1 for raw in given.texts) + 1,
             arrived_s=given.arrived_s,
             deadline_s=given.arrived_s + deadline_s,
@@ -215,7 +241,8 @@ class PlotStage:
         for index, (raw, name) in enumerate(requests):
             try:
                 tenant = self._bank.resolve(name)
-                text = self._read(raw, tenant)
+                text = decode_texts(raw, self._settings.max_text_bytes)
+                check_text_count(text, self._texts.fetch(tenant).result())
                 ready[index] = _Ready(tenant, text, self._domains.fetch(tenant.lineage).result())
             except HplmError as error:
                 answers[index] = for_the_wire(error, name)
@@ -277,7 +304,3 @@ class PlotStage:
         )
         lookup.windows_by_level = self._windows
         return lookup
-
-    def _read(self, raw: Sequence[bytes], tenant: ServedTenant) -> TextOrPair:
-        """What a request asks, checked against what its tenant was trained on."""
-        return check_text_count(decode_texts(raw, self._settings.max_text_bytes), self._bank.texts(tenant))

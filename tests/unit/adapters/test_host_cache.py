@@ -58,6 +58,24 @@ def test_the_cache_lets_go_of_what_is_not_wanted_any_more() -> None:
     cache.close()
 
 
+def test_a_value_that_was_dropped_while_it_loaded_is_not_kept() -> None:
+    may_go_on = threading.Event()
+
+    def load(key: str) -> str:
+        may_go_on.wait(5)
+        return key.upper()
+
+    cache = HostCache(load, len, capacity_bytes=30)
+    loading = cache.fetch("a")
+    cache.drop(["a"])
+    may_go_on.set()
+    assert loading.result() == "A"
+    assert (cache.get("a"), cache.kept_bytes) == (None, 0)
+    assert cache.fetch("a").result() == "A"
+    assert cache.get("a") == "A"
+    cache.close()
+
+
 def test_a_failed_load_is_tried_again_by_the_next_request() -> None:
     answers = iter([errors.CorruptArtifactError("broken"), "mended"])
 
