@@ -120,7 +120,9 @@ def tenant_of(base: bases.Base, name: str, seed: int, like: str = "") -> Tenant:
     task, labels, texts = OTHER_TASKS[kind] if kind in OTHER_TASKS else (*TASKS[kind], 1)
     hidden = base.config.hidden_size
     adapter = random_adapter(base.config, rng)
-    head = Head(*(rng.normal(0, 0.5, shape).astype(np.float32) for shape in ((len(labels), hidden), (len(labels),))))
+    count = len(labels)
+    shapes = [(count, hidden), (count,), *([(1 + count, count)] if task == "tagging" else [])]
+    head = Head(*(rng.normal(0, 0.5, shape).astype(np.float32) for shape in shapes))
     pooling = "cls" if name == "gamma" else "mean"
     card = TenantCard(
         name,

@@ -16,11 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hplm.adapters.tenant import Head
+from hplm.decode import beginnings
 from hplm.errors import ConfigError
 from hplm.nn.dtype import computing_in
 from hplm.nn.upper import pool
 from hplm.progress import Report, silent
 from hplm_builder.bodies import CPU, copy_state, fastest_format
+from hplm_builder.crf import sequence_loss
 from hplm_builder.judging import mistakes_of, predict, scores_of
 from hplm_builder.labelled import LabelledData
 from hplm_builder.prepared import IGNORED, Parts, Prepared, count_tokens, packed_batches
@@ -28,6 +30,8 @@ from hplm_builder.scores import METRICS
 
 # Training a token costs about three times what predicting it does: forward, and backward twice.
 TRAINING_COST = 3
+# Of a tagging's transitions, which start from no preference: full fine-tuning's rates would hardly move them.
+TRANSITIONS_RATE = 1e-2
 
 
 @dataclass(frozen=True)
@@ -100,7 +104,7 @@ def fine_tune(
     dev_by_rate: dict[float, float] = {}
     for number, rate in enumerate(settings.learning_rates, 1):
         torch.manual_seed(settings.seed)
-        body, head = make_body().to(device), nn.Linear(hidden_size, len(data.labels)).to(device)
+        body, head = make_body().to(device), TaskHead(hidden_size, data).to(device)
         run = _Run(data, settings, rate, body, head, Scale.of(data.task, train), metric)
         run.train(train, dev, ticker, start)
         ticker.end_run(number)
@@ -122,6 +126,20 @@ def fine_tune(
                 mistakes.setdefault(kind, {})[name] = found
     report("fine-tune", 1.0)
     return Trained(best.body, best.best_head, scores, best.rate, best.best_epoch, dev_by_rate, curve, mistakes)
+
+
+class TaskHead(nn.Linear):
+    """What a tenant's Head is while it is trained; `forbidden` are transitions that no tagging makes."""
+
+    forbidden: Tensor
+
+    def __init__(self, hidden_size: int, data: LabelledData) -> None:
+        super().__init__(hidden_size, len(data.labels))
+        self.transitions: nn.Parameter | None = None
+        if data.task == "tagging":
+            forbidden = torch.from_numpy(beginnings(data.labels).copy())
+            self.register_buffer("forbidden", forbidden, persistent=False)
+            self.transitions = nn.Parameter(torch.zeros_like(forbidden))
 
 
 class _Ticker:
@@ -160,15 +178,18 @@ class Scale:
         values = np.array([one.source.value for one in train])
         return cls(float(values.mean()), float(values.std()) or 1.0)
 
-    def to_served(self, head: nn.Linear) -> Head:
+    def to_served(self, head: TaskHead) -> Head:
         """What gives values as they came."""
         weight, bias = head.weight.detach().cpu().numpy(), head.bias.detach().cpu().numpy()
-        return Head(weight * np.float32(self.deviation), bias * np.float32(self.deviation) + np.float32(self.mean))
+        moves = None if head.transitions is None else head.transitions.detach().cpu().numpy().copy()
+        scale = np.float32(self.deviation)
+        return Head(weight * scale, bias * scale + np.float32(self.mean), moves)
 
     def from_served(self, head: Head) -> dict[str, Tensor]:
         """The state of the layer that `to_served` makes `head` of."""
         bias = (head.bias - np.float32(self.mean)) / np.float32(self.deviation)
-        return {"weight": torch.tensor(head.weight / np.float32(self.deviation)), "bias": torch.tensor(bias)}
+        state = {"weight": torch.tensor(head.weight / np.float32(self.deviation)), "bias": torch.tensor(bias)}
+        return state if head.transitions is None else {**state, "transitions": torch.tensor(head.transitions)}
 
 
 class _Run:
@@ -180,7 +201,7 @@ class _Run:
         settings: TrainSettings,
         rate: float,
         body: nn.Module,
-        head: nn.Linear,
+        head: TaskHead,
         scale: Scale,
         metric: str,
     ) -> None:
@@ -202,7 +223,8 @@ class _Run:
         settings = self._settings
         rng = np.random.default_rng(settings.seed)
         if start is not None:
-            self._head.load_state_dict(self._scale.from_served(start))
+            # A tagging from before it had transitions begins with none.
+            self._head.load_state_dict(self._scale.from_served(start), strict=self._data.task != "tagging")
             self._judge(0, dev, ticker)
         steps = len(packed_batches(train, settings.batch_tokens, rng)) * settings.epochs
         warmup = max(1, int(steps * settings.warmup_share))
@@ -239,7 +261,7 @@ class Trainer:
     """Takes optimiser steps on a body and a head."""
 
     def __init__(
-        self, task: str, settings: TrainSettings, rate: float, body: nn.Module, head: nn.Linear, scale: Scale
+        self, task: str, settings: TrainSettings, rate: float, body: nn.Module, head: TaskHead, scale: Scale
     ) -> None:
         self._task = task
         self._settings = settings
@@ -247,12 +269,15 @@ class Trainer:
         self._head = head
         self._scale = scale
         self._params = [p for p in [*body.parameters(), *head.parameters()] if p.requires_grad]
-        self._optimizer = torch.optim.AdamW(self._params, lr=rate, weight_decay=settings.weight_decay, fused=True)
+        groups = [{"params": [p for p in self._params if p is not head.transitions], "share": 1.0}]
+        if head.transitions is not None:
+            groups.append({"params": [head.transitions], "share": TRANSITIONS_RATE / rate})
+        self._optimizer = torch.optim.AdamW(groups, lr=rate, weight_decay=settings.weight_decay, fused=True)
 
     def step(self, batch: list[Prepared], rate: float) -> float:
         """Train on a batch at learning rate `rate`; returns the loss before it."""
         for group in self._optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group["share"]
         loss = self._loss(batch)
         self._optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -272,4 +297,9 @@ class Trainer:
         targets = torch.cat([one.targets for one in batch]).to(device)
         if self._task == "regression":
             return F.mse_loss(logits[:, 0], (targets - self._scale.mean) / self._scale.deviation)
-        return F.cross_entropy(logits, targets, ignore_index=IGNORED)
+        if self._head.transitions is not None:
+            are_words = targets != IGNORED
+            words = [int(part.sum()) for part in are_words.split(lengths)]
+            moves = self._head.transitions + self._head.forbidden
+            return sequence_loss(logits[are_words], targets[are_words], [n for n in words if n], moves)
+        return F.cross_entropy(logits, targets)

@@ -121,7 +121,10 @@ def _perturbed(
             rng.standard_normal(len(card.labels), dtype=np.float32) * np.float32(HEAD_STD),
         )
         if around:
-            head = Head(head.weight * spread + near.head.weight, head.bias * spread + near.head.bias)
+            near_head = near.head
+            head = Head(
+                head.weight * spread + near_head.weight, head.bias * spread + near_head.bias, near_head.transitions
+            )
         bits = weights.to(torch.bfloat16).view(torch.uint16).numpy()
         yield Tenant(card, PackedAdapter(bits, hidden, reduced), head)
 

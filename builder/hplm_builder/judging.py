@@ -40,7 +40,7 @@ def predict(
             hidden = body(features, lengths).float().cpu()
         for i, part in zip(chunk, hidden.split(lengths), strict=True):
             logits = (pool(data.task, pooling, part) @ weight.T + bias).numpy()
-            answers[i] = DECODERS[data.task](logits, data.labels, examples[i].tokens)
+            answers[i] = DECODERS[data.task](logits, data.labels, examples[i].tokens, head.transitions)
         tick(sum(lengths))
     return answers
 

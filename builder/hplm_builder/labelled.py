@@ -21,6 +21,8 @@ from hplm_builder.splits import every_tenth
 
 # A head has a row a label, and all heads share one machine: a column of free text is no label.
 MOST_LABELS = 1000
+# Training looks at all pairs of tags at each word.
+MOST_ENTITY_TYPES = 200
 LONGEST_LABEL = 200
 # Of a file. Each takes some hundred bytes of memory beside its text, and days to train on.
 MOST_EXAMPLES = 1_000_000
@@ -245,6 +247,10 @@ def _tags(train: list[LabelledText], dev: list[LabelledText], test: list[Labelle
     kinds = sorted({entity.label for example in train for entity in example.entities})
     if not kinds:
         raise DataError("the train data holds no entity: there is nothing to learn")
+    if len(kinds) > MOST_ENTITY_TYPES:
+        raise DataError(
+            f"the train data holds {len(kinds):,} types of entities, at most {MOST_ENTITY_TYPES} can be learned"
+        )
     return ("O", *(f"{prefix}-{kind}" for kind in kinds for prefix in ("B", "I")))
 
 

@@ -96,13 +96,14 @@ def prepare(
 def tag_targets(example: LabelledText, tokens: npt.NDArray[np.int32], label_ids: dict[str, int]) -> Tensor:
     """The tag of each word at its first token, IGNORED elsewhere: `[T]`."""
     targets = torch.full((len(tokens),), IGNORED)
+    before = None
     for first, _ in word_ranges(tokens):
         start = int(tokens[first, 0])
-        tag = "O"
-        for entity in example.entities:
-            if entity.start <= start < entity.end:
-                tag = f"{'B' if start == entity.start else 'I'}-{entity.label}"
+        of_word = next((one for one in reversed(example.entities) if one.start <= start < one.end), None)
+        # By the word before, not by the entity's start: that may lie within a word, or within another entity.
+        tag = "O" if of_word is None else f"{'I' if of_word is before else 'B'}-{of_word.label}"
         targets[first] = label_ids.get(tag, label_ids["O"])
+        before = of_word
     return targets
 
 

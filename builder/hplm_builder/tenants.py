@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 from rich.progress import Progress
-from torch import Tensor, nn
+from torch import Tensor
 
 from hplm.adapters import tenant as tenants
 from hplm.adapters.bank import is_banked
@@ -23,7 +23,7 @@ from hplm.progress import Report, bar_report, silent
 from hplm.store.layout import Store
 from hplm.text import EncodedText, TextEncoder
 from hplm_builder.bodies import ADAPTER_AT, AdapterModel, adapter_body
-from hplm_builder.finetune import TRAINING_COST, Scale, Trainer, TrainSettings, fine_tune
+from hplm_builder.finetune import TRAINING_COST, Scale, TaskHead, Trainer, TrainSettings, fine_tune
 from hplm_builder.labelled import LabelledData
 from hplm_builder.prepared import Featurise, Parts, count_tokens, packed_batches, prepare, prepare_all
 from hplm_builder.register import publish_tenant, published
@@ -155,7 +155,7 @@ def estimate_fine_tune(data: LabelledData, settings: TrainSettings, base: Base, 
     sample = prepare(data.train[::step][:MEASURED_EXAMPLES], data, encoder, plot_features(lookup))
     features_s = (time.perf_counter() - start_s) / len(sample)
     body = adapter_body(base.load_upper(), REDUCTION_FACTOR)()
-    head = nn.Linear(base.config.hidden_size, len(data.labels))
+    head = TaskHead(base.config.hidden_size, data)
     rate = settings.learning_rates[0]
     trainer = Trainer(data.task, settings, rate, body, head, Scale.of(data.task, sample))
     batch, *_ = packed_batches(sample, settings.batch_tokens, np.random.default_rng(0))

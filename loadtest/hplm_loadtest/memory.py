@@ -124,7 +124,7 @@ def memory_by_tenants(folder: Path, shape: Shape, counts: Sequence[int]) -> Repo
         "disk_bytes": disk_bytes,
     }
     full = file_bytes(whole(fleet.base.config), choose_dtype("auto", CPU))
-    head = tenant.head.weight.nbytes + tenant.head.bias.nbytes
+    head = sum(array.nbytes for array in tenant.head.arrays.values())
     rows += [
         {"system": "hbert, an added tenant", **per_tenant},
         {"system": "dedicated, its file", "device_bytes": full, "host_bytes": full, "disk_bytes": full},

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +14,15 @@ from hplm.wire import LabelledSpan
 
 Logits = npt.NDArray[np.float32]
 Tokens = npt.NDArray[np.int32]
+FORBIDDEN = -1e4
+
+
+class Decoder(Protocol):
+    """`transitions` are a tagging's, see `decode_tagging`."""
+
+    def __call__(
+        self, logits: Logits, labels: Sequence[str], tokens: Tokens, transitions: Logits | None = None
+    ) -> list[LabelledSpan]: ...
 
 
 def softmax(logits: Logits) -> Logits:
@@ -21,25 +32,38 @@ def softmax(logits: Logits) -> Logits:
     return probabilities
 
 
-def decode_classification(logits: Logits, labels: Sequence[str], tokens: Tokens) -> list[LabelledSpan]:
+def decode_classification(
+    logits: Logits, labels: Sequence[str], tokens: Tokens, transitions: Logits | None = None
+) -> list[LabelledSpan]:
     """`logits` `[1, labels]` -> the most probable class over the characters that were read."""
     probabilities = softmax(logits[0])
     best = int(probabilities.argmax())
     return [LabelledSpan(labels[best], float(probabilities[best]), 0, _end(tokens))]
 
 
-def decode_regression(logits: Logits, labels: Sequence[str], tokens: Tokens) -> list[LabelledSpan]:
+def decode_regression(
+    logits: Logits, labels: Sequence[str], tokens: Tokens, transitions: Logits | None = None
+) -> list[LabelledSpan]:
     """`logits` `[1, 1]` -> the value itself as the score of the only label, over the characters that were read."""
     return [LabelledSpan(labels[0], float(logits[0, 0]), 0, _end(tokens))]
 
 
-def decode_tagging(logits: Logits, labels: Sequence[str], tokens: Tokens) -> list[LabelledSpan]:
+def decode_tagging(
+    logits: Logits, labels: Sequence[str], tokens: Tokens, transitions: Logits | None = None
+) -> list[LabelledSpan]:
     """`logits` `[T, labels]` over B-, I- and O tags -> entities.
 
-    A word's tag is its first token's; an I- tag that does not go on with its type opens an entity of its own, as the
-    CoNLL scorer reads it.
+    A word's tag is its first token's. Of all sequences of tags in which entities begin with their B- tag, the best by the
+    sum of logits and `transitions` (`[1 + labels, labels]`: of the first word's tag, then from each tag to each; None is no
+    preference) is taken. An entity's score is the mean over its words of the tag's probability, given the tags around it.
     """
-    probabilities = softmax(logits)
+    words = word_ranges(tokens)
+    if not words:
+        return []
+    emissions = logits[[first for first, _ in words]]
+    moves = beginnings(tuple(labels)) + (0.0 if transitions is None else transitions)
+    path = best_path(emissions, moves)
+    probabilities = softmax(_given_neighbours(emissions, moves, path))
     entities: list[LabelledSpan] = []
     open_type, scores, start, end = "", [0.0], 0, 0
 
@@ -47,10 +71,9 @@ def decode_tagging(logits: Logits, labels: Sequence[str], tokens: Tokens) -> lis
         if open_type:
             entities.append(LabelledSpan(open_type, float(np.mean(scores)), start, end))
 
-    for first, last in word_ranges(tokens):
-        best = int(probabilities[first].argmax())
-        prefix, _, kind = labels[best].partition("-")
-        score = float(probabilities[first, best])
+    for word, ((first, last), tag) in enumerate(zip(words, path, strict=True)):
+        prefix, _, kind = labels[tag].partition("-")
+        score = float(probabilities[word, tag])
         if prefix == "I" and kind == open_type:
             scores.append(score)
         else:
@@ -61,8 +84,46 @@ def decode_tagging(logits: Logits, labels: Sequence[str], tokens: Tokens) -> lis
     return entities
 
 
+@lru_cache(maxsize=1024)
+def beginnings(labels: tuple[str, ...]) -> Logits:
+    """Transitions `[1 + labels, labels]` that forbid an I- tag unless its B- or itself is before it; 0 elsewhere.
+
+    An I- tag of a type that has no B- tag may stand anywhere.
+    """
+    moves = np.zeros((1 + len(labels), len(labels)), np.float32)
+    for to, label in enumerate(labels):
+        prefix, _, kind = label.partition("-")
+        if prefix == "I" and f"B-{kind}" in labels:
+            moves[:, to] = FORBIDDEN
+            moves[[1 + labels.index(before) for before in (f"B-{kind}", label)], to] = 0.0
+    moves.flags.writeable = False
+    return moves
+
+
+def best_path(emissions: Logits, moves: Logits) -> list[int]:
+    """The sequence of tags of the highest sum (Viterbi): `emissions` `[words, labels]`, `moves` `[1 + labels, labels]`."""
+    between = moves[1:]
+    best = emissions[0] + moves[0]
+    came_from = []
+    for emission in emissions[1:]:
+        sums = best[:, None] + between
+        came_from.append(sums.argmax(0))
+        best = sums.max(0) + emission
+    path = [int(best.argmax())]
+    for before in reversed(came_from):
+        path.append(int(before[path[-1]]))
+    return path[::-1]
+
+
+def _given_neighbours(emissions: Logits, moves: Logits, path: Sequence[int]) -> Logits:
+    """Logits `[words, labels]` of each word's tag where all others are those of `path`."""
+    given = emissions + moves[[0, *(1 + tag for tag in path[:-1])]]
+    given[:-1] += moves[1:, path[1:]].T
+    return given
+
+
 # By the task of a tenant's card.
-DECODERS: Mapping[str, Callable[[Logits, Sequence[str], Tokens], list[LabelledSpan]]] = {
+DECODERS: Mapping[str, Decoder] = {
     "classification": decode_classification,
     "regression": decode_regression,
     "tagging": decode_tagging,

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import get_args
 
 import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hplm.adapters.tenant import Task
-from hplm.decode import DECODERS, decode_classification, decode_regression, decode_tagging
+from hplm.decode import DECODERS, beginnings, best_path, decode_classification, decode_regression, decode_tagging
 from hplm.wire import LabelledSpan
 
 TAGS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
@@ -36,8 +40,50 @@ def test_words_of_one_entity_are_one_span_of_characters() -> None:
     assert spans("B-PER", "I-PER", "O", "O", "B-LOC") == [("PER", 0, 8), ("LOC", 18, 22)]
 
 
-def test_an_inside_tag_that_goes_on_with_nothing_opens_an_entity() -> None:
-    assert spans("I-PER", "O", "I-LOC", "O", "O") == [("PER", 0, 4), ("LOC", 9, 14)]
+def test_an_entity_begins_with_its_beginning_tag_however_sure_the_inside_tag_is() -> None:
+    logits = logits_of("I-PER", "I-PER", "O", "O", "O")
+    logits[1, TAGS.index("B-PER")] = 15.0
+    assert [(s.label, s.start, s.end) for s in decode_tagging(logits, TAGS, TOKENS)] == [("PER", 0, 8)]
+
+
+def test_an_inside_tag_without_a_beginning_tag_among_the_labels_opens_an_entity() -> None:
+    tags = ("O", "I-PER")
+    logits = np.zeros((len(TOKENS), 2), np.float32)
+    logits[[1, 3], 1] = 5.0
+    logits[4:, 0] = 5.0
+    assert [(s.start, s.end) for s in decode_tagging(logits, tags, TOKENS)] == [(0, 8)]
+
+
+def test_transitions_move_what_words_alone_would_say() -> None:
+    logits = logits_of("B-PER", "O", "O", "O", "O")
+    logits[3, TAGS.index("I-PER")] = 19.0
+    moves = np.zeros((6, 5), np.float32)
+    assert [s.end for s in decode_tagging(logits, TAGS, TOKENS, moves)] == [4]
+    moves[1 + TAGS.index("B-PER"), TAGS.index("I-PER")] = 2.0
+    (entity,) = decode_tagging(logits, TAGS, TOKENS, moves)
+    assert (entity.start, entity.end) == (0, 8)
+    # The second word's tag given its neighbours: 19 + 2 against 20, and nothing else is near.
+    assert entity.score == pytest.approx((1 + 1 / (1 + np.exp(-1))) / 2, abs=1e-4)
+
+
+def test_a_text_without_words_has_no_entities() -> None:
+    assert decode_tagging(np.ones((2, 5), np.float32), TAGS, np.full((2, 3), -1, np.int32)) == []
+
+
+@given(st.integers(1, 4), st.integers(0, 2**32 - 1), st.booleans())
+def test_the_best_path_is_the_best_of_all(words: int, seed: int, constrained: bool) -> None:
+    rng = np.random.default_rng(seed)
+    emissions = rng.normal(0, 3, (words, len(TAGS))).astype(np.float32)
+    moves = rng.normal(0, 2, (1 + len(TAGS), len(TAGS))).astype(np.float32)
+    if constrained:
+        moves = moves + beginnings(TAGS)
+
+    def total(path: tuple[int, ...]) -> float:
+        places = zip([0, *(1 + tag for tag in path)], path, strict=False)
+        return float(sum(emissions[t, tag] for t, tag in enumerate(path)) + sum(moves[place] for place in places))
+
+    best = max(itertools.product(range(len(TAGS)), repeat=words), key=total)
+    assert total(tuple(best_path(emissions, moves))) == pytest.approx(total(best), abs=1e-3)
 
 
 def test_a_beginning_tag_starts_a_new_entity_of_the_same_type() -> None:

@@ -13,7 +13,7 @@ from hplm_builder.bodies import ADAPTER_AT, adapter_body, fastest_format
 from hplm_builder.finetune import TrainSettings
 from hplm_builder.judging import scores_of
 from hplm_builder.labelled import Entity, LabelledData, LabelledText, check_data
-from hplm_builder.prepared import prepare
+from hplm_builder.prepared import IGNORED, prepare, tag_targets
 from hplm_builder.scores import METRICS
 from hplm_builder.tenants import REDUCTION_FACTOR, build_tenant, estimate_fine_tune, plot_features, train_tenant
 from rich.progress import Progress
@@ -286,6 +286,46 @@ def test_a_published_tenant_reads_back_bit_by_bit(tiny_base: Base, tiny_store: S
     assert again.card == made.card
     for name, array in vars(made.adapter).items():
         np.testing.assert_array_equal(array, getattr(again.adapter, name))
+    assert set(made.head.arrays) == {"weight", "bias", "transitions"}
+    for name, array in made.head.arrays.items():
+        np.testing.assert_array_equal(array, getattr(again.head, name))
+
+
+def test_transitions_that_do_not_fit_the_labels_or_the_task_are_corrupt(tiny_base: Base, tmp_path: Path) -> None:
+    for name, labels in (("tagger", 4), ("alpha", 2)):
+        made = tiny.tenant_of(tiny_base, name, 1)
+        odd = replace(made, head=replace(made.head, transitions=np.zeros((1 + labels, labels), np.float32)))
+        tenants.save(tmp_path / name, odd)
+        with pytest.raises(CorruptArtifactError, match="do not fit"):
+            tenants.load(tmp_path / name, fingerprint=tiny_base.fingerprint)
+
+
+def test_a_tagging_learns_which_tags_follow_each_other_and_goes_on_from_a_head_that_has_none(
+    tiny_base: Base, lookup: PlotLookup
+) -> None:
+    data = place_data()
+    made = train_tenant(tiny_base, lookup, "places", data, SHORT)
+    moves = made.head.transitions
+    assert moves is not None
+    assert moves.shape == (4, 3)
+    assert np.abs(moves).max() > 0.01
+    before = replace(made, head=replace(made.head, transitions=None))
+    again = train_tenant(tiny_base, lookup, "places", data, SHORT, start=before)
+    assert again.head.transitions is not None
+    assert train_tenant(tiny_base, lookup, "colour", colour_data(), SHORT).head.transitions is None
+
+
+def test_an_entity_that_starts_within_a_word_or_goes_on_after_another_begins_with_its_beginning_tag() -> None:
+    tokens = np.array([(0, 0, -1), (0, 3, 0), (4, 7, 1), (8, 11, 2), (12, 15, 3), (0, 0, -1)], dtype=np.int32)
+    ids = {tag: number for number, tag in enumerate(("O", "B-X", "I-X", "B-Y", "I-Y"))}
+
+    def tags(*entities: Entity) -> list[int]:
+        found = tag_targets(LabelledText("abc def ghi jkl", None, entities), tokens, ids)
+        return [number for number in found.tolist() if number != IGNORED]
+
+    assert tags(Entity("X", 0, 7)) == [1, 2, 0, 0]
+    assert tags(Entity("X", 1, 11)) == [0, 1, 2, 0]
+    assert tags(Entity("X", 0, 15), Entity("Y", 4, 7)) == [1, 3, 1, 2]
 
 
 def test_a_card_from_before_has_one_text_and_the_papers_place_and_impossible_cards_are_corrupt(

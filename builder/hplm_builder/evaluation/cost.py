@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import nn
 
 from hplm.progress import Report, silent
 from hplm_builder.evaluation.features import mean_tokens, sample_of
@@ -19,7 +18,7 @@ from hplm_builder.evaluation.search import Workload
 from hplm_builder.evaluation.study import Board, Study
 from hplm_builder.evaluation.tasks import EvalTask
 from hplm_builder.evaluation.variants import Variant
-from hplm_builder.finetune import Scale, Trainer
+from hplm_builder.finetune import Scale, TaskHead, Trainer
 from hplm_builder.judging import predict
 from hplm_builder.prepared import count_tokens, packed_batches, prepare
 from hplm_builder.tenants import encoder_of
@@ -105,7 +104,7 @@ def measure(study: Study, task: EvalTask, variant: Variant) -> TokenCost:
     sample = prepare(some[2:] or some, data, encoder, featurise)
     feature_s = (time.perf_counter() - start_s) / count_tokens(sample)
     body = variant.body(task)().to(study.device)
-    head = nn.Linear(variant.base.config.hidden_size, len(data.labels)).to(study.device)
+    head = TaskHead(variant.base.config.hidden_size, data).to(study.device)
     scale = Scale.of(data.task, sample)
     trainer = Trainer(data.task, settings, variant.rate, body, head, scale)
     batch, *_ = packed_batches(sample, settings.batch_tokens, np.random.default_rng(0))

@@ -49,6 +49,8 @@ class Study:
             "pooling": self.pooling,
             "device": self.device.type,
             "computed in": str(fastest_format(self.device)[0]),
+            # Results of taggings from before these were trained are of other heads.
+            **({"head": "with transitions"} if task.data.task == "tagging" else {}),
             **variant.about(task),
         }
 

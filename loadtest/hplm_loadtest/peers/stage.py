@@ -119,6 +119,6 @@ class PeerStage:
 
 def _reply_all(jobs: list[_Job], answers: list[Logits]) -> None:
     for job, logits in zip(jobs, answers, strict=True):
-        card = job.request.tenant.card
-        spans = DECODERS[card.task](logits, card.labels, job.encoded.tokens)
+        tenant = job.request.tenant
+        spans = DECODERS[tenant.card.task](logits, tenant.card.labels, job.encoded.tokens, tenant.head.transitions)
         job.reply(PeerAnswer(spans, logits, job.encoded.truncated))

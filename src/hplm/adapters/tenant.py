@@ -34,10 +34,20 @@ def check_name(name: str) -> str:
 
 @dataclass(frozen=True)
 class Head:
-    """A linear layer over a token or the pooled text: `weight` `[labels, H]`, `bias` `[labels]`."""
+    """A linear layer over a token or the pooled text: `weight` `[labels, H]`, `bias` `[labels]`.
+
+    `transitions` `[1 + labels, labels]` of a tagging: how much the first word's tag, and each tag after each, is preferred
+    (a linear-chain CRF); None for other tasks, and for taggings from before it was trained.
+    """
 
     weight: Float32
     bias: Float32
+    transitions: Float32 | None = None
+
+    @property
+    def arrays(self) -> dict[str, Float32]:
+        """What there is of it, by name."""
+        return {name: array for name, array in vars(self).items() if array is not None}
 
 
 @dataclass(frozen=True)
@@ -85,7 +95,7 @@ def save(folder: Path, tenant: Tenant) -> None:
     """Publish a tenant."""
     with artifact.publish(folder, KIND, card_meta(tenant.card)) as partial:
         arrays = {f"adapter.{name}": array for name, array in vars(tenant.adapter).items()}
-        arrays |= {f"head.{name}": array for name, array in vars(tenant.head).items()}
+        arrays |= {f"head.{name}": array for name, array in tenant.head.arrays.items()}
         # Written from here, a full disk is an OSError.
         (partial / "weights.safetensors").write_bytes(
             packed_arrays({name: np.ascontiguousarray(array) for name, array in arrays.items()})
@@ -146,13 +156,15 @@ def load(folder: Path, *, fingerprint: str, name: str | None = None, verify: boo
         # Read once and checked in memory: the file may be replaced between two looks at it.
         arrays = load_arrays(stored.read_bytes("weights.safetensors", verify=verify))
         adapter = Adapter(*(arrays[f"adapter.{name}"] for name in ("down", "down_bias", "up", "up_bias")))
-        head = Head(arrays["head.weight"], arrays["head.bias"])
+        head = Head(arrays["head.weight"], arrays["head.bias"], arrays.get("head.transitions"))
         layers, reduced, hidden = adapter.down.shape
         shapes = [array.shape for array in (adapter.down_bias, adapter.up, adapter.up_bias, head.weight, head.bias)]
     except (OSError, KeyError, ValueError, SafetensorError) as error:
         raise CorruptArtifactError(f"{folder}: the weights cannot be read ({error!r}); fine-tune it again") from error
     labels = len(card.labels)
-    if shapes != [(layers, reduced), (layers, hidden, reduced), (layers, hidden), (labels, hidden), (labels,)]:
+    fits = head.transitions is None or (card.task == "tagging" and head.transitions.shape == (1 + labels, labels))
+    wanted = [(layers, reduced), (layers, hidden, reduced), (layers, hidden), (labels, hidden), (labels,)]
+    if shapes != wanted or not fits:
         raise CorruptArtifactError(
             f"{folder}: the weights do not fit each other or the {labels} labels; fine-tune it again"
         )

@@ -305,4 +305,4 @@ def _nobody(engine: UpperEngine) -> Tenant:
 
 def decode(tenant: Tenant, logits: npt.NDArray[np.float32], tokens: npt.NDArray[np.int32]) -> list[LabelledSpan]:
     """Labels of one text by its tenant's kind of task."""
-    return DECODERS[tenant.card.task](logits, tenant.card.labels, tokens)
+    return DECODERS[tenant.card.task](logits, tenant.card.labels, tokens, tenant.head.transitions)

@@ -48,7 +48,9 @@ def test_a_bank_file_gives_each_tenant_its_weights_back_to_the_rounding(tiny_bas
     for name, tenant in before.items():
         got = bank.load(name)
         assert got.card == tenant.card
-        np.testing.assert_array_equal(got.head.weight, tenant.head.weight)
+        assert set(got.head.arrays) == set(tenant.head.arrays)
+        for part, array in tenant.head.arrays.items():
+            np.testing.assert_array_equal(getattr(got.head, part), array)
         np.testing.assert_allclose(got.adapter.down, tenant.adapter.down, rtol=2**-8)
 
 
