@@ -103,7 +103,6 @@ class _Work:
             )
         except ConfigError:
             return Run(seconds=time.monotonic() - start_s)  # it diverged, which the search is there to find out
-        head = trained.head
         return Run(
             dev=trained.scores[f"dev_{task.metric}"],
             test=trained.scores[f"test_{task.metric}"],
@@ -111,8 +110,7 @@ class _Work:
             best_epoch=trained.best_epoch,
             epochs=len(trained.curve),
             trained_parameters=sum(p.numel() for p in trained.body.parameters() if p.requires_grad)
-            + head.weight.size
-            + head.bias.size,
+            + sum(array.size for array in trained.head.arrays.values()),
             seconds=time.monotonic() - start_s,
             more=variant.more(task, data, trained) if variant.more else {},
         )
