@@ -133,6 +133,7 @@ def tenant_of(base: bases.Base, name: str, seed: int, like: str = "") -> Tenant:
         example="Anna sings in Paris",
         texts=texts,
         adapter_at=PLACES[seed % 2],
+        transitions=task == "tagging",
     )
     return Tenant(card, pack(adapter), head)
 

@@ -22,7 +22,7 @@ from hplm_builder.splits import every_tenth
 # A head has a row a label, and all heads share one machine: a column of free text is no label.
 MOST_LABELS = 1000
 # Training looks at all pairs of tags at each word.
-MOST_ENTITY_TYPES = 200
+MOST_ENTITY_TYPES = 100
 LONGEST_LABEL = 200
 # Of a file. Each takes some hundred bytes of memory beside its text, and days to train on.
 MOST_EXAMPLES = 1_000_000

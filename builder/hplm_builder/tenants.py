@@ -114,6 +114,7 @@ def tune(
         texts=data.texts,
         example_pair="" if example else shown.pair or "",
         adapter_at=at,
+        transitions=trained.head.transitions is not None,
     )
     return Tenant(card, pack(trained.body.adapter()), trained.head)
 

@@ -23,20 +23,22 @@ class ServerMeter:
 
     def per_request(self, run: Run) -> Milliseconds:
         """Processor milliseconds by process, the generator's too, for each request of `run` that was answered."""
-        spent = {name: after - self._before[name] for name, after in self._seconds().items()}
+        spent = {name: after - self._before.get(name, 0.0) for name, after in self._seconds().items()}
         answered = max(1, run.kinds["answered"])
         return {name: 1000 * seconds / answered for name, seconds in {**spent, "generator": run.generator_s}.items()}
 
     def _seconds(self) -> dict[str, float]:
         """Since each process began."""
-        models = {model: _taken_s(pid) for pid, model in stubs_of(self._triton).items()}
-        return {"triton": _taken_s(self._triton), **models}
+        taken = {"triton": _taken_s(self._triton)}
+        for pid, model in stubs_of(self._triton).items():
+            taken[model] = taken.get(model, 0.0) + _taken_s(pid)
+        return taken
 
 
 def medians(rounds: Sequence[Milliseconds]) -> Milliseconds:
     """By process, and of all together."""
-    by_process = {name: median(one[name] for one in rounds) for name in rounds[0]}
-    return {**by_process, "all": sum(by_process.values())}
+    by_process = {name: median(one.get(name, 0.0) for one in rounds) for name in rounds[0]}
+    return {**by_process, "all": median(sum(one.values()) for one in rounds)}
 
 
 def _taken_s(pid: int) -> float:

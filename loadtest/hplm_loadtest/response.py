@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from hplm.errors import InternalError
 from hplm.progress import progress_bars
 from hplm.report import Goal, Report
 from hplm.triton.server import TritonServer, free_ports
@@ -101,8 +102,10 @@ def response(
 
 
 def ask_each(url: str, names: Sequence[str], sent: Sequence[str], rng: np.random.Generator) -> None:
-    """One request to each of `names`, as fast as they are answered."""
-    closed_loop(url, Mix(InTurn(names), sent).draw(len(names), rng), WARM_UP_IN_FLIGHT)
+    """One request to each of `names`, as fast as they are answered. Raises InternalError where one is not."""
+    run = closed_loop(url, Mix(InTurn(names), sent).draw(len(names), rng), WARM_UP_IN_FLIGHT)
+    if bad := run.row()["errors"]:
+        raise InternalError(f"not every tenant could be asked before it began: {bad}")
 
 
 def median_row(runs: Sequence[Run]) -> dict[str, Any]:

@@ -129,7 +129,7 @@ def schedulers(
 
 
 def policy_costs(policies: Sequence[str], batch_s: float, progress: Any) -> list[dict[str, Any]]:
-    """In-process: seconds that a choice takes with so many of 500 tenants waiting, and its share of a batch of 1,000 tokens.
+    """In-process: seconds that a choice takes with so many of 10,000 tenants waiting, and its share of a batch of 1,000 tokens.
 
     The whole choice, as the queue makes it: shares and who waited too long, then the policy.
     """
@@ -140,7 +140,7 @@ def policy_costs(policies: Sequence[str], batch_s: float, progress: Any) -> list
         rng = np.random.default_rng(3)
         lengths = NormalLengths().draw(count, rng)
         waiting = [
-            Waiting(i, f"t{i % 500}", int(n), i * 1e-3, i * 1e-3 + float(rng.uniform(*DEADLINES_S)))
+            Waiting(i, f"t{rng.integers(10_000)}", int(n), i / count, i / count + float(rng.uniform(*DEADLINES_S)))
             for i, n in enumerate(lengths)
         ]
         now_s = waiting[-1].arrived_s

@@ -55,7 +55,7 @@ def decode_tagging(
 
     A word's tag is its first token's. Of all sequences of tags in which entities begin with their B- tag, the best by the
     sum of logits and `transitions` (`[1 + labels, labels]`: of the first word's tag, then from each tag to each; None is no
-    preference) is taken. An entity's score is the mean over its words of the tag's probability, given the tags around it.
+    preference) is taken. An entity's score is the mean over its words of the tag's probability among all sequences.
     """
     words = word_ranges(tokens)
     if not words:
@@ -63,7 +63,9 @@ def decode_tagging(
     emissions = logits[[first for first, _ in words]]
     moves = beginnings(tuple(labels)) + (0.0 if transitions is None else transitions)
     path = best_path(emissions, moves)
-    probabilities = softmax(_given_neighbours(emissions, moves, path))
+    if not any("-" in labels[tag] for tag in path):
+        return []
+    probabilities = marginals(emissions, moves)
     entities: list[LabelledSpan] = []
     open_type, scores, start, end = "", [0.0], 0, 0
 
@@ -84,7 +86,7 @@ def decode_tagging(
     return entities
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=64)
 def beginnings(labels: tuple[str, ...]) -> Logits:
     """Transitions `[1 + labels, labels]` that forbid an I- tag unless its B- or itself is before it; 0 elsewhere.
 
@@ -102,24 +104,38 @@ def beginnings(labels: tuple[str, ...]) -> Logits:
 
 def best_path(emissions: Logits, moves: Logits) -> list[int]:
     """The sequence of tags of the highest sum (Viterbi): `emissions` `[words, labels]`, `moves` `[1 + labels, labels]`."""
-    between = moves[1:]
+    to_from = np.ascontiguousarray(moves[1:].T)
+    tags = np.arange(len(to_from))
     best = emissions[0] + moves[0]
     came_from = []
     for emission in emissions[1:]:
-        sums = best[:, None] + between
-        came_from.append(sums.argmax(0))
-        best = sums.max(0) + emission
+        sums = to_from + best
+        came_from.append(sums.argmax(1))
+        best = sums[tags, came_from[-1]] + emission
     path = [int(best.argmax())]
     for before in reversed(came_from):
         path.append(int(before[path[-1]]))
     return path[::-1]
 
 
-def _given_neighbours(emissions: Logits, moves: Logits, path: Sequence[int]) -> Logits:
-    """Logits `[words, labels]` of each word's tag where all others are those of `path`."""
-    given = emissions + moves[[0, *(1 + tag for tag in path[:-1])]]
-    given[:-1] += moves[1:, path[1:]].T
-    return given
+def marginals(emissions: Logits, moves: Logits) -> npt.NDArray[np.float64]:
+    """Probability `[words, labels]` of each word's tag, summed over all sequences (forward-backward)."""
+    likely = np.exp(np.float64(emissions - emissions.max(1, keepdims=True)))
+    between = np.exp(np.float64(moves[1:] - moves.max()))
+    forward = np.empty_like(likely)
+    forward[0] = likely[0] * np.exp(np.float64(moves[0] - moves.max()))
+    # Only ratios matter: sums of 1 keep what is multiplied up from vanishing.
+    forward[0] /= forward[0].sum()
+    for t in range(1, len(likely)):
+        forward[t] = (forward[t - 1] @ between) * likely[t]
+        forward[t] /= forward[t].sum()
+    backward = np.ones_like(likely)
+    for t in range(len(likely) - 2, -1, -1):
+        backward[t] = between @ (likely[t + 1] * backward[t + 1])
+        backward[t] /= backward[t].sum()
+    both = forward * backward
+    probabilities: npt.NDArray[np.float64] = both / both.sum(1, keepdims=True)
+    return probabilities
 
 
 # By the task of a tenant's card.

@@ -11,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hplm.adapters.tenant import Task
-from hplm.decode import DECODERS, beginnings, best_path, decode_classification, decode_regression, decode_tagging
+from hplm.decode import (
+    DECODERS,
+    beginnings,
+    best_path,
+    decode_classification,
+    decode_regression,
+    decode_tagging,
+    marginals,
+)
 from hplm.wire import LabelledSpan
 
 TAGS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
@@ -62,8 +70,44 @@ def test_transitions_move_what_words_alone_would_say() -> None:
     moves[1 + TAGS.index("B-PER"), TAGS.index("I-PER")] = 2.0
     (entity,) = decode_tagging(logits, TAGS, TOKENS, moves)
     assert (entity.start, entity.end) == (0, 8)
-    # The second word's tag given its neighbours: 19 + 2 against 20, and nothing else is near.
+    # The second word's tag: 19 + 2 against 20, and nothing else is near.
     assert entity.score == pytest.approx((1 + 1 / (1 + np.exp(-1))) / 2, abs=1e-4)
+
+
+def test_a_score_is_no_surer_than_all_sequences_together_make_it() -> None:
+    tags, tokens = ("O", "B-X", "I-X"), np.array([(0, 1, 0), (2, 3, 1), (4, 5, 2)], dtype=np.int32)
+    logits = np.array([[3, 0, 0], [0, 0, 3.05], [3, 0, 0]], dtype=np.float32)
+    (entity,) = decode_tagging(logits, tags, tokens)
+    assert (entity.start, entity.end) == (0, 3)
+    # Of all sequences that may be: tag 2 only after 1 or 2.
+    every = itertools.product(range(3), repeat=3)
+    paths = [p for p in every if all(b != 2 or a in (1, 2) for a, b in zip((0, *p), p, strict=False))]
+    likely = np.array([np.exp(sum(logits[t, tag] for t, tag in enumerate(p))) for p in paths])
+    of_word = [sum(x for x, p in zip(likely, paths, strict=True) if p[t] == tag) for t, tag in ((0, 1), (1, 2))]
+    assert entity.score == pytest.approx(np.mean(of_word) / likely.sum(), abs=1e-5)
+    assert entity.score < 0.4
+
+
+@given(st.integers(1, 4), st.integers(0, 2**32 - 1))
+def test_the_probability_of_a_tag_is_that_of_all_sequences_with_it(words: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    emissions = rng.normal(0, 3, (words, len(TAGS))).astype(np.float32)
+    moves = rng.normal(0, 2, (1 + len(TAGS), len(TAGS))).astype(np.float32) + beginnings(TAGS)
+    wanted = np.zeros((words, len(TAGS)))
+    for path in itertools.product(range(len(TAGS)), repeat=words):
+        places = zip([0, *(1 + tag for tag in path)], path, strict=False)
+        total = sum(emissions[t, tag] for t, tag in enumerate(path)) + sum(moves[place] for place in places)
+        wanted[np.arange(words), path] += np.exp(np.float64(total))
+    wanted /= wanted.sum(1, keepdims=True)
+    np.testing.assert_allclose(marginals(emissions, moves), wanted, atol=1e-5)
+
+
+def test_very_sure_logits_have_probabilities_too() -> None:
+    emissions = np.zeros((40, len(TAGS)), np.float32)
+    emissions[::2, 0], emissions[1::2, 2] = 120.0, 120.0
+    found = marginals(emissions, beginnings(TAGS))
+    assert np.isfinite(found).all()
+    np.testing.assert_allclose(found.sum(1), 1.0)
 
 
 def test_a_text_without_words_has_no_entities() -> None:

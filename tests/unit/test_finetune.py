@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hplm_builder import finetune
 from hplm_builder.bodies import ADAPTER_AT, adapter_body, fastest_format
 from hplm_builder.finetune import TrainSettings
 from hplm_builder.judging import scores_of
@@ -292,12 +293,27 @@ def test_a_published_tenant_reads_back_bit_by_bit(tiny_base: Base, tiny_store: S
 
 
 def test_transitions_that_do_not_fit_the_labels_or_the_task_are_corrupt(tiny_base: Base, tmp_path: Path) -> None:
-    for name, labels in (("tagger", 4), ("alpha", 2)):
+    for name, moves in (
+        ("tagger", np.zeros((5, 4), np.float32)),
+        ("tagger", None),
+        ("alpha", np.zeros((3, 2), np.float32)),
+    ):
         made = tiny.tenant_of(tiny_base, name, 1)
-        odd = replace(made, head=replace(made.head, transitions=np.zeros((1 + labels, labels), np.float32)))
-        tenants.save(tmp_path / name, odd)
+        folder = tmp_path / str(moves is None) / name
+        tenants.save(folder, replace(made, head=replace(made.head, transitions=moves)))
         with pytest.raises(CorruptArtifactError, match="do not fit"):
-            tenants.load(tmp_path / name, fingerprint=tiny_base.fingerprint)
+            tenants.load(folder, fingerprint=tiny_base.fingerprint)
+
+
+def test_a_tagging_from_before_is_served_and_a_server_from_before_reads_that_it_cannot_serve_a_new_one(
+    tiny_base: Base, tmp_path: Path
+) -> None:
+    made = tiny.tenant_of(tiny_base, "tagger", 1)
+    assert tenants.card_meta(made.card)["transitions"] is True
+    before = replace(made, card=replace(made.card, transitions=False), head=replace(made.head, transitions=None))
+    assert "transitions" not in tenants.card_meta(before.card)
+    tenants.save(tmp_path / "tagger", before)
+    assert tenants.load(tmp_path / "tagger", fingerprint=tiny_base.fingerprint).head.transitions is None
 
 
 def test_a_tagging_learns_which_tags_follow_each_other_and_goes_on_from_a_head_that_has_none(
@@ -309,9 +325,17 @@ def test_a_tagging_learns_which_tags_follow_each_other_and_goes_on_from_a_head_t
     assert moves is not None
     assert moves.shape == (4, 3)
     assert np.abs(moves).max() > 0.01
-    before = replace(made, head=replace(made.head, transitions=None))
-    again = train_tenant(tiny_base, lookup, "places", data, SHORT, start=before)
-    assert again.head.transitions is not None
+    # At a rate that moves nothing, an update has what it began with, and none is no preference.
+    still = replace(SHORT, epochs=1, warmup_share=1.0)
+    for start, wanted in (
+        (made, moves),
+        (replace(made, head=replace(made.head, transitions=None)), np.zeros_like(moves)),
+    ):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(finetune, "TRANSITIONS_RATE", 1e-9)
+            again = train_tenant(tiny_base, lookup, "places", data, still, start=start)
+        assert again.card.transitions
+        np.testing.assert_allclose(again.head.transitions, wanted, atol=1e-6)
     assert train_tenant(tiny_base, lookup, "colour", colour_data(), SHORT).head.transitions is None
 
 

@@ -31,14 +31,13 @@ LAYOUT = "transposed"  # of PackedAdapter; another one would be read without an 
 class _Entry:
     """A line of `cards.jsonl`: the tenant's number in `adapters.bin`, its card, its first number in `heads.bin`.
 
-    A head is its weight, its bias, and of a tagging its transitions where it `has_transitions`.
+    A head is its weight, its bias, and where the card says so its transitions.
     """
 
     row: int
     card: dict[str, Any]
     head_start: int
     sha256: str
-    has_transitions: bool
 
 
 class BankFile:
@@ -63,9 +62,7 @@ class BankFile:
             for row, line in enumerate(stored.read_bytes("cards.jsonl", verify=True).splitlines()):
                 values = json.loads(line)
                 card = values["card"]
-                self._entries[card["name"]] = _Entry(
-                    row, card, values["head_start"], values["sha256"], values.get("has_transitions", False)
-                )
+                self._entries[card["name"]] = _Entry(row, card, values["head_start"], values["sha256"])
         except (KeyError, TypeError, ValueError, OSError) as error:
             raise CorruptArtifactError(f"{folder} is not a whole bank ({error!r}); build it again") from error
 
@@ -89,7 +86,7 @@ class BankFile:
         entry = self._entries[name]
         card = self.card(name)
         labels = len(card.labels)
-        size = labels * (self._hidden + 1 + (1 + labels if entry.has_transitions else 0))
+        size = labels * (self._hidden + 1 + (1 + labels if card.transitions else 0))
         packed = np.asarray(self._adapters[entry.row])
         head = np.asarray(self._heads[entry.head_start : entry.head_start + size])
         unchecked = verify and name not in self._verified
@@ -97,7 +94,7 @@ class BankFile:
             raise CorruptArtifactError(f"{self.folder}: the weights of {name} do not match their checksum")
         self._verified.add(name)
         weight, bias, transitions = np.split(head, (labels * self._hidden, labels * (self._hidden + 1)))
-        moves = transitions.reshape(1 + labels, labels) if entry.has_transitions else None
+        moves = transitions.reshape(1 + labels, labels) if card.transitions else None
         parts = Head(weight.reshape(labels, self._hidden), bias, moves)
         return Tenant(card, PackedAdapter(packed, self._hidden, self._reduced), parts, entry.sha256[:16])
 
@@ -128,14 +125,11 @@ def write(folder: Path, base: str, tenants: Iterable[Tenant]) -> int:
                 meta.update(shape)
                 seen.add(name)
                 weights = packed.weights if packed.weights.dtype == np.uint16 else to_bfloat16(packed.weights)
-                arrays = tenant.head.arrays
-                head = np.concatenate([array.ravel() for array in arrays.values()]).astype(np.float32)
+                head = np.concatenate([array.ravel() for array in tenant.head.arrays.values()]).astype(np.float32)
                 adapters.write(weights.tobytes())
                 heads.write(head.tobytes())
                 card = json.loads(json.dumps(card_meta(tenant.card)))
                 line = {"card": card, "head_start": head_start, "sha256": _digest(card, weights, head)}
-                if "transitions" in arrays:
-                    line["has_transitions"] = True
                 cards.write(json.dumps(line) + "\n")
                 head_start += len(head)
         if not seen:

@@ -56,7 +56,7 @@ class TenantCard:
 
     `texts`: 1, or 2 where a request is a pair. `labels` of a regression are just REGRESSION_LABEL. `example` and, of a pair,
     `example_pair` show what to ask. `adapter_at`: where in each layer the adapter stands; cards from before it was a choice do
-    not say.
+    not say. `transitions`: the head has some; answered without them, its taggings would be wrong.
     """
 
     name: str
@@ -69,6 +69,7 @@ class TenantCard:
     texts: int = 1
     example_pair: str = ""
     adapter_at: Place = "attention"
+    transitions: bool = False
 
 
 @dataclass(frozen=True)
@@ -103,10 +104,12 @@ def save(folder: Path, tenant: Tenant) -> None:
 
 
 def card_meta(card: TenantCard) -> dict[str, Any]:
-    """The card in JSON values. What servers from before `adapter_at` can serve, they can read."""
+    """The card in JSON values. What servers from before `adapter_at` and `transitions` can serve, they can read."""
     meta = asdict(card)
     if card.adapter_at == "attention":
         del meta["adapter_at"]
+    if not card.transitions:
+        del meta["transitions"]
     return meta
 
 
@@ -131,6 +134,8 @@ def parse_card(meta: dict[str, Any], where: str) -> TenantCard:
             raise ValueError(f"an adapter at {card.adapter_at!r}")
         if card.texts not in (1, 2) or (card.texts == 2 and card.task == "tagging"):
             raise ValueError(f"a {card.task} over {card.texts!r} texts")
+        if card.transitions not in ((True, False) if card.task == "tagging" else (False,)):
+            raise ValueError(f"transitions {card.transitions!r} of a {card.task}")
         if card.task == "regression" and card.labels != (REGRESSION_LABEL,):
             raise ValueError(f"labels {card.labels!r} of a regression")
         return card
@@ -162,7 +167,8 @@ def load(folder: Path, *, fingerprint: str, name: str | None = None, verify: boo
     except (OSError, KeyError, ValueError, SafetensorError) as error:
         raise CorruptArtifactError(f"{folder}: the weights cannot be read ({error!r}); fine-tune it again") from error
     labels = len(card.labels)
-    fits = head.transitions is None or (card.task == "tagging" and head.transitions.shape == (1 + labels, labels))
+    moves = None if head.transitions is None else head.transitions.shape
+    fits = moves == ((1 + labels, labels) if card.transitions else None)
     wanted = [(layers, reduced), (layers, hidden, reduced), (layers, hidden), (labels, hidden), (labels,)]
     if shapes != wanted or not fits:
         raise CorruptArtifactError(

@@ -19,6 +19,9 @@ from typing import NamedTuple
 
 from hplm.scheduling.policy import Batch, Budget, Filler, Policy, Waiting, check
 
+# How often the policy is asked over all that wait before it is asked for each tenant.
+TRIES = 4
+
 
 def fair_select(
     policy: Policy,
@@ -30,22 +33,126 @@ def fair_select(
 ) -> Batch:
     """A batch by `policy` within the rule. `waiting` is in the order of arrival. Raises PolicyError as `check` does.
 
-    Where thousands wait, what the policy likes best seldom has more of a tenant than its share: it is asked once then, and
-    for each tenant apart only where it has.
+    Where thousands wait, what the policy likes best has little of a tenant beyond its share: it chooses among all of them,
+    and for each tenant apart only where that would not do.
     """
     if not waiting:
         return Batch(())
     counts = Counter(map(attrgetter("tenant"), waiting))
     share = _shares(counts, budget, weights)
     starving = _starving(waiting, now_s, budget, starve_after_s, share)
-    fill = _rows if budget.rows > 1 else _row
-    served = {request.tenant for request in starving}
-    parts = ([request for request in waiting if request.tenant not in served], waiting) if starving else (waiting,)
-    batch = fill(policy, starving, parts, now_s, _all_shares(counts, share, budget, weights))
-    if len(counts) == 1 or len(batch.requests) == len(waiting) or _keeps_to_shares(batch, share):
+    if budget.rows > 1:
+        return _rows(policy, waiting, counts, starving, now_s, budget, share)
+    return _row(policy, waiting, counts, starving, now_s, budget, share)
+
+
+def _row(
+    policy: Policy,
+    waiting: Sequence[Waiting],
+    counts: Mapping[str, int],
+    starving: Sequence[Waiting],
+    now_s: float,
+    budget: Budget,
+    share: Callable[[str], _Share],
+) -> Batch:
+    """One row: `starving`, everybody's shares, and what the policy chooses of all that wait for what is left."""
+    batch = Batch((tuple(starving),))
+    with_room: Sequence[Waiting] = waiting
+    # Of few tenants, each is asked for at once.
+    for _ in range(TRIES if len(counts) > budget.max_requests else 0):
+        kept, served = _within(batch, share)
+        if served:
+            with_room = [request for request in waiting if request.tenant not in served]
+        # What the policy chooses too much of one tenant is taken out, and its place is asked for again.
+        batch = _add_to_row(policy, kept, with_room, now_s, budget)
+        if len(_within(batch, share)[0].requests) == len(batch.requests):
+            break
+    else:
+        kept, _ = _within(batch, share)
+        left = _left_of_shares(policy, waiting, counts, kept.requests, now_s, share)
+        batch = _add_to_row(policy, kept, left, now_s, budget)
+    return _add_to_row(policy, batch, waiting, now_s, budget)
+
+
+def _within(batch: Batch, share: Callable[[str], _Share]) -> tuple[Batch, set[str]]:
+    """A row's requests that are within their tenants' shares, the first ones, and the tenants that can have no more."""
+    used: dict[str, _Share] = {}
+    kept: list[Waiting] = []
+    served: set[str] = set()
+    for request in batch.requests:
+        own, most = used.get(request.tenant), share(request.tenant)
+        if own and (own.tokens + request.tokens > most.tokens or own.requests >= most.requests):
+            served.add(request.tenant)
+            continue
+        own = own or _Share(0, 0)
+        used[request.tenant] = own = _Share(own.tokens + request.tokens, own.requests + 1)
+        if own.requests >= most.requests or own.tokens >= most.tokens:
+            served.add(request.tenant)
+        kept.append(request)
+    return Batch((tuple(kept),), batch.slot_tokens), served
+
+
+def _add_to_row(policy: Policy, batch: Batch, candidates: Sequence[Waiting], now_s: float, budget: Budget) -> Batch:
+    """What is in the row already, and what the policy chooses of `candidates` for the room that is left."""
+    chosen = list(batch.requests)
+    room = _remaining(budget, chosen)
+    if room.row_tokens <= 0 or room.max_requests <= 0:
         return batch
-    within = _within_shares(policy, waiting, counts, starving, now_s, share)
-    return fill(policy, starving, (within, waiting), now_s, budget)
+    left = candidates
+    if chosen:
+        taken = {request.id for request in chosen}
+        # A request longer than what is left would be put in "an empty row": here the row is not empty.
+        left = [request for request in candidates if request.tokens <= room.row_tokens and request.id not in taken]
+        known = {request.tenant for request in chosen}
+        if room.max_tenants == 0:
+            left = [request for request in left if request.tenant in known]
+            room = replace(room, max_tenants=max(1, len(known)))
+    if not left:
+        return batch
+    more = _checked(policy, left, now_s, room)
+    return Batch((tuple([*chosen, *more.requests]),), _longer(batch.slot_tokens, more.slot_tokens))
+
+
+def _rows(
+    policy: Policy,
+    waiting: Sequence[Waiting],
+    counts: Mapping[str, int],
+    starving: Sequence[Waiting],
+    now_s: float,
+    budget: Budget,
+    share: Callable[[str], _Share],
+) -> Batch:
+    """Several rows: starving requests have rows of their own, then shares are filled, then what stays empty."""
+    filler = Filler(replace(budget, rows=max(1, budget.rows // 2)))
+    for request in starving:
+        any(filler.put(row, request) for row in range(len(filler.rows)))
+    first = filler.batch()
+    batch = _add_rows(policy, first, waiting, now_s, budget)
+    if len(_within(batch, share)[0].requests) < len(batch.requests):
+        left = _left_of_shares(policy, waiting, counts, starving, now_s, share)
+        batch = _add_rows(policy, first, left, now_s, budget)
+    return _add_rows(policy, batch, waiting, now_s, budget)
+
+
+def _add_rows(policy: Policy, batch: Batch, candidates: Sequence[Waiting], now_s: float, budget: Budget) -> Batch:
+    """The rows there are, and those that the policy fills from `candidates`."""
+    chosen = batch.requests
+    taken = {request.id for request in chosen}
+    left = [request for request in candidates if request.id not in taken] if taken else candidates
+    room = replace(
+        budget,
+        rows=budget.rows - len(batch.rows),
+        max_requests=budget.max_requests - len(chosen),
+        max_tenants=budget.max_tenants - len({request.tenant for request in chosen}),
+    )
+    if not (left and room.rows > 0 and room.max_requests > 0 and room.max_tenants > 0):
+        return batch
+    more = _checked(policy, left, now_s, room)
+    return Batch(batch.rows + more.rows, _longer(batch.slot_tokens, more.slot_tokens))
+
+
+def _longer(first: int | None, second: int | None) -> int | None:
+    return max(filter(None, (first, second)), default=None)
 
 
 def _checked(policy: Policy, waiting: Sequence[Waiting], now_s: float, budget: Budget) -> Batch:
@@ -53,72 +160,6 @@ def _checked(policy: Policy, waiting: Sequence[Waiting], now_s: float, budget: B
     batch = policy.select(tuple(waiting), now_s, budget)
     check(batch, waiting, budget)
     return batch
-
-
-def _row(
-    policy: Policy, starving: Sequence[Waiting], parts: Sequence[Sequence[Waiting]], now_s: float, budget: Budget
-) -> Batch:
-    """One row: `starving`, then what the policy chooses of each of `parts` in turn for the room that is left."""
-    chosen = list(starving)
-    slot_tokens = None
-    for part in parts:
-        room = _remaining(budget, chosen)
-        if room.row_tokens <= 0 or room.max_requests <= 0:
-            break
-        left = part
-        if chosen:
-            taken = {request.id for request in chosen}
-            # A request longer than what is left would be put in "an empty row": here the row is not empty.
-            left = [request for request in part if request.tokens <= room.row_tokens and request.id not in taken]
-            known = {request.tenant for request in chosen}
-            if room.max_tenants == 0:
-                left = [request for request in left if request.tenant in known]
-                room = replace(room, max_tenants=max(1, len(known)))
-        if left:
-            batch = _checked(policy, left, now_s, room)
-            slot_tokens = max(filter(None, (batch.slot_tokens, slot_tokens)), default=None)
-            chosen += batch.requests
-    return Batch((tuple(chosen),), slot_tokens)
-
-
-def _rows(
-    policy: Policy, starving: Sequence[Waiting], parts: Sequence[Sequence[Waiting]], now_s: float, budget: Budget
-) -> Batch:
-    """As `_row` over several rows: starving requests have rows of their own, what stays empty is filled after."""
-    filler = Filler(replace(budget, rows=max(1, budget.rows // 2)))
-    for request in starving:
-        any(filler.put(row, request) for row in range(len(filler.rows)))
-    rows = list(filler.batch().rows)
-    slot_tokens = None
-    for part in parts:
-        chosen = [request for row in rows for request in row]
-        taken = {request.id for request in chosen}
-        known = {request.tenant for request in chosen}
-        left = [request for request in part if request.id not in taken] if taken else part
-        room = replace(
-            budget,
-            rows=budget.rows - len(rows),
-            max_requests=budget.max_requests - len(chosen),
-            max_tenants=budget.max_tenants - len(known),
-        )
-        if left and room.rows > 0 and room.max_requests > 0 and room.max_tenants > 0:
-            batch = _checked(policy, left, now_s, room)
-            slot_tokens = max(filter(None, (batch.slot_tokens, slot_tokens)), default=None)
-            rows += batch.rows
-    return Batch(tuple(rows), slot_tokens)
-
-
-def _keeps_to_shares(batch: Batch, share: Callable[[str], _Share]) -> bool:
-    """Whether no tenant has more of the batch than its share; a single request is always within."""
-    of_tenant: dict[str, list[int]] = {}
-    for request in batch.requests:
-        of_tenant.setdefault(request.tenant, []).append(request.tokens)
-    for tenant, tokens in of_tenant.items():
-        if len(tokens) > 1:
-            most = share(tenant)
-            if len(tokens) > most.requests or sum(tokens) > most.tokens:
-                return False
-    return True
 
 
 class _Share(NamedTuple):
@@ -137,14 +178,6 @@ def _shares(tenants: Mapping[str, int], budget: Budget, weights: Mapping[str, fl
         return _Share(max(1, int(budget.tokens * weight / total)), max(1, int(budget.max_requests * weight / total)))
 
     return share
-
-
-def _all_shares(
-    tenants: Mapping[str, int], share: Callable[[str], _Share], budget: Budget, weights: Mapping[str, float]
-) -> Budget:
-    """`budget` with no more requests than the shares of so many tenants hold: any more is somebody's surplus."""
-    heaviest = max(tenants, key=lambda tenant: weights.get(tenant, 1.0)) if weights else next(iter(tenants))
-    return replace(budget, max_requests=min(budget.max_requests, budget.max_tenants * share(heaviest).requests))
 
 
 def _starving(
@@ -175,16 +208,16 @@ def _starving(
     return found
 
 
-def _within_shares(
+def _left_of_shares(
     policy: Policy,
     waiting: Sequence[Waiting],
     counts: Mapping[str, int],
-    starving: Sequence[Waiting],
+    chosen: Sequence[Waiting],
     now_s: float,
     share: Callable[[str], _Share],
 ) -> list[Waiting]:
-    """Of each tenant, what its share holds beside what `starving` has of it; the policy chooses where it wants more."""
-    first = {request.id for request in starving}
+    """Of each tenant, what its share holds beside what `chosen` has of it; the policy chooses where it wants more."""
+    first = {request.id for request in chosen}
     found: list[Waiting] = []
     several: dict[str, list[Waiting]] = {}
     for request in waiting:

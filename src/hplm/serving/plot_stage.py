@@ -87,6 +87,8 @@ Lineage = tuple[str, ...]
 BROKEN_FOR_S = 10.0
 # Of each tenant one number is kept, until the tenant's version is forgotten.
 MOST_CARDS = 1_000_000
+# A card that is slow to read holds one of them.
+CARD_THREADS = 8
 # Of English text. The number is known after tokenising only; the queue shares out by this estimate.
 BYTES_PER_TOKEN = 4
 
@@ -116,7 +118,10 @@ class PlotStage:
         )
         # How many texts a request of a tenant has, as its card says.
         self._texts: HostCache[ServedTenant, int] = HostCache(
-            lambda tenant: self._bank.card(tenant).texts, lambda _: 1, capacity_bytes=MOST_CARDS
+            lambda tenant: self._bank.card(tenant).texts,
+            lambda _: 1,
+            capacity_bytes=MOST_CARDS,
+            num_threads=CARD_THREADS,
         )
         self._opening = threading.BoundedSemaphore(settings.queue_capacity)
         # The root is in every lineage: what is wrong with it shows now.

@@ -256,7 +256,8 @@ class UpperStage:
 def host_bytes(tenant: Tenant) -> int:
     """What a loaded tenant takes of host memory: weights that lie in the page cache are not its own."""
     is_mapped = isinstance(tenant.packed.weights.base, np.memmap)
-    return tenant.head.weight.nbytes + (0 if is_mapped else tenant.packed.weights.nbytes)
+    head = sum(array.nbytes for array in tenant.head.arrays.values())
+    return head + (0 if is_mapped else tenant.packed.weights.nbytes)
 
 
 def _answer(one: _Ready, logits: npt.NDArray[np.float32]) -> UpperAnswer | HplmError:

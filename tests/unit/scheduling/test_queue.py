@@ -117,6 +117,19 @@ def test_of_thousands_of_tenants_a_batch_is_chosen_by_one_call_or_two(policy: Po
     assert len(calls) <= 2
 
 
+@pytest.mark.parametrize("policy", [Fcfs(), Sjf(), Edf(), Das()], ids=lambda p: type(p).__name__)
+@pytest.mark.parametrize("starve_after_s", [0.5, math.inf])
+@pytest.mark.parametrize(("slots", "tenants"), [(7, 100), (31, 100), (33, 33), (2, 3), (63, 100), (63, 2000)])
+def test_a_batch_is_full_where_enough_waits_however_few_slots_and_many_tenants_there_are(
+    policy: Policy, starve_after_s: float, slots: int, tenants: int
+) -> None:
+    rng = np.random.default_rng(0)
+    waiting = [
+        request(i, f"t{rng.integers(tenants)}", arrived_s=i / 1000, deadline_s=30.0 + i % 13) for i in range(2000)
+    ]
+    assert len(fair_select(policy, waiting, 2.0, Budget(1, 1024, 64, slots), {}, starve_after_s).requests) == 64
+
+
 def test_a_flooding_tenant_cannot_keep_others_out_of_a_batch() -> None:
     flood = [request(i, "flood", tokens=5) for i in range(90)]
     others = [request(100 + i, f"other{i}", tokens=20) for i in range(4)]
