@@ -98,4 +98,6 @@ def machine() -> dict[str, Any]:
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_shown(each)}" for key, each in value.items())
     return f"{value:.4g}" if isinstance(value, float) else str(value)
