@@ -24,6 +24,7 @@ from hplm_loadtest.open_loop import closed_loop, open_loop
 from hplm_loadtest.pictures import bars, check_picture
 from hplm_loadtest.plan import Plan, Requests
 from hplm_loadtest.run import LATE_S, Run
+from hplm_loadtest.slot_model import SlotModel
 from hplm_loadtest.texts import pool
 from hplm_loadtest.variants import serving
 from hplm_loadtest.workload import NormalLengths
@@ -64,7 +65,10 @@ def schedulers(
     seconds: float,
     picture: Path | None,
 ) -> Report:
-    """Utility and deadlines met at twice the capacity, by policy; and the policy's own time beside a batch's."""
+    """Utility and deadlines met at twice the capacity, by policy; the policy's own time beside a batch's.
+
+    Beside them what TCB's model says, with the capacity that was measured: what the policies reach in it, and what none can.
+    """
     check_picture(picture)
     served = read(models)
     encoder = TextEncoder(served.base.tokenizer_path, served.base.config.max_tokens)
@@ -91,14 +95,13 @@ def schedulers(
                     progress.update(bar, advance=1)
         batch_s = 1000.0 / (20.0 * max(capacity.values()))  # a batch of 1,000 tokens of mean length 20
         costs = policy_costs(policies, batch_s, progress)
+        modelled = [_modelled(setting, policies, rate) for setting, rate in capacity.items()]
     rows: list[dict[str, Any]] = []
     for (setting, policy), values in found.items():
         rows.append(
             {
                 "policy": policy,
-                "rows": setting.rows,
-                "row_tokens": setting.row_tokens,
-                "length_variance": setting.variance,
+                **_keys(setting),
                 **{key: median(value[key] for value in values) for key in values[0]},
             }
         )
@@ -125,7 +128,23 @@ def schedulers(
         "rounds": rounds,
         "capacity_per_s": {f"{s.rows}x{s.row_tokens} var {s.variance:g}": round(c, 1) for s, c in capacity.items()},
     }
-    return Report("schedulers", about, [*rows, *costs], _goals(rows, costs))
+    return Report("schedulers", about, [*rows, *modelled, *costs], _goals(rows, modelled, costs))
+
+
+def _modelled(setting: Setting, policies: Sequence[str], capacity_per_s: float) -> dict[str, Any]:
+    """Utility a second in TCB's model, where the setting's full batch takes as long as that many requests did here."""
+    batch_s = setting.rows * setting.row_tokens / (NormalLengths.mean * capacity_per_s)
+    model = SlotModel(setting.rows, setting.row_tokens, setting.variance, batch_s, OVERLOAD, DEADLINES_S)
+    return {
+        "model": "all batches equally long",
+        **_keys(setting),
+        **{policy: model.utility_per_s(load_policy(policy, {})) for policy in policies},
+        "no_policy_exceeds": model.most_per_s(),
+    }
+
+
+def _keys(setting: Setting) -> dict[str, Any]:
+    return {"rows": setting.rows, "row_tokens": setting.row_tokens, "length_variance": setting.variance}
 
 
 def policy_costs(policies: Sequence[str], batch_s: float, progress: Any) -> list[dict[str, Any]]:
@@ -195,16 +214,20 @@ def _row(run: Run, plan: Plan, encoder: TextEncoder) -> dict[str, float]:
     }
 
 
-def _goals(rows: Sequence[dict[str, Any]], costs: Sequence[dict[str, Any]]) -> list[Goal]:
+def _goals(
+    rows: Sequence[dict[str, Any]], modelled: Sequence[dict[str, Any]], costs: Sequence[dict[str, Any]]
+) -> list[Goal]:
     goals = []
-    by: dict[tuple[Any, ...], dict[str, float]] = {}
-    for row in rows:
-        by.setdefault((row["rows"], row["row_tokens"], row["length_variance"]), {})[row["policy"]] = row[
-            "utility_per_s"
-        ]
-    for (count, tokens, variance), utility in by.items():
+    for model in modelled:
+        keys = {key: model[key] for key in ("rows", "row_tokens", "length_variance")}
+        utility = {row["policy"]: row["utility_per_s"] for row in rows if keys.items() <= row.items()}
         if "das" in utility and utility.get("sjf"):
-            text = f"utility of das over sjf, {count} rows of {tokens} tokens, variance {variance:g}"
+            count, tokens, variance = keys.values()
+            most = model["no_policy_exceeds"] / model["sjf"]
+            text = (
+                f"utility of das over sjf, {count} rows of {tokens} tokens, variance {variance:g}"
+                f" (in TCB's model no policy can exceed {most:.2f})"
+            )
             ratio = utility["das"] / utility["sjf"]
             goals.append(Goal(f"das-{count}x{tokens}-{variance:g}", text, UTILITY_GOAL, ratio, "x", "higher"))
     for row in costs:

@@ -72,11 +72,13 @@ def throughput_by_tenants(
             for name in systems:
                 with servers.start(name) as server:
                     server.wait_ready()
+                    asked = 0
                     for popularity in popularities:
                         for count in counts:
                             rng = np.random.default_rng([turn, count])
                             mix, url = mix_of(fleet, popularity, count), server.ports.grpc_url
-                            run = saturate(url, mix, fleet.names[:count], load, rng)
+                            run, newly = saturate(url, mix, fleet.names[asked:count], load, rng)
+                            asked += newly
                             point = name, popularity, count
                             rates.setdefault(point, []).append(steady_rate(run))
                             errors.setdefault(point, Counter()).update(c for c in run.codes if c != ANSWERED)
@@ -112,16 +114,16 @@ def mix_of(fleet: Fleet, popularity: Popularity, count: int) -> Mix:
     return Mix(UniformTenants(names) if popularity == "uniform" else ZipfTenants(names), fleet.texts)
 
 
-def saturate(url: str, mix: Mix, names: Sequence[str], load: Load, rng: np.random.Generator) -> Run:
-    """A closed loop long enough, once everything is warm."""
+def saturate(url: str, mix: Mix, cold: Sequence[str], load: Load, rng: np.random.Generator) -> tuple[Run, int]:
+    """A closed loop long enough, once everything is warm; and how many of the `cold` tenants, not asked yet, were asked."""
 
     def loop(requests: Requests) -> Run:
         return closed_loop(url, requests, load.in_flight, timeout_s=LONGEST_S)
 
     count = 2 * load.in_flight
     first = loop(mix.draw(count, rng))
-    known = int(load.warm_up_s * len(first) / first.duration_s)
-    loop(replace(mix.draw(len(names[:known]), rng), tenants=names[:known]))
+    asked = cold[: int(load.warm_up_s * len(first) / first.duration_s)]
+    loop(replace(mix.draw(len(asked), rng), tenants=asked))
     run = first
     for _ in range(4):
         # How many requests the next takes, the last tells.
@@ -129,7 +131,7 @@ def saturate(url: str, mix: Mix, names: Sequence[str], load: Load, rng: np.rando
         run = loop(mix.draw(count, rng))
         if run.duration_s >= 0.7 * load.duration_s:
             break
-    return run
+    return run, len(asked)
 
 
 def steady_rate(run: Run) -> float:
