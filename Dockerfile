@@ -1,6 +1,6 @@
 # hplm on NVIDIA's Triton container: 24.10 by default, any later one with --build-arg TRITON=25.12 and the like.
 #   docker build -t hplm .
-#   docker run --rm --gpus all --shm-size 1g -p 8000-8002:8000-8002 -v hplm:/data hplm
+#   docker run --rm --gpus all --cap-add SYS_NICE --shm-size 1g -p 8000-8002:8000-8002 -v hplm:/data hplm
 # Not built where this project is tested (no Docker there); each line follows from facts seen on the server itself.
 ARG TRITON=24.10
 FROM nvcr.io/nvidia/tritonserver:${TRITON}-py3

@@ -59,8 +59,9 @@ class TextEncoder:
 
     def _encoded(self, text: TextOrPair, encoding: Encoding) -> EncodedText:
         ids = np.array(encoding.ids, dtype=np.int64)
-        words = [-1 if word is None else word for word in encoding.word_ids]
-        tokens = np.column_stack([np.array(encoding.offsets, dtype=np.int32), np.array(words, dtype=np.int32)])
+        tokens = np.empty((len(ids), 3), dtype=np.int32)
+        tokens[:, :2] = encoding.offsets
+        tokens[:, 2] = [-1 if word is None else word for word in encoding.word_ids]
         is_empty = len(ids) <= self._single_special
         truncated = len(ids) > self._max_tokens
         if truncated or isinstance(text, tuple):

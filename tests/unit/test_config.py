@@ -22,11 +22,18 @@ GOOD = {"store": "s", "base": "b", "table": "t"}
         ({"num_threads": "two"}, "num_threads must be int"),
         ({"num_threads": True}, "num_threads must be int"),
         ({"overlay_windows": 0}, "overlay_windows must be at least 1"),
+        ({"batch_every_ms": -1.0}, "batch_every_ms must be 0 to 1000"),
+        ({"batch_every_ms": float("nan")}, "batch_every_ms must be 0 to 1000"),
     ],
 )
 def test_a_wrong_setting_is_refused_by_name(change: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         config.parse(PlotSettings, {**GOOD, **change}, "here")
+
+
+def test_a_priority_that_cannot_be_is_refused() -> None:
+    with pytest.raises(ConfigError, match="compute_nice must be -20 to 19"):
+        config.parse(UpperSettings, {"store": "s", "base": "b", "compute_nice": -21}, "here")
 
 
 def test_a_missing_setting_is_named() -> None:

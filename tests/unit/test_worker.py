@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import threading
 import time
 from collections import Counter
@@ -91,6 +93,8 @@ def worker_of(
     batch: int = 8,
     tracer: Tracer | None = None,
     upcoming: Callable[[list[int]], None] | None = None,
+    every_s: float = 0.0,
+    nice: int = 0,
 ) -> Worker[int, int]:
     queue = RequestQueue(
         policy or Fcfs(),
@@ -100,7 +104,8 @@ def worker_of(
         weights={},
         starve_after_s=SOON_S,
     )
-    return Worker("test", queue, run, tracer=tracer or Tracer(None, "test"), upcoming=upcoming)
+    tracer = tracer or Tracer(None, "test")
+    return Worker("test", queue, run, tracer=tracer, upcoming=upcoming, every_s=every_s, nice=nice)
 
 
 def submit(
@@ -442,3 +447,58 @@ def test_without_a_path_nothing_is_traced(tmp_path: Path) -> None:
         tracer.add("load", 0, 1)
     tracer.close()
     assert not list(tmp_path.iterdir())
+
+
+def test_what_comes_soon_after_a_batch_goes_together(inbox: Inbox, gate: Gate) -> None:
+    gate.open.set()
+    worker = worker_of(gate.run, every_s=1.0)
+    worker.start()
+    submit(worker, inbox, 0)
+    inbox.wait(1)  # alone: it did not wait for others
+    for item in range(1, 6):
+        submit(worker, inbox, item)
+    inbox.wait(6)
+    worker.stop()
+    assert gate.batches == [[0], [1, 2, 3, 4, 5]]
+
+
+def test_stopping_does_not_wait_for_the_next_batch(inbox: Inbox, gate: Gate) -> None:
+    gate.open.set()
+    worker = worker_of(gate.run, every_s=1000.0)
+    worker.start()
+    submit(worker, inbox, 0)
+    inbox.wait(1)
+    submit(worker, inbox, 1)
+    worker.stop()
+    assert isinstance(inbox.wait(2)[1], StoppingError)
+    assert gate.batches == [[0]]
+    assert not any(thread.name == "test-compute" for thread in threading.enumerate())
+
+
+def niceness(items: list[int], _: Batch) -> Answers:
+    yield range(len(items)), [os.getpriority(os.PRIO_PROCESS, threading.get_native_id())] * len(items)
+
+
+def test_the_computing_thread_alone_has_another_priority(inbox: Inbox) -> None:
+    before = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    worker = worker_of(niceness, nice=min(19, before + 3))
+    worker.start()
+    submit(worker, inbox, 0)
+    assert inbox.wait(1) == {0: min(19, before + 3)}
+    worker.stop()
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before
+
+
+def test_a_priority_that_is_refused_is_told_and_everything_is_answered(
+    inbox: Inbox, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(which: int, who: int, priority: int) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(os, "setpriority", refuse)
+    worker = worker_of(double, nice=-20)
+    worker.start()
+    submit(worker, inbox, 2)
+    assert inbox.wait(1) == {2: 4}
+    worker.stop()
+    assert "--cap-add SYS_NICE" in caplog.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import threading
 import time
@@ -102,7 +103,11 @@ class PlotStage:
     def __init__(self, settings: PlotSettings, folder: Path) -> None:
         keep_freed_memory()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        torch.set_num_threads(settings.num_threads or 1)
+        threads = settings.num_threads or 1
+        torch.set_num_threads(threads)
+        if threads == 1:
+            # Else each batch of texts wakes a thread a core, whose waking costs more than a few short texts do.
+            os.environ["TOKENIZERS_PARALLELISM"] = "false"
         self._store = Store((folder / settings.store).resolve(), settings.registry)
         self._base = bases.load(self._store.base(settings.base), verify=settings.verify)
         self._settings = settings
@@ -143,6 +148,7 @@ class PlotStage:
             ),
             self._run,
             tracer=self._tracer,
+            every_s=settings.batch_every_ms / 1000,
             exclusive=ExclusiveLock(settings.exclusive_lock) if settings.exclusive_lock else None,
         )
 

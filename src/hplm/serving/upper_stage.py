@@ -123,6 +123,7 @@ class UpperStage:
             tracer=self._tracer,
             upcoming=self._prefetch if settings.coarse_prefetch else None,
             exclusive=ExclusiveLock(settings.exclusive_lock) if settings.exclusive_lock else None,
+            nice=settings.compute_nice,
         )
         self._loads = threading.BoundedSemaphore(settings.queue_capacity)
 

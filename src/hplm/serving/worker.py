@@ -9,6 +9,8 @@ from __future__ import annotations
 import fcntl
 import itertools
 import logging
+import math
+import os
 import threading
 import time
 from collections import Counter
@@ -58,6 +60,22 @@ class ExclusiveLock:
         fcntl.flock(self._file, fcntl.LOCK_UN)
 
 
+def be_nice(nice: int, name: str) -> None:
+    """Tell the system how much this thread matters beside others, and the threads that it starts: -20 most, 19 least.
+
+    A thread that computes all the time is made to wait whenever one that only passes a request on wakes on its core, even
+    while another core is idle. Logged, not raised, where the process has no right to: it then computes as any other.
+    """
+    try:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), nice)
+    except OSError as error:
+        logging.getLogger(__name__).warning(
+            "%s: computing at the usual priority, nice %d was refused (%s): under load fewer requests are answered; allow it "
+            "with `--cap-add SYS_NICE` or set compute_nice to 0",
+            *(name, nice, error.strerror),
+        )
+
+
 Run = Callable[[list[Item], Batch], Iterator[tuple[Sequence[int], Sequence[Answer | HplmError]]]]
 
 
@@ -65,7 +83,8 @@ class Worker(Generic[Item, Answer]):
     """Owns the queue and the threads of one stage. `run` computes a batch and yields answers as they are ready.
 
     `upcoming`, where given, is told in a thread of its own what the policy would run next while a batch computes.
-    Not started until `start`.
+    Batches begin at least `every_s` after each other: what comes in between goes together. `nice` is the computing thread's
+    alone, see `be_nice`. Not started until `start`.
     """
 
     def __init__(
@@ -78,6 +97,8 @@ class Worker(Generic[Item, Answer]):
         upcoming: Callable[[list[Item]], None] | None = None,
         exclusive: AbstractContextManager[None] | None = None,
         answer_threads: int = 2,
+        every_s: float = 0.0,
+        nice: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._name = name
@@ -87,6 +108,9 @@ class Worker(Generic[Item, Answer]):
         self._upcoming = upcoming
         self._exclusive = exclusive or nullcontext()
         self._clock = clock
+        self._every_s = every_s
+        self._nice = nice
+        self._next_from_s = -math.inf
         self._ids = itertools.count()
         self._jobs: dict[int, Job[Item, Answer]] = {}
         self._changed = threading.Condition()
@@ -179,14 +203,22 @@ class Worker(Generic[Item, Answer]):
             sender.join(max(0.5, deadline - time.monotonic()))
 
     def _compute_loop(self) -> None:
+        if self._nice:
+            be_nice(self._nice, self._name)
         while True:
             with self._changed:
                 while not self._stopping and not len(self._queue):
                     self._changed.wait()
+            # Out of the lock: whoever comes meanwhile is in the batch too.
+            if (pause_s := self._next_from_s - self._clock()) > 0:
+                self._stopped.wait(pause_s)
+            with self._changed:
                 if self._stopping:
                     return
+                now_s = self._clock()
+                self._next_from_s = now_s + self._every_s
                 try:
-                    taken = self._queue.take(self._clock())
+                    taken = self._queue.take(now_s)
                 except Exception:
                     # A mistake of ours: whoever waits is told, and the stage goes on.
                     logging.getLogger(__name__).exception("%s: no batch could be chosen", self._name)
