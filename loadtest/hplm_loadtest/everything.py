@@ -21,7 +21,7 @@ BENCHMARKS: tuple[tuple[str, str, bool], ...] = (
     ("adapters", "", False),
     ("request", "", False),
     ("limit", "--models {bert}", False),
-    ("pipeline", "--models {bert}", True),
+    ("pipeline", "--models {minilm}", True),
     ("batching", "--models {bert}", True),
     ("schedulers", "--models {bert}", True),
     ("trace", "--models {bert} --perfetto {out}/trace-perfetto.json", True),
@@ -30,12 +30,18 @@ BENCHMARKS: tuple[tuple[str, str, bool], ...] = (
     ("response", "--models {minilm} --texts pool", True),
     ("burst", "--models {minilm} --texts pool", True),
 )
+# With the small base where many servers are started in turn: ten minutes in all.
 QUICK = {
     "adapters": "--rounds 2",
     "plot-lookup": "--rounds 2",
     "upper": "--rounds 2",
     "request": "--rounds 1 --count 400",
     "trace": "--count 128",
+    "pipeline": "--quick --seconds 2",
+    "batching": "--quick --models {minilm} --mode packed --mode turbo --mode naive --mode naive-100",
+    "schedulers": "--quick --models {minilm}",
+    "tenants": "--quick --popularity uniform --in-flight 32 "
+    "--system hbert --system dedicated --system shared --system adapter --system onnxruntime",
 }
 
 
@@ -61,7 +67,7 @@ def everything(out: Path, quick: bool) -> None:
         if draws:
             command += ["--picture", str(out / f"{name}.svg")]
         if quick:
-            command += shlex.split(QUICK.get(name, "--quick"))
+            command += shlex.split(QUICK.get(name, "--quick").format(**names))
         console.rule(f"{number} of {len(BENCHMARKS)}: hplm {shlex.join(command)}")
         start = time.monotonic()
         if _hplm(*command):

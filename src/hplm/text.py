@@ -6,6 +6,7 @@ a pair count on: they are those of the two texts with one character between them
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,11 @@ class EncodedText:
     tokens: npt.NDArray[np.int32]
     truncated: bool
     is_empty: bool
+
+
+def tokenise_in_one_thread() -> None:
+    """For this process: else each batch of texts wakes a thread a core, whose waking costs more than a few short texts do."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
 class TextEncoder:

@@ -15,7 +15,8 @@ class PeerSettings:
     """Paths are relative to the folder of the settings file; `weights` is a folder that `weights.write_models` filled.
 
     `budget_mb` bounds the models that `dedicated` and `onnxruntime` hold at once. `from_disk` reads their files past the
-    page cache, as a fleet larger than the memory must. `host_cache_mb` is the memory for loaded tenants.
+    page cache, as a fleet larger than the memory must. `host_cache_mb` is the memory for loaded tenants. `compute_nice` is
+    for the threads that compute and that load models.
     """
 
     system: System
@@ -29,6 +30,7 @@ class PeerSettings:
     host_cache_mb: int = 1024
     batch_requests: int = 64
     num_threads: int = 1
+    compute_nice: int = -20
     max_text_bytes: int = 65_536
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
 

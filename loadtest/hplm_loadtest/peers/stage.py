@@ -22,7 +22,7 @@ from hplm.nn.dtype import choose_dtype
 from hplm.store.catalog import Catalog
 from hplm.store.layout import Store
 from hplm.store.records import ServedTenant
-from hplm.text import EncodedText, TextEncoder, check_not_empty, decode_utf8
+from hplm.text import EncodedText, TextEncoder, check_not_empty, decode_utf8, tokenise_in_one_thread
 from hplm.wire import LabelledSpan
 from hplm_loadtest.peers.bodies import make_body
 from hplm_loadtest.peers.plain import CPU, Logits, PeerRequest, whole
@@ -54,6 +54,8 @@ class PeerStage:
 
     def __init__(self, settings: PeerSettings, folder: Path) -> None:
         torch.set_num_threads(settings.num_threads)
+        if settings.num_threads == 1:
+            tokenise_in_one_thread()
         store = Store((folder / settings.store).resolve())
         base = bases.load(store.base(settings.base), verify=False)
         self._settings = settings
@@ -70,7 +72,12 @@ class PeerStage:
         )
         self._answers = ThreadPoolExecutor(2, thread_name_prefix="peer-answer")
         self.worker: SwapWorker[_Job] = SwapWorker(
-            self._body.num_places, self._body.load, self._run, self._fail, batch_requests=settings.batch_requests
+            self._body.num_places,
+            self._body.load,
+            self._run,
+            self._fail,
+            batch_requests=settings.batch_requests,
+            nice=settings.compute_nice,
         )
 
     def submit(self, requests: Sequence[tuple[bytes, bytes, Reply]]) -> None:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from hplm.serving.worker import be_nice
+
 Item = TypeVar("Item")
 
 
@@ -97,9 +99,11 @@ class SwapWorker(Generic[Item]):
         fail: Callable[[list[Item], Exception], None],
         *,
         batch_requests: int,
+        nice: int = 0,
     ) -> None:
         self._load, self._run, self._fail = load, run, fail
         self._batch_requests = batch_requests
+        self._nice = nice
         self._changed = threading.Condition()
         self._waiting: Waiting[Item] = Waiting()
         self._free = list(range(num_places))[::-1]
@@ -109,7 +113,7 @@ class SwapWorker(Generic[Item]):
         self.batches = 0
         self.requests = 0
         self._threads = [
-            threading.Thread(target=target, name=f"peer-{name}", daemon=True)
+            threading.Thread(target=self._prefer, args=(name, target), name=f"peer-{name}", daemon=True)
             for name, target in (("load", self._load_loop), ("compute", self._compute_loop))
         ]
         for thread in self._threads:
@@ -134,6 +138,11 @@ class SwapWorker(Generic[Item]):
             self._changed.notify_all()
         for thread in self._threads:
             thread.join(timeout_s)
+
+    def _prefer(self, name: str, target: Callable[[], None]) -> None:
+        if self._nice:
+            be_nice(self._nice, f"peer-{name}")
+        target()
 
     def _load_loop(self) -> None:
         while True:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import threading
 import time
@@ -35,7 +34,14 @@ from hplm.serving.worker import SWITCH_INTERVAL_S, ExclusiveLock, Job, Worker
 from hplm.store.catalog import Catalog
 from hplm.store.layout import Store
 from hplm.store.records import ServedTenant
-from hplm.text import TextEncoder, TextOrPair, check_not_empty, check_text_count, decode_texts
+from hplm.text import (
+    TextEncoder,
+    TextOrPair,
+    check_not_empty,
+    check_text_count,
+    decode_texts,
+    tokenise_in_one_thread,
+)
 from hplm.tracing import Tracer
 
 
@@ -106,8 +112,7 @@ class PlotStage:
         threads = settings.num_threads or 1
         torch.set_num_threads(threads)
         if threads == 1:
-            # Else each batch of texts wakes a thread a core, whose waking costs more than a few short texts do.
-            os.environ["TOKENIZERS_PARALLELISM"] = "false"
+            tokenise_in_one_thread()
         self._store = Store((folder / settings.store).resolve(), settings.registry)
         self._base = bases.load(self._store.base(settings.base), verify=settings.verify)
         self._settings = settings

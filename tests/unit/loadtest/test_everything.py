@@ -17,7 +17,7 @@ NAMES = {"minilm": "m", "bert": "b", "bert_fleet": "bf", "minilm_fleet": "mf", "
 def test_its_command_lines_parse(name: str, arguments: str, draws: bool, quick: bool) -> None:
     words = [*shlex.split(arguments.format(**NAMES)), "--json", "x.json"]
     words += ["--picture", "x.svg"] if draws else []
-    words += shlex.split(QUICK.get(name, "--quick")) if quick else []
+    words += shlex.split(QUICK.get(name, "--quick").format(**NAMES)) if quick else []
     group = typer.main.get_command(app)
     command = group.commands[name]  # type: ignore[attr-defined]
     command.make_context(name, words)
