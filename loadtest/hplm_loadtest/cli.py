@@ -170,7 +170,7 @@ def bench_tenants(
       hplm bench tenants --quick --system hbert --system dedicated
     """
     if quick:
-        tenants, rounds, warm_up_s = sorted(tenants)[:4:3], 1, min(warm_up_s, 2.0)
+        tenants, rounds, warm_up_s = sorted(tenants)[:4], 1, min(warm_up_s, 2.0)
         duration_s, response_s = min(duration_s, 2.0), min(response_s, 5.0)
     report = throughput_by_tenants(
         fleet or Path(f"build/fleet-{shape}-10000"),

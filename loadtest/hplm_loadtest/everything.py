@@ -30,7 +30,7 @@ BENCHMARKS: tuple[tuple[str, str, bool], ...] = (
     ("response", "--models {minilm} --texts pool", True),
     ("burst", "--models {minilm} --texts pool", True),
 )
-# With the small base where many servers are started in turn: ten minutes in all.
+# Ten minutes in all on two cores; so batching and schedulers, which start many servers, have the small base.
 QUICK = {
     "adapters": "--rounds 2",
     "plot-lookup": "--rounds 2",
@@ -40,7 +40,7 @@ QUICK = {
     "pipeline": "--quick --seconds 2",
     "batching": "--quick --models {minilm} --mode packed --mode turbo --mode naive --mode naive-100",
     "schedulers": "--quick --models {minilm}",
-    "tenants": "--quick --popularity uniform --in-flight 32 "
+    "tenants": "--quick --popularity uniform --in-flight 32 --tenants 1 --tenants 16 "
     "--system hbert --system dedicated --system shared --system adapter --system onnxruntime",
 }
 

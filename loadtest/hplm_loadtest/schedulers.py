@@ -128,7 +128,7 @@ def schedulers(
         "rounds": rounds,
         "capacity_per_s": {f"{s.rows}x{s.row_tokens} var {s.variance:g}": round(c, 1) for s, c in capacity.items()},
     }
-    return Report("schedulers", about, [*rows, *modelled, *costs], _goals(rows, modelled, costs))
+    return Report("schedulers", about, [*rows, *modelled, *costs], goals_of(rows, modelled, costs))
 
 
 def _modelled(setting: Setting, policies: Sequence[str], capacity_per_s: float) -> dict[str, Any]:
@@ -214,20 +214,19 @@ def _row(run: Run, plan: Plan, encoder: TextEncoder) -> dict[str, float]:
     }
 
 
-def _goals(
+def goals_of(
     rows: Sequence[dict[str, Any]], modelled: Sequence[dict[str, Any]], costs: Sequence[dict[str, Any]]
 ) -> list[Goal]:
+    """What the rows answer."""
     goals = []
     for model in modelled:
         keys = {key: model[key] for key in ("rows", "row_tokens", "length_variance")}
         utility = {row["policy"]: row["utility_per_s"] for row in rows if keys.items() <= row.items()}
         if "das" in utility and utility.get("sjf"):
             count, tokens, variance = keys.values()
-            most = model["no_policy_exceeds"] / model["sjf"]
-            text = (
-                f"utility of das over sjf, {count} rows of {tokens} tokens, variance {variance:g}"
-                f" (in TCB's model no policy can exceed {most:.2f})"
-            )
+            text = f"utility of das over sjf, {count} rows of {tokens} tokens, variance {variance:g}"
+            if model["sjf"]:  # not where a batch takes longer than any deadline
+                text += f" (in TCB's model no policy can exceed {model['no_policy_exceeds'] / model['sjf']:.2f})"
             ratio = utility["das"] / utility["sjf"]
             goals.append(Goal(f"das-{count}x{tokens}-{variance:g}", text, UTILITY_GOAL, ratio, "x", "higher"))
     for row in costs:

@@ -19,8 +19,8 @@ from hplm_loadtest.workload import NormalLengths
 class SlotModel:
     """A server whose batch of `rows` x `row_tokens` tokens takes `batch_s` seconds however full it is, and its load.
 
-    Arrivals are Poisson, at `overload` times what full batches hold, over `batches` batches; deadlines are even within
-    `deadlines_s`.
+    Arrivals are Poisson, about `requests` of them, at `overload` times what full batches hold; deadlines are even within
+    `deadlines_s`. Utility counts by the second of `planned_s`, the time in which requests arrive.
     """
 
     rows: int
@@ -29,14 +29,21 @@ class SlotModel:
     batch_s: float
     overload: float
     deadlines_s: tuple[float, float]
-    batches: int = 200
+    requests: int = 20_000
+
+    @property
+    def rate_per_s(self) -> float:
+        return self.overload * self.rows * self.row_tokens / (NormalLengths.mean * self.batch_s)
+
+    @property
+    def planned_s(self) -> float:
+        return self.requests / self.rate_per_s
 
     def arrivals(self) -> list[Waiting]:
         """The same for every policy, each of a tenant of its own: shares play no part."""
         rng = np.random.default_rng(0)
         lengths = NormalLengths(variance=self.variance)
-        rate_per_s = self.overload * self.rows * self.row_tokens / (lengths.mean * self.batch_s)
-        times_s = PoissonArrivals(rate_per_s).times(self.batches * self.batch_s, rng)
+        times_s = PoissonArrivals(self.rate_per_s).times(self.planned_s, rng)
         deadlines_s = times_s + rng.uniform(*self.deadlines_s, len(times_s))
         tokens = lengths.draw(len(times_s), rng)
         return [
@@ -45,7 +52,7 @@ class SlotModel:
         ]
 
     def utility_per_s(self, policy: Policy) -> float:
-        """Of a policy, through the live queue's own code: late requests are refused, nothing else is."""
+        """Of a policy, through the live queue's own code: what it foresees to be late is refused, nothing else is."""
         arrivals = self.arrivals()
         queue = RequestQueue(
             policy,
@@ -56,26 +63,27 @@ class SlotModel:
             starve_after_s=math.inf,
         )
         outcomes = simulate(arrivals, queue, lambda batch: self.batch_s)
-        return sum(one.request.utility for one in outcomes if one.in_time) / (self.batches * self.batch_s)
+        return sum(one.request.utility for one in outcomes if one.in_time) / self.planned_s
 
     def most_per_s(self) -> float:
-        """What no policy can exceed that never idles, even one that knows all arrivals before.
+        """What no policy can exceed, whatever it knows of what will come.
 
-        Time is cut into slots, each of a batch; a request can be answered if a whole slot lies between its arrival and its
-        deadline. Of those the shortest go first, for 1 / length a request is most by the token for them, as many as all
-        slots' rows hold together: when each may be chosen and how rows are filled is let go, and part of a request may be
-        put in for part of its utility.
+        A request can be answered if a whole batch fits between its arrival and its deadline. Of those the shortest go first,
+        for 1 / length a request is most by the token for them, as many as the rows of all batches hold that end by the last
+        deadline: when each may be chosen and how rows are filled is let go, and part of a request may be put in for part of
+        its utility.
         """
         arrivals = self.arrivals()
         arrived_s, deadlines_s = (
             np.array([getattr(one, key) for one in arrivals]) for key in ("arrived_s", "deadline_s")
         )
         lengths = np.array([one.tokens for one in arrivals], dtype=np.float64)
-        first_s = arrived_s.min(initial=np.inf)
-        ends_s = first_s + (np.ceil((arrived_s - first_s) / self.batch_s) + 1) * self.batch_s
-        can_be = ends_s <= deadlines_s
-        slots = math.ceil((deadlines_s.max(initial=0.0) - first_s) / self.batch_s) if len(arrivals) else 0
-        shortest = np.sort(lengths[can_be])
-        before = np.cumsum(shortest) - shortest
-        parts = np.clip((self.rows * self.row_tokens * slots - before) / shortest, 0.0, 1.0)
-        return float((parts / shortest).sum()) / (self.batches * self.batch_s)
+        shortest = np.sort(lengths[arrived_s + self.batch_s <= deadlines_s])
+        if not len(shortest):
+            return 0.0
+        batches = int((deadlines_s.max() - arrived_s.min()) / self.batch_s)
+        # One that is longer than a row has a row to itself.
+        taken = np.minimum(shortest, self.row_tokens)
+        before = np.cumsum(taken) - taken
+        parts = np.clip((self.rows * self.row_tokens * batches - before) / taken, 0.0, 1.0)
+        return float((parts / shortest).sum()) / self.planned_s

@@ -34,8 +34,8 @@ Row = Mapping[str, Any]
 class Load:
     """How each point is measured: `in_flight` requests under way for about `duration_s`, in `rounds` rounds of all systems.
 
-    Before it every tenant is asked once, or as many as can be in `warm_up_s`: what is checked and read when a tenant is first
-    asked for is not what it costs to serve it.
+    Before it every tenant that its server has not met is asked once, or as many as can be in `warm_up_s`: what is checked and
+    read when a tenant is first asked for is not what it costs to serve it.
     Response: `response_s` seconds of independent arrivals at `response_share` of what hBERT carried; 0 leaves it out.
     """
 
@@ -122,8 +122,8 @@ def saturate(url: str, mix: Mix, cold: Sequence[str], load: Load, rng: np.random
 
     count = 2 * load.in_flight
     first = loop(mix.draw(count, rng))
-    asked = cold[: int(load.warm_up_s * len(first) / first.duration_s)]
-    loop(replace(mix.draw(len(asked), rng), tenants=asked))
+    if asked := cold[: int(load.warm_up_s * len(first) / first.duration_s)]:
+        loop(replace(mix.draw(len(asked), rng), tenants=asked))
     run = first
     for _ in range(4):
         # How many requests the next takes, the last tells.

@@ -67,10 +67,10 @@ class PlotSettings:
     `registry`: URL of a shared registry, "" for the store's own SQLite file. `table` is the base's root domain; at most
     `most_domains` domain versions are open at once, roots too, each with an overlay of `overlay_windows`.
 
-    `num_threads` 0: one, for the upper stage computes beside it. Batches begin at least `batch_every_ms` after each other:
-    under load fewer and fuller ones, which cost less a request; a request that comes alone does not wait. For measuring:
-    `trace`, a file for the stage's spans; `exclusive_lock`, a file whose lock is held while computing, so that stages that
-    name the same one never compute at the same time.
+    `num_threads` 0: one, for the upper stage computes beside it. After a batch of several requests the next begins
+    `batch_every_ms` after it at the earliest: fewer and fuller ones cost less a request. For measuring: `trace`, a file for
+    the stage's spans; `exclusive_lock`, a file whose lock is held while computing, so that stages that name the same one
+    never compute at the same time.
     """
 
     store: str
@@ -99,7 +99,7 @@ class PlotSettings:
         ):
             _at_least(self, key, 1)
         _at_least(self, "num_threads", 0)
-        _within(self, "batch_every_ms", 0, 1000)
+        _within(self, "batch_every_ms", 0, 100)
         _above(self, "default_deadline_s", 0)
 
 
@@ -116,9 +116,10 @@ class UpperSettings:
     without a deadline of its own has `default_deadline_s`. `tenant_weights` give shares, 1 where not named. Requests that
     waited `starve_after_s` go first whatever the policy says.
 
-    `num_threads` 0: chosen from the machine. `compute_nice` is what the system is told about the computing thread, -20 (first
-    of all) to 19; below 0 it takes the right to say so, and is logged where that lacks. For measuring: `pad_to`, at least
-    this many tokens a row in mode `naive`; `trace` and `exclusive_lock` as in PlotSettings.
+    `num_threads` 0: chosen from the machine. `compute_nice`, -20 to 19: how much the computing thread and those that torch
+    starts for it matter beside others, -20 most; 0, and where they would leave no core to the others, as the process was
+    started. For measuring: `pad_to`, at least this many tokens a row in mode `naive`; `trace` and `exclusive_lock` as in
+    PlotSettings.
     """
 
     store: str

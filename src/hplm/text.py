@@ -36,7 +36,7 @@ class EncodedText:
 
 def tokenise_in_one_thread() -> None:
     """For this process: else each batch of texts wakes a thread a core, whose waking costs more than a few short texts do."""
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 class TextEncoder:
@@ -66,7 +66,7 @@ class TextEncoder:
     def _encoded(self, text: TextOrPair, encoding: Encoding) -> EncodedText:
         ids = np.array(encoding.ids, dtype=np.int64)
         tokens = np.empty((len(ids), 3), dtype=np.int32)
-        tokens[:, :2] = encoding.offsets
+        tokens[:, :2] = np.array(encoding.offsets).reshape(-1, 2)
         tokens[:, 2] = [-1 if word is None else word for word in encoding.word_ids]
         is_empty = len(ids) <= self._single_special
         truncated = len(ids) > self._max_tokens

@@ -22,8 +22,8 @@ GOOD = {"store": "s", "base": "b", "table": "t"}
         ({"num_threads": "two"}, "num_threads must be int"),
         ({"num_threads": True}, "num_threads must be int"),
         ({"overlay_windows": 0}, "overlay_windows must be at least 1"),
-        ({"batch_every_ms": -1.0}, "batch_every_ms must be 0 to 1000"),
-        ({"batch_every_ms": float("nan")}, "batch_every_ms must be 0 to 1000"),
+        ({"batch_every_ms": -1.0}, "batch_every_ms must be 0 to 100"),
+        ({"batch_every_ms": float("nan")}, "batch_every_ms must be 0 to 100"),
     ],
 )
 def test_a_wrong_setting_is_refused_by_name(change: dict[str, object], words: str) -> None:

@@ -449,30 +449,44 @@ def test_without_a_path_nothing_is_traced(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_what_comes_soon_after_a_batch_goes_together(inbox: Inbox, gate: Gate) -> None:
+def test_what_comes_soon_after_a_batch_of_several_goes_together(inbox: Inbox, gate: Gate) -> None:
     gate.open.set()
-    worker = worker_of(gate.run, every_s=1.0)
-    worker.start()
-    submit(worker, inbox, 0)
-    inbox.wait(1)  # alone: it did not wait for others
-    for item in range(1, 6):
+    worker = worker_of(gate.run, every_s=3.0)
+    for item in (0, 1):
         submit(worker, inbox, item)
-    inbox.wait(6)
+    worker.start()
+    inbox.wait(2)
+    for item in range(2, 7):
+        submit(worker, inbox, item)
+    inbox.wait(7)
     worker.stop()
-    assert gate.batches == [[0], [1, 2, 3, 4, 5]]
+    assert gate.batches == [[0, 1], [2, 3, 4, 5, 6]]
+
+
+def test_requests_that_come_one_by_one_wait_for_no_others(inbox: Inbox, gate: Gate) -> None:
+    gate.open.set()
+    worker = worker_of(gate.run, every_s=1000.0)
+    worker.start()
+    for item in range(3):
+        submit(worker, inbox, item)
+        inbox.wait(item + 1)
+    worker.stop()
+    assert gate.batches == [[0], [1], [2]]
 
 
 def test_stopping_does_not_wait_for_the_next_batch(inbox: Inbox, gate: Gate) -> None:
     gate.open.set()
     worker = worker_of(gate.run, every_s=1000.0)
+    before = set(threading.enumerate())
+    for item in (0, 1):
+        submit(worker, inbox, item)
     worker.start()
-    submit(worker, inbox, 0)
-    inbox.wait(1)
-    submit(worker, inbox, 1)
+    inbox.wait(2)
+    submit(worker, inbox, 2)
     worker.stop()
-    assert isinstance(inbox.wait(2)[1], StoppingError)
-    assert gate.batches == [[0]]
-    assert not any(thread.name == "test-compute" for thread in threading.enumerate())
+    assert isinstance(inbox.wait(3)[2], StoppingError)
+    assert gate.batches == [[0, 1]]
+    assert set(threading.enumerate()) <= before
 
 
 def niceness(items: list[int], _: Batch) -> Answers:
@@ -481,11 +495,20 @@ def niceness(items: list[int], _: Batch) -> Answers:
 
 def test_the_computing_thread_alone_has_another_priority(inbox: Inbox) -> None:
     before = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    of_answering: list[int] = []
+    land = inbox.reply_to(0)
+
+    def reply(answer: int | HplmError) -> None:
+        of_answering.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        land(answer)
+
     worker = worker_of(niceness, nice=min(19, before + 3))
     worker.start()
-    submit(worker, inbox, 0)
+    now = time.monotonic()
+    worker.submit(Job(0, reply, lambda: False), tenant="a", tokens=1, arrived_s=now, deadline_s=now + SOON_S)
     assert inbox.wait(1) == {0: min(19, before + 3)}
     worker.stop()
+    assert of_answering == [before]
     assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before
 
 

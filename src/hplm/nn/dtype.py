@@ -46,5 +46,9 @@ def choose_threads(wanted: int) -> int:
 
     Threads that wait for each other on cores that others want stall in steps of milliseconds, so more is less here.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
-    return wanted or max(1, cores - 1)
+    return wanted or max(1, count_cores() - 1)
+
+
+def count_cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)

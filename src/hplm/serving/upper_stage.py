@@ -25,7 +25,7 @@ from hplm.config import UpperSettings
 from hplm.decode import DECODERS
 from hplm.errors import CorruptArtifactError, HiddenStatesError, HplmError, InternalError, QueueFullError
 from hplm.nn import base as bases
-from hplm.nn.dtype import choose_device, choose_dtype, choose_threads
+from hplm.nn.dtype import choose_device, choose_dtype, choose_threads, count_cores
 from hplm.nn.memory import keep_freed_memory, stop_searching_what_stays
 from hplm.nn.upper import UpperEngine, UpperRequest
 from hplm.scheduling.cost import CostModel
@@ -83,7 +83,8 @@ class UpperStage:
     def __init__(self, settings: UpperSettings, folder: Path, device_index: int = 0) -> None:
         keep_freed_memory()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        torch.set_num_threads(choose_threads(settings.num_threads))
+        threads = choose_threads(settings.num_threads)
+        torch.set_num_threads(threads)
         store = Store((folder / settings.store).resolve(), settings.registry)
         base = bases.load(store.base(settings.base), verify=settings.verify)
         device = choose_device(settings.device, device_index)
@@ -123,7 +124,8 @@ class UpperStage:
             tracer=self._tracer,
             upcoming=self._prefetch if settings.coarse_prefetch else None,
             exclusive=ExclusiveLock(settings.exclusive_lock) if settings.exclusive_lock else None,
-            nice=settings.compute_nice,
+            # Computing first on every core would let no request in or out.
+            nice=settings.compute_nice if threads < count_cores() else 0,
         )
         self._loads = threading.BoundedSemaphore(settings.queue_capacity)
 

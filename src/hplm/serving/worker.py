@@ -83,8 +83,8 @@ class Worker(Generic[Item, Answer]):
     """Owns the queue and the threads of one stage. `run` computes a batch and yields answers as they are ready.
 
     `upcoming`, where given, is told in a thread of its own what the policy would run next while a batch computes.
-    Batches begin at least `every_s` after each other: what comes in between goes together. `nice` is the computing thread's
-    alone, see `be_nice`. Not started until `start`.
+    After a batch of several requests the next begins `every_s` after it at the earliest: what comes in between goes
+    together. `nice` is the computing thread's, see `be_nice`. Not started until `start`.
     """
 
     def __init__(
@@ -216,7 +216,6 @@ class Worker(Generic[Item, Answer]):
                 if self._stopping:
                     return
                 now_s = self._clock()
-                self._next_from_s = now_s + self._every_s
                 try:
                     taken = self._queue.take(now_s)
                 except Exception:
@@ -230,6 +229,9 @@ class Worker(Generic[Item, Answer]):
                 else:
                     failed = []
                 self._computing = taken.batch is not None
+                # One alone says that requests come one by one: waiting for others would only delay them.
+                if taken.batch is not None and len(taken.batch.requests) > 1:
+                    self._next_from_s = now_s + self._every_s
             for job in failed:
                 self._answer(job, InternalError("the server failed to schedule this request; its log says why"))
             if taken.policy_failure is not None:
