@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
 
 from hplm.errors import ConfigError
 
@@ -43,6 +44,9 @@ def line_chart(
         axes.minorticks_off()
     if log_y:
         axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+        axes.yaxis.set_minor_locator(NullLocator())
     else:
         axes.set_ylim(bottom=0)
     _finish(path, figure, axes, named=len(series) > 1 or limit is not None)
