@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -39,6 +40,7 @@ class SlotModel:
     def planned_s(self) -> float:
         return self.requests / self.rate_per_s
 
+    @cached_property
     def arrivals(self) -> list[Waiting]:
         """The same for every policy, each of a tenant of its own: shares play no part."""
         rng = np.random.default_rng(0)
@@ -53,7 +55,7 @@ class SlotModel:
 
     def utility_per_s(self, policy: Policy) -> float:
         """Of a policy, through the live queue's own code: what it foresees to be late is refused, nothing else is."""
-        arrivals = self.arrivals()
+        arrivals = self.arrivals
         queue = RequestQueue(
             policy,
             Budget(self.rows, self.row_tokens, len(arrivals), len(arrivals)),
@@ -73,7 +75,7 @@ class SlotModel:
         deadline: when each may be chosen and how rows are filled is let go, and part of a request may be put in for part of
         its utility.
         """
-        arrivals = self.arrivals()
+        arrivals = self.arrivals
         arrived_s, deadlines_s = (
             np.array([getattr(one, key) for one in arrivals]) for key in ("arrived_s", "deadline_s")
         )
