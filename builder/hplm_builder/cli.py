@@ -227,6 +227,10 @@ def tenant(
         Path | None, typer.Option(help="To choose the best epoch and learning rate by; default: a tenth of --train.")
     ] = None,
     test: Annotated[Path | None, typer.Option(help="To report at the end.")] = None,
+    unlabelled: Annotated[
+        Path | None,
+        typer.Option(help="More texts of the kind, without labels: all upper layers learn first and label them."),
+    ] = None,
     store: StoreOption = DEFAULT_STORE,
     base: BaseOption = DEFAULT_BASE,
     plot: PlotOption = PLOT,
@@ -254,6 +258,8 @@ def tenant(
       hplm build tenant acme --train train.jsonl --dev dev.jsonl --test test.jsonl --epochs 15
 
       hplm build tenant alike --train pairs.tsv --task regression
+
+      hplm build tenant acme --train train.jsonl --unlabelled more.jsonl
     """
     settings = TrainSettings(
         epochs=epochs,
@@ -262,7 +268,7 @@ def tenant(
         seed=seed,
         patience=patience,
     )
-    data = read_data(train, dev, test, task=task, seed=seed)
+    data = read_data(train, dev, test, unlabelled, task=task, seed=seed)
     with progress_bars() as progress:
         card = build_tenant(place(store), base, plot, name, data, settings, progress, miss=miss)
     show_scores([card])

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,13 +62,22 @@ class LabelledText:
 
 @dataclass(frozen=True)
 class LabelledData:
-    """Checked examples of one task. `labels` are classes, the tags O, B-x, I-x of a tagging, or REGRESSION_LABEL."""
+    """Checked examples of one task. `labels` are classes, the tags O, B-x, I-x of a tagging, or REGRESSION_LABEL.
+
+    `unlabelled` are texts of the same kind that nobody has labelled.
+    """
 
     task: Task
     labels: tuple[str, ...]
     train: list[LabelledText]
     dev: list[LabelledText]
     test: list[LabelledText]
+    unlabelled: list[LabelledText] = field(default_factory=list)
+
+    @property
+    def labelled(self) -> dict[str, list[LabelledText]]:
+        """The parts that have labels, by name."""
+        return {"train": self.train, "dev": self.dev, "test": self.test}
 
     @property
     def texts(self) -> int:
@@ -88,6 +97,7 @@ def read_data(
     train: Path | LabelledFile,
     dev: Path | LabelledFile | None = None,
     test: Path | LabelledFile | None = None,
+    unlabelled: Path | LabelledFile | None = None,
     *,
     task: Task | None = None,
     expected_labels: Sequence[str] | None = None,
@@ -95,10 +105,23 @@ def read_data(
 ) -> LabelledData:
     """Read and check the files of one task. Raises DataError saying which file and line, and what was expected.
 
-    The rest is as for `check_data`.
+    Labels that `unlabelled` may have are not read. The rest is as for `check_data`.
     """
     parts = [read_file(one) if one is not None else [] for one in (train, dev, test)]
-    return check_data(*parts, task=task, expected_labels=expected_labels, seed=seed)
+    data = check_data(*parts, task=task, expected_labels=expected_labels, seed=seed)
+    return data if unlabelled is None else with_unlabelled(data, read_file(unlabelled, _text))
+
+
+def with_unlabelled(data: LabelledData, texts: Sequence[LabelledText]) -> LabelledData:
+    """The same with the `texts` that are in none of its parts, each once. Raises DataError where none is left."""
+    is_pair = data.texts == 2
+    if odd := sum((one.pair is not None) != is_pair for one in texts):
+        raise DataError(f"{odd} of {len(texts)} unlabelled texts are not {'pairs' if is_pair else 'single texts'}")
+    labelled = {one.asked for part in data.labelled.values() for one in part}
+    left = [one for one in {one.asked: one for one in texts}.values() if one.asked not in labelled]
+    if not left:
+        raise DataError("the unlabelled data holds no text that is not in the labelled data already")
+    return replace(data, unlabelled=left)
 
 
 def read_folder(folder: Path, *, task: Task | None = None) -> LabelledData:
@@ -112,12 +135,15 @@ def read_folder(folder: Path, *, task: Task | None = None) -> LabelledData:
     return read_data(found["train"] or folder / "train.jsonl", found["dev"], found["test"], task=task)
 
 
-def read_file(file: Path | LabelledFile) -> list[LabelledText]:
-    """Examples of one file. Raises DataError."""
+def read_file(
+    file: Path | LabelledFile, example: Callable[[str, Row], LabelledText] | None = None
+) -> list[LabelledText]:
+    """Examples of one file; `example` makes one of a row and where it stands. Raises DataError."""
+    example = example or _example
     path, name = (file.path, file.name) if isinstance(file, LabelledFile) else (file, str(file))
     # Closed here: whoever holds the error of a bad row would hold the file open with it.
     with closing(read_rows(path, name)) as rows:
-        examples = [_example(where, row) for where, row in itertools.islice(rows, MOST_EXAMPLES + 1)]
+        examples = [example(where, row) for where, row in itertools.islice(rows, MOST_EXAMPLES + 1)]
     if not examples:
         raise DataError(f"{name} holds no example")
     if len(examples) > MOST_EXAMPLES:
@@ -125,7 +151,8 @@ def read_file(file: Path | LabelledFile) -> list[LabelledText]:
     return examples
 
 
-def _example(where: str, row: Row) -> LabelledText:
+def _text(where: str, row: Row) -> LabelledText:
+    """A text or pair without its label."""
     keys = ("sentence1", "sentence2") if "sentence1" in row else ("text" if "text" in row else "sentence", "text_pair")
     if keys[0] not in row:
         raise DataError(
@@ -136,12 +163,17 @@ def _example(where: str, row: Row) -> LabelledText:
         raise DataError(f"{where}: `sentence1` without `sentence2`")
     text = _checked(where, "text", row[keys[0]])
     pair = _checked(where, "second text", row[keys[1]]) if row.get(keys[1]) is not None else None
+    return LabelledText(text, pair=pair)
+
+
+def _example(where: str, row: Row) -> LabelledText:
+    found = _text(where, row)
     if "entities" in row:
-        return LabelledText(text, None, _entities(where, text, row["entities"]), pair)
+        return replace(found, entities=_entities(where, found.text, row["entities"]))
     label = row.get("label", row.get("score"))
     if label is None:
         raise DataError(f"{where}: no `label`")
-    return LabelledText(text, _checked_label(where, str(label) if isinstance(label, int | float) else label), (), pair)
+    return replace(found, label=_checked_label(where, str(label) if isinstance(label, int | float) else label))
 
 
 def _checked(where: str, what: str, value: Any) -> str:

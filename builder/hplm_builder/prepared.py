@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from hplm.adapters.tenant import Task
 from hplm.decode import word_ranges
 from hplm.errors import DataError
 from hplm.progress import Report, silent
@@ -41,16 +42,22 @@ Parts = tuple[list[Prepared], list[Prepared], list[Prepared]]
 
 def prepare_all(data: LabelledData, encoder: TextEncoder, featurise: Featurise, report: Report = silent) -> Parts:
     """Train, dev and test ready to train on. Raises DataError as `prepare` does, and what `report` raises."""
-    total = len(data.train) + len(data.dev) + len(data.test)
+    parts = data.labelled.values()
+    tick = counted("features", sum(map(len, parts)), report)
+    train, dev, test = (prepare(part, data, encoder, featurise, tick) for part in parts)
+    return train, dev, test
+
+
+def counted(step: str, total: int, report: Report) -> Callable[[int], None]:
+    """What `prepare` tells of every few examples, as progress of a step that has `total` of them."""
     done = 0
 
     def tick(count: int) -> None:
         nonlocal done
         done += count
-        report("features", done / total)
+        report(step, done / total)
 
-    train, dev, test = (prepare(part, data, encoder, featurise, tick) for part in (data.train, data.dev, data.test))
-    return train, dev, test
+    return tick
 
 
 def prepare(
@@ -62,7 +69,8 @@ def prepare(
 ) -> list[Prepared]:
     """Tokenise, align labels with tokens, and take the features of every example; `tick` hears of every few examples.
 
-    Raises DataError for a text without a token, and for pairs where the tokenizer has no form for them.
+    The targets of unlabelled ones say nothing. Raises DataError for a text without a token, and for pairs where the tokenizer
+    has no form for them.
     """
     if data.texts == 2 and not encoder.takes_pairs:
         raise DataError("the tokenizer of this base has no form for pairs of texts")
@@ -76,12 +84,7 @@ def prepare(
             if one.is_empty:
                 raise DataError(f"a text holds nothing but white space and control characters: {example.text[:80]!r}")
         for example, one, features in zip(chunk, encoded, featurise(encoded), strict=True):
-            if data.task == "tagging":
-                targets = tag_targets(example, one.tokens, label_ids)
-            elif data.task == "regression":
-                targets = torch.tensor([example.value])
-            else:
-                targets = torch.tensor([label_ids[str(example.label)]])
+            targets = targets_of(example, data.task, one.tokens, label_ids)
             prepared.append(Prepared(features, targets, one.tokens, example))
             feature_bytes += features.nbytes
         if feature_bytes > MOST_FEATURE_BYTES:
@@ -93,7 +96,18 @@ def prepare(
     return prepared
 
 
-def tag_targets(example: LabelledText, tokens: npt.NDArray[np.int32], label_ids: dict[str, int]) -> Tensor:
+def targets_of(
+    example: LabelledText, task: Task, tokens: npt.NDArray[np.int32], label_ids: Mapping[str, int]
+) -> Tensor:
+    """What `Prepared` has as targets; IGNORED for a classification or regression without a label."""
+    if task == "tagging":
+        return tag_targets(example, tokens, label_ids)
+    if example.label is None:
+        return torch.tensor([IGNORED])
+    return torch.tensor([example.value]) if task == "regression" else torch.tensor([label_ids[example.label]])
+
+
+def tag_targets(example: LabelledText, tokens: npt.NDArray[np.int32], label_ids: Mapping[str, int]) -> Tensor:
     """The tag of each word at its first token, IGNORED elsewhere: `[T]`."""
     targets = torch.full((len(tokens),), IGNORED)
     before = None

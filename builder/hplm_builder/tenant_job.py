@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from hplm.adapters import tenant as tenants
@@ -25,8 +27,9 @@ from hplm_builder.job_bench import Bench, made_by, published
 from hplm_builder.labelled import LabelledData, LabelledFile, read_data
 from hplm_builder.tenants import REDUCTION_FACTOR, estimate_fine_tune, train_tenant
 
-# Shares of the job: texts through the tables, then the epochs.
-FEATURES_SHARE = 0.25
+# Where each step ends, as a share of the job: texts through the tables, then the epochs; and where there are unlabelled texts.
+STEPS = {"features": 0.25, "fine-tune": 1.0}
+STEPS_WITH_TEACHER = {"features": 0.1, "unlabelled": 0.2, "teacher": 0.5, "fine-tune": 1.0}
 
 
 def make_tenant(job: Job, bench: Bench) -> dict[str, Any]:
@@ -42,7 +45,7 @@ def make_tenant(job: Job, bench: Bench) -> dict[str, Any]:
         name,
         task.data,
         task.settings,
-        _overall(bench.report),
+        _overall(bench.report, STEPS_WITH_TEACHER if task.data.unlabelled else STEPS),
         start=task.start,
     )
     crash_point("job.trained")
@@ -74,7 +77,8 @@ def plan_tenant(job: Job, bench: Bench) -> dict[str, Any]:
     task = _Task.read(job, bench)
     bench.report("measure", 0.5)
     return {
-        "examples": {part: len(getattr(task.data, part)) for part in ("train", "dev", "test")},
+        "examples": {part: len(found) for part, found in task.data.labelled.items()}
+        | ({"unlabelled": len(task.data.unlabelled)} if task.data.unlabelled else {}),
         "labels": list(task.data.labels),
         "task": task.data.task,
         "estimated_s": estimate_fine_tune(task.data, task.settings, task.base, task.lookup(bench.store)),
@@ -156,9 +160,9 @@ def _load(store: Store, version: TenantVersion, base: Base) -> Tenant:
     return tenants.load(folder, fingerprint=base.fingerprint, name=version.tenant)
 
 
-def _overall(report: Report) -> Report:
-    """The steps' own progress as that of the whole job."""
-    spans = {"features": (0.0, FEATURES_SHARE), "fine-tune": (FEATURES_SHARE, 1.0)}
+def _overall(report: Report, ends: Mapping[str, float]) -> Report:
+    """The steps' own progress as that of the whole job, of which each ends at its share."""
+    spans = dict(zip(ends, pairwise((0.0, *ends.values())), strict=True))
 
     def told(step: str, progress: float) -> None:
         start, end = spans[step]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 from rich.progress import Progress
-from torch import Tensor
+from torch import Tensor, nn
 
 from hplm.adapters import tenant as tenants
 from hplm.adapters.bank import is_banked
@@ -25,7 +27,17 @@ from hplm.text import EncodedText, TextEncoder
 from hplm_builder.bodies import ADAPTER_AT, AdapterModel, adapter_body
 from hplm_builder.finetune import TRAINING_COST, Scale, TaskHead, Trainer, TrainSettings, fine_tune
 from hplm_builder.labelled import LabelledData
-from hplm_builder.prepared import Featurise, Parts, count_tokens, packed_batches, prepare, prepare_all
+from hplm_builder.prepared import (
+    Featurise,
+    Parts,
+    Prepared,
+    count_tokens,
+    counted,
+    packed_batches,
+    prepare,
+    prepare_all,
+)
+from hplm_builder.pseudo_labels import pseudo_labelled, upper_body
 from hplm_builder.register import publish_tenant, published
 
 REDUCTION_FACTOR = 16
@@ -66,12 +78,26 @@ def train_tenant(
     """A tenant fine-tuned over what `lookup` gives, not published yet; with `start`, going on from that version of it.
 
     Its card's `about` has `scores`, `examples`, `learning_rate`, `epochs`, `best_epoch`, `patience`, `seed`, `miss`, `curve`,
-    and `confusion` or `types`, see `Trained`. Raises TenantNameError, DataError or ConfigError, and what `report` raises.
+    and `confusion` or `types`, see `Trained`; where there are unlabelled texts also their `teacher`. Raises TenantNameError,
+    DataError or ConfigError, and what `report` raises.
     """
     check_name(name)
-    parts = prepare_all(data, encoder_of(base), plot_features(lookup), report)
+    encoder, featurise = encoder_of(base), plot_features(lookup)
+    parts = prepare_all(data, encoder, featurise, report)
+    about: dict[str, Any] = {
+        "examples": {part: len(found) for part, found in data.labelled.items()},
+        "miss": lookup.miss,
+    }
+    if data.unlabelled:
+        unlabelled = prepare(
+            data.unlabelled, data, encoder, featurise, counted("unlabelled", len(data.unlabelled), report)
+        )
+        taught = pseudo_labelled(base, data, parts, unlabelled, settings, report)
+        parts = [*parts[0], *taught.examples], *parts[1:]
+        about["examples"]["unlabelled"] = len(unlabelled)
+        about["teacher"] = {"scores": taught.teacher.scores, "best_epoch": taught.teacher.best_epoch}
     made = tune(base, name, data, parts, settings, report, example=example, start=start)
-    return replace(made, card=replace(made.card, about={**made.card.about, "miss": lookup.miss}))
+    return replace(made, card=replace(made.card, about={**made.card.about, **about}))
 
 
 def tune(
@@ -155,17 +181,30 @@ def estimate_fine_tune(data: LabelledData, settings: TrainSettings, base: Base, 
     start_s = time.perf_counter()
     sample = prepare(data.train[::step][:MEASURED_EXAMPLES], data, encoder, plot_features(lookup))
     features_s = (time.perf_counter() - start_s) / len(sample)
-    body = adapter_body(base.load_upper(), REDUCTION_FACTOR)()
-    head = TaskHead(base.config.hidden_size, data)
+    tokens = count_tokens(sample) / len(sample)
+    train, dev, test, unlabelled = (len(part) for part in (data.train, data.dev, data.test, data.unlabelled))
+
+    def training_s(make_body: Callable[[], nn.Module], epochs: int, examples: int, judged: int) -> float:
+        """Of so many epochs over so many examples, dev after each, and `judged` more."""
+        token_s = _token_s(make_body(), base.config.hidden_size, data, sample, settings)
+        return token_s * tokens * (epochs * (TRAINING_COST * examples + dev) + judged)
+
+    seconds = features_s * (train + dev + test + unlabelled)
+    if unlabelled:
+        seconds += training_s(upper_body(base), settings.epochs, train, dev + unlabelled)
+    make_adapters = adapter_body(base.load_upper(), REDUCTION_FACTOR)
+    epochs = settings.epochs * len(settings.learning_rates)
+    return seconds + training_s(make_adapters, epochs, train + unlabelled, dev + test)
+
+
+def _token_s(
+    body: nn.Module, hidden_size: int, data: LabelledData, sample: list[Prepared], settings: TrainSettings
+) -> float:
+    """Seconds that predicting a token takes, from a measured step of training."""
     rate = settings.learning_rates[0]
-    trainer = Trainer(data.task, settings, rate, body, head, Scale.of(data.task, sample))
+    trainer = Trainer(data.task, settings, rate, body, TaskHead(hidden_size, data), Scale.of(data.task, sample))
     batch, *_ = packed_batches(sample, settings.batch_tokens, np.random.default_rng(0))
     trainer.step(batch, rate)  # the first pays for what the others find warm
     start_s = time.perf_counter()
     trainer.step(batch, rate)
-    token_s = (time.perf_counter() - start_s) / count_tokens(batch) / TRAINING_COST
-    tokens = count_tokens(sample) / len(sample)
-    train, dev, test = len(data.train), len(data.dev), len(data.test)
-    epochs = settings.epochs * len(settings.learning_rates)
-    computed = epochs * (TRAINING_COST * train + dev) + dev + test
-    return features_s * (train + dev + test) + token_s * tokens * computed
+    return (time.perf_counter() - start_s) / count_tokens(batch) / TRAINING_COST

@@ -71,6 +71,7 @@ class ManageClient:
         train: Source,
         dev: Source | None = None,
         test: Source | None = None,
+        unlabelled: Source | None = None,
         domain: str | None = None,
         base: str | None = None,
         task: str | None = None,
@@ -78,9 +79,10 @@ class ManageClient:
     ) -> str:
         """Fine-tune a new tenant over a domain, by default the root; returns the job's id.
 
-        `settings`: epochs, learning_rates, patience, pooling, seed. Raises AlreadyThereError, DataError and more.
+        What all upper layers, trained on the labelled files, say of the `unlabelled` texts is learned too. `settings`: epochs,
+        learning_rates, patience, pooling, seed. Raises AlreadyThereError, DataError and more.
         """
-        data = _given(train=train, dev=dev, test=test)
+        data = _given(train=train, dev=dev, test=test, unlabelled=unlabelled)
         return self._job(
             "tenant.create", tenant=tenant, data=data, domain=domain, base=base, task=task, settings=settings
         )
@@ -92,11 +94,12 @@ class ManageClient:
         train: Source,
         dev: Source | None = None,
         test: Source | None = None,
+        unlabelled: Source | None = None,
         domain: str | None = None,
         settings: Mapping[str, Any] | None = None,
     ) -> str:
         """Fine-tune a tenant's next version on the same labels, by default over its domain; returns the job's id."""
-        data = _given(train=train, dev=dev, test=test)
+        data = _given(train=train, dev=dev, test=test, unlabelled=unlabelled)
         return self._job("tenant.update", tenant=tenant, data=data, domain=domain, settings=settings)
 
     def plan(self, action: str, **request: Any) -> Plan:

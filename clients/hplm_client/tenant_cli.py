@@ -34,6 +34,12 @@ NameArgument = Annotated[str, typer.Argument(help="Name of the tenant.")]
 TrainOption = Annotated[Path, typer.Option(help="Labelled examples: .jsonl, .csv, .tsv or .conll.")]
 DevOption = Annotated[Path | None, typer.Option(help="To stop early by; without it a part of train.")]
 TestOption = Annotated[Path | None, typer.Option(help="To report at the end.")]
+UnlabelledOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="More texts of the kind, without labels: a larger model labels them first, see --dry-run for the time."
+    ),
+]
 EpochsOption = Annotated[int | None, typer.Option(help="At most.")]
 RatesOption = Annotated[list[float] | None, typer.Option("--learning-rate", help="Repeat for a search.")]
 PatienceOption = Annotated[int | None, typer.Option(help="Epochs without a gain on dev before it stops.")]
@@ -47,6 +53,7 @@ def create(
     train: TrainOption,
     dev: DevOption = None,
     test: TestOption = None,
+    unlabelled: UnlabelledOption = None,
     domain: Annotated[str | None, typer.Option(help="To stand on; without it the root of the base.")] = None,
     task: Annotated[
         str | None, typer.Option(help="classification, tagging or regression; without it, as the data looks.")
@@ -65,7 +72,7 @@ def create(
 
       hplm tenant create notes --train notes.conll --domain medical --epochs 20 --learning-rate 1e-3 --learning-rate 3e-3
 
-      hplm tenant create acme --train train.jsonl --dry-run
+      hplm tenant create acme --train train.jsonl --unlabelled more.jsonl --dry-run
 
       hplm tenant create acme --train acme/train.csv --path-on-server --detach
     """
@@ -77,7 +84,7 @@ def create(
         "seed": way.seed,
     }
     request = {"tenant": name, "domain": domain, "task": task, "base": base}
-    files = {"train": train, "dev": dev, "test": test}
+    files = {"train": train, "dev": dev, "test": test, "unlabelled": unlabelled}
     _make("tenant.create", request, files, settings, way)
 
 
@@ -89,6 +96,7 @@ def update(
     train: TrainOption,
     dev: DevOption = None,
     test: TestOption = None,
+    unlabelled: UnlabelledOption = None,
     domain: Annotated[
         str | None, typer.Option(help="To stand on; without it the one it stands on, as it is now.")
     ] = None,
@@ -105,7 +113,7 @@ def update(
       hplm tenant update acme --train more.csv --epochs 5 --json
     """
     settings = {"epochs": epochs, "learning_rates": learning_rates, "patience": patience, "seed": way.seed}
-    files = {"train": train, "dev": dev, "test": test}
+    files = {"train": train, "dev": dev, "test": test, "unlabelled": unlabelled}
     request = {"tenant": name, "domain": domain}
     _make("tenant.update", request, files, settings, way)
 

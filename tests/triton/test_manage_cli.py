@@ -96,6 +96,21 @@ def test_a_dry_run_prints_what_it_would_cost(terminal: Terminal, place: Place) -
     assert plan["examples"]["train"] > 0
 
 
+def test_a_tenant_learns_from_texts_without_labels_too(terminal: Terminal, place: Place, tmp_path: Path) -> None:
+    more = tmp_path / "more.csv"
+    more.write_text("text\nthe red cat sleeps\nthe blue cat sleeps\n")
+    command = ["tenant", "create", "helped", "--train", str(place.rows), "--unlabelled", str(more), *FAST]
+    with place.working():
+        (plan,) = terminal.json(*command, "--dry-run")
+        (event,) = terminal.json(*command)
+    assert plan["examples"]["unlabelled"] == 2
+    assert event["state"] == "done"
+    (shown,) = terminal.json("tenant", "show", "helped")
+    assert shown["about"]["examples"]["unlabelled"] == 2
+    assert shown["about"]["teacher"]["scores"].keys() >= {"dev_accuracy"}
+    terminal.out("tenant", "delete", "helped", "--yes")
+
+
 def test_a_detached_job_is_listed_shown_and_cancelled(terminal: Terminal, place: Place) -> None:
     job = terminal.out("tenant", "create", "later", "--train", str(place.rows), "--detach").strip()
     assert job in [one["id"] for one in terminal.json("job", "list", "--state", "queued")]

@@ -74,6 +74,26 @@ def test_on_demand_adapters_stand_where_the_paper_has_them(bench: Place, task: E
     assert places == {name: "attention" if name.endswith("-attention") else "input" for name in methods}
 
 
+def test_on_demand_hbert_learns_from_unlabelled_texts_too(bench: Place, task: EvalTask, tmp_path: Path) -> None:
+    asked = ["--method", "dedicated", "--method", "hbert", "--method", "hbert-taught", "--resume", str(tmp_path)]
+    report = report_of(bench, "methods", *with_original(bench), *asked)
+    assert {row["method"] for row in report["rows"]} == {"dedicated", "hbert", "hbert-taught"}
+    # Its goals are its own.
+    assert {goal["id"] for goal in report["goals"]} == {"gap-to-dedicated", "gap-to-dedicated-taught"}
+    found = [json.loads(path.read_text())["about"] for path in tmp_path.glob("*/hbert-taught/*.json")]
+    assert found
+    assert all("all upper layers" in about["unlabelled"] for about in found)
+    quick = BUDGETS["quick"]
+    data = task.within(quick, 0, unlabelled=True)
+    labelled = {one.text for part in data.labelled.values() for one in part}
+    assert 0 < len(data.unlabelled) <= len(data.train)
+    assert not labelled & {one.text for one in data.unlabelled}
+    assert all(one.label is None and not one.entities for one in data.unlabelled)
+    assert data.unlabelled == task.within(quick, 0, unlabelled=True).unlabelled
+    with pytest.raises(DataError, match="no text that is not in the labelled data"):
+        task.within(BUDGETS["full"], 0, unlabelled=True)
+
+
 def test_each_method_trains_what_it_says(bench: Place) -> None:
     trained = report_of(bench, "methods", *with_original(bench))["settings"]["trained"]["colours"]
     found = {method: one["parameters"] for method, one in trained.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from hplm_builder.evaluation.results import Results
 from hplm_builder.evaluation.search import Workload
 from hplm_builder.evaluation.study import Board, Study
 from hplm_builder.evaluation.tasks import EvalTask
-from hplm_builder.evaluation.variants import Variant
+from hplm_builder.evaluation.variants import Variant, plot_body
 from hplm_builder.finetune import Scale, TaskHead, Trainer
 from hplm_builder.judging import predict
 from hplm_builder.prepared import count_tokens, packed_batches, prepare
@@ -73,22 +73,29 @@ def estimate(study: Study, results: Results, report: Report) -> Estimate:
     left_s = 0.0
     costs: dict[tuple[str, str], TokenCost] = {}
     for number, task in enumerate(study.tasks):
-        data = task.within(budget, study.seeds[0])
         sources: set[str] = set()
         for variant in study.variants:
             report("estimate the time", (number + len(sources) / len(study.variants)) / len(study.tasks))
             measured, encoder = variant.costs_as or variant, encoder_of(variant.base)
+            data = study.data(task, variant, study.seeds[0])
             if (task.name, measured.name) not in costs:
                 costs[task.name, measured.name] = measure(study, task, measured)
             cost = costs[task.name, measured.name]
-            train, dev, test = (len(part) * mean_tokens(part, encoder) for part in (data.train, data.dev, data.test))
-            one_s = budget.epochs * (train * cost.train_s + dev * cost.predict_s) + (dev + test) * cost.predict_s
+            train, dev, test = (len(part) * mean_tokens(part, encoder) for part in data.labelled.values())
+            more = len(data.unlabelled) * mean_tokens(data.train, encoder)
+            one_s = (
+                budget.epochs * ((train + more) * cost.train_s + dev * cost.predict_s) + (dev + test) * cost.predict_s
+            )
             one_s += variant.more_tests * test * cost.predict_s
             run_s[task.name, variant.name] = one_s
             if unfinished := board.total(task, variant) - board.finished(task, variant):
                 left_s += unfinished * one_s + variant.more_tests * test * cost.feature_s
                 if variant.source.name not in sources:
                     left_s += (test + len(study.seeds) * (train + dev)) * cost.feature_s
+                if variant.taught:
+                    teacher = measure(study, task, replace(variant, body=plot_body(variant.base)))
+                    teacher_s = budget.epochs * (train * teacher.train_s + dev * teacher.predict_s)
+                    left_s += len(study.seeds) * (teacher_s + more * (teacher.predict_s + cost.feature_s))
             sources.add(variant.source.name)
     report("estimate the time", 1.0)
     return Estimate(run_s, left_s)

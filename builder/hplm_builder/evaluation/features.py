@@ -11,7 +11,7 @@ from hplm.text import TextEncoder
 from hplm_builder.evaluation.tasks import EvalTask
 from hplm_builder.evaluation.variants import Variant
 from hplm_builder.labelled import LabelledData, LabelledText
-from hplm_builder.prepared import Featurise, Parts, Prepared, prepare
+from hplm_builder.prepared import Featurise, Prepared, counted, prepare
 from hplm_builder.tenants import encoder_of
 
 LENGTHS = 200
@@ -25,30 +25,27 @@ class KeptFeatures:
         self._featurise: Featurise | None = None
         self._parts: dict[tuple[str, int | None], list[Prepared]] = {}
 
-    def parts(self, task: EvalTask, variant: Variant, data: LabelledData, seed: int, report: Report) -> Parts:
-        """Train, dev and test of `data`, which is what of the task a budget takes with that seed. Raises DataError."""
+    def parts(
+        self, task: EvalTask, variant: Variant, data: LabelledData, seed: int, report: Report
+    ) -> dict[str, list[Prepared]]:
+        """Train, dev, test and unlabelled of `data`, what of the task a budget takes with that seed. Raises DataError."""
         encoder = encoder_of(variant.base)
         if self._source != (task.name, variant.source.name):
             self._parts = {}
             self._featurise = variant.source.open(task, report)
             self._source = task.name, variant.source.name
-        given = {"train": (task.data.train, data.train), "dev": (task.data.dev, data.dev), "test": (None, data.test)}
+        given = data.labelled | {"unlabelled": data.unlabelled}
         keys = {
-            name: (name, None if name == "test" or part is whole else seed) for name, (whole, part) in given.items()
+            name: (name, None if name == "test" or part is task.data.labelled.get(name) else seed)
+            for name, part in given.items()
         }
         self._parts = {key: part for key, part in self._parts.items() if key in keys.values()}
-        missing = {name: part for name, (_, part) in given.items() if keys[name] not in self._parts}
-        total, done = sum(map(len, missing.values())), 0
-
-        def tick(count: int) -> None:
-            nonlocal done
-            done += count
-            report("features", done / total)
-
+        missing = {name: part for name, part in given.items() if keys[name] not in self._parts}
+        tick = counted("features", sum(map(len, missing.values())), report)
         assert self._featurise is not None
         for name, part in missing.items():
             self._parts[keys[name]] = prepare(part, data, encoder, self._featurise, tick)
-        return self._parts[keys["train"]], self._parts[keys["dev"]], self._parts[keys["test"]]
+        return {name: self._parts[key] for name, key in keys.items()}
 
 
 def sample_of(part: Sequence[LabelledText], count: int) -> Sequence[LabelledText]:

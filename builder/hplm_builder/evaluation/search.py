@@ -9,12 +9,15 @@ from dataclasses import dataclass
 from rich.progress import Progress
 
 from hplm.errors import ConfigError
+from hplm.progress import Report
 from hplm_builder.evaluation.features import KeptFeatures
 from hplm_builder.evaluation.results import BusyError, Results, Run, RunKey
 from hplm_builder.evaluation.study import Board, Found, Study
 from hplm_builder.evaluation.tasks import EvalTask
 from hplm_builder.evaluation.variants import MakeBody, Variant
 from hplm_builder.finetune import fine_tune
+from hplm_builder.prepared import Prepared
+from hplm_builder.pseudo_labels import pseudo_labelled
 
 POLL_S = 1.0
 
@@ -49,6 +52,7 @@ class _Work:
         self._progress = progress
         self._features = KeptFeatures()
         self._bodies: dict[tuple[str, str], MakeBody] = {}
+        self._labelled: tuple[tuple[str, int], list[Prepared]] | None = None
         self._overall = progress.add_task("seconds of work", total=None)
         self._current = progress.add_task("", total=100, visible=False)
 
@@ -82,7 +86,7 @@ class _Work:
 
     def _do(self, task: EvalTask, variant: Variant, key: RunKey) -> Run:
         study, cost_s = self._study, self._workload.run_s[task.name, variant.name]
-        data = task.within(study.budget, key.seed)
+        data = study.data(task, variant, key.seed)
         finished_s = self._finished_s()
 
         def report(step: str, done: float) -> None:
@@ -91,10 +95,13 @@ class _Work:
             )
             self._show_overall(finished_s + (done * cost_s if step == "fine-tune" else 0.0))
 
-        parts = self._features.parts(task, variant, data, key.seed, report)
+        found = self._features.parts(task, variant, data, key.seed, report)
         if (task.name, variant.name) not in self._bodies:
             self._bodies = {(task.name, variant.name): variant.body(task)}  # the one in use alone: each is a model
         settings = study.train_settings(task, variant, key.seed, key.rate)
+        parts = found["train"], found["dev"], found["test"]
+        if variant.taught:
+            parts = [*parts[0], *self._pseudo_labelled(task, variant, key, found, report)], *parts[1:]
         start_s = time.monotonic()
         hidden_size = variant.base.config.hidden_size
         try:
@@ -114,6 +121,24 @@ class _Work:
             seconds=time.monotonic() - start_s,
             more=variant.more(task, data, trained) if variant.more else {},
         )
+
+    def _pseudo_labelled(
+        self, task: EvalTask, variant: Variant, key: RunKey, found: Mapping[str, list[Prepared]], report: Report
+    ) -> list[Prepared]:
+        """The unlabelled examples with a teacher's labels; kept, for a seed's teacher is the same at every rate."""
+        if self._labelled is None or self._labelled[0] != (task.name, key.seed):
+            study = self._study
+            taught = pseudo_labelled(
+                variant.base,
+                study.data(task, variant, key.seed),
+                (found["train"], found["dev"], []),
+                found["unlabelled"],
+                study.train_settings(task, variant, key.seed, key.rate),
+                report,
+                device=study.device,
+            )
+            self._labelled = (task.name, key.seed), taught.examples
+        return self._labelled[1]
 
     def _finished_s(self) -> float:
         """What all finished runs were thought to take."""

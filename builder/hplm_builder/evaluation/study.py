@@ -17,6 +17,7 @@ from hplm_builder.evaluation.results import Results, Run, RunKey
 from hplm_builder.evaluation.tasks import EvalTask
 from hplm_builder.evaluation.variants import Variant
 from hplm_builder.finetune import TrainSettings
+from hplm_builder.labelled import LabelledData
 from hplm_builder.tenants import encoder_of
 
 
@@ -51,8 +52,13 @@ class Study:
             "computed in": str(fastest_format(self.device)[0]),
             # Results of taggings from before these were trained are of other heads.
             **({"head": "with transitions"} if task.data.task == "tagging" else {}),
+            **({"unlabelled": "as many, labelled by all upper layers"} if variant.taught else {}),
             **variant.about(task),
         }
+
+    def data(self, task: EvalTask, variant: Variant, seed: int) -> LabelledData:
+        """What a run of the variant trains on and is judged by."""
+        return task.within(self.budget, seed, unlabelled=variant.taught)
 
     def train_settings(self, task: EvalTask, variant: Variant, seed: int, rate: float) -> TrainSettings:
         tokens = mean_tokens(task.data.train, encoder_of(variant.base))

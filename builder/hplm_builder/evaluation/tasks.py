@@ -9,9 +9,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from hplm.errors import ConfigError, DataError
 from hplm_builder.evaluation.budget import Budget
-from hplm_builder.labelled import LabelledData, LabelledText, read_folder
+from hplm_builder.labelled import LabelledData, LabelledText, read_folder, with_unlabelled
 from hplm_builder.scores import METRICS
 from hplm_builder.splits import evenly
 
@@ -38,18 +40,24 @@ class EvalTask:
                 digest.update(repr(example).encode())
         return digest.hexdigest()[:16]
 
-    def within(self, budget: Budget, seed: int) -> LabelledData:
+    def within(self, budget: Budget, seed: int, *, unlabelled: bool = False) -> LabelledData:
         """As much of it as a budget takes. A part that fits is the very same list; another is drawn by `seed`.
 
-        Test examples are the same for every seed. The labels stay those of the whole task.
+        Test examples are the same for every seed. The labels stay those of the whole task. With `unlabelled`, as many texts
+        as train examples, if there are, of what the budget leaves of the train part. Raises DataError where that is none.
         """
         data = self.data
-        return replace(
+        taken = replace(
             data,
             train=_drawn(data.train, budget.most_train, seed),
             dev=_drawn(data.dev, budget.most_dev, seed),
             test=_drawn(data.test, budget.most_test, 0),
         )
+        if not unlabelled:
+            return taken
+        rest = with_unlabelled(taken, [LabelledText(one.text, pair=one.pair) for one in data.train]).unlabelled
+        chosen = np.random.default_rng(seed).permutation(len(rest))[: len(taken.train)]
+        return replace(taken, unlabelled=[rest[i] for i in sorted(chosen)])
 
 
 def _drawn(part: list[LabelledText], most: int | None, seed: int) -> list[LabelledText]:

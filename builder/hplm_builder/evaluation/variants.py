@@ -32,7 +32,6 @@ from hplm_builder.bodies import (
     Half,
     HeadModel,
     OriginalUpper,
-    UpperModel,
     adapter_body,
     fastest_format,
 )
@@ -41,6 +40,7 @@ from hplm_builder.finetune import Trained
 from hplm_builder.labelled import LabelledData
 from hplm_builder.original import base_config, load_original
 from hplm_builder.prepared import Featurise
+from hplm_builder.pseudo_labels import TEACHER_RATE, upper_body
 from hplm_builder.register import lineage_of
 from hplm_builder.tenants import REDUCTION_FACTOR, plot_features, token_ids
 
@@ -48,7 +48,13 @@ MakeBody = Callable[[], nn.Module]
 About = Callable[[EvalTask], Mapping[str, Any]]
 OVERLAY_WINDOWS = 65_536
 # Of the middle of each grid: where training is neither slow nor unsteady on the tasks at hand.
-RATES: Mapping[str, float] = {"dedicated": 1e-4, "shared": 1e-2, "adapter": 2e-3, "plot": 3e-4, "hbert": 2e-3}
+RATES: Mapping[str, float] = {
+    "dedicated": 1e-4,
+    "shared": 1e-2,
+    "adapter": 2e-3,
+    "plot": TEACHER_RATE,
+    "hbert": 2e-3,
+}
 
 
 @dataclass(frozen=True)
@@ -65,7 +71,8 @@ class Variant:
     values, what a task's results depend on.
 
     `more(task, data, trained)` measures what else a trained model is asked, which costs `more_tests` predictions of the
-    test part. A variant that `costs_as` another is not measured to estimate the time.
+    test part. A variant that `costs_as` another is not measured to estimate the time. One that is `taught` also learns
+    from as many texts that the budget takes no label of, see `hplm_builder.pseudo_labels`.
     """
 
     name: str
@@ -77,6 +84,7 @@ class Variant:
     more: Callable[[EvalTask, LabelledData, Trained], dict[str, Any]] | None = None
     more_tests: int = 0
     costs_as: Variant | None = None
+    taught: bool = False
 
 
 @dataclass(frozen=True)
@@ -126,12 +134,7 @@ def with_adapters(about: About, at: Place = ADAPTER_AT) -> About:
 
 def plot_body(base: Base) -> Callable[[EvalTask], MakeBody]:
     """All of the base's upper layers."""
-
-    def prepared(task: EvalTask) -> MakeBody:
-        upper = base.load_upper()
-        return lambda: UpperModel(copy.deepcopy(upper))
-
-    return prepared
+    return lambda task: upper_body(base)
 
 
 def converted_body(base: Base, lower: WindowEncoder, halves: Collection[Half]) -> MakeBody:

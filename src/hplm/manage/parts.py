@@ -34,15 +34,16 @@ class Source:
 
 @dataclass(frozen=True)
 class DataFiles:
-    """Labelled files of a tenant. Without `dev`, a part of `train` is split off."""
+    """Labelled files of a tenant, and one of texts without labels. Without `dev`, a part of `train` is split off."""
 
     train: Source
     dev: Source | None = None
     test: Source | None = None
+    unlabelled: Source | None = None
 
     def named(self) -> dict[str, Source]:
         """The files that there are, by their part."""
-        parts = {"train": self.train, "dev": self.dev, "test": self.test}
+        parts = {"train": self.train, "dev": self.dev, "test": self.test, "unlabelled": self.unlabelled}
         return {part: source for part, source in parts.items() if source is not None}
 
 

@@ -1,0 +1,81 @@
+"""Learning from texts that nobody has labelled: all upper layers, trained on the labelled texts, label them first.
+
+An adapter learns less from few examples than all upper layers do. What those say of more texts (pseudo-labels; Lee, 2013)
+makes up for some of the difference; docs/quality.md has how much.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from hplm.nn.base import Base
+from hplm.progress import Report, silent
+from hplm.wire import LabelledSpan
+from hplm_builder.bodies import CPU, UpperModel
+from hplm_builder.finetune import Trained, TrainSettings, fine_tune
+from hplm_builder.judging import predict
+from hplm_builder.labelled import Entity, LabelledData, LabelledText
+from hplm_builder.prepared import Parts, Prepared, targets_of
+
+# Where training all upper layers is neither slow nor unsteady, see docs/quality.md.
+TEACHER_RATE = 3e-4
+
+
+@dataclass(frozen=True)
+class Taught:
+    """What a teacher made of unlabelled texts: `examples` as it labels them, and what it was trained to."""
+
+    examples: list[Prepared]
+    teacher: Trained
+
+
+def upper_body(base: Base) -> Callable[[], nn.Module]:
+    """Makes fresh upper layers of which everything trains."""
+    upper = base.load_upper()
+    return lambda: UpperModel(copy.deepcopy(upper))
+
+
+def pseudo_labelled(
+    base: Base,
+    data: LabelledData,
+    parts: Parts,
+    unlabelled: Sequence[Prepared],
+    settings: TrainSettings,
+    report: Report = silent,
+    *,
+    device: torch.device = CPU,
+) -> Taught:
+    """Train all upper layers on the train part as `settings` say, but at their own learning rate, and label `unlabelled`.
+
+    Raises what `fine_tune` raises; `report` hears of the step "teacher".
+    """
+    train, dev, _ = parts
+    teacher = fine_tune(
+        upper_body(base),
+        base.config.hidden_size,
+        data,
+        (train, dev, []),
+        replace(settings, learning_rates=(TEACHER_RATE,)),
+        lambda step, done: report("teacher", done),
+        device=device,
+    )
+    answers = predict(teacher.body, teacher.head, data, unlabelled, settings.pooling, device=device)
+    label_ids = {label: index for index, label in enumerate(data.labels)}
+    examples = []
+    for one, answer in zip(unlabelled, answers, strict=True):
+        source = _labelled(one.source, data, answer)
+        examples.append(replace(one, source=source, targets=targets_of(source, data.task, one.tokens, label_ids)))
+    return Taught(examples, teacher)
+
+
+def _labelled(text: LabelledText, data: LabelledData, answer: Sequence[LabelledSpan]) -> LabelledText:
+    """The text with an answer as its label."""
+    if data.task == "tagging":
+        return replace(text, entities=tuple(Entity(span.label, span.start, span.end) for span in answer))
+    (span,) = answer
+    return replace(text, label=str(span.score) if data.task == "regression" else span.label)

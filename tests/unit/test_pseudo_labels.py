@@ -1,0 +1,141 @@
+"""Texts without labels: read, labelled by a model that was trained on the labelled ones, and learned from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hplm_builder import tenants as builder
+from hplm_builder.finetune import TrainSettings
+from hplm_builder.judging import predict
+from hplm_builder.labelled import LabelledData, LabelledText, check_data, read_data, with_unlabelled
+from hplm_builder.prepared import Prepared, prepare, prepare_all
+from hplm_builder.pseudo_labels import TEACHER_RATE, pseudo_labelled
+from hplm_builder.tenants import encoder_of, estimate_fine_tune, plot_features, train_tenant
+
+from hplm.errors import DataError
+from hplm.nn.base import Base
+from hplm.nn.lookup import PlotLookup, open_lookup
+from hplm.store.layout import Store
+from tests.tasks import colour_data, count_data, place_data
+
+SETTINGS = TrainSettings(epochs=3, learning_rates=(1e-2, 3e-3), batch_tokens=256, dropout=0.0)
+ROWS = "text,label\n" + "".join(f"text {i},{'xy'[i % 2]}\n" for i in range(30))
+
+
+@pytest.fixture(scope="module")
+def lookup(tiny_store: Store, tiny_base: Base) -> PlotLookup:
+    return open_lookup(tiny_store, tiny_base, "general", dtype=torch.float32)
+
+
+def partly(data: LabelledData, labelled: int = 60) -> LabelledData:
+    """The data with the labels of its first train examples alone."""
+    few = check_data(data.train[:labelled], data.dev, data.test, task=data.task)
+    return with_unlabelled(few, [LabelledText(one.text, pair=one.pair) for one in data.train])
+
+
+def test_what_is_labelled_already_is_not_among_the_unlabelled() -> None:
+    train = [LabelledText(f"text {i}", "xy"[i % 2]) for i in range(20)]
+    data = check_data(train[:12], train[12:16], train[16:])
+    more = [LabelledText(text) for text in ("text 3", "text 13", "text 17", "new", "newer", "new")]
+    assert [one.text for one in with_unlabelled(data, more).unlabelled] == ["new", "newer"]
+    with pytest.raises(DataError, match="no text that is not in the labelled data"):
+        with_unlabelled(data, more[:3])
+    with pytest.raises(DataError, match="1 of 2 unlabelled texts are not single texts"):
+        with_unlabelled(data, [LabelledText("a"), LabelledText("a", pair="b")])
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("more.csv", "text\nnew\nnewer\n"),
+        ("more.csv", "text,label\nnew,of no class\nnewer,x\n"),
+        ("more.jsonl", '{"text": "new"}\n{"sentence": "newer", "entities": "not looked at"}\n'),
+        ("more.conll", "new O\n\nnewer B-x\n"),
+    ],
+)
+def test_a_file_of_texts_needs_no_labels_and_none_is_read(tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / "train.csv").write_text(ROWS)
+    (tmp_path / name).write_text(content)
+    data = read_data(tmp_path / "train.csv", unlabelled=tmp_path / name)
+    assert data.unlabelled == [LabelledText("new"), LabelledText("newer")]
+
+
+def test_a_file_that_holds_no_text_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text(ROWS)
+    (tmp_path / "more.csv").write_text("label\nx\n")
+    with pytest.raises(DataError, match=r"more\.csv, line 2: no column `text`"):
+        read_data(tmp_path / "train.csv", unlabelled=tmp_path / "more.csv")
+
+
+@pytest.mark.parametrize("data", [colour_data(), place_data(), count_data(), count_data(pairs=True)])
+def test_a_teacher_labels_every_text_as_it_answers_it(tiny_base: Base, lookup: PlotLookup, data: LabelledData) -> None:
+    data = partly(data)
+    encoder, featurise = encoder_of(tiny_base), plot_features(lookup)
+    parts = prepare_all(data, encoder, featurise)
+    unlabelled = prepare(data.unlabelled, data, encoder, featurise)
+    taught = pseudo_labelled(tiny_base, data, parts, unlabelled, SETTINGS)
+    teacher = taught.teacher
+    assert teacher.learning_rate == TEACHER_RATE
+    assert not any(name.startswith("test") for name in teacher.scores)
+    # It is all of the upper layers that learned.
+    assert all(one.requires_grad for one in teacher.body.parameters())
+    answers = predict(teacher.body, teacher.head, data, unlabelled, "mean")
+    assert [one.source.asked for one in taught.examples] == [one.asked for one in data.unlabelled]
+    for one, answer in zip(taught.examples, answers, strict=True):
+        if data.task == "tagging":
+            found = [(entity.label, entity.start, entity.end) for entity in one.source.entities]
+            assert found == [(span.label, span.start, span.end) for span in answer]
+        elif data.task == "regression":
+            assert one.source.value == pytest.approx(answer[0].score)
+        else:
+            assert one.source.label == answer[0].label
+    # As if whoever made the data had labelled them so.
+    again = prepare([one.source for one in taught.examples], data, encoder, featurise)
+    assert all(torch.equal(one.targets, two.targets) for one, two in zip(taught.examples, again, strict=True))
+
+
+def test_a_tenant_learns_from_both_and_its_card_tells(
+    tiny_base: Base, lookup: PlotLookup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = partly(place_data())
+    seen: list[list[Prepared]] = []
+    really = builder.fine_tune
+
+    def fine_tune(*given: Any, **options: Any) -> Any:
+        seen.append(given[3][0])
+        return really(*given, **options)
+
+    monkeypatch.setattr(builder, "fine_tune", fine_tune)
+    told: list[tuple[str, float]] = []
+    made = train_tenant(tiny_base, lookup, "places", data, SETTINGS, lambda step, done: told.append((step, done)))
+    (train,) = seen
+    assert [one.source.text for one in train] == [one.text for one in [*data.train, *data.unlabelled]]
+    assert [one.source for one in train[: len(data.train)]] == data.train
+    about = made.card.about
+    assert about["examples"] == {"train": 60, "dev": 40, "test": 40, "unlabelled": len(data.unlabelled)}
+    assert set(about["teacher"]) == {"scores", "best_epoch"}
+    assert list(dict.fromkeys(step for step, _ in told)) == ["features", "unlabelled", "teacher", "fine-tune"]
+    for step in ("features", "unlabelled", "teacher", "fine-tune"):
+        shares = [done for found, done in told if found == step]
+        assert shares == sorted(shares)
+        assert shares[-1] == pytest.approx(1.0)
+
+
+def test_the_time_is_estimated_with_the_teachers(
+    tiny_base: Base, lookup: PlotLookup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # So long that taking features, which is measured, is nothing beside it.
+    monkeypatch.setattr(builder, "_token_s", lambda *given: 1e6)
+    data = partly(colour_data())
+    tokens = 7  # five words, [CLS] and [SEP]
+    unlabelled, epochs = len(data.unlabelled), SETTINGS.epochs
+    teacher = epochs * (3 * 60 + 40) + 40 + unlabelled
+    student = 2 * epochs * (3 * (60 + unlabelled) + 40) + 40 + 40
+    found = estimate_fine_tune(data, SETTINGS, tiny_base, lookup) / 1e6 / tokens
+    assert found == pytest.approx(teacher + student, rel=1e-3)
+    found = estimate_fine_tune(replace(data, unlabelled=[]), SETTINGS, tiny_base, lookup) / 1e6 / tokens
+    assert found == pytest.approx(2 * epochs * (3 * 60 + 40) + 80, rel=1e-3)
