@@ -229,7 +229,9 @@ def tenant(
     test: Annotated[Path | None, typer.Option(help="To report at the end.")] = None,
     unlabelled: Annotated[
         Path | None,
-        typer.Option(help="More texts of the kind, without labels: all upper layers learn first and label them."),
+        typer.Option(
+            help="More texts of the kind, without labels: a model that trains all upper layers labels them first."
+        ),
     ] = None,
     store: StoreOption = DEFAULT_STORE,
     base: BaseOption = DEFAULT_BASE,

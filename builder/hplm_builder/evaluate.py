@@ -24,7 +24,7 @@ from hplm.samples import unseen_paragraphs
 from hplm.store.layout import Store
 from hplm.text import TextEncoder
 from hplm_builder.base import DEFAULT_BASE, minilm_folder
-from hplm_builder.bodies import FullModel, UpperModel, adapter_body
+from hplm_builder.bodies import FullModel, adapter_body
 from hplm_builder.corpora import SOURCES
 from hplm_builder.demo import DEMO_FOLDER, PLOT, PLOT_SOURCES, TENANTS, demo_data
 from hplm_builder.evaluation.cuts import cuts
@@ -36,6 +36,7 @@ from hplm_builder.labelled import LabelledData, read_folder
 from hplm_builder.original import load_original
 from hplm_builder.plots import count_grams
 from hplm_builder.prepared import Featurise, prepare_all
+from hplm_builder.pseudo_labels import upper_body
 from hplm_builder.register import published
 from hplm_builder.scores import METRICS
 from hplm_builder.tenants import REDUCTION_FACTOR, plot_features, token_ids
@@ -62,10 +63,6 @@ def _full_body(base: Base) -> nn.Module:
     return FullModel(load_original(minilm_folder(), base.config))
 
 
-def _upper_body(base: Base) -> nn.Module:
-    return UpperModel(base.load_upper())
-
-
 def run_method(
     method: str, base: Base, store: Store, data: LabelledData, settings: TrainSettings, name: str, miss: str = "compute"
 ) -> Trained:
@@ -78,7 +75,7 @@ def run_method(
     if method == "full":
         make_body = partial(_full_body, base)
     elif method == "upper":
-        make_body = partial(_upper_body, base)
+        make_body = upper_body(base)
     else:
         make_body = adapter_body(base.load_upper(), REDUCTION_FACTOR)
     with progress_bars() as progress:
@@ -110,7 +107,7 @@ def demo(
         if found is None:
             raise DataError(f"there is no tenant {demo_tenant.name!r} in {store}: `hplm build demo` makes it")
         card = tenants.load_card(target.path(found.current.path))
-        if card.about["examples"] != (asked := {part: len(getattr(data, part)) for part in ("train", "dev", "test")}):
+        if card.about["examples"] != (asked := data.counts):
             raise DataError(
                 f"tenant {card.name!r} was made of other data ({card.about['examples']}, the demo's is {asked}), so the two "
                 f"cannot be compared: remove the demo's folder, {store.parent}, and `hplm build demo` makes it anew"

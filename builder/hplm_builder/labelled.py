@@ -80,6 +80,12 @@ class LabelledData:
         return {"train": self.train, "dev": self.dev, "test": self.test}
 
     @property
+    def counts(self) -> dict[str, int]:
+        """How many examples each part has; unlabelled texts only where there are some."""
+        more = {"unlabelled": len(self.unlabelled)} if self.unlabelled else {}
+        return {part: len(examples) for part, examples in self.labelled.items()} | more
+
+    @property
     def texts(self) -> int:
         """1, or 2 where every example is a pair."""
         return 1 if self.train[0].pair is None else 2

@@ -18,7 +18,7 @@ from hplm.text import EncodedText, TextEncoder
 from hplm_builder.labelled import LabelledData, LabelledText
 
 IGNORED = -100
-# Of train, dev or test: they stay in memory while a tenant is trained.
+# Of each of train, dev, test and unlabelled: they stay in memory while a tenant is trained.
 MOST_FEATURE_BYTES = 4_000_000_000
 CHUNK = 64
 

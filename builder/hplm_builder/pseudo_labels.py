@@ -13,14 +13,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
+from hplm.errors import ConfigError, InternalError
 from hplm.nn.base import Base
 from hplm.progress import Report, silent
 from hplm.wire import LabelledSpan
 from hplm_builder.bodies import CPU, UpperModel
-from hplm_builder.finetune import Trained, TrainSettings, fine_tune
+from hplm_builder.finetune import TrainSettings, fine_tune
 from hplm_builder.judging import predict
 from hplm_builder.labelled import Entity, LabelledData, LabelledText
-from hplm_builder.prepared import Parts, Prepared, targets_of
+from hplm_builder.prepared import Parts, Prepared, count_tokens, counted, targets_of
 
 # Where training all upper layers is neither slow nor unsteady, see docs/quality.md.
 TEACHER_RATE = 3e-4
@@ -28,10 +29,11 @@ TEACHER_RATE = 3e-4
 
 @dataclass(frozen=True)
 class Taught:
-    """What a teacher made of unlabelled texts: `examples` as it labels them, and what it was trained to."""
+    """Unlabelled texts as a teacher labels them, the teacher's dev scores, and the epoch they are of."""
 
     examples: list[Prepared]
-    teacher: Trained
+    scores: dict[str, float]
+    best_epoch: int
 
 
 def upper_body(base: Base) -> Callable[[], nn.Module]:
@@ -52,25 +54,33 @@ def pseudo_labelled(
 ) -> Taught:
     """Train all upper layers on the train part as `settings` say, but at their own learning rate, and label `unlabelled`.
 
-    Raises what `fine_tune` raises; `report` hears of the step "teacher".
+    Raises ConfigError where they do not train, and what `report` raises, which hears of the steps "teacher" and "label".
     """
+    if not unlabelled:
+        raise InternalError("there is nothing to label")
     train, dev, _ = parts
-    teacher = fine_tune(
-        upper_body(base),
-        base.config.hidden_size,
-        data,
-        (train, dev, []),
-        replace(settings, learning_rates=(TEACHER_RATE,)),
-        lambda step, done: report("teacher", done),
-        device=device,
-    )
-    answers = predict(teacher.body, teacher.head, data, unlabelled, settings.pooling, device=device)
+    try:
+        teacher = fine_tune(
+            upper_body(base),
+            base.config.hidden_size,
+            data,
+            (train, dev, []),
+            replace(settings, learning_rates=(TEACHER_RATE,)),
+            lambda step, done: report("teacher", done),
+            device=device,
+        )
+    except ConfigError:
+        raise ConfigError(
+            f"what labels the unlabelled texts diverged at its learning rate, {TEACHER_RATE:g}: train without them"
+        ) from None
+    tick = counted("label", count_tokens(unlabelled), report)
+    answers = predict(teacher.body, teacher.head, data, unlabelled, settings.pooling, tick, device)
     label_ids = {label: index for index, label in enumerate(data.labels)}
     examples = []
     for one, answer in zip(unlabelled, answers, strict=True):
         source = _labelled(one.source, data, answer)
         examples.append(replace(one, source=source, targets=targets_of(source, data.task, one.tokens, label_ids)))
-    return Taught(examples, teacher)
+    return Taught(examples, teacher.scores, teacher.best_epoch)
 
 
 def _labelled(text: LabelledText, data: LabelledData, answer: Sequence[LabelledSpan]) -> LabelledText:

@@ -29,7 +29,7 @@ from hplm_builder.tenants import REDUCTION_FACTOR, estimate_fine_tune, train_ten
 
 # Where each step ends, as a share of the job: texts through the tables, then the epochs; and where there are unlabelled texts.
 STEPS = {"features": 0.25, "fine-tune": 1.0}
-STEPS_WITH_TEACHER = {"features": 0.1, "unlabelled": 0.2, "teacher": 0.5, "fine-tune": 1.0}
+STEPS_WITH_TEACHER = {"features": 0.1, "unlabelled": 0.2, "teacher": 0.4, "label": 0.5, "fine-tune": 1.0}
 
 
 def make_tenant(job: Job, bench: Bench) -> dict[str, Any]:
@@ -77,8 +77,7 @@ def plan_tenant(job: Job, bench: Bench) -> dict[str, Any]:
     task = _Task.read(job, bench)
     bench.report("measure", 0.5)
     return {
-        "examples": {part: len(found) for part, found in task.data.labelled.items()}
-        | ({"unlabelled": len(task.data.unlabelled)} if task.data.unlabelled else {}),
+        "examples": task.data.counts,
         "labels": list(task.data.labels),
         "task": task.data.task,
         "estimated_s": estimate_fine_tune(task.data, task.settings, task.base, task.lookup(bench.store)),

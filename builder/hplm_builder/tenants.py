@@ -26,7 +26,7 @@ from hplm.store.layout import Store
 from hplm.text import EncodedText, TextEncoder
 from hplm_builder.bodies import ADAPTER_AT, AdapterModel, adapter_body
 from hplm_builder.finetune import TRAINING_COST, Scale, TaskHead, Trainer, TrainSettings, fine_tune
-from hplm_builder.labelled import LabelledData
+from hplm_builder.labelled import LabelledData, LabelledText
 from hplm_builder.prepared import (
     Featurise,
     Parts,
@@ -84,18 +84,13 @@ def train_tenant(
     check_name(name)
     encoder, featurise = encoder_of(base), plot_features(lookup)
     parts = prepare_all(data, encoder, featurise, report)
-    about: dict[str, Any] = {
-        "examples": {part: len(found) for part, found in data.labelled.items()},
-        "miss": lookup.miss,
-    }
+    about: dict[str, Any] = {"examples": data.counts, "miss": lookup.miss}
     if data.unlabelled:
-        unlabelled = prepare(
-            data.unlabelled, data, encoder, featurise, counted("unlabelled", len(data.unlabelled), report)
-        )
+        tick = counted("unlabelled", len(data.unlabelled), report)
+        unlabelled = prepare(data.unlabelled, data, encoder, featurise, tick)
         taught = pseudo_labelled(base, data, parts, unlabelled, settings, report)
         parts = [*parts[0], *taught.examples], *parts[1:]
-        about["examples"]["unlabelled"] = len(unlabelled)
-        about["teacher"] = {"scores": taught.teacher.scores, "best_epoch": taught.teacher.best_epoch}
+        about["teacher"] = {"scores": taught.scores, "best_epoch": taught.best_epoch}
     made = tune(base, name, data, parts, settings, report, example=example, start=start)
     return replace(made, card=replace(made.card, about={**made.card.about, **about}))
 
@@ -177,24 +172,33 @@ def build_tenant(
 
 def estimate_fine_tune(data: LabelledData, settings: TrainSettings, base: Base, lookup: PlotLookup) -> float:
     """Seconds that `train_tenant` would take on this machine now, from a few measured examples; early stopping takes less."""
-    encoder, step = encoder_of(base), max(1, len(data.train) // MEASURED_EXAMPLES)
+    encoder, featurise = encoder_of(base), plot_features(lookup)
     start_s = time.perf_counter()
-    sample = prepare(data.train[::step][:MEASURED_EXAMPLES], data, encoder, plot_features(lookup))
-    features_s = (time.perf_counter() - start_s) / len(sample)
-    tokens = count_tokens(sample) / len(sample)
-    train, dev, test, unlabelled = (len(part) for part in (data.train, data.dev, data.test, data.unlabelled))
+    sample = prepare(_sample(data.train), data, encoder, featurise)
+    tokens = count_tokens(sample)
+    feature_s = (time.perf_counter() - start_s) / tokens
+    labelled, unlabelled = tokens / len(sample), 0.0
+    if data.unlabelled:
+        # They may be of another length.
+        texts = encoder.encode([one.asked for one in _sample(data.unlabelled)])
+        unlabelled = len(data.unlabelled) * sum(len(one.ids) for one in texts) / len(texts)
+    train, dev, test = (labelled * len(part) for part in data.labelled.values())
 
-    def training_s(make_body: Callable[[], nn.Module], epochs: int, examples: int, judged: int) -> float:
-        """Of so many epochs over so many examples, dev after each, and `judged` more."""
+    def training_s(make_body: Callable[[], nn.Module], epochs: int, trained: float, judged: float) -> float:
+        """Of so many epochs over so many tokens, dev after each, and of predicting `judged` tokens."""
         token_s = _token_s(make_body(), base.config.hidden_size, data, sample, settings)
-        return token_s * tokens * (epochs * (TRAINING_COST * examples + dev) + judged)
+        return token_s * (epochs * (TRAINING_COST * trained + dev) + judged)
 
-    seconds = features_s * (train + dev + test + unlabelled)
+    seconds = feature_s * (train + dev + test + unlabelled)
     if unlabelled:
         seconds += training_s(upper_body(base), settings.epochs, train, dev + unlabelled)
     make_adapters = adapter_body(base.load_upper(), REDUCTION_FACTOR)
     epochs = settings.epochs * len(settings.learning_rates)
     return seconds + training_s(make_adapters, epochs, train + unlabelled, dev + test)
+
+
+def _sample(part: list[LabelledText]) -> list[LabelledText]:
+    return part[:: max(1, len(part) // MEASURED_EXAMPLES)][:MEASURED_EXAMPLES]
 
 
 def _token_s(

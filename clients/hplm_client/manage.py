@@ -79,8 +79,8 @@ class ManageClient:
     ) -> str:
         """Fine-tune a new tenant over a domain, by default the root; returns the job's id.
 
-        What all upper layers, trained on the labelled files, say of the `unlabelled` texts is learned too. `settings`: epochs,
-        learning_rates, patience, pooling, seed. Raises AlreadyThereError, DataError and more.
+        A model that trains all upper layers on the labelled files labels the `unlabelled` texts, which are learned too.
+        `settings`: epochs, learning_rates, patience, pooling, seed. Raises AlreadyThereError, DataError and more.
         """
         data = _given(train=train, dev=dev, test=test, unlabelled=unlabelled)
         return self._job(

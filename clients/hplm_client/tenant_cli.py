@@ -37,7 +37,7 @@ TestOption = Annotated[Path | None, typer.Option(help="To report at the end.")]
 UnlabelledOption = Annotated[
     Path | None,
     typer.Option(
-        help="More texts of the kind, without labels: a larger model labels them first, see --dry-run for the time."
+        help="More texts of the kind, without labels: a model that trains all upper layers labels them first."
     ),
 ]
 EpochsOption = Annotated[int | None, typer.Option(help="At most.")]

@@ -16,7 +16,7 @@ from hplm.nn.base import Base
 from hplm.nn.lookup import open_lookup
 from hplm.store.layout import Store
 from tests import tiny
-from tests.unit.test_finetune import colour_data
+from tests.tasks import colour_data
 
 pytestmark = [
     pytest.mark.gpu,

@@ -17,6 +17,7 @@ import pytest
 import torch
 from hplm_builder.bodies import CPU, fastest_format
 from hplm_builder.evaluation.budget import BUDGETS, Budget
+from hplm_builder.evaluation.features import KeptFeatures
 from hplm_builder.evaluation.methods import METHODS, goals_of, method_variants
 from hplm_builder.evaluation.results import Results, Run, RunKey
 from hplm_builder.evaluation.tasks import EvalTask, read_tasks
@@ -80,9 +81,11 @@ def test_on_demand_hbert_learns_from_unlabelled_texts_too(bench: Place, task: Ev
     assert {row["method"] for row in report["rows"]} == {"dedicated", "hbert", "hbert-taught"}
     # Its goals are its own.
     assert {goal["id"] for goal in report["goals"]} == {"gap-to-dedicated", "gap-to-dedicated-taught"}
-    found = [json.loads(path.read_text())["about"] for path in tmp_path.glob("*/hbert-taught/*.json")]
-    assert found
-    assert all("all upper layers" in about["unlabelled"] for about in found)
+    found = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("*/hbert-taught/*.json"))]
+    assert all("all upper layers at 0.0003" in one["about"]["unlabelled"] for one in found)
+    alone = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("*/hbert/*.json"))]
+    assert len(found) == len(alone) == 4
+    assert [one["run"]["scores"] for one in found] != [one["run"]["scores"] for one in alone]
     quick = BUDGETS["quick"]
     data = task.within(quick, 0, unlabelled=True)
     labelled = {one.text for part in data.labelled.values() for one in part}
@@ -90,8 +93,22 @@ def test_on_demand_hbert_learns_from_unlabelled_texts_too(bench: Place, task: Ev
     assert not labelled & {one.text for one in data.unlabelled}
     assert all(one.label is None and not one.entities for one in data.unlabelled)
     assert data.unlabelled == task.within(quick, 0, unlabelled=True).unlabelled
-    with pytest.raises(DataError, match="no text that is not in the labelled data"):
+    with pytest.raises(DataError, match="colours: the budget takes all train examples"):
         task.within(BUDGETS["full"], 0, unlabelled=True)
+
+
+def test_features_of_unlabelled_texts_are_there_after_a_run_without(bench: Place, task: EvalTask) -> None:
+    original = Original(bench.base, bench.original)
+    variants = {one.name: one for one in method_variants(original, Served(bench.store, bench.base, "general"), CPU)}
+    kept, quick = KeptFeatures(), BUDGETS["quick"]
+    found = {}
+    for name in ("hbert", "hbert-taught"):
+        data = task.within(quick, 0, unlabelled=variants[name].taught)
+        found[name] = kept.parts(task, variants[name], data, 0, silent)
+    assert [one.source for one in found["hbert-taught"]["unlabelled"]] == data.unlabelled
+    assert len(data.unlabelled) > 0
+    # What both have is computed once.
+    assert found["hbert-taught"]["train"] is found["hbert"]["train"]
 
 
 def test_each_method_trains_what_it_says(bench: Place) -> None:

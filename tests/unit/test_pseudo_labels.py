@@ -6,17 +6,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from hplm_builder import pseudo_labels
 from hplm_builder import tenants as builder
-from hplm_builder.finetune import TrainSettings
+from hplm_builder.finetune import Trained, TrainSettings
 from hplm_builder.judging import predict
 from hplm_builder.labelled import LabelledData, LabelledText, check_data, read_data, with_unlabelled
 from hplm_builder.prepared import Prepared, prepare, prepare_all
 from hplm_builder.pseudo_labels import TEACHER_RATE, pseudo_labelled
 from hplm_builder.tenants import encoder_of, estimate_fine_tune, plot_features, train_tenant
 
-from hplm.errors import DataError
+from hplm.errors import ConfigError, DataError
 from hplm.nn.base import Base
 from hplm.nn.lookup import PlotLookup, open_lookup
 from hplm.store.layout import Store
@@ -71,19 +73,39 @@ def test_a_file_that_holds_no_text_is_refused_by_name(tmp_path: Path) -> None:
         read_data(tmp_path / "train.csv", unlabelled=tmp_path / "more.csv")
 
 
+@pytest.fixture
+def teachers(monkeypatch: pytest.MonkeyPatch) -> list[Trained]:
+    """What labels texts in this test, once it is trained."""
+    found: list[Trained] = []
+    really = pseudo_labels.fine_tune
+
+    def fine_tune(*given: Any, **options: Any) -> Trained:
+        found.append(really(*given, **options))
+        return found[-1]
+
+    monkeypatch.setattr(pseudo_labels, "fine_tune", fine_tune)
+    return found
+
+
 @pytest.mark.parametrize("data", [colour_data(), place_data(), count_data(), count_data(pairs=True)])
-def test_a_teacher_labels_every_text_as_it_answers_it(tiny_base: Base, lookup: PlotLookup, data: LabelledData) -> None:
+def test_a_teacher_labels_every_text_as_it_answers_it(
+    tiny_base: Base, lookup: PlotLookup, data: LabelledData, teachers: list[Trained]
+) -> None:
     data = partly(data)
     encoder, featurise = encoder_of(tiny_base), plot_features(lookup)
     parts = prepare_all(data, encoder, featurise)
     unlabelled = prepare(data.unlabelled, data, encoder, featurise)
     taught = pseudo_labelled(tiny_base, data, parts, unlabelled, SETTINGS)
-    teacher = taught.teacher
+    (teacher,) = teachers
+    assert (taught.scores, taught.best_epoch) == (teacher.scores, teacher.best_epoch)
     assert teacher.learning_rate == TEACHER_RATE
     assert not any(name.startswith("test") for name in teacher.scores)
-    # It is all of the upper layers that learned.
-    assert all(one.requires_grad for one in teacher.body.parameters())
+    before, after = tiny_base.load_upper().state_dict(), teacher.body.state_dict()
+    assert all(
+        (after[f"upper.{name}"] != value).any() for name, value in before.items() if name.endswith("ffn_in.weight")
+    )
     answers = predict(teacher.body, teacher.head, data, unlabelled, "mean")
+    assert any(answers)
     assert [one.source.asked for one in taught.examples] == [one.asked for one in data.unlabelled]
     for one, answer in zip(taught.examples, answers, strict=True):
         if data.task == "tagging":
@@ -96,6 +118,24 @@ def test_a_teacher_labels_every_text_as_it_answers_it(tiny_base: Base, lookup: P
     # As if whoever made the data had labelled them so.
     again = prepare([one.source for one in taught.examples], data, encoder, featurise)
     assert all(torch.equal(one.targets, two.targets) for one, two in zip(taught.examples, again, strict=True))
+
+
+def test_what_a_teacher_says_is_mostly_right(tiny_base: Base, lookup: PlotLookup) -> None:
+    data = partly(colour_data(), 120)
+    encoder, featurise = encoder_of(tiny_base), plot_features(lookup)
+    parts = prepare_all(data, encoder, featurise)
+    unlabelled = prepare(data.unlabelled, data, encoder, featurise)
+    taught = pseudo_labelled(tiny_base, data, parts, unlabelled, replace(SETTINGS, epochs=40, patience=20))
+    right = [("red" if "red" in one.source.text else "blue") == one.source.label for one in taught.examples]
+    assert np.mean(right) > 0.7
+
+
+def test_a_teacher_that_does_not_train_is_named(
+    tiny_base: Base, lookup: PlotLookup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pseudo_labels, "TEACHER_RATE", 1e30)
+    with pytest.raises(ConfigError, match=r"what labels the unlabelled texts diverged .* train without them"):
+        train_tenant(tiny_base, lookup, "colour", partly(colour_data()), SETTINGS)
 
 
 def test_a_tenant_learns_from_both_and_its_card_tells(
@@ -118,8 +158,9 @@ def test_a_tenant_learns_from_both_and_its_card_tells(
     about = made.card.about
     assert about["examples"] == {"train": 60, "dev": 40, "test": 40, "unlabelled": len(data.unlabelled)}
     assert set(about["teacher"]) == {"scores", "best_epoch"}
-    assert list(dict.fromkeys(step for step, _ in told)) == ["features", "unlabelled", "teacher", "fine-tune"]
-    for step in ("features", "unlabelled", "teacher", "fine-tune"):
+    steps = ["features", "unlabelled", "teacher", "label", "fine-tune"]
+    assert list(dict.fromkeys(step for step, _ in told)) == steps
+    for step in steps:
         shares = [done for found, done in told if found == step]
         assert shares == sorted(shares)
         assert shares[-1] == pytest.approx(1.0)

@@ -82,7 +82,7 @@ def estimate(study: Study, results: Results, report: Report) -> Estimate:
                 costs[task.name, measured.name] = measure(study, task, measured)
             cost = costs[task.name, measured.name]
             train, dev, test = (len(part) * mean_tokens(part, encoder) for part in data.labelled.values())
-            more = len(data.unlabelled) * mean_tokens(data.train, encoder)
+            more = len(data.unlabelled) * mean_tokens(data.unlabelled, encoder) if data.unlabelled else 0.0
             one_s = (
                 budget.epochs * ((train + more) * cost.train_s + dev * cost.predict_s) + (dev + test) * cost.predict_s
             )

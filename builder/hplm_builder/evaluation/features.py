@@ -28,13 +28,17 @@ class KeptFeatures:
     def parts(
         self, task: EvalTask, variant: Variant, data: LabelledData, seed: int, report: Report
     ) -> dict[str, list[Prepared]]:
-        """Train, dev, test and unlabelled of `data`, what of the task a budget takes with that seed. Raises DataError."""
+        """Train, dev and test of `data`, what of the task a budget takes with that seed, and unlabelled where it has such.
+
+        Raises DataError.
+        """
         encoder = encoder_of(variant.base)
         if self._source != (task.name, variant.source.name):
             self._parts = {}
             self._featurise = variant.source.open(task, report)
             self._source = task.name, variant.source.name
-        given = data.labelled | {"unlabelled": data.unlabelled}
+        # Of those without, nothing is kept: the next run with the same seed may have some.
+        given = data.labelled | ({"unlabelled": data.unlabelled} if data.unlabelled else {})
         keys = {
             name: (name, None if name == "test" or part is task.data.labelled.get(name) else seed)
             for name, part in given.items()

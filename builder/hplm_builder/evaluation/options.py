@@ -117,10 +117,5 @@ def about_study(study: Study, found: Found, more: Mapping[str, Any]) -> dict[str
         "adapter_at": {variant.name: at for variant in study.variants if (at := _adapter_at(study, variant))},
         "pooling": study.pooling,
         "device": study.device.type,
-        "examples": {
-            task.name: {
-                part: len(getattr(task.within(study.budget, study.seeds[0]), part)) for part in ("train", "dev", "test")
-            }
-            for task in study.tasks
-        },
+        "examples": {task.name: task.within(study.budget, study.seeds[0]).counts for task in study.tasks},
     }

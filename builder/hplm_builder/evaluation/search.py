@@ -16,6 +16,7 @@ from hplm_builder.evaluation.study import Board, Found, Study
 from hplm_builder.evaluation.tasks import EvalTask
 from hplm_builder.evaluation.variants import MakeBody, Variant
 from hplm_builder.finetune import fine_tune
+from hplm_builder.labelled import LabelledData
 from hplm_builder.prepared import Prepared
 from hplm_builder.pseudo_labels import pseudo_labelled
 
@@ -52,7 +53,7 @@ class _Work:
         self._progress = progress
         self._features = KeptFeatures()
         self._bodies: dict[tuple[str, str], MakeBody] = {}
-        self._labelled: tuple[tuple[str, int], list[Prepared]] | None = None
+        self._taught: tuple[tuple[str, str, int], list[Prepared], float] | None = None
         self._overall = progress.add_task("seconds of work", total=None)
         self._current = progress.add_task("", total=100, visible=False)
 
@@ -100,11 +101,13 @@ class _Work:
             self._bodies = {(task.name, variant.name): variant.body(task)}  # the one in use alone: each is a model
         settings = study.train_settings(task, variant, key.seed, key.rate)
         parts = found["train"], found["dev"], found["test"]
-        if variant.taught:
-            parts = [*parts[0], *self._pseudo_labelled(task, variant, key, found, report)], *parts[1:]
         start_s = time.monotonic()
         hidden_size = variant.base.config.hidden_size
+        teacher_s = 0.0
         try:
+            if variant.taught:
+                examples, teacher_s = self._pseudo_labelled(task, variant, key, data, found, report)
+                parts, start_s = ([*parts[0], *examples], *parts[1:]), time.monotonic()
             trained = fine_tune(
                 self._bodies[task.name, variant.name], hidden_size, data, parts, settings, report, device=study.device
             )
@@ -118,27 +121,35 @@ class _Work:
             epochs=len(trained.curve),
             trained_parameters=sum(p.numel() for p in trained.body.parameters() if p.requires_grad)
             + sum(array.size for array in trained.head.arrays.values()),
-            seconds=time.monotonic() - start_s,
+            seconds=teacher_s + time.monotonic() - start_s,
             more=variant.more(task, data, trained) if variant.more else {},
         )
 
     def _pseudo_labelled(
-        self, task: EvalTask, variant: Variant, key: RunKey, found: Mapping[str, list[Prepared]], report: Report
-    ) -> list[Prepared]:
-        """The unlabelled examples with a teacher's labels; kept, for a seed's teacher is the same at every rate."""
-        if self._labelled is None or self._labelled[0] != (task.name, key.seed):
-            study = self._study
+        self,
+        task: EvalTask,
+        variant: Variant,
+        key: RunKey,
+        data: LabelledData,
+        found: Mapping[str, list[Prepared]],
+        report: Report,
+    ) -> tuple[list[Prepared], float]:
+        """The unlabelled examples with a teacher's labels, and the seconds that took; kept for the seed's other rates."""
+        of = (task.name, variant.source.name, key.seed)
+        if self._taught is None or self._taught[0] != of:
+            self._taught = None  # the last one's features are let go first
+            start_s = time.monotonic()
             taught = pseudo_labelled(
                 variant.base,
-                study.data(task, variant, key.seed),
+                data,
                 (found["train"], found["dev"], []),
                 found["unlabelled"],
-                study.train_settings(task, variant, key.seed, key.rate),
+                self._study.train_settings(task, variant, key.seed, key.rate),
                 report,
-                device=study.device,
+                device=self._study.device,
             )
-            self._labelled = (task.name, key.seed), taught.examples
-        return self._labelled[1]
+            self._taught = of, taught.examples, time.monotonic() - start_s
+        return self._taught[1:]
 
     def _finished_s(self) -> float:
         """What all finished runs were thought to take."""

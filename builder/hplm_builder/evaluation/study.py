@@ -18,6 +18,7 @@ from hplm_builder.evaluation.tasks import EvalTask
 from hplm_builder.evaluation.variants import Variant
 from hplm_builder.finetune import TrainSettings
 from hplm_builder.labelled import LabelledData
+from hplm_builder.pseudo_labels import TEACHER_RATE
 from hplm_builder.tenants import encoder_of
 
 
@@ -52,7 +53,7 @@ class Study:
             "computed in": str(fastest_format(self.device)[0]),
             # Results of taggings from before these were trained are of other heads.
             **({"head": "with transitions"} if task.data.task == "tagging" else {}),
-            **({"unlabelled": "as many, labelled by all upper layers"} if variant.taught else {}),
+            **({"unlabelled": f"as many, labelled by all upper layers at {TEACHER_RATE:g}"} if variant.taught else {}),
             **variant.about(task),
         }
 

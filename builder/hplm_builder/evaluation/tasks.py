@@ -55,7 +55,12 @@ class EvalTask:
         )
         if not unlabelled:
             return taken
-        rest = with_unlabelled(taken, [LabelledText(one.text, pair=one.pair) for one in data.train]).unlabelled
+        try:
+            rest = with_unlabelled(taken, [LabelledText(one.text, pair=one.pair) for one in data.train]).unlabelled
+        except DataError:
+            raise DataError(
+                f"{self.name}: the budget takes all train examples, no text is left without a label: give --examples"
+            ) from None
         chosen = np.random.default_rng(seed).permutation(len(rest))[: len(taken.train)]
         return replace(taken, unlabelled=[rest[i] for i in sorted(chosen)])
 

@@ -10,7 +10,7 @@ from hplm.store.layout import Store
 from hplm.store.registry import Registry
 from tests.unit.manage.making import QUICK, ask, colours, files_below, upload, work
 
-STEPS = ["read", "features", "unlabelled", "teacher", "fine-tune", "publish"]
+STEPS = ["read", "features", "unlabelled", "teacher", "label", "fine-tune", "publish"]
 MORE = "text\n" + "".join(f"the {'red' if i % 2 else 'blue'} cat runs {i} times\n" for i in range(40))
 
 
