@@ -7,6 +7,7 @@ import shutil
 import threading
 import time
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -179,6 +180,37 @@ def test_a_tenant_whose_card_is_slow_to_read_or_broken_keeps_nobody_waiting(
     assert not any(answer.done() for answer in slow)
     may_go_on.set()
     assert all(isinstance(answer.result(10), errors.CorruptArtifactError) for answer in slow)
+    stage.stop()
+
+
+def test_a_flood_for_a_tenant_whose_card_does_not_come_leaves_room_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = tiny.make_repository(tmp_path)
+    folder = models / "hbert_plot" / "1"
+    settings = replace(config.load(PlotSettings, folder / "settings.json"), queue_capacity=20)
+    stage = PlotStage(settings, folder)
+    may_go_on, read = threading.Event(), TenantBank.card
+
+    def card(bank: TenantBank, key: ServedTenant) -> TenantCard:
+        if key.name == "alpha":
+            assert may_go_on.wait(10)
+        return read(bank, key)
+
+    monkeypatch.setattr(TenantBank, "card", card)
+    stage.start()
+
+    def ask(name: bytes) -> Future[LookedUp | errors.HplmError]:
+        answer: Future[LookedUp | errors.HplmError] = Future()
+        stage.submit(PlotInput((b"the red cat",), name, arrived_s=time.monotonic()), answer.set_result)
+        return answer
+
+    flood = [ask(b"alpha") for _ in range(15)]
+    assert [one.done() for one in flood] == [False] * 10 + [True] * 5
+    assert all(isinstance(one.result(), errors.QueueFullError) for one in flood[10:])
+    assert isinstance(ask(b"beta").result(10), LookedUp)
+    may_go_on.set()
+    assert all(isinstance(one.result(10), LookedUp) for one in flood[:10])
     stage.stop()
 
 

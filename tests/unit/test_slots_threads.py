@@ -304,9 +304,12 @@ def test_tenants_in_memory_are_answered_however_many_wait_for_one_that_loads(
         return load(key)
 
     monkeypatch.setattr(stage._bank, "load", slow)
-    waiting = submit_all(stage, [cold] * 20)
+    # Half of the places are one tenant's at most; another that is as cold finds room, until all are taken.
+    waiting = submit_all(stage, [cold] * 10)
     (refused,) = submit_all(stage, [cold])
     assert isinstance(refused.result(SOON_S), QueueFullError)
+    others = inputs_of(hidden, [(i, 0) for i in range(2, 12)])
+    waiting += submit_all(stage, others[:1])
     assert stage.counts["queue_full"] == 1
     assert isinstance(submit_all(stage, [warm])[0].result(SOON_S), UpperAnswer)
     opened.set()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +28,7 @@ from hplm.scheduling.cost import CostModel
 from hplm.scheduling.policies import Fcfs
 from hplm.scheduling.policy import Batch, Budget
 from hplm.scheduling.queue import RequestQueue
+from hplm.serving.places import Places
 from hplm.serving.refusal import for_the_wire
 from hplm.serving.worker import SWITCH_INTERVAL_S, ExclusiveLock, Job, Worker
 from hplm.store.catalog import Catalog
@@ -133,7 +133,7 @@ class PlotStage:
             capacity_bytes=MOST_CARDS,
             num_threads=CARD_THREADS,
         )
-        self._opening = threading.BoundedSemaphore(settings.queue_capacity)
+        self._opening = Places(settings.queue_capacity)
         # The root is in every lineage: what is wrong with it shows now.
         self._catalog.check_domain(settings.table)
         for lineage in {one.lineage for one in self._catalog.served()}:
@@ -201,7 +201,7 @@ class PlotStage:
             if texts is not None and lookup is not None:
                 self._queue(asked, texts, lookup)
                 return
-            if not self._opening.acquire(blocking=False):
+            if not self._opening.take(tenant.name):
                 raise QueueFullError("too many requests wait for tenants and domains to be opened; try again later")
         except HplmError as error:
             self._worker.refuse(reply, for_the_wire(error, given.tenant))
@@ -214,12 +214,12 @@ class PlotStage:
             opened = partial(self._opened, asked, texts.result())
             self._domains.fetch(asked.tenant.lineage).add_done_callback(opened)
         except Exception as error:
-            self._opening.release()
+            self._opening.leave(asked.tenant.name)
             self._refuse(asked, error)
 
     def _opened(self, asked: _Asked, texts: int, lookup: Future[PlotLookup]) -> None:
         """The tenant's domain is open, or cannot be."""
-        self._opening.release()
+        self._opening.leave(asked.tenant.name)
         try:
             self._queue(asked, texts, lookup.result())
         except Exception as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -32,6 +31,7 @@ from hplm.scheduling.cost import CostModel
 from hplm.scheduling.policy import Batch, Budget
 from hplm.scheduling.queue import RequestQueue
 from hplm.scheduling.registry import load_policy
+from hplm.serving.places import Places
 from hplm.serving.refusal import for_the_wire
 from hplm.serving.worker import SWITCH_INTERVAL_S, ExclusiveLock, Job, Worker
 from hplm.store.catalog import Catalog
@@ -127,7 +127,7 @@ class UpperStage:
             # Computing first on every core would let no request in or out.
             nice=settings.compute_nice if threads < count_cores() else 0,
         )
-        self._loads = threading.BoundedSemaphore(settings.queue_capacity)
+        self._loads = Places(settings.queue_capacity)
 
     def start(self) -> None:
         """Begin to answer what is submitted."""
@@ -168,7 +168,7 @@ class UpperStage:
             self._check(given)
             key = self._bank.resolve(given.tenant, given.version_id)
             tenant = self._cache.get(key)
-            if tenant is None and not self._loads.acquire(blocking=False):
+            if tenant is None and not self._loads.take(key.name):
                 raise QueueFullError("too many requests wait for their tenants' weights; try again later")
         except HplmError as error:
             self._worker.refuse(reply, for_the_wire(error, given.tenant))
@@ -176,7 +176,7 @@ class UpperStage:
         if tenant is not None:
             self._queue(given, tenant, reply, is_cancelled)
         else:
-            self._cache.fetch(key).add_done_callback(partial(self._loaded, given, reply, is_cancelled))
+            self._cache.fetch(key).add_done_callback(partial(self._loaded, given, key.name, reply, is_cancelled))
 
     def run(self, inputs: Sequence[UpperInput]) -> list[UpperAnswer | HplmError]:
         """Answers in order, without queue and threads; what is wrong with one request is that request's answer alone."""
@@ -196,10 +196,10 @@ class UpperStage:
         return [answer for answer in answers if answer is not None]
 
     def _loaded(
-        self, given: UpperInput, reply: Reply, is_cancelled: Callable[[], bool], loaded: Future[Tenant]
+        self, given: UpperInput, name: str, reply: Reply, is_cancelled: Callable[[], bool], loaded: Future[Tenant]
     ) -> None:
         """The tenant is in host memory, or cannot be."""
-        self._loads.release()
+        self._loads.leave(name)
         try:
             self._queue(given, loaded.result(), reply, is_cancelled)
         except HplmError as error:
