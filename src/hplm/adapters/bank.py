@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterable
+from concurrent.futures import Future
 from pathlib import Path
 
 from hplm.adapters import tenant as tenants
@@ -29,7 +31,8 @@ class TenantBank:
         self._catalog = catalog
         self._fingerprint = fingerprint
         self._verify = verify
-        self._banks: dict[Path, tuple[Signature, BankFile]] = {}
+        self._banks: dict[Path, tuple[Signature, Future[BankFile]]] = {}
+        self._lock = threading.Lock()
 
     def resolve(self, raw: bytes, version_id: int | None = None) -> ServedTenant:
         """The tenant that a request names, at its current version or the one that the stage before has found.
@@ -56,9 +59,15 @@ class TenantBank:
             raise CorruptArtifactError(f"{folder} cannot be read: {error}") from error
 
     def drop(self, paths: Iterable[str]) -> None:
-        """Let go of the bank files among these artifacts: as long as one is mapped, its bytes stay on the disk."""
+        """Let go of the bank files among these artifacts: as long as one is mapped, its bytes stay on the disk.
+
+        One that is being opened is not kept when it is.
+        """
         for path in paths:
-            self._banks.pop(self._store.path(path), None)
+            with self._lock:
+                dropped = self._banks.pop(self._store.path(path), None)
+            # Not within the lock: what it maps may be gigabytes.
+            del dropped
 
     def _bank(self, folder: Path, name: str) -> BankFile:
         """The bank file as it is now, opened again where another has the path of one that was removed."""
@@ -69,12 +78,27 @@ class TenantBank:
                 f"there is no bank in {folder}: `hplm store verify` tells what is lost"
             ) from error
         published = found.st_ino, found.st_mtime_ns
-        known = self._banks.get(folder)
-        if known is None or known[0] != published:
-            known = self._banks[folder] = published, BankFile(folder, self._fingerprint)
-        if name not in known[1]:
+        with self._lock:
+            known = self._banks.get(folder)
+            is_ours = known is None or known[0] != published
+            if known is None or is_ours:
+                known = self._banks[folder] = published, Future()
+        if is_ours:
+            self._open(folder, known[1])
+        bank = known[1].result()
+        if name not in bank:
             raise CorruptArtifactError(f"{folder} lacks the tenant {name} that the registry names; build it again")
-        return known[1]
+        return bank
+
+    def _open(self, folder: Path, opened: Future[BankFile]) -> None:
+        """For all that wait for it: reading ten thousand cards takes its time. A failure is not remembered."""
+        try:
+            opened.set_result(BankFile(folder, self._fingerprint))
+        except BaseException as error:
+            with self._lock:
+                if (known := self._banks.get(folder)) is not None and known[1] is opened:
+                    del self._banks[folder]
+            opened.set_exception(error)
 
 
 def is_banked(store: Store, folder: Path) -> bool:

@@ -1,0 +1,96 @@
+"""Bank files are opened once for all who ask, and none that was let go is kept."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from hplm.adapters import bank as banks
+from hplm.adapters.bank_file import BankFile
+from hplm.errors import CorruptArtifactError
+from hplm.nn.base import Base
+from hplm.store.layout import Store
+from tests.unit.adapters.place import Place, pack_all
+from tests.waiting import until
+
+NAMES = ("alpha", "beta", "gamma")
+
+
+class Opening:
+    """Bank files that open when they are let, and may fail."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun = 0
+        self.may_end = threading.Event()
+        self.error: Exception | None = None
+        self.opened: list[weakref.ref[BankFile]] = []
+        monkeypatch.setattr(banks, "BankFile", self._open)
+
+    def _open(self, folder: Path, fingerprint: str) -> BankFile:
+        self.begun += 1
+        assert self.may_end.wait(10)
+        if self.error is not None:
+            raise self.error
+        found = BankFile(folder, fingerprint)
+        self.opened.append(weakref.ref(found))
+        return found
+
+
+@pytest.fixture
+def opening(monkeypatch: pytest.MonkeyPatch) -> Opening:
+    return Opening(monkeypatch)
+
+
+def test_requests_for_many_tenants_of_a_cold_bank_open_it_once(
+    tiny_base: Base, store: Store, place: Place, opening: Opening
+) -> None:
+    pack_all(store, tiny_base)
+    place.catalog.refresh()
+    keys = [place.bank.resolve(name.encode()) for name in NAMES]
+    with ThreadPoolExecutor(6) as pool:
+        cards = [pool.submit(place.bank.card, key) for key in keys * 2]
+        until(lambda: opening.begun > 0)
+        opening.may_end.set()
+        assert [card.result(10).name for card in cards] == [*NAMES, *NAMES]
+    assert opening.begun == 1
+
+
+def test_a_bank_let_go_while_it_is_opened_is_not_kept(
+    tiny_base: Base, store: Store, place: Place, opening: Opening
+) -> None:
+    pack_all(store, tiny_base)
+    place.catalog.refresh()
+    key = place.bank.resolve(b"alpha")
+    with ThreadPoolExecutor(1) as pool:
+        card = pool.submit(place.bank.card, key)
+        until(lambda: opening.begun > 0)
+        place.bank.drop([key.path])
+        opening.may_end.set()
+        # Who asked before is answered.
+        assert card.result(10).name == "alpha"
+        del card
+    gc.collect()
+    assert [found() for found in opening.opened] == [None]
+
+
+def test_a_bank_that_failed_to_open_fails_all_who_waited_and_is_tried_again(
+    tiny_base: Base, store: Store, place: Place, opening: Opening
+) -> None:
+    pack_all(store, tiny_base)
+    place.catalog.refresh()
+    keys = [place.bank.resolve(name.encode()) for name in NAMES]
+    opening.error = CorruptArtifactError("for now")
+    with ThreadPoolExecutor(3) as pool:
+        cards = [pool.submit(place.bank.card, key) for key in keys]
+        until(lambda: opening.begun > 0)
+        opening.may_end.set()
+        for card in cards:
+            with pytest.raises(CorruptArtifactError, match="for now"):
+                card.result(10)
+    opening.error = None
+    assert place.bank.card(keys[0]).name == "alpha"
