@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 from hplm_builder.worker import Worker
 
+from hplm.nn import reference
+from hplm.nn.base import Base
 from hplm.store.layout import Store
+from hplm.store.registry import Registry
+from hplm.text import TextEncoder
 from hplm.triton.server import TritonServer, free_ports
 from tests import tiny
 
@@ -43,10 +49,24 @@ class Place:
             thread.join(30)
 
 
+def expected_logits(store: Store, base: Base, tenant: str, text: str) -> npt.NDArray[np.float32]:
+    """What the slow reference gives over the tenant's own lineage, every miss computed."""
+    with closing(Registry.open(store)) as registry:
+        version = registry.tenant(tenant).current
+        folders = [one.path for one in registry.lineage(version.domain_version_id)]
+    levels, lower = reference.lineage(store, base, folders, "compute")
+    encoder = TextEncoder(base.tokenizer_path, base.config.max_tokens)
+    merged = reference.merged(encoder.encode([text])[0].ids.tolist(), base.config, levels, lower)
+    found: npt.NDArray[np.float32] = reference.logits(
+        base.load_upper(), merged, tiny.load_tenant(store, base, tenant)
+    ).numpy()
+    return found
+
+
 @contextmanager
 def serving(folder: Path) -> Iterator[Place]:
     """Chunks are small, so that every upload has several."""
-    models = tiny.make_repository(folder, manager_settings={"upload_chunk_bytes": 1000})
+    models = tiny.make_repository(folder, manager_settings={"upload_chunk_bytes": 1000, "min_corpus_tokens": 300})
     rows = folder / "rows.csv"
     words = tiny.sentences(60, words=(3, 8))
     rows.write_text("text,label\n" + "".join(f"{text},{'cat' if 'cat' in text else 'none'}\n" for text in words))

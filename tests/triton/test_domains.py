@@ -27,6 +27,7 @@ from hplm.store.registry import Registry
 from hplm.text import TextEncoder
 from hplm.triton.server import TritonServer, free_ports
 from tests import tiny
+from tests.managed import expected_logits
 
 pytestmark = pytest.mark.triton
 SEEN_S = 2.5 * LOOK_EVERY_S
@@ -60,13 +61,7 @@ class Place:
 
     def expected(self, tenant: str, text: str) -> np.ndarray:
         """The slow reference over the tenant's own lineage."""
-        with closing(Registry.open(self.store)) as registry:
-            version = registry.tenant(tenant).current
-            folders = [one.path for one in registry.lineage(version.domain_version_id)]
-        levels, lower = reference.lineage(self.store, self.base, folders, "compute")
-        encoder = TextEncoder(self.base.tokenizer_path, self.base.config.max_tokens)
-        merged = reference.merged(encoder.encode([text])[0].ids.tolist(), self.base.config, levels, lower)
-        return reference.logits(self.base.load_upper(), merged, tiny.load_tenant(self.store, self.base, tenant)).numpy()
+        return expected_logits(self.store, self.base, tenant, text)
 
 
 TEXTS = ["the red cat sings in Paris", "Anna", "a slow dog runs over the green hill and under the river " * 3]

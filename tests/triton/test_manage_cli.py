@@ -14,24 +14,31 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from hplm_client import ManageClient
+from hplm_client import Client, ManageClient
 from typer.testing import CliRunner, Result
 
-from hplm.errors import JobCancelledError
+from hplm.errors import DomainInUseError, JobCancelledError
+from hplm.nn import base as bases
 from hplm.store.registry import Registry
 from hplm_cli import make_app
-from tests.managed import Place
+from tests import tiny
+from tests.managed import Place, expected_logits
 
 pytestmark = pytest.mark.triton
 BIN = Path(sys.executable).parent
 FAST = ["--epochs", "2", "--learning-rate", "0.003"]
+TEXTS = ("the red cat sings in Paris", "a slow dog runs over the green hill and under the river")
+# Until serving has seen what was published.
+SEEN_S = 1.0
 
 
 class Terminal:
     """Runs commands in this process: a new one takes a second to start."""
 
     def __init__(self, url: str) -> None:
+        self.url = url
         self._env = {"HPLM_URL": url}
 
     def run(self, *command: str, answer: str = "") -> Result:
@@ -147,6 +154,50 @@ def test_domains_are_listed_and_shown(terminal: Terminal) -> None:
     assert [domain["name"] for domain in terminal.json("domain", "list")] == ["general"]
     assert "general" in terminal.out("domain", "list")
     assert "the root" in terminal.out("domain", "show", "general")
+
+
+def test_a_domain_goes_through_its_life_with_a_tenant_on_it(terminal: Terminal, place: Place, tmp_path: Path) -> None:
+    corpora = []
+    for seed in (3, 4):
+        corpora.append(tmp_path / f"law-{seed}.txt")
+        corpora[-1].write_text("\n".join(tiny.sentences(80, seed)) + "\n")
+    settings = ["--tokens", "400", "--top", "20"]
+    base = bases.load(place.store.base("tiny"))
+
+    def check() -> None:
+        with Client(terminal.url) as client:
+            for text in TEXTS:
+                logits = client.predict("judge", text, logits=True).logits
+                assert logits is not None
+                np.testing.assert_allclose(
+                    logits, expected_logits(place.store, base, "judge", text), atol=0.05, rtol=0.02
+                )
+
+    with place.working():
+        (plan,) = terminal.json("domain", "create", "law", "--corpus", str(corpora[0]), *settings, "--dry-run")
+        assert plan["estimated_s"] > 0
+        (event,) = terminal.json("domain", "create", "law", "--corpus", str(corpora[0]), *settings)
+        assert event["state"] == "done"
+        terminal.out("tenant", "create", "judge", "--train", str(place.rows), "--domain", "law", *FAST)
+        time.sleep(SEEN_S)
+        check()
+        (first,) = terminal.json("domain", "show", "law")
+        terminal.out("domain", "update", "law", "--corpus", str(corpora[1]), *settings)
+        time.sleep(SEEN_S)
+        # Its tenant stays on the version that it was trained over, until it is updated.
+        check()
+        (tenant,) = terminal.json("tenant", "show", "judge")
+        (second,) = terminal.json("domain", "show", "law")
+        assert second["version"] > first["version"] == tenant["domain_version"]
+        refused = terminal.run("domain", "delete", "law", "--yes")
+        assert isinstance(refused.exception, DomainInUseError)
+        assert "judge" in str(refused.exception)
+        terminal.out("tenant", "update", "judge", "--train", str(place.rows), *FAST)
+        time.sleep(SEEN_S)
+        check()
+    terminal.out("tenant", "delete", "judge", "--yes")
+    terminal.out("domain", "delete", "law", "--yes")
+    assert [domain["name"] for domain in terminal.json("domain", "list")] == ["general"]
 
 
 def test_a_domain_of_a_small_corpus_is_refused(terminal: Terminal, corpus: Path) -> None:
