@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from multiprocessing.queues import Queue
 
 import grpc  # type: ignore[import-untyped]
 import numpy as np
@@ -35,8 +38,10 @@ from tests.messages import TEXTS, TOLERANCE, message, read, served_hidden
 
 pytestmark = [pytest.mark.triton, pytest.mark.stress, pytest.mark.alone, pytest.mark.timeout(280)]
 ONE_EPOCH = {"epochs": 1, "learning_rates": [0.003]}
-LANES, CYCLES, ROLLBACKS = 4, 6, 40
-PER_SECOND = 100.0
+LANES, CYCLES, ROLLBACKS = 4, 12, 18
+PER_SECOND, QUIET_S = 100.0, 15.0
+# Until both stages have seen what was published.
+SEEN_S = 2.5 * LOOK_EVERY_S
 STEADY = ("alpha", "beta", "gamma")
 Logits = npt.NDArray[np.float32]
 
@@ -53,38 +58,70 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         yield Place(server, Store(folder / "store"), rows)
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """One infer request: to whom, which text, when it was sent, how long it took, and what came."""
+
+    name: str
+    text: int
+    sent_s: float
+    took_s: float
+    code: str
+    logits: Logits | None
+
+
+def ask_steadily(port: int, names: tuple[str, ...], done: threading.Event, outcomes: Queue[list[Outcome]]) -> None:
+    """Open-loop infer requests: each is sent when it is due, whatever became of the others.
+
+    In a process of its own: threads that change tenants would make each answer look later than it came.
+    """
+    made = {(name, text): message(name, TEXTS[text]) for name in names for text in range(len(TEXTS))}
+    pairs, found = list(made), list[Outcome]()
+    rng = np.random.default_rng(0)
+
+    def ask(name: str, text: int) -> None:
+        start_s, code, logits = time.monotonic(), "OK", None
+        try:
+            logits = read(call(made[name, text], timeout=60))[1]
+        except grpc.RpcError as error:
+            known = errors.from_wire(str(error.details()))
+            code = str(error) if known is None else known.code
+        found.append(Outcome(name, text, start_s, time.monotonic() - start_s, code, logits))
+
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel, ThreadPoolExecutor(32) as pool:
+        call = channel.unary_unary(METHOD)
+        due = time.monotonic()
+        while not done.is_set():
+            due += rng.exponential(1 / PER_SECOND)
+            time.sleep(max(0.0, due - time.monotonic()))
+            pool.submit(ask, *pairs[rng.integers(len(pairs))])
+    outcomes.put(found)
+
+
 @dataclass
 class Traffic:
-    """Open-loop infer requests: each is sent when it is due, whatever became of the others."""
+    """What was asked while the context lasted."""
 
     server: TritonServer
     names: tuple[str, ...]
-    outcomes: list[tuple[str, int, float, str, Logits | None]] = field(default_factory=list)
+    outcomes: list[Outcome] = field(default_factory=list)
 
-    def run(self, done: Callable[[], bool]) -> None:
-        made = {(name, text): message(name, TEXTS[text]) for name in self.names for text in range(len(TEXTS))}
-        pairs = list(made)
-        rng = np.random.default_rng(0)
-        with grpc.insecure_channel(f"127.0.0.1:{self.server.ports.grpc}") as channel, ThreadPoolExecutor(32) as pool:
-            call = channel.unary_unary(METHOD)
-            due = time.monotonic()
-            while not done():
-                due += rng.exponential(1 / PER_SECOND)
-                time.sleep(max(0.0, due - time.monotonic()))
-                name, text = pairs[rng.integers(len(pairs))]
-                pool.submit(self._ask, call, name, text, made[name, text])
-
-    def _ask(self, call: Callable[..., bytes], name: str, text: int, sent: bytes) -> None:
-        start, code, logits = time.monotonic(), "OK", None
+    @contextmanager
+    def flowing(self) -> Iterator[None]:
+        spawn = multiprocessing.get_context("spawn")
+        done, outcomes = spawn.Event(), spawn.Queue()
+        asking = spawn.Process(target=ask_steadily, args=(self.server.ports.grpc, self.names, done, outcomes))
+        asking.start()
         try:
-            logits = read(call(sent, timeout=60))[1]
-        except grpc.RpcError as error:
-            found = errors.from_wire(str(error.details()))
-            code = str(error) if found is None else found.code
-        self.outcomes.append((name, text, time.monotonic() - start, code, logits))
+            yield
+        finally:
+            done.set()
+            self.outcomes += outcomes.get(timeout=90)
+            asking.join(30)
 
     def p99_ms(self) -> float:
-        return 1000 * float(np.percentile([seconds for name, _, seconds, _, _ in self.outcomes if name in STEADY], 99))
+        """Of tenants that nobody changes."""
+        return 1000 * float(np.percentile([one.took_s for one in self.outcomes if one.name in STEADY], 99))
 
 
 @contextmanager
@@ -100,42 +137,52 @@ def worker_of(place: Place) -> Iterator[None]:
         assert process.wait(60) == 0
 
 
-def change(place: Place, lane: int, kept: dict[str, list[tenants.Tenant]], base: Base) -> int:
-    """Create, update, go back and forth, delete, again and again; returns how many requests that took."""
-    name, count = f"lane-{lane}", 0
-    with ManageClient(place.url("grpc")) as manage:
-        for _ in range(CYCLES):
-            for make in (manage.create_tenant, manage.update_tenant):
-                manage.wait(make(name, train=manage.upload(place.rows), settings=ONE_EPOCH))
-                version = manage.show_tenant(name).version
-                folder = place.store.tenant_version(name, version)
-                kept[name].append(tenants.load(folder, name=name, fingerprint=base.fingerprint))
-            for turn in range(ROLLBACKS):
-                assert manage.rollback_tenant(name, version - 1 + turn % 2) == version - 1 + turn % 2
-            manage.delete_tenant(name)
-            count += 3 + ROLLBACKS
-            # Seen by both stages: a name made again at once would look like one more update.
-            time.sleep(LOOK_EVERY_S)
-    return count
+@dataclass
+class Lane:
+    """A tenant that is created, updated, rolled back to and fro, and deleted, again and again.
+
+    `versions`: all that were published. `lives`: from when it was surely served until it was told to go.
+    """
+
+    name: str
+    versions: list[tenants.Tenant] = field(default_factory=list)
+    lives: list[tuple[float, float]] = field(default_factory=list)
+
+    def run(self, place: Place, base: Base) -> int:
+        """Returns how many requests that took."""
+        count = 0
+        with ManageClient(place.url("grpc")) as manage:
+            for _ in range(CYCLES):
+                born_s = 0.0
+                for make in (manage.create_tenant, manage.update_tenant):
+                    manage.wait(make(self.name, train=manage.upload(place.rows), settings=ONE_EPOCH))
+                    born_s = born_s or time.monotonic() + SEEN_S
+                    version = manage.show_tenant(self.name).version
+                    folder = place.store.tenant_version(self.name, version)
+                    self.versions.append(tenants.load(folder, name=self.name, fingerprint=base.fingerprint))
+                for turn in range(ROLLBACKS):
+                    assert manage.rollback_tenant(self.name, version - 1 + turn % 2) == version - 1 + turn % 2
+                self.lives.append((born_s, time.monotonic()))
+                manage.delete_tenant(self.name)
+                count += 3 + ROLLBACKS
+                # Seen by both stages: a name made again at once would look like one more update.
+                time.sleep(LOOK_EVERY_S)
+        return count
+
+    def lived(self, one: Outcome) -> bool:
+        """Whether it was served all the while the request was under way."""
+        return any(born_s < one.sent_s and one.sent_s + one.took_s < gone_s for born_s, gone_s in self.lives)
 
 
 def test_a_thousand_changes_leave_every_answer_right(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     base = bases.load(place.store.base("tiny"))
-    lanes = [f"lane-{lane}" for lane in range(LANES)]
-    kept: dict[str, list[tenants.Tenant]] = {name: [] for name in lanes}
+    lanes = {f"lane-{number}": Lane(f"lane-{number}") for number in range(LANES)}
     states = [served_hidden(place.server, "alpha", text) for text in TEXTS]
-    quiet = Traffic(place.server, STEADY)
-    until = time.monotonic() + 8
-    quiet.run(lambda: time.monotonic() > until)
-    traffic, finished = Traffic(place.server, (*STEADY, *lanes)), threading.Event()
-    asking = threading.Thread(target=traffic.run, args=(finished.is_set,))
-    asking.start()
-    try:
-        with worker_of(place), ThreadPoolExecutor(LANES) as pool:
-            requests = sum(pool.map(lambda lane: change(place, lane, kept, base), range(LANES)))
-    finally:
-        finished.set()
-        asking.join()
+    quiet, traffic = Traffic(place.server, STEADY), Traffic(place.server, (*STEADY, *lanes))
+    with quiet.flowing():
+        time.sleep(QUIET_S)
+    with traffic.flowing(), worker_of(place), ThreadPoolExecutor(LANES) as pool:
+        requests = sum(pool.map(lambda lane: lane.run(place, base), lanes.values()))
     assert requests >= 1000
     upper = base.load_upper()
 
@@ -143,19 +190,20 @@ def test_a_thousand_changes_leave_every_answer_right(place: Place, capsys: pytes
         return [reference.logits(upper, torch.Tensor(state), member)[0].numpy() for state in states]
 
     right = {name: [wanted(tiny.load_tenant(place.store, base, name))] for name in STEADY}
-    right |= {name: [wanted(member) for member in members] for name, members in kept.items()}
-    codes: dict[str, int] = {}
-    for name, text, _, code, logits in traffic.outcomes:
-        codes[code] = codes.get(code, 0) + 1
-        if name in STEADY:
-            assert code == "OK", f"{name}: {code}"
-        if logits is not None:
-            off = min(float(np.abs(logits - version[text]).max()) for version in right[name])
-            assert off < TOLERANCE, f"{name} got nobody's answer, {off} from the nearest version"
+    right |= {name: [wanted(member) for member in lane.versions] for name, lane in lanes.items()}
+    codes = Counter(one.code for one in traffic.outcomes)
+    for one in traffic.outcomes:
+        if one.name in STEADY or lanes[one.name].lived(one):
+            assert one.code == "OK", f"{one.name}: {one.code}"
+        if one.logits is not None:
+            off = min(float(np.abs(one.logits - version[one.text]).max()) for version in right[one.name])
+            assert off < TOLERANCE, f"{one.name} got nobody's answer, {off} from the nearest version"
     assert set(codes) == {"OK", "UNKNOWN_TENANT"}
+    # Tenants that come and go were asked while they were there, not only refused while they were not.
+    assert all(any(lane.lived(one) for one in traffic.outcomes if one.name == name) for name, lane in lanes.items())
     with capsys.disabled():
         print(
-            f"\n{requests} manage requests, {len(traffic.outcomes)} infer requests {codes}; p99 of the others "
+            f"\n{requests} manage requests, {len(traffic.outcomes)} infer requests {dict(codes)}; p99 of the others "
             f"{traffic.p99_ms():.1f} ms, {quiet.p99_ms():.1f} ms while quiet"
         )
     with closing(Registry.open(place.store)) as registry:
