@@ -1,0 +1,104 @@
+"""A real server whose registry is locked, gone or damaged: it goes on with what it has, says what is wrong, and recovers."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
+from pathlib import Path
+
+import pytest
+from hplm_builder import register
+from hplm_client import Client, ManageClient
+
+from hplm import errors
+from hplm.nn import base as bases
+from hplm.store import caretaker
+from hplm.store.catalog import LOOK_EVERY_S
+from hplm.store.registry import Registry
+from tests import managed, tiny
+from tests.managed import Place
+from tests.waiting import until
+
+pytestmark = pytest.mark.triton
+SEEN_S = 2.5 * LOOK_EVERY_S
+TEXT = "the red cat runs to Paris"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    with managed.serving(tmp_path_factory.mktemp("damaged")) as made:
+        yield made
+
+
+def registry_files(place: Place) -> list[Path]:
+    return sorted(place.store.root.glob("registry.sqlite*"))
+
+
+@contextmanager
+def locked(place: Place) -> Iterator[None]:
+    with closing(sqlite3.connect(place.store.root / "registry.sqlite", isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        try:
+            yield
+        finally:
+            other.execute("ROLLBACK")
+
+
+@contextmanager
+def moved_away(place: Place, instead: bytes | None) -> Iterator[None]:
+    """Its files elsewhere, and other bytes in their place where given."""
+    aside = place.store.root.parent / "aside"
+    aside.mkdir()
+    names = [path.rename(aside / path.name).name for path in registry_files(place)]
+    if instead is not None:
+        (place.store.root / "registry.sqlite").write_bytes(instead)
+    try:
+        yield
+    finally:
+        for path in registry_files(place):
+            path.unlink()
+        for name in names:
+            (aside / name).rename(place.store.root / name)
+        aside.rmdir()
+
+
+DAMAGES: dict[str, tuple[Callable[[Place], AbstractContextManager[None]], type[errors.RegistryError]]] = {
+    "locked": (locked, errors.RegistryUnavailableError),
+    "gone": (lambda place: moved_away(place, None), errors.MissingRegistryError),
+    "garbage": (lambda place: moved_away(place, b"not a database at all" * 1000), errors.CorruptRegistryError),
+}
+
+
+def is_served(client: Client, name: str) -> bool:
+    try:
+        return client.predict(name, TEXT).label in ("yes", "no")
+    except errors.UnknownTenantError:
+        return False
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_it_goes_on_with_what_it_has_says_so_and_recovers(place: Place, damage: str) -> None:
+    make, error = DAMAGES[damage]
+    with Client(place.url("grpc")) as client, ManageClient(place.url("grpc")) as manage:
+
+        def answers() -> list[tuple[str, tuple[int, int]]]:
+            found = [client.predict(name, TEXT) for name in tiny.TASKS]
+            return [(span.label, (span.start, span.end)) for one in found for span in one.spans]
+
+        before = answers()
+        with make(place):
+            time.sleep(SEEN_S)
+            assert answers() == before
+            with pytest.raises(error):
+                manage.delete_tenant("alpha")
+            assert answers() == before
+        # Nothing was changed, and what is published now is served.
+        made = tiny.tenant_of(bases.load(place.store.base("tiny")), f"after-{damage}", 9, like="alpha")
+        register.publish_tenant(place.store, bases.load(place.store.base("tiny")), tiny.PLOT, made)
+        until(lambda: is_served(client, f"after-{damage}"))
+        assert answers() == before
+        assert "alpha" in [tenant.name for tenant in manage.list_tenants()]
+    with closing(Registry.open(place.store)) as registry:
+        assert caretaker.verify(place.store, registry, time.time()).problems == ()
