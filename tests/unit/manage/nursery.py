@@ -19,9 +19,10 @@ ROOT = Path(__file__).parents[3]
 
 
 class Nursery:
-    """The other end: children that work on a store or ask its manager, and die where they are told to."""
+    """The other end: children that work on a store or ask its manager, and die where they are told to; `killed` of them did."""
 
     def __init__(self) -> None:
+        self.killed = 0
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         self._process = subprocess.Popen(
             [sys.executable, "-m", __name__],
@@ -54,7 +55,10 @@ class Nursery:
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(command) + "\n")
         self._process.stdin.flush()
-        return int(self._process.stdout.readline())
+        status = int(self._process.stdout.readline())
+        # At a crash point, or by a signal.
+        self.killed += status in (128 + signal.SIGKILL, -signal.SIGKILL)
+        return status
 
 
 def _child(command: dict[str, Any]) -> None:
