@@ -22,7 +22,12 @@ class TritonPythonModel:
                     lambda: self._stage.counts
                 ),
             },
-            gauges={metrics.Family("hplm_plot_tenants", "Tenants there are", ""): lambda: self._stage.tenants},
+            gauges={
+                metrics.Family("hplm_plot_tenants", "Tenants there are", ""): lambda: self._stage.tenants,
+                metrics.Family("hplm_plot_waiting", "Requests that wait to be looked up", ""): lambda: (
+                    self._stage.waiting
+                ),
+            },
         )
         self._stage.start()
 

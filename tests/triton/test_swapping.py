@@ -103,7 +103,8 @@ def traffic(fleet: Fleet) -> Traffic:
     for _ in range(10):
         tenants = rng.choice(FLEET, 5000, p=weights / weights.sum())
         crossed += fleet.send(list(zip(tenants, rng.integers(len(TEXTS), size=5000), strict=True)), 96)
-        pages.append({role: pages_of(pid) for role, pid in stubs_of(fleet.server).items()})
+        processes = {**stubs_of(fleet.server), "tritonserver": fleet.server.process.pid}
+        pages.append({role: pages_of(pid) for role, pid in processes.items()})
     return Traffic(crossed, pages)
 
 
@@ -111,10 +112,10 @@ def test_no_answer_is_crossed_in_50000_mixed_requests(traffic: Traffic) -> None:
     assert traffic.crossed == 0
 
 
-def test_memory_of_the_stages_and_shared_memory_stay_flat_over_30000_requests(traffic: Traffic) -> None:
+def test_memory_of_server_and_stages_and_shared_memory_stay_flat_over_30000_requests(traffic: Traffic) -> None:
     warm, last = traffic.pages[3], traffic.pages[-1]
     print({role: [(p[role]["rss"] >> 20, p[role]["shm"] >> 20) for p in traffic.pages] for role in last})
-    for role in ("hbert_plot", "hbert_upper"):
+    for role in ("hbert_plot", "hbert_upper", "tritonserver"):
         assert last[role]["rss"] < 1.03 * warm[role]["rss"] + 4e6
         assert last[role]["shm"] == warm[role]["shm"]
 

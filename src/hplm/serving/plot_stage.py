@@ -187,6 +187,11 @@ class PlotStage:
         return self._worker.counts + Counter(failed_registry_looks=self._catalog.failures)
 
     @property
+    def waiting(self) -> int:
+        """Requests that wait for a batch."""
+        return self._worker.waiting
+
+    @property
     def tenants(self) -> int:
         """How many there are now."""
         return len(self._catalog)
