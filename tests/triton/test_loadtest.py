@@ -90,14 +90,21 @@ def test_the_loops_refuse_what_they_cannot_reach(server: TritonServer, mix: Mix)
         (["steady", "--rate", "30", "--duration", "2", "--deadlines", "short=5:0.5,long=20:0.5"], None),
         (["burst", "--clients", "10", "--count", "3", "--every", "0.5", "--zipf", "1"], 30),
         (["ramp", "--from", "5", "--to", "40", "--duration", "2"], None),
+        (["steady", "--rate", "30", "--cv", "4", "--duration", "2"], None),
+        (["replay", "--trace", "TRACE", "--rate", "30", "--burstiness", "1.5", "--duration", "2"], None),
     ],
-    ids=["steady", "burst", "ramp"],
+    ids=["steady", "burst", "ramp", "gamma", "replay"],
 )
 def test_locust_loses_nothing(
     server: TritonServer, tiny_models: Path, tmp_path: Path, protocol: str, scenario: list[str], planned: int | None
 ) -> None:
     url = server.ports.http_url if protocol == "http" else server.ports.grpc_url
     (tmp_path / "texts.txt").write_text("\n".join(tiny.sentences(20)))
+    trace = tmp_path / "trace.csv"
+    gaps = rng().gamma(0.25, 4.0, 500)
+    recorded = (f"2023-11-16 18:{int(s) // 60:02}:{s % 60:010.7f},1\n" for s in np.cumsum(gaps))
+    trace.write_text("TIMESTAMP,ContextTokens\n" + "".join(recorded))
+    scenario = [str(trace) if one == "TRACE" else one for one in scenario]
     options = ["--models", str(tiny_models), "--text", str(tmp_path / "texts.txt"), "--json", str(tmp_path / "r.json")]
     command = [str(Path(sys.executable).parent / "hplm"), "loadtest", *scenario, "--url", url, *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
