@@ -49,11 +49,14 @@ class Place:
             thread.join(30)
 
 
-def expected_logits(store: Store, base: Base, tenant: str, text: str) -> npt.NDArray[np.float32]:
-    """What the slow reference gives over the tenant's own lineage, every miss computed."""
+def expected_logits(
+    store: Store, base: Base, tenant: str, text: str, domain: str | None = None
+) -> npt.NDArray[np.float32]:
+    """What the slow reference gives over the tenant's own lineage, or a domain's as it is now; every miss computed."""
     with closing(Registry.open(store)) as registry:
-        version = registry.tenant(tenant).current
-        folders = [one.path for one in registry.lineage(version.domain_version_id)]
+        own = registry.tenant(tenant).current.domain_version_id
+        version_id = own if domain is None else registry.current_domain(base.config.name, domain).id
+        folders = [one.path for one in registry.lineage(version_id)]
     levels, lower = reference.lineage(store, base, folders, "compute")
     encoder = TextEncoder(base.tokenizer_path, base.config.max_tokens)
     merged = reference.merged(encoder.encode([text])[0].ids.tolist(), base.config, levels, lower)

@@ -161,7 +161,8 @@ def test_a_domain_goes_through_its_life_with_a_tenant_on_it(terminal: Terminal, 
     for seed in (3, 4):
         corpora.append(tmp_path / f"law-{seed}.txt")
         corpora[-1].write_text("\n".join(tiny.sentences(80, seed)) + "\n")
-    settings = ["--tokens", "400", "--top", "20"]
+    # At a rate that moves the layers, so that one version is not like the next.
+    settings = ["--tokens", "400", "--top", "20", "--learning-rate", "0.01"]
     base = bases.load(place.store.base("tiny"))
 
     def check() -> None:
@@ -186,6 +187,9 @@ def test_a_domain_goes_through_its_life_with_a_tenant_on_it(terminal: Terminal, 
         time.sleep(SEEN_S)
         # Its tenant stays on the version that it was trained over, until it is updated.
         check()
+        for text in TEXTS:
+            own, new = (expected_logits(place.store, base, "judge", text, domain) for domain in (None, "law"))
+            assert np.abs(own - new).max() > 0.1
         (tenant,) = terminal.json("tenant", "show", "judge")
         (second,) = terminal.json("domain", "show", "law")
         assert second["version"] > first["version"] == tenant["domain_version"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.queues import Queue
+from multiprocessing.synchronize import Event
 
 import grpc  # type: ignore[import-untyped]
 import numpy as np
@@ -60,18 +60,18 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One infer request: to whom, which text, when it was sent, how long it took, and what came."""
+    """One infer request: to whom, which text, when it was due, how long it took from then, and what came."""
 
     name: str
     text: int
-    sent_s: float
+    due_s: float
     took_s: float
     code: str
     logits: Logits | None
 
 
-def ask_steadily(port: int, names: tuple[str, ...], done: threading.Event, outcomes: Queue[list[Outcome]]) -> None:
-    """Open-loop infer requests: each is sent when it is due, whatever became of the others.
+def ask_steadily(port: int, names: tuple[str, ...], ready: Event, done: Event, outcomes: Queue[list[Outcome]]) -> None:
+    """Open-loop infer requests: each has a time at which it is due, whatever became of the others, and counts from then.
 
     In a process of its own: threads that change tenants would make each answer look later than it came.
     """
@@ -79,22 +79,23 @@ def ask_steadily(port: int, names: tuple[str, ...], done: threading.Event, outco
     pairs, found = list(made), list[Outcome]()
     rng = np.random.default_rng(0)
 
-    def ask(name: str, text: int) -> None:
-        start_s, code, logits = time.monotonic(), "OK", None
+    def ask(due_s: float, name: str, text: int) -> None:
+        code, logits = "OK", None
         try:
             logits = read(call(made[name, text], timeout=60))[1]
         except grpc.RpcError as error:
             known = errors.from_wire(str(error.details()))
             code = str(error) if known is None else known.code
-        found.append(Outcome(name, text, start_s, time.monotonic() - start_s, code, logits))
+        found.append(Outcome(name, text, due_s, time.monotonic() - due_s, code, logits))
 
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel, ThreadPoolExecutor(32) as pool:
         call = channel.unary_unary(METHOD)
+        ready.set()
         due = time.monotonic()
         while not done.is_set():
             due += rng.exponential(1 / PER_SECOND)
             time.sleep(max(0.0, due - time.monotonic()))
-            pool.submit(ask, *pairs[rng.integers(len(pairs))])
+            pool.submit(ask, due, *pairs[rng.integers(len(pairs))])
     outcomes.put(found)
 
 
@@ -109,10 +110,12 @@ class Traffic:
     @contextmanager
     def flowing(self) -> Iterator[None]:
         spawn = multiprocessing.get_context("spawn")
-        done, outcomes = spawn.Event(), spawn.Queue()
-        asking = spawn.Process(target=ask_steadily, args=(self.server.ports.grpc, self.names, done, outcomes))
+        ready, done, outcomes = spawn.Event(), spawn.Event(), spawn.Queue()
+        arguments = (self.server.ports.grpc, self.names, ready, done, outcomes)
+        asking = spawn.Process(target=ask_steadily, args=arguments)
         asking.start()
         try:
+            assert ready.wait(60)
             yield
         finally:
             done.set()
@@ -171,7 +174,7 @@ class Lane:
 
     def lived(self, one: Outcome) -> bool:
         """Whether it was served all the while the request was under way."""
-        return any(born_s < one.sent_s and one.sent_s + one.took_s < gone_s for born_s, gone_s in self.lives)
+        return any(born_s < one.due_s and one.due_s + one.took_s < gone_s for born_s, gone_s in self.lives)
 
 
 def test_a_thousand_changes_leave_every_answer_right(place: Place, capsys: pytest.CaptureFixture[str]) -> None:

@@ -88,7 +88,7 @@ def in_time_per_s(run: Run, deadline_s: float, window_s: float) -> tuple[npt.NDA
 class Overload:
     """A minute of ten times what the server can do, and what it could do before and after.
 
-    `waiting` and `looked_up_next`: requests in the queues of the second and the first stage, each second. `pages`: of both
+    `plot_waiting` and `upper_waiting`: requests in the queues of both stages, each second. `pages`: of both
     and of Triton itself.
     """
 
@@ -96,8 +96,8 @@ class Overload:
     goodput_per_s: float
     late_share: float
     capacity_per_s: float
-    waiting: list[float]
-    looked_up_next: list[float]
+    upper_waiting: list[float]
+    plot_waiting: list[float]
     pages: list[dict[str, int]]
 
 
@@ -107,14 +107,14 @@ def overload(slow: TritonServer) -> Overload:
     before = capacity_per_s(slow)
     pids = [*stubs_of(slow).values(), slow.process.pid]
     plan = long_texts(deadline_s).plan(PoissonArrivals(10 * before), OVERLOAD_S, rng())
-    waiting: list[float] = []
-    looked_up_next: list[float] = []
+    upper_waiting: list[float] = []
+    plot_waiting: list[float] = []
     pages: list[dict[str, int]] = []
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(open_loop, slow.ports.grpc_url, plan)
         while not running.done():
-            waiting.append(metric(slow, "hplm_upper_waiting"))
-            looked_up_next.append(metric(slow, "hplm_plot_waiting"))
+            upper_waiting.append(metric(slow, "hplm_upper_waiting"))
+            plot_waiting.append(metric(slow, "hplm_plot_waiting"))
             found = [pages_of(pid) for pid in pids]
             pages.append({kind: sum(one[kind] for one in found) for kind in ("rss", "shm")})
             time.sleep(1.0)
@@ -123,8 +123,10 @@ def overload(slow: TritonServer) -> Overload:
     goodput = float(np.median(windows))
     capacity = min(before, capacity_per_s(slow))
     print(f"goodput {goodput:.1f}/s of {capacity:.1f}/s: {goodput / capacity:.2f}, late {late_share:.2f}")
-    print(f"waiting at most {max(looked_up_next):.0f} and {max(waiting):.0f}; bytes first {pages[0]}, last {pages[-1]}")
-    return Overload(run, goodput, late_share, capacity, waiting, looked_up_next, pages)
+    print(
+        f"waiting at most {max(plot_waiting):.0f} and {max(upper_waiting):.0f}; bytes first {pages[0]}, last {pages[-1]}"
+    )
+    return Overload(run, goodput, late_share, capacity, upper_waiting, plot_waiting, pages)
 
 
 def test_under_ten_times_overload_every_request_is_answered_or_clearly_refused(overload: Overload) -> None:
@@ -144,8 +146,8 @@ def test_under_ten_times_overload_what_is_computed_is_in_time_and_goodput_stays_
 
 
 def test_under_ten_times_overload_queue_and_memory_stay_bounded(overload: Overload) -> None:
-    assert max(overload.waiting) <= 300
-    assert max(overload.looked_up_next) <= PlotSettings.queue_capacity
+    assert max(overload.upper_waiting) <= 300
+    assert 0 < max(overload.plot_waiting) <= PlotSettings.queue_capacity
     first, last = overload.pages[len(overload.pages) // 3], overload.pages[-1]
     assert last["rss"] < 1.05 * first["rss"] + 8e6
     assert last["shm"] <= 1.5 * first["shm"]

@@ -1,4 +1,4 @@
-"""A real server whose registry is locked, gone or damaged: it goes on with what it has, says what is wrong, and recovers."""
+"""A real server whose registry is locked for writing, gone or damaged: it goes on serving, says what is wrong, recovers."""
 
 from __future__ import annotations
 
@@ -59,7 +59,8 @@ def moved_away(place: Place, instead: bytes | None) -> Iterator[None]:
     finally:
         for path in registry_files(place):
             path.unlink()
-        for name in names:
+        # The database last: who opened it without its log would begin another.
+        for name in reversed(names):
             (aside / name).rename(place.store.root / name)
         aside.rmdir()
 
@@ -74,7 +75,8 @@ DAMAGES: dict[str, tuple[Callable[[Place], AbstractContextManager[None]], type[e
 def is_served(client: Client, name: str) -> bool:
     try:
         return client.predict(name, TEXT).label in ("yes", "no")
-    except errors.UnknownTenantError:
+    except (errors.UnknownTenantError, errors.RegistryUnavailableError):
+        # Not seen yet, or by a stage that has not looked since the registry is back.
         return False
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hplm.serving.places import Places
 
 
+@settings(deadline=None)
 @given(most=st.integers(1, 40), asked=st.lists(st.tuples(st.sampled_from("abcd"), st.booleans()), max_size=200))
 def test_places_are_bounded_and_a_newcomer_finds_one_while_any_is_free(
     most: int, asked: list[tuple[str, bool]]
@@ -38,12 +40,19 @@ def test_one_tenant_alone_takes_half() -> None:
     assert places.take("another")
 
 
-def test_places_come_back_from_many_threads() -> None:
-    places = Places(8)
+def test_no_more_are_inside_than_there_are_places_however_many_threads_come() -> None:
+    places, begin, most = Places(3), threading.Barrier(8), 0
+    inside: list[str] = []
 
     def come_and_go(name: str) -> None:
-        for _ in range(2_000):
+        nonlocal most
+        begin.wait()
+        for _ in range(1_000):
             if places.take(name):
+                inside.append(name)
+                time.sleep(0)  # somebody else's turn
+                most = max(most, len(inside))
+                inside.remove(name)
                 places.leave(name)
 
     threads = [threading.Thread(target=come_and_go, args=(f"t{i}",)) for i in range(8)]
@@ -51,4 +60,5 @@ def test_places_come_back_from_many_threads() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert [places.take("one") for _ in range(5)] == [True] * 4 + [False]
+    assert 1 < most <= 3
+    assert [places.take("one") for _ in range(3)] == [True, True, False]

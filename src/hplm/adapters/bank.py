@@ -79,12 +79,13 @@ class TenantBank:
             ) from error
         published = found.st_ino, found.st_mtime_ns
         with self._lock:
-            known = self._banks.get(folder)
-            is_ours = known is None or known[0] != published
-            if known is None or is_ours:
+            # Held until after the lock: the last to let go of a bank that was replaced unmaps gigabytes.
+            known = before = self._banks.get(folder)
+            if known is None or known[0] != published:
                 known = self._banks[folder] = published, Future()
-        if is_ours:
+        if known is not before:
             self._open(folder, known[1])
+        del before
         bank = known[1].result()
         if name not in bank:
             raise CorruptArtifactError(f"{folder} lacks the tenant {name} that the registry names; build it again")

@@ -9,8 +9,8 @@ from collections import Counter
 class Places:
     """`most` places in all. A tenant gets one while it holds fewer than are free (Choudhury and Hahne, 1998).
 
-    So one that floods, and whose files never come, takes half of them, and whoever comes after finds room. Safe to use from
-    several threads.
+    So one that floods, and whose files never come, takes half of them and one at most, and whoever comes after finds room while
+    any is free. Safe to use from several threads.
     """
 
     def __init__(self, most: int) -> None:

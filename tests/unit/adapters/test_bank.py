@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from hplm.adapters import bank as banks
+from hplm.adapters.bank import TenantBank
 from hplm.adapters.bank_file import BankFile
 from hplm.errors import CorruptArtifactError
 from hplm.nn.base import Base
@@ -31,6 +33,17 @@ class Opening:
         self.opened: list[weakref.ref[BankFile]] = []
         monkeypatch.setattr(banks, "BankFile", self._open)
 
+    def asked(self, bank: TenantBank, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+        """Counts who asks for a bank from now on."""
+        counted, really = Counter[str](), bank._bank
+
+        def asking(folder: Path, name: str) -> BankFile:
+            counted["all"] += 1
+            return really(folder, name)
+
+        monkeypatch.setattr(bank, "_bank", asking)
+        return counted
+
     def _open(self, folder: Path, fingerprint: str) -> BankFile:
         self.begun += 1
         assert self.may_end.wait(10)
@@ -47,14 +60,15 @@ def opening(monkeypatch: pytest.MonkeyPatch) -> Opening:
 
 
 def test_requests_for_many_tenants_of_a_cold_bank_open_it_once(
-    tiny_base: Base, store: Store, place: Place, opening: Opening
+    tiny_base: Base, store: Store, place: Place, opening: Opening, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pack_all(store, tiny_base)
     place.catalog.refresh()
     keys = [place.bank.resolve(name.encode()) for name in NAMES]
+    asked = opening.asked(place.bank, monkeypatch)
     with ThreadPoolExecutor(6) as pool:
         cards = [pool.submit(place.bank.card, key) for key in keys * 2]
-        until(lambda: opening.begun > 0)
+        until(lambda: asked["all"] == 6 and opening.begun > 0)
         opening.may_end.set()
         assert [card.result(10).name for card in cards] == [*NAMES, *NAMES]
     assert opening.begun == 1

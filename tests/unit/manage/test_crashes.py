@@ -96,14 +96,17 @@ def grown_store(made_store: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 @pytest.fixture(scope="module")
 def one_job_s(grown_store: Path, nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> float:
-    """How long a worker takes over a job here."""
+    """How long a worker takes over a job here; the shortest of three, so that most are killed before they are done."""
     store = Store(tmp_path_factory.mktemp("timed") / "store")
     shutil.copytree(grown_store, store.root)
-    with closing(make_service(store)) as service:
-        update_a_tenant(service)
-    start = time.monotonic()
-    assert nursery.work(store.root) == 0
-    return time.monotonic() - start
+    took = []
+    for _ in range(3):
+        with closing(make_service(store)) as service:
+            update_a_tenant(service)
+        start = time.monotonic()
+        assert nursery.work(store.root) == 0
+        took.append(time.monotonic() - start)
+    return min(took)
 
 
 @pytest.fixture
@@ -328,7 +331,10 @@ def test_a_full_disk_and_one_that_nobody_may_write_on_cost_no_version_and_no_ans
 
 
 def test_two_hundred_were_killed_before_this(nursery: Nursery, request: pytest.FixtureRequest) -> None:
+    asked = [str(getattr(item, "originalname", "")) for item in request.session.items if item.path == request.path]
     timed = test_workers_killed_at_any_time_leave_one_version_or_the_other_and_another_worker_finishes.__name__
-    if sum(item.name.startswith(timed) for item in request.session.items) < SEEDS * len(CHANGES):
+    if asked.count(timed) < SEEDS * len(CHANGES) or not {name for name in globals() if name.startswith("test_")} <= {
+        *asked
+    }:
         pytest.skip("only some of the kills were asked for")
     assert nursery.killed >= 200
