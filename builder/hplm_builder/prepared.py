@@ -21,6 +21,8 @@ IGNORED = -100
 # Of each of train, dev, test and unlabelled: they stay in memory while a tenant is trained.
 MOST_FEATURE_BYTES = 4_000_000_000
 CHUNK = 64
+# Whose mean length stands for a part's.
+LENGTHS = 200
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,16 @@ def tag_targets(example: LabelledText, tokens: npt.NDArray[np.int32], label_ids:
         targets[first] = label_ids.get(tag, label_ids["O"])
         before = of_word
     return targets
+
+
+def sample_of(part: Sequence[LabelledText], count: int) -> Sequence[LabelledText]:
+    """Some examples, evenly from all over a part."""
+    return part[:: max(1, len(part) // count)][:count]
+
+
+def mean_tokens(part: Sequence[LabelledText], encoder: TextEncoder) -> float:
+    """About how many tokens an example has, from some of them."""
+    return float(np.mean([len(one.ids) for one in encoder.encode([x.asked for x in sample_of(part, LENGTHS)])]))
 
 
 def count_tokens(examples: Sequence[Prepared]) -> int:

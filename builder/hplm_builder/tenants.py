@@ -26,16 +26,18 @@ from hplm.store.layout import Store
 from hplm.text import EncodedText, TextEncoder
 from hplm_builder.bodies import ADAPTER_AT, AdapterModel, adapter_body
 from hplm_builder.finetune import TRAINING_COST, Scale, TaskHead, Trainer, TrainSettings, fine_tune
-from hplm_builder.labelled import LabelledData, LabelledText
+from hplm_builder.labelled import LabelledData
 from hplm_builder.prepared import (
     Featurise,
     Parts,
     Prepared,
     count_tokens,
     counted,
+    mean_tokens,
     packed_batches,
     prepare,
     prepare_all,
+    sample_of,
 )
 from hplm_builder.pseudo_labels import pseudo_labelled, upper_body
 from hplm_builder.register import publish_tenant, published
@@ -174,14 +176,13 @@ def estimate_fine_tune(data: LabelledData, settings: TrainSettings, base: Base, 
     """Seconds that `train_tenant` would take on this machine now, from a few measured examples; early stopping takes less."""
     encoder, featurise = encoder_of(base), plot_features(lookup)
     start_s = time.perf_counter()
-    sample = prepare(_sample(data.train), data, encoder, featurise)
+    sample = prepare(sample_of(data.train, MEASURED_EXAMPLES), data, encoder, featurise)
     tokens = count_tokens(sample)
     feature_s = (time.perf_counter() - start_s) / tokens
     labelled, unlabelled = tokens / len(sample), 0.0
     if data.unlabelled:
         # They may be of another length.
-        texts = encoder.encode([one.asked for one in _sample(data.unlabelled)])
-        unlabelled = len(data.unlabelled) * sum(len(one.ids) for one in texts) / len(texts)
+        unlabelled = len(data.unlabelled) * mean_tokens(data.unlabelled, encoder)
     train, dev, test = (labelled * len(part) for part in data.labelled.values())
 
     def training_s(make_body: Callable[[], nn.Module], epochs: int, trained: float, judged: float) -> float:
@@ -195,10 +196,6 @@ def estimate_fine_tune(data: LabelledData, settings: TrainSettings, base: Base, 
     make_adapters = adapter_body(base.load_upper(), REDUCTION_FACTOR)
     epochs = settings.epochs * len(settings.learning_rates)
     return seconds + training_s(make_adapters, epochs, train + unlabelled, dev + test)
-
-
-def _sample(part: list[LabelledText]) -> list[LabelledText]:
-    return part[:: max(1, len(part) // MEASURED_EXAMPLES)][:MEASURED_EXAMPLES]
 
 
 def _token_s(

@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.table import Table
 
 from hplm.progress import Report, silent
-from hplm_builder.evaluation.features import mean_tokens, sample_of
 from hplm_builder.evaluation.results import Results
 from hplm_builder.evaluation.search import Workload
 from hplm_builder.evaluation.study import Board, Study
@@ -20,7 +19,7 @@ from hplm_builder.evaluation.tasks import EvalTask
 from hplm_builder.evaluation.variants import Variant, plot_body
 from hplm_builder.finetune import Scale, TaskHead, Trainer
 from hplm_builder.judging import predict
-from hplm_builder.prepared import count_tokens, packed_batches, prepare
+from hplm_builder.prepared import count_tokens, mean_tokens, packed_batches, prepare, sample_of
 from hplm_builder.tenants import encoder_of
 
 MEASURED_EXAMPLES = 32

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import numpy as np
-
 from hplm.progress import Report
-from hplm.text import TextEncoder
 from hplm_builder.evaluation.tasks import EvalTask
 from hplm_builder.evaluation.variants import Variant
-from hplm_builder.labelled import LabelledData, LabelledText
+from hplm_builder.labelled import LabelledData
 from hplm_builder.prepared import Featurise, Prepared, counted, prepare
 from hplm_builder.tenants import encoder_of
-
-LENGTHS = 200
 
 
 class KeptFeatures:
@@ -50,13 +43,3 @@ class KeptFeatures:
         for name, part in missing.items():
             self._parts[keys[name]] = prepare(part, data, encoder, self._featurise, tick)
         return {name: self._parts[key] for name, key in keys.items()}
-
-
-def sample_of(part: Sequence[LabelledText], count: int) -> Sequence[LabelledText]:
-    """Some examples, evenly from all over a part."""
-    return part[:: max(1, len(part) // count)][:count]
-
-
-def mean_tokens(part: Sequence[LabelledText], encoder: TextEncoder) -> float:
-    """About how many tokens an example has, from some of them."""
-    return float(np.mean([len(one.ids) for one in encoder.encode([x.asked for x in sample_of(part, LENGTHS)])]))

@@ -12,12 +12,12 @@ import torch
 from hplm.errors import ConfigError
 from hplm_builder.bodies import CPU, fastest_format
 from hplm_builder.evaluation.budget import Budget
-from hplm_builder.evaluation.features import mean_tokens
 from hplm_builder.evaluation.results import Results, Run, RunKey
 from hplm_builder.evaluation.tasks import EvalTask
 from hplm_builder.evaluation.variants import Variant
 from hplm_builder.finetune import TrainSettings
 from hplm_builder.labelled import LabelledData
+from hplm_builder.prepared import mean_tokens
 from hplm_builder.pseudo_labels import TEACHER_RATE
 from hplm_builder.tenants import encoder_of
 

@@ -83,9 +83,10 @@ class TenantBank:
             known = before = self._banks.get(folder)
             if known is None or known[0] != published:
                 known = self._banks[folder] = published, Future()
-        if known is not before:
-            self._open(folder, known[1])
+        is_ours = known is not before
         del before
+        if is_ours:
+            self._open(folder, known[1])
         bank = known[1].result()
         if name not in bank:
             raise CorruptArtifactError(f"{folder} lacks the tenant {name} that the registry names; build it again")

@@ -83,6 +83,12 @@ def create_tenant(service: ManageService, name: str = "acme", content: str | Non
     return str(ask(service, "tenant.create", tenant=name, data=data, settings=QUICK, **values)["job"])
 
 
+def update(service: ManageService, name: str, content: str, **values: Any) -> str:
+    """Ask for a tenant's next version; returns the job's id."""
+    data = {"train": {"upload": upload(service, content)}}
+    return str(ask(service, "tenant.update", tenant=name, data=data, **{"settings": QUICK, **values})["job"])
+
+
 def create_domain(service: ManageService, name: str = "law", content: str | None = None, **values: Any) -> str:
     """Ask for a domain; returns the job's id."""
     source = {"upload": upload(service, content or corpus(), "corpus.txt")}

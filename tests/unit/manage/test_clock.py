@@ -14,7 +14,17 @@ from hplm.manage.service import ManageService
 from hplm.store import caretaker
 from hplm.store.layout import Store
 from hplm.store.registry import Registry
-from tests.unit.manage.making import QUICK, SETTINGS, ask, colours, create_domain, create_tenant, files_below, upload
+from tests.unit.manage.making import (
+    QUICK,
+    SETTINGS,
+    ask,
+    colours,
+    create_domain,
+    create_tenant,
+    files_below,
+    update,
+    upload,
+)
 
 DAY_S, LONG_S = 86_400.0, 200_000.0
 
@@ -57,11 +67,6 @@ def work(store: Store, clock: Clock) -> None:
     Worker(store, "w", clock=clock).run(until_idle=True)
 
 
-def update(service: ManageService, name: str) -> str:
-    data = {"train": {"upload": upload(service, colours(seed=1))}}
-    return str(ask(service, "tenant.update", tenant=name, data=data, settings=QUICK)["job"])
-
-
 def test_what_was_published_retired_or_begun_before_the_jump_is_gone_on_with(
     managed: ManageService, store: Store, registry: Registry, clock: Clock
 ) -> None:
@@ -78,7 +83,7 @@ def test_what_was_published_retired_or_begun_before_the_jump_is_gone_on_with(
     source = {"train": {"upload": begun}}
     after = ask(managed, "tenant.create", tenant="early", data=source, settings=QUICK)["job"]
     work(store, clock)
-    update(managed, "acme")
+    update(managed, "acme", colours(seed=1))
     work(store, clock)
     for job in (waiting, after):
         assert (registry.job(job).state, registry.job(job).error) == ("done", None)
@@ -100,7 +105,7 @@ def test_a_jump_while_a_worker_is_at_a_job_costs_neither_the_job_nor_a_version(
 ) -> None:
     create_tenant(managed, "acme")
     work(store, Clock())
-    job, jumping = update(managed, "acme"), JumpingBack(after)
+    job, jumping = update(managed, "acme", colours(seed=1)), JumpingBack(after)
     work(store, jumping)
     assert jumping.asked > after
     assert (registry.job(job).state, registry.job(job).error) == ("done", None)

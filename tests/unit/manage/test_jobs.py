@@ -35,16 +35,12 @@ from tests.unit.manage.making import (
     create_tenant,
     files_below,
     make_service,
+    update,
     upload,
     work,
 )
 
 LONG = {"epochs": 1000, "patience": 1000}
-
-
-def update(service: ManageService, name: str, content: str, **values: Any) -> str:
-    data = {"train": {"upload": upload(service, content)}}
-    return str(ask(service, "tenant.update", tenant=name, data=data, **{"settings": QUICK, **values})["job"])
 
 
 def wait_for(registry: Registry, job: str, state: str, progress: float = 0.0, timeout_s: float = 60.0) -> Job:
