@@ -68,7 +68,8 @@ class PlotSettings:
     `most_domains` domain versions are open at once, roots too, each with an overlay of `overlay_windows`.
 
     `num_threads` 0: one, for the upper stage computes beside it. After a batch of several requests the next begins
-    `batch_every_ms` after it at the earliest: fewer and fuller ones cost less a request. For measuring: `trace`, a file for
+    `batch_every_ms` after it at the earliest: fewer and fuller ones cost less a request. `tenant_weights` are the shares of
+    this queue, as in UpperSettings. For measuring: `trace`, a file for
     the stage's spans; `exclusive_lock`, a file whose lock is held while computing, so that stages that name the same one
     never compute at the same time.
     """
@@ -86,9 +87,10 @@ class PlotSettings:
     verify: bool = True
     batch_tokens: int = 2048
     batch_requests: int = 64
-    batch_every_ms: float = 5.0
+    batch_every_ms: float = 10.0
     queue_capacity: int = 4096
     default_deadline_s: float = 30.0
+    tenant_weights: dict[str, Any] = field(default_factory=dict)
     trace: str = ""
     exclusive_lock: str = ""
 
@@ -101,6 +103,7 @@ class PlotSettings:
         _at_least(self, "num_threads", 0)
         _within(self, "batch_every_ms", 0, 100)
         _above(self, "default_deadline_s", 0)
+        _weights(self.tenant_weights)
 
 
 @dataclass(frozen=True)
@@ -165,9 +168,7 @@ class UpperSettings:
         _within(self, "compute_nice", -20, 19)
         for key in ("default_deadline_s", "starve_after_s"):
             _above(self, key, 0)
-        for tenant, weight in self.tenant_weights.items():
-            if not isinstance(weight, int | float) or isinstance(weight, bool) or not 0 < weight < math.inf:
-                raise ConfigError(f"tenant_weights: the weight of {tenant!r} must be a number above 0, got {weight!r}")
+        _weights(self.tenant_weights)
 
 
 @dataclass(frozen=True)
@@ -214,6 +215,12 @@ class ManagerSettings:
 def _above(settings: object, key: str, bound: float) -> None:
     if not (value := getattr(settings, key)) > bound:
         raise ConfigError(f"{key} must be above {bound:g}, got {value}")
+
+
+def _weights(weights: dict[str, Any]) -> None:
+    for tenant, weight in weights.items():
+        if not isinstance(weight, int | float) or isinstance(weight, bool) or not 0 < weight < math.inf:
+            raise ConfigError(f"tenant_weights: the weight of {tenant!r} must be a number above 0, got {weight!r}")
 
 
 def _at_least(settings: object, key: str, least: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import shutil
 import threading
@@ -16,7 +17,7 @@ import pytest
 from hplm import config, errors
 from hplm.adapters import tenant as tenants
 from hplm.adapters.bank import TenantBank
-from hplm.adapters.tenant import TenantCard
+from hplm.adapters.tenant import Tenant, TenantCard
 from hplm.config import PlotSettings, UpperSettings
 from hplm.nn import base as bases
 from hplm.nn import reference
@@ -271,7 +272,7 @@ def test_a_tenant_with_a_broken_file_fails_alone(tmp_path: Path) -> None:
     assert [type(a) for a in answers] == [UpperAnswer, errors.CorruptArtifactError, UpperAnswer]
 
 
-def test_a_bank_that_was_replaced_is_mapped_no_longer_than_it_may_be_asked_for(
+def test_a_bank_that_was_replaced_is_open_no_longer_than_it_may_be_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(catalog, "REMEMBER_S", 0.5)
@@ -297,17 +298,66 @@ def test_a_bank_that_was_replaced_is_mapped_no_longer_than_it_may_be_asked_for(
             upper_stage.submit(given, answered.put)
             assert isinstance(answered.get(timeout=30), UpperAnswer)
 
-    def is_mapped(bank: str) -> bool:
-        return f"{store.bank(bank)}/" in Path("/proc/self/maps").read_text()
+    def is_open(bank: str) -> bool:
+        # One that this look has opened itself is gone when it is asked what it is.
+        opened = [os.readlink(one) for one in Path("/proc/self/fd").iterdir() if one.is_symlink()]
+        return any(path.startswith(f"{store.bank(bank)}/") for path in opened)
 
     ask()
-    assert is_mapped("fleet")
+    assert is_open("fleet")
     tiny.make_fleet(store, base, 3, seed=1)
-    until(lambda: not is_mapped("fleet"))
+    until(lambda: not is_open("fleet"))
     ask()
-    assert is_mapped("fleet-2")
+    assert is_open("fleet-2")
     for stage in stages:
         stage.stop()
+
+
+def test_tenants_whose_weights_are_slow_to_read_keep_nobody_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = tiny.make_repository(tmp_path)
+    folder = models / "hbert_upper" / "1"
+    stage = UpperStage(config.load(UpperSettings, folder / "settings.json"), folder)
+    may_go_on, load = threading.Event(), TenantBank.load
+
+    def slow(bank: TenantBank, key: ServedTenant) -> Tenant:
+        if key.name in ("alpha", "gamma", "tagger"):
+            may_go_on.wait(10)
+        return load(bank, key)
+
+    monkeypatch.setattr(TenantBank, "load", slow)
+    stage.start()
+    answers: dict[str, Future[UpperAnswer | errors.HplmError]] = {
+        name: Future() for name in ("alpha", "gamma", "tagger", "beta")
+    }
+    hidden = np.zeros((4, stage.engine.config.hidden_size), np.float16)
+    for name, answer in answers.items():
+        stage.submit(UpperInput(hidden, np.zeros((4, 3), np.int32), name.encode()), answer.set_result)
+    assert isinstance(answers["beta"].result(10), UpperAnswer)
+    slow_ones = [answer for name, answer in answers.items() if name != "beta"]
+    assert not any(answer.done() for answer in slow_ones)
+    may_go_on.set()
+    assert all(isinstance(answer.result(10), UpperAnswer) for answer in slow_ones)
+    stage.stop()
+
+
+def test_a_weight_is_worth_places_in_the_queue_of_the_look_up(tmp_path: Path) -> None:
+    models = tiny.make_repository(tmp_path, plot_settings={"queue_capacity": 8, "tenant_weights": {"alpha": 3}})
+    folder = models / "hbert_plot" / "1"
+    stage = PlotStage(config.load(PlotSettings, folder / "settings.json"), folder)
+    # Their cards are known then: what follows is queued at once, and nothing takes it out before `start`.
+    stage.run([((b"the red cat",), name) for name in (b"alpha", b"beta")])
+    answers: dict[bytes, list[LookedUp | errors.HplmError]] = {b"alpha": [], b"beta": []}
+    for name, got in answers.items():
+        for _ in range(8):
+            stage.submit(PlotInput((b"the red cat",), name, arrived_s=time.monotonic()), got.append)
+    until(lambda: sum(map(len, answers.values())) == 8)
+    assert {type(one) for got in answers.values() for one in got} == {errors.QueueFullError}
+    assert (len(answers[b"alpha"]), len(answers[b"beta"])) == (2, 6)
+    stage.start()
+    until(lambda: sum(map(len, answers.values())) == 16)
+    stage.stop()
 
 
 def test_a_tenant_of_another_base_is_refused(tmp_path: Path) -> None:

@@ -19,7 +19,15 @@ from hplm_client import Client
 from hplm_loadtest import memory, tenants_bench
 from hplm_loadtest.peers.bodies import in_every_layer
 from hplm_loadtest.peers.files import file_of, model_files
-from hplm_loadtest.peers.plain import FlatModel, seeded_model, whole
+from hplm_loadtest.peers.plain import (
+    PACKED_FROM_BATCH,
+    FlatModel,
+    PeerRequest,
+    head_logits,
+    seeded_model,
+    stored_as,
+    whole,
+)
 from hplm_loadtest.peers.repository import serve_peer, write_repository
 from hplm_loadtest.peers.settings import PeerSettings, System
 from hplm_loadtest.peers.swap import Resident, SwapWorker, victim
@@ -204,6 +212,28 @@ def test_a_file_of_another_shape_is_refused(tmp_path: Path) -> None:
     write_models(tmp_path, other, tenants=1, disk_bytes=10**9, dtype=torch.float32, onnx=False, seed=0, progress=QUIET)
     with pytest.raises(errors.CorruptArtifactError, match="bytes"):
         FlatModel(config, torch.float32).fill(model_files(tmp_path)[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_whole_model_gives_the_same_before_and_after_it_is_packed_and_another_in_its_place_its_own(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
+    base = tiny.make_base(Store(tmp_path / "store"), tiny.config())
+    config, folder = whole(base.config), tmp_path / "weights"
+    write_models(folder, config, tenants=2, disk_bytes=10**9, dtype=dtype, onnx=False, seed=0, progress=QUIET)
+    rng = np.random.default_rng(0)
+    tenant = tiny.fleet_of(base, 1)[0]
+    requests = [PeerRequest(tenant, rng.integers(5, config.vocab_size, size=length)) for length in (4, 7, 4)]
+    flat = FlatModel(config, dtype)
+    for number in (0, 1, 0):
+        flat.fill(model_files(folder)[number])
+        model = stored_as(seeded_model(config, number), dtype).float()
+        for _ in range(PACKED_FROM_BATCH + 1):
+            for request, found in zip(requests, flat.run(requests), strict=True):
+                with torch.inference_mode():
+                    last = model(torch.from_numpy(request.ids), [len(request.ids)])
+                    wanted = head_logits(tenant, last.numpy(), last.mean(0).numpy())
+                assert np.allclose(found, wanted, atol=1e-5 if dtype == torch.float32 else 0.05)
 
 
 def throughput(system: str, count: int, rate: float) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -30,6 +31,7 @@ from hplm.store.registry import Registry
 from hplm.triton.server import TritonServer, free_ports
 from tests import tiny
 from tests.messages import TEXTS, TOLERANCE, message, read, served_hidden
+from tests.watching import stubs_of
 
 pytestmark = [pytest.mark.triton, pytest.mark.stress, pytest.mark.timeout(200)]
 OTHERS = ("beta", "gamma")
@@ -287,6 +289,30 @@ def test_a_tenant_published_while_serving_answers_without_a_restart(place: Place
         found = client.predict("newcomer", TEXTS[1], logits=True).logits
     assert found is not None
     np.testing.assert_allclose(found[0], place.wanted(made)[1], atol=TOLERANCE)
+
+
+def test_a_bank_cut_short_while_served_is_refused_to_new_tenants_only_and_kills_nothing(tmp_path: Path) -> None:
+    folder = tmp_path
+    models = tiny.make_repository(folder, num_slots=3)
+    store = Store(folder / "store")
+    base = bases.load(store.base("tiny"))
+    members = tiny.make_fleet(store, base, 20)
+    path = store.bank("fleet") / "adapters.bin"
+    with TritonServer(models, free_ports(), log=folder / "triton.log") as server:
+        server.wait_ready()
+        place = Place(server, store, base, base.load_upper(), [served_hidden(server, "t0", text) for text in TEXTS])
+        wanted = {f"t{i}": [place.wanted(members[i])] for i in range(4)}
+        assert [place.ask(f"t{i}") for i in range(4)] == ["OK"] * 4
+        before, whole = stubs_of(server), path.read_bytes()
+        with Traffic(server, tuple(wanted), lambda: 0) as traffic:
+            os.truncate(path, 100)
+            assert [place.ask(f"t{i}") for i in range(10, 20)] == ["CORRUPT_ARTIFACT"] * 10
+            with path.open("r+b") as file:
+                file.write(whole)
+            assert [place.ask(f"t{i}") for i in range(10, 20)] == ["OK"] * 10
+        assert stubs_of(server) == before
+    assert {outcome.code for outcome in traffic.outcomes} == {"OK"}
+    assert {version_of(outcome, wanted[outcome.tenant]) for outcome in traffic.outcomes} == {0}
 
 
 def test_a_bank_replaced_while_asked_answers_as_the_old_or_the_new(tmp_path: Path) -> None:

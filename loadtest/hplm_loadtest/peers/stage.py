@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from hplm.decode import DECODERS
 from hplm.errors import ArtifactError, HplmError, InternalError
 from hplm.nn import base as bases
 from hplm.nn.dtype import choose_dtype
+from hplm.nn.memory import keep_freed_memory, stop_searching_what_stays
+from hplm.serving.worker import SWITCH_INTERVAL_S
 from hplm.store.catalog import Catalog
 from hplm.store.layout import Store
 from hplm.store.records import ServedTenant
@@ -53,6 +56,9 @@ class PeerStage:
     """Tokenise in the caller's thread, compute in one of its own. Raises ArtifactError or ConfigError on construction."""
 
     def __init__(self, settings: PeerSettings, folder: Path) -> None:
+        # What hBERT's stages do for themselves, its peers do too.
+        keep_freed_memory()
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
         torch.set_num_threads(settings.num_threads)
         if settings.num_threads == 1:
             tokenise_in_one_thread()
@@ -79,6 +85,7 @@ class PeerStage:
             batch_requests=settings.batch_requests,
             nice=settings.compute_nice,
         )
+        stop_searching_what_stays()
 
     def submit(self, requests: Sequence[tuple[bytes, bytes, Reply]]) -> None:
         """Queue requests `(text, tenant, reply)`; each reply is called once, later, from another thread."""

@@ -62,7 +62,7 @@ def open_fleet(folder: Path, shape: Shape, tenants: int) -> Fleet:
 
 @dataclass(frozen=True)
 class Limits:
-    """What every system may use: threads that compute, memory for whole models, disk for the files of those."""
+    """What every system may use: threads that compute, memory for what it loads of tenants, disk for files of whole models."""
 
     num_threads: int = 1
     budget_mb: int = 4096
@@ -129,9 +129,10 @@ class Systems:
         return self._fleet.folder / "peers" / f"models-{name}"
 
     def _copy_hbert(self, target: Path) -> None:
-        """The fleet's own repository with this many threads."""
+        """The fleet's own repository with this many threads; tenants may take what whole models of a peer may."""
         shutil.copytree(self._fleet.models, target)
-        upper = {"num_threads": self._limits.num_threads, **self._upper}
+        limits = {"num_threads": self._limits.num_threads, "host_cache_mb": self._limits.budget_mb}
+        upper = {**limits, **self._upper}
         for role, changes in (("hbert_plot", {"num_threads": 1}), ("hbert_upper", upper)):
             path = target / role / "1" / "settings.json"
             values = json.loads(path.read_text())

@@ -59,15 +59,13 @@ class TenantBank:
             raise CorruptArtifactError(f"{folder} cannot be read: {error}") from error
 
     def drop(self, paths: Iterable[str]) -> None:
-        """Let go of the bank files among these artifacts: as long as one is mapped, its bytes stay on the disk.
+        """Let go of the bank files among these artifacts: as long as one is open, its bytes stay on the disk.
 
         One that is being opened is not kept when it is.
         """
         for path in paths:
             with self._lock:
-                dropped = self._banks.pop(self._store.path(path), None)
-            # Not within the lock: what it maps may be gigabytes.
-            del dropped
+                self._banks.pop(self._store.path(path), None)
 
     def _bank(self, folder: Path, name: str) -> BankFile:
         """The bank file as it is now, opened again where another has the path of one that was removed."""
@@ -79,13 +77,10 @@ class TenantBank:
             ) from error
         published = found.st_ino, found.st_mtime_ns
         with self._lock:
-            # Held until after the lock: the last to let go of a bank that was replaced unmaps gigabytes.
-            known = before = self._banks.get(folder)
+            before = known = self._banks.get(folder)
             if known is None or known[0] != published:
                 known = self._banks[folder] = published, Future()
-        is_ours = known is not before
-        del before
-        if is_ours:
+        if known is not before:
             self._open(folder, known[1])
         bank = known[1].result()
         if name not in bank:

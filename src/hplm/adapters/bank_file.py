@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +42,11 @@ class _Entry:
 
 
 class BankFile:
-    """A bank on disk, memory-mapped. Raises MissingArtifactError, CorruptArtifactError or WrongBaseError."""
+    """A bank on disk, its two large files open. Raises MissingArtifactError, CorruptArtifactError or WrongBaseError.
+
+    Read, not mapped: a file cut short under a mapping kills the whole process, and what changes under one after it was
+    checked is served. As long as a BankFile lives, its files' bytes stay on the disk.
+    """
 
     def __init__(self, folder: Path, fingerprint: str) -> None:
         stored = artifact.read(folder, KIND)
@@ -53,11 +58,8 @@ class BankFile:
             if meta["base"] != fingerprint:
                 raise WrongBaseError(f"{folder} was made over base {meta['base']}, this base is {fingerprint}")
             layers, self._hidden, self._reduced = meta["layers"], meta["hidden_size"], meta["reduced_size"]
-            width = packed_width(self._hidden, self._reduced)
-            shape = (meta["tenants"], layers, width)
-            self._adapters = _mapped(stored.path("adapters.bin"), np.dtype(np.uint16)).reshape(shape)
-            self._heads = _mapped(stored.path("heads.bin"), np.dtype(np.float32))
-            self._verified: set[str] = set()
+            self._shape = layers, packed_width(self._hidden, self._reduced)
+            self._adapters, self._heads = (self._opened(stored, name) for name in ("adapters.bin", "heads.bin"))
             self._entries: dict[str, _Entry] = {}
             for row, line in enumerate(stored.read_bytes("cards.jsonl", verify=True).splitlines()):
                 values = json.loads(line)
@@ -78,21 +80,25 @@ class BankFile:
         """One tenant's card. Raises CorruptArtifactError."""
         return parse_card(self._entries[name].card, f"{self.folder}: {name}")
 
-    def load(self, name: str, *, verify: bool = True) -> Tenant:
-        """One tenant, its weights where the page cache has them. Raises CorruptArtifactError.
+    def _opened(self, stored: artifact.Artifact, name: str) -> int:
+        """A file of the bank, closed with it. Raises ValueError where it is not as long as it was."""
+        handle = os.open(stored.path(name), os.O_RDONLY)
+        weakref.finalize(self, os.close, handle)
+        if (found := os.fstat(handle).st_size) != stored.files[name]["bytes"]:
+            raise ValueError(f"{name} has {found} bytes")
+        return handle
 
-        Checked when first asked for: a published bank is never written again.
-        """
+    def load(self, name: str, *, verify: bool = True) -> Tenant:
+        """One tenant, read from the disk or the page cache. Raises CorruptArtifactError, OSError where the disk fails."""
         entry = self._entries[name]
         card = self.card(name)
         labels = len(card.labels)
         size = labels * (self._hidden + 1 + (1 + labels if card.transitions else 0))
-        packed = np.asarray(self._adapters[entry.row])
-        head = np.asarray(self._heads[entry.head_start : entry.head_start + size])
-        unchecked = verify and name not in self._verified
-        if len(head) != size or (unchecked and _digest(entry.card, packed, head) != entry.sha256):
+        packed, head = np.empty(self._shape, np.uint16), np.empty(size, np.float32)
+        is_whole = _fill(packed, self._adapters, entry.row * packed.nbytes)
+        is_whole = is_whole and _fill(head, self._heads, entry.head_start * head.itemsize)
+        if not is_whole or (verify and _digest(entry.card, packed, head) != entry.sha256):
             raise CorruptArtifactError(f"{self.folder}: the weights of {name} do not match their checksum")
-        self._verified.add(name)
         weight, bias, transitions = np.split(head, (labels * self._hidden, labels * (self._hidden + 1)))
         moves = transitions.reshape(1 + labels, labels) if card.transitions else None
         parts = Head(weight.reshape(labels, self._hidden), bias, moves)
@@ -145,8 +151,11 @@ def _digest(card: dict[str, Any], packed: npt.NDArray[Any], head: npt.NDArray[np
     return digest.hexdigest()
 
 
-def _mapped(path: Path, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """The file, read on demand into the page cache. Copy-on-write, though nobody writes: torch warns of what is read-only."""
-    if not os.path.getsize(path):
-        raise ValueError(f"{path.name} is empty")
-    return np.memmap(path, dtype=dtype, mode="c")
+def _fill(array: npt.NDArray[Any], handle: int, start: int) -> bool:
+    """Read an array from a file, from byte `start` on; False where the file ends before it is full."""
+    view, done = array.data.cast("B"), 0
+    while done < len(view):
+        if not (more := os.preadv(handle, [view[done:]], start + done)):
+            return False
+        done += more
+    return True

@@ -10,6 +10,9 @@ from typing import Generic, TypeVar
 
 from hplm.errors import StoppingError
 
+# Of what many tenants wait for: a file that is slow to read holds one of them.
+LOAD_THREADS = 8
+
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 

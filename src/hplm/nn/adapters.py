@@ -6,14 +6,14 @@ import queue
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from hplm.adapters.packed import Place, widen
+from hplm.adapters.packed import PackedAdapter, Place, widen
 from hplm.adapters.slots import IDENTITY, SlotTable
 from hplm.adapters.tenant import Tenant
 from hplm.config import BaseConfig
@@ -148,6 +148,13 @@ class AdapterSlots:
         """All that adapters take on the device, however many tenants there are."""
         return sum(part.numel() * part.element_size() for part in self.parts)
 
+    def staged(self, packed: PackedAdapter) -> PackedAdapter:
+        """The same weights where slots are filled from fastest: pinned memory where there is CUDA, else where they are."""
+        if self._stream is None:
+            return packed
+        pinned = torch.from_numpy(packed.weights).pin_memory()
+        return replace(packed, weights=pinned.numpy())
+
     def close(self) -> None:
         """End the filling thread; a batch that outlasts it fills its slots itself."""
         with self._freed:
@@ -251,7 +258,7 @@ class AdapterSlots:
             fill.fail(error)
             return
         finally:
-            # The thread holds its last fill until the next one: the weights' bank file would stay mapped.
+            # The thread holds its last fill until the next one: weights of tenants long gone would stay in memory.
             fill.weights.clear()
         with self._freed:
             for slot in [slot for slot, other in self._filling.items() if other is fill]:
@@ -274,16 +281,17 @@ class AdapterSlots:
 
     def _copy_layer(self, fill: Fill, layer: int) -> None:
         """All slots of a fill at once: a few calls a layer, for each holds the interpreter's lock that computing needs too."""
-        rows = torch.stack([weights[layer] for weights in fill.weights])
+        rows = [weights[layer] for weights in fill.weights]
         if self._stream is not None:
-            # What is stacked is pageable again, and only from pinned memory does a copy run beside the computation.
-            rows = rows.pin_memory().to(self._device, non_blocking=True)
+            # Each from the pinned memory of the host cache: stacked on the host they would be pageable again.
+            rows = [row.to(self._device, non_blocking=True) for row in rows]
+        stacked = torch.stack(rows)
         places = torch.tensor(fill.slots, device=self._device)
         start = 0
         for part in self.parts:
             shape = part.shape[2:]
             end = start + shape.numel()
-            part[layer].index_copy_(0, places, rows[:, start:end].to(self._dtype).unflatten(1, shape))
+            part[layer].index_copy_(0, places, stacked[:, start:end].to(self._dtype).unflatten(1, shape))
             start = end
 
     def reference_adapt(self, assigned: AssignedSlots, lengths: Sequence[int]) -> Adapt:

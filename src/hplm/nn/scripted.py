@@ -87,7 +87,8 @@ class RunLayers(nn.Module):
     A tensor that Python holds and nobody else takes the interpreter's lock each time it is lent out and comes back: so a
     batch is handed in once, by `begin`, and out once, by `end`. `weights[i]` are those of upper layer i (see
     `layer_weights`), `parts` those of AdapterSlots, which it fills in place. `relative` `[heads, L, L]` is what a RelativeBias
-    gives for the longest row. One batch at a time.
+    gives for the longest row. Without `pack` the matrices stay where they are, for whoever fills them anew. One batch at a
+    time.
     """
 
     packed: Final[bool]
@@ -101,11 +102,18 @@ class RunLayers(nn.Module):
     at_attention: AdapterPlan
 
     def __init__(
-        self, weights: list[list[Tensor]], parts: list[Tensor], eps: float, num_heads: int, relative: Tensor | None
+        self,
+        weights: list[list[Tensor]],
+        parts: list[Tensor],
+        eps: float,
+        num_heads: int,
+        relative: Tensor | None,
+        *,
+        pack: bool = True,
     ) -> None:
         super().__init__()
         self.relative = relative
-        self.weights, self.packed = pack_matrices(weights)
+        self.weights, self.packed = pack_matrices(weights) if pack else (weights, False)
         self.parts = [[part[layer] for part in parts] for layer in range(len(weights))]
         self.eps = eps
         self.num_heads = num_heads

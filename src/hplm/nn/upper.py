@@ -162,6 +162,7 @@ class UpperEngine:
 
     def _embed(self, texts: list[UpperRequest], layout: Layout) -> Tensor:
         """The texts' hidden states in their places, positions added: `[size, H]`."""
+        # One copy for all, then one conversion: half the time of converting text by text into place.
         real = torch.from_numpy(np.concatenate([text.hidden for text in texts])).to(self.device)
         ends = np.cumsum(layout.lengths)
         steps = np.arange(ends[-1]) - np.repeat(ends - layout.lengths, layout.lengths)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from hplm.adapters.bank import TenantBank
-from hplm.adapters.host_cache import HostCache
+from hplm.adapters.host_cache import LOAD_THREADS, HostCache
 from hplm.config import PlotSettings
 from hplm.errors import HplmError, InternalError, QueueFullError
 from hplm.nn import base as bases
@@ -94,8 +94,6 @@ Lineage = tuple[str, ...]
 BROKEN_FOR_S = 10.0
 # Of each tenant one number is kept, until the tenant's version is forgotten.
 MOST_CARDS = 1_000_000
-# A card that is slow to read holds one of them.
-CARD_THREADS = 8
 # Of English text. The number is known after tokenising only; the queue shares out by this estimate.
 BYTES_PER_TOKEN = 4
 
@@ -131,7 +129,7 @@ class PlotStage:
             lambda tenant: self._bank.card(tenant).texts,
             lambda _: 1,
             capacity_bytes=MOST_CARDS,
-            num_threads=CARD_THREADS,
+            num_threads=LOAD_THREADS,
         )
         self._opening = Places(settings.queue_capacity)
         # The root is in every lineage: what is wrong with it shows now.
@@ -148,7 +146,7 @@ class PlotStage:
                 # Nothing is refused by prediction before batches were seen: what they cost depends on the text.
                 CostModel.fit([(1, 1, 1e-6)]),
                 capacity=settings.queue_capacity,
-                weights={},
+                weights=settings.tenant_weights,
                 starve_after_s=settings.default_deadline_s,
             ),
             self._run,

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from hplm.adapters.bank import TenantBank
-from hplm.adapters.host_cache import HostCache
+from hplm.adapters.host_cache import LOAD_THREADS, HostCache
 from hplm.adapters.packed import PackedAdapter, packed_width, widen
 from hplm.adapters.tenant import Head, Tenant, TenantCard
 from hplm.config import UpperSettings
@@ -94,7 +94,7 @@ class UpperStage:
         self._catalog = Catalog(store, settings.base, on_forgotten=self._forget)
         self._bank = TenantBank(store, self._catalog, base.fingerprint, verify=settings.verify)
         self._cache: HostCache[ServedTenant, Tenant] = HostCache(
-            self._load, host_bytes, capacity_bytes=settings.host_cache_mb * 1_000_000
+            self._load, host_bytes, capacity_bytes=settings.host_cache_mb * 1_000_000, num_threads=LOAD_THREADS
         )
         self._tracer = Tracer(Path(settings.trace) if settings.trace else None, "upper")
         self.engine = UpperEngine(
@@ -240,7 +240,7 @@ class UpperStage:
             if packed.weights.shape != shape:
                 # In a slot it would fail the whole batch, others' requests too.
                 raise CorruptArtifactError(f"adapter of shape {packed.weights.shape}, slots hold {shape}")
-            return replace(tenant, packed=packed)
+            return replace(tenant, packed=self.engine.slots.staged(packed))
 
     def _check(self, given: UpperInput) -> None:
         """Only a client that calls this stage directly can fail here."""
@@ -257,10 +257,8 @@ class UpperStage:
 
 
 def host_bytes(tenant: Tenant) -> int:
-    """What a loaded tenant takes of host memory: weights that lie in the page cache are not its own."""
-    is_mapped = isinstance(tenant.packed.weights.base, np.memmap)
-    head = sum(array.nbytes for array in tenant.head.arrays.values())
-    return head + (0 if is_mapped else tenant.packed.weights.nbytes)
+    """What the weights of a loaded tenant take of host memory."""
+    return tenant.packed.weights.nbytes + sum(array.nbytes for array in tenant.head.arrays.values())
 
 
 def _answer(one: _Ready, logits: npt.NDArray[np.float32]) -> UpperAnswer | HplmError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -80,6 +81,28 @@ def test_a_bank_file_cut_short_or_of_another_base_is_refused(tiny_base: Base, st
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(errors.CorruptArtifactError, match="not a whole bank"):
         BankFile(folder, tiny_base.fingerprint)
+
+
+@pytest.mark.parametrize("name", ["adapters.bin", "heads.bin"])
+def test_a_bank_file_damaged_or_cut_short_after_it_was_opened_refuses_what_it_lacks_and_gives_it_again_when_repaired(
+    tiny_base: Base, store: Store, name: str
+) -> None:
+    path = pack_all(store, tiny_base) / name
+    bank = BankFile(path.parent, tiny_base.fingerprint)
+    whole, last = path.read_bytes(), bank.names[-1]
+    kept = bank.load(last)
+    weights = kept.packed.weights.copy()
+    for damaged in (whole[:-2], whole[:10], b"", whole[:-1] + bytes([whole[-1] ^ 1])):
+        os.truncate(path, len(damaged))
+        with path.open("r+b") as file:
+            file.write(damaged)
+        with pytest.raises(errors.CorruptArtifactError, match=f"{last} do not match"):
+            bank.load(last)
+        # What was loaded before is nobody's file any more.
+        np.testing.assert_array_equal(kept.packed.weights, weights)
+    with path.open("r+b") as file:
+        file.write(whole)
+    np.testing.assert_array_equal(bank.load(last).packed.weights, weights)
 
 
 def test_a_bank_takes_no_name_twice_and_no_other_base(tiny_base: Base, store: Store, tmp_path: Path) -> None:
