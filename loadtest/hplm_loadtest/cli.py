@@ -274,15 +274,16 @@ def bench_limit(
     seconds: SecondsOption = 10.0,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda, for the part in-process.")] = "auto",
     quick: QuickOption = False,
+    picture: PictureOption = None,
     json_file: JsonOption = None,
 ) -> None:
     """Share of the machine's matrix peak in the saturated upper layers, and what Triton leaves of it.
 
-    Example: hplm bench limit --json limit.json
+    Example: hplm bench limit --json limit.json --picture limit.svg
     """
     if quick:
         rounds, seconds = 1, 4.0
-    limit(models, rounds, seconds, device).publish(json_file)
+    limit(models, rounds, seconds, device, picture).publish(json_file)
 
 
 @app.command(name="trace")
@@ -319,6 +320,7 @@ def bench_memory(
     fleet: Annotated[Path | None, typer.Option(help="Default: build/fleet-SHAPE-10000.")] = None,
     tenants: Annotated[list[int], typer.Option(min=1, help="Number of tenants; again for more.")] = RESIDENT,
     quick: QuickOption = False,
+    picture: PictureOption = None,
     json_file: JsonOption = None,
 ) -> None:
     """Device, host and disk bytes of an added tenant (HMI Table 2), on a real server that keeps all tenants in memory.
@@ -326,4 +328,4 @@ def bench_memory(
     The fleet is built before: `hplm build fleet`. Example: hplm bench memory --shape bert-base --json memory.json
     """
     counts = sorted(tenants)[:2] if quick else tenants
-    memory_by_tenants(fleet or Path(f"build/fleet-{shape}-10000"), shape, counts).publish(json_file)
+    memory_by_tenants(fleet or Path(f"build/fleet-{shape}-10000"), shape, counts, picture).publish(json_file)

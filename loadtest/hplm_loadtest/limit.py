@@ -19,6 +19,7 @@ from hplm.report import Goal, Report
 from hplm.text import TextEncoder
 from hplm_loadtest.models import read
 from hplm_loadtest.open_loop import closed_loop
+from hplm_loadtest.pictures import bars, check_picture
 from hplm_loadtest.plan import Requests
 from hplm_loadtest.texts import pool
 from hplm_loadtest.timing import interleaved
@@ -30,8 +31,9 @@ PEAK_GOAL = 0.8
 SERVED_GOAL = 0.9
 
 
-def limit(models: Path, rounds: int, seconds: float, device_name: str) -> Report:
+def limit(models: Path, rounds: int, seconds: float, device_name: str, picture: Path | None = None) -> Report:
     """In-process: the saturated engine's share of the matrix peak. Then the same texts through Triton, as a share of it."""
+    check_picture(picture)
     keep_freed_memory()
     threads = choose_threads(0)
     torch.set_num_threads(threads)
@@ -104,5 +106,14 @@ def limit(models: Path, rounds: int, seconds: float, device_name: str) -> Report
         Goal("matrix-peak", "engine's share of the matrix peak", PEAK_GOAL, median(shares), "", "higher"),
         Goal("served", "served throughput over the engine's in-process", SERVED_GOAL, served_share, "", "higher"),
     ]
+    if picture is not None:
+        bars(
+            picture,
+            ["matrix product", "engine in-process", "through Triton, gRPC"],
+            {"share of peak": [1.0, median(shares), median(shares) * served_share]},
+            title=f"How far from the machine: upper layers of {config.name}, {len(texts)} texts a batch",
+            x_label="",
+            y_label="share of the measured matrix peak",
+        )
     about = {"base": config.name, "threads": threads, "dtype": str(dtype), "device": device.type, "batch": len(texts)}
     return Report("limit", {**about, "mean_tokens": round(tokens / len(texts), 1), "rounds": rounds}, rows, goals)

@@ -23,6 +23,7 @@ from hplm.store.layout import Store
 from hplm_loadtest.open_loop import closed_loop
 from hplm_loadtest.peers.plain import CPU, file_bytes, whole
 from hplm_loadtest.peers.systems import Fleet, Limits, Shape, Systems, open_fleet
+from hplm_loadtest.pictures import check_picture, line_chart
 from hplm_loadtest.plan import Requests
 
 COUNTS = (10, 1_000, 10_000)
@@ -89,8 +90,9 @@ def slot_bytes(fleet: Fleet, settings: UpperSettings, counts: Sequence[int]) -> 
     return found
 
 
-def memory_by_tenants(folder: Path, shape: Shape, counts: Sequence[int]) -> Report:
+def memory_by_tenants(folder: Path, shape: Shape, counts: Sequence[int], picture: Path | None = None) -> Report:
     """One server; each number of tenants sends a request each, and all of them stay in host memory."""
+    check_picture(picture)
     counts = sorted(set(counts))
     fleet = open_fleet(folder, shape, max(counts))
     bank = _bank(fleet)
@@ -116,6 +118,8 @@ def memory_by_tenants(folder: Path, shape: Shape, counts: Sequence[int]) -> Repo
                 done = count
                 answered += run.kinds["answered"]
                 rows.append(_row(count, server_memory(server.process.pid), on_device[count], answered))
+    if picture is not None:
+        draw(picture, rows, shape)
     first, last = rows[0], rows[-1]
     added = max(1, last["tenants"] - first["tenants"])
     per_tenant = {
@@ -140,6 +144,21 @@ def memory_by_tenants(folder: Path, shape: Shape, counts: Sequence[int]) -> Repo
         "memory": "PSS of the server and its stubs; mapped is files in the page cache, private the rest",
     }
     return Report("memory", about, rows, goals(per_tenant["device_bytes"], last))
+
+
+def draw(picture: Path, rows: Sequence[Mapping[str, Any]], shape: Shape) -> None:
+    """Memory by number of tenants, of all processes of the server together."""
+    counts = [float(row["tenants"]) for row in rows]
+    kinds = {"all memory": "pss_mb", "of it private": "private_mb", "adapter slots on the device": "slot_mb"}
+    line_chart(
+        picture,
+        {name: (counts, [row[column] for row in rows]) for name, column in kinds.items()},
+        title=f"Memory of a server with all its tenants loaded, {shape}",
+        x_label="tenants",
+        y_label="MB",
+        log_x=True,
+        log_y=True,
+    )
 
 
 def goals(device_bytes: float, last: Mapping[str, Any]) -> list[Goal]:

@@ -329,8 +329,9 @@ def test_every_system_starts_over_a_fleet_and_answers(tiny_fleet: Path, name: Sy
 
 
 @pytest.mark.triton
-def test_the_memory_benchmark_keeps_every_tenant_and_no_device_bytes_grow(tiny_fleet: Path) -> None:
-    report = memory.memory_by_tenants(tiny_fleet, "minilm", [2, 12])
+def test_the_memory_benchmark_keeps_every_tenant_and_no_device_bytes_grow(tiny_fleet: Path, tmp_path: Path) -> None:
+    report = memory.memory_by_tenants(tiny_fleet, "minilm", [2, 12], tmp_path / "memory.png")
+    assert (tmp_path / "memory.png").read_bytes().startswith(b"\x89PNG")
     assert [row["answered"] for row in report.rows[:2]] == [2, 12]
     assert report.rows[0]["slot_mb"] == report.rows[1]["slot_mb"] > 0
     assert {"hbert_plot_rss_mb", "hbert_upper_rss_mb", "tritonserver_rss_mb"} <= report.rows[0].keys()
