@@ -141,7 +141,8 @@ def memory_by_tenants(folder: Path, shape: Shape, counts: Sequence[int], picture
         "host_cache_mb": host_cache_mb,
         "adapter_bytes": tenant.packed.weights.nbytes,
         "device": choose_device(settings.device).type,
-        "memory": "PSS of the server and its stubs; mapped is files in the page cache, private the rest",
+        "memory": "PSS of the server and its stubs; mapped is files in the page cache, private the rest; not in it: pages of "
+        "a bank file that the system keeps after they were read, and takes back when it needs to",
     }
     return Report("memory", about, rows, goals(per_tenant["device_bytes"], last))
 
@@ -149,7 +150,11 @@ def memory_by_tenants(folder: Path, shape: Shape, counts: Sequence[int], picture
 def draw(picture: Path, rows: Sequence[Mapping[str, Any]], shape: Shape) -> None:
     """Memory by number of tenants, of all processes of the server together."""
     counts = [float(row["tenants"]) for row in rows]
-    kinds = {"all memory": "pss_mb", "of it private": "private_mb", "adapter slots on the device": "slot_mb"}
+    kinds = {
+        "processes, with what they map": "pss_mb",
+        "of it private": "private_mb",
+        "adapter slots on the device": "slot_mb",
+    }
     line_chart(
         picture,
         {name: (counts, [row[column] for row in rows]) for name, column in kinds.items()},

@@ -68,8 +68,10 @@ class PlotSettings:
     `most_domains` domain versions are open at once, roots too, each with an overlay of `overlay_windows`.
 
     `num_threads` 0: one, for the upper stage computes beside it. After a batch of several requests the next begins
-    `batch_every_ms` after it at the earliest: fewer and fuller ones cost less a request. `tenant_weights` are the shares of
-    this queue, as in UpperSettings. For measuring: `trace`, a file for
+    `batch_every_ms` after it at the earliest: fewer and fuller ones cost less a request. `tenant_weights` are shares of this
+    queue, as in UpperSettings.
+
+    For measuring: `trace`, a file for
     the stage's spans; `exclusive_lock`, a file whose lock is held while computing, so that stages that name the same one
     never compute at the same time.
     """
@@ -130,7 +132,7 @@ class UpperSettings:
     registry: str = ""
     num_slots: int = 64
     reduction_factor: int = 16
-    host_cache_mb: int = 1024
+    host_cache_mb: int = 2048
     coarse_prefetch: bool = True
     fine_prefetch: bool = True
     batching: Literal["packed", "naive", "turbo", "concat", "slotted"] = "packed"

@@ -228,12 +228,13 @@ def test_a_whole_model_gives_the_same_before_and_after_it_is_packed_and_another_
     for number in (0, 1, 0):
         flat.fill(model_files(folder)[number])
         model = stored_as(seeded_model(config, number), dtype).float()
-        for _ in range(PACKED_FROM_BATCH + 1):
+        for batch in range(1, PACKED_FROM_BATCH + 2):
             for request, found in zip(requests, flat.run(requests), strict=True):
                 with torch.inference_mode():
                     last = model(torch.from_numpy(request.ids), [len(request.ids)])
                     wanted = head_logits(tenant, last.numpy(), last.mean(0).numpy())
                 assert np.allclose(found, wanted, atol=1e-5 if dtype == torch.float32 else 0.05)
+            assert flat.is_packed == (dtype == torch.bfloat16 and batch >= PACKED_FROM_BATCH)
 
 
 def throughput(system: str, count: int, rate: float) -> dict[str, object]:

@@ -24,8 +24,15 @@ def test_a_flood_gets_no_more_than_its_share_and_a_weight_of_three_gets_three_ti
         # Slow enough that all wait at once: of a batch of ten beta may have six, the others two each.
         shape=tiny.config(hidden_size=512, upper_layers=12),
         num_slots=8,
-        plot_settings=weights,
-        upper_settings={"batch_requests": 10, **weights},
+        plot_settings={"default_deadline_s": 150.0, **weights},
+        upper_settings={
+            "batch_requests": 10,
+            "device": "cpu",
+            "num_threads": 1,
+            "default_deadline_s": 150.0,
+            "starve_after_s": 150.0,
+            **weights,
+        },
     )
     rng = np.random.default_rng(0)
     names = rng.permutation([name for name, count in COUNTS.items() for _ in range(count)]).tolist()
@@ -38,6 +45,8 @@ def test_a_flood_gets_no_more_than_its_share_and_a_weight_of_three_gets_three_ti
     done = {name: np.sort(run.done_s[np.array(names) == name]) for name in COUNTS}
     # All have come, and of all some are still there.
     first_s, last_s = done["beta"][40], done["beta"][130]
+    assert float(np.nanmax(run.sent_s)) < first_s
+    assert last_s < min(own[-1] for own in done.values())
     answered = {name: int(np.count_nonzero((own > first_s) & (own <= last_s))) for name, own in done.items()}
     print(answered)
     # First come, first served would answer two of alpha for one of beta.

@@ -309,7 +309,13 @@ def test_a_bank_cut_short_while_served_is_refused_to_new_tenants_only_and_kills_
             assert [place.ask(f"t{i}") for i in range(10, 20)] == ["CORRUPT_ARTIFACT"] * 10
             with path.open("r+b") as file:
                 file.write(whole)
-            assert [place.ask(f"t{i}") for i in range(10, 20)] == ["OK"] * 10
+            assert [place.ask(f"t{i}") for i in range(10, 15)] == ["OK"] * 5
+            os.truncate(path, 100)
+            assert [place.ask(f"t{i}") for i in range(15, 20)] == ["CORRUPT_ARTIFACT"] * 5
+            # As a back-up puts a file back: another one in its place.
+            (folder / "again").write_bytes(whole)
+            (folder / "again").replace(path)
+            assert [place.ask(f"t{i}") for i in range(15, 20)] == ["OK"] * 5
         assert stubs_of(server) == before
     assert {outcome.code for outcome in traffic.outcomes} == {"OK"}
     assert {version_of(outcome, wanted[outcome.tenant]) for outcome in traffic.outcomes} == {0}

@@ -141,6 +141,11 @@ class FlatModel:
         self._batches = 0
         self._in_place = self._layers = self._run_layers(pack=False)
 
+    @property
+    def is_packed(self) -> bool:
+        """Whether the model that is here is kept in oneDNN's order too."""
+        return self._layers is not self._in_place
+
     def fill(self, path: Path, *, from_disk: bool = False) -> None:
         """Read a file's weights into place. Raises CorruptArtifactError."""
         handle = os.open(path, os.O_RDONLY | (os.O_DIRECT if from_disk else 0))
@@ -162,7 +167,7 @@ class FlatModel:
         texts = [requests[i] for i in order]
         lengths = [len(text.ids) for text in texts]
         self._batches += 1
-        if self._batches == PACKED_FROM_BATCH:
+        if self._batches == PACKED_FROM_BATCH and self._dtype == torch.bfloat16:
             self._layers = self._run_layers(pack=True)
         with torch.inference_mode():
             ids = torch.from_numpy(np.concatenate([text.ids for text in texts]))

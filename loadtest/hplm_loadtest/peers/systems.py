@@ -106,13 +106,18 @@ class Systems:
             self.about[f"{name}_files"] = count
         if system == "dedicated":
             model_mb = file_bytes(self._config, self._dtype) / 1e6
-            self.about |= {"dedicated_model_mb": model_mb, "dedicated_resident": int(self._limits.budget_mb / model_mb)}
+            self.about |= {
+                "dedicated_model_mb": model_mb,
+                "dedicated_resident": int(self._limits.budget_mb / model_mb),
+                "dedicated_beside": "models that stay are packed for oneDNN in memory that budget_mb does not count",
+            }
         settings = PeerSettings(
             system=system,
             store=str((self._fleet.folder / "store").resolve()),
             base=self._fleet.base.config.name,
             weights=str(weights.resolve()),
             budget_mb=self._limits.budget_mb,
+            host_cache_mb=self._limits.budget_mb,
             from_disk=from_disk,
             num_threads=self._limits.num_threads,
         )

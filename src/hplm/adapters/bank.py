@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 
 from hplm.adapters import tenant as tenants
-from hplm.adapters.bank_file import BankFile
+from hplm.adapters.bank_file import BankFile, signature
 from hplm.adapters.tenant import Tenant, TenantCard, check_name
 from hplm.errors import CorruptArtifactError, MissingArtifactError
-from hplm.store.artifact import MANIFEST
 from hplm.store.catalog import Catalog
 from hplm.store.layout import Store
 from hplm.store.records import ServedTenant
-
-Signature = tuple[int, int]
 
 
 class TenantBank:
@@ -31,7 +28,7 @@ class TenantBank:
         self._catalog = catalog
         self._fingerprint = fingerprint
         self._verify = verify
-        self._banks: dict[Path, tuple[Signature, Future[BankFile]]] = {}
+        self._banks: dict[Path, tuple[tuple[int, ...], Future[BankFile]]] = {}
         self._lock = threading.Lock()
 
     def resolve(self, raw: bytes, version_id: int | None = None) -> ServedTenant:
@@ -44,19 +41,18 @@ class TenantBank:
     def card(self, key: ServedTenant) -> TenantCard:
         """A tenant's card without its weights. Raises an ArtifactError."""
         folder = self._store.path(key.path)
-        if is_banked(self._store, folder):
-            return self._bank(folder, key.name).card(key.name)
-        return tenants.load_card(folder)
+        with _readable(folder):
+            if is_banked(self._store, folder):
+                return self._bank(folder, key.name).card(key.name)
+            return tenants.load_card(folder)
 
     def load(self, key: ServedTenant) -> Tenant:
         """A tenant with its weights. Raises an ArtifactError."""
         folder = self._store.path(key.path)
-        try:
+        with _readable(folder):
             if is_banked(self._store, folder):
                 return self._bank(folder, key.name).load(key.name, verify=self._verify)
             return tenants.load(folder, name=key.name, fingerprint=self._fingerprint, verify=self._verify)
-        except OSError as error:
-            raise CorruptArtifactError(f"{folder} cannot be read: {error}") from error
 
     def drop(self, paths: Iterable[str]) -> None:
         """Let go of the bank files among these artifacts: as long as one is open, its bytes stay on the disk.
@@ -68,14 +64,13 @@ class TenantBank:
                 self._banks.pop(self._store.path(path), None)
 
     def _bank(self, folder: Path, name: str) -> BankFile:
-        """The bank file as it is now, opened again where another has the path of one that was removed."""
+        """The bank file as it is now, opened again where another has its path, or one of its files was put back."""
         try:
-            found = os.stat(folder / MANIFEST)
-        except OSError as error:
+            published = signature(folder)
+        except FileNotFoundError as error:
             raise MissingArtifactError(
-                f"there is no bank in {folder}: `hplm store verify` tells what is lost"
+                f"there is no whole bank in {folder}: `hplm store verify` tells what is lost"
             ) from error
-        published = found.st_ino, found.st_mtime_ns
         with self._lock:
             before = known = self._banks.get(folder)
             if known is None or known[0] != published:
@@ -96,6 +91,14 @@ class TenantBank:
                 if (known := self._banks.get(folder)) is not None and known[1] is opened:
                     del self._banks[folder]
             opened.set_exception(error)
+
+
+@contextmanager
+def _readable(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CorruptArtifactError(f"{folder} cannot be read: {error}") from error
 
 
 def is_banked(store: Store, folder: Path) -> bool:

@@ -12,6 +12,7 @@ import json
 import os
 import weakref
 from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,13 +46,15 @@ class BankFile:
     """A bank on disk, its two large files open. Raises MissingArtifactError, CorruptArtifactError or WrongBaseError.
 
     Read, not mapped: a file cut short under a mapping kills the whole process, and what changes under one after it was
-    checked is served. As long as a BankFile lives, its files' bytes stay on the disk.
+    checked is served. As long as a BankFile lives, its files' bytes stay on the disk. OSError where the system cannot open it.
     """
 
     def __init__(self, folder: Path, fingerprint: str) -> None:
         stored = artifact.read(folder, KIND)
         self.folder = folder
         meta = stored.meta
+        files = ExitStack()
+        weakref.finalize(self, files.close)
         try:
             if meta["layout"] != LAYOUT:
                 raise CorruptArtifactError(f"{folder} has adapters laid out as {meta['layout']!r}: build it again")
@@ -59,14 +62,18 @@ class BankFile:
                 raise WrongBaseError(f"{folder} was made over base {meta['base']}, this base is {fingerprint}")
             layers, self._hidden, self._reduced = meta["layers"], meta["hidden_size"], meta["reduced_size"]
             self._shape = layers, packed_width(self._hidden, self._reduced)
-            self._adapters, self._heads = (self._opened(stored, name) for name in ("adapters.bin", "heads.bin"))
+            self._adapters, self._heads = (_opened(stored, name, files) for name in ("adapters.bin", "heads.bin"))
             self._entries: dict[str, _Entry] = {}
             for row, line in enumerate(stored.read_bytes("cards.jsonl", verify=True).splitlines()):
                 values = json.loads(line)
                 card = values["card"]
                 self._entries[card["name"]] = _Entry(row, card, values["head_start"], values["sha256"])
-        except (KeyError, TypeError, ValueError, OSError) as error:
-            raise CorruptArtifactError(f"{folder} is not a whole bank ({error!r}); build it again") from error
+        except BaseException as error:
+            # Now, not when the error that leads here is let go of.
+            files.close()
+            if isinstance(error, KeyError | TypeError | ValueError | FileNotFoundError):
+                raise CorruptArtifactError(f"{folder} is not a whole bank ({error!r}); build it again") from error
+            raise
 
     @property
     def names(self) -> list[str]:
@@ -79,14 +86,6 @@ class BankFile:
     def card(self, name: str) -> TenantCard:
         """One tenant's card. Raises CorruptArtifactError."""
         return parse_card(self._entries[name].card, f"{self.folder}: {name}")
-
-    def _opened(self, stored: artifact.Artifact, name: str) -> int:
-        """A file of the bank, closed with it. Raises ValueError where it is not as long as it was."""
-        handle = os.open(stored.path(name), os.O_RDONLY)
-        weakref.finalize(self, os.close, handle)
-        if (found := os.fstat(handle).st_size) != stored.files[name]["bytes"]:
-            raise ValueError(f"{name} has {found} bytes")
-        return handle
 
     def load(self, name: str, *, verify: bool = True) -> Tenant:
         """One tenant, read from the disk or the page cache. Raises CorruptArtifactError, OSError where the disk fails."""
@@ -144,11 +143,27 @@ def write(folder: Path, base: str, tenants: Iterable[Tenant]) -> int:
     return len(seen)
 
 
+def signature(folder: Path) -> tuple[int, ...]:
+    """Another one where another bank has this path, or another file its place in it. Raises OSError where there is none."""
+    manifest, *files = (os.stat(folder / name) for name in (artifact.MANIFEST, "adapters.bin", "heads.bin"))
+    # Not when these were written: one that is damaged in place still has most of its tenants.
+    return manifest.st_ino, manifest.st_mtime_ns, *(file.st_ino for file in files)
+
+
 def _digest(card: dict[str, Any], packed: npt.NDArray[Any], head: npt.NDArray[np.float32]) -> str:
     digest = hashlib.sha256(json.dumps(card, sort_keys=True).encode())
     digest.update(packed.data)
     digest.update(head.data)
     return digest.hexdigest()
+
+
+def _opened(stored: artifact.Artifact, name: str, files: ExitStack) -> int:
+    """A file of a bank, closed with `files`. Raises ValueError where it is not as long as it was."""
+    handle = os.open(stored.path(name), os.O_RDONLY)
+    files.callback(os.close, handle)
+    if (found := os.fstat(handle).st_size) != stored.files[name]["bytes"]:
+        raise ValueError(f"{name} has {found} bytes")
+    return handle
 
 
 def _fill(array: npt.NDArray[Any], handle: int, start: int) -> bool:

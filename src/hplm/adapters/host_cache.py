@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 from hplm.errors import StoppingError
 
-# Of what many tenants wait for: a file that is slow to read holds one of them.
+# What is slow to load holds one of them, and the others go on.
 LOAD_THREADS = 8
 
 Key = TypeVar("Key", bound=Hashable)
@@ -31,7 +31,7 @@ class HostCache(Generic[Key, Value]):
         size_of: Callable[[Value], int],
         *,
         capacity_bytes: int,
-        num_threads: int = 2,
+        num_threads: int = LOAD_THREADS,
     ) -> None:
         self._load = load
         self._size_of = size_of
@@ -81,7 +81,7 @@ class HostCache(Generic[Key, Value]):
                     self._unwanted.add(key)
                 if dropped is not None:
                     self.kept_bytes -= self._size_of(dropped)
-            # Not within the lock: what a value maps may be gigabytes.
+            # Not within the lock: a domain's look-up maps gigabytes.
             del dropped
 
     def close(self) -> None:

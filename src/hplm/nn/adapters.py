@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from collections.abc import Iterator, Sequence
@@ -152,7 +153,14 @@ class AdapterSlots:
         """The same weights where slots are filled from fastest: pinned memory where there is CUDA, else where they are."""
         if self._stream is None:
             return packed
-        pinned = torch.from_numpy(packed.weights).pin_memory()
+        try:
+            pinned = torch.from_numpy(packed.weights).pin_memory()
+        except RuntimeError as error:
+            logging.getLogger(__name__).warning(
+                "no memory could be pinned (%s): these weights are copied to the device more slowly; lower host_cache_mb",
+                error,
+            )
+            return packed
         return replace(packed, weights=pinned.numpy())
 
     def close(self) -> None:
@@ -280,7 +288,7 @@ class AdapterSlots:
             self._stream.synchronize()
 
     def _copy_layer(self, fill: Fill, layer: int) -> None:
-        """All slots of a fill at once: a few calls a layer, for each holds the interpreter's lock that computing needs too."""
+        """All slots of a fill at once, on a CPU in a few calls a layer: each holds the lock that computing needs."""
         rows = [weights[layer] for weights in fill.weights]
         if self._stream is not None:
             # Each from the pinned memory of the host cache: stacked on the host they would be pageable again.

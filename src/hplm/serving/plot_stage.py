@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from hplm.adapters.bank import TenantBank
-from hplm.adapters.host_cache import LOAD_THREADS, HostCache
+from hplm.adapters.host_cache import HostCache
 from hplm.config import PlotSettings
 from hplm.errors import HplmError, InternalError, QueueFullError
 from hplm.nn import base as bases
@@ -129,7 +129,6 @@ class PlotStage:
             lambda tenant: self._bank.card(tenant).texts,
             lambda _: 1,
             capacity_bytes=MOST_CARDS,
-            num_threads=LOAD_THREADS,
         )
         self._opening = Places(settings.queue_capacity)
         # The root is in every lineage: what is wrong with it shows now.

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from hplm.adapters.bank import TenantBank
-from hplm.adapters.host_cache import LOAD_THREADS, HostCache
+from hplm.adapters.host_cache import HostCache
 from hplm.adapters.packed import PackedAdapter, packed_width, widen
 from hplm.adapters.tenant import Head, Tenant, TenantCard
 from hplm.config import UpperSettings
@@ -94,7 +94,7 @@ class UpperStage:
         self._catalog = Catalog(store, settings.base, on_forgotten=self._forget)
         self._bank = TenantBank(store, self._catalog, base.fingerprint, verify=settings.verify)
         self._cache: HostCache[ServedTenant, Tenant] = HostCache(
-            self._load, host_bytes, capacity_bytes=settings.host_cache_mb * 1_000_000, num_threads=LOAD_THREADS
+            self._load, host_bytes, capacity_bytes=settings.host_cache_mb * 1_000_000
         )
         self._tracer = Tracer(Path(settings.trace) if settings.trace else None, "upper")
         self.engine = UpperEngine(

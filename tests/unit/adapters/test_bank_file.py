@@ -91,18 +91,34 @@ def test_a_bank_file_damaged_or_cut_short_after_it_was_opened_refuses_what_it_la
     bank = BankFile(path.parent, tiny_base.fingerprint)
     whole, last = path.read_bytes(), bank.names[-1]
     kept = bank.load(last)
-    weights = kept.packed.weights.copy()
+    weights, head = kept.packed.weights.copy(), kept.head.weight.copy()
     for damaged in (whole[:-2], whole[:10], b"", whole[:-1] + bytes([whole[-1] ^ 1])):
         os.truncate(path, len(damaged))
         with path.open("r+b") as file:
             file.write(damaged)
         with pytest.raises(errors.CorruptArtifactError, match=f"{last} do not match"):
             bank.load(last)
+        if len(damaged) > len(whole) - 3:
+            assert bank.load(bank.names[0]).card.name == bank.names[0]
         # What was loaded before is nobody's file any more.
         np.testing.assert_array_equal(kept.packed.weights, weights)
+        np.testing.assert_array_equal(kept.head.weight, head)
     with path.open("r+b") as file:
         file.write(whole)
     np.testing.assert_array_equal(bank.load(last).packed.weights, weights)
+
+
+@pytest.mark.parametrize("name", ["heads.bin", "cards.jsonl"])
+def test_a_bank_file_that_cannot_be_opened_leaves_no_file_open(tiny_base: Base, store: Store, name: str) -> None:
+    path = pack_all(store, tiny_base) / name
+    path.write_bytes(path.read_bytes()[:-1])
+    before = len(os.listdir("/proc/self/fd"))
+    kept = []
+    for _ in range(5):
+        with pytest.raises(errors.CorruptArtifactError) as found:
+            BankFile(path.parent, tiny_base.fingerprint)
+        kept.append(found)
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_bank_takes_no_name_twice_and_no_other_base(tiny_base: Base, store: Store, tmp_path: Path) -> None:
