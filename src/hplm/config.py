@@ -71,9 +71,8 @@ class PlotSettings:
     `batch_every_ms` after it at the earliest: fewer and fuller ones cost less a request. `tenant_weights` are shares of this
     queue, as in UpperSettings.
 
-    For measuring: `trace`, a file for
-    the stage's spans; `exclusive_lock`, a file whose lock is held while computing, so that stages that name the same one
-    never compute at the same time.
+    For measuring: `trace`, a file for the stage's spans; `exclusive_lock`, a file whose lock is held while computing, so
+    that stages that name the same one never compute at the same time.
     """
 
     store: str
