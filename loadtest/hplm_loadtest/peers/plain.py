@@ -26,7 +26,7 @@ Logits = npt.NDArray[np.float32]
 CPU = torch.device("cpu")
 # Direct reads want blocks of the disk, vector loads want cache lines: a page is both.
 ALIGNMENT = 4096
-# Putting a model's matrices into oneDNN's order takes as long as four reads of it and saves a tenth of a batch of 8 texts each time:
+# Putting a model's matrices into oneDNN's order takes as long as four reads of it and saves a tenth of each batch of 8 texts:
 # worth it for a model that stays.
 PACKED_FROM_BATCH = 2
 
