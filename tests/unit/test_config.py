@@ -36,6 +36,13 @@ def test_a_priority_that_cannot_be_is_refused() -> None:
         config.parse(UpperSettings, {"store": "s", "base": "b", "compute_nice": -21}, "here")
 
 
+@pytest.mark.parametrize("weight", [0, -1.0, float("nan"), float("inf"), True, "three"])
+def test_a_share_that_cannot_be_is_refused_in_both_stages(weight: object) -> None:
+    for settings, given in ((PlotSettings, GOOD), (UpperSettings, {"store": "s", "base": "b"})):
+        with pytest.raises(ConfigError, match="the weight of 'acme' must be a number above 0"):
+            config.parse(settings, {**given, "tenant_weights": {"acme": weight}}, "here")
+
+
 def test_a_missing_setting_is_named() -> None:
     with pytest.raises(ConfigError, match="missing base"):
         config.parse(UpperSettings, {"store": "s"}, "here")
