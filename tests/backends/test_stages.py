@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,6 @@ import pytest
 from hplm import config, errors
 from hplm.adapters import tenant as tenants
 from hplm.adapters.bank import TenantBank
-from hplm.adapters.tenant import Tenant, TenantCard
 from hplm.config import PlotSettings, UpperSettings
 from hplm.nn import base as bases
 from hplm.nn import reference
@@ -156,21 +156,30 @@ def test_a_pair_of_which_one_text_is_empty_or_both_are_too_large_is_refused(
     assert [type(one) for one in answers] == [errors.EmptyTextError, errors.EmptyTextError, errors.TextTooLargeError]
 
 
+def held(
+    monkeypatch: pytest.MonkeyPatch, method: str, *names: str, then: errors.HplmError | None = None
+) -> threading.Event:
+    """Until it is set, `TenantBank.card` or `.load` of these tenants does not return; `then` is what they raise."""
+    may_go_on, really = threading.Event(), getattr(TenantBank, method)
+
+    def waiting(bank: TenantBank, key: ServedTenant) -> Any:
+        if key.name in names:
+            assert may_go_on.wait(10)
+            if then is not None:
+                raise then
+        return really(bank, key)
+
+    monkeypatch.setattr(TenantBank, method, waiting)
+    return may_go_on
+
+
 def test_a_tenant_whose_card_is_slow_to_read_or_broken_keeps_nobody_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     models = tiny.make_repository(tmp_path)
     folder = models / "hbert_plot" / "1"
     stage = PlotStage(config.load(PlotSettings, folder / "settings.json"), folder)
-    may_go_on, read = threading.Event(), TenantBank.card
-
-    def card(bank: TenantBank, key: ServedTenant) -> TenantCard:
-        if key.name in ("alpha", "gamma", "tagger"):
-            may_go_on.wait(10)
-            raise errors.CorruptArtifactError("this card is broken")
-        return read(bank, key)
-
-    monkeypatch.setattr(TenantBank, "card", card)
+    may_go_on = held(monkeypatch, "card", "alpha", "gamma", "tagger", then=errors.CorruptArtifactError("broken"))
     stage.start()
     answers: dict[str, Future[LookedUp | errors.HplmError]] = {
         name: Future() for name in ("alpha", "gamma", "tagger", "beta")
@@ -192,14 +201,7 @@ def test_a_flood_for_a_tenant_whose_card_does_not_come_leaves_room_for_others(
     folder = models / "hbert_plot" / "1"
     settings = replace(config.load(PlotSettings, folder / "settings.json"), queue_capacity=20)
     stage = PlotStage(settings, folder)
-    may_go_on, read = threading.Event(), TenantBank.card
-
-    def card(bank: TenantBank, key: ServedTenant) -> TenantCard:
-        if key.name == "alpha":
-            assert may_go_on.wait(10)
-        return read(bank, key)
-
-    monkeypatch.setattr(TenantBank, "card", card)
+    may_go_on = held(monkeypatch, "card", "alpha")
     stage.start()
 
     def ask(name: bytes) -> Future[LookedUp | errors.HplmError]:
@@ -323,14 +325,7 @@ def test_tenants_whose_weights_are_slow_to_read_keep_nobody_waiting(
     models = tiny.make_repository(tmp_path)
     folder = models / "hbert_upper" / "1"
     stage = UpperStage(config.load(UpperSettings, folder / "settings.json"), folder)
-    may_go_on, load = threading.Event(), TenantBank.load
-
-    def slow(bank: TenantBank, key: ServedTenant) -> Tenant:
-        if key.name in ("alpha", "gamma", "tagger"):
-            may_go_on.wait(10)
-        return load(bank, key)
-
-    monkeypatch.setattr(TenantBank, "load", slow)
+    may_go_on = held(monkeypatch, "load", "alpha", "gamma", "tagger")
     stage.start()
     answers: dict[str, Future[UpperAnswer | errors.HplmError]] = {
         name: Future() for name in ("alpha", "gamma", "tagger", "beta")
