@@ -29,6 +29,7 @@ from hplm_builder.corpora import SOURCES
 from hplm_builder.demo import DEMO_FOLDER, PLOT, PLOT_SOURCES, TENANTS, demo_data
 from hplm_builder.evaluation.cuts import cuts
 from hplm_builder.evaluation.domains import domains
+from hplm_builder.evaluation.int8 import int8
 from hplm_builder.evaluation.methods import methods
 from hplm_builder.evaluation.tables_accuracy import tables_accuracy
 from hplm_builder.finetune import Trained, TrainSettings, fine_tune
@@ -52,6 +53,7 @@ app.command()(methods)
 app.command(name="tables-accuracy")(tables_accuracy)
 app.command()(domains)
 app.command()(cuts)
+app.command()(int8)
 JsonOption = Annotated[Path | None, typer.Option("--json", help="Also write the report to this file.")]
 StoreOption = Annotated[Path, typer.Option("--store", help="Folder of the artifacts.")]
 METHODS = ("full", "upper", "adapters")

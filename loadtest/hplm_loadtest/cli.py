@@ -7,11 +7,13 @@ from typing import Annotated, get_args
 
 import typer
 
+from hplm.config import Quantization
 from hplm.errors import ConfigError
 from hplm_loadtest.adapters import adapters
 from hplm_loadtest.batching import MODES, batching
 from hplm_loadtest.burst import burst
 from hplm_loadtest.everything import everything
+from hplm_loadtest.int8 import int8
 from hplm_loadtest.limit import limit
 from hplm_loadtest.lookup import plot_lookup
 from hplm_loadtest.memory import COUNTS as MEMORY_COUNTS
@@ -102,6 +104,10 @@ def bench_response(
     tenants: Annotated[list[int], typer.Option(min=1, help="Number of tenants; again for more.")] = COUNTS,
     duration_s: Annotated[float, typer.Option("--duration", min=1, help="Seconds a run.")] = 60.0,
     texts: TextsOption = "unseen",
+    quantization: Annotated[
+        list[str] | None,
+        typer.Option(help="none or int8, of the upper stage; both: servers take turns. Default: as set."),
+    ] = None,
     quick: QuickOption = False,
     picture: PictureOption = None,
     json_file: JsonOption = None,
@@ -112,7 +118,9 @@ def bench_response(
     """
     if quick:
         tenants, rounds, duration_s = sorted(tenants)[:2], 1, min(duration_s, 10.0)
-    response(models, tenants, rounds, duration_s, texts, picture).publish(json_file)
+    if unknown := sorted(set(quantization or ()) - set(get_args(Quantization))):
+        raise ConfigError(f"no quantization {unknown[0]!r}; there are {', '.join(get_args(Quantization))}")
+    response(models, tenants, rounds, duration_s, texts, picture, quantization or ()).publish(json_file)
 
 
 @app.command(name="burst")
@@ -284,6 +292,24 @@ def bench_limit(
     if quick:
         rounds, seconds = 1, 4.0
     limit(models, rounds, seconds, device, picture).publish(json_file)
+
+
+@app.command(name="int8")
+def bench_int8(
+    models: FleetOption = FLEET,
+    rounds: RoundsOption = 5,
+    seconds: SecondsOption = 10.0,
+    quick: QuickOption = False,
+    picture: PictureOption = None,
+    json_file: JsonOption = None,
+) -> None:
+    """What the upper stage's setting `quantization: int8` is worth, and how far it moves logits.
+
+    Example: hplm bench int8 --json int8.json --picture int8.svg
+    """
+    if quick:
+        rounds, seconds = 1, 4.0
+    int8(models, rounds, seconds, picture).publish(json_file)
 
 
 @app.command(name="trace")

@@ -21,6 +21,7 @@ BENCHMARKS: tuple[tuple[str, str, bool], ...] = (
     ("adapters", "", False),
     ("request", "", False),
     ("limit", "--models {bert}", True),
+    ("int8", "--models {bert}", True),
     ("pipeline", "--models {minilm}", True),
     ("batching", "--models {bert}", True),
     ("schedulers", "--models {bert}", True),

@@ -6,27 +6,21 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
-import numpy as np
 import torch
 
-from hplm.adapters.bank_file import BankFile
 from hplm.nn.dtype import choose_device, choose_dtype, choose_threads
-from hplm.nn.lookup import open_lookup
 from hplm.nn.memory import keep_freed_memory
-from hplm.nn.upper import UpperEngine, UpperRequest
+from hplm.nn.upper import UpperEngine
 from hplm.progress import progress_bars
 from hplm.report import Goal, Report
-from hplm.text import TextEncoder
 from hplm_loadtest.models import read
 from hplm_loadtest.open_loop import closed_loop
 from hplm_loadtest.pictures import bars, check_picture
-from hplm_loadtest.plan import Requests
-from hplm_loadtest.texts import pool
+from hplm_loadtest.saturated import BATCH, saturated
 from hplm_loadtest.timing import interleaved
 from hplm_loadtest.upper import PEAK_FLOP, flop_per_token, peak_product
 from hplm_loadtest.variants import serving
 
-BATCH = 64
 PEAK_GOAL = 0.8
 SERVED_GOAL = 0.9
 
@@ -41,26 +35,19 @@ def limit(models: Path, rounds: int, seconds: float, device_name: str, picture: 
     config = served.base.config
     device = choose_device(device_name)
     dtype = choose_dtype("auto", device)
-    tenants = served.published()[:BATCH]
-    bank = BankFile(served.store.path(tenants[0].path), served.base.fingerprint)
-    names = [tenant.name for tenant in tenants]
-    members = [bank.load(name) for name in names]
-    texts = pool(models)[:BATCH]
-    encoder = TextEncoder(served.base.tokenizer_path, config.max_tokens)
-    lookup = open_lookup(served.store, served.base, served.plot.table, miss=served.plot.miss)
-    encoded = encoder.encode(texts)
-    requests = [
-        UpperRequest(members[i % len(members)], lookup.hidden_states(one.ids, [len(one.ids)]))
-        for i, one in enumerate(encoded)
-    ]
-    reduced = members[0].packed.reduced_size
+    load = saturated(models, served)
+    tokens = load.tokens
     engine = UpperEngine(
-        config, served.base.load_upper(), num_slots=BATCH + 1, reduced_size=reduced, device=device, dtype=dtype
+        config,
+        served.base.load_upper(),
+        num_slots=BATCH + 1,
+        reduced_size=load.reduced_size,
+        device=device,
+        dtype=dtype,
     )
-    tokens = sum(len(one.ids) for one in encoded)
     work = tokens * flop_per_token(config.hidden_size, config.intermediate_size, config.upper_layers)
     variants: dict[str, Callable[[], object]] = {
-        "engine": lambda: engine.run(requests),
+        "engine": lambda: engine.run(load.requests),
         "matrix product": peak_product(dtype, device),
     }
     rates: list[float] = []
@@ -68,18 +55,14 @@ def limit(models: Path, rounds: int, seconds: float, device_name: str, picture: 
     shares: list[float] = []
     with progress_bars() as progress, serving(models, plot={}, upper={"num_slots": BATCH + 1}) as server:
         bar = progress.add_task("limit", total=rounds)
-        sent = Requests(
-            [names[i % len(names)] for i in range(len(texts))] * 2, texts * 2, np.full(2 * len(texts), np.nan)
-        )
-        closed_loop(server.ports.grpc_url, sent, 2 * BATCH)
+        closed_loop(server.ports.grpc_url, load.sent(2), 2 * BATCH)
         for _ in range(rounds):
             timed = interleaved(variants, 3, 2, progress, "in-process")
             peak = PEAK_FLOP / timed["matrix product"].median_s
             shares.append(work / timed["engine"].median_s / peak)
-            inside.append(len(texts) / timed["engine"].median_s)
-            times = max(2, int(inside[-1] * seconds / len(sent)))
-            many = Requests([*sent.tenants] * times, [*sent.texts] * times, np.full(len(sent) * times, np.nan))
-            run = closed_loop(server.ports.grpc_url, many, 2 * BATCH)
+            inside.append(BATCH / timed["engine"].median_s)
+            times = 2 * max(2, int(inside[-1] * seconds / (2 * BATCH)))
+            run = closed_loop(server.ports.grpc_url, load.sent(times), 2 * BATCH)
             rates.append(run.kinds["answered"] / run.span_s)
             progress.update(bar, advance=1)
     engine.close()
@@ -88,7 +71,7 @@ def limit(models: Path, rounds: int, seconds: float, device_name: str, picture: 
         {
             "what": "engine in-process",
             "requests_per_s": median(inside),
-            "tokens_per_s": median(inside) * tokens / len(texts),
+            "tokens_per_s": median(inside) * tokens / BATCH,
             "share": median(shares),
             "of": f"matrix peak ({PEAK_FLOP / 1e9 / timed['matrix product'].median_s:.0f} GFLOP/s)",
             "spread": f"{min(shares):.2f}-{max(shares):.2f}",
@@ -96,7 +79,7 @@ def limit(models: Path, rounds: int, seconds: float, device_name: str, picture: 
         {
             "what": "through Triton, gRPC",
             "requests_per_s": median(rates),
-            "tokens_per_s": median(rates) * tokens / len(texts),
+            "tokens_per_s": median(rates) * tokens / BATCH,
             "share": served_share,
             "of": "engine in-process",
             "spread": f"{min(rates):.1f}-{max(rates):.1f} requests/s",
@@ -111,9 +94,9 @@ def limit(models: Path, rounds: int, seconds: float, device_name: str, picture: 
             picture,
             ["matrix product", "engine in-process", "through Triton, gRPC"],
             {"share of peak": [1.0, median(shares), median(shares) * served_share]},
-            title=f"How far from the machine: upper layers of {config.name}, {len(texts)} texts a batch",
+            title=f"How far from the machine: upper layers of {config.name}, {BATCH} texts a batch",
             x_label="",
             y_label="share of the measured matrix peak",
         )
-    about = {"base": config.name, "threads": threads, "dtype": str(dtype), "device": device.type, "batch": len(texts)}
-    return Report("limit", {**about, "mean_tokens": round(tokens / len(texts), 1), "rounds": rounds}, rows, goals)
+    about = {"base": config.name, "threads": threads, "dtype": str(dtype), "device": device.type, "batch": BATCH}
+    return Report("limit", {**about, "mean_tokens": round(tokens / BATCH, 1), "rounds": rounds}, rows, goals)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -12,7 +13,6 @@ import numpy as np
 from hplm.errors import InternalError
 from hplm.progress import progress_bars
 from hplm.report import Goal, Report
-from hplm.triton.server import TritonServer, free_ports
 from hplm_loadtest.arrivals import PeriodicArrivals
 from hplm_loadtest.models import served_names
 from hplm_loadtest.open_loop import closed_loop, open_loop
@@ -22,6 +22,7 @@ from hplm_loadtest.processor import Milliseconds, ServerMeter, medians
 from hplm_loadtest.run import Run, goals_of
 from hplm_loadtest.tenants import InTurn
 from hplm_loadtest.texts import mean_tokens, texts
+from hplm_loadtest.variants import serving
 
 TENANTS = (100, 1_000, 5_000, 10_000)
 PERIOD_S = 20.0
@@ -30,9 +31,17 @@ WARM_UP_IN_FLIGHT = 64
 
 
 def response(
-    models: Path, counts: Sequence[int], rounds: int, duration_s: float, kind: str, picture: Path | None
+    models: Path,
+    counts: Sequence[int],
+    rounds: int,
+    duration_s: float,
+    kind: str,
+    picture: Path | None,
+    quantizations: Sequence[str] = (),
 ) -> Report:
     """Each of so many tenants sends one request every 20 s; a server started for this, the numbers of tenants in turn.
+
+    With `quantizations` a server for each, which take turns; without, one as the repository has it.
 
     As each comes again and again, each is asked once before: what is read and checked then is no part of what is measured.
     Where the repository has fewer names than tenants are asked for, several senders share a name: see column `names`.
@@ -41,36 +50,47 @@ def response(
     names = served_names(models)
     sent = texts(kind, models)
     rng = np.random.default_rng(0)
-    runs: dict[int, list[Run]] = {count: [] for count in counts}
-    costs: dict[int, list[Milliseconds]] = {count: [] for count in counts}
-    with (
-        TritonServer(models, free_ports(), log=models.parent / "triton-bench.log", tied=True) as server,
-        progress_bars() as progress,
-    ):
-        server.wait_ready()
-        bar = progress.add_task("runs", total=1 + rounds * len(counts))
-        ask_each(server.ports.grpc_url, names[: max(counts)], sent, rng)
-        progress.update(bar, advance=1)
-        for _ in range(rounds):
+    variants = list(quantizations) or [""]
+    runs: dict[tuple[str, int], list[Run]] = {}
+    costs: dict[tuple[str, int], list[Milliseconds]] = {}
+    with ExitStack() as stack:
+        progress = stack.enter_context(progress_bars())
+        bar = progress.add_task("runs", total=len(variants) * (1 + rounds * len(counts)))
+        servers = {}
+        for name in variants:
+            upper = {"quantization": name} if name else {}
+            servers[name] = stack.enter_context(serving(models, plot={}, upper=upper))
+            ask_each(servers[name].ports.grpc_url, names[: max(counts)], sent, rng)
+            progress.update(bar, advance=1)
+        for turn in range(rounds):
             for count in counts:
                 senders = Mix(InTurn([names[i % len(names)] for i in range(count)]), sent)
-                plan = senders.plan(PeriodicArrivals(count, PERIOD_S), duration_s, rng)
-                meter = ServerMeter(server)
-                runs[count].append(open_loop(server.ports.grpc_url, plan))
-                costs[count].append(meter.per_request(runs[count][-1]))
-                progress.update(bar, advance=1)
+                for name in variants[:: -1 if turn % 2 else 1]:
+                    plan = senders.plan(PeriodicArrivals(count, PERIOD_S), duration_s, rng)
+                    meter = ServerMeter(servers[name])
+                    run = open_loop(servers[name].ports.grpc_url, plan)
+                    runs.setdefault((name, count), []).append(run)
+                    costs.setdefault((name, count), []).append(meter.per_request(run))
+                    progress.update(bar, advance=1)
     rows = [
         {
             "tenants": count,
+            **({"quantization": name} if name else {}),
             "names": min(count, len(names)),
-            **median_row(runs[count]),
-            "cpu_ms": medians(costs[count]),
+            **median_row(runs[name, count]),
+            "cpu_ms": medians(costs[name, count]),
         }
+        for name in variants
         for count in counts
     ]
     if picture is not None:
+        places = [float(count) for count in counts]
         series = {
-            f"{percent}th percentile": ([float(count) for count in counts], [row[f"p{percent}_ms"] for row in rows])
+            f"{percent}th percentile" + (f", {name}" if name else ""): (
+                places,
+                [row[f"p{percent}_ms"] for row in rows if row.get("quantization", "") == name],
+            )
+            for name in variants
             for percent in (50, 95, 99)
         }
         line_chart(
@@ -89,7 +109,9 @@ def response(
     for row in rows:
         if row["tenants"] == max(TENANTS):
             text = "p99 of 10,000 tenants, one request every 20 s each"
-            goals.insert(0, Goal("response-p99", text, GOAL_P99_MS, row["p99_ms"], "ms", "lower"))
+            name = row.get("quantization", "")
+            goal = Goal(f"response-p99{name and '-'}{name}", text, GOAL_P99_MS, row["p99_ms"], "ms", "lower")
+            goals.insert(0, goal)
     about = {
         "period_s": PERIOD_S,
         "duration_s": duration_s,

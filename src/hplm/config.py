@@ -21,6 +21,8 @@ MOST_CHUNK_BYTES = 8 << 20
 
 # What a window that no table has gets.
 Miss = Literal["backoff", "compute"]
+# Format of the upper layers' feed-forward halves, where it is not that of the rest.
+Quantization = Literal["none", "int8"]
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,8 @@ class UpperSettings:
     without a deadline of its own has `default_deadline_s`. `tenant_weights` give shares, 1 where not named. Requests that
     waited `starve_after_s` go first whatever the policy says.
 
+    `quantization` int8: the feed-forward halves of the layers in 8-bit integers, see `hplm.nn.int8`.
+
     `num_threads` 0: chosen from the machine. `compute_nice`, -20 to 19: how much the computing thread and those that torch
     starts for it matter beside others, -20 most; 0, and where they would leave no core to the others, as the process was
     started. For measuring: `pad_to`, at least this many tokens a row in mode `naive`; `trace` and `exclusive_lock` as in
@@ -148,6 +152,7 @@ class UpperSettings:
     compute_nice: int = -20
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    quantization: Quantization = "none"
     verify: bool = True
     pad_to: int = 0
     trace: str = ""

@@ -31,6 +31,11 @@ def test_a_wrong_setting_is_refused_by_name(change: dict[str, object], words: st
         config.parse(PlotSettings, {**GOOD, **change}, "here")
 
 
+def test_a_quantization_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ConfigError, match="quantization must be one of 'none', 'int8'"):
+        config.parse(UpperSettings, {"store": "s", "base": "b", "quantization": "int4"}, "here")
+
+
 def test_a_priority_that_cannot_be_is_refused() -> None:
     with pytest.raises(ConfigError, match="compute_nice must be -20 to 19"):
         config.parse(UpperSettings, {"store": "s", "base": "b", "compute_nice": -21}, "here")

@@ -12,11 +12,14 @@ The same computation, readable, is `TransformerLayer.forward` with `AdapterSlots
 # No `from __future__ import annotations` here: TorchScript reads the types of attributes, not their names.
 
 import warnings
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from hplm.nn.int8 import MIDDLE, Int8Weights
 
 
 class AdapterPlan(NamedTuple):
@@ -87,11 +90,14 @@ class RunLayers(nn.Module):
     A tensor that Python holds and nobody else takes the interpreter's lock each time it is lent out and comes back: so a
     batch is handed in once, by `begin`, and out once, by `end`. `weights[i]` are those of upper layer i (see
     `layer_weights`), `parts` those of AdapterSlots, which it fills in place. `relative` `[heads, L, L]` is what a RelativeBias
-    gives for the longest row. Without `pack` the matrices stay where they are, for whoever fills them anew. One batch at a
-    time.
+    gives for the longest row. Without `pack` the matrices stay where they are, for whoever fills them anew. `int8` has the
+    feed-forward halves, which then are not used of `weights`. One batch at a time.
     """
 
     packed: Final[bool]
+    is_int8: Final[bool]
+    codes: list[list[Tensor]]
+    steps: list[tuple[float, float, int]]
     relative: Tensor | None
     hidden: Tensor
     counts: list[int]
@@ -110,14 +116,21 @@ class RunLayers(nn.Module):
         relative: Tensor | None,
         *,
         pack: bool = True,
+        int8: Sequence[Int8Weights] = (),
     ) -> None:
         super().__init__()
         self.relative = relative
+        self.is_int8 = len(int8) > 0
+        self.codes = [layer.tensors for layer in int8]
+        self.steps = [(layer.input_scale, layer.inner_scale, layer.inner_zero) for layer in int8]
+        if self.is_int8:
+            weights = [[*layer[:6], *[torch.empty(0)] * 4, *layer[10:]] for layer in weights]
         self.weights, self.packed = pack_matrices(weights) if pack else (weights, False)
         self.parts = [[part[layer] for part in parts] for layer in range(len(weights))]
         self.eps = eps
         self.num_heads = num_heads
         self.nothing = torch.empty(0)
+        self.middle = torch.tensor(MIDDLE + 0.5)
         self.unchanged = UNCHANGED
         self.begin(self.nothing, [], [], None, UNCHANGED, UNCHANGED)
 
@@ -166,8 +179,11 @@ class RunLayers(nn.Module):
         attended = self._linear(context, weights[2], weights[3])
         attended = adapt_planned(attended, self.parts[layer], self.at_attention)
         hidden = F.layer_norm(hidden + attended, [size], weights[4], weights[5], self.eps)
-        inner = self._linear_gelu(hidden, weights[6], weights[7])
-        outer = self._linear(inner, weights[8], weights[9])
+        if self.is_int8:
+            outer = self._int8_feed_forward(layer, hidden)
+        else:
+            inner = self._linear_gelu(hidden, weights[6], weights[7])
+            outer = self._linear(inner, weights[8], weights[9])
         self.hidden = F.layer_norm(hidden + outer, [size], weights[10], weights[11], self.eps)
 
     def _mask(self, length: int) -> Tensor | None:
@@ -188,6 +204,43 @@ class RunLayers(nn.Module):
         if self.packed:
             return torch.ops.mkldnn._linear_pointwise(tokens, weight, bias, "gelu", [], "none")
         return F.gelu(F.linear(tokens, weight, bias))
+
+    def _int8_feed_forward(self, layer: int, hidden: Tensor) -> Tensor:
+        """See `hplm.nn.int8.reference_feed_forward`."""
+        codes = self.codes[layer]
+        input_step, inner_step, inner_zero = self.steps[layer]
+        # A conversion to bytes cuts what is behind the point off, and wraps what is out of range around.
+        given = torch.addcmul(self.middle, hidden.float(), codes[0]).clamp_(0, 255).to(torch.uint8)
+        inner = torch.ops.onednn.qlinear_pointwise(
+            given,
+            input_step,
+            128,
+            codes[1],
+            codes[2],
+            codes[3],
+            codes[4],
+            inner_step,
+            inner_zero,
+            torch.uint8,
+            "gelu",
+            [],
+            "none",
+        )
+        return torch.ops.onednn.qlinear_pointwise(
+            inner,
+            inner_step,
+            inner_zero,
+            codes[5],
+            codes[6],
+            codes[7],
+            codes[8],
+            1.0,
+            0,
+            hidden.dtype,
+            "none",
+            [],
+            "",
+        )
 
     @torch.jit.export
     def end(self) -> Tensor:

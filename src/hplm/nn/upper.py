@@ -18,6 +18,7 @@ from hplm.adapters.tenant import Tenant
 from hplm.config import BaseConfig
 from hplm.nn.adapters import AdapterSlots, AssignedSlots, plan_adapters
 from hplm.nn.encoder import TransformerLayer, UpperEncoder
+from hplm.nn.int8 import Int8Weights, Ranges, check_int8, quantise
 from hplm.nn.layouts import Batching, Layout, lay_out
 from hplm.nn.scripted import AdapterPlan, RunLayers, scripted
 from hplm.tracing import Tracer
@@ -44,7 +45,8 @@ def in_dtype(upper: UpperEncoder, dtype: torch.dtype) -> UpperEncoder:
 class UpperEngine:
     """Runs batches over one set of upper layers. Not thread-safe, but `slots.prefetch` may run beside it.
 
-    `row_tokens` and `pad_to` are those of `hplm.nn.layouts`.
+    `row_tokens` and `pad_to` are those of `hplm.nn.layouts`. With ranges of each layer, `int8`, their feed-forward halves are
+    computed so, see `hplm.nn.int8`. Raises ConfigError where the device cannot.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class UpperEngine:
         row_tokens: int = 128,
         pad_to: int = 0,
         fine_prefetch: bool = True,
+        int8: Sequence[Ranges] = (),
         tracer: Tracer | None = None,
     ) -> None:
         self.config = config
@@ -73,6 +76,10 @@ class UpperEngine:
         self._row_tokens = row_tokens
         self._pad_to = pad_to
         self._upper = upper.to(device).eval().requires_grad_(False)
+        quantised: list[Int8Weights] = []
+        if int8:
+            check_int8(device)
+            quantised = [quantise(layer, ranges) for layer, ranges in zip(self._upper.layers, int8, strict=True)]
         # All of the layers in one format: the residual stream is normalised after every sub-layer, so rounding does not
         # add up, and casting it to and fro took a tenth of the time.
         self._upper.layers.to(dtype)
@@ -82,7 +89,9 @@ class UpperEngine:
             # A CPU's attention is in fp32, see RunLayers.
             longest = max(config.max_tokens, row_tokens, pad_to)
             relative = self._upper.relative(longest).to(dtype if device.type == "cuda" else torch.float32)
-        self._layers = scripted(RunLayers(weights, self.slots.parts, config.layer_norm_eps, config.num_heads, relative))
+        self._layers = scripted(
+            RunLayers(weights, self.slots.parts, config.layer_norm_eps, config.num_heads, relative, int8=quantised)
+        )
         # Their matrices may lie in another order now: once is enough.
         self._upper.layers = nn.ModuleList()
 

@@ -25,6 +25,7 @@ from hplm.decode import DECODERS
 from hplm.errors import CorruptArtifactError, HiddenStatesError, HplmError, InternalError, QueueFullError
 from hplm.nn import base as bases
 from hplm.nn.dtype import choose_device, choose_dtype, choose_threads, count_cores
+from hplm.nn.int8 import measure_ranges
 from hplm.nn.memory import keep_freed_memory, stop_searching_what_stays
 from hplm.nn.upper import UpperEngine, UpperRequest
 from hplm.scheduling.cost import CostModel
@@ -97,9 +98,10 @@ class UpperStage:
             self._load, host_bytes, capacity_bytes=settings.host_cache_mb * 1_000_000
         )
         self._tracer = Tracer(Path(settings.trace) if settings.trace else None, "upper")
+        upper = base.load_upper()
         self.engine = UpperEngine(
             base.config,
-            base.load_upper(),
+            upper,
             num_slots=settings.num_slots,
             reduced_size=self._reduced_size,
             device=device,
@@ -108,6 +110,7 @@ class UpperStage:
             row_tokens=settings.row_tokens,
             pad_to=settings.pad_to,
             fine_prefetch=settings.fine_prefetch,
+            int8=measure_ranges(base, upper) if settings.quantization == "int8" else (),
             tracer=self._tracer,
         )
         self._worker: Worker[_Ready, UpperAnswer] = Worker(

@@ -1,0 +1,56 @@
+"""What saturates the upper layers in-process: texts that the tables know, each of a tenant of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from hplm.adapters.bank_file import BankFile
+from hplm.nn.lookup import open_lookup
+from hplm.nn.upper import UpperRequest
+from hplm.text import TextEncoder
+from hplm_loadtest.models import Served
+from hplm_loadtest.plan import Requests
+from hplm_loadtest.texts import pool
+
+BATCH = 64
+
+
+@dataclass(frozen=True)
+class Saturated:
+    """One batch as the engine takes it, and the same texts as a client sends them."""
+
+    requests: Sequence[UpperRequest]
+    names: Sequence[str]
+    texts: Sequence[str]
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(request.hidden) for request in self.requests)
+
+    @property
+    def reduced_size(self) -> int:
+        return self.requests[0].tenant.packed.reduced_size
+
+    def sent(self, times: int) -> Requests:
+        """All of them `times` times, without deadlines."""
+        count = times * len(self.texts)
+        return Requests([*self.names] * times, [*self.texts] * times, np.full(count, np.nan))
+
+
+def saturated(models: Path, served: Served) -> Saturated:
+    """BATCH texts of a fleet's pool. Raises DataError where there is none."""
+    tenants = served.published()[:BATCH]
+    bank = BankFile(served.store.path(tenants[0].path), served.base.fingerprint)
+    members = [bank.load(tenant.name) for tenant in tenants]
+    texts = (pool(models) * BATCH)[:BATCH]
+    encoder = TextEncoder(served.base.tokenizer_path, served.base.config.max_tokens)
+    lookup = open_lookup(served.store, served.base, served.plot.table, miss=served.plot.miss)
+    requests = [
+        UpperRequest(members[i % len(members)], lookup.hidden_states(one.ids, [len(one.ids)]))
+        for i, one in enumerate(encoder.encode(texts))
+    ]
+    return Saturated(requests, [tenants[i % len(tenants)].name for i in range(len(texts))], texts)

@@ -1,0 +1,77 @@
+"""A real server with feed-forward halves in int8: its answers are the engine's, over HTTP and gRPC."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hplm_client import Client
+from hplm_loadtest.int8 import int8
+from hplm_loadtest.response import response
+from hplm_loadtest.texts import POOL_FILE
+
+from hplm.nn import base as bases
+from hplm.nn.int8 import measure_ranges
+from hplm.nn.upper import UpperRequest
+from hplm.store.layout import Store
+from hplm.triton.server import TritonServer, free_ports
+from tests import tiny
+from tests.messages import served_hidden
+from tests.unit.test_int8 import engine_of, needs_vnni
+
+pytestmark = [pytest.mark.triton, needs_vnni]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("int8")
+    tiny.make_repository(made, upper_settings={"quantization": "int8"})
+    return made
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[TritonServer]:
+    with TritonServer(folder / "models", free_ports(), log=folder / "triton.log") as started:
+        started.wait_ready()
+        yield started
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_served_logits_are_the_engines(folder: Path, server: TritonServer, protocol: str) -> None:
+    store = Store(folder / "store")
+    base = bases.load(store.base("tiny"))
+    engine, plain = engine_of(base, measure_ranges(base, base.load_upper())), engine_of(base, [])
+    pairs = [(tenant, text) for text in tiny.sentences(12, seed=3) for tenant in tiny.TASKS]
+    with Client(server.ports.http_url if protocol == "http" else server.ports.grpc_url) as client:
+        answers = list(client.predict_many(pairs, logits=True))
+    off: list[float] = []
+    off_plain: list[float] = []
+    for (tenant, text), answer in zip(pairs, answers, strict=True):
+        hidden = served_hidden(server, tenant, text).to(torch.float16).numpy()
+        request = UpperRequest(tiny.load_tenant(store, base, tenant), hidden)
+        assert answer.logits is not None
+        # In a batch attention rounds in another order, which may move a code by one: tenants differ by whole numbers.
+        np.testing.assert_allclose(answer.logits, engine.run([request])[0], atol=0.05, rtol=0.02)
+        off.append(float(np.abs(answer.logits - engine.run([request])[0]).mean()))
+        off_plain.append(float(np.abs(answer.logits - plain.run([request])[0]).mean()))
+    assert np.median(off) < 0.1 * np.median(off_plain)
+    engine.close()
+    plain.close()
+
+
+def test_benchmarks_measure_both_side_by_side_and_how_far_logits_move(folder: Path) -> None:
+    store = Store(folder / "store")
+    base = bases.load(store.base("tiny"))
+    tiny.make_bank(store, base, [tiny.load_tenant(store, base, name) for name in sorted(tiny.TASKS)])
+    (folder / POOL_FILE).write_text("\n".join(tiny.sentences(60)) + "\n")
+    report = int8(folder / "models", 1, 0.5, folder / "int8.svg")
+    assert [row["where"] for row in report.rows] == ["engine in-process", "through Triton, gRPC"]
+    assert all(row["requests_per_s"] > 0 and row["int8_requests_per_s"] > 0 for row in report.rows)
+    assert 0 < report.settings["logits_moved_of_variance"] < 0.05
+    assert (folder / "int8.svg").read_text().startswith("<?xml")
+    plain, quantised = response(folder / "models", [100], 1, 2.0, "pool", None, ["none", "int8"]).rows
+    assert (plain["quantization"], quantised["quantization"]) == ("none", "int8")
+    assert all(row["requests"] and not row["lost"] + row["failed"] + row["refused"] for row in (plain, quantised))

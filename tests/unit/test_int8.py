@@ -1,0 +1,168 @@
+"""Feed-forward halves in int8: equal to their slow twin, near the layers they stand for, and blind to a batch's neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from hplm.errors import ConfigError
+from hplm.nn.base import Base
+from hplm.nn.encoder import TransformerLayer, UpperEncoder
+from hplm.nn.int8 import Ranges, check_int8, measure_ranges, quantise, reference_feed_forward
+from hplm.nn.layouts import Batching
+from hplm.nn.scripted import RunLayers, scripted
+from hplm.nn.upper import UpperEngine, layer_weights
+from hplm.store.layout import Store
+from tests import tiny
+from tests.unit.test_upper import CPU, requests_of, wanted
+
+needs_vnni = pytest.mark.skipif(not torch.cpu._is_vnni_supported(), reason="this processor has no VNNI")
+
+
+@pytest.fixture(scope="module")
+def ranges(tiny_base: Base) -> list[Ranges]:
+    return measure_ranges(tiny_base, tiny_base.load_upper())
+
+
+@pytest.fixture
+def engine(tiny_base: Base, ranges: list[Ranges]) -> Iterator[UpperEngine]:
+    made = engine_of(tiny_base, ranges)
+    yield made
+    made.close()
+
+
+def engine_of(base: Base, int8: list[Ranges], batching: Batching = "packed", num_slots: int = 8) -> UpperEngine:
+    return UpperEngine(
+        base.config,
+        base.load_upper(),
+        num_slots=num_slots,
+        reduced_size=5,
+        device=CPU,
+        dtype=torch.float32,
+        batching=batching,
+        row_tokens=48,
+        int8=int8,
+    )
+
+
+def layers_of(upper: UpperEncoder) -> list[TransformerLayer]:
+    return [layer for layer in upper.layers if isinstance(layer, TransformerLayer)]
+
+
+def inputs_of(layer: TransformerLayer, count: int, scale: float = 1.0) -> torch.Tensor:
+    hidden = torch.randn(count, layer.ffn_in.in_features, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        return scale * layer.attention_norm(hidden)
+
+
+@needs_vnni
+@pytest.mark.parametrize("is_scripted", [True, False], ids=["scripted", "plain"])
+@pytest.mark.parametrize("scale", [1.0, 30.0], ids=["within", "clipped"])
+def test_the_fast_half_equals_its_slow_twin(
+    tiny_base: Base, ranges: list[Ranges], scale: float, is_scripted: bool
+) -> None:
+    layers = layers_of(tiny_base.load_upper())
+    weights = [layer_weights(layer) for layer in layers]
+    int8 = [quantise(layer, found) for layer, found in zip(layers, ranges, strict=True)]
+    run = RunLayers(weights, [torch.zeros(len(layers), 1)] * 4, 1e-12, 4, None, int8=int8)
+    if is_scripted:
+        run = scripted(run)
+    for index, layer in enumerate(layers):
+        hidden = inputs_of(layer, 50, scale)
+        with torch.inference_mode():
+            found, expected = (
+                run._int8_feed_forward(index, hidden),
+                reference_feed_forward(layer, ranges[index], hidden),
+            )
+        # A code on the border between two may fall to either side: few do, and no further than to the next.
+        assert (found - expected).abs().max() < 0.02 * expected.abs().max()
+        assert ((found - expected).abs() > 1e-4).float().mean() < 0.02
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_it_stays_near_the_layer_it_stands_for(tiny_base: Base, ranges: list[Ranges], index: int) -> None:
+    layer = layers_of(tiny_base.load_upper())[index]
+    hidden = inputs_of(layer, 200)
+    with torch.inference_mode():
+        exact = layer.ffn_out(F.gelu(layer.ffn_in(hidden)))
+        found = reference_feed_forward(layer, ranges[index], hidden)
+    assert float((found - exact).square().mean() / exact.var()) < 0.01
+
+
+def test_channels_that_are_far_larger_than_the_others_take_nothing_from_them(tiny_base: Base) -> None:
+    layer = layers_of(tiny_base.load_upper())[0]
+    with torch.inference_mode():
+        layer.attention_norm.weight[3] = 40.0
+        # As in a trained model: what is large is weighed little.
+        layer.ffn_in.weight[:, 3] /= 40.0
+        hidden = inputs_of(layer, 200)
+        inner = F.gelu(layer.ffn_in(hidden))
+        found = Ranges(hidden.abs().amax(0), float(inner.max()))
+        exact = layer.ffn_out(inner)
+        moved = (reference_feed_forward(layer, found, hidden) - exact).square().mean() / exact.var()
+    assert float(moved) < 0.01
+
+
+@needs_vnni
+def test_the_engine_stays_near_the_reference_and_says_something_else_than_without(
+    engine: UpperEngine, tiny_base: Base, tiny_store: Store
+) -> None:
+    requests = requests_of(tiny_base, tiny_store, [5, 30, 12, 1])
+    found = engine.run(requests)
+    plain = engine_of(tiny_base, [])
+    for request, got, unquantised in zip(requests, found, plain.run(requests), strict=True):
+        exact = wanted(tiny_base, request)
+        assert np.abs(got - exact).max() < 0.1 * max(1.0, float(np.abs(exact).max()))
+        assert not np.array_equal(got, unquantised)
+    plain.close()
+
+
+@needs_vnni
+@pytest.mark.parametrize("batching", ["packed", "naive", "turbo", "concat", "slotted"])
+def test_every_batching_mode_gives_what_a_text_gets_alone(
+    tiny_base: Base, tiny_store: Store, ranges: list[Ranges], batching: Batching
+) -> None:
+    engine = engine_of(tiny_base, ranges, batching, num_slots=3)
+    requests = requests_of(tiny_base, tiny_store, [40, 1, 3, 17, 9, 26])
+    together = engine.run(requests, slot_tokens=20)
+    alone = [engine.run([request], slot_tokens=20)[0] for request in requests]
+    for one, other in zip(together, alone, strict=True):
+        # Attention's own rounding may move a code by one.
+        np.testing.assert_allclose(one, other, atol=0.02, rtol=0.02)
+    engine.close()
+
+
+@needs_vnni
+def test_a_base_that_knows_distances_has_it_too(tmp_path_factory: pytest.TempPathFactory) -> None:
+    store = Store(tmp_path_factory.mktemp("relative"))
+    base = tiny.make_base(store, replace(tiny.config(), relative_buckets=16))
+    for seed, name in enumerate(tiny.TASKS, 1):
+        tiny.make_tenant(store, base, name, seed)
+    engine = engine_of(base, measure_ranges(base, base.load_upper()))
+    for request, got in zip(requests := requests_of(base, store, [7, 31]), engine.run(requests), strict=True):
+        exact = wanted(base, request)
+        assert np.abs(got - exact).max() < 0.1 * max(1.0, float(np.abs(exact).max()))
+    engine.close()
+
+
+def test_measuring_leaves_no_hook_behind_and_finds_the_same_twice(tiny_base: Base) -> None:
+    upper = tiny_base.load_upper()
+    first, again = (measure_ranges(tiny_base, upper) for _ in range(2))
+    assert len(first) == tiny_base.config.upper_layers
+    for one, other in zip(first, again, strict=True):
+        assert torch.equal(one.channels, other.channels)
+        assert one.most == other.most > 0
+    assert all(not part._forward_pre_hooks for part in upper.modules())
+
+
+def test_a_processor_without_it_and_a_gpu_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="for CPUs; leave it out on a GPU"):
+        check_int8(torch.device("cuda"))
+    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
+    with pytest.raises(ConfigError, match="wants a CPU with AVX-512 VNNI"):
+        check_int8(CPU)
