@@ -63,8 +63,12 @@ class Place:
         time.sleep(SEEN_S)
 
     def ask(self, tenant: str) -> str:
-        """The code of one request, OK where it is answered."""
-        with Client(self.server.ports.grpc_url) as client:
+        """The code of a request over gRPC and of one over HTTP, which must be the same; OK where they are answered."""
+        (code,) = {self._code(tenant, url) for url in (self.server.ports.grpc_url, self.server.ports.http_url)}
+        return code
+
+    def _code(self, tenant: str, url: str) -> str:
+        with Client(url) as client:
             try:
                 client.predict(tenant, TEXTS[0])
             except errors.HplmError as error:
