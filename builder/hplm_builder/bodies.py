@@ -42,8 +42,13 @@ class AdapterModel(nn.Module):
         if start is not None:
             self.load_state_dict({name: torch.tensor(array) for name, array in vars(start).items()})
 
+    @property
+    def upper(self) -> UpperEncoder:
+        """The frozen layers."""
+        return self._upper[0]
+
     def forward(self, features: Tensor, lengths: Sequence[int]) -> Tensor:
-        hidden: Tensor = self._upper[0](features.float(), lengths, self._adapt)
+        hidden: Tensor = self.upper(features.float(), lengths, self._adapt)
         return hidden
 
     def _adapt(self, place: Place, layer: int, tokens: Tensor) -> Tensor:

@@ -287,6 +287,9 @@ def export_models(
     slots: Annotated[
         int, typer.Option(help="Adapters on the device at once, the identity included.")
     ] = UpperSettings.num_slots,
+    quantization: Annotated[
+        str, typer.Option(help="none, or int8: feed-forward halves of the upper layers in it, on a CPU with VNNI.")
+    ] = UpperSettings.quantization,
     manager: Annotated[bool, typer.Option(help="Also the models that take manage requests.")] = True,
 ) -> None:
     """Write the Triton model folders hbert_plot, hbert_upper, hbert and manager over a store.
@@ -294,7 +297,7 @@ def export_models(
     Example: hplm build export --miss backoff --slots 256
     """
     plot_values = {"store": "", "base": base, "table": plot, "miss": miss, "dtype": dtype}
-    upper_values = {"store": "", "base": base, "num_slots": slots, "dtype": dtype}
+    upper_values = {"store": "", "base": base, "num_slots": slots, "dtype": dtype, "quantization": quantization}
     export(
         place(store),
         models,

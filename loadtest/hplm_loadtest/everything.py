@@ -14,6 +14,7 @@ from hplm.errors import StartError
 
 QUICK_TENANTS = 1_000
 TENANTS = 10_000
+# All but `int8`, which not every processor can.
 # Name, its own arguments, whether it draws; {minilm} and {bert} are the fleets' models.
 BENCHMARKS: tuple[tuple[str, str, bool], ...] = (
     ("plot-lookup", "", False),
@@ -21,7 +22,6 @@ BENCHMARKS: tuple[tuple[str, str, bool], ...] = (
     ("adapters", "", False),
     ("request", "", False),
     ("limit", "--models {bert}", True),
-    ("int8", "--models {bert}", True),
     ("pipeline", "--models {minilm}", True),
     ("batching", "--models {bert}", True),
     ("schedulers", "--models {bert}", True),

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from hplm.nn.dtype import choose_dtype, choose_threads
-from hplm.nn.int8 import measure_ranges
+from hplm.nn.int8 import check_int8
+from hplm.nn.int8_ranges import measure_ranges
 from hplm.nn.memory import keep_freed_memory
 from hplm.nn.upper import UpperEngine
 from hplm.progress import progress_bars
@@ -30,6 +31,7 @@ CPU = torch.device("cpu")
 def int8(models: Path, rounds: int, seconds: float, picture: Path | None = None) -> Report:
     """Requests/s of the engine in-process and through Triton, in turn, and how far the logits move."""
     check_picture(picture)
+    check_int8(CPU)
     keep_freed_memory()
     threads = choose_threads(0)
     torch.set_num_threads(threads)
@@ -58,11 +60,14 @@ def int8(models: Path, rounds: int, seconds: float, picture: Path | None = None)
     inside: dict[str, list[float]] = {name: [] for name in engines}
     served_rates: dict[str, list[float]] = {name: [] for name in engines}
     with ExitStack() as stack:
+        for engine in engines.values():
+            stack.callback(engine.close)
         progress = stack.enter_context(progress_bars())
         servers = {}
         for name in engines:
-            upper = {"num_slots": BATCH + 1, "quantization": name}
-            servers[name] = stack.enter_context(serving(models, plot={}, upper=upper))
+            upper = {"num_slots": BATCH + 1, "quantization": name, "device": "cpu"}
+            log = f"triton-bench-{name}.log"
+            servers[name] = stack.enter_context(serving(models, plot={}, upper=upper, log=log))
             closed_loop(servers[name].ports.grpc_url, load.sent(2), 2 * BATCH)
         bar = progress.add_task("int8", total=rounds)
         for turn in range(rounds):
@@ -73,8 +78,6 @@ def int8(models: Path, rounds: int, seconds: float, picture: Path | None = None)
                 run = closed_loop(servers[name].ports.grpc_url, load.sent(times), 2 * BATCH)
                 served_rates[name].append(run.kinds["answered"] / run.span_s)
             progress.update(bar, advance=1)
-    for engine in engines.values():
-        engine.close()
     rows = []
     for where, rates in (("engine in-process", inside), ("through Triton, gRPC", served_rates)):
         ratios = [one / other for one, other in zip(rates["int8"], rates["none"], strict=True)]

@@ -41,7 +41,7 @@ def response(
 ) -> Report:
     """Each of so many tenants sends one request every 20 s; a server started for this, the numbers of tenants in turn.
 
-    With `quantizations` a server for each, which take turns; without, one as the repository has it.
+    With `quantizations` a server for each, which take turns; without, one with the stages as the repository has them.
 
     As each comes again and again, each is asked once before: what is read and checked then is no part of what is measured.
     Where the repository has fewer names than tenants are asked for, several senders share a name: see column `names`.
@@ -50,7 +50,7 @@ def response(
     names = served_names(models)
     sent = texts(kind, models)
     rng = np.random.default_rng(0)
-    variants = list(quantizations) or [""]
+    variants = list(dict.fromkeys(quantizations)) or [""]
     runs: dict[tuple[str, int], list[Run]] = {}
     costs: dict[tuple[str, int], list[Milliseconds]] = {}
     with ExitStack() as stack:
@@ -59,7 +59,8 @@ def response(
         servers = {}
         for name in variants:
             upper = {"quantization": name} if name else {}
-            servers[name] = stack.enter_context(serving(models, plot={}, upper=upper))
+            log = f"triton-bench{name and '-'}{name}.log"
+            servers[name] = stack.enter_context(serving(models, plot={}, upper=upper, log=log))
             ask_each(servers[name].ports.grpc_url, names[: max(counts)], sent, rng)
             progress.update(bar, advance=1)
         for turn in range(rounds):

@@ -1,4 +1,4 @@
-"""What saturates the upper layers in-process: texts that the tables know, each of a tenant of its own."""
+"""What saturates the upper layers in-process: texts that the tables know, of as many tenants as there are, in turn."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 
-from hplm.adapters.bank_file import BankFile
 from hplm.nn.lookup import open_lookup
 from hplm.nn.upper import UpperRequest
 from hplm.text import TextEncoder
@@ -43,9 +42,7 @@ class Saturated:
 
 def saturated(models: Path, served: Served) -> Saturated:
     """BATCH texts of a fleet's pool. Raises DataError where there is none."""
-    tenants = served.published()[:BATCH]
-    bank = BankFile(served.store.path(tenants[0].path), served.base.fingerprint)
-    members = [bank.load(tenant.name) for tenant in tenants]
+    members = served.some(BATCH)
     texts = (pool(models) * BATCH)[:BATCH]
     encoder = TextEncoder(served.base.tokenizer_path, served.base.config.max_tokens)
     lookup = open_lookup(served.store, served.base, served.plot.table, miss=served.plot.miss)
@@ -53,4 +50,4 @@ def saturated(models: Path, served: Served) -> Saturated:
         UpperRequest(members[i % len(members)], lookup.hidden_states(one.ids, [len(one.ids)]))
         for i, one in enumerate(encoder.encode(texts))
     ]
-    return Saturated(requests, [tenants[i % len(tenants)].name for i in range(len(texts))], texts)
+    return Saturated(requests, [request.tenant.card.name for request in requests], texts)

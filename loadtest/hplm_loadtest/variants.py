@@ -14,8 +14,13 @@ from hplm.triton.server import ROLES, TritonServer, free_ports
 
 
 @contextmanager
-def serving(models: Path, *, plot: Mapping[str, Any], upper: Mapping[str, Any]) -> Iterator[TritonServer]:
-    """A ready server over `models` with some settings of its stages changed; the repository itself stays as it is."""
+def serving(
+    models: Path, *, plot: Mapping[str, Any], upper: Mapping[str, Any], log: str = "triton-bench.log"
+) -> Iterator[TritonServer]:
+    """A ready server over `models` with some settings of its stages changed; the repository itself stays as it is.
+
+    It has no models for manage requests. `log` lies beside `models`: servers at the same time want one each.
+    """
     with tempfile.TemporaryDirectory(prefix="hplm-variant-") as folder:
         changed = Path(folder) / "models"
         for role in ROLES:
@@ -25,6 +30,6 @@ def serving(models: Path, *, plot: Mapping[str, Any], upper: Mapping[str, Any]) 
             values = json.loads(path.read_text())
             values["store"] = str((models / role / "1" / values["store"]).resolve())
             path.write_text(json.dumps({**values, **settings}))
-        with TritonServer(changed, free_ports(), log=models.parent / "triton-bench.log", tied=True) as server:
+        with TritonServer(changed, free_ports(), log=models.parent / log, tied=True) as server:
             server.wait_ready()
             yield server

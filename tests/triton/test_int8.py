@@ -14,7 +14,7 @@ from hplm_loadtest.response import response
 from hplm_loadtest.texts import POOL_FILE
 
 from hplm.nn import base as bases
-from hplm.nn.int8 import measure_ranges
+from hplm.nn.int8_ranges import measure_ranges
 from hplm.nn.upper import UpperRequest
 from hplm.store.layout import Store
 from hplm.triton.server import TritonServer, free_ports

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc  # type: ignore[import-untyped]
@@ -48,6 +48,7 @@ class Place:
     base: Base
     upper: UpperEncoder
     states: list[torch.Tensor]
+    asked: list[str] = field(default_factory=list)
 
     def wanted(self, member: Tenant) -> list[Logits]:
         """What a tenant must answer to each text."""
@@ -63,9 +64,15 @@ class Place:
         time.sleep(SEEN_S)
 
     def ask(self, tenant: str) -> str:
-        """The code of a request over gRPC and of one over HTTP, which must be the same; OK where they are answered."""
-        (code,) = {self._code(tenant, url) for url in (self.server.ports.grpc_url, self.server.ports.http_url)}
-        return code
+        """The code of a request over gRPC and of one over HTTP, which must be the same; OK where they are answered.
+
+        They go first in turn: the first finds a tenant that is not in memory.
+        """
+        self.asked.append(tenant)
+        urls = [self.server.ports.grpc_url, self.server.ports.http_url][:: -1 if len(self.asked) % 2 else 1]
+        codes = {url: self._code(tenant, url) for url in urls}
+        assert len(set(codes.values())) == 1, codes
+        return codes[urls[0]]
 
     def _code(self, tenant: str, url: str) -> str:
         with Client(url) as client:

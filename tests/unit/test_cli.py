@@ -32,13 +32,14 @@ COMMANDS = (
         ["bench", name]
         for name in (
             *("plot-lookup", "upper", "request", "tenants", "response", "burst", "memory", "pipeline", "batching"),
-            *("schedulers", "limit", "adapters", "trace", "all"),
+            *("schedulers", "limit", "int8", "adapters", "trace", "all"),
         )
     ),
     ["loadtest"],
     *(["loadtest", name] for name in ("steady", "ramp", "burst", "replay")),
     ["eval"],
     *(["eval", name] for name in ("demo", "conversion", "tables", "methods", "tables-accuracy", "domains", "cuts")),
+    ["eval", "int8"],
 )
 
 

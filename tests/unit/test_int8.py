@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -10,10 +11,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from hplm.adapters.packed import pack
 from hplm.errors import ConfigError
+from hplm.nn import reference
 from hplm.nn.base import Base
 from hplm.nn.encoder import TransformerLayer, UpperEncoder
-from hplm.nn.int8 import Ranges, check_int8, measure_ranges, quantise, reference_feed_forward
+from hplm.nn.int8 import Ranges, check_int8, quantise
+from hplm.nn.int8_ranges import measure_ranges
 from hplm.nn.layouts import Batching
 from hplm.nn.scripted import RunLayers, scripted
 from hplm.nn.upper import UpperEngine, layer_weights
@@ -60,28 +64,46 @@ def inputs_of(layer: TransformerLayer, count: int, scale: float = 1.0) -> torch.
         return scale * layer.attention_norm(hidden)
 
 
+def halves_of(layers: list[TransformerLayer], ranges: list[Ranges]) -> RunLayers:
+    int8 = [quantise(layer, found) for layer, found in zip(layers, ranges, strict=True)]
+    return RunLayers(
+        [layer_weights(layer) for layer in layers], [torch.zeros(len(layers), 1)] * 4, 1e-12, 4, None, int8=int8
+    )
+
+
 @needs_vnni
 @pytest.mark.parametrize("is_scripted", [True, False], ids=["scripted", "plain"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("scale", [1.0, 30.0], ids=["within", "clipped"])
 def test_the_fast_half_equals_its_slow_twin(
-    tiny_base: Base, ranges: list[Ranges], scale: float, is_scripted: bool
+    tiny_base: Base, ranges: list[Ranges], scale: float, dtype: torch.dtype, is_scripted: bool
 ) -> None:
     layers = layers_of(tiny_base.load_upper())
-    weights = [layer_weights(layer) for layer in layers]
-    int8 = [quantise(layer, found) for layer, found in zip(layers, ranges, strict=True)]
-    run = RunLayers(weights, [torch.zeros(len(layers), 1)] * 4, 1e-12, 4, None, int8=int8)
+    run = halves_of(layers, ranges)
     if is_scripted:
         run = scripted(run)
+    rounding = 1e-4 if dtype == torch.float32 else 2**-8
     for index, layer in enumerate(layers):
-        hidden = inputs_of(layer, 50, scale)
+        hidden = inputs_of(layer, 50, scale).to(dtype)
         with torch.inference_mode():
-            found, expected = (
-                run._int8_feed_forward(index, hidden),
-                reference_feed_forward(layer, ranges[index], hidden),
-            )
+            found = run._int8_feed_forward(index, hidden)
+            expected = reference.int8_feed_forward(layer, ranges[index], hidden)
+        assert found.dtype == dtype
+        off, most = (found.float() - expected).abs(), expected.abs().max()
         # A code on the border between two may fall to either side: few do, and no further than to the next.
-        assert (found - expected).abs().max() < 0.02 * expected.abs().max()
-        assert ((found - expected).abs() > 1e-4).float().mean() < 0.02
+        assert off.max() < 0.02 * most
+        assert (off > rounding * most).float().mean() < 0.02
+
+
+@needs_vnni
+def test_no_neighbour_changes_a_bit_of_an_answer(tiny_base: Base, ranges: list[Ranges]) -> None:
+    layers = layers_of(tiny_base.load_upper())
+    run = halves_of(layers, ranges)
+    own, huge = inputs_of(layers[0], 9), inputs_of(layers[0], 70, 1000.0)
+    with torch.inference_mode():
+        alone = run._int8_feed_forward(0, own)
+        together = run._int8_feed_forward(0, torch.cat([huge[:30], own, huge[30:]]))
+    assert torch.equal(together[30:39], alone)
 
 
 @pytest.mark.parametrize("index", [0, 1])
@@ -90,7 +112,7 @@ def test_it_stays_near_the_layer_it_stands_for(tiny_base: Base, ranges: list[Ran
     hidden = inputs_of(layer, 200)
     with torch.inference_mode():
         exact = layer.ffn_out(F.gelu(layer.ffn_in(hidden)))
-        found = reference_feed_forward(layer, ranges[index], hidden)
+        found = reference.int8_feed_forward(layer, ranges[index], hidden)
     assert float((found - exact).square().mean() / exact.var()) < 0.01
 
 
@@ -104,7 +126,7 @@ def test_channels_that_are_far_larger_than_the_others_take_nothing_from_them(tin
         inner = F.gelu(layer.ffn_in(hidden))
         found = Ranges(hidden.abs().amax(0), float(inner.max()))
         exact = layer.ffn_out(inner)
-        moved = (reference_feed_forward(layer, found, hidden) - exact).square().mean() / exact.var()
+        moved = (reference.int8_feed_forward(layer, found, hidden) - exact).square().mean() / exact.var()
     assert float(moved) < 0.01
 
 
@@ -120,6 +142,20 @@ def test_the_engine_stays_near_the_reference_and_says_something_else_than_withou
         assert np.abs(got - exact).max() < 0.1 * max(1.0, float(np.abs(exact).max()))
         assert not np.array_equal(got, unquantised)
     plain.close()
+
+
+@needs_vnni
+def test_a_tenant_whose_adapter_is_far_stronger_than_any_trained_one_stays_near_too(
+    engine: UpperEngine, tiny_base: Base, tiny_store: Store
+) -> None:
+    request = requests_of(tiny_base, tiny_store, [20])[0]
+    adapter = request.tenant.adapter
+    strong = replace(adapter, up=30 * adapter.up, up_bias=30 * adapter.up_bias)
+    request = replace(request, tenant=replace(request.tenant, packed=pack(strong)))
+    exact = wanted(tiny_base, request)
+    (found,) = engine.run([request])
+    assert np.abs(found - wanted(tiny_base, requests_of(tiny_base, tiny_store, [20])[0])).max() > 0.1
+    assert np.abs(found - exact).max() < 0.2 * max(1.0, float(np.abs(exact).max()))
 
 
 @needs_vnni
@@ -160,9 +196,23 @@ def test_measuring_leaves_no_hook_behind_and_finds_the_same_twice(tiny_base: Bas
     assert all(not part._forward_pre_hooks for part in upper.modules())
 
 
-def test_a_processor_without_it_and_a_gpu_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_processor_without_it_and_a_gpu_are_refused() -> None:
     with pytest.raises(ConfigError, match="for CPUs; leave it out on a GPU"):
         check_int8(torch.device("cuda"))
-    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
     with pytest.raises(ConfigError, match="wants a CPU with AVX-512 VNNI"):
-        check_int8(CPU)
+        check_int8(CPU, has_vnni=False)
+
+
+def test_an_engine_on_a_gpu_is_refused_before_it_starts_anything(tiny_base: Base, ranges: list[Ranges]) -> None:
+    threads = threading.active_count()
+    with pytest.raises(ConfigError, match="for CPUs"):
+        UpperEngine(
+            tiny_base.config,
+            tiny_base.load_upper(),
+            num_slots=2,
+            reduced_size=5,
+            device=torch.device("cuda"),
+            dtype=torch.float32,
+            int8=ranges,
+        )
+    assert threading.active_count() == threads

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from typing import Annotated, Any
 
 import numpy as np
+import torch
 import typer
+from torch import Tensor, nn
 
 from hplm.adapters.packed import pack
 from hplm.adapters.tenant import Tenant, TenantCard
 from hplm.decode import DECODERS
 from hplm.nn import base as bases
 from hplm.nn.base import Base
-from hplm.nn.dtype import choose_dtype
-from hplm.nn.int8 import measure_ranges
+from hplm.nn.dtype import choose_dtype, computing_in
+from hplm.nn.int8 import MARGIN, Ranges, check_int8
+from hplm.nn.int8_ranges import measure_ranges
 from hplm.nn.upper import UpperEngine, UpperRequest
 from hplm.progress import silent
 from hplm.report import Goal, Report
 from hplm.store.layout import Store
 from hplm.wire import LabelledSpan
 from hplm_builder.base import DEFAULT_BASE
-from hplm_builder.bodies import CPU, AdapterModel
+from hplm_builder.bodies import CPU, AdapterModel, fastest_format
 from hplm_builder.demo import PLOT
 from hplm_builder.evaluation.options import BaseOption, EvalOptions, about_study, conduct, evaluation, kept_results
 from hplm_builder.evaluation.summary import AVERAGE, Row, Spread
@@ -34,6 +38,9 @@ from hplm_builder.prepared import Prepared, prepare
 from hplm_builder.tenants import encoder_of
 
 BATCH = 64
+CLIPPED_OF = 200
+# Of one trained model, see `Int8Judge.of_trained`.
+Judged = dict[str, float]
 # Points, on average: less than seeds differ by.
 GOAL = 0.2
 
@@ -45,10 +52,15 @@ class Int8Judge:
         self._served = served
         self._base: Base = served.base
         self._pooling = pooling
+        self._ranges = measure_ranges(self._base, self._base.load_upper())
         self._examples: dict[str, list[Prepared]] = {}
 
     def of_trained(self, task: EvalTask, data: LabelledData, trained: Trained) -> dict[str, Any]:
-        """As `Variant.more`: under `int8` the metric `plain` and `int8`, and the share of `same` answers."""
+        """As `Variant.more`: under `int8` the metric `plain` and `int8`, the share of `same` answers, and `clipped`.
+
+        `same`: labels and places, not scores, so of a regression all. `clipped`: the share of the feed-forward halves' inputs
+        that lie beyond the ranges.
+        """
         assert isinstance(trained.body, AdapterModel)
         if task.name not in self._examples:
             featurise = self._served.source.open(task, silent)
@@ -77,54 +89,95 @@ class Int8Judge:
             name: scores_of(data, examples, answers)[task.metric]
             for name, answers in (("plain", plain), ("int8", quantised))
         }
-        return {"int8": {**scores, "same": float(np.mean(same))}}
+        clipped = clipped_share(trained.body, self._ranges, examples[:CLIPPED_OF])
+        return {"int8": {**scores, "same": float(np.mean(same)), "clipped": clipped}}
 
     def _answers(self, tenant: Tenant, examples: Sequence[Prepared], *, is_int8: bool) -> list[list[LabelledSpan]]:
         """Decoded answers, in the order of `examples`."""
-        upper = self._base.load_upper()
         engine = UpperEngine(
             self._base.config,
-            upper,
+            self._base.load_upper(),
             num_slots=2,
             reduced_size=tenant.packed.reduced_size,
             device=CPU,
             dtype=choose_dtype("auto", CPU),
-            int8=measure_ranges(self._base, upper) if is_int8 else (),
+            int8=self._ranges if is_int8 else (),
         )
-        answers: list[list[LabelledSpan]] = []
-        for start in range(0, len(examples), BATCH):
-            chunk = examples[start : start + BATCH]
-            requests = [UpperRequest(tenant, one.features.numpy()) for one in chunk]
-            for one, logits in zip(chunk, engine.run(requests), strict=True):
-                answers.append(
-                    DECODERS[tenant.card.task](logits, tenant.card.labels, one.tokens, tenant.head.transitions)
+        card, transitions = tenant.card, tenant.head.transitions
+        with closing(engine):
+            logits = [
+                found
+                for start in range(0, len(examples), BATCH)
+                for found in engine.run(
+                    [UpperRequest(tenant, one.features.numpy()) for one in examples[start : start + BATCH]]
                 )
-        engine.close()
-        return answers
-
-
-def int8_rows(judged: dict[str, list[dict[str, float]]]) -> list[Row]:
-    """A row a task, and the average over tasks: means over the models, `lost` in points with its spread."""
-    rows = [_row(task, models) for task, models in judged.items() if models]
-    if len(judged) > 1 and (count := min(map(len, judged.values()))):
-        averages = [
-            {key: float(np.mean([models[i][key] for models in judged.values()])) for key in ("plain", "int8", "same")}
-            for i in range(count)
+            ]
+        return [
+            DECODERS[card.task](found, card.labels, one.tokens, transitions)
+            for one, found in zip(examples, logits, strict=True)
         ]
-        rows.append(_row(AVERAGE, averages))
+
+
+def clipped_share(body: AdapterModel, ranges: Sequence[Ranges], examples: Sequence[Prepared]) -> float:
+    """Of the values that go into the feed-forward halves of a trained tenant, those beyond what int8 can hold."""
+    clipped = total = 0
+
+    def see(bound: Tensor | float) -> Callable[[nn.Module, tuple[Tensor]], None]:
+        def count(product: nn.Module, given: tuple[Tensor]) -> None:
+            nonlocal clipped, total
+            clipped += int((given[0].abs() > MARGIN * bound).sum())
+            total += given[0].numel()
+
+        return count
+
+    bounds = [bound for found in ranges for bound in (found.channels.clamp(min=1e-3), max(found.most, 0.1))]
+    products = [part for name, part in body.upper.named_modules() if name.endswith((".ffn_in", ".ffn_out"))]
+    hooks = [product.register_forward_pre_hook(see(bound)) for product, bound in zip(products, bounds, strict=True)]
+    features = torch.cat([one.features for one in examples])
+    try:
+        with torch.no_grad(), computing_in(*fastest_format(CPU)):
+            body(features, [len(one.tokens) for one in examples])
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return clipped / total
+
+
+def int8_rows(judged: Mapping[str, Sequence[Judged | None]]) -> list[Row]:
+    """A row a task, and one of averages over tasks: means over the seeds, None for one that diverged.
+
+    An average is taken of each seed that no task lacks.
+    """
+    rows = [_row(task, found) for task, models in judged.items() if (found := [one for one in models if one])]
+    if len(judged) > 1:
+        seeds = [[one for one in of_seed if one] for of_seed in zip(*judged.values(), strict=True)]
+        averages = [_mean(of_seed) for of_seed in seeds if len(of_seed) == len(judged)]
+        rows += [_row(AVERAGE, averages)] if averages else []
     return rows
 
 
-def _row(task: str, models: Sequence[dict[str, float]]) -> Row:
+def _mean(models: Sequence[Judged]) -> Judged:
+    return {key: float(np.mean([model[key] for model in models])) for key in models[0]}
+
+
+def _row(task: str, models: Sequence[Judged]) -> Row:
     lost = [100 * (model["plain"] - model["int8"]) for model in models]
+    mean = _mean(models)
     return {
         "task": task,
-        **Spread.of([model["plain"] for model in models]).columns("plain"),
-        "int8": float(np.mean([model["int8"] for model in models])),
-        "points_lost": float(np.mean(lost)),
+        "plain": mean["plain"],
+        "int8": mean["int8"],
+        **Spread.of(lost).columns("points_lost"),
         "lost_by_seed": [round(points, 2) for points in lost],
-        "same_answers": float(np.mean([model["same"] for model in models])),
+        "same_answers": mean["same"],
+        "clipped": mean["clipped"],
     }
+
+
+def goals_of(rows: Sequence[Row], tasks: int) -> list[Goal]:
+    """Of the average, or of the only task."""
+    found = [row for row in rows if tasks == 1 or row["task"] == AVERAGE]
+    return [Goal("int8-loss", "points that int8 loses", GOAL, row["points_lost"], "points", "lower") for row in found]
 
 
 @evaluation
@@ -135,8 +188,9 @@ def int8(
 ) -> None:
     """Tenants trained as ever, test parts answered by the engine as it serves, plain and with `quantization` int8.
 
-    Example: hplm eval int8 --root data --resume runs --json int8-accuracy.json
+    Example: hplm eval int8 --root data --resume runs-int8 --json int8-accuracy.json
     """
+    check_int8(CPU)
     tasks, limits, where = shared.read()
     served = Served(Store(shared.store), bases.load(Store(shared.store).base(base)), domain)
     variant = Variant(
@@ -153,11 +207,11 @@ def int8(
     with kept_results(shared.resume) as results:
         found = conduct(study, results, shared.dry_run)
     judged = {
-        task.name: [one.run.more["int8"] for one in found[task.name, variant.name] if one.run is not None]
+        task.name: [None if one.run is None else one.run.more["int8"] for one in found[task.name, variant.name]]
         for task in tasks
     }
     rows = int8_rows(judged)
-    text = "points that int8 loses"
-    goals = [Goal("int8-loss", text, GOAL, rows[-1]["points_lost"], "points", "lower")] if rows else []
-    about = {"base": base, "domain": domain}
-    Report("int8-accuracy", about_study(study, found, about), rows, goals).publish(shared.json_file)
+    about = {"base": base, "domain": domain, "plain_dtype": str(choose_dtype("auto", CPU))}
+    Report("int8-accuracy", about_study(study, found, about), rows, goals_of(rows, len(tasks))).publish(
+        shared.json_file
+    )

@@ -17,6 +17,7 @@ from hplm.config import BaseConfig
 from hplm.nn import lower as lowers
 from hplm.nn.base import Base
 from hplm.nn.encoder import TransformerLayer, UpperEncoder, WindowEncoder
+from hplm.nn.int8 import Int8Linear, Ranges, quantise
 from hplm.plot import table as tables
 from hplm.plot.keys import bits
 from hplm.plot.table import PlotTable
@@ -126,3 +127,17 @@ def logits(encoder: UpperEncoder, hidden: Tensor, tenant: Tenant) -> Tensor:
     if tenant.card.task != "tagging":
         last = last[:1] if tenant.card.pooling == "cls" else last.mean(0, keepdim=True)
     return last @ torch.from_numpy(tenant.head.weight).T + torch.from_numpy(tenant.head.bias)
+
+
+def int8_feed_forward(layer: TransformerLayer, ranges: Ranges, hidden: Tensor) -> Tensor:
+    """The feed-forward half of a layer as `hplm.nn.int8` has it, its integers multiplied in fp64: `[N, H]` -> `[N, H]`."""
+    half = quantise(layer, ranges)
+    codes = (hidden.float() * half.factor + half.first.zero_point + 0.5).clamp(0, 255).floor()
+    inner = F.gelu(_int8_product(half.first, codes))
+    codes = (inner / half.second.input_scale + half.second.zero_point).round().clamp(0, 255)
+    return _int8_product(half.second, codes).float()
+
+
+def _int8_product(linear: Int8Linear, codes: Tensor) -> Tensor:
+    sums = (codes.double() - linear.zero_point) @ linear.codes.double().T
+    return sums * linear.scales * linear.input_scale + linear.bias

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hplm.nn.int8 import MIDDLE, Int8Weights
+from hplm.nn.int8 import ZERO_POINT, Int8FeedForward
 
 
 class AdapterPlan(NamedTuple):
@@ -96,8 +96,9 @@ class RunLayers(nn.Module):
 
     packed: Final[bool]
     is_int8: Final[bool]
-    codes: list[list[Tensor]]
-    steps: list[tuple[float, float, int]]
+    input_zero: Final[int]
+    int8_tensors: list[list[Tensor]]
+    int8_scales: list[tuple[float, float, int]]
     relative: Tensor | None
     hidden: Tensor
     counts: list[int]
@@ -116,13 +117,16 @@ class RunLayers(nn.Module):
         relative: Tensor | None,
         *,
         pack: bool = True,
-        int8: Sequence[Int8Weights] = (),
+        int8: Sequence[Int8FeedForward] = (),
     ) -> None:
         super().__init__()
         self.relative = relative
         self.is_int8 = len(int8) > 0
-        self.codes = [layer.tensors for layer in int8]
-        self.steps = [(layer.input_scale, layer.inner_scale, layer.inner_zero) for layer in int8]
+        self.input_zero = ZERO_POINT
+        self.int8_tensors = [[layer.factor, *layer.first.packed(), *layer.second.packed()] for layer in int8]
+        self.int8_scales = [
+            (layer.first.input_scale, layer.second.input_scale, layer.second.zero_point) for layer in int8
+        ]
         if self.is_int8:
             weights = [[*layer[:6], *[torch.empty(0)] * 4, *layer[10:]] for layer in weights]
         self.weights, self.packed = pack_matrices(weights) if pack else (weights, False)
@@ -130,7 +134,7 @@ class RunLayers(nn.Module):
         self.eps = eps
         self.num_heads = num_heads
         self.nothing = torch.empty(0)
-        self.middle = torch.tensor(MIDDLE + 0.5)
+        self.rounding = torch.tensor(ZERO_POINT + 0.5)
         self.unchanged = UNCHANGED
         self.begin(self.nothing, [], [], None, UNCHANGED, UNCHANGED)
 
@@ -206,20 +210,20 @@ class RunLayers(nn.Module):
         return F.gelu(F.linear(tokens, weight, bias))
 
     def _int8_feed_forward(self, layer: int, hidden: Tensor) -> Tensor:
-        """See `hplm.nn.int8.reference_feed_forward`."""
-        codes = self.codes[layer]
-        input_step, inner_step, inner_zero = self.steps[layer]
-        # A conversion to bytes cuts what is behind the point off, and wraps what is out of range around.
-        given = torch.addcmul(self.middle, hidden.float(), codes[0]).clamp_(0, 255).to(torch.uint8)
+        """The slow twin is `hplm.nn.reference.int8_feed_forward`."""
+        given = self.int8_tensors[layer]
+        input_scale, inner_scale, inner_zero = self.int8_scales[layer]
+        # A conversion to bytes cuts off what is behind the point, and wraps what is out of range.
+        codes = torch.addcmul(self.rounding, hidden.float(), given[0]).clamp_(0, 255).to(torch.uint8)
         inner = torch.ops.onednn.qlinear_pointwise(
-            given,
-            input_step,
-            128,
-            codes[1],
-            codes[2],
-            codes[3],
-            codes[4],
-            inner_step,
+            codes,
+            input_scale,
+            self.input_zero,
+            given[1],
+            given[2],
+            given[3],
+            given[4],
+            inner_scale,
             inner_zero,
             torch.uint8,
             "gelu",
@@ -228,12 +232,12 @@ class RunLayers(nn.Module):
         )
         return torch.ops.onednn.qlinear_pointwise(
             inner,
-            inner_step,
+            inner_scale,
             inner_zero,
-            codes[5],
-            codes[6],
-            codes[7],
-            codes[8],
+            given[5],
+            given[6],
+            given[7],
+            given[8],
             1.0,
             0,
             hidden.dtype,

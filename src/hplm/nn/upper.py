@@ -18,7 +18,7 @@ from hplm.adapters.tenant import Tenant
 from hplm.config import BaseConfig
 from hplm.nn.adapters import AdapterSlots, AssignedSlots, plan_adapters
 from hplm.nn.encoder import TransformerLayer, UpperEncoder
-from hplm.nn.int8 import Int8Weights, Ranges, check_int8, quantise
+from hplm.nn.int8 import Ranges, check_int8, quantise
 from hplm.nn.layouts import Batching, Layout, lay_out
 from hplm.nn.scripted import AdapterPlan, RunLayers, scripted
 from hplm.tracing import Tracer
@@ -65,6 +65,8 @@ class UpperEngine:
         int8: Sequence[Ranges] = (),
         tracer: Tracer | None = None,
     ) -> None:
+        if int8:
+            check_int8(device)
         self.config = config
         self.device = device
         self.dtype = dtype
@@ -76,10 +78,9 @@ class UpperEngine:
         self._row_tokens = row_tokens
         self._pad_to = pad_to
         self._upper = upper.to(device).eval().requires_grad_(False)
-        quantised: list[Int8Weights] = []
-        if int8:
-            check_int8(device)
-            quantised = [quantise(layer, ranges) for layer, ranges in zip(self._upper.layers, int8, strict=True)]
+        quantised = (
+            [quantise(layer, ranges) for layer, ranges in zip(self._upper.layers, int8, strict=True)] if int8 else []
+        )
         # All of the layers in one format: the residual stream is normalised after every sub-layer, so rounding does not
         # add up, and casting it to and fro took a tenth of the time.
         self._upper.layers.to(dtype)

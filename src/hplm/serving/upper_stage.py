@@ -25,7 +25,8 @@ from hplm.decode import DECODERS
 from hplm.errors import CorruptArtifactError, HiddenStatesError, HplmError, InternalError, QueueFullError
 from hplm.nn import base as bases
 from hplm.nn.dtype import choose_device, choose_dtype, choose_threads, count_cores
-from hplm.nn.int8 import measure_ranges
+from hplm.nn.int8 import Ranges, check_int8
+from hplm.nn.int8_ranges import measure_ranges
 from hplm.nn.memory import keep_freed_memory, stop_searching_what_stays
 from hplm.nn.upper import UpperEngine, UpperRequest
 from hplm.scheduling.cost import CostModel
@@ -99,6 +100,10 @@ class UpperStage:
         )
         self._tracer = Tracer(Path(settings.trace) if settings.trace else None, "upper")
         upper = base.load_upper()
+        int8: list[Ranges] = []
+        if settings.quantization == "int8":
+            check_int8(device)
+            int8 = measure_ranges(base, upper)
         self.engine = UpperEngine(
             base.config,
             upper,
@@ -110,7 +115,7 @@ class UpperStage:
             row_tokens=settings.row_tokens,
             pad_to=settings.pad_to,
             fine_prefetch=settings.fine_prefetch,
-            int8=measure_ranges(base, upper) if settings.quantization == "int8" else (),
+            int8=int8,
             tracer=self._tracer,
         )
         self._worker: Worker[_Ready, UpperAnswer] = Worker(

@@ -1,0 +1,81 @@
+"""What goes into the feed-forward halves of a base's upper layers: the ranges that `hplm.nn.int8` needs."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from hplm.nn.base import Base
+from hplm.nn.encoder import UpperEncoder, merge_windows
+from hplm.nn.int8 import Ranges
+from hplm.plot.windows import windows
+from hplm.text import TextEncoder, TextOrPair
+
+# Beside strings of any of the vocabulary's tokens, for bases of other languages.
+TEXTS = (
+    "The council voted 7 to 2 on Tuesday to repair the old bridge before winter.",
+    "A moving, beautifully acted film that never quite earns its final scene.",
+    "Patients treated with 20 mg of the inhibitor showed a 35 % lower risk of relapse (p < 0.01).",
+    "hi, my card was charged twice for the same order, can you please refund one of them?",
+    "We propose a method for learning sentence representations from unlabelled text.",
+    "Mutations of the BRCA1 gene are associated with hereditary breast and ovarian cancer.",
+    "what's the weather going to be like in Lisbon this weekend",
+    "lol that was the WORST ending ever!!! do not watch it :(",
+    "Quarterly revenue rose to $4.2 billion, up from $3.9 billion a year earlier.",
+    "This work extends the results of Smith et al. (2009) to the non-linear case.",
+    "Set a timer for twenty-five minutes, then remind me to call my sister.",
+    "Aspirin irreversibly inhibits cyclooxygenase and thereby the synthesis of thromboxane A2.",
+    "It rained.",
+    "The defendant shall deliver the goods within thirty (30) days of the date of this agreement.",
+    "def area(r): return 3.14159 * r ** 2  # of a circle",
+    "No, I have not been able to log in since the update; the page says 'error 503'.",
+    "In 1868 the family moved to Vienna, where her father taught mathematics at a secondary school.",
+    "Breaking: earthquake of magnitude 6.1 off the coast, no tsunami warning so far https://example.org",
+    "Preheat the oven to 180 degrees, whisk three eggs with the sugar and fold in the flour.",
+    "Funny, sad and wise.",
+    "The receptor antagonist reduced dopamine-induced locomotion in mice but not in rats.",
+    "How do I transfer money from my savings account to my brother's account abroad?",
+    "Named entity recognition and relation extraction were evaluated on the ACE 2005 corpus.",
+    "Huntington's disease is caused by an expanded CAG repeat in the HTT gene.",
+)
+STRINGS, STRING_TOKENS = 24, 32
+# Texts and strings as long as a base reads, for the positions that lie behind a sentence.
+LONG = 2
+
+
+def measure_ranges(base: Base, upper: UpperEncoder) -> list[Ranges]:
+    """Ranges of each upper layer, `upper` of no tenant, in fp32, on TEXTS, pairs of them and strings of random tokens."""
+    ids = _token_ids(base)
+    lengths = [len(one) for one in ids]
+    config = base.config
+    grams, exists = windows(np.concatenate(ids), lengths, config.window, config.pad_id)
+    seen: list[Tensor] = []
+
+    def see(product: nn.Module, given: tuple[Tensor]) -> None:
+        # Kept whole they would be as large as a batch of each layer.
+        seen.append(torch.stack((given[0].abs().amax(0), given[0].amax(0))))
+
+    products = [part for name, part in upper.named_modules() if name.endswith((".ffn_in", ".ffn_out"))]
+    hooks = [product.register_forward_pre_hook(see) for product in products]
+    try:
+        with torch.inference_mode():
+            upper(merge_windows(base.load_lower()(torch.from_numpy(grams)), torch.from_numpy(exists)), lengths)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return [Ranges(given[0], float(inner[1].max())) for given, inner in zip(seen[::2], seen[1::2], strict=True)]
+
+
+def _token_ids(base: Base) -> list[npt.NDArray[np.int64]]:
+    config = base.config
+    encoder = TextEncoder(base.tokenizer_path, config.max_tokens)
+    texts: list[TextOrPair] = [*TEXTS, *[" ".join(TEXTS[start:] * 8) for start in range(LONG)]]
+    if encoder.takes_pairs:
+        texts += zip(TEXTS[::2], TEXTS[1::2], strict=True)
+    rng = np.random.default_rng(0)
+    sizes = [min(STRING_TOKENS, config.max_tokens)] * STRINGS + [config.max_tokens] * LONG
+    return [one.ids for one in encoder.encode(texts)] + [
+        rng.integers(0, config.vocab_size, size).astype(np.int64) for size in sizes
+    ]
