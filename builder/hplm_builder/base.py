@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Tensor
 from hplm.config import BaseConfig, parse
 from hplm.errors import ConfigError, DataError
 from hplm.nn import base as bases
+from hplm.nn.base import Base
 from hplm.nn.dtype import choose_device
 from hplm.packages import cache_dir, extract_folder, extract_split
 from hplm.store.layout import Store
@@ -80,25 +81,35 @@ def convert_base(
     settings: ConvertSettings,
     device: str,
     progress: Progress,
+    start: Base | None = None,
 ) -> dict[str, Any]:
     """Convert the model in `folder` and publish the base; returns the report that its manifest carries.
 
-    Raises DataError for a folder or text that cannot be used, ConfigError where training diverges.
+    Training goes on from the weights of `start`, cut in the same way. Raises DataError for a folder or text that cannot be
+    used, ConfigError where training diverges or `start` is of another shape.
     """
     config = base_config(
         folder, name=name, lower_layers=lower_layers, window=window, window_layers=window_layers, max_tokens=max_tokens
     )
+    if start is not None and replace(start.config, name=name) != config:
+        raise ConfigError(
+            f"base {start.config.name} has another shape than what is asked for: {start.config} and {config}"
+        )
     tokenizer = tokenizer_of(folder)
     text, held = mixture(shares, tokenizer, max_tokens, progress)
     torch.manual_seed(settings.seed)
     where = choose_device(device)
     original = load_original(folder, config).to(where)
     model = Converted(config, original).to(where)
+    if start is not None:
+        model.lower.load_state_dict(start.load_lower().state_dict())
+        model.upper.load_state_dict(start.load_upper().state_dict())
     before = distance(model, original, held)
     if where.type == "cpu":
         # A tenth faster; the upper layers gain nothing.
         model.lower.compile(dynamic=True)
-    train(model, original, text, settings, cache_dir() / "work" / f"convert-{name}.pt", progress)
+    started_from = start.fingerprint if start else ""
+    train(model, original, text, settings, cache_dir() / "work" / f"convert-{name}.pt", progress, started_from)
     after = distance(model, original, held)
     if not math.isfinite(after["mse"]):
         raise ConfigError(f"training with a learning rate of {settings.learning_rate:g} diverged: choose a lower one")
@@ -106,6 +117,7 @@ def convert_base(
         "original": origin,
         "conversion": {
             **asdict(settings),
+            **({"started_from": started_from} if start else {}),
             "text": dict(shares),
             "text_tokens": text.num_tokens,
             "held_out_tokens": held.num_tokens,

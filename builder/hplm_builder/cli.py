@@ -92,6 +92,9 @@ def base(
     ] = ConvertSettings.batch_tokens,
     learning_rate: Annotated[float, typer.Option()] = ConvertSettings.learning_rate,
     seed: Annotated[int, typer.Option(min=0)] = 0,
+    start: Annotated[
+        str, typer.Option(help="Name of a base of the store, cut in the same way, to go on training from.")
+    ] = "",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     ship_to: Annotated[Path | None, typer.Option(help="Also write the weights as the repository ships them.")] = None,
 ) -> None:
@@ -104,10 +107,14 @@ def base(
       hplm build base --model mpnet --name mpnet --lower 6
 
       hplm build base --model ./my-bert --name my-bert --lower 6 --text corpus.txt --tokens 20000000
+
+      hplm build base --name minilm-longer --start minilm-l6 --learning-rate 5e-4 --seed 1
     """
     target = place(store)
     if name == DEFAULT_BASE and origin_of(model) != origin_of(Path("minilm")):
         raise ConfigError(f"{DEFAULT_BASE} is MiniLM's: give another --name, or the base that is served is replaced")
+    if shipped and start:
+        raise ConfigError("--shipped trains nothing: leave it out, or --start")
     if shipped:
         report = install_shipped(target)
     else:
@@ -127,6 +134,7 @@ def base(
                 ),
                 device=device,
                 progress=progress,
+                start=bases.load(target.base(start)) if start else None,
             )
     if ship_to:
         ship(target, name, ship_to)

@@ -197,8 +197,12 @@ def train(
     settings: ConvertSettings,
     path: Path,
     progress: Progress,
+    started_from: str = "",
 ) -> None:
-    """Train in place. Keeps a checkpoint at `path` and goes on from it. Raises DataError where that is another run's."""
+    """Train in place. Keeps a checkpoint at `path` and goes on from it. Raises DataError where that is another run's.
+
+    `started_from`: what the model's weights are, where they are not the original's.
+    """
     device = model.lower.window_position.device
     dtype = choose_dtype("auto", device)
     steps = max(1, settings.total_tokens // settings.batch_tokens)
@@ -206,6 +210,7 @@ def train(
     optimizers = make_optimizers(model)
     source = batches(text, settings.batch_tokens, np.random.default_rng(settings.seed))
     run = {"settings": asdict(settings), "config": asdict(model.config), "source": source_of(original, text)}
+    run |= {"started_from": started_from} if started_from else {}
     checkpoint, first = Checkpoint(path, run), 0
     if (saved := checkpoint.load(device)) is not None:
         first = saved["step"]

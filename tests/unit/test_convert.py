@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from rich.progress import Progress
 from safetensors.torch import load_file
 from transformers import AutoModel, BertModel, MPNetModel
 
-from hplm.errors import DataError
+from hplm.errors import ConfigError, DataError
 from hplm.nn import base as bases
 from hplm.nn.encoder import packed_attention
 from hplm.store.layout import Store
@@ -172,30 +173,54 @@ def test_a_model_that_cannot_be_converted_is_refused(tmp_path: Path, written: di
         shape_of(tmp_path)
 
 
-def test_a_base_converted_from_a_folder_is_published_with_its_distances(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HPLM_CACHE", str(tmp_path / "cache"))
-    corpus = tmp_path / "corpus.txt"
+def converted(
+    store: Store, folder: Path, name: str, *, window_layers: int = 3, start: bases.Base | None = None
+) -> dict[str, Any]:
+    """What a short conversion of the model in `folder` reports, which is published as `name`."""
+    corpus = store.root.parent / "corpus.txt"
     corpus.write_text("\n".join(tiny.sentences(3000)))
-    store = Store(tmp_path / "store")
     report = base_builder.convert_base(
         store,
         folder,
-        name="small",
+        name=name,
         origin="test",
         lower_layers=2,
         window=2,
-        window_layers=3,
+        window_layers=window_layers,
         max_tokens=40,
         shares={str(corpus): 1.0},
         settings=ConvertSettings(total_tokens=4096, batch_tokens=1024),
         device="cpu",
         progress=Progress(disable=True),
+        start=start,
     )
+    found: dict[str, Any] = report["conversion"]
+    return found
+
+
+def test_a_conversion_goes_on_from_another_base(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HPLM_CACHE", str(tmp_path / "cache"))
+    store = Store(tmp_path / "store")
+    first = converted(store, folder, "small")
+    small = bases.load(store.base("small"))
+    longer = converted(store, folder, "longer", start=small)
+    assert longer["started_from"] == small.fingerprint
+    # As far as float16 holds weights.
+    assert longer["before"]["relative"] == pytest.approx(first["after"]["relative"], rel=0.01)
+    assert longer["after"]["relative"] < longer["before"]["relative"]
+    with pytest.raises(ConfigError, match="base small has another shape"):
+        converted(store, folder, "other", window_layers=2, start=small)
+
+
+def test_a_base_converted_from_a_folder_is_published_with_its_distances(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HPLM_CACHE", str(tmp_path / "cache"))
+    store = Store(tmp_path / "store")
+    conversion = converted(store, folder, "small")
     made = bases.load(store.base("small"))
     assert (made.config.window, made.config.window_layers, made.config.upper_layers) == (2, 3, 2)
-    assert report["conversion"]["after"]["relative"] > 0
+    assert conversion["after"]["relative"] > 0
     made.load_lower()
     made.load_upper()
     base_builder.ship(store, "small", tmp_path / "shipped")

@@ -58,8 +58,7 @@ class Int8Judge:
     def of_trained(self, task: EvalTask, data: LabelledData, trained: Trained) -> dict[str, Any]:
         """As `Variant.more`: under `int8` the metric `plain` and `int8`, the share of `same` answers, and `clipped`.
 
-        `same`: labels and places, not scores, so of a regression all. `clipped`: the share of the feed-forward halves' inputs
-        that lie beyond the ranges.
+        `same`: labels and places, not scores, so of a regression all. `clipped`: see `clipped_share`.
         """
         assert isinstance(trained.body, AdapterModel)
         if task.name not in self._examples:
@@ -119,7 +118,10 @@ class Int8Judge:
 
 
 def clipped_share(body: AdapterModel, ranges: Sequence[Ranges], examples: Sequence[Prepared]) -> float:
-    """Of the values that go into the feed-forward halves of a trained tenant, those beyond what int8 can hold."""
+    """Of the values that go into the feed-forward halves of a trained tenant, those beyond the ranges and their margin.
+
+    Fewer are clipped: of the channels all but the widest have some more room.
+    """
     clipped = total = 0
 
     def see(bound: Tensor | float) -> Callable[[nn.Module, tuple[Tensor]], None]:
