@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from typing import Annotated, Any
 
 import numpy as np
 import torch
 import typer
-from torch import Tensor, nn
+from torch import Tensor
 
 from hplm.adapters.packed import pack
 from hplm.adapters.tenant import Tenant, TenantCard
@@ -18,7 +18,7 @@ from hplm.nn import base as bases
 from hplm.nn.base import Base
 from hplm.nn.dtype import choose_dtype, computing_in
 from hplm.nn.int8 import MARGIN, Ranges, check_int8
-from hplm.nn.int8_ranges import measure_ranges
+from hplm.nn.int8_ranges import feed_forward_inputs, measure_ranges
 from hplm.nn.upper import UpperEngine, UpperRequest
 from hplm.progress import silent
 from hplm.report import Goal, Report
@@ -124,24 +124,17 @@ def clipped_share(body: AdapterModel, ranges: Sequence[Ranges], examples: Sequen
     """
     clipped = total = 0
 
-    def see(bound: Tensor | float) -> Callable[[nn.Module, tuple[Tensor]], None]:
-        def count(product: nn.Module, given: tuple[Tensor]) -> None:
-            nonlocal clipped, total
-            clipped += int((given[0].abs() > MARGIN * bound).sum())
-            total += given[0].numel()
+    def see(number: int, given: Tensor) -> None:
+        nonlocal clipped, total
+        clipped += int((given.abs() > MARGIN * bounds[number]).sum())
+        total += given.numel()
 
-        return count
-
-    bounds = [bound for found in ranges for bound in (found.channels.clamp(min=1e-3), max(found.most, 0.1))]
-    products = [part for name, part in body.upper.named_modules() if name.endswith((".ffn_in", ".ffn_out"))]
-    hooks = [product.register_forward_pre_hook(see(bound)) for product, bound in zip(products, bounds, strict=True)]
+    bounds: list[Tensor | float] = [
+        bound for found in ranges for bound in (found.channels.clamp(min=1e-3), max(found.most, 0.1))
+    ]
     features = torch.cat([one.features for one in examples])
-    try:
-        with torch.no_grad(), computing_in(*fastest_format(CPU)):
-            body(features, [len(one.tokens) for one in examples])
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with feed_forward_inputs(body.upper, see), torch.no_grad(), computing_in(*fastest_format(CPU)):
+        body(features, [len(one.tokens) for one in examples])
     return clipped / total
 
 

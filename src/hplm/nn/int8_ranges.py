@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hplm.nn.base import Base
+from hplm.nn.dtype import choose_dtype, computing_in
 from hplm.nn.encoder import UpperEncoder, merge_windows
 from hplm.nn.int8 import Ranges
 from hplm.plot.windows import windows
@@ -40,32 +44,44 @@ TEXTS = (
     "Named entity recognition and relation extraction were evaluated on the ACE 2005 corpus.",
     "Huntington's disease is caused by an expanded CAG repeat in the HTT gene.",
 )
+CPU = torch.device("cpu")
 STRINGS, STRING_TOKENS = 24, 32
 # Texts and strings as long as a base reads, for the positions that lie behind a sentence.
 LONG = 2
 
 
 def measure_ranges(base: Base, upper: UpperEncoder) -> list[Ranges]:
-    """Ranges of each upper layer, `upper` of no tenant, in fp32, on TEXTS, pairs of them and strings of random tokens."""
+    """Ranges of each upper layer, `upper` of no tenant and on the CPU, on TEXTS, pairs of them and strings of random tokens."""
     ids = _token_ids(base)
     lengths = [len(one) for one in ids]
     config = base.config
     grams, exists = windows(np.concatenate(ids), lengths, config.window, config.pad_id)
-    seen: list[Tensor] = []
+    # Kept whole the inputs would be as large as a batch of each layer.
+    seen: dict[int, Tensor] = {}
 
-    def see(product: nn.Module, given: tuple[Tensor]) -> None:
-        # Kept whole they would be as large as a batch of each layer.
-        seen.append(torch.stack((given[0].abs().amax(0), given[0].amax(0))))
+    def see(number: int, given: Tensor) -> None:
+        seen[number] = torch.stack((given.abs().amax(0), given.amax(0))).float()
 
+    # The start waits for this, and half a percent of rounding is far within the margin.
+    fastest = computing_in(choose_dtype("auto", CPU), CPU)
+    with feed_forward_inputs(upper, see), torch.inference_mode(), fastest:
+        upper(merge_windows(base.load_lower()(torch.from_numpy(grams)), torch.from_numpy(exists)), lengths)
+    return [Ranges(seen[i][0], float(seen[i + 1][1].max())) for i in range(0, len(seen), 2)]
+
+
+@contextmanager
+def feed_forward_inputs(upper: UpperEncoder, see: Callable[[int, Tensor], None]) -> Iterator[None]:
+    """While it lasts, `see` gets what goes into each product of the feed-forward halves: number 2 i of layer i, 2 i + 1."""
     products = [part for name, part in upper.named_modules() if name.endswith((".ffn_in", ".ffn_out"))]
-    hooks = [product.register_forward_pre_hook(see) for product in products]
+    hooks = [
+        product.register_forward_pre_hook(lambda _, given, number=number: see(number, given[0]))
+        for number, product in enumerate(products)
+    ]
     try:
-        with torch.inference_mode():
-            upper(merge_windows(base.load_lower()(torch.from_numpy(grams)), torch.from_numpy(exists)), lengths)
+        yield
     finally:
         for hook in hooks:
             hook.remove()
-    return [Ranges(given[0], float(inner[1].max())) for given, inner in zip(seen[::2], seen[1::2], strict=True)]
 
 
 def _token_ids(base: Base) -> list[npt.NDArray[np.int64]]:
