@@ -51,8 +51,13 @@ class TenantBank:
         folder = self._store.path(key.path)
         with _readable(folder):
             if is_banked(self._store, folder):
-                return self._bank(folder, key.name).load(key.name, verify=self._verify)
-            return tenants.load(folder, name=key.name, fingerprint=self._fingerprint, verify=self._verify)
+                tenant = self._bank(folder, key.name).load(key.name, verify=self._verify)
+            else:
+                tenant = tenants.load(folder, name=key.name, fingerprint=self._fingerprint, verify=self._verify)
+        if self._verify and not tenant.is_finite:
+            # Published so: a checksum over it is right. Answered, its scores would be no numbers.
+            raise CorruptArtifactError(f"{folder}: the weights of {key.name} hold NaN or infinity; fine-tune it again")
+        return tenant
 
     def drop(self, paths: Iterable[str]) -> None:
         """Let go of the bank files among these artifacts: as long as one is open, its bytes stay on the disk.

@@ -44,6 +44,14 @@ class PackedAdapter:
         assert self.weights.shape[1] == packed_width(self.hidden_size, self.reduced_size)
 
 
+def all_finite(values: npt.NDArray[np.float32] | npt.NDArray[np.uint16]) -> bool:
+    """Whether no number is NaN or infinite; uint16 as in PackedAdapter."""
+    if values.dtype == np.uint16:
+        # The exponent of NaN and infinity alone is all ones.
+        return int((values.view(np.uint16) & 0x7FFF).max(initial=0)) < 0x7F80
+    return bool(np.isfinite(values).all())
+
+
 def packed_width(hidden: int, reduced: int) -> int:
     """P: numbers of one layer."""
     return 2 * hidden * reduced + reduced + hidden

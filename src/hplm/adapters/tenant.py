@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as packed_arrays
 
-from hplm.adapters.packed import Adapter, Float32, PackedAdapter, Place, pack, unpack
+from hplm.adapters.packed import Adapter, Float32, PackedAdapter, Place, all_finite, pack, unpack
 from hplm.errors import CorruptArtifactError, TenantNameError, WrongBaseError
 from hplm.store import artifact
 from hplm.wire import REGRESSION_LABEL
@@ -85,6 +85,11 @@ class Tenant:
     def adapter(self) -> Adapter:
         """Its weights unpacked, for everything that need not be fast."""
         return unpack(self.packed)
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether none of its weights is NaN or infinite."""
+        return all(map(all_finite, (self.packed.weights, *self.head.arrays.values())))
 
     @cached_property
     def key(self) -> str:

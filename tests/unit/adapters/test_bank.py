@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import gc
+import shutil
 import threading
 import weakref
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hplm_builder import register
 
 from hplm.adapters import bank as banks
 from hplm.adapters.bank import TenantBank
@@ -17,6 +20,7 @@ from hplm.adapters.bank_file import BankFile
 from hplm.errors import CorruptArtifactError
 from hplm.nn.base import Base
 from hplm.store.layout import Store
+from tests import tiny
 from tests.unit.adapters.place import Place, pack_all
 from tests.waiting import until
 
@@ -90,6 +94,28 @@ def test_a_bank_let_go_while_it_is_opened_is_not_kept(
         del card
     gc.collect()
     assert [found() for found in opening.opened] == [None]
+
+
+@pytest.mark.parametrize("banked", [False, True])
+@pytest.mark.parametrize("where", ["adapter", "weight", "bias", "transitions"])
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+def test_a_tenant_published_with_weights_that_are_no_numbers_is_refused_alone(
+    place: Place, store: Store, tiny_base: Base, where: str, banked: bool, value: float
+) -> None:
+    broken = tiny.tenant_of(tiny_base, "gamma", 7, like="tagger")
+    assert broken.is_finite
+    parts = {"adapter": broken.packed.weights, **broken.head.arrays}
+    parts[where].flat[-1] = value
+    if banked:
+        alpha = tiny.load_tenant(store, tiny_base, "alpha")
+        shutil.rmtree(store.root / "tenants")
+        tiny.make_bank(store, tiny_base, [alpha, broken])
+    else:
+        tiny.delete_tenant(store, "gamma")
+        register.publish_tenant(store, tiny_base, tiny.PLOT, broken)
+    with pytest.raises(CorruptArtifactError, match="weights of gamma hold NaN or infinity"):
+        place.load("gamma")
+    assert place.load("alpha").is_finite
 
 
 def test_a_bank_that_failed_to_open_fails_all_who_waited_and_is_tried_again(
