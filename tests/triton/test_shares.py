@@ -1,11 +1,17 @@
-"""Shares on a real server: a flood keeps to its own, a weight is worth what it says."""
+"""Shares on a real server: a flood keeps to its own, a weight is worth what it says, over gRPC and HTTP."""
 
 from __future__ import annotations
 
+import asyncio
+import time
+from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
+from hplm_client import AsyncClient
 from hplm_loadtest.open_loop import closed_loop, open_loop
 from hplm_loadtest.plan import Plan, Requests
 
@@ -15,10 +21,43 @@ from tests import tiny
 pytestmark = [pytest.mark.triton, pytest.mark.stress, pytest.mark.alone, pytest.mark.timeout(200)]
 TEXT = tiny.sentences(1, words=(20, 21))[0]
 COUNTS = {"alpha": 300, "beta": 150, "gamma": 100}
+# A client has at most a hundred connections.
+OF_A_CLIENT = 50
+Seconds = npt.NDArray[np.float64]
+
+
+def over_grpc(url: str, names: list[str]) -> tuple[Seconds, Seconds]:
+    """When each request was sent and when it was answered, all sent within half a second."""
+    requests = Requests(names, [TEXT] * len(names), np.full(len(names), np.nan))
+    run = open_loop(url, Plan(np.linspace(0.0, 0.5, len(names)), requests, 0.5), timeout_s=150.0)
+    assert run.kinds == {"answered": len(names)}
+    return run.sent_s, run.done_s
+
+
+def over_http(url: str, names: list[str]) -> tuple[Seconds, Seconds]:
+    """As `over_grpc`."""
+    sent_s, done_s = np.zeros(len(names)), np.zeros(len(names))
+
+    async def ask_all() -> None:
+        async with AsyncExitStack() as stack:
+            clients = [
+                await stack.enter_async_context(AsyncClient(url, timeout_s=150.0))
+                for _ in range(0, len(names), OF_A_CLIENT)
+            ]
+
+            async def ask(index: int) -> None:
+                sent_s[index] = time.monotonic()
+                await clients[index // OF_A_CLIENT].predict(names[index], TEXT)
+                done_s[index] = time.monotonic()
+
+            await asyncio.gather(*map(ask, range(len(names))))
+
+    asyncio.run(ask_all())
+    return sent_s, done_s
 
 
 def test_a_flood_gets_no_more_than_its_share_and_a_weight_of_three_gets_three_times_as_much(tmp_path: Path) -> None:
-    weights = {"tenant_weights": {"beta": 3}}
+    weights: dict[str, Any] = {"tenant_weights": {"beta": 3}}
     models = tiny.make_repository(
         tmp_path,
         # Slow enough that all wait at once: of a batch of ten beta may have six, the others two each.
@@ -36,16 +75,19 @@ def test_a_flood_gets_no_more_than_its_share_and_a_weight_of_three_gets_three_ti
     )
     rng = np.random.default_rng(0)
     names = rng.permutation([name for name, count in COUNTS.items() for _ in range(count)]).tolist()
-    requests = Requests(names, [TEXT] * len(names), np.full(len(names), np.nan))
     with TritonServer(models, free_ports(), log=tmp_path / "triton.log") as server:
         server.wait_ready()
-        closed_loop(server.ports.grpc_url, Requests(names[:20], [TEXT] * 20, np.full(20, np.nan)), 4)
-        run = open_loop(server.ports.grpc_url, Plan(np.linspace(0.0, 0.5, len(names)), requests, 0.5))
-    assert run.kinds == {"answered": len(names)}
-    done = {name: np.sort(run.done_s[np.array(names) == name]) for name in COUNTS}
+        warm_up = Requests(names[:20], [TEXT] * 20, np.full(20, np.nan))
+        closed_loop(server.ports.grpc_url, warm_up, 4)
+        check_shares(names, *over_grpc(server.ports.grpc_url, names))
+        check_shares(names, *over_http(server.ports.http_url, names))
+
+
+def check_shares(names: list[str], sent_s: Seconds, done_s: Seconds) -> None:
+    done = {name: np.sort(done_s[np.array(names) == name]) for name in COUNTS}
     # All have come, and of all some are still there.
     first_s, last_s = done["beta"][40], done["beta"][130]
-    assert float(np.nanmax(run.sent_s)) < first_s
+    assert float(np.nanmax(sent_s)) < first_s
     assert last_s < min(own[-1] for own in done.values())
     answered = {name: int(np.count_nonzero((own > first_s) & (own <= last_s))) for name, own in done.items()}
     print(answered)
