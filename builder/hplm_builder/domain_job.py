@@ -56,7 +56,8 @@ def make_domain(job: Job, bench: Bench) -> dict[str, Any]:
             number=number,
         ),
         lambda: made_by(job, _versions(registry, base, name)),
-        request["keep_versions"],
+        base=base,
+        keep_versions=request["keep_versions"],
     )
     return _result(made)
 

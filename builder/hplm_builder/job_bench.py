@@ -55,17 +55,24 @@ def published(
     folder: Path,
     publish: Callable[[str], Version],
     made: Callable[[], Version | None],
+    *,
+    base: str,
     keep_versions: int,
 ) -> Version:
-    """Register the artifact in `folder`. Where that is refused, it is not left lying there.
+    """Register the artifact in `folder`, a version over `base`. Where that is refused, it is not left lying there.
 
     A refusal may mean that this very job has published: from here, though the answer was lost, or from another worker
     that took this one for dead.
     """
-    try:
-        bench.insist(bench.held)
+
+    def publish_held() -> Version:
+        # Each time: the job may be cancelled, or another's, while the registry cannot be used.
+        bench.held()
         crash_point("publish.before")
-        version = bench.insist(lambda: publish(bench.store.relative(folder)))
+        return publish(bench.store.relative(folder))
+
+    try:
+        version = bench.insist(publish_held)
     except ManageError:
         found = bench.insist(made)
         if found is None or bench.store.path(found.path) != folder:
@@ -74,6 +81,6 @@ def published(
             raise
         version = found
     crash_point("publish.after")
-    bench.insist(lambda: bench.registry.retire(keep_versions, bench.clock()))
+    bench.insist(lambda: bench.registry.retire(keep_versions, bench.clock(), base=base))
     crash_point("job.retired")
     return version

@@ -67,7 +67,8 @@ def make_tenant(job: Job, bench: Bench) -> dict[str, Any]:
             expected=task.current.number if task.current else None,
         ),
         lambda: made_by(job, _versions(registry, name)),
-        request["keep_versions"],
+        base=task.base.config.name,
+        keep_versions=request["keep_versions"],
     )
     return _result(made)
 

@@ -29,6 +29,7 @@ from hplm.store import caretaker
 from hplm.store.layout import Store
 from hplm.store.records import Job
 from hplm.store.registry import Registry
+from hplm.store.registry_jobs import MOST_ATTEMPTS
 from hplm.store.registry_uploads import uploads_of
 from hplm_builder.job_bench import Bench
 from hplm_builder.job_report import JobReport, LeaseTimes
@@ -160,15 +161,18 @@ class Worker:
                 log.warning("job %s was another's before its end: %s", job.id, lost)
                 return
         log.info("job %s: %s", job.id, "done" if error is None else error.wire())
-        if not isinstance(error, StoppingError):
+        if _tries_again(job, error):
+            # The others need the disk too.
+            self.stop.wait(self._times.lease_s)
+        elif not isinstance(error, StoppingError):
             self._consume(uploads, job, error)
 
     def _end(self, registry: Registry, job: Job, result: dict[str, object] | None, error: HplmError | None) -> None:
         now_s = self._clock()
         if error is None:
             registry.finish_job(job.id, self._name, now_s, result=result)
-        elif isinstance(error, StoppingError):
-            registry.release_job(job.id, self._name, now_s)
+        elif isinstance(error, StoppingError) or _tries_again(job, error):
+            registry.release_job(job.id, self._name, now_s, counted=not isinstance(error, StoppingError))
         elif isinstance(error, JobCancelledError):
             registry.finish_job(job.id, self._name, now_s, cancelled=True)
         else:
@@ -202,3 +206,8 @@ class Worker:
                 log.info("removed %s", path)
         for problem in removed.stuck:
             log.warning("%s: %s", problem.where, problem.what)
+
+
+def _tries_again(job: Job, error: HplmError | None) -> bool:
+    """Whether what stopped a job may pass, a full disk, and it goes on from what it has kept: as often as a lost worker's."""
+    return isinstance(error, StoreUnavailableError) and job.attempts < MOST_ATTEMPTS

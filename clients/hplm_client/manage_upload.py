@@ -6,11 +6,12 @@ import base64
 import hashlib
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hplm.errors import DataError
+from hplm.errors import DataError, HplmError
 from hplm_client.patience import patiently
 
 # What has been sent and what there is to send, in bytes.
@@ -21,7 +22,8 @@ PATIENCE_S = 10.0
 def send_file(ask: Callable[..., dict[str, Any]], path: Path, sent: Sent) -> str:
     """Upload a file; returns the upload's id. Pieces are sent again where the server has no room for a moment.
 
-    Raises DataError where the file cannot be read or changes meanwhile, and the server's errors.
+    What is not sent to its end, interrupted or refused, is dropped on the server. Raises DataError where the file cannot be
+    read or changes meanwhile, and the server's errors.
     """
     try:
         total_bytes = path.stat().st_size
@@ -33,16 +35,22 @@ def send_file(ask: Callable[..., dict[str, Any]], path: Path, sent: Sent) -> str
                 digest.update(block)
             file.seek(0)
             started = ask("upload.start", bytes=total_bytes, sha256=digest.hexdigest(), name=name_on_server(path))
-            upload, offset = started["upload"], 0
-            while piece := file.read(started["chunk_bytes"]):
-                data = base64.b64encode(piece).decode()
-                patiently(partial(ask, "upload.chunk", upload=upload, offset=offset, data=data), PATIENCE_S)
-                offset += len(piece)
-                sent(offset, total_bytes)
+            upload, offset = str(started["upload"]), 0
+            try:
+                while piece := file.read(started["chunk_bytes"]):
+                    data = base64.b64encode(piece).decode()
+                    patiently(partial(ask, "upload.chunk", upload=upload, offset=offset, data=data), PATIENCE_S)
+                    offset += len(piece)
+                    sent(offset, total_bytes)
+                patiently(partial(ask, "upload.finish", upload=upload), PATIENCE_S)
+            except BaseException:
+                # It would count against the room for uploads until it expires.
+                with suppress(HplmError):
+                    ask("upload.drop", upload=upload)
+                raise
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
-    patiently(partial(ask, "upload.finish", upload=upload), PATIENCE_S)
-    return str(upload)
+    return upload
 
 
 def name_on_server(path: Path) -> str:

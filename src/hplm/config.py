@@ -93,6 +93,7 @@ class PlotSettings:
     batch_every_ms: float = 10.0
     queue_capacity: int = 4096
     default_deadline_s: float = 30.0
+    reserve_s: float = 0.5
     tenant_weights: dict[str, Any] = field(default_factory=dict)
     trace: str = ""
     exclusive_lock: str = ""
@@ -106,6 +107,7 @@ class PlotSettings:
         _at_least(self, "num_threads", 0)
         _within(self, "batch_every_ms", 0, 100)
         _above(self, "default_deadline_s", 0)
+        _at_least(self, "reserve_s", 0)
         _weights(self.tenant_weights)
 
 

@@ -41,8 +41,9 @@
     |  |- ForbiddenError           FORBIDDEN               INVALID_ARG
     |  |- CorpusTooSmallError      CORPUS_TOO_SMALL        INVALID_ARG
     |  |- JobCancelledError        JOB_CANCELLED           INVALID_ARG
+    |  |- WorkerLostError          WORKER_LOST             INTERNAL
     |- ConfigError                 BAD_CONFIG              INTERNAL
-    |- DataError                   BAD_DATA                INTERNAL
+    |- DataError                   BAD_DATA                INVALID_ARG
     |- DownloadError               DOWNLOAD_FAILED         UNAVAILABLE
     |- TritonNotFoundError         TRITON_NOT_FOUND        UNAVAILABLE
     `- StartError                  START_FAILED            UNAVAILABLE
@@ -271,6 +272,13 @@ class JobCancelledError(ManageError):
     code = "JOB_CANCELLED"
 
 
+class WorkerLostError(ManageError):
+    """The job's worker died, several times."""
+
+    code = "WORKER_LOST"
+    status = "INTERNAL"
+
+
 class ConfigError(HplmError):
     code = "BAD_CONFIG"
 
@@ -279,6 +287,7 @@ class DataError(HplmError):
     """Labelled data or a corpus cannot be used as it is."""
 
     code = "BAD_DATA"
+    status = "INVALID_ARG"
 
 
 class DownloadError(HplmError):

@@ -341,6 +341,47 @@ def test_tenants_whose_weights_are_slow_to_read_keep_nobody_waiting(
     stage.stop()
 
 
+@pytest.mark.parametrize("kind", ["card", "load"])
+def test_who_waits_for_files_that_hang_is_answered_at_the_deadline_or_when_the_client_or_the_stage_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    models = tiny.make_repository(tmp_path)
+    stage: PlotStage | UpperStage
+    if kind == "card":
+        folder = models / "hbert_plot" / "1"
+        stage = PlotStage(config.load(PlotSettings, folder / "settings.json"), folder)
+    else:
+        folder = models / "hbert_upper" / "1"
+        stage = UpperStage(config.load(UpperSettings, folder / "settings.json"), folder)
+    may_go_on = held(monkeypatch, kind, "alpha")
+    stage.start()
+    gone = threading.Event()
+    answers: dict[str, Future[Any]] = {name: Future() for name in ("late", "gone", "stopped")}
+
+    def submit(name: str, deadline_s: float | None) -> None:
+        is_cancelled = gone.is_set if name == "gone" else lambda: False
+        if isinstance(stage, PlotStage):
+            asked = PlotInput((b"the red cat",), b"alpha", deadline_s, time.monotonic())
+            stage.submit(asked, answers[name].set_result, is_cancelled)
+        else:
+            hidden = np.zeros((4, stage.engine.config.hidden_size), np.float16)
+            given = UpperInput(hidden, np.zeros((4, 3), np.int32), b"alpha", deadline_s)
+            stage.submit(given, answers[name].set_result, is_cancelled)
+
+    for name, deadline_s in (("late", 0.4), ("gone", None), ("stopped", None)):
+        submit(name, deadline_s)
+    assert stage.waiting == 3
+    assert isinstance(answers["late"].result(5), errors.DeadlineError)
+    assert not answers["gone"].done()
+    gone.set()
+    assert isinstance(answers["gone"].result(5), errors.CancelledError)
+    assert stage.waiting == 1
+    stage.stop()
+    assert isinstance(answers["stopped"].result(0), errors.StoppingError)
+    # What comes at last is answered to nobody a second time: a Future would raise.
+    may_go_on.set()
+
+
 def test_a_weight_is_worth_places_in_the_queue_of_the_look_up(tmp_path: Path) -> None:
     models = tiny.make_repository(tmp_path, plot_settings={"queue_capacity": 8, "tenant_weights": {"alpha": 3}})
     folder = models / "hbert_plot" / "1"

@@ -22,7 +22,7 @@ from hplm.store.layout import Store
 from hplm.triton.server import TritonServer, free_ports
 from tests import tiny
 from tests.messages import TEXTS, TOLERANCE, ask_all, message, read, served_hidden
-from tests.watching import pages_of, stubs_of
+from tests.watching import metric, pages_of, stubs_of
 
 pytestmark = [pytest.mark.triton, pytest.mark.stress, pytest.mark.alone, pytest.mark.timeout(300)]
 FLEET = 1000
@@ -55,7 +55,7 @@ class Fleet:
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     folder = tmp_path_factory.mktemp("fleet")
-    models = tiny.make_repository(folder, num_slots=SLOTS)
+    models = tiny.make_repository(folder, num_slots=SLOTS, upper_settings={"host_cache_mb": 1})
     store = Store(folder / "store")
     base = bases.load(store.base("tiny"))
     members = tiny.make_fleet(store, base, FLEET)
@@ -110,6 +110,10 @@ def traffic(fleet: Fleet) -> Traffic:
 
 def test_no_answer_is_crossed_in_50000_mixed_requests(traffic: Traffic) -> None:
     assert traffic.crossed == 0
+
+
+def test_tenants_were_pushed_out_of_host_memory_and_loaded_again_all_the_while(fleet: Fleet, traffic: Traffic) -> None:
+    assert metric(fleet.server, 'hplm_upper_events_total{event="host_loads"}') > 5 * FLEET
 
 
 def test_memory_of_server_and_stages_and_shared_memory_stay_flat_over_30000_requests(traffic: Traffic) -> None:

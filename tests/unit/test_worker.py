@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 import os
@@ -326,8 +327,11 @@ def test_when_no_batch_can_be_chosen_whoever_waits_is_told_and_the_stage_goes_on
     worker.stop()
 
 
-def _raise(waiting: Any) -> Any:
-    raise KeyError(waiting[0].tenant)
+def _raising(error: BaseException) -> Callable[[Any], Any]:
+    def choose(waiting: Any) -> Any:
+        raise error
+
+    return choose
 
 
 def _empty(waiting: Any) -> Any:
@@ -336,7 +340,10 @@ def _empty(waiting: Any) -> Any:
 
 
 FAULTS: dict[str, Callable[[Any], Any]] = {
-    "raises": _raise,
+    "raises": _raising(KeyError("a")),
+    "exits": _raising(SystemExit(1)),
+    "is-interrupted": _raising(KeyboardInterrupt()),
+    "is-cancelled": _raising(asyncio.CancelledError()),
     "none": lambda waiting: None,
     "nothing": lambda waiting: Batch(()),
     "rows-of-nothing": lambda waiting: Batch(None),  # type: ignore[arg-type]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Generic, TypeVar
 
 from hplm.errors import StoppingError
@@ -39,6 +39,7 @@ class HostCache(Generic[Key, Value]):
         self._lock = threading.Lock()
         self._kept: OrderedDict[Key, Value] = OrderedDict()
         self._loading: dict[Key, Future[Value]] = {}
+        self._running: set[Key] = set()  # of those that load; the others wait for a thread
         self._unwanted: set[Key] = set()  # dropped while they were loading
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="hplm-load")
         self.kept_bytes = 0
@@ -84,9 +85,14 @@ class HostCache(Generic[Key, Value]):
             # Not within the lock: a domain's look-up maps gigabytes.
             del dropped
 
-    def close(self) -> None:
-        """Let loads under way end; those that wait, and what is fetched later, fail with StoppingError."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+    def close(self, within_s: float = 2.0) -> None:
+        """Let loads under way end; what takes longer, waits or is fetched later fails with StoppingError."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        with self._lock:
+            running = [future for key, future in self._loading.items() if key in self._running]
+            waiting = [key for key in self._loading if key not in self._running]
+        self._give_up(waiting)
+        wait(running, within_s)
         self._give_up(list(self._loading))
 
     def _give_up(self, keys: Sequence[Key]) -> None:
@@ -97,26 +103,34 @@ class HostCache(Generic[Key, Value]):
                 future.set_exception(StoppingError("the server is shutting down"))
 
     def _run(self, key: Key, future: Future[Value]) -> None:
+        with self._lock:
+            if key not in self._loading:
+                return
+            self._running.add(key)
         try:
             value = self._load(key)
+            size = self._size_of(value)
         except BaseException as error:
             with self._lock:
-                self._loaded(key)
-            future.set_exception(error)
+                is_awaited, _ = self._loaded(key)
+            if is_awaited:
+                future.set_exception(error)
             return
-        size = self._size_of(value)
         with self._lock:
-            if self._loaded(key):
+            is_awaited, is_wanted = self._loaded(key)
+            if is_wanted:
                 self._kept[key] = value
                 self.kept_bytes += size
             while self.kept_bytes > self._capacity_bytes and len(self._kept) > 1:
                 _, dropped = self._kept.popitem(last=False)
                 self.kept_bytes -= self._size_of(dropped)
-        future.set_result(value)
+        if is_awaited:
+            future.set_result(value)
 
-    def _loaded(self, key: Key) -> bool:
-        """Whether the value is to be kept."""
-        del self._loading[key]
-        is_wanted = key not in self._unwanted
+    def _loaded(self, key: Key) -> tuple[bool, bool]:
+        """Whether somebody waits for the value, none where the cache was closed meanwhile; whether it is to be kept."""
+        self._running.discard(key)
+        is_awaited = self._loading.pop(key, None) is not None
+        is_wanted = is_awaited and key not in self._unwanted
         self._unwanted.discard(key)
-        return is_wanted
+        return is_awaited, is_wanted

@@ -136,7 +136,10 @@ class ManageService:
         seen = self._look_at(request.corpus, CORPUS_ENDINGS, self._settings.max_upload_bytes)
         if seen < (least := self._settings.min_corpus_tokens):
             self._forget(request.corpus)
-            raise CorpusTooSmallError(f"the corpus has {seen:,} bytes, a domain needs {least:,} tokens")
+            # A token has a byte at least: how many there are is counted by the job.
+            raise CorpusTooSmallError(
+                f"the corpus has {seen:,} bytes, a domain needs {least:,} tokens: at least {least - seen:,} more"
+            )
         details = {
             "parent": parent,
             "corpus": pinned(request.corpus, self._settings),

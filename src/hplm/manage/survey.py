@@ -18,19 +18,19 @@ MOST_LINE_BYTES = 1_000_000
 # A packed file of a few KB may hold more than the disk: only a corpus may be one, and is unpacked up to a bound.
 GZIP = b"\x1f\x8b"
 PACKED = {
-    b"PK": "zip",
+    b"PK\x03\x04": "zip",
     GZIP: "gzip",
     b"BZh": "bzip2",
     b"\xfd7zXZ": "xz",
     b"\x28\xb5\x2f\xfd": "zstd",
     b"7z\xbc\xaf": "7z",
 }
-GZIP_RATIO = 3  # of English text, roughly
+MOST_GZIP_RATIO = 1032  # of deflate: what is packed cannot be longer
 
 
 @dataclass(frozen=True)
 class Survey:
-    """How much text a file holds; of a packed one a guess."""
+    """How much text a file holds; of a packed one at most."""
 
     text_bytes: int
     lines: int
@@ -50,7 +50,7 @@ def survey(path: Path, endings: tuple[str, ...], most_bytes: int) -> Survey:
             if name.endswith(".gz"):
                 if not start.startswith(GZIP):
                     raise DataError(f"{name} is no gzip file")
-                return Survey(found * GZIP_RATIO, 0)
+                return Survey(found * MOST_GZIP_RATIO, 0)
             for magic, kind in PACKED.items():
                 if start.startswith(magic):
                     raise DataError(f"{name} is packed ({kind}): send the text itself")

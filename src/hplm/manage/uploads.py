@@ -18,7 +18,7 @@ from hplm.config import ManagerSettings
 from hplm.crash import crash_point
 from hplm.errors import StoreUnavailableError, UnknownUploadError, UploadError
 from hplm.manage.requests import StartUpload, UploadChunk
-from hplm.store.caretaker import UPLOAD_S, remove
+from hplm.store.caretaker import UNFINISHED_UPLOAD_S, UPLOAD_S, remove
 from hplm.store.layout import Store
 from hplm.store.records import Upload
 from hplm.store.registry import Registry
@@ -113,7 +113,10 @@ class Uploads:
 
     def collect(self, now_s: float) -> None:
         """Drop uploads that have expired and that no job waits for."""
-        self._remove(self._registry.drop_uploads(before_s=now_s - UPLOAD_S))
+        expired = self._registry.drop_uploads(
+            before_s=now_s - UPLOAD_S, unfinished_before_s=now_s - UNFINISHED_UPLOAD_S
+        )
+        self._remove(expired)
 
     def _remove(self, upload_ids: Collection[str]) -> None:
         # Rows first: bytes that stay, because this is cut short or the disk refuses, have no row, and are collected.

@@ -25,7 +25,8 @@ class CostModel:
     """`seconds = a + b tokens + c sum(length^2)`, none of them negative: least squares that forgets old batches.
 
     Half of the batches take longer than `predict` says, and under overload the most urgent requests are those that end
-    just in time: promises are made by `bound`, which 19 of 20 batches keep.
+    just in time: promises are made by `bound`, which 19 of 20 batches keep. `forgetting` is what a batch counts beside the one
+    after it. A batch costs nothing until one was seen.
     """
 
     def __init__(self, forgetting: float = 0.98) -> None:
@@ -41,7 +42,7 @@ class CostModel:
         """Started from measured `(tokens, sum of squared lengths, seconds)`."""
         model = cls()
         for tokens, squares, seconds in samples:
-            model._add(tokens, squares, seconds)
+            model._add(tokens, squares, seconds, seconds)
         model._solve()
         return model
 
@@ -60,7 +61,7 @@ class CostModel:
         """
         if self._headroom > 1.0:
             self._headroom = max(1.0, 0.9 * self._headroom)
-        else:
+        elif self._products.any():
             self._targets *= 0.98
             self._solve()
 
@@ -76,12 +77,14 @@ class CostModel:
             self._headroom = min(max(self._headroom, 1.0), _MOST_OFF)
         self._products *= self._forgetting
         self._targets *= self._forgetting
-        self._add(tokens, squares, seconds)
+        self._add(tokens, squares, seconds, expected or seconds)
         self._solve()
 
-    def _add(self, tokens: int, squares: int, seconds: float) -> None:
+    def _add(self, tokens: int, squares: int, seconds: float, expected_s: float) -> None:
         features = np.array([1.0, tokens, squares]) * _SCALE
-        weight = 1.0 / max(seconds, _LEAST_S) ** 2
+        # By what was expected: by what it took, of two batches alike the quick one would count more, a hundred times more where
+        # its text was known, and the model would hardly hear of the slow ones.
+        weight = 1.0 / max(expected_s, _LEAST_S) ** 2
         self._products += weight * np.outer(features, features)
         self._targets += weight * seconds * features
 

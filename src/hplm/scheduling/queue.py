@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -45,7 +45,8 @@ class RequestQueue:
     A request is refused at once when its deadline is past, or could not be met even if it ran alone right after the
     batch that runs now. In a chosen batch, requests that the whole batch would make late are saved by leaving others for
     the next batch if that costs less than half of the batch, or if everything that waits fits in two batches anyway;
-    otherwise they are refused, for under overload small batches would make more requests late than they save.
+    otherwise they are refused, for under overload small batches would make more requests late than they save: unless less
+    would be left of the batch than the small one has.
 
     While more waits than two batches hold, requests that a full batch would make late are refused as well, unless their
     deadline was that close from the start: a policy that prefers the most urgent would run nothing but those, in batches
@@ -113,7 +114,8 @@ class RequestQueue:
         failure = None
         try:
             batch = self._select(self._policy, waiting, now_s)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            # A third party's code: whatever it raises, the thread that computes must go on.
             failure = f"{type(self._policy).__name__}: {error!r}"
             batch = self._select(Fcfs(), waiting, now_s)
         batch, late = self._fit_deadlines(batch, now_s)
@@ -134,7 +136,7 @@ class RequestQueue:
         """What `take` would choose of a snapshot, for a head start. Needs no lock: it reads and changes nothing else."""
         try:
             return self._select(self._policy, waiting, now_s).requests if waiting else ()
-        except (Exception, SystemExit):
+        except BaseException:
             # `take` will meet the same failure and report it.
             return ()
 
@@ -143,7 +145,7 @@ class RequestQueue:
         assert self._running is not None
         requests = self._running.requests
         self._running = None
-        self.cost.observe(sum(r.tokens for r in requests), sum(r.tokens**2 for r in requests), seconds)
+        self.cost.observe(_tokens(requests), sum(r.tokens**2 for r in requests), seconds)
 
     def cancel(self, request_id: int) -> bool:
         """Take a request out of the queue; False where it does not wait (any more)."""
@@ -167,7 +169,7 @@ class RequestQueue:
         return fair_select(policy, waiting, now_s, self._budget, self._weights, self._starve_after_s)
 
     def _seconds(self, requests: tuple[Waiting, ...]) -> float:
-        return self.cost.bound(sum(r.tokens for r in requests), sum(r.tokens**2 for r in requests))
+        return self.cost.bound(_tokens(requests), sum(r.tokens**2 for r in requests))
 
     def _drop_hopeless(self, now_s: float) -> list[Waiting]:
         found = []
@@ -207,17 +209,17 @@ class RequestQueue:
         late_of_whole = self._late(batch.requests, now_s)
         if not late_of_whole:
             return batch, late
-        kept = self._ending_in_time(batch.requests, now_s)
-        tokens = sum(request.tokens for request in batch.requests)
-        saves_enough = 2 * sum(request.tokens for request in kept) >= tokens
-        if saves_enough or not self._fills_two_batches:
-            ids = {request.id for request in kept}
-            return _without(batch, [request for request in batch.requests if request.id not in ids]), late
+        ids = {request.id for request in self._ending_in_time(batch.requests, now_s)}
+        small = _without(batch, [request for request in batch.requests if request.id not in ids])
+        if 2 * _tokens(small.requests) >= _tokens(batch.requests) or not self._fills_two_batches:
+            return small, late
+        large, refused = batch, []
         while late_of_whole:
-            late += late_of_whole
-            batch = _without(batch, late_of_whole)
-            late_of_whole = self._late(batch.requests, now_s)
-        return batch, late
+            refused += late_of_whole
+            large = _without(large, late_of_whole)
+            late_of_whole = self._late(large.requests, now_s)
+        # Where whole batches take longer than anybody has, nothing is left of the large one.
+        return (large, late + refused) if _tokens(large.requests) >= _tokens(small.requests) else (small, late)
 
     def _ending_in_time(self, requests: tuple[Waiting, ...], now_s: float) -> list[Waiting]:
         """The most urgent, after those who waited too long: as many as end before the earliest deadline among them."""
@@ -271,6 +273,10 @@ class RequestQueue:
         if len(self._fullest) > 4 * len(self._of_tenant) + 64:
             self._fullest = [(-self._fill_of(tenant), tenant) for tenant in self._of_tenant]
             heapq.heapify(self._fullest)
+
+
+def _tokens(requests: Iterable[Waiting]) -> int:
+    return sum(request.tokens for request in requests)
 
 
 def _without(batch: Batch, dropped: list[Waiting]) -> Batch:

@@ -30,7 +30,7 @@ from hplm.scheduling.policy import Batch, Budget
 from hplm.scheduling.queue import RequestQueue
 from hplm.serving.places import Places
 from hplm.serving.refusal import for_the_wire
-from hplm.serving.worker import SWITCH_INTERVAL_S, ExclusiveLock, Job, Worker
+from hplm.serving.worker import SWITCH_INTERVAL_S, ExclusiveLock, Held, Job, Worker
 from hplm.store.catalog import Catalog
 from hplm.store.layout import Store
 from hplm.store.records import ServedTenant
@@ -142,8 +142,8 @@ class PlotStage:
             RequestQueue(
                 Fcfs(),
                 Budget(1, settings.batch_tokens, settings.batch_requests, settings.batch_requests),
-                # Nothing is refused by prediction before batches were seen: what they cost depends on the text.
-                CostModel.fit([(1, 1, 1e-6)]),
+                # What a batch costs depends on how much of its text was seen before: that may change from one to the next.
+                CostModel(forgetting=0.8),
                 capacity=settings.queue_capacity,
                 weights=settings.tenant_weights,
                 starve_after_s=settings.default_deadline_s,
@@ -208,20 +208,24 @@ class PlotStage:
         except HplmError as error:
             self._worker.refuse(reply, for_the_wire(error, given.tenant))
             return
-        self._texts.fetch(tenant).add_done_callback(partial(self._card_read, asked))
+        held = self._worker.hold(
+            *(reply, is_cancelled), self._deadline_of(given), partial(self._opening.leave, tenant.name)
+        )
+        self._texts.fetch(tenant).add_done_callback(partial(self._card_read, asked, held))
 
-    def _card_read(self, asked: _Asked, texts: Future[int]) -> None:
+    def _card_read(self, asked: _Asked, held: Held, texts: Future[int]) -> None:
         """The tenant's card is known, or cannot be read."""
         try:
-            opened = partial(self._opened, asked, texts.result())
+            opened = partial(self._opened, asked, held, texts.result())
             self._domains.fetch(asked.tenant.lineage).add_done_callback(opened)
         except Exception as error:
-            self._opening.leave(asked.tenant.name)
-            self._refuse(asked, error)
+            if held.release():
+                self._refuse(asked, error)
 
-    def _opened(self, asked: _Asked, texts: int, lookup: Future[PlotLookup]) -> None:
+    def _opened(self, asked: _Asked, held: Held, texts: int, lookup: Future[PlotLookup]) -> None:
         """The tenant's domain is open, or cannot be."""
-        self._opening.leave(asked.tenant.name)
+        if not held.release():
+            return
         try:
             self._queue(asked, texts, lookup.result())
         except Exception as error:
@@ -238,14 +242,18 @@ class PlotStage:
         """Raises TextCountError."""
         text = check_text_count(asked.text, texts)
         given = asked.given
-        deadline_s = self._settings.default_deadline_s if given.deadline_s is None else given.deadline_s
         self._worker.submit(
             Job(_Ready(asked.tenant, text, lookup), asked.reply, asked.is_cancelled),
             tenant=asked.tenant.name,
             tokens=sum(len(raw) // BYTES_PER_TOKEN + 1 for raw in given.texts) + 1,
             arrived_s=given.arrived_s,
-            deadline_s=given.arrived_s + deadline_s,
+            deadline_s=self._deadline_of(given),
         )
+
+    def _deadline_of(self, given: PlotInput) -> float:
+        """When it must have been looked up: under overload that is just in time, and the second stage needs some too."""
+        whole_s = self._settings.default_deadline_s if given.deadline_s is None else given.deadline_s
+        return given.arrived_s + whole_s - min(whole_s / 2, self._settings.reserve_s)
 
     @property
     def windows_by_level(self) -> Counter[str]:

@@ -35,7 +35,7 @@ from hplm.scheduling.queue import RequestQueue
 from hplm.scheduling.registry import load_policy
 from hplm.serving.places import Places
 from hplm.serving.refusal import for_the_wire
-from hplm.serving.worker import SWITCH_INTERVAL_S, ExclusiveLock, Job, Worker
+from hplm.serving.worker import SWITCH_INTERVAL_S, ExclusiveLock, Held, Job, Worker
 from hplm.store.catalog import Catalog
 from hplm.store.layout import Store
 from hplm.store.records import ServedTenant
@@ -167,7 +167,7 @@ class UpperStage:
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for a batch."""
+        """Requests that wait for a batch, or for their tenant's weights."""
         return self._worker.waiting
 
     def submit(self, given: UpperInput, reply: Reply, is_cancelled: Callable[[], bool] = lambda: False) -> None:
@@ -183,8 +183,10 @@ class UpperStage:
             return
         if tenant is not None:
             self._queue(given, tenant, reply, is_cancelled)
-        else:
-            self._cache.fetch(key).add_done_callback(partial(self._loaded, given, key.name, reply, is_cancelled))
+            return
+        _, deadline_s = self._times_of(given)
+        held = self._worker.hold(reply, is_cancelled, deadline_s, partial(self._loads.leave, key.name))
+        self._cache.fetch(key).add_done_callback(partial(self._loaded, given, held, reply, is_cancelled))
 
     def run(self, inputs: Sequence[UpperInput]) -> list[UpperAnswer | HplmError]:
         """Answers in order, without queue and threads; what is wrong with one request is that request's answer alone."""
@@ -204,10 +206,11 @@ class UpperStage:
         return [answer for answer in answers if answer is not None]
 
     def _loaded(
-        self, given: UpperInput, name: str, reply: Reply, is_cancelled: Callable[[], bool], loaded: Future[Tenant]
+        self, given: UpperInput, held: Held, reply: Reply, is_cancelled: Callable[[], bool], loaded: Future[Tenant]
     ) -> None:
         """The tenant is in host memory, or cannot be."""
-        self._loads.leave(name)
+        if not held.release():
+            return
         try:
             self._queue(given, loaded.result(), reply, is_cancelled)
         except HplmError as error:
@@ -217,17 +220,23 @@ class UpperStage:
             logging.getLogger(__name__).exception("a tenant could not be loaded")
             self._worker.refuse(reply, InternalError("this tenant's model cannot be loaded; the server's log says why"))
 
-    def _queue(self, given: UpperInput, tenant: Tenant, reply: Reply, is_cancelled: Callable[[], bool]) -> None:
+    def _times_of(self, given: UpperInput) -> tuple[float, float]:
+        """When a request arrived, and its deadline."""
         now = time.monotonic()
         # A client that calls this stage itself may claim any time of arrival: only a sound one counts.
         arrived_s = given.arrived_s if given.arrived_s is not None and 0 <= now - given.arrived_s < 3600 else now
-        deadline_s = self._settings.default_deadline_s if given.deadline_s is None else given.deadline_s
+        return arrived_s, arrived_s + (
+            self._settings.default_deadline_s if given.deadline_s is None else given.deadline_s
+        )
+
+    def _queue(self, given: UpperInput, tenant: Tenant, reply: Reply, is_cancelled: Callable[[], bool]) -> None:
+        arrived_s, deadline_s = self._times_of(given)
         self._worker.submit(
             Job(_Ready(UpperRequest(tenant, given.hidden), given.tokens), reply, is_cancelled),
             tenant=tenant.card.name,
             tokens=len(given.hidden),
             arrived_s=arrived_s,
-            deadline_s=arrived_s + deadline_s,
+            deadline_s=deadline_s,
         )
 
     def _run(

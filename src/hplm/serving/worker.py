@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from hplm.errors import CancelledError, DeadlineError, HplmError, InternalError, QueueFullError, StoppingError
 from hplm.scheduling.policy import Batch, Waiting
@@ -45,6 +45,33 @@ class Job(Generic[Item, Answer]):
     item: Item
     reply: Callable[[Answer | HplmError], None]
     is_cancelled: Callable[[], bool]
+
+
+class Held:
+    """A request that waits for what it needs before it may be queued: answered without, where its time or its client has gone.
+
+    `left` is called when it waits no longer, for whatever reason.
+    """
+
+    def __init__(self, job: Job[Any, Any], deadline_s: float, left: Callable[[], None]) -> None:
+        self.job = job
+        self.deadline_s = deadline_s
+        self._left = left
+        self._waits = True
+        self._lock = threading.Lock()
+
+    def release(self) -> bool:
+        """Whether it still waited: who is told so answers it or queues it, and nobody else does."""
+        with self._lock:
+            waited, self._waits = self._waits, False
+        if waited:
+            self._left()
+        return waited
+
+    @property
+    def waits(self) -> bool:
+        """Whether it was not released yet."""
+        return self._waits
 
 
 class ExclusiveLock:
@@ -113,6 +140,7 @@ class Worker(Generic[Item, Answer]):
         self._next_from_s = -math.inf
         self._ids = itertools.count()
         self._jobs: dict[int, Job[Item, Answer]] = {}
+        self._held: dict[int, tuple[float, Held]] = {}
         self._changed = threading.Condition()
         self._stopping = False
         self._stopped = threading.Event()
@@ -147,8 +175,8 @@ class Worker(Generic[Item, Answer]):
 
     @property
     def waiting(self) -> int:
-        """Requests in the queue now."""
-        return len(self._queue)
+        """Requests in the queue now, and those held."""
+        return len(self._queue) + len(self._held)
 
     def submit(
         self,
@@ -176,6 +204,34 @@ class Worker(Generic[Item, Answer]):
         if self._upcoming is not None and self._computing and not self._knows_next:
             self._look_ahead.set()
 
+    def hold(
+        self,
+        reply: Callable[[Answer | HplmError], None],
+        is_cancelled: Callable[[], bool],
+        deadline_s: float,
+        left: Callable[[], None],
+    ) -> Held:
+        """Look after a request that cannot be queued yet, until it is released: see Held. Refused when the stage stops, too."""
+        held_id = next(self._ids)
+
+        def forget() -> None:
+            with self._changed:
+                self._held.pop(held_id, None)
+            left()
+
+        held = Held(Job(None, reply, is_cancelled), deadline_s, forget)
+        with self._changed:
+            stopping = self._stopping
+            if not stopping:
+                self._held[held_id] = self._clock(), held
+        if stopping:
+            self._end(held, StoppingError("the server is shutting down"))
+        return held
+
+    def _end(self, held: Held, error: HplmError) -> None:
+        if held.release():
+            self._answer(held.job, error)
+
     def refuse(self, reply: Callable[[Answer | HplmError], None], error: HplmError) -> None:
         """Answer a request that never came to the queue, on this thread, and count it with the others."""
         self._count(error.code.lower())
@@ -186,7 +242,10 @@ class Worker(Generic[Item, Answer]):
         with self._changed:
             self._stopping = True
             left = self._queue.drain()
+            held_now = [held for _, held in self._held.values()]
             self._changed.notify_all()
+        for held in held_now:
+            self._end(held, StoppingError("the server is shutting down"))
         for request in left:
             self._answer(self._jobs.pop(request.id), StoppingError("the server is shutting down"))
         self._stopped.set()
@@ -272,9 +331,10 @@ class Worker(Generic[Item, Answer]):
 
     def _sweep_loop(self) -> None:
         """Take requests whose clients have gone out of the queue: a few at a time, oldest first, for asking takes its time."""
-        last = -1
+        last = last_held = -1
         while not self._stopped.wait(SWEEP_EVERY_S):
             last = self._sweep(last)
+            last_held = self._sweep_held(last_held)
 
     def _sweep(self, last: int) -> int:
         """Ask for those behind request `last`; returns the last that was asked for, -1 to begin at the front again.
@@ -297,6 +357,26 @@ class Worker(Generic[Item, Answer]):
                     del self._jobs[request_id]
             if was_waiting:
                 self._answer(job, CancelledError("the client has gone"))
+        return asked[-1][0] if len(asked) == SWEPT_AT_ONCE else -1
+
+    def _sweep_held(self, last: int) -> int:
+        """As `_sweep`, of those held; and refuse those whose time has gone."""
+        with self._changed:
+            now = self._clock()
+            late = [held for _, held in self._held.values() if held.deadline_s <= now]
+            old = (
+                (held_id, held)
+                for held_id, (since_s, held) in self._held.items()
+                if held_id > last and now - since_s > ASK_CANCELLED_AFTER_S
+            )
+            asked = list(itertools.islice(old, SWEPT_AT_ONCE))
+        for held in late:
+            self._end(
+                held, DeadlineError("what this request needs was not loaded by its deadline; nothing was computed")
+            )
+        for _, held in asked:
+            if held.waits and self._is_gone(held.job):
+                self._end(held, CancelledError("the client has gone"))
         return asked[-1][0] if len(asked) == SWEPT_AT_ONCE else -1
 
     def _look_ahead_loop(self) -> None:

@@ -8,14 +8,14 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, delete, insert, select, update
 
-from hplm.errors import LeaseLostError, UnknownJobError
+from hplm.errors import LeaseLostError, UnknownJobError, WorkerLostError
 from hplm.store.database import Database
 from hplm.store.records import UNFINISHED, Job, JobState
 from hplm.store.registry_uploads import check_there
 from hplm.store.schema import jobs
 
 MOST_ATTEMPTS = 3
-LOST = {"code": "WORKER_LOST", "message": f"the worker was lost {MOST_ATTEMPTS} times while at it; see its log"}
+LOST = {"code": WorkerLostError.code, "message": f"the worker was lost {MOST_ATTEMPTS} times while at it; see its log"}
 _FIELDS = tuple(Job.__dataclass_fields__)
 
 
@@ -137,8 +137,11 @@ class Jobs:
             _held_row(connection, job_id, worker)
             _end(connection, job_id, state, now_s, result=result, error=error)
 
-    def release_job(self, job_id: str, worker: str, now_s: float) -> None:
-        """Give a job back to the queue, as if it had not been begun: the worker stops. Raises LeaseLostError."""
+    def release_job(self, job_id: str, worker: str, now_s: float, *, counted: bool = False) -> None:
+        """Give a job back to the queue. Raises LeaseLostError.
+
+        As if it had not been begun, for the worker stops; `counted` as one of its MOST_ATTEMPTS.
+        """
         with self._database.writing() as connection:
             row = _held_row(connection, job_id, worker)
             if row.cancel_requested:
@@ -155,7 +158,7 @@ class Jobs:
                     step="",
                     progress=0.0,
                     eta_s=None,
-                    attempts=row.attempts - 1,
+                    attempts=row.attempts - (not counted),
                 )
             )
 

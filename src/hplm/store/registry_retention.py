@@ -14,9 +14,10 @@ class Retention:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def retire(self, keep: int, now_s: float) -> int:
+    def retire(self, keep: int, now_s: float, *, base: str) -> int:
         """Retire what is neither current nor among the newest `keep` of its tenant or domain; returns how many.
 
+        Of one base: servers of others that share the registry may keep more.
         A domain version stays while a kept tenant version is tied to it or a kept domain version stands on it.
         """
         assert keep >= 1
@@ -26,7 +27,9 @@ class Retention:
             aged = (
                 select(v.id, tenants.c.current_id, age)
                 .join(tenants, tenants.c.name == v.tenant)
-                .where(v.retired_s.is_(None))
+                .join(domain_versions, domain_versions.c.id == v.domain_version_id)
+                .join(domains, domains.c.id == domain_versions.c.domain_id)
+                .where(v.retired_s.is_(None), domains.c.base == base)
                 .subquery()
             )
             old = select(aged.c.id).where(aged.c.age > keep, aged.c.id.is_distinct_from(aged.c.current_id))
@@ -39,7 +42,7 @@ class Retention:
             rows = connection.execute(
                 select(d.id, d.domain_id, d.parent_id, domains.c.current_id)
                 .join(domains, domains.c.id == d.domain_id)
-                .where(d.retired_s.is_(None))
+                .where(d.retired_s.is_(None), domains.c.base == base)
                 .order_by(d.id.desc())
             ).all()
             newer: dict[int, int] = {}

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import Connection, Row, delete, insert, select, update
+from sqlalchemy import Connection, Row, and_, delete, insert, or_, select, update
 
 from hplm.errors import UnknownUploadError, UploadError
 from hplm.store.database import Database
@@ -58,15 +58,20 @@ class Uploads:
             connection.execute(update(uploads).where(uploads.c.id == upload_id).values(complete=True))
             return _upload(_row(connection, upload_id))
 
-    def drop_uploads(self, *, ids: Collection[str] | None = None, before_s: float = math.inf) -> list[str]:
+    def drop_uploads(
+        self, *, ids: Collection[str] | None = None, before_s: float = math.inf, unfinished_before_s: float = -math.inf
+    ) -> list[str]:
         """Forget uploads, those with `ids` or all, that were announced before `before_s`, unless an unfinished job names them.
 
-        Returns the ids of those that went. A job is submitted before or after all of this, never between.
+        Those that are not complete go where they were announced before `unfinished_before_s`. Returns the ids of those
+        that went. A job is submitted before or after all of this, never between.
         """
         with self._database.writing() as connection:
             requests = connection.execute(select(jobs.c.request).where(jobs.c.state.in_(UNFINISHED))).scalars()
             wanted = {upload_id for request in requests for upload_id in uploads_of(request)}
-            old = connection.execute(select(uploads.c.id).where(uploads.c.created_s < before_s)).scalars().all()
+            abandoned = uploads.c.created_s < unfinished_before_s, uploads.c.complete.is_(False)
+            is_old = or_(uploads.c.created_s < before_s, and_(*abandoned))
+            old = connection.execute(select(uploads.c.id).where(is_old)).scalars().all()
             gone = [one for one in old if one not in wanted and (ids is None or one in ids)]
             connection.execute(delete(uploads).where(uploads.c.id.in_(gone)))
         return gone

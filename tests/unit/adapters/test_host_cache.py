@@ -10,6 +10,7 @@ import pytest
 
 from hplm import errors
 from hplm.adapters.host_cache import HostCache
+from tests.waiting import until
 
 
 def test_one_cold_key_loads_once_for_all_who_ask_and_keys_do_not_wait_for_each_other() -> None:
@@ -74,6 +75,18 @@ def test_a_value_that_was_dropped_while_it_loaded_is_not_kept() -> None:
     assert cache.fetch("a").result() == "A"
     assert cache.get("a") == "A"
     cache.close()
+
+
+def test_a_load_that_hangs_keeps_nobody_waiting_for_the_cache_to_close() -> None:
+    may_go_on = threading.Event()
+    cache: HostCache[str, str] = HostCache(lambda key: str(may_go_on.wait(30)), len, capacity_bytes=30, num_threads=1)
+    hangs, waits = cache.fetch("a"), cache.fetch("b")
+    until(lambda: cache._running == {"a"})
+    cache.close(within_s=0.1)
+    for loading in (hangs, waits, cache.fetch("c")):
+        with pytest.raises(errors.StoppingError):
+            loading.result(0)
+    may_go_on.set()
 
 
 def test_a_failed_load_is_tried_again_by_the_next_request() -> None:

@@ -137,6 +137,18 @@ def test_a_chunk_that_meets_a_full_server_is_sent_again(
     assert arrived.read_text() == ROWS
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), errors.StoreUnavailableError("full")])
+def test_an_upload_that_is_broken_off_takes_no_room_on_the_server(
+    manage: ManageClient, registry: Registry, rows: Path, error: BaseException
+) -> None:
+    def broken_off(sent_bytes: int, total_bytes: int) -> None:
+        raise error
+
+    with pytest.raises(type(error)):
+        manage.upload(rows, broken_off)
+    assert registry.uploads() == []
+
+
 def test_a_file_that_is_missing_empty_or_changes_is_refused_by_name(manage: ManageClient, rows: Path) -> None:
     with pytest.raises(errors.DataError, match=r"nowhere\.csv cannot be read"):
         manage.upload("nowhere.csv")
@@ -194,7 +206,7 @@ def test_domains_are_shown_and_listed_and_one_in_use_is_not_deleted(manage: Mana
     with pytest.raises(errors.DomainInUseError, match="acme"):
         manage.delete_domain("law")
     manage.delete_tenant("acme")
-    registry.retire(1, 4.0)
+    registry.retire(1, 4.0, base="tiny")
     manage.delete_domain("law")
     assert [domain.name for domain in manage.list_domains("tiny")] == ["general"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import sqlite3
 import threading
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hplm_builder import tenant_job
+from hplm_builder.job_report import LeaseTimes
 from hplm_builder.worker import Worker
 
 from hplm.adapters import tenant as tenants
@@ -25,6 +27,7 @@ from hplm.store.database import BUSY_S
 from hplm.store.layout import Store
 from hplm.store.records import Job
 from hplm.store.registry import Registry
+from hplm.store.registry_jobs import MOST_ATTEMPTS
 from tests.unit.manage.making import (
     QUICK,
     QUICK_DOMAIN,
@@ -422,6 +425,32 @@ def test_a_worker_that_must_leave_in_the_middle_of_a_step_gives_its_job_back(
     thread.join()
     assert registry.job(job).state == "cancelled"
     assert not [path for path in files_below(store) if path.startswith("tenants/")]
+
+
+@pytest.mark.parametrize("refusals", [1, MOST_ATTEMPTS])
+def test_a_disk_that_is_full_for_a_while_costs_a_job_nothing_that_it_has_kept(
+    service: ManageService, store: Store, registry: Registry, monkeypatch: pytest.MonkeyPatch, refusals: int
+) -> None:
+    job = create_tenant(service, "acme", colours(60))
+    kept, found, really = store.scratch(job) / "kept.pt", [], tenants.save
+
+    def save(*args: Any) -> None:
+        found.append(kept.exists())
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.touch()
+        if len(found) <= refusals:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        really(*args)
+
+    monkeypatch.setattr(tenants, "save", save)
+    Worker(store, "w", times=LeaseTimes(lease_s=0.5, beat_s=0.1, tell_s=0.1)).run(until_idle=True)
+    ended = registry.job(job)
+    if refusals < MOST_ATTEMPTS:
+        assert (ended.state, found) == ("done", [False, True])
+    else:
+        assert ended.error is not None
+        assert (ended.state, ended.error["code"], found) == ("failed", "STORE_UNAVAILABLE", [False, True, True])
+    assert not kept.parent.exists()
 
 
 def test_what_a_job_kept_to_go_on_from_goes_when_it_has_ended(

@@ -18,7 +18,7 @@ from hplm.config import ManagerSettings
 from hplm.errors import StoreUnavailableError, UnknownUploadError, UploadError
 from hplm.manage.requests import StartUpload, UploadChunk
 from hplm.manage.uploads import Uploads
-from hplm.store.caretaker import UPLOAD_S
+from hplm.store.caretaker import UNFINISHED_UPLOAD_S, UPLOAD_S
 from hplm.store.layout import Store
 from hplm.store.registry import Registry
 
@@ -150,11 +150,24 @@ def test_the_quota_holds_when_many_start_at_once(uploads: Uploads, registry: Reg
 
 
 def test_an_upload_that_no_job_waits_for_expires(uploads: Uploads, registry: Registry, tmp_path: Path) -> None:
-    _, wanted, new = (start(uploads, b"x", now_s=NOW_S + at) for at in (0, 0, 10))
+    all_of_them = _, wanted, new = [start(uploads, b"x", now_s=NOW_S + at) for at in (0, 0, 10)]
+    for upload in all_of_them:
+        send(uploads, upload, b"x")
+        uploads.finish(upload)
     registry.submit_job("tenant.create", "tenant:a", {"data": {"train": {"upload": wanted}}}, NOW_S)
     uploads.collect(NOW_S + UPLOAD_S + 5)
     assert {upload.id for upload in registry.uploads()} == {wanted, new}
     assert {path.name for path in (tmp_path / "uploads").iterdir()} == {wanted, new}
+
+
+def test_an_upload_that_nobody_finishes_gives_its_room_back_soon(uploads: Uploads, registry: Registry) -> None:
+    started, whole = (start(uploads, b"good", now_s=NOW_S) for _ in range(2))
+    send(uploads, whole, b"good")
+    uploads.finish(whole)
+    uploads.collect(NOW_S + UNFINISHED_UPLOAD_S - 5)
+    assert {upload.id for upload in registry.uploads()} == {started, whole}
+    uploads.collect(NOW_S + UNFINISHED_UPLOAD_S + 5)
+    assert [upload.id for upload in registry.uploads()] == [whole]
 
 
 def test_bytes_that_are_gone_say_so(uploads: Uploads, tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ class RegistryMachine(RuleBasedStateMachine):
 
     @rule(keep=st.integers(1, 3))
     def retire(self, keep: int) -> None:
-        self.registry.retire(keep, NOW_S)
+        self.registry.retire(keep, NOW_S, base="b")
         for name, versions in self.kept.items():
             newest = sorted(versions)[-keep:]
             self.kept[name] = {n: d for n, d in versions.items() if n in newest or n == self.current[name]}

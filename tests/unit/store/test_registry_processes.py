@@ -123,7 +123,7 @@ def publish_for_ever(store: Store) -> None:
         while True:
             current = publish(registry, "films", root, current).number
             registry.publish_tenants(root.id, "banks/fleet", [f"t{n}" for n in range(100)], NOW_S)
-            registry.retire(2, NOW_S)
+            registry.retire(2, NOW_S, base="b")
 
 
 def publish_first(store: Store) -> None:

@@ -22,16 +22,25 @@ def test_the_newest_versions_and_the_current_one_are_kept(registry: Registry, ro
     updates(registry, "films", root, 5)
     updates(registry, "books", root, 1)
     registry.rollback_tenant("films", 1, NOW_S)
-    assert registry.retire(2, LATER_S) == 2
+    assert registry.retire(2, LATER_S, base="b") == 2
     assert numbers(registry, "films") == [1, 4, 5]
     assert numbers(registry, "books") == [1]
-    assert registry.retire(2, LATER_S) == 0
+    assert registry.retire(2, LATER_S, base="b") == 0
     assert registry.collectable(LATER_S + 1) == ["tenants/films/2", "tenants/films/3"]
+
+
+def test_versions_over_another_base_are_left_to_whoever_serves_it(registry: Registry, root: DomainVersion) -> None:
+    updates(registry, "films", root, 3)
+    publish_branch(registry, "law", root)
+    publish_branch(registry, "law", root)
+    assert registry.retire(1, LATER_S, base="another") == 0
+    assert numbers(registry, "films") == [1, 2, 3]
+    assert registry.retire(1, LATER_S, base="b") == 3
 
 
 def test_retired_files_may_go_only_after_their_time(registry: Registry, root: DomainVersion) -> None:
     updates(registry, "films", root, 2)
-    registry.retire(1, LATER_S)
+    registry.retire(1, LATER_S, base="b")
     assert registry.collectable(LATER_S) == []
     assert registry.collectable(LATER_S + 1) == ["tenants/films/1"]
 
@@ -73,9 +82,9 @@ def test_a_domain_version_stays_while_a_kept_tenant_version_is_tied_to_it(
     publish(registry, "films", root, 1)
     publish_branch(registry, "law", root)
     third = publish_branch(registry, "law", root)
-    registry.retire(2, LATER_S)
+    registry.retire(2, LATER_S, base="b")
     assert [one.number for one in registry.domain_versions("b", "law")] == [1, 2, 3]
-    registry.retire(1, LATER_S)
+    registry.retire(1, LATER_S, base="b")
     assert registry.domain_versions("b", "law") == [third]
     assert registry.collectable(LATER_S + 1) == ["tenants/films/1", "domains/b/law/2", "domains/b/law/1"]
 
@@ -86,10 +95,10 @@ def test_a_parent_stays_while_a_kept_child_stands_on_it_and_goes_with_it(
     law = publish_branch(registry, "law", root)
     publish_branch(registry, "law", root)
     publish_branch(registry, "tax", law)
-    registry.retire(1, LATER_S)
+    registry.retire(1, LATER_S, base="b")
     assert [one.number for one in registry.domain_versions("b", "law")] == [1, 2]
     publish_branch(registry, "tax", root)
-    registry.retire(1, LATER_S)
+    registry.retire(1, LATER_S, base="b")
     assert registry.collectable(LATER_S + 1) == ["domains/b/tax/1", "domains/b/law/1"]
 
 

@@ -112,7 +112,7 @@ def test_retired_versions_are_removed_after_the_grace_and_live_ones_never(
     old, live = publish(store, registry, base, "films"), publish(store, registry, base, "films", 1)
     gone = publish(store, registry, base, "books")
     now_s = time.time()
-    registry.retire(1, now_s)
+    registry.retire(1, now_s, base="b")
     registry.delete_tenant("books", now_s)
     assert collect(store, registry, GRACE_S - 5).count == 0
     assert set(collect(store, registry).retired) == {old, gone}
@@ -172,7 +172,7 @@ def test_the_first_version_of_a_tenant_from_before_the_registry_goes_without_its
     caretaker.adopt(store, registry, NOW_S)
     second = publish(store, registry, base, "films", 1)
     assert second == "tenants/films/2"
-    registry.retire(1, time.time())
+    registry.retire(1, time.time(), base="b")
     assert collect(store, registry).retired == ("tenants/films",)
     assert paths(store) == {"bases/b", "plots/general", second}
     assert [path.name for path in store.tenant("films").iterdir()] == ["2"]
@@ -212,7 +212,11 @@ def test_two_may_collect_at_once(store: Store, registry: Registry, base: str, ro
 
 
 def test_uploads_go_when_they_are_old_and_no_job_waits_for_them(store: Store, registry: Registry) -> None:
-    used, unused = (registry.start_upload(1, "a", NOW_S) for _ in range(2))
+    started = [registry.start_upload(1, "a", NOW_S) for _ in range(2)]
+    for upload in started:
+        registry.receive(upload.id, 1)
+        registry.complete_upload(upload.id)
+    used, unused = (registry.upload(upload.id) for upload in started)
     for name in (used.id, unused.id, "stray"):
         store.upload(name).mkdir(parents=True)
         (store.upload(name) / "data.csv").touch()
