@@ -1,6 +1,8 @@
 # hplm on NVIDIA's Triton container: 24.10 by default, any later one with --build-arg TRITON=25.12 and the like.
 #   docker build -t hplm .
-#   docker run --rm --gpus all --cap-add SYS_NICE --shm-size 1g -p 8000-8002:8000-8002 -v hplm:/data hplm
+#   docker run --rm --gpus all --cap-add SYS_NICE --shm-size 1g --stop-timeout 30 -p 8000-8002:8000-8002 -v hplm:/data hplm
+# The CPU is taken where torch sees no GPU (its driver may be too old): triton.log says which; "device": "cuda" in hbert_upper's
+# settings refuses to start instead. Load tests run from another machine: pip install 'hplm[loadtest]' there.
 # Not built where this project is tested (no Docker there); each line follows from facts seen on the server itself.
 ARG TRITON=24.10
 FROM nvcr.io/nvidia/tritonserver:${TRITON}-py3

@@ -1,6 +1,7 @@
 """Triton backend `upper`: HIDDEN, TOKENS, TENANT, ARRIVED, VERSION -> LABEL, SCORE, SPAN, LOGITS."""
 
 import numpy as np
+import triton_python_backend_utils as pb_utils
 
 from hplm import config, wire
 from hplm.serving.upper_stage import UpperInput, UpperStage
@@ -22,6 +23,8 @@ class TritonPythonModel:
                 metrics.Family("hplm_upper_waiting", "Requests that wait for a batch", ""): lambda: self._stage.waiting
             },
         )
+        # What `auto` has come to: a GPU that torch does not see is no error.
+        pb_utils.Logger.log_info(f"{args['model_name']}: computing {self._stage.about}")
         self._stage.start()
 
     def execute(self, requests):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -284,8 +285,20 @@ def tenant(
     show_scores([card])
 
 
+# The settings that each option of `export` is about.
+EXPORTED = {
+    "base": {"base"},
+    "plot": {"table", "domain"},
+    "miss": {"miss"},
+    "dtype": {"dtype"},
+    "slots": {"num_slots"},
+    "quantization": {"quantization"},
+}
+
+
 @app.command(name="export")
 def export_models(
+    context: typer.Context,
     store: StoreOption = DEFAULT_STORE,
     models: Annotated[Path, typer.Option(help="Where the model folders go.")] = DEMO_FOLDER / "models",
     base: BaseOption = DEFAULT_BASE,
@@ -299,11 +312,35 @@ def export_models(
         str, typer.Option(help="none, or int8: feed-forward halves of the upper layers in it, on a CPU with VNNI.")
     ] = UpperSettings.quantization,
     manager: Annotated[bool, typer.Option(help="Also the models that take manage requests.")] = True,
+    keep_settings: Annotated[
+        bool,
+        typer.Option(
+            "--keep-settings", help="What the models there were set to stays, but for the options given here."
+        ),
+    ] = False,
 ) -> None:
     """Write the Triton model folders hbert_plot, hbert_upper, hbert and manager over a store.
 
-    Example: hplm build export --miss backoff --slots 256
+    Models that stand there are replaced, their settings too unless they are kept. Examples:
+
+      hplm build export --miss backoff --slots 256
+
+      hplm build export --models /srv/hplm/models --store /srv/hplm/store --keep-settings
     """
+    keep: set[str] = set()
+
+    def given(option: str) -> bool:
+        source = context.get_parameter_source(option)
+        # By its name: typer has click's own class or one that it brings.
+        return source is not None and source.name in ("COMMANDLINE", "ENVIRONMENT")
+
+    if keep_settings:
+        fields = (
+            one.name for kind in (PlotSettings, UpperSettings, ManagerSettings) for one in dataclasses.fields(kind)
+        )
+        keep = set(fields).difference(
+            {"store", "registry"}, *(EXPORTED[option] for option in EXPORTED if given(option))
+        )
     plot_values = {"store": "", "base": base, "table": plot, "miss": miss, "dtype": dtype}
     upper_values = {"store": "", "base": base, "num_slots": slots, "dtype": dtype, "quantization": quantization}
     export(
@@ -312,6 +349,7 @@ def export_models(
         parse(PlotSettings, plot_values, "hbert_plot"),
         parse(UpperSettings, upper_values, "hbert_upper"),
         ManagerSettings(store="", base=base, domain=plot) if manager else None,
+        keep=keep,
     )
     print(f"wrote {models}; serve it with `hplm serve --models {models}`")
 

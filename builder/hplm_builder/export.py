@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Collection
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
-from hplm.config import ManagerSettings, PlotSettings, UpperSettings
+from hplm.config import ManagerSettings, PlotSettings, UpperSettings, load
 from hplm.errors import DataError
 from hplm.store import artifact
 from hplm.store.layout import Store
@@ -16,14 +18,21 @@ from hplm.triton.server import MANAGER_ROLES, ROLES, share_folder
 
 
 def export(
-    store: Store, target: Path, plot: PlotSettings, upper: UpperSettings, manager: ManagerSettings | None = None
+    store: Store,
+    target: Path,
+    plot: PlotSettings,
+    upper: UpperSettings,
+    manager: ManagerSettings | None = None,
+    *,
+    keep: Collection[str] = (),
 ) -> None:
     """Write `target` beside its place, then rename; model folders that stood there are replaced, anything else is refused.
 
-    Without `manager` nobody can create or update tenants while it serves: the models for that are left out.
+    Settings with the names in `keep` stay as those folders have them. Without `manager` nobody can create or update tenants
+    while it serves: the models for that are left out.
     The settings' `store` and `registry`, and the manager's `miss`, are filled in here; the store's path is relative to their
     own folder, so that store and models can move together.
-    Raises DataError where `target` holds something that is not ours.
+    Raises ConfigError where what is kept cannot be read, DataError where `target` holds something that is not ours.
     """
     target = target.resolve()
     if target == share_folder("model_repository").resolve():
@@ -47,9 +56,18 @@ def export(
                 (version / "README").write_text("An ensemble has no files; Triton wants its version's folder.\n")
                 continue
             values = asdict(of_role)
+            if keep:
+                values |= {key: value for key, value in _settings_at(target / role, of_role).items() if key in keep}
             values["store"] = os.path.relpath(store.root.resolve(), target / role / "1")
             values["registry"] = store.registry
             path = version / "settings.json"
             # A registry's URL may hold a password.
             path.touch(0o600 if store.registry else 0o666)
             path.write_text(json.dumps(values, indent=2) + "\n")
+
+
+def _settings_at(folder: Path, like: PlotSettings | UpperSettings | ManagerSettings) -> dict[str, Any]:
+    """Those of a model that was exported before; none where there is no such model."""
+    path = folder / "1" / "settings.json"
+    # One that this version does not know is refused by name, not left out.
+    return asdict(load(type(like), path)) if path.exists() else {}

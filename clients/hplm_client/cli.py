@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import deque
 from collections.abc import Iterator
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from hplm.errors import TenantNameError, UnknownTenantError, UnreachableError
 from hplm_client.answers import Prediction
 from hplm_client.asked import lines_of, texts_asked
 from hplm_client.client import Client
+
+# What the next text would meet as well.
+HOPELESS = (UnreachableError, UnknownTenantError, TenantNameError)
 
 
 def predict(
@@ -35,7 +40,7 @@ def predict(
 ) -> None:
     """Ask a tenant's model.
 
-    Examples:
+    Of many lines those that are refused say so in their place, with --json in `error`, and the exit status is 1. Examples:
 
       hplm predict --tenant films "A moving, beautifully acted film."
 
@@ -50,12 +55,31 @@ def predict(
       hplm predict -t alike --jsonl --json < pairs.jsonl
     """
     asked = texts_asked(lines_of(sys.stdin.buffer), text, pair, jsonl=jsonl)
+    sent: deque[tuple[str, str | None]] = deque()
+    refused = 0
+
+    def requests() -> Iterator[tuple[str, str, str | None]]:
+        for texts in asked:
+            sent.append(texts)
+            yield tenant, *texts
+
     with Client(url) as client:
-        for prediction in client.predict_many(((tenant, *texts) for texts in asked), deadline_s=deadline_s):
-            if as_json:
-                print(json.dumps(prediction.as_dict(), ensure_ascii=False), flush=True)
+        for answer in client.predict_many(requests(), deadline_s=deadline_s, on_error="yield"):
+            first, second = sent.popleft()
+            if isinstance(answer, Prediction):
+                shown, lines = answer.as_dict(), list(_lines(answer))
+            elif text is not None or isinstance(answer, HOPELESS):
+                raise answer
             else:
-                Console(highlight=False, soft_wrap=True).print("\n".join(_lines(prediction)), markup=False)
+                refused += 1
+                shown = {"tenant": tenant, "text": first, "pair": second, "error": answer.wire()}
+                lines = [first, f"  {answer.wire()}"]
+            if as_json:
+                print(json.dumps(shown, ensure_ascii=False), flush=True)
+            else:
+                Console(highlight=False, soft_wrap=True).print("\n".join(lines), markup=False)
+    if refused:
+        raise typer.Exit(1)
 
 
 def _lines(prediction: Prediction) -> Iterator[str]:

@@ -6,9 +6,10 @@ import importlib
 from collections import deque
 from collections.abc import Iterable, Iterator
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal, overload
 
 from hplm import wire
+from hplm.errors import HplmError
 from hplm_client.address import split_url
 from hplm_client.answers import Prediction, options_of, outputs_of, prediction_of, tensors_of
 from hplm_client.faults import typed_errors
@@ -60,16 +61,38 @@ class Client:
             result = self._triton.infer(wire.MODEL, inputs, **self._call(logits, deadline_s))
             return prediction_of(result, tenant, text, pair, logits)
 
+    @overload
     def predict_many(
         self,
         requests: Iterable[tuple[str, str] | tuple[str, str, str | None]],
         *,
         logits: bool = False,
         deadline_s: float | None = None,
-    ) -> Iterator[Prediction]:
+        on_error: Literal["raise"] = "raise",
+    ) -> Iterator[Prediction]: ...
+
+    @overload
+    def predict_many(
+        self,
+        requests: Iterable[tuple[str, str] | tuple[str, str, str | None]],
+        *,
+        logits: bool = False,
+        deadline_s: float | None = None,
+        on_error: Literal["yield"],
+    ) -> Iterator[Prediction | HplmError]: ...
+
+    def predict_many(
+        self,
+        requests: Iterable[tuple[str, str] | tuple[str, str, str | None]],
+        *,
+        logits: bool = False,
+        deadline_s: float | None = None,
+        on_error: Literal["raise", "yield"] = "raise",
+    ) -> Iterator[Prediction | HplmError]:
         """Answers to `(tenant, text)` or `(tenant, text, pair)` in order, up to `concurrency` of them under way at once.
 
-        Each has `deadline_s` from its own arrival at the server. What `requests` raises comes after the answers to those
+        Each has `deadline_s` from its own arrival at the server. The first that is refused ends it, and answers behind it are
+        lost; with `on_error="yield"` its error stands in its place. What `requests` raises comes after the answers to those
         before it.
         """
         pending: deque[tuple[str, str, str | None, Any]] = deque()
@@ -78,6 +101,15 @@ class Client:
         with typed_errors(self.url):
             # A dead address shows here, as one error; later, gevent would print a traceback a request.
             self._triton.is_server_live()
+
+        def finished() -> Prediction | HplmError:
+            try:
+                return self._finish(pending.popleft(), logits)
+            except HplmError as error:
+                if on_error == "raise":
+                    raise
+                return error
+
         source = iter(requests)
         while True:
             try:
@@ -89,11 +121,17 @@ class Client:
                 break
             tenant, text, pair = request if len(request) == 3 else (*request, None)
             if len(pending) == self._concurrency:
-                yield self._finish(pending.popleft(), logits)
-            with typed_errors(self.url):
-                pending.append((tenant, text, pair, self._start(tensors_of(self._module, tenant, text, pair), call)))
+                yield finished()
+            try:
+                with typed_errors(self.url):
+                    started = self._start(tensors_of(self._module, tenant, text, pair), call)
+            except HplmError as error:
+                if on_error == "raise":
+                    raise
+                started = error
+            pending.append((tenant, text, pair, started))
         while pending:
-            yield self._finish(pending.popleft(), logits)
+            yield finished()
         if failure is not None:
             raise failure
 
@@ -115,6 +153,8 @@ class Client:
 
     def _finish(self, started: tuple[str, str, str | None, Any], logits: bool) -> Prediction:
         tenant, text, pair, handle = started
+        if isinstance(handle, HplmError):
+            raise handle
         with typed_errors(self.url):
             if self._protocol == "http":
                 result = handle.get_result()

@@ -26,7 +26,10 @@ SERVED_GOAL = 0.9
 
 
 def limit(models: Path, rounds: int, seconds: float, device_name: str, picture: Path | None = None) -> Report:
-    """In-process: the saturated engine's share of the matrix peak. Then the same texts through Triton, as a share of it."""
+    """In-process: the saturated engine's share of the matrix peak of the cores that it computes on.
+
+    Then the same texts through Triton, as a share of it.
+    """
     check_picture(picture)
     keep_freed_memory()
     threads = choose_threads(0)

@@ -48,6 +48,10 @@ def serve(
         Path | None,
         typer.Option(help="Triton's log; default: triton.log beside the models, triton-check.log of --check."),
     ] = None,
+    start_timeout: Annotated[
+        float,
+        typer.Option(min=1.0, help="Seconds until it must be ready: a store of gigabytes is read and checked first."),
+    ] = 120.0,
     worker: Annotated[
         bool | None, typer.Option("--worker/--no-worker", help="Start a worker for jobs; default: as the models say.")
     ] = None,
@@ -87,7 +91,7 @@ def serve(
     try:
         log = log or models.parent / ("triton-check.log" if check else "triton.log")
         server = TritonServer(models, ports, install=install, flags=context.args, log=log, tied=True)
-        server.wait_ready()
+        server.wait_ready(start_timeout)
         stubs = StubKeeper(server)
         predictions = _predictions(console, ports.http_url, cards)
         if check:

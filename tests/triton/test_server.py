@@ -19,6 +19,7 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 from hplm_client import AsyncClient, Client
+from hplm_client.answers import Prediction
 from tritonclient.utils import InferenceServerException
 
 from hplm import errors
@@ -33,6 +34,7 @@ from tests.backends.test_stages import BAD_REQUESTS
 
 pytestmark = pytest.mark.triton
 MEMBERS = tuple(tiny.TASKS)
+HPLM = Path(sys.executable).parent / "hplm"
 
 
 @pytest.fixture(params=["http", "grpc"])
@@ -210,6 +212,37 @@ def test_the_typed_client_raises_typed_errors(client: Client) -> None:
         client.predict("nobody", "hello")
     with pytest.raises(errors.TextTooLargeError):
         list(client.predict_many([("alpha", "x" * 100_000)]))
+
+
+def test_of_many_the_refused_stand_in_their_place_where_that_is_asked_for(client: Client) -> None:
+    asked = [("alpha", "the red cat"), ("nobody", "hello"), ("beta", " "), ("alpha", "\ud800"), ("beta", "a dog")]
+    asked = asked * 8
+    answers = list(client.predict_many(asked, on_error="yield"))
+    kinds = [type(one) for one in answers]
+    assert (
+        kinds
+        == [*(Prediction, errors.UnknownTenantError, errors.EmptyTextError, errors.TextEncodingError, Prediction)] * 8
+    )
+    for (tenant, text), answer in zip(asked, answers, strict=True):
+        assert not isinstance(answer, Prediction) or (answer.tenant, answer.text) == (tenant, text)
+
+
+def test_lines_that_are_refused_say_so_and_the_others_are_answered(server: TritonServer) -> None:
+    def predict(lines: list[str], *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [str(HPLM), "predict", "--url", server.ports.grpc_url, *arguments]
+        return subprocess.run(command, input="\n".join(lines), capture_output=True, text=True, check=False)
+
+    lines = ["the red cat", "x" * 100_000, "a dog"]
+    done = predict(lines, "-t", "alpha", "--json")
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [one["text"] for one in found] == lines
+    assert ["error" in one for one in found] == [False, True, False]
+    assert found[1]["error"].startswith("TEXT_TOO_LARGE: ")
+    assert done.returncode == 1
+    # What every line would meet ends it at the first.
+    done = predict(lines, "-t", "nobody")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "there is no tenant 'nobody'" in done.stderr
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -73,6 +74,15 @@ def test_stopping_is_quick_and_leaves_no_process(tmp_path: Path) -> None:
         ["ps", "-o", "pid=", "--sid", str(group)], capture_output=True, text=True, check=False
     ).stdout.split()
     assert server.stop() is not None  # twice does no harm
+
+
+def test_what_the_last_server_wrote_stays_beside_the_new_log(tmp_path: Path) -> None:
+    log = tmp_path / "triton.log"
+    log.write_text("Signal (6) received\n")
+    with TritonServer(tiny.make_repository(tmp_path), free_ports(), log=log) as server:
+        server.wait_ready(60)
+        assert re.search(r"hbert_upper: computing on cpu in float32 with \d+ threads?", log.read_text())
+    assert (tmp_path / "triton.log.1").read_text() == "Signal (6) received\n"
 
 
 def test_a_taken_port_is_named_with_the_flag_to_change_it() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import re
 from pathlib import Path
 
 import pytest
 
 from hplm import config
-from hplm.config import BaseConfig, PlotSettings, UpperSettings
+from hplm.config import BaseConfig, ManagerSettings, PlotSettings, UpperSettings
 from hplm.errors import ConfigError
 from tests import tiny
 
@@ -72,3 +75,16 @@ def test_a_file_that_is_not_json_is_named(tmp_path: Path) -> None:
 def test_a_base_that_cannot_be_is_refused(change: dict[str, int], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         BaseConfig(**{**vars(tiny.config()), **change})
+
+
+def test_every_setting_is_in_the_documents_with_its_default() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "settings.md").read_text()
+    of_both, plot, upper, manager = (part.partition("\n")[2] for part in page.split("\n## ")[1:])
+    for kind, part in ((PlotSettings, of_both + plot), (UpperSettings, of_both + upper), (ManagerSettings, manager)):
+        rows = dict(re.findall(r"^\| `(\w+)` \| (.+?) \| .+ \|$", part, flags=re.MULTILINE))
+        wanted = {}
+        for one in dataclasses.fields(kind):
+            default = one.default_factory() if one.default_factory is not dataclasses.MISSING else one.default
+            shown = json.dumps(default) if default is not dataclasses.MISSING else "written by the export"
+            wanted[one.name] = f"`{shown}`" if isinstance(default, str | dict) else shown
+        assert rows == wanted

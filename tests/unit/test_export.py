@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from hplm.errors import DataError
 from hplm.store.layout import Store
 from hplm.triton.server import MANAGER_ROLES, ROLES, share_folder
 
+HPLM = Path(sys.executable).parent / "hplm"
 PLOT = PlotSettings(store="", base="b", table="t", miss="backoff")
 UPPER = UpperSettings(store="", base="b")
 
@@ -26,6 +29,31 @@ def test_every_role_has_its_config_a_version_and_settings_that_find_the_store(tm
     folder = tmp_path / "models" / "hbert_plot" / "1"
     settings = config.load(PlotSettings, folder / "settings.json")
     assert (folder / settings.store).resolve() == tmp_path / "store"
+
+
+def test_settings_that_are_kept_are_those_of_the_models_before_but_for_what_is_given(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    command = [str(HPLM), "build", "export", "--store", str(tmp_path / "store"), "--models", str(models)]
+
+    def exported(*options: str) -> tuple[PlotSettings, UpperSettings]:
+        done = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return (
+            config.load(PlotSettings, models / "hbert_plot" / "1" / "settings.json"),
+            config.load(UpperSettings, models / "hbert_upper" / "1" / "settings.json"),
+        )
+
+    exported("--slots", "16", "--miss", "backoff", "--base", "mine")
+    path = models / "hbert_upper" / "1" / "settings.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"tenant_weights": {"acme": 3}}))
+    plot, upper = exported("--keep-settings", "--slots", "32")
+    assert (plot.miss, plot.base, upper.num_slots, upper.tenant_weights) == ("backoff", "mine", 32, {"acme": 3})
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"slots_of_yore": 1}))
+    done = subprocess.run([*command, "--keep-settings"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "unknown key 'slots_of_yore'" in done.stderr
+    plot, upper = exported()
+    assert (plot.miss, upper.num_slots, upper.tenant_weights) == ("compute", UpperSettings.num_slots, {})
 
 
 def test_a_managed_repository_has_both_of_the_managers_models_with_its_settings(tmp_path: Path) -> None:

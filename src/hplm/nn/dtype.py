@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
+from pathlib import Path
 
 import torch
 
@@ -49,6 +50,14 @@ def choose_threads(wanted: int) -> int:
     return wanted or max(1, count_cores() - 1)
 
 
-def count_cores() -> int:
-    """Those that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+def count_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Those that this process may use: of a container with a quota (`docker --cpus`, a limit of Kubernetes) no more than that.
+
+    More threads than a quota has cores for are all stopped for the rest of each period.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    with suppress(OSError, ValueError):
+        # "max 100000" without a quota; OSError outside of a container, and where cgroups are of version 1.
+        quota, period = (cgroup / "cpu.max").read_text().split()
+        cores = min(cores, max(1, int(quota) // int(period)))
+    return cores

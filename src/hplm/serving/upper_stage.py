@@ -136,6 +136,11 @@ class UpperStage:
             nice=settings.compute_nice if threads < count_cores() else 0,
         )
         self._loads = Places(settings.queue_capacity)
+        count = "1 thread" if threads == 1 else f"{threads} threads"
+        dtype = str(choose_dtype(settings.dtype, device)).removeprefix("torch.")
+        products = ", feed-forward halves in int8" if int8 else ""
+        # Where and how it computes, in words.
+        self.about = f"on {device} in {dtype} with {count}{products}"
 
     def start(self) -> None:
         """Begin to answer what is submitted."""

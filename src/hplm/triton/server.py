@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import IO
 
 from hplm.errors import StartError, TritonNotFoundError
 from hplm.process import end_with_parent
@@ -153,6 +154,14 @@ def check_free(ports: Ports) -> None:
                 ) from None
 
 
+def _fresh(log: Path) -> IO[bytes]:
+    """An empty log; what the last server wrote, which may say why it ended, stays beside it as `NAME.1`."""
+    if log.is_file() and log.stat().st_size:
+        log.replace(log.with_name(f"{log.name}.1"))
+    # To be appended to, so that it may be cut short while it is written.
+    return log.open("ab")
+
+
 class TritonServer:
     """A running Triton in a session of its own, so that its stubs end with it. A context manager.
 
@@ -176,7 +185,7 @@ class TritonServer:
         self.install = install or find_triton()
         self.log_path = log
         try:
-            output = log.open("wb") if log is not None else None
+            output = _fresh(log) if log is not None else None
         except OSError as error:
             raise StartError(f"Triton's log {log} cannot be written: {error.strerror}") from error
         managing = (role for role in MANAGER_ROLES if (repository / role).is_dir())

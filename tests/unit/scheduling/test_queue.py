@@ -181,6 +181,20 @@ def test_weights_share_out_batches_while_all_wait() -> None:
     assert tokens == {"heavy": 75, "light": 25}
 
 
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda p: type(p).__name__)
+@pytest.mark.parametrize("rows", [1, 2, 4, 5, 10, 20])
+@pytest.mark.parametrize("starve_after_s", [2.0, math.inf])
+def test_rows_are_shared_out_by_weight_too(policy: Policy, rows: int, starve_after_s: float) -> None:
+    names = [*["flood"] * 300, *["heavy", "light"] * 100]
+    waiting = [request(i, name, tokens=5, deadline_s=30.0) for i, name in enumerate(names)]
+    budget = Budget(rows, 100 // rows, 64, 64)
+    batch = fair_select(policy, waiting, 4.0, budget, {"heavy": 3.0}, starve_after_s)
+    tokens = Counter[str]()
+    for chosen in batch.requests:
+        tokens[chosen.tenant] += chosen.tokens
+    assert tokens == {"flood": 20, "heavy": 60, "light": 20}
+
+
 def test_a_full_queue_makes_room_for_a_tenant_below_its_share_at_the_cost_of_the_fullest() -> None:
     queue = queue_of(Fcfs(), capacity=10)
     for i in range(10):
