@@ -153,7 +153,7 @@ class _Choice:
         first = filler.batch()
         batch = self._add_rows(first, self.waiting)
         if not self._keeps_to_shares(batch):
-            batch = self._add_rows(first, self._left_of_shares(starving))
+            batch = self._add_rows(first, self._left_of_shares(first.requests))
         return self._add_rows(batch, self.waiting)
 
     def _within(self, batch: Batch) -> tuple[Batch, set[str]]:
