@@ -13,6 +13,7 @@ from hplm.adapters.tenant import Tenant
 from hplm.errors import ConfigError
 from hplm.nn import reference
 from hplm.nn.base import Base
+from hplm.nn.dtype import bfloat16_is_fast
 from hplm.nn.upper import UpperEngine, UpperRequest
 from hplm.store.layout import Store
 from tests import tiny
@@ -60,6 +61,24 @@ def test_the_order_of_a_batch_does_not_matter(tiny_base: Base, tiny_store: Store
     order = np.random.default_rng(1).permutation(len(requests))
     for position, got in zip(order, engine.run([requests[i] for i in order]), strict=True):
         np.testing.assert_allclose(got, first[position], atol=2e-4, rtol=2e-4)
+
+
+@pytest.mark.skipif(not bfloat16_is_fast(), reason="this processor has no bfloat16")
+@pytest.mark.parametrize("tenants", [1, 3, 60], ids=["one-tenant", "products-of-their-own", "chunks"])
+def test_no_neighbour_changes_a_bit_of_an_answer(tiny_base: Base, tenants: int) -> None:
+    engine = engine_of(tiny_base, 64, torch.bfloat16)
+    rng = np.random.default_rng(0)
+    members = tiny.fleet_of(tiny_base, tenants)
+    requests = [
+        UpperRequest(members[i % tenants], rng.normal(size=(n, tiny_base.config.hidden_size)).astype(np.float16))
+        for i, n in enumerate(rng.integers(1, 41, 60))
+    ]
+    alone = [engine.run([request])[0] for request in requests]
+    for count in (2, 5, 48):
+        chosen = rng.permutation(len(requests))[:count]
+        for index, got in zip(chosen, engine.run([requests[i] for i in chosen]), strict=True):
+            np.testing.assert_array_equal(got, alone[index])
+    engine.close()
 
 
 def test_bfloat16_stays_near_the_reference(tiny_base: Base, tiny_store: Store) -> None:

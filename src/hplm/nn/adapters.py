@@ -19,11 +19,12 @@ from hplm.adapters.slots import IDENTITY, SlotTable
 from hplm.adapters.tenant import Tenant
 from hplm.config import BaseConfig
 from hplm.nn.encoder import Adapt
-from hplm.nn.scripted import UNCHANGED, AdapterPlan
+from hplm.nn.scripted import UNCHANGED, AdapterPlan, rounded
 from hplm.tracing import Tracer
 
 # Tokens of one tenant that go through one product of the batched form: more are cut, fewer filled up.
-CHUNK_TOKENS = 32
+CHUNK_WIDTHS = (8, 16, 32)
+CHUNK_STEP = 2
 # From this many tokens of a tenant on, a product of its own is faster than chunks (`hplm bench adapters`).
 OWN_PRODUCT_TOKENS = 64
 
@@ -333,37 +334,38 @@ def plan_adapters(slots: Sequence[int], lengths: Sequence[int], device: torch.de
     for slot, start, end in zip(slots, starts, starts[1:], strict=False):
         places.setdefault(slot, []).append(np.arange(start, end))
     together = {slot: np.concatenate(found) for slot, found in places.items()}
-    own = {s: p for s, p in together.items() if len(p) >= OWN_PRODUCT_TOKENS or s == IDENTITY}
-    short = {s: p for s, p in together.items() if s not in own}
-    order = np.concatenate([*own.values(), *short.values()])
-    in_order = bool((np.diff(order) > 0).all())
+    own = {s: p if s == IDENTITY else _filled(p, rounded(len(p))) for s, p in together.items() if _has_own(s, p)}
+    chunk_slots, chunks = _chunks({s: p for s, p in together.items() if s not in own})
+    gathered = np.concatenate([*own.values(), *chunks])
+    # The first place of each: fillers repeat a token that came before.
+    _, back = np.unique(gathered, return_index=True)
     return AdapterPlan(
         list(own),
         [torch.from_numpy(part).to(device) for part in own.values()],
-        *_chunks(short, device),
-        None if in_order else torch.from_numpy(np.argsort(order)).to(device),
+        torch.tensor(chunk_slots, device=device) if chunks else None,
+        torch.from_numpy(np.concatenate(chunks)).to(device) if chunks else None,
+        torch.from_numpy(back).to(device),
     )
 
 
-def _chunks(
-    places: dict[int, npt.NDArray[np.int64]], device: torch.device
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """`chunk_slots`, `chunk_gather` and `chunk_real` of an AdapterPlan."""
-    if not places:
-        return None, None, None
-    width = min(CHUNK_TOKENS, max(len(own) for own in places.values()))
-    steps = np.arange(width)
+def _has_own(slot: int, places: npt.NDArray[np.int64]) -> bool:
+    return slot == IDENTITY or len(places) >= OWN_PRODUCT_TOKENS
+
+
+def _filled(places: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.int64]:
+    """`size` places, the last one repeated."""
+    return places[np.minimum(np.arange(size), len(places) - 1)]
+
+
+def _chunks(places: dict[int, npt.NDArray[np.int64]]) -> tuple[list[int], list[npt.NDArray[np.int64]]]:
+    """`chunk_slots` and the parts of `chunk_gather` of an AdapterPlan: few lengths and numbers of chunks, see `rounded`."""
+    longest = max(map(len, places.values()), default=0)
+    width = next(width for width in CHUNK_WIDTHS if width >= min(longest, CHUNK_WIDTHS[-1]))
     slots: list[int] = []
     gather: list[npt.NDArray[np.int64]] = []
-    sizes: list[int] = []
     for slot, own in places.items():
         for first in range(0, len(own), width):
             slots.append(slot)
-            sizes.append(min(width, len(own) - first))
-            gather.append(own[np.minimum(first + steps, len(own) - 1)])
-    real = np.flatnonzero(steps < np.array(sizes)[:, None])
-    return (
-        torch.tensor(slots, device=device),
-        torch.from_numpy(np.concatenate(gather)).to(device),
-        None if len(real) == width * len(slots) else torch.from_numpy(real).to(device),
-    )
+            gather.append(_filled(own[first : first + width], width))
+    more = rounded(len(slots), CHUNK_STEP) - len(slots)
+    return slots + slots[-1:] * more, gather + gather[-1:] * more

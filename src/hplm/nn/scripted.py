@@ -27,20 +27,30 @@ class AdapterPlan(NamedTuple):
 
     Tokens are brought together by slot. Slots with many tokens, `own_slots`, have a product each over `own_places` (all
     tokens where there are none). The others are cut into chunks of one length that go through one batched product with
-    their slots' weights (HMI's baddbmm): chunk g is of slot `chunk_slots[g]` and takes the tokens `chunk_gather`; fillers
-    repeat one, `chunk_real` are the places of real ones, None if all are. `back` restores the order of the batch.
+    their slots' weights (HMI's baddbmm): chunk g is of slot `chunk_slots[g]` and takes the tokens `chunk_gather`. Fillers
+    repeat a token. `back` is where each token of the batch is in what comes out of all of these one after another.
     """
 
     own_slots: list[int]
     own_places: list[Tensor]
     chunk_slots: Tensor | None
     chunk_gather: Tensor | None
-    chunk_real: Tensor | None
     back: Tensor | None
 
 
 # Every token keeps what it has.
-UNCHANGED = AdapterPlan([0], [], None, None, None, None)
+UNCHANGED = AdapterPlan([0], [], None, None, None)
+
+
+def rounded(size: int, step: int = 8) -> int:
+    """A size at least as large, one of few: 32 multiples of `step`, and 16 more for each doubling beyond.
+
+    oneDNN makes a product ready for its sizes when it first meets them, which takes a millisecond and hundreds of KB, and
+    remembers the last thousand: with batches of any number of tokens that is much time and gigabytes.
+    """
+    while 32 * step < size:
+        step *= 2
+    return (size + step - 1) // step * step
 
 
 def adapt_planned(given: Tensor, parts: list[Tensor], plan: AdapterPlan) -> Tensor:
@@ -50,8 +60,11 @@ def adapt_planned(given: Tensor, parts: list[Tensor], plan: AdapterPlan) -> Tens
         tokens = given.index_select(0, plan.own_places[i]) if len(plan.own_places) > 0 else given
         slot = plan.own_slots[i]
         if slot != 0:
-            reduced = torch.addmm(parts[1][slot], tokens, parts[0][slot]).relu_()
-            tokens = torch.addmm(parts[3][slot], reduced, parts[2][slot]).add_(tokens)
+            # As the chunks below: TorchScript takes `addmm` apart, into a product and a sum that are rounded one after the
+            # other, and a text's answer would depend on how many of its tenant's are in the batch.
+            one = tokens.unsqueeze(0)
+            reduced = torch.baddbmm(parts[1][slot].view(1, 1, -1), one, parts[0][slot].unsqueeze(0)).relu_()
+            tokens = torch.baddbmm(parts[3][slot].view(1, 1, -1), reduced, parts[2][slot].unsqueeze(0)).add_(one)[0]
         adapted.append(tokens)
     chunk_slots = plan.chunk_slots
     chunk_gather = plan.chunk_gather
@@ -63,12 +76,21 @@ def adapt_planned(given: Tensor, parts: list[Tensor], plan: AdapterPlan) -> Tens
         tokens = torch.baddbmm(
             parts[3].index_select(0, chunk_slots).unsqueeze(1), reduced, parts[2].index_select(0, chunk_slots)
         )
-        tokens = tokens.add_(padded).flatten(0, 1)
-        chunk_real = plan.chunk_real
-        adapted.append(tokens if chunk_real is None else tokens.index_select(0, chunk_real))
+        adapted.append(tokens.add_(padded).flatten(0, 1))
     together = adapted[0] if len(adapted) == 1 else torch.cat(adapted)
     back = plan.back
     return together if back is None else together.index_select(0, back)
+
+
+def _with_fillers(plan: AdapterPlan, size: int, more: int) -> AdapterPlan:
+    """For a batch of `size` tokens and `more` behind them, which get what the first one gets."""
+    if more == 0 or (len(plan.own_places) == 0 and plan.chunk_slots is None):
+        return plan
+    back = plan.back
+    if back is None:
+        back = torch.arange(size)
+    back = torch.cat([back, torch.zeros(more, dtype=torch.int64)])
+    return AdapterPlan(plan.own_slots, plan.own_places, plan.chunk_slots, plan.chunk_gather, back)
 
 
 def pack_matrices(weights: list[list[Tensor]]) -> tuple[list[list[Tensor]], bool]:
@@ -100,6 +122,7 @@ class RunLayers(nn.Module):
     int8_tensors: list[list[Tensor]]
     int8_scales: list[tuple[float, float, int]]
     relative: Tensor | None
+    size: int
     hidden: Tensor
     counts: list[int]
     lengths: list[int]
@@ -149,12 +172,14 @@ class RunLayers(nn.Module):
         at_attention: AdapterPlan,
     ) -> None:
         """Take a batch: `hidden` `[N, H]`. See `Attention` for what the others are; a plan for each place of adapters."""
-        self.hidden = hidden
+        self.size = hidden.size(0)
+        more = rounded(self.size) - self.size if self.packed else 0
+        self.hidden = F.pad(hidden, [0, 0, 0, more]) if more > 0 else hidden
         self.counts = counts
         self.lengths = lengths
         self.mask = mask
-        self.at_input = at_input
-        self.at_attention = at_attention
+        self.at_input = _with_fillers(at_input, self.size, more)
+        self.at_attention = _with_fillers(at_attention, self.size, more)
 
     def forward(self, first: int, last: int) -> None:
         """Layers `first` to before `last`."""
@@ -180,6 +205,8 @@ class RunLayers(nn.Module):
             found = F.scaled_dot_product_attention(run[0], run[1], run[2], attn_mask=self._mask(self.lengths[i]))
             context[start:end] = found.transpose(1, 2).reshape(end - start, size)
             start = end
+        # What nobody reads must be numbers all the same.
+        context[start:] = 0
         attended = self._linear(context, weights[2], weights[3])
         attended = adapt_planned(attended, self.parts[layer], self.at_attention)
         hidden = F.layer_norm(hidden + attended, [size], weights[4], weights[5], self.eps)
@@ -249,7 +276,7 @@ class RunLayers(nn.Module):
     @torch.jit.export
     def end(self) -> Tensor:
         """The batch after the layers that ran, `[N, H]`; nothing of it is kept."""
-        hidden = self.hidden
+        hidden = self.hidden[: self.size]
         self.begin(self.nothing, [], [], None, self.unchanged, self.unchanged)
         return hidden
 
