@@ -39,6 +39,9 @@ def export(
         raise DataError(f"{target} holds the templates; choose another folder")
     if target.exists() and (foreign := {path.name for path in target.iterdir()} - {*ROLES, *MANAGER_ROLES}):
         raise DataError(f"{target} holds {sorted(foreign)[0]!r}, which is no model of hplm; choose an empty folder")
+    if keep:
+        before = _settings_at(target / "hbert_plot", plot)
+        plot = replace(plot, **{key: before[key] for key in before.keys() & set(keep)})
     with artifact.replacing(target) as partial:
         settings: dict[str, PlotSettings | UpperSettings | ManagerSettings | None] = {
             "hbert_plot": plot,
@@ -46,6 +49,8 @@ def export(
             "hbert": None,
         }
         if manager is not None:
+            if keep and not (target / MANAGER_ROLES[0]).is_dir():
+                manager = replace(manager, base=plot.base, domain=plot.table)
             settings |= dict.fromkeys(MANAGER_ROLES, replace(manager, miss=plot.miss))
         for role, of_role in settings.items():
             version = partial / role / "1"
@@ -57,7 +62,12 @@ def export(
                 continue
             values = asdict(of_role)
             if keep:
-                values |= {key: value for key, value in _settings_at(target / role, of_role).items() if key in keep}
+                before = _settings_at(target / role, of_role)
+                # Tenants are trained over what they will be served.
+                values |= {
+                    key: before[key]
+                    for key in before.keys() & set(keep) - ({"miss"} if role in MANAGER_ROLES else set())
+                }
             values["store"] = os.path.relpath(store.root.resolve(), target / role / "1")
             values["registry"] = store.registry
             path = version / "settings.json"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import shutil
 import threading
@@ -34,6 +35,8 @@ from hplm.store.registry_uploads import uploads_of
 from hplm_builder.job_bench import Bench
 from hplm_builder.job_report import JobReport, LeaseTimes
 
+# Of a disk: it may have room, or be there, again. A file that is missing or forbidden stays so.
+PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE)
 log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
@@ -152,31 +155,34 @@ class Worker:
             except OSError as failed:
                 log.exception("job %s failed", job.id)
                 error = StoreUnavailableError(f"the worker cannot read or write a file it needs: {failed.strerror}")
+                error.__cause__ = failed
             except Exception:
                 log.exception("job %s failed", job.id)
                 error = InternalError("the worker failed on this job; its log says why")
+            if _tries_again(job, error):
+                # Still held, so that no other worker meets the same disk at once.
+                self.stop.wait(self._times.lease_s)
             try:
-                self._insist(lambda: self._end(registry, job, result, error))
+                has_ended = self._insist(lambda: self._end(registry, job, result, error))
             except (LeaseLostError, UnknownJobError) as lost:
                 log.warning("job %s was another's before its end: %s", job.id, lost)
                 return
         log.info("job %s: %s", job.id, "done" if error is None else error.wire())
-        if _tries_again(job, error):
-            # The others need the disk too.
-            self.stop.wait(self._times.lease_s)
-        elif not isinstance(error, StoppingError):
+        if has_ended:
             self._consume(uploads, job, error)
 
-    def _end(self, registry: Registry, job: Job, result: dict[str, object] | None, error: HplmError | None) -> None:
+    def _end(self, registry: Registry, job: Job, result: dict[str, object] | None, error: HplmError | None) -> bool:
+        """Whether the job has ended; else it is in the queue again."""
         now_s = self._clock()
         if error is None:
             registry.finish_job(job.id, self._name, now_s, result=result)
         elif isinstance(error, StoppingError) or _tries_again(job, error):
-            registry.release_job(job.id, self._name, now_s, counted=not isinstance(error, StoppingError))
+            return not registry.release_job(job.id, self._name, now_s, counted=not isinstance(error, StoppingError))
         elif isinstance(error, JobCancelledError):
             registry.finish_job(job.id, self._name, now_s, cancelled=True)
         else:
             registry.finish_job(job.id, self._name, now_s, error={"code": error.code, "message": str(error)})
+        return True
 
     def _insist(self, ask: Callable[[], Answer]) -> Answer:
         """A registry that is busy for a moment must not cost a trained tenant. The job's heartbeat goes on meanwhile."""
@@ -210,4 +216,6 @@ class Worker:
 
 def _tries_again(job: Job, error: HplmError | None) -> bool:
     """Whether what stopped a job may pass, a full disk, and it goes on from what it has kept: as often as a lost worker's."""
-    return isinstance(error, StoreUnavailableError) and job.attempts < MOST_ATTEMPTS
+    if not isinstance(error, StoreUnavailableError) or job.attempts >= MOST_ATTEMPTS:
+        return False
+    return not isinstance(error.__cause__, OSError) or error.__cause__.errno in PASSING

@@ -64,7 +64,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     folder = tmp_path_factory.mktemp("fleet")
     dtype = choose_dtype("auto", torch.device("cpu"))
     name = str(dtype).removeprefix("torch.")
-    upper_settings = {"host_cache_mb": 1, "device": "cpu"}
+    upper_settings = {"host_cache_mb": 1, "device": "cpu", "num_threads": 1}
     models = tiny.make_repository(folder, num_slots=SLOTS, dtype=name, upper_settings=upper_settings)
     store = Store(folder / "store")
     base = bases.load(store.base("tiny"))
@@ -80,10 +80,13 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
             device=torch.device("cpu"),
             dtype=dtype,
         )
-        # One tenant after another, nobody beside it.
+        # One tenant after another, nobody beside it, by as many threads as the server has.
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
         hidden = [state.numpy().astype(np.float16) for state in states]
         wanted = np.array([np.concatenate(engine.run([UpperRequest(m, h) for h in hidden])) for m in members])
         engine.close()
+        torch.set_num_threads(threads)
         slow = base.load_upper()
         found = np.array([[reference.logits(slow, s, m)[0].numpy() for s in states] for m in members[:50]])
         assert np.abs(wanted[:50] - found).mean() < 0.02 * found.std()

@@ -48,6 +48,12 @@ def test_settings_that_are_kept_are_those_of_the_models_before_but_for_what_is_g
     path.write_text(json.dumps(json.loads(path.read_text()) | {"tenant_weights": {"acme": 3}}))
     plot, upper = exported("--keep-settings", "--slots", "32")
     assert (plot.miss, plot.base, upper.num_slots, upper.tenant_weights) == ("backoff", "mine", 32, {"acme": 3})
+    manager = config.load(ManagerSettings, models / "manager" / "1" / "settings.json")
+    assert (manager.miss, manager.base) == ("backoff", "mine")
+    exported("--keep-settings", "--no-manager", "--miss", "compute")
+    exported("--keep-settings", "--miss", "backoff")
+    manager = config.load(ManagerSettings, models / "manager" / "1" / "settings.json")
+    assert (manager.miss, manager.base) == ("backoff", "mine")
     path.write_text(json.dumps(json.loads(path.read_text()) | {"slots_of_yore": 1}))
     done = subprocess.run([*command, "--keep-settings"], capture_output=True, text=True, check=False)
     assert done.returncode == 1

@@ -104,7 +104,7 @@ class HostCache(Generic[Key, Value]):
 
     def _run(self, key: Key, future: Future[Value]) -> None:
         with self._lock:
-            if key not in self._loading:
+            if self._loading.get(key) is not future:
                 return
             self._running.add(key)
         try:
@@ -112,12 +112,12 @@ class HostCache(Generic[Key, Value]):
             size = self._size_of(value)
         except BaseException as error:
             with self._lock:
-                is_awaited, _ = self._loaded(key)
+                is_awaited, _ = self._loaded(key, future)
             if is_awaited:
                 future.set_exception(error)
             return
         with self._lock:
-            is_awaited, is_wanted = self._loaded(key)
+            is_awaited, is_wanted = self._loaded(key, future)
             if is_wanted:
                 self._kept[key] = value
                 self.kept_bytes += size
@@ -127,10 +127,12 @@ class HostCache(Generic[Key, Value]):
         if is_awaited:
             future.set_result(value)
 
-    def _loaded(self, key: Key) -> tuple[bool, bool]:
+    def _loaded(self, key: Key, future: Future[Value]) -> tuple[bool, bool]:
         """Whether somebody waits for the value, none where the cache was closed meanwhile; whether it is to be kept."""
         self._running.discard(key)
-        is_awaited = self._loading.pop(key, None) is not None
+        is_awaited = self._loading.get(key) is future
+        if is_awaited:
+            del self._loading[key]
         is_wanted = is_awaited and key not in self._unwanted
         self._unwanted.discard(key)
         return is_awaited, is_wanted

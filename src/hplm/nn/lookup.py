@@ -27,7 +27,6 @@ from hplm.plot.table import PlotTable, Rows, Spare, Values
 from hplm.store import artifact
 from hplm.store.layout import Store
 
-
 # A window costs as much as three tokens: few are filled up.
 WINDOW_STEP = 2
 

@@ -62,7 +62,7 @@ class CostModel:
         if self._headroom > 1.0:
             self._headroom = max(1.0, 0.9 * self._headroom)
         elif self._products.any():
-            self._targets *= 0.98
+            self._targets *= self._forgetting
             self._solve()
 
     def observe(self, tokens: int, squares: int, seconds: float) -> None:

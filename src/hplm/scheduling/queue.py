@@ -8,6 +8,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -116,6 +117,7 @@ class RequestQueue:
             batch = self._select(self._policy, waiting, now_s)
         except BaseException as error:
             # A third party's code: whatever it raises, the thread that computes must go on.
+            _raise_on_main_thread(error)
             failure = f"{type(self._policy).__name__}: {error!r}"
             batch = self._select(Fcfs(), waiting, now_s)
         batch, late = self._fit_deadlines(batch, now_s)
@@ -136,7 +138,8 @@ class RequestQueue:
         """What `take` would choose of a snapshot, for a head start. Needs no lock: it reads and changes nothing else."""
         try:
             return self._select(self._policy, waiting, now_s).requests if waiting else ()
-        except BaseException:
+        except BaseException as error:
+            _raise_on_main_thread(error)
             # `take` will meet the same failure and report it.
             return ()
 
@@ -273,6 +276,12 @@ class RequestQueue:
         if len(self._fullest) > 4 * len(self._of_tenant) + 64:
             self._fullest = [(-self._fill_of(tenant), tenant) for tenant in self._of_tenant]
             heapq.heapify(self._fullest)
+
+
+def _raise_on_main_thread(error: BaseException) -> None:
+    """There an interrupt is the user's, not the policy's."""
+    if not isinstance(error, Exception) and threading.current_thread() is threading.main_thread():
+        raise error
 
 
 def _tokens(requests: Iterable[Waiting]) -> int:

@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -208,24 +209,24 @@ class PlotStage:
         except HplmError as error:
             self._worker.refuse(reply, for_the_wire(error, given.tenant))
             return
-        held = self._worker.hold(
-            *(reply, is_cancelled), self._deadline_of(given), partial(self._opening.leave, tenant.name)
-        )
-        self._texts.fetch(tenant).add_done_callback(partial(self._card_read, asked, held))
+        job: Job[Any, LookedUp] = Job(asked, reply, is_cancelled)
+        held = self._worker.hold(job, self._deadline_of(given), partial(self._opening.leave, tenant.name))
+        self._texts.fetch(tenant).add_done_callback(partial(self._card_read, held, tenant.lineage))
 
-    def _card_read(self, asked: _Asked, held: Held, texts: Future[int]) -> None:
+    def _card_read(self, held: Held, lineage: Lineage, texts: Future[int]) -> None:
         """The tenant's card is known, or cannot be read."""
         try:
-            opened = partial(self._opened, asked, held, texts.result())
-            self._domains.fetch(asked.tenant.lineage).add_done_callback(opened)
+            opened = partial(self._opened, held, texts.result())
+            self._domains.fetch(lineage).add_done_callback(opened)
         except Exception as error:
-            if held.release():
-                self._refuse(asked, error)
+            if (job := held.release()) is not None:
+                self._refuse(job.item, error)
 
-    def _opened(self, asked: _Asked, held: Held, texts: int, lookup: Future[PlotLookup]) -> None:
+    def _opened(self, held: Held, texts: int, lookup: Future[PlotLookup]) -> None:
         """The tenant's domain is open, or cannot be."""
-        if not held.release():
+        if (job := held.release()) is None:
             return
+        asked: _Asked = job.item
         try:
             self._queue(asked, texts, lookup.result())
         except Exception as error:

@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -187,11 +188,12 @@ class UpperStage:
             self._worker.refuse(reply, for_the_wire(error, given.tenant))
             return
         if tenant is not None:
-            self._queue(given, tenant, reply, is_cancelled)
+            self._queue(given, tenant, self._times_of(given), reply, is_cancelled)
             return
-        _, deadline_s = self._times_of(given)
-        held = self._worker.hold(reply, is_cancelled, deadline_s, partial(self._loads.leave, key.name))
-        self._cache.fetch(key).add_done_callback(partial(self._loaded, given, held, reply, is_cancelled))
+        times = self._times_of(given)
+        job: Job[Any, UpperAnswer] = Job((given, times), reply, is_cancelled)
+        held = self._worker.hold(job, times[1], partial(self._loads.leave, key.name))
+        self._cache.fetch(key).add_done_callback(partial(self._loaded, held))
 
     def run(self, inputs: Sequence[UpperInput]) -> list[UpperAnswer | HplmError]:
         """Answers in order, without queue and threads; what is wrong with one request is that request's answer alone."""
@@ -210,20 +212,21 @@ class UpperStage:
                 answers[indices[place]] = answer
         return [answer for answer in answers if answer is not None]
 
-    def _loaded(
-        self, given: UpperInput, held: Held, reply: Reply, is_cancelled: Callable[[], bool], loaded: Future[Tenant]
-    ) -> None:
+    def _loaded(self, held: Held, loaded: Future[Tenant]) -> None:
         """The tenant is in host memory, or cannot be."""
-        if not held.release():
+        if (job := held.release()) is None:
             return
+        given, times = job.item
         try:
-            self._queue(given, loaded.result(), reply, is_cancelled)
+            self._queue(given, loaded.result(), times, job.reply, job.is_cancelled)
         except HplmError as error:
-            self._worker.refuse(reply, for_the_wire(error, given.tenant))
+            self._worker.refuse(job.reply, for_the_wire(error, given.tenant))
         except Exception:
             # Futures swallow what their callbacks raise: without an answer here there would be none.
             logging.getLogger(__name__).exception("a tenant could not be loaded")
-            self._worker.refuse(reply, InternalError("this tenant's model cannot be loaded; the server's log says why"))
+            self._worker.refuse(
+                job.reply, InternalError("this tenant's model cannot be loaded; the server's log says why")
+            )
 
     def _times_of(self, given: UpperInput) -> tuple[float, float]:
         """When a request arrived, and its deadline."""
@@ -234,8 +237,15 @@ class UpperStage:
             self._settings.default_deadline_s if given.deadline_s is None else given.deadline_s
         )
 
-    def _queue(self, given: UpperInput, tenant: Tenant, reply: Reply, is_cancelled: Callable[[], bool]) -> None:
-        arrived_s, deadline_s = self._times_of(given)
+    def _queue(
+        self,
+        given: UpperInput,
+        tenant: Tenant,
+        times: tuple[float, float],
+        reply: Reply,
+        is_cancelled: Callable[[], bool],
+    ) -> None:
+        arrived_s, deadline_s = times
         self._worker.submit(
             Job(_Ready(UpperRequest(tenant, given.hidden), given.tokens), reply, is_cancelled),
             tenant=tenant.card.name,

@@ -54,24 +54,26 @@ class Held:
     """
 
     def __init__(self, job: Job[Any, Any], deadline_s: float, left: Callable[[], None]) -> None:
-        self.job = job
         self.deadline_s = deadline_s
         self._left = left
-        self._waits = True
+        self._job: Job[Any, Any] | None = job
         self._lock = threading.Lock()
 
-    def release(self) -> bool:
-        """Whether it still waited: who is told so answers it or queues it, and nobody else does."""
+    def release(self) -> Job[Any, Any] | None:
+        """The request where it still waited: who gets it answers or queues it, and nobody else does.
+
+        What it holds is let go of, however long what it waited for goes on hanging.
+        """
         with self._lock:
-            waited, self._waits = self._waits, False
-        if waited:
+            job, self._job = self._job, None
+        if job is not None:
             self._left()
-        return waited
+        return job
 
     @property
-    def waits(self) -> bool:
-        """Whether it was not released yet."""
-        return self._waits
+    def job(self) -> Job[Any, Any] | None:
+        """The request where it was not released yet."""
+        return self._job
 
 
 class ExclusiveLock:
@@ -204,13 +206,7 @@ class Worker(Generic[Item, Answer]):
         if self._upcoming is not None and self._computing and not self._knows_next:
             self._look_ahead.set()
 
-    def hold(
-        self,
-        reply: Callable[[Answer | HplmError], None],
-        is_cancelled: Callable[[], bool],
-        deadline_s: float,
-        left: Callable[[], None],
-    ) -> Held:
+    def hold(self, job: Job[Any, Answer], deadline_s: float, left: Callable[[], None]) -> Held:
         """Look after a request that cannot be queued yet, until it is released: see Held. Refused when the stage stops, too."""
         held_id = next(self._ids)
 
@@ -219,7 +215,7 @@ class Worker(Generic[Item, Answer]):
                 self._held.pop(held_id, None)
             left()
 
-        held = Held(Job(None, reply, is_cancelled), deadline_s, forget)
+        held = Held(job, deadline_s, forget)
         with self._changed:
             stopping = self._stopping
             if not stopping:
@@ -229,8 +225,8 @@ class Worker(Generic[Item, Answer]):
         return held
 
     def _end(self, held: Held, error: HplmError) -> None:
-        if held.release():
-            self._answer(held.job, error)
+        if (job := held.release()) is not None:
+            self._answer(job, error)
 
     def refuse(self, reply: Callable[[Answer | HplmError], None], error: HplmError) -> None:
         """Answer a request that never came to the queue, on this thread, and count it with the others."""
@@ -375,7 +371,7 @@ class Worker(Generic[Item, Answer]):
                 held, DeadlineError("what this request needs was not loaded by its deadline; nothing was computed")
             )
         for _, held in asked:
-            if held.waits and self._is_gone(held.job):
+            if (job := held.job) is not None and self._is_gone(job):
                 self._end(held, CancelledError("the client has gone"))
         return asked[-1][0] if len(asked) == SWEPT_AT_ONCE else -1
 

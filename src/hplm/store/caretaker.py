@@ -23,7 +23,7 @@ from hplm.store.registry import Registry
 
 GRACE_S = 120.0  # longer than any request that may still hold what was retired
 UPLOAD_S = 86_400.0
-UNFINISHED_UPLOAD_S = 3_600.0  # what was announced counts against the room for uploads, sent or not
+UNFINISHED_UPLOAD_S = 6 * 3_600.0  # what was announced counts against the room for uploads, sent or not
 JOB_S = 30 * 86_400.0  # what became of a job can be asked so long
 
 

@@ -137,8 +137,8 @@ class Jobs:
             _held_row(connection, job_id, worker)
             _end(connection, job_id, state, now_s, result=result, error=error)
 
-    def release_job(self, job_id: str, worker: str, now_s: float, *, counted: bool = False) -> None:
-        """Give a job back to the queue. Raises LeaseLostError.
+    def release_job(self, job_id: str, worker: str, now_s: float, *, counted: bool = False) -> bool:
+        """Give a job back to the queue; False where it was to be cancelled and has ended so. Raises LeaseLostError.
 
         As if it had not been begun, for the worker stops; `counted` as one of its MOST_ATTEMPTS.
         """
@@ -146,7 +146,7 @@ class Jobs:
             row = _held_row(connection, job_id, worker)
             if row.cancel_requested:
                 _end(connection, job_id, "cancelled", now_s)
-                return
+                return False
             connection.execute(
                 update(jobs)
                 .where(jobs.c.id == job_id)
@@ -161,6 +161,7 @@ class Jobs:
                     attempts=row.attempts - (not counted),
                 )
             )
+        return True
 
     def cancel_job(self, job_id: str, now_s: float) -> Job:
         """A queued job ends at once, a running one when its worker hears of it; one that has ended stays as it is.

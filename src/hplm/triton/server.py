@@ -154,10 +154,17 @@ def check_free(ports: Ports) -> None:
                 ) from None
 
 
+# A server that is started again and again must not lose what the first one said.
+KEPT_LOGS = 5
+
+
 def _fresh(log: Path) -> IO[bytes]:
-    """An empty log; what the last server wrote, which may say why it ended, stays beside it as `NAME.1`."""
+    """An empty log; what the last servers wrote, which may say why they ended, stays beside it as `NAME.1` and so on."""
     if log.is_file() and log.stat().st_size:
-        log.replace(log.with_name(f"{log.name}.1"))
+        for number in range(KEPT_LOGS, 0, -1):
+            before = log.with_name(f"{log.name}.{number - 1}") if number > 1 else log
+            if before.is_file():
+                before.replace(log.with_name(f"{log.name}.{number}"))
     # To be appended to, so that it may be cut short while it is written.
     return log.open("ab")
 
