@@ -96,7 +96,7 @@ TENANTS = (
         "films",
         "film review -> sentiment",
         _films,
-        1_500,
+        1_000,
         2,
         "A moving, beautifully acted film that I would see again.",
     ),
