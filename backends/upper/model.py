@@ -1,7 +1,6 @@
 """Triton backend `upper`: HIDDEN, TOKENS, TENANT, ARRIVED, VERSION -> LABEL, SCORE, SPAN, LOGITS."""
 
 import numpy as np
-import triton_python_backend_utils as pb_utils
 
 from hplm import config, wire
 from hplm.serving.upper_stage import UpperInput, UpperStage
@@ -24,7 +23,7 @@ class TritonPythonModel:
             },
         )
         # What `auto` has come to: a GPU that torch does not see is no error.
-        pb_utils.Logger.log_info(f"{args['model_name']}: computing {self._stage.about}")
+        translate.log(f"{args['model_name']}: computing {self._stage.about}")
         self._stage.start()
 
     def execute(self, requests):

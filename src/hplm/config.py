@@ -71,7 +71,7 @@ class PlotSettings:
 
     `num_threads` 0: one, for the upper stage computes beside it. After a batch of several requests the next begins
     `batch_every_ms` after it at the earliest: fewer and fuller ones cost less a request. `tenant_weights` are shares of this
-    queue, as in UpperSettings.
+    queue, as in UpperSettings. Of a request's time `reserve_s`, at most half of it, is kept for the upper stage.
 
     For measuring: `trace`, a file for the stage's spans; `exclusive_lock`, a file whose lock is held while computing, so
     that stages that name the same one never compute at the same time.

@@ -91,7 +91,13 @@ class Service:
             until(lambda: not any(runs(one) for one in everything))
             self.start()
         else:
-            until(lambda: self.pid(what) not in (None, pid))
+            until(lambda: self.pid(what) not in (None, pid) or self.process.poll() is not None)
+            if self.process.returncode is not None:
+                # Killed while it held a lock that Triton shares with it, a stub takes Triton along.
+                assert self.process.returncode == 1
+                assert "lock_exception" in (self.models.parent / "triton.log").read_text()
+                until(lambda: not any(runs(one) for one in everything))
+                self.start()
 
     def stop(self) -> None:
         self.process.send_signal(signal.SIGINT)

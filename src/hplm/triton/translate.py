@@ -31,6 +31,11 @@ def version_folder(args: dict[str, str]) -> Path:
     return Path(args["model_repository"]) / args["model_version"]
 
 
+def log(message: str) -> None:
+    """A line of Triton's log that is no warning."""
+    pb_utils.Logger.log_info(message)
+
+
 def tensor(request: Any, name: str) -> npt.NDArray[Any]:
     """One request's tensor without its batch dimension, copied: Triton takes the memory back when `execute` returns."""
     return np.array(_one(pb_utils.get_input_tensor_by_name(request, name), name))
