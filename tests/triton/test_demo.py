@@ -135,7 +135,8 @@ def test_the_first_lines_of_the_readme_run(served: Served) -> None:
 
 def test_hplm_predict_reads_lines_and_prints_json(served: Served) -> None:
     url = served.ports.grpc_url
-    command = f"printf 'a lovely film\\n\\nan awful bore\\n' | hplm predict -t films --json --url {url}"
+    lines = "a lovely film\\n\\nA terrible, boring film. I hated every minute of it.\\n"
+    command = f"printf '{lines}' | hplm predict -t films --json --url {url}"
     answers = [json.loads(line) for line in served.run(command).splitlines()]
     assert [answer["label"] for answer in answers] == ["positive", "negative"]
 
