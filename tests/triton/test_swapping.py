@@ -64,8 +64,10 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     folder = tmp_path_factory.mktemp("fleet")
     dtype = choose_dtype("auto", torch.device("cpu"))
     name = str(dtype).removeprefix("torch.")
-    upper_settings = {"host_cache_mb": 1, "device": "cpu", "num_threads": 1}
-    models = tiny.make_repository(folder, num_slots=SLOTS, dtype=name, upper_settings=upper_settings)
+    upper_settings = {"host_cache_mb": 10, "device": "cpu", "num_threads": 1}
+    # Smaller products than any real base has are computed one way or another by their size.
+    shape = tiny.config(hidden_size=128)
+    models = tiny.make_repository(folder, num_slots=SLOTS, dtype=name, shape=shape, upper_settings=upper_settings)
     store = Store(folder / "store")
     base = bases.load(store.base("tiny"))
     members = tiny.make_fleet(store, base, FLEET)
