@@ -19,7 +19,9 @@ class TritonPythonModel:
                 )
             },
             gauges={
-                metrics.Family("hplm_upper_waiting", "Requests that wait for a batch", ""): lambda: self._stage.waiting
+                metrics.Family("hplm_upper_waiting", "Requests that wait for a batch or for weights", ""): lambda: (
+                    self._stage.waiting
+                )
             },
         )
         # What `auto` has come to: a GPU that torch does not see is no error.

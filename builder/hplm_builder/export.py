@@ -8,13 +8,15 @@ import shutil
 from collections.abc import Collection
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from hplm.config import ManagerSettings, PlotSettings, UpperSettings, load
 from hplm.errors import DataError
 from hplm.store import artifact
 from hplm.store.layout import Store
 from hplm.triton.server import MANAGER_ROLES, ROLES, share_folder
+
+Settings = TypeVar("Settings", PlotSettings, UpperSettings, ManagerSettings)
 
 
 def export(
@@ -39,9 +41,7 @@ def export(
         raise DataError(f"{target} holds the templates; choose another folder")
     if target.exists() and (foreign := {path.name for path in target.iterdir()} - {*ROLES, *MANAGER_ROLES}):
         raise DataError(f"{target} holds {sorted(foreign)[0]!r}, which is no model of hplm; choose an empty folder")
-    if keep:
-        before = _settings_at(target / "hbert_plot", plot)
-        plot = replace(plot, **{key: before[key] for key in before.keys() & set(keep)})
+    plot, upper = _kept(target / "hbert_plot", plot, keep), _kept(target / "hbert_upper", upper, keep)
     with artifact.replacing(target) as partial:
         settings: dict[str, PlotSettings | UpperSettings | ManagerSettings | None] = {
             "hbert_plot": plot,
@@ -51,7 +51,9 @@ def export(
         if manager is not None:
             if keep and not (target / MANAGER_ROLES[0]).is_dir():
                 manager = replace(manager, base=plot.base, domain=plot.table)
-            settings |= dict.fromkeys(MANAGER_ROLES, replace(manager, miss=plot.miss))
+            # Tenants are trained over what they will be served.
+            manager = replace(_kept(target / MANAGER_ROLES[0], manager, keep), miss=plot.miss)
+            settings |= dict.fromkeys(MANAGER_ROLES, manager)
         for role, of_role in settings.items():
             version = partial / role / "1"
             version.mkdir(parents=True)
@@ -61,13 +63,6 @@ def export(
                 (version / "README").write_text("An ensemble has no files; Triton wants its version's folder.\n")
                 continue
             values = asdict(of_role)
-            if keep:
-                before = _settings_at(target / role, of_role)
-                # Tenants are trained over what they will be served.
-                values |= {
-                    key: before[key]
-                    for key in before.keys() & set(keep) - ({"miss"} if role in MANAGER_ROLES else set())
-                }
             values["store"] = os.path.relpath(store.root.resolve(), target / role / "1")
             values["registry"] = store.registry
             path = version / "settings.json"
@@ -76,8 +71,11 @@ def export(
             path.write_text(json.dumps(values, indent=2) + "\n")
 
 
-def _settings_at(folder: Path, like: PlotSettings | UpperSettings | ManagerSettings) -> dict[str, Any]:
-    """Those of a model that was exported before; none where there is no such model."""
+def _kept(folder: Path, given: Settings, keep: Collection[str]) -> Settings:
+    """`given`, with what a model that was exported to `folder` before was set to under the names in `keep`."""
     path = folder / "1" / "settings.json"
-    # One that this version does not know is refused by name, not left out.
-    return asdict(load(type(like), path)) if path.exists() else {}
+    if not keep or not path.exists():
+        return given
+    # A setting that this version does not know is refused by name, not left out.
+    before = vars(load(type(given), path))
+    return replace(given, **{key: value for key, value in before.items() if key in keep})

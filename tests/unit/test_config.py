@@ -12,6 +12,7 @@ import pytest
 from hplm import config
 from hplm.config import BaseConfig, ManagerSettings, PlotSettings, UpperSettings
 from hplm.errors import ConfigError
+from hplm.nn.dtype import count_cores
 from tests import tiny
 
 GOOD = {"store": "s", "base": "b", "table": "t"}
@@ -26,6 +27,7 @@ GOOD = {"store": "s", "base": "b", "table": "t"}
         ({"num_threads": True}, "num_threads must be int"),
         ({"overlay_windows": 0}, "overlay_windows must be at least 1"),
         ({"batch_every_ms": -1.0}, "batch_every_ms must be 0 to 100"),
+        ({"reserve_s": -0.1}, "reserve_s must be at least 0"),
         ({"batch_every_ms": float("nan")}, "batch_every_ms must be 0 to 100"),
     ],
 )
@@ -88,3 +90,20 @@ def test_every_setting_is_in_the_documents_with_its_default() -> None:
             shown = json.dumps(default) if default is not dataclasses.MISSING else "written by the export"
             wanted[one.name] = f"`{shown}`" if isinstance(default, str | dict) else shown
         assert rows == wanted
+
+
+@pytest.mark.parametrize(
+    ("quota", "most"),
+    [
+        ("max 100000", 10**6),
+        ("200000 100000", 2),
+        ("250000 100000", 2),
+        ("50000 100000", 1),
+        ("", 10**6),
+        ("x y", 10**6),
+    ],
+)
+def test_a_containers_quota_bounds_the_cores(tmp_path: Path, quota: str, most: int) -> None:
+    without = count_cores(tmp_path)
+    (tmp_path / "cpu.max").write_text(f"{quota}\n")
+    assert count_cores(tmp_path) == min(without, most)

@@ -28,7 +28,8 @@ class AdapterPlan(NamedTuple):
     Tokens are brought together by slot. Slots with many tokens, `own_slots`, have a product each over `own_places` (all
     tokens where there are none). The others are cut into chunks of one length that go through one batched product with
     their slots' weights (HMI's baddbmm): chunk g is of slot `chunk_slots[g]` and takes the tokens `chunk_gather`. Fillers
-    repeat a token. `back` is where each token of the batch is in what comes out of all of these one after another.
+    repeat a token. `back` is where each token of the batch is in what comes out of all of these one after another; None where
+    all tokens have one slot.
     """
 
     own_slots: list[int]
@@ -82,13 +83,11 @@ def adapt_planned(given: Tensor, parts: list[Tensor], plan: AdapterPlan) -> Tens
     return together if back is None else together.index_select(0, back)
 
 
-def _with_fillers(plan: AdapterPlan, size: int, more: int) -> AdapterPlan:
-    """For a batch of `size` tokens and `more` behind them, which get what the first one gets."""
-    if more == 0 or (len(plan.own_places) == 0 and plan.chunk_slots is None):
-        return plan
+def _with_fillers(plan: AdapterPlan, more: int) -> AdapterPlan:
+    """For a batch with `more` tokens behind its own, which get what comes first of all."""
     back = plan.back
-    if back is None:
-        back = torch.arange(size)
+    if more == 0 or back is None:
+        return plan
     back = torch.cat([back, torch.zeros(more, dtype=torch.int64)])
     return AdapterPlan(plan.own_slots, plan.own_places, plan.chunk_slots, plan.chunk_gather, back)
 
@@ -178,8 +177,8 @@ class RunLayers(nn.Module):
         self.counts = counts
         self.lengths = lengths
         self.mask = mask
-        self.at_input = _with_fillers(at_input, self.size, more)
-        self.at_attention = _with_fillers(at_attention, self.size, more)
+        self.at_input = _with_fillers(at_input, more)
+        self.at_attention = _with_fillers(at_attention, more)
 
     def forward(self, first: int, last: int) -> None:
         """Layers `first` to before `last`."""
