@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+import hplm_cli
 from hplm.nn import base as bases
 from hplm.nn.base import Base
 from hplm.store.layout import Store
@@ -17,6 +20,23 @@ from tests import managed, tiny
 # A suite that runs in the background of a shell has SIGINT ignored, and would hand that on to the servers that it interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def hplm(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run `hplm ARGUMENTS` in the test's own process: a new one would import torch for seconds."""
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        monkeypatch.setattr(sys, "argv", ["hplm", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            hplm_cli.main()
+        code = 0 if ended.value.code is None else ended.value.code
+        assert isinstance(code, int)
+        return subprocess.CompletedProcess(sys.argv, code, *capsys.readouterr())
+
+    return run
 
 
 @pytest.fixture(scope="session")

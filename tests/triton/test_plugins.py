@@ -15,7 +15,7 @@ from tests import tiny
 from tests.waiting import until
 from tests.watching import metric
 
-pytestmark = [pytest.mark.triton, pytest.mark.stress, pytest.mark.alone, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.triton, pytest.mark.stress, pytest.mark.timeout(300)]
 
 PLUGIN = """
 from hplm.scheduling.policy import Batch, Waiting

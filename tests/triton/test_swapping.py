@@ -27,7 +27,7 @@ from tests import tiny
 from tests.messages import TEXTS, TOLERANCE, ask_all, message, read, served_hidden
 from tests.watching import metric, pages_of, stubs_of
 
-pytestmark = [pytest.mark.triton, pytest.mark.stress, pytest.mark.alone, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.triton, pytest.mark.stress, pytest.mark.timeout(600)]
 FLEET = 1000
 SLOTS = 8
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from typer.testing import CliRunner
 
 from hplm_cli import make_app
 
-BIN = Path(sys.executable).parent
+Run = Callable[..., subprocess.CompletedProcess[str]]
 COMMANDS = (
     [],
     ["serve"],
@@ -43,10 +44,6 @@ COMMANDS = (
 )
 
 
-def hplm(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([str(BIN / "hplm"), *arguments], capture_output=True, text=True, check=False)
-
-
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_help_shows_an_example(command: list[str]) -> None:
     # In this process: a new one would import torch for every sub-command.
@@ -57,7 +54,8 @@ def test_help_shows_an_example(command: list[str]) -> None:
 
 
 def test_the_program_is_installed_and_knows_its_version() -> None:
-    assert hplm("--version").stdout.startswith("hplm ")
+    command = [str(Path(sys.executable).parent / "hplm"), "--version"]
+    assert subprocess.run(command, capture_output=True, text=True, check=False).stdout.startswith("hplm ")
 
 
 @pytest.mark.parametrize(
@@ -91,7 +89,7 @@ def test_the_program_is_installed_and_knows_its_version() -> None:
         "no-models",
     ],
 )
-def test_a_wrong_call_is_one_line_and_status_1(command: list[str], words: str) -> None:
+def test_a_wrong_call_is_one_line_and_status_1(hplm: Run, command: list[str], words: str) -> None:
     done = hplm(*command)
     assert done.returncode == 1
     assert words in done.stderr
@@ -99,13 +97,13 @@ def test_a_wrong_call_is_one_line_and_status_1(command: list[str], words: str) -
 
 
 @pytest.mark.parametrize("name", ["plot-lookup", "upper", "request"])
-def test_no_rounds_are_refused_by_name(name: str) -> None:
+def test_no_rounds_are_refused_by_name(hplm: Run, name: str) -> None:
     done = hplm("bench", name, "--rounds", "0")
     assert done.returncode == 2
     assert "--rounds" in done.stderr
 
 
-def test_an_unknown_command_is_refused() -> None:
+def test_an_unknown_command_is_refused(hplm: Run) -> None:
     assert hplm("sevre").returncode == 2
 
 

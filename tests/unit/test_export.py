@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,6 @@ from hplm.errors import DataError
 from hplm.store.layout import Store
 from hplm.triton.server import MANAGER_ROLES, ROLES, share_folder
 
-HPLM = Path(sys.executable).parent / "hplm"
 PLOT = PlotSettings(store="", base="b", table="t", miss="backoff")
 UPPER = UpperSettings(store="", base="b")
 
@@ -31,12 +30,14 @@ def test_every_role_has_its_config_a_version_and_settings_that_find_the_store(tm
     assert (folder / settings.store).resolve() == tmp_path / "store"
 
 
-def test_settings_that_are_kept_are_those_of_the_models_before_but_for_what_is_given(tmp_path: Path) -> None:
+def test_settings_that_are_kept_are_those_of_the_models_before_but_for_what_is_given(
+    tmp_path: Path, hplm: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
     models = tmp_path / "models"
-    command = [str(HPLM), "build", "export", "--store", str(tmp_path / "store"), "--models", str(models)]
+    command = ["build", "export", "--store", str(tmp_path / "store"), "--models", str(models)]
 
     def exported(*options: str) -> tuple[PlotSettings, UpperSettings]:
-        done = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
+        done = hplm(*command, *options)
         assert done.returncode == 0, done.stderr
         return (
             config.load(PlotSettings, models / "hbert_plot" / "1" / "settings.json"),
@@ -55,7 +56,7 @@ def test_settings_that_are_kept_are_those_of_the_models_before_but_for_what_is_g
     manager = config.load(ManagerSettings, models / "manager" / "1" / "settings.json")
     assert (manager.miss, manager.base) == ("backoff", "mine")
     path.write_text(json.dumps(json.loads(path.read_text()) | {"slots_of_yore": 1}))
-    done = subprocess.run([*command, "--keep-settings"], capture_output=True, text=True, check=False)
+    done = hplm(*command, "--keep-settings")
     assert done.returncode == 1
     assert "unknown key 'slots_of_yore'" in done.stderr
     plot, upper = exported()
