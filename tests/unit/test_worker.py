@@ -28,7 +28,9 @@ from hplm.scheduling.cost import CostModel
 from hplm.scheduling.policies import Fcfs
 from hplm.scheduling.policy import Batch, Budget, Policy, Waiting
 from hplm.scheduling.queue import RequestQueue, Taken
-from hplm.serving.worker import ASK_CANCELLED_AFTER_S, Job, Run, Worker
+from hplm.serving.answers import Job
+from hplm.serving.held import ASK_CANCELLED_AFTER_S
+from hplm.serving.worker import Run, Worker
 from hplm.tracing import Tracer
 
 SOON_S = 10.0

@@ -21,7 +21,7 @@ from hplm.errors import ArtifactError, HplmError, InternalError
 from hplm.nn import base as bases
 from hplm.nn.dtype import choose_dtype
 from hplm.nn.memory import keep_freed_memory, stop_searching_what_stays
-from hplm.serving.worker import SWITCH_INTERVAL_S
+from hplm.serving.threads import SWITCH_INTERVAL_S
 from hplm.store.catalog import Catalog
 from hplm.store.layout import Store
 from hplm.store.records import ServedTenant

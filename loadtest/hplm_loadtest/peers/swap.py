@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from hplm.serving.worker import be_nice
+from hplm.serving.threads import be_nice
 
 Item = TypeVar("Item")
 

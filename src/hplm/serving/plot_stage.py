@@ -29,9 +29,12 @@ from hplm.scheduling.cost import CostModel
 from hplm.scheduling.policies import Fcfs
 from hplm.scheduling.policy import Batch, Budget
 from hplm.scheduling.queue import RequestQueue
+from hplm.serving.answers import Job
+from hplm.serving.held import Held
 from hplm.serving.places import Places
 from hplm.serving.refusal import for_the_wire
-from hplm.serving.worker import SWITCH_INTERVAL_S, ExclusiveLock, Held, Job, Worker
+from hplm.serving.threads import SWITCH_INTERVAL_S, ExclusiveLock
+from hplm.serving.worker import Worker
 from hplm.store.catalog import Catalog
 from hplm.store.layout import Store
 from hplm.store.records import ServedTenant

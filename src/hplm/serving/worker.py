@@ -6,104 +6,27 @@ of their own, so that sending never stalls computing. Everything that comes in g
 
 from __future__ import annotations
 
-import fcntl
 import itertools
 import logging
 import math
-import os
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from queue import SimpleQueue
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
 from hplm.errors import CancelledError, DeadlineError, HplmError, InternalError, QueueFullError, StoppingError
 from hplm.scheduling.policy import Batch, Waiting
 from hplm.scheduling.queue import Refused, RequestQueue, Taken
+from hplm.serving.answers import Answer, Answers, Item, Job
+from hplm.serving.held import ASK_CANCELLED_AFTER_S, SWEPT_AT_ONCE, Held, HeldRequests
+from hplm.serving.threads import be_nice
 from hplm.tracing import Tracer
 
-Item = TypeVar("Item")
-Answer = TypeVar("Answer")
-# How long a Python thread may keep the others waiting. With Python's 5 ms, computing waits that long between layers
-# whenever a request is being read or answered; with 0.1 ms the waiting threads' own waking takes an eighth of the machine.
-SWITCH_INTERVAL_S = 1e-3
 # At most one look ahead in this time: each goes through all that wait.
 LOOK_AHEAD_EVERY_S = 0.01
-# A request that waited this long is asked whether its client is still there; asking is a round trip to the server.
-ASK_CANCELLED_AFTER_S = 0.25
 SWEEP_EVERY_S = 0.1
-SWEPT_AT_ONCE = 8
-
-
-@dataclass(frozen=True)
-class Job(Generic[Item, Answer]):
-    """One request under way: what to compute, where the answer goes, and how to ask whether anybody still wants it."""
-
-    item: Item
-    reply: Callable[[Answer | HplmError], None]
-    is_cancelled: Callable[[], bool]
-
-
-class Held:
-    """A request that waits for what it needs before it may be queued: answered without, where its time or its client has gone.
-
-    `left` is called when it waits no longer, for whatever reason.
-    """
-
-    def __init__(self, job: Job[Any, Any], deadline_s: float, left: Callable[[], None]) -> None:
-        self.deadline_s = deadline_s
-        self._left = left
-        self._job: Job[Any, Any] | None = job
-        self._lock = threading.Lock()
-
-    def release(self) -> Job[Any, Any] | None:
-        """The request where it still waited: who gets it answers or queues it, and nobody else does.
-
-        What it holds is let go of, however long what it waited for goes on hanging.
-        """
-        with self._lock:
-            job, self._job = self._job, None
-        if job is not None:
-            self._left()
-        return job
-
-    @property
-    def job(self) -> Job[Any, Any] | None:
-        """The request where it was not released yet."""
-        return self._job
-
-
-class ExclusiveLock:
-    """A file lock held while a stage computes, for measuring what it is worth that stages compute at the same time."""
-
-    def __init__(self, path: str) -> None:
-        self._file = open(path, "w")  # noqa: SIM115  kept for the life of the stage
-
-    def __enter__(self) -> None:
-        fcntl.flock(self._file, fcntl.LOCK_EX)
-
-    def __exit__(self, *_: object) -> None:
-        fcntl.flock(self._file, fcntl.LOCK_UN)
-
-
-def be_nice(nice: int, name: str) -> None:
-    """Tell the system how much this thread matters beside others, and the threads that it starts: -20 most, 19 least.
-
-    A thread that computes all the time is made to wait whenever one that only passes a request on wakes on its core, even
-    while another core is idle. Logged, not raised, where the process has no right to: it then computes as any other.
-    """
-    try:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), nice)
-    except OSError as error:
-        logging.getLogger(__name__).warning(
-            "%s: computing at the usual priority, nice %d was refused (%s): under load fewer requests are answered; allow it "
-            "with `--cap-add SYS_NICE` or set compute_nice to 0",
-            *(name, nice, error.strerror),
-        )
-
 
 Run = Callable[[list[Item], Batch], Iterator[tuple[Sequence[int], Sequence[Answer | HplmError]]]]
 
@@ -125,7 +48,6 @@ class Worker(Generic[Item, Answer]):
         tracer: Tracer,
         upcoming: Callable[[list[Item]], None] | None = None,
         exclusive: AbstractContextManager[None] | None = None,
-        answer_threads: int = 2,
         every_s: float = 0.0,
         nice: int = 0,
         clock: Callable[[], float] = time.monotonic,
@@ -142,28 +64,18 @@ class Worker(Generic[Item, Answer]):
         self._next_from_s = -math.inf
         self._ids = itertools.count()
         self._jobs: dict[int, Job[Item, Answer]] = {}
-        self._held: dict[int, tuple[float, Held]] = {}
+        self._answers = Answers(name, tracer)
+        self._held = HeldRequests(self._answers, clock)
         self._changed = threading.Condition()
         self._stopping = False
         self._stopped = threading.Event()
         self._computing = False
         self._look_ahead = threading.Event()
         self._knows_next = False
-        self._posting = threading.Lock()
-        self._senders_ended = False
-        self._outbox: SimpleQueue[tuple[Job[Item, Answer], Answer | HplmError] | None] = SimpleQueue()
-        self._senders = [
-            threading.Thread(target=self._send_loop, name=f"{name}-answer-{i}", daemon=True)
-            for i in range(answer_threads)
-        ]
-        for sender in self._senders:
-            sender.start()
         self._threads = [threading.Thread(target=self._compute_loop, name=f"{name}-compute", daemon=True)]
         self._threads.append(threading.Thread(target=self._sweep_loop, name=f"{name}-sweep", daemon=True))
         if upcoming is not None:
             self._threads.append(threading.Thread(target=self._look_ahead_loop, name=f"{name}-prefetch", daemon=True))
-        self._counts: Counter[str] = Counter()
-        self._counting = threading.Lock()
 
     def start(self) -> None:
         for thread in self._threads:
@@ -171,9 +83,8 @@ class Worker(Generic[Item, Answer]):
 
     @property
     def counts(self) -> Counter[str]:
-        """Answers by outcome (`ok` or an error's code in lower case), batches, tokens, and what failed, since the start."""
-        with self._counting:
-            return Counter(self._counts)
+        """See Answers; and batches, tokens, and what failed."""
+        return self._answers.counts
 
     @property
     def waiting(self) -> int:
@@ -201,61 +112,34 @@ class Worker(Generic[Item, Answer]):
                 refused = self._queue.offer(request, self._clock())
                 self._changed.notify()
         if stopping:
-            self._answer(job, StoppingError("the server is shutting down"))
+            self._answers.give(job, StoppingError("the server is shutting down"))
         self._refuse(refused)
         if self._upcoming is not None and self._computing and not self._knows_next:
             self._look_ahead.set()
 
     def hold(self, job: Job[Any, Answer], deadline_s: float, left: Callable[[], None]) -> Held:
-        """Look after a request that cannot be queued yet, until it is released: see Held. Refused when the stage stops, too."""
-        held_id = next(self._ids)
-
-        def forget() -> None:
-            with self._changed:
-                self._held.pop(held_id, None)
-            left()
-
-        held = Held(job, deadline_s, forget)
-        with self._changed:
-            stopping = self._stopping
-            if not stopping:
-                self._held[held_id] = self._clock(), held
-        if stopping:
-            self._end(held, StoppingError("the server is shutting down"))
-        return held
-
-    def _end(self, held: Held, error: HplmError) -> None:
-        if (job := held.release()) is not None:
-            self._answer(job, error)
+        """Look after a request that cannot be queued yet, until it is released: see HeldRequests."""
+        return self._held.hold(job, deadline_s, left)
 
     def refuse(self, reply: Callable[[Answer | HplmError], None], error: HplmError) -> None:
-        """Answer a request that never came to the queue, on this thread, and count it with the others."""
-        self._count(error.code.lower())
-        reply(error)
+        """Answer a request that never came to the queue: see Answers."""
+        self._answers.refuse(reply, error)
 
     def stop(self, timeout_s: float = 5.0) -> None:
         """Take nothing more, refuse what waits, let the running batch end, send all answers."""
         with self._changed:
             self._stopping = True
             left = self._queue.drain()
-            held_now = [held for _, held in self._held.values()]
             self._changed.notify_all()
-        for held in held_now:
-            self._end(held, StoppingError("the server is shutting down"))
+        self._held.stop()
         for request in left:
-            self._answer(self._jobs.pop(request.id), StoppingError("the server is shutting down"))
+            self._answers.give(self._jobs.pop(request.id), StoppingError("the server is shutting down"))
         self._stopped.set()
         self._look_ahead.set()
         deadline = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-        with self._posting:
-            # What is posted is before the senders' end in the outbox, so it is sent; what comes later is sent directly.
-            self._senders_ended = True
-            for _ in self._senders:
-                self._outbox.put(None)
-        for sender in self._senders:
-            sender.join(max(0.5, deadline - time.monotonic()))
+        self._answers.stop(deadline)
 
     def _compute_loop(self) -> None:
         if self._nice:
@@ -288,9 +172,9 @@ class Worker(Generic[Item, Answer]):
                 if taken.batch is not None and len(taken.batch.requests) > 1:
                     self._next_from_s = now_s + self._every_s
             for job in failed:
-                self._answer(job, InternalError("the server failed to schedule this request; its log says why"))
+                self._answers.give(job, InternalError("the server failed to schedule this request; its log says why"))
             if taken.policy_failure is not None:
-                self._count("policy_failures")
+                self._answers.count("policy_failures")
                 logging.getLogger(__name__).error(
                     "policy: %s; this batch is first come, first served", taken.policy_failure
                 )
@@ -303,8 +187,8 @@ class Worker(Generic[Item, Answer]):
         self._knows_next = False
         self._look_ahead.set()
         tokens = sum(request.tokens for request in batch.requests)
-        self._count("batches")
-        self._count("tokens", tokens)
+        self._answers.count("batches")
+        self._answers.count("tokens", tokens)
         answered: set[int] = set()
         start = self._clock()
         try:
@@ -312,14 +196,14 @@ class Worker(Generic[Item, Answer]):
                 for indices, answers in self._run([job.item for job in jobs], batch):
                     for index, answer in zip(indices, answers, strict=True):
                         answered.add(index)
-                        self._answer(jobs[index], answer)
+                        self._answers.give(jobs[index], answer)
         except Exception:
             logging.getLogger(__name__).exception("%s failed on a batch of %d", self._name, len(jobs))
-            self._count("failed_batches")
+            self._answers.count("failed_batches")
         finally:
             for index, job in enumerate(jobs):
                 if index not in answered:
-                    self._answer(job, InternalError("the server failed on this batch; its log says why"))
+                    self._answers.give(job, InternalError("the server failed on this batch; its log says why"))
             with self._changed:
                 # A batch that failed says nothing about what batches cost.
                 self._queue.done(self._clock() - start if len(answered) == len(jobs) else 0.0)
@@ -330,7 +214,7 @@ class Worker(Generic[Item, Answer]):
         last = last_held = -1
         while not self._stopped.wait(SWEEP_EVERY_S):
             last = self._sweep(last)
-            last_held = self._sweep_held(last_held)
+            last_held = self._held.sweep(last_held)
 
     def _sweep(self, last: int) -> int:
         """Ask for those behind request `last`; returns the last that was asked for, -1 to begin at the front again.
@@ -345,34 +229,14 @@ class Worker(Generic[Item, Answer]):
                 if now - request.arrived_s > ASK_CANCELLED_AFTER_S
             ]
         for request_id, job in asked:
-            if not self._is_gone(job):
+            if not job.is_gone():
                 continue
             with self._changed:
                 was_waiting = self._queue.cancel(request_id)
                 if was_waiting:
                     del self._jobs[request_id]
             if was_waiting:
-                self._answer(job, CancelledError("the client has gone"))
-        return asked[-1][0] if len(asked) == SWEPT_AT_ONCE else -1
-
-    def _sweep_held(self, last: int) -> int:
-        """As `_sweep`, of those held; and refuse those whose time has gone."""
-        with self._changed:
-            now = self._clock()
-            late = [held for _, held in self._held.values() if held.deadline_s <= now]
-            old = (
-                (held_id, held)
-                for held_id, (since_s, held) in self._held.items()
-                if held_id > last and now - since_s > ASK_CANCELLED_AFTER_S
-            )
-            asked = list(itertools.islice(old, SWEPT_AT_ONCE))
-        for held in late:
-            self._end(
-                held, DeadlineError("what this request needs was not loaded by its deadline; nothing was computed")
-            )
-        for _, held in asked:
-            if (job := held.job) is not None and self._is_gone(job):
-                self._end(held, CancelledError("the client has gone"))
+                self._answers.give(job, CancelledError("the client has gone"))
         return asked[-1][0] if len(asked) == SWEPT_AT_ONCE else -1
 
     def _look_ahead_loop(self) -> None:
@@ -401,7 +265,7 @@ class Worker(Generic[Item, Answer]):
         except Exception:
             # Only a head start is lost: the batch fetches what it lacks, and reports what fails there.
             logging.getLogger(__name__).exception("%s: prefetch failed", self._name)
-            self._count("failed_prefetches")
+            self._answers.count("failed_prefetches")
 
     def _refuse(self, refused: Sequence[Refused]) -> None:
         for one in refused:
@@ -410,39 +274,4 @@ class Worker(Generic[Item, Answer]):
             else:
                 error = DeadlineError("the deadline cannot be met; the request was not computed")
             if (job := self._jobs.pop(one.request.id, None)) is not None:
-                self._answer(job, error)
-
-    def _answer(self, job: Job[Item, Answer], answer: Answer | HplmError) -> None:
-        self._count(answer.code.lower() if isinstance(answer, HplmError) else "ok")
-        with self._posting:
-            is_posted = not self._senders_ended
-            if is_posted:
-                self._outbox.put((job, answer))
-        if not is_posted:
-            # The senders have gone, a late batch or a newcomer has not: its own thread sends.
-            self._send(job, answer)
-
-    def _send_loop(self) -> None:
-        while (one := self._outbox.get()) is not None:
-            self._send(*one)
-            del one  # see `_sweep`
-
-    def _send(self, job: Job[Item, Answer], answer: Answer | HplmError) -> None:
-        try:
-            with self._tracer.span("answer"):
-                job.reply(answer)
-        except Exception:
-            logging.getLogger(__name__).exception("%s: an answer could not be sent", self._name)
-            self._count("failed_answers")
-
-    def _is_gone(self, job: Job[Item, Answer]) -> bool:
-        try:
-            return job.is_cancelled()
-        except Exception:
-            # Nobody knows: then it is computed.
-            logging.getLogger(__name__).exception("%s: the server could not say whether a client has gone", self._name)
-            return False
-
-    def _count(self, what: str, times: int = 1) -> None:
-        with self._counting:
-            self._counts[what] += times
+                self._answers.give(job, error)

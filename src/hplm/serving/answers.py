@@ -1,0 +1,102 @@
+"""Answers leave a stage from threads of their own, so that sending never stalls computing; each is counted."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any, Generic, TypeVar
+
+from hplm.errors import HplmError
+from hplm.tracing import Tracer
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True)
+class Job(Generic[Item, Answer]):
+    """One request under way: what to compute, where the answer goes, and how to ask whether anybody still wants it."""
+
+    item: Item
+    reply: Callable[[Answer | HplmError], None]
+    is_cancelled: Callable[[], bool]
+
+    def is_gone(self) -> bool:
+        """Whether its client has gone; where the server cannot say, it has not, and the request is computed."""
+        try:
+            return self.is_cancelled()
+        except Exception:
+            logging.getLogger(__name__).exception("the server could not say whether a client has gone")
+            return False
+
+
+class Answers:
+    """The threads that send a stage's answers, and the stage's counts."""
+
+    def __init__(self, name: str, tracer: Tracer, threads: int = 2) -> None:
+        self._name = name
+        self._tracer = tracer
+        self._posting = threading.Lock()
+        self._senders_ended = False
+        self._outbox: SimpleQueue[tuple[Job[Any, Any], object] | None] = SimpleQueue()
+        self._senders = [
+            threading.Thread(target=self._send_loop, name=f"{name}-answer-{i}", daemon=True) for i in range(threads)
+        ]
+        for sender in self._senders:
+            sender.start()
+        self._counts: Counter[str] = Counter()
+        self._counting = threading.Lock()
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Answers by outcome (`ok` or an error's code in lower case), and what else was counted, since the start."""
+        with self._counting:
+            return Counter(self._counts)
+
+    def count(self, what: str, times: int = 1) -> None:
+        with self._counting:
+            self._counts[what] += times
+
+    def give(self, job: Job[Any, Answer], answer: Answer | HplmError) -> None:
+        """Send and count the one answer of a request."""
+        self.count(answer.code.lower() if isinstance(answer, HplmError) else "ok")
+        with self._posting:
+            is_posted = not self._senders_ended
+            if is_posted:
+                self._outbox.put((job, answer))
+        if not is_posted:
+            # The senders have gone, a late batch or a newcomer has not: its own thread sends.
+            self._send(job, answer)
+
+    def refuse(self, reply: Callable[[Answer | HplmError], None], error: HplmError) -> None:
+        """Answer a request that never came to be a job, on this thread, and count it with the others."""
+        self.count(error.code.lower())
+        reply(error)
+
+    def stop(self, deadline_s: float) -> None:
+        """Send all that was given; `deadline_s` in seconds of `time.monotonic`, half a second more at the least."""
+        with self._posting:
+            # What is posted is before the senders' end in the outbox, so it is sent; what comes later is sent directly.
+            self._senders_ended = True
+            for _ in self._senders:
+                self._outbox.put(None)
+        for sender in self._senders:
+            sender.join(max(0.5, deadline_s - time.monotonic()))
+
+    def _send_loop(self) -> None:
+        while (one := self._outbox.get()) is not None:
+            self._send(*one)
+            del one  # a thread that only waits must hold no job, for jobs hold tenants' weights
+
+    def _send(self, job: Job[Any, Any], answer: object) -> None:
+        try:
+            with self._tracer.span("answer"):
+                job.reply(answer)
+        except Exception:
+            logging.getLogger(__name__).exception("%s: an answer could not be sent", self._name)
+            self.count("failed_answers")

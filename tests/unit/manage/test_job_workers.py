@@ -1,0 +1,248 @@
+"""Jobs and who does them: cancelled, told about, two at once, with a registry or a disk that is away, full or locked."""
+
+from __future__ import annotations
+
+import errno
+import sqlite3
+import threading
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hplm_builder.job_report import LeaseTimes
+from hplm_builder.worker import Worker
+
+from hplm.adapters import tenant as tenants
+from hplm.manage.service import ManageService
+from hplm.store import caretaker
+from hplm.store.database import BUSY_S
+from hplm.store.layout import Store
+from hplm.store.records import Job
+from hplm.store.registry import Registry
+from hplm.store.registry_jobs import MOST_ATTEMPTS
+from tests.unit.manage.making import (
+    QUICK,
+    QUICK_DOMAIN,
+    ask,
+    colours,
+    corpus,
+    create_tenant,
+    files_below,
+    update,
+    upload,
+    work,
+)
+
+LONG = {"epochs": 1000, "patience": 1000}
+
+
+def wait_for(registry: Registry, job: str, state: str, progress: float = 0.0, timeout_s: float = 60.0) -> Job:
+    """The job as it is once in `state` with `progress`."""
+    deadline_s = time.monotonic() + timeout_s
+    while (found := registry.job(job)).state != state or found.progress < progress:
+        assert time.monotonic() < deadline_s, found
+        time.sleep(0.02)
+    return found
+
+
+def test_a_queued_job_is_cancelled_at_once_and_a_running_one_soon(
+    service: ManageService, store: Store, registry: Registry
+) -> None:
+    data = {"train": {"upload": upload(service, colours(200))}}
+    running = ask(service, "tenant.create", tenant="acme", data=data, settings=LONG)["job"]
+    queued = create_tenant(service, "other")
+    worker = Worker(store, "w")
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    try:
+        told = wait_for(registry, running, "running", progress=0.001)
+        assert told.step in ("features", "fine-tune")
+        assert ask(service, "job.cancel", job=queued)["job"]["state"] == "cancelled"
+        assert ask(service, "job.cancel", job=running)["job"]["cancel_requested"]
+        wait_for(registry, running, "cancelled")
+    finally:
+        worker.stop.set()
+        thread.join()
+    assert not [path for path in files_below(store) if path.startswith(("tenants/", "jobs/"))]
+    # Its file is there for another try.
+    job = ask(service, "tenant.create", tenant="acme", data=data, settings=QUICK)["job"]
+    work(store)
+    assert registry.job(job).state == "done"
+
+
+def test_a_running_job_tells_how_far_it_is_and_how_long_it_will_take(
+    service: ManageService, store: Store, registry: Registry
+) -> None:
+    data = {"train": {"upload": upload(service, colours(200))}}
+    job = ask(service, "tenant.create", tenant="acme", data=data, settings=LONG)["job"]
+    worker = Worker(store, "w")
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    try:
+        first = wait_for(registry, job, "running", progress=0.28)
+        later = wait_for(registry, job, "running", progress=first.progress + 0.01)
+    finally:
+        worker.stop.set()
+        thread.join()
+    assert first.eta_s is not None
+    assert later.eta_s is not None
+    assert later.eta_s > 0
+    # The worker was told to stop: the job is as if it had not been begun.
+    given_back = registry.job(job)
+    assert (given_back.state, given_back.attempts, given_back.worker) == ("queued", 0, None)
+
+
+def test_two_workers_do_two_jobs_at_once_and_one_after_the_other_for_one_tenant(
+    service: ManageService, store: Store, registry: Registry
+) -> None:
+    jobs = [create_tenant(service, name) for name in ("a", "b", "c", "d")]
+    work(store)
+    updates = [update(service, "a", colours(seed=seed)) for seed in range(1, 4)]
+    workers = [Worker(store, f"w{number}") for number in range(2)]
+    threads = [threading.Thread(target=worker.run) for worker in workers]
+    for thread in threads:
+        thread.start()
+    jobs += updates + [update(service, name, colours(seed=4)) for name in ("b", "c", "d")]
+    for job in jobs:
+        wait_for(registry, job, "done")
+    for worker, thread in zip(workers, threads, strict=True):
+        worker.stop.set()
+        thread.join()
+    assert [registry.tenant(name).current.number for name in ("a", "b", "c", "d")] == [4, 2, 2, 2]
+    ended = [registry.job(job).ended_s for job in updates]
+    assert ended == sorted(ended, key=lambda at: at or 0.0)
+    verdict = caretaker.verify(store, registry, time.time())
+    assert not verdict.problems
+    assert not verdict.loose
+
+
+def test_what_a_job_made_is_removed_where_it_cannot_be_published(
+    service: ManageService, store: Store, registry: Registry
+) -> None:
+    create_tenant(service, "acme")
+    work(store)
+    job = update(service, "acme", colours(200), settings={"epochs": 50, "patience": 50})
+    worker = Worker(store, "w")
+    thread = threading.Thread(target=worker.run, kwargs={"until_idle": True})
+    thread.start()
+    wait_for(registry, job, "running", progress=0.1)
+    # As `hplm build tenant` does, which makes no job.
+    first = registry.tenant("acme").current
+    number = registry.next_number("acme")
+    registry.publish_tenant(
+        "acme", first.domain_version_id, first.path, time.time(), about={}, number=number, expected=first.number
+    )
+    thread.join()
+    failed = registry.job(job)
+    assert failed.error is not None
+    assert failed.error["code"] == "CONFLICT"
+    assert {Path(path).parent.as_posix() for path in files_below(store) if path.startswith("tenants/")} == {first.path}
+
+
+def test_a_worker_waits_for_a_registry_that_is_away(service: ManageService, store: Store, registry: Registry) -> None:
+    job = create_tenant(service, "acme")
+    service.close()
+    registry.close()
+    place, away = store.root / "registry.sqlite", store.root / "away.sqlite"
+    place.rename(away)
+    worker = Worker(store, "w")
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    try:
+        time.sleep(0.3)
+        assert not place.exists()
+        away.rename(place)
+        wait_for(registry, job, "done")
+    finally:
+        worker.stop.set()
+        thread.join()
+
+
+def test_a_registry_that_is_locked_for_seconds_costs_no_job(
+    service: ManageService, store: Store, registry: Registry
+) -> None:
+    data = {"train": {"upload": upload(service, colours(200))}}
+    settings = {"epochs": 150, "patience": 150}
+    job = ask(service, "tenant.create", tenant="acme", data=data, settings=settings)["job"]
+    worker = Worker(store, "w")
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    try:
+        wait_for(registry, job, "running", progress=0.1)
+        with closing(sqlite3.connect(store.root / "registry.sqlite", isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            time.sleep(BUSY_S + 1.5)
+            other.execute("ROLLBACK")
+        assert wait_for(registry, job, "done").attempts == 1
+    finally:
+        worker.stop.set()
+        thread.join()
+
+
+def test_a_worker_that_must_leave_in_the_middle_of_a_step_gives_its_job_back(
+    service: ManageService, store: Store, registry: Registry
+) -> None:
+    data = {"train": {"upload": upload(service, colours(200))}}
+    job = ask(service, "tenant.create", tenant="acme", data=data, settings=LONG)["job"]
+    worker = Worker(store, "w")
+    thread = threading.Thread(target=worker.run, kwargs={"until_idle": True})
+    thread.start()
+    wait_for(registry, job, "running", progress=0.001)
+    worker.give_back()
+    assert registry.job(job).state == "queued"
+    # Here the process would be gone. This one finds out that the job is no longer its own, and leaves it.
+    ask(service, "job.cancel", job=job)
+    thread.join()
+    assert registry.job(job).state == "cancelled"
+    assert not [path for path in files_below(store) if path.startswith("tenants/")]
+
+
+@pytest.mark.parametrize("refusals", [1, MOST_ATTEMPTS])
+def test_a_disk_that_is_full_for_a_while_costs_a_job_nothing_that_it_has_kept(
+    service: ManageService, store: Store, registry: Registry, monkeypatch: pytest.MonkeyPatch, refusals: int
+) -> None:
+    job = create_tenant(service, "acme", colours(60))
+    kept, found, really = store.scratch(job) / "kept.pt", [], tenants.save
+
+    def save(*args: Any) -> None:
+        found.append(kept.exists())
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.touch()
+        if len(found) <= refusals:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        really(*args)
+
+    monkeypatch.setattr(tenants, "save", save)
+    Worker(store, "w", times=LeaseTimes(lease_s=0.5, beat_s=0.1, tell_s=0.1)).run(until_idle=True)
+    ended = registry.job(job)
+    if refusals < MOST_ATTEMPTS:
+        assert (ended.state, found) == ("done", [False, True])
+    else:
+        assert ended.error is not None
+        assert (ended.state, ended.error["code"], found) == ("failed", "STORE_UNAVAILABLE", [False, True, True])
+    assert not kept.parent.exists()
+
+
+def test_what_a_job_kept_to_go_on_from_goes_when_it_has_ended(
+    service: ManageService, store: Store, registry: Registry
+) -> None:
+    source = {"upload": upload(service, corpus(), "c.txt")}
+    many = {**QUICK_DOMAIN, "tokens": 10_000_000}
+    job = ask(service, "domain.create", domain="law", corpus=source, settings=many)["job"]
+    worker = Worker(store, "w")
+    thread = threading.Thread(target=worker.run, kwargs={"until_idle": True})
+    thread.start()
+    deadline_s = time.monotonic() + 60
+    while not any(store.scratch(job).glob("*.pt")):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+    worker.stop.set()
+    thread.join()
+    assert registry.job(job).state == "queued"
+    caretaker.collect(store, registry, time.time() + 1000)
+    assert any(store.scratch(job).iterdir())
+    ask(service, "job.cancel", job=job)
+    caretaker.collect(store, registry, time.time() + 1000)
+    assert not store.scratch(job).exists()
