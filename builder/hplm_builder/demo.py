@@ -110,13 +110,13 @@ TENANTS = (
 
 
 def demo_data(tenant: DemoTenant, *, quick: bool = False) -> LabelledData:
-    """The tenant's examples in the fixed split; of more than are used (a third of them if `quick`), a seeded sample."""
+    """The tenant's examples in the fixed split; of more than are used, a seeded sample. `quick`: see `build_demo`."""
     parts: dict[str, list[LabelledText]] = {"train": [], "dev": [], "test": []}
     for example, group in tenant.read():
         parts[split_of(group)].append(example)
     rng = np.random.default_rng(0)
-    for name, most in (("train", tenant.most_train), ("dev", 400), ("test", 1_000)):
-        wanted = most // 3 if quick else most
+    for name, most, share in (("train", tenant.most_train, 3), ("dev", 400, 8), ("test", 1_000, 8)):
+        wanted = most // share if quick else most
         if len(parts[name]) > wanted:
             parts[name] = [parts[name][i] for i in rng.choice(len(parts[name]), wanted, replace=False)]
     return check_data(parts["train"], parts["dev"], parts["test"])
@@ -125,7 +125,8 @@ def demo_data(tenant: DemoTenant, *, quick: bool = False) -> LabelledData:
 def build_demo(folder: Path, progress: Progress, *, quick: bool = False) -> list[TenantCard]:
     """Build what `folder` lacks of `store/` and `models/`; parts that are there and sound are kept.
 
-    `quick` tenants are trained on a third of the examples for half as many epochs.
+    `quick`: tables of every tenth document; tenants trained on a third of the examples for half as many epochs, and
+    judged by an eighth.
     """
     store = Store(folder / "store")
     steps = progress.add_task("demo: base, tables, tenants, models", total=3 + len(TENANTS))
@@ -140,14 +141,14 @@ def build_demo(folder: Path, progress: Progress, *, quick: bool = False) -> list
             tables.load(store.table(PLOT, level), fingerprint=base.fingerprint)
     except ArtifactError:
         documents = [text for source in PLOT_SOURCES for text in SOURCES[source]()]
-        build_plot(store, DEFAULT_BASE, PLOT, documents, TOP_PERCENT, progress)
+        build_plot(store, DEFAULT_BASE, PLOT, documents[:: 10 if quick else 1], TOP_PERCENT, progress)
     progress.update(steps, advance=1)
     cards = []
     for demo in TENANTS:
         try:
             cards.append(_built(store, demo.name, base))
         except (ArtifactError, UnknownTenantError):
-            settings = TrainSettings(epochs=max(1, demo.epochs // 2) if quick else demo.epochs)
+            settings = TrainSettings(epochs=(demo.epochs + 1) // 2 if quick else demo.epochs)
             cards.append(
                 build_tenant(
                     store,

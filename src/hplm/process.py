@@ -18,3 +18,12 @@ def end_with_parent(parent: int) -> None:
     _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
         raise StartError(f"process {parent}, which this one should end with, is gone")
+
+
+def end_if_orphaned(parent: int) -> None:
+    """End this process at once where `parent`, which started it, is gone, however that came.
+
+    For a process whose parent's *threads* come and go: at the end of the one that started it the system would send its signal.
+    """
+    if os.getppid() != parent:
+        os._exit(1)

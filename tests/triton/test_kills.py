@@ -255,6 +255,16 @@ def test_triton_killed_while_it_loads_a_model_again_ends_hplm_serve(service: Ser
     until(lambda: not any(runs(one) for one in started))
 
 
+def test_stubs_end_when_triton_and_hplm_serve_are_killed_at_once(service: Service) -> None:
+    triton = service.pid("triton")
+    assert triton is not None
+    started = stubs_of(triton)
+    assert len(started) == 4
+    for pid in (service.process.pid, triton):
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: not any(runs(one) for one in started), 10)
+
+
 def answered(client: Client) -> bool:
     with suppress(errors.ServerError):
         return all(client.predict(name, TEXTS[0]).label for name in STEADY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -9,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
+
+from hplm.process import end_if_orphaned
 
 
 @dataclass(frozen=True)
@@ -21,7 +24,10 @@ class Family:
 
 
 class Published:
-    """Brings metrics up to date every `period_s`: each update is a round trip to the server."""
+    """Brings metrics up to date every `period_s`: each update is a round trip to the server.
+
+    Where the server was killed, a round trip would wait for ever, and the stub with it: it ends instead.
+    """
 
     def __init__(
         self,
@@ -36,6 +42,7 @@ class Published:
         self._metrics: dict[tuple[str, str], Any] = {}
         self._published: dict[str, Counter[str]] = {}
         self._period_s = period_s
+        self._server = os.getppid()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="hplm-metrics", daemon=True)
         self._thread.start()
@@ -55,6 +62,7 @@ class Published:
 
     def _loop(self) -> None:
         while not self._stopped.wait(self._period_s):
+            end_if_orphaned(self._server)
             self._publish()
 
     def _publish(self) -> None:
