@@ -25,7 +25,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 @pytest.fixture
 def hplm(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., subprocess.CompletedProcess[str]]:
+) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
     """Run `hplm ARGUMENTS` in the test's own process: a new one would import torch for seconds."""
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -36,7 +36,11 @@ def hplm(
         assert isinstance(code, int)
         return subprocess.CompletedProcess(sys.argv, code, *capsys.readouterr())
 
-    return run
+    # `hplm serve` sets them.
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    yield run
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session")

@@ -49,11 +49,13 @@ class Served:
 def built() -> Iterator[None]:
     """The demo; where there is none, a quick one, gone again afterwards: `make serve` makes the real one."""
     is_there = (ROOT / "build" / "demo" / "models").is_dir()
-    if not is_there:
-        subprocess.run([str(BIN / "hplm"), "build", "demo", "--quick"], cwd=ROOT, check=True)
-    yield
-    if not is_there:
-        shutil.rmtree(ROOT / "build" / "demo")
+    try:
+        if not is_there:
+            subprocess.run([str(BIN / "hplm"), "build", "demo", "--quick"], cwd=ROOT, check=True)
+        yield
+    finally:
+        if not is_there:
+            shutil.rmtree(ROOT / "build" / "demo", ignore_errors=True)
 
 
 @pytest.fixture(scope="module")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -260,9 +263,15 @@ def test_stubs_end_when_triton_and_hplm_serve_are_killed_at_once(service: Servic
     assert triton is not None
     started = stubs_of(triton)
     assert len(started) == 4
+    segments = set(re.findall(r"/dev/shm/(hplm-triton-[^./]+)\.", Path(f"/proc/{triton}/maps").read_text()))
     for pid in (service.process.pid, triton):
         os.kill(pid, signal.SIGKILL)
     until(lambda: not any(runs(one) for one in started), 10)
+    # Nobody is left who would remove them.
+    for name in segments:
+        for path in Path("/dev/shm").glob(f"{name}.*"):
+            path.unlink()
+        shutil.rmtree(Path(tempfile.gettempdir()) / name, ignore_errors=True)
 
 
 def answered(client: Client) -> bool:

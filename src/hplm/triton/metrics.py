@@ -13,6 +13,9 @@ import triton_python_backend_utils as pb_utils
 
 from hplm.process import end_if_orphaned
 
+# As a stub starts: the server that it belongs to.
+SERVER = os.getppid()
+
 
 @dataclass(frozen=True)
 class Family:
@@ -35,6 +38,7 @@ class Published:
         gauges: Mapping[Family, Callable[[], float]],
         period_s: float = 1.0,
     ) -> None:
+        end_if_orphaned(SERVER)
         self._counters = [(self._family(f, pb_utils.MetricFamily.COUNTER), f, read) for f, read in counters.items()]
         # Triton forgets a family's metrics with the family: all are kept.
         made = [(self._family(f, pb_utils.MetricFamily.GAUGE), read) for f, read in gauges.items()]
@@ -42,7 +46,6 @@ class Published:
         self._metrics: dict[tuple[str, str], Any] = {}
         self._published: dict[str, Counter[str]] = {}
         self._period_s = period_s
-        self._server = os.getppid()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="hplm-metrics", daemon=True)
         self._thread.start()
@@ -51,6 +54,7 @@ class Published:
         """Publish what is left and end the timer."""
         self._stopped.set()
         self._thread.join(timeout=2.0)
+        end_if_orphaned(SERVER)
         self._publish()
         # While Triton still listens, and metrics before their families: later, the stub crashes on it.
         self._metrics.clear()
@@ -62,7 +66,7 @@ class Published:
 
     def _loop(self) -> None:
         while not self._stopped.wait(self._period_s):
-            end_if_orphaned(self._server)
+            end_if_orphaned(SERVER)
             self._publish()
 
     def _publish(self) -> None:
