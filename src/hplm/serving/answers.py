@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from hplm.errors import HplmError
+from hplm.serving.counts import Counts
 from hplm.tracing import Tracer
 
 Item = TypeVar("Item")
@@ -26,17 +26,18 @@ class Job(Generic[Item, Answer]):
     reply: Callable[[Answer | HplmError], None]
     is_cancelled: Callable[[], bool]
 
-    def is_gone(self) -> bool:
-        """Whether its client has gone; where the server cannot say, it has not, and the request is computed."""
-        try:
-            return self.is_cancelled()
-        except Exception:
-            logging.getLogger(__name__).exception("the server could not say whether a client has gone")
-            return False
+
+def is_gone(is_cancelled: Callable[[], bool]) -> bool:
+    """Whether a request's client has gone; where the server cannot say, it has not."""
+    try:
+        return is_cancelled()
+    except Exception:
+        logging.getLogger(__name__).exception("the server could not say whether a client has gone")
+        return False
 
 
 class Answers:
-    """The threads that send a stage's answers, and the stage's counts."""
+    """The threads that send a stage's answers. `counts`: those by outcome, and what else the stage counts."""
 
     def __init__(self, name: str, tracer: Tracer, threads: int = 2) -> None:
         self._name = name
@@ -49,22 +50,11 @@ class Answers:
         ]
         for sender in self._senders:
             sender.start()
-        self._counts: Counter[str] = Counter()
-        self._counting = threading.Lock()
-
-    @property
-    def counts(self) -> Counter[str]:
-        """Answers by outcome (`ok` or an error's code in lower case), and what else was counted, since the start."""
-        with self._counting:
-            return Counter(self._counts)
-
-    def count(self, what: str, times: int = 1) -> None:
-        with self._counting:
-            self._counts[what] += times
+        self.counts = Counts()
 
     def give(self, job: Job[Any, Answer], answer: Answer | HplmError) -> None:
         """Send and count the one answer of a request."""
-        self.count(answer.code.lower() if isinstance(answer, HplmError) else "ok")
+        self.counts.add_answer(answer)
         with self._posting:
             is_posted = not self._senders_ended
             if is_posted:
@@ -75,7 +65,7 @@ class Answers:
 
     def refuse(self, reply: Callable[[Answer | HplmError], None], error: HplmError) -> None:
         """Answer a request that never came to be a job, on this thread, and count it with the others."""
-        self.count(error.code.lower())
+        self.counts.add_answer(error)
         reply(error)
 
     def stop(self, deadline_s: float) -> None:
@@ -99,4 +89,4 @@ class Answers:
                 job.reply(answer)
         except Exception:
             logging.getLogger(__name__).exception("%s: an answer could not be sent", self._name)
-            self.count("failed_answers")
+            self.counts.add("failed_answers")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hplm.errors import CancelledError, DeadlineError, HplmError, StoppingError
-from hplm.serving.answers import Answers, Job
+from hplm.serving.answers import Answers, Job, is_gone
 
 # A request that waited this long is asked whether its client is still there; asking is a round trip to the server.
 ASK_CANCELLED_AFTER_S = 0.25
@@ -95,7 +95,7 @@ class HeldRequests:
                 held, DeadlineError("what this request needs was not loaded by its deadline; nothing was computed")
             )
         for _, held in asked:
-            if (job := held.job) is not None and job.is_gone():
+            if (job := held.job) is not None and is_gone(job.is_cancelled):
                 self._end(held, CancelledError("the client has gone"))
         return asked[-1][0] if len(asked) == SWEPT_AT_ONCE else -1
 

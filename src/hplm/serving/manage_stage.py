@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from hplm.errors import BadManageRequestError, CancelledError, HplmError, InternalError, QueueFullError, StoppingError
+from hplm.serving.answers import is_gone
+from hplm.serving.counts import Counts
 
 Handle = Callable[[bytes], dict[str, Any]]
 Reply = Callable[[bytes | HplmError], None]
@@ -47,14 +49,13 @@ class ManageStage:
         ]
         self._stopping = False
         self._waiting = 0
-        self._counts: Counter[str] = Counter()
-        self._counting = threading.Lock()
+        self._changing = threading.Lock()
+        self._counts = Counts()
 
     @property
     def counts(self) -> Counter[str]:
         """Answers by outcome, `ok` or an error's code in lower case, since the start."""
-        with self._counting:
-            return Counter(self._counts)
+        return self._counts.read()
 
     @property
     def waiting(self) -> int:
@@ -100,12 +101,11 @@ class ManageStage:
         self._count_waiting(-1)
 
     def _count_waiting(self, change: int) -> None:
-        with self._counting:
+        with self._changing:
             self._waiting += change
 
     def _answer(self, reply: Reply, answer: bytes | HplmError) -> None:
-        with self._counting:
-            self._counts[answer.code.lower() if isinstance(answer, HplmError) else "ok"] += 1
+        self._counts.add_answer(answer)
         reply(answer)
 
 
@@ -119,12 +119,3 @@ def answered(handle: Handle, raw: bytes) -> bytes | HplmError:
     except Exception:
         logging.getLogger(__name__).exception("a manage request failed")
         return InternalError("the server failed on this manage request; its log says why")
-
-
-def is_gone(is_cancelled: Callable[[], bool]) -> bool:
-    """Whether the client has gone; where the server cannot say, it has not."""
-    try:
-        return is_cancelled()
-    except Exception:
-        logging.getLogger(__name__).exception("the server could not say whether a client has gone")
-        return False

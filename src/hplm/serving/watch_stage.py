@@ -14,6 +14,7 @@ from typing import Protocol
 from hplm import wire
 from hplm.errors import HplmError, InternalError, QueueFullError, StoppingError
 from hplm.manage.requests import ShowJob, parse_request
+from hplm.serving.counts import Counts
 from hplm.serving.manage_stage import Handle
 
 LOOK_EVERY_S = 0.2
@@ -48,7 +49,7 @@ class WatchStage:
         self._watchers: dict[str, list[Watcher]] = {}
         self._changed = threading.Condition()
         self._stopping = False
-        self._counts: Counter[str] = Counter()
+        self._counts = Counts()
         self._thread = threading.Thread(target=self._loop, name="manage-watch", daemon=True)
 
     def start(self) -> None:
@@ -63,8 +64,7 @@ class WatchStage:
     @property
     def counts(self) -> Counter[str]:
         """Watchers by how they ended: `ok`, or an error's code in lower case; and `events` sent."""
-        with self._changed:
-            return Counter(self._counts)
+        return self._counts.read()
 
     def submit(self, raw: bytes, reply: Reply, is_cancelled: Callable[[], bool]) -> None:
         """Watch the job that `{"action": "job.watch", "job": ...}` names, or refuse at once."""
@@ -146,13 +146,11 @@ class WatchStage:
         return True
 
     def _end(self, watcher: Watcher, answer: bytes | HplmError) -> None:
-        with self._changed:
-            self._counts[answer.code.lower() if isinstance(answer, HplmError) else "ok"] += 1
+        self._counts.add_answer(answer)
         self._send(watcher, answer, is_last=True)
 
     def _send(self, watcher: Watcher, answer: bytes | HplmError, *, is_last: bool) -> None:
-        with self._changed:
-            self._counts["events"] += 1
+        self._counts.add("events")
         try:
             watcher.reply(answer, is_last=is_last)
         except Exception:

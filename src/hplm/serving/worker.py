@@ -19,7 +19,7 @@ from typing import Any, Generic
 from hplm.errors import CancelledError, DeadlineError, HplmError, InternalError, QueueFullError, StoppingError
 from hplm.scheduling.policy import Batch, Waiting
 from hplm.scheduling.queue import Refused, RequestQueue, Taken
-from hplm.serving.answers import Answer, Answers, Item, Job
+from hplm.serving.answers import Answer, Answers, Item, Job, is_gone
 from hplm.serving.held import ASK_CANCELLED_AFTER_S, SWEPT_AT_ONCE, Held, HeldRequests
 from hplm.serving.threads import be_nice
 from hplm.tracing import Tracer
@@ -83,8 +83,8 @@ class Worker(Generic[Item, Answer]):
 
     @property
     def counts(self) -> Counter[str]:
-        """See Answers; and batches, tokens, and what failed."""
-        return self._answers.counts
+        """Answers by outcome, batches, tokens, and what failed."""
+        return self._answers.counts.read()
 
     @property
     def waiting(self) -> int:
@@ -174,7 +174,7 @@ class Worker(Generic[Item, Answer]):
             for job in failed:
                 self._answers.give(job, InternalError("the server failed to schedule this request; its log says why"))
             if taken.policy_failure is not None:
-                self._answers.count("policy_failures")
+                self._answers.counts.add("policy_failures")
                 logging.getLogger(__name__).error(
                     "policy: %s; this batch is first come, first served", taken.policy_failure
                 )
@@ -187,8 +187,8 @@ class Worker(Generic[Item, Answer]):
         self._knows_next = False
         self._look_ahead.set()
         tokens = sum(request.tokens for request in batch.requests)
-        self._answers.count("batches")
-        self._answers.count("tokens", tokens)
+        self._answers.counts.add("batches")
+        self._answers.counts.add("tokens", tokens)
         answered: set[int] = set()
         start = self._clock()
         try:
@@ -199,7 +199,7 @@ class Worker(Generic[Item, Answer]):
                         self._answers.give(jobs[index], answer)
         except Exception:
             logging.getLogger(__name__).exception("%s failed on a batch of %d", self._name, len(jobs))
-            self._answers.count("failed_batches")
+            self._answers.counts.add("failed_batches")
         finally:
             for index, job in enumerate(jobs):
                 if index not in answered:
@@ -229,7 +229,7 @@ class Worker(Generic[Item, Answer]):
                 if now - request.arrived_s > ASK_CANCELLED_AFTER_S
             ]
         for request_id, job in asked:
-            if not job.is_gone():
+            if not is_gone(job.is_cancelled):
                 continue
             with self._changed:
                 was_waiting = self._queue.cancel(request_id)
@@ -265,7 +265,7 @@ class Worker(Generic[Item, Answer]):
         except Exception:
             # Only a head start is lost: the batch fetches what it lacks, and reports what fails there.
             logging.getLogger(__name__).exception("%s: prefetch failed", self._name)
-            self._answers.count("failed_prefetches")
+            self._answers.counts.add("failed_prefetches")
 
     def _refuse(self, refused: Sequence[Refused]) -> None:
         for one in refused:

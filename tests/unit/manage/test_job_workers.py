@@ -6,7 +6,8 @@ import errno
 import sqlite3
 import threading
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from tests.unit.manage.making import (
     upload,
     work,
 )
+from tests.waiting import until
 
 LONG = {"epochs": 1000, "patience": 1000}
 
@@ -47,24 +49,31 @@ def wait_for(registry: Registry, job: str, state: str, progress: float = 0.0, ti
     return found
 
 
+@contextmanager
+def at_work(store: Store, name: str = "w") -> Iterator[None]:
+    """A worker in a thread; at the end it is told to stop, and has."""
+    worker = Worker(store, name)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    try:
+        yield
+    finally:
+        worker.stop.set()
+        thread.join()
+
+
 def test_a_queued_job_is_cancelled_at_once_and_a_running_one_soon(
     service: ManageService, store: Store, registry: Registry
 ) -> None:
     data = {"train": {"upload": upload(service, colours(200))}}
     running = ask(service, "tenant.create", tenant="acme", data=data, settings=LONG)["job"]
     queued = create_tenant(service, "other")
-    worker = Worker(store, "w")
-    thread = threading.Thread(target=worker.run)
-    thread.start()
-    try:
+    with at_work(store):
         told = wait_for(registry, running, "running", progress=0.001)
         assert told.step in ("features", "fine-tune")
         assert ask(service, "job.cancel", job=queued)["job"]["state"] == "cancelled"
         assert ask(service, "job.cancel", job=running)["job"]["cancel_requested"]
         wait_for(registry, running, "cancelled")
-    finally:
-        worker.stop.set()
-        thread.join()
     assert not [path for path in files_below(store) if path.startswith(("tenants/", "jobs/"))]
     # Its file is there for another try.
     job = ask(service, "tenant.create", tenant="acme", data=data, settings=QUICK)["job"]
@@ -77,15 +86,9 @@ def test_a_running_job_tells_how_far_it_is_and_how_long_it_will_take(
 ) -> None:
     data = {"train": {"upload": upload(service, colours(200))}}
     job = ask(service, "tenant.create", tenant="acme", data=data, settings=LONG)["job"]
-    worker = Worker(store, "w")
-    thread = threading.Thread(target=worker.run)
-    thread.start()
-    try:
+    with at_work(store):
         first = wait_for(registry, job, "running", progress=0.28)
         later = wait_for(registry, job, "running", progress=first.progress + 0.01)
-    finally:
-        worker.stop.set()
-        thread.join()
     assert first.eta_s is not None
     assert later.eta_s is not None
     assert later.eta_s > 0
@@ -100,16 +103,10 @@ def test_two_workers_do_two_jobs_at_once_and_one_after_the_other_for_one_tenant(
     jobs = [create_tenant(service, name) for name in ("a", "b", "c", "d")]
     work(store)
     updates = [update(service, "a", colours(seed=seed)) for seed in range(1, 4)]
-    workers = [Worker(store, f"w{number}") for number in range(2)]
-    threads = [threading.Thread(target=worker.run) for worker in workers]
-    for thread in threads:
-        thread.start()
-    jobs += updates + [update(service, name, colours(seed=4)) for name in ("b", "c", "d")]
-    for job in jobs:
-        wait_for(registry, job, "done")
-    for worker, thread in zip(workers, threads, strict=True):
-        worker.stop.set()
-        thread.join()
+    with at_work(store, "w0"), at_work(store, "w1"):
+        jobs += updates + [update(service, name, colours(seed=4)) for name in ("b", "c", "d")]
+        for job in jobs:
+            wait_for(registry, job, "done")
     assert [registry.tenant(name).current.number for name in ("a", "b", "c", "d")] == [4, 2, 2, 2]
     ended = [registry.job(job).ended_s for job in updates]
     assert ended == sorted(ended, key=lambda at: at or 0.0)
@@ -147,17 +144,11 @@ def test_a_worker_waits_for_a_registry_that_is_away(service: ManageService, stor
     registry.close()
     place, away = store.root / "registry.sqlite", store.root / "away.sqlite"
     place.rename(away)
-    worker = Worker(store, "w")
-    thread = threading.Thread(target=worker.run)
-    thread.start()
-    try:
+    with at_work(store):
         time.sleep(0.3)
         assert not place.exists()
         away.rename(place)
         wait_for(registry, job, "done")
-    finally:
-        worker.stop.set()
-        thread.join()
 
 
 def test_a_registry_that_is_locked_for_seconds_costs_no_job(
@@ -166,19 +157,13 @@ def test_a_registry_that_is_locked_for_seconds_costs_no_job(
     data = {"train": {"upload": upload(service, colours(200))}}
     settings = {"epochs": 150, "patience": 150}
     job = ask(service, "tenant.create", tenant="acme", data=data, settings=settings)["job"]
-    worker = Worker(store, "w")
-    thread = threading.Thread(target=worker.run)
-    thread.start()
-    try:
+    with at_work(store):
         wait_for(registry, job, "running", progress=0.1)
         with closing(sqlite3.connect(store.root / "registry.sqlite", isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             time.sleep(BUSY_S + 1.5)
             other.execute("ROLLBACK")
         assert wait_for(registry, job, "done").attempts == 1
-    finally:
-        worker.stop.set()
-        thread.join()
 
 
 def test_a_worker_that_must_leave_in_the_middle_of_a_step_gives_its_job_back(
@@ -231,15 +216,8 @@ def test_what_a_job_kept_to_go_on_from_goes_when_it_has_ended(
     source = {"upload": upload(service, corpus(), "c.txt")}
     many = {**QUICK_DOMAIN, "tokens": 10_000_000}
     job = ask(service, "domain.create", domain="law", corpus=source, settings=many)["job"]
-    worker = Worker(store, "w")
-    thread = threading.Thread(target=worker.run, kwargs={"until_idle": True})
-    thread.start()
-    deadline_s = time.monotonic() + 60
-    while not any(store.scratch(job).glob("*.pt")):
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
-    worker.stop.set()
-    thread.join()
+    with at_work(store):
+        until(lambda: any(store.scratch(job).glob("*.pt")), 60)
     assert registry.job(job).state == "queued"
     caretaker.collect(store, registry, time.time() + 1000)
     assert any(store.scratch(job).iterdir())
