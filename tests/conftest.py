@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from hplm.nn.base import Base
 from hplm.store.layout import Store
 from hplm.triton.server import TritonServer, free_ports
 from tests import managed, tiny
+from tests.postgres import PostgresServer, find_postgres
 
 # A suite that runs in the background of a shell has SIGINT ignored, and would hand that on to the servers that it interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -41,6 +43,18 @@ def hplm(
     yield run
     for number, handler in handlers.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    programs = find_postgres()
+    if programs is None:
+        pytest.skip("PostgreSQL is not installed")
+    if importlib.util.find_spec("psycopg") is None:
+        pytest.skip("psycopg is not installed: pip install 'hplm[postgres]'")
+    server = PostgresServer(programs)
+    yield server
+    server.stop()
 
 
 @pytest.fixture(scope="session")

@@ -67,12 +67,15 @@ def expected_logits(
 
 
 @contextmanager
-def serving(folder: Path) -> Iterator[Place]:
-    """Chunks are small, so that every upload has several."""
-    models = tiny.make_repository(folder, manager_settings={"upload_chunk_bytes": 1000, "min_corpus_tokens": 300})
-    rows = folder / "rows.csv"
+def serving(folder: Path, registry: str = "") -> Iterator[Place]:
+    """Chunks are small, so that every upload has several; the rows may also be named by their path."""
+    files = folder / "files"
+    files.mkdir()
+    settings = {"upload_chunk_bytes": 1000, "min_corpus_tokens": 300, "allow_paths": True, "data_root": str(files)}
+    models = tiny.make_repository(folder, manager_settings=settings, registry=registry)
+    rows = files / "rows.csv"
     words = tiny.sentences(60, words=(3, 8))
     rows.write_text("text,label\n" + "".join(f"{text},{'cat' if 'cat' in text else 'none'}\n" for text in words))
     with TritonServer(models, free_ports(), log=folder / "triton.log") as server:
         server.wait_ready()
-        yield Place(server, Store(folder / "store"), rows)
+        yield Place(server, Store(folder / "store", registry), rows)

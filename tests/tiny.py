@@ -205,12 +205,13 @@ def make_repository(
     plot_settings: dict[str, Any] | None = None,
     upper_settings: dict[str, Any] | None = None,
     manager_settings: dict[str, Any] | None = None,
+    registry: str = "",
 ) -> Path:
-    """A store and model folders; fewer slots than tenants, so that slots are swapped.
+    """A store, whose `registry` may be elsewhere, and model folders; fewer slots than tenants, so that slots are swapped.
 
     With `manager_settings` there are the models for manage requests.
     """
-    store = Store(folder / "store")
+    store = Store(folder / "store", registry)
     base = make_base(store, shape or config())
     build_plot(store, "tiny", PLOT, sentences(50), 30.0, Progress(disable=True), dtype="float32")
     for seed, name in enumerate(TASKS, 1):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,7 +30,7 @@ from hplm_builder.fleet import Shape, make_bench_repository
 from hplm_builder.labelled import read_data
 from hplm_builder.mixture import SHARES, read_to_count
 from hplm_builder.plots import build_plot
-from hplm_builder.register import lineage_of, publish_domain
+from hplm_builder.register import check_parent, lineage_of, parent_of, publish_domain
 from hplm_builder.scores import METRICS
 from hplm_builder.tenants import build_tenant
 
@@ -43,11 +42,6 @@ app = typer.Typer(
     epilog="Example: hplm build base --shipped && hplm build plot && hplm build tenant mine --train t.jsonl --dev d.jsonl "
     "&& hplm build export",
 )
-
-
-def place(folder: Path) -> Store:
-    """A store with the registry that `HPLM_REGISTRY` names, by default its own."""
-    return Store(folder, os.environ.get("HPLM_REGISTRY", ""))
 
 
 StoreOption = Annotated[Path, typer.Option("--store", help="Folder of the artifacts.")]
@@ -113,7 +107,7 @@ def base(
 
       hplm build base --name minilm-longer --start minilm-l6 --learning-rate 5e-4 --seed 1
     """
-    target = place(store)
+    target = Store.at(store)
     if name == DEFAULT_BASE and origin_of(model) != origin_of(Path("minilm")):
         raise ConfigError(f"{DEFAULT_BASE} is MiniLM's: give another --name, or the base that is served is replaced")
     if shipped and start:
@@ -169,7 +163,7 @@ def plot(
     """
     documents = [line for source in text or PLOT_SOURCES for line in read_to_count(source)]
     with progress_bars() as progress:
-        report = build_plot(place(store), base, plot, documents, top, progress)
+        report = build_plot(Store.at(store), base, plot, documents, top, progress)
     print(json.dumps(report, indent=2))
 
 
@@ -177,7 +171,9 @@ def plot(
 def domain(
     name: Annotated[str, typer.Argument(help="Name of the domain.")],
     corpus: Annotated[Path, typer.Option(help="Text in UTF-8 or .jsonl with a `text` each, or .gz of it.")],
-    parent: Annotated[str, typer.Option(help="Domain to branch from.")] = PLOT,
+    parent: Annotated[
+        str, typer.Option(help=f"Domain to branch from; default: where it stands already, else {PLOT}.")
+    ] = "",
     store: StoreOption = DEFAULT_STORE,
     base: BaseOption = DEFAULT_BASE,
     tokens: Annotated[
@@ -205,7 +201,10 @@ def domain(
 
       hplm build domain cardiology --parent medical --corpus letters.jsonl.gz --tokens 5000000
     """
-    target = place(store)
+    target = Store.at(store)
+    known = parent_of(target, base, name)
+    parent = parent or known or PLOT
+    check_parent(name, known, parent)
     settings = DomainSettings(
         total_tokens=tokens,
         warmup_tokens=warmup_tokens,
@@ -220,10 +219,14 @@ def domain(
 
         def build(lineage: list[str], above: str, folder: Path) -> dict[str, Any]:
             given = target, base, lineage, folder, corpus, settings, report
-            return build_domain(*given, below=above, work=work, device=device)
+            before = None if lineage[0] == above else lineage[0]
+            return build_domain(*given, below=above, before=before, work=work, device=device)
 
         if dry_run:
-            found = estimate_domain(target, base, lineage_of(target, base, parent), corpus, settings, report)
+            lineage = lineage_of(target, base, name if known else parent)
+            found = estimate_domain(
+                *(target, base, lineage, corpus, settings, report), before=lineage[0] if known else None
+            )
         else:
             found = publish_domain(target, bases.load(target.base(base)), parent, name, build).about
             shutil.rmtree(work, ignore_errors=True)
@@ -283,7 +286,7 @@ def tenant(
     )
     data = read_data(train, dev, test, unlabelled, task=task, seed=seed)
     with progress_bars() as progress:
-        card = build_tenant(place(store), base, plot, name, data, settings, progress, miss=miss)
+        card = build_tenant(Store.at(store), base, plot, name, data, settings, progress, miss=miss)
     show_scores([card])
 
 
@@ -346,7 +349,7 @@ def export_models(
     plot_values = {"store": "", "base": base, "table": plot, "miss": miss, "dtype": dtype}
     upper_values = {"store": "", "base": base, "num_slots": slots, "dtype": dtype, "quantization": quantization}
     export(
-        place(store),
+        Store.at(store),
         models,
         parse(PlotSettings, plot_values, "hbert_plot"),
         parse(UpperSettings, upper_values, "hbert_upper"),

@@ -15,7 +15,7 @@ from hplm_builder.job_bench import Bench, made_by, published
 
 
 def make_domain(job: Job, bench: Bench) -> dict[str, Any]:
-    """Create or update a domain. An update goes on from the layers of the version before."""
+    """Create or update a domain. An update goes on from the layers of the version before, and keeps its n-grams."""
     request, registry = job.request, bench.registry
     base, name = request["base"], request["domain"]
     if (made := made_by(job, _versions(registry, base, name))) is not None:
@@ -36,6 +36,7 @@ def make_domain(job: Job, bench: Bench) -> dict[str, Any]:
         _settings(request),
         bench.report,
         below=parent.path,
+        before=current.path if current else None,
         corpus_name=corpus.name,
         work=bench.store.scratch(job.id),
         most_corpus_bytes=request.get("most_corpus_bytes", MOST_BYTES),
@@ -56,8 +57,7 @@ def make_domain(job: Job, bench: Bench) -> dict[str, Any]:
             number=number,
         ),
         lambda: made_by(job, _versions(registry, base, name)),
-        base=base,
-        keep_versions=request["keep_versions"],
+        job=job,
     )
     return _result(made)
 
@@ -65,16 +65,17 @@ def make_domain(job: Job, bench: Bench) -> dict[str, Any]:
 def plan_domain(job: Job, bench: Bench) -> dict[str, Any]:
     """What `make_domain` would cost; the corpus is checked as it would be."""
     request, registry = job.request, bench.registry
-    start = request["domain"] if job.kind == "domain.update" else request["parent"]
+    is_update = job.kind == "domain.update"
+    start = registry.current_domain(request["base"], request["domain"] if is_update else request["parent"])
     corpus = locate(request["corpus"], bench.uploads)
-    paths = _paths(registry, registry.current_domain(request["base"], start))
     return estimate_domain(
         bench.store,
         request["base"],
-        paths,
+        _paths(registry, start),
         corpus,
         _settings(request),
         bench.report,
+        before=start.path if is_update else None,
         corpus_name=corpus.name,
         most_corpus_bytes=request.get("most_corpus_bytes", MOST_BYTES),
     )

@@ -1,7 +1,7 @@
 """Domain knowledge (HMI 5.1): lower layers further pretrained on a corpus, kept as a small table over the parent's.
 
 A domain version is a folder of two artifacts: `lower`, the layers themselves, which its children start from and which
-compute what no table has, and `branch`, the windows of the most frequent n-grams of its corpus.
+compute what no table has, and `branch`, the windows of the most frequent n-grams of its corpus and of those before it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from hplm.nn.base import Base
 from hplm.nn.dtype import choose_device, choose_dtype
 from hplm.nn.encoder import WindowEncoder
 from hplm.nn.lookup import compute_windows
+from hplm.plot import table as tables
 from hplm.plot.keys import fits
 from hplm.progress import Report
 from hplm.store import artifact
@@ -31,7 +32,7 @@ from hplm.store.layout import Store
 from hplm_builder.checkpoint import Checkpoint
 from hplm_builder.convert import Ids, batches, source_of
 from hplm_builder.corpus_file import MOST_BYTES, read_corpus
-from hplm_builder.domain_corpus import prepare_corpus
+from hplm_builder.domain_corpus import DomainCorpus, prepare_corpus
 from hplm_builder.masked_lm import (
     HELD_OUT_ROUNDS,
     MaskedLm,
@@ -50,7 +51,7 @@ READING_SHARE = 0.03
 
 @dataclass(frozen=True)
 class DomainSettings(MaskedLmSettings):
-    """How to make a domain: its branch keeps the top `top_percent` of the corpus's distinct n-grams."""
+    """How to make a domain: its branch keeps the top `top_percent` of the corpus's distinct n-grams, and those of before."""
 
     top_percent: float = 10.0
     min_corpus_tokens: int = 50_000
@@ -73,6 +74,7 @@ def build_domain(
     report: Report,
     *,
     below: str = "",
+    before: str | None = None,
     corpus_name: str = "",
     work: Path | None = None,
     most_corpus_bytes: int = MOST_BYTES,
@@ -82,7 +84,8 @@ def build_domain(
 
     The lineage is as `open_lineage` takes it; `folder` is `<domain's name>/<number>`, and its level of the look-up is
     called as the domain. `below`, the path of the version that is to be its parent, is kept in its manifest for
-    `hplm store adopt`. Returns what the version's record says: corpus, settings, held-out loss before and after, sizes.
+    `hplm store adopt`. `before` is the version that an update goes on from: its branch's n-grams stay, computed anew.
+    Returns what the version's record says: corpus, settings, held-out loss before and after, sizes.
 
     An interrupted run goes on where its file in `work` stands; it stays there until the caller has published the version
     and removes it. A cancelled run leaves nothing there. Raises DataError,
@@ -99,7 +102,7 @@ def build_domain(
     )
     where = choose_device(device)
     parent = lowers.of_lineage(store, base, parent_lineage)
-    grams = found.grams.top(settings.top_percent)
+    grams = _grams(store, base, found, settings, before)
     overall = _overall(report, settings, len(grams) * base.config.window)
     run = {"settings": asdict(settings), "parent": source_of(parent, found.text)}
     checkpoint = Checkpoint(work / "domain.pt", run) if work else None
@@ -115,7 +118,7 @@ def build_domain(
             "settings": asdict(settings),
             "masked_lm": losses,
             "moved": distance(lowers.of_lineage(store, base, parent_lineage).to(where), trained, grams),
-            "corpus_hit_rate": int(found.grams.counts[: len(grams)].sum()) / int(found.grams.counts.sum()),
+            "corpus_hit_rate": found.grams.share_of(grams, base.config.vocab_size),
         }
         done = 0
 
@@ -130,6 +133,15 @@ def build_domain(
             checkpoint.remove()
         raise
     return {**about, **sizes}
+
+
+def _grams(store: Store, base: Base, found: DomainCorpus, settings: DomainSettings, before: str | None) -> Ids:
+    """What the branch is to hold: the corpus's most frequent n-grams, and those of the version before."""
+    grams = found.grams.top(settings.top_percent)
+    if before is None:
+        return grams
+    branch = tables.load(store.path(before) / "branch", fingerprint=base.fingerprint)
+    return tables.sort_grams(np.concatenate([grams, branch.ngrams()]), base.config.vocab_size)
 
 
 def publish(
@@ -198,6 +210,7 @@ def estimate_domain(
     settings: DomainSettings,
     report: Report,
     *,
+    before: str | None = None,
     corpus_name: str = "",
     most_corpus_bytes: int = MOST_BYTES,
     clock: Callable[[], float] = time.perf_counter,
@@ -214,7 +227,7 @@ def estimate_domain(
     optimizer = make_optimizer(model)
     rng = np.random.default_rng(settings.seed)
     ids, lengths = next(batches(found.text, min(settings.batch_tokens, 1024), rng))
-    grams = found.grams.top(settings.top_percent)
+    grams = _grams(store, base, found, settings, before)
     sample = grams[:SAMPLED_WINDOWS]
     seconds = np.zeros(2)
     # The first round pays for memory and kernels.

@@ -98,7 +98,7 @@ def demo(
     """
     if unknown := sorted(set(tenant or ()) - {one.name for one in TENANTS}):
         raise DataError(f"no demo tenant {unknown[0]!r}; there are {', '.join(one.name for one in TENANTS)}")
-    target = Store(store)
+    target = Store.at(store)
     base = bases.load(target.base(DEFAULT_BASE))
     rows = []
     for demo_tenant in TENANTS:
@@ -144,7 +144,7 @@ def conversion(
         raise ConfigError(f"no method {unknown[0]!r}; there are {', '.join(METHODS)}")
     if miss not in ("compute", "backoff"):
         raise ConfigError(f"--miss is compute or backoff, got {miss!r}")
-    target = Store(store)
+    target = Store.at(store)
     base = bases.load(target.base(DEFAULT_BASE))
     examples = read_folder(data)
     metric = METRICS[examples.task]

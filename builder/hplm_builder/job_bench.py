@@ -56,10 +56,9 @@ def published(
     publish: Callable[[str], Version],
     made: Callable[[], Version | None],
     *,
-    base: str,
-    keep_versions: int,
+    job: Job,
 ) -> Version:
-    """Register the artifact in `folder`, a version over `base`. Where that is refused, it is not left lying there.
+    """Register the artifact in `folder`, which `job` has made. Where that is refused, it is not left lying there.
 
     A refusal may mean that this very job has published: from here, though the answer was lost, or from another worker
     that took this one for dead.
@@ -81,6 +80,7 @@ def published(
             raise
         version = found
     crash_point("publish.after")
-    bench.insist(lambda: bench.registry.retire(keep_versions, bench.clock(), base=base))
+    keep, base = job.request["keep_versions"], job.request["base"]
+    bench.insist(lambda: bench.registry.retire(keep, bench.clock(), base=base, by_job=job.id))
     crash_point("job.retired")
     return version

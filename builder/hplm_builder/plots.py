@@ -39,6 +39,11 @@ class Counted:
         """The most frequent `percent` of the distinct n-grams."""
         return self.grams[: max(1, round(len(self.grams) * percent / 100))]
 
+    def share_of(self, grams: Ids, vocab_size: int) -> float:
+        """Which part of all occurrences the n-grams `[any, n]` are."""
+        known = np.isin(pack(self.grams, vocab_size), pack(grams, vocab_size))
+        return int(self.counts[known].sum()) / int(self.counts.sum())
+
     def bigrams(self, vocab_size: int) -> Ids:
         """The distinct bigrams of centre and right neighbour, which the back-off looks up; most frequent first."""
         start = centre(self.grams.shape[1]) - centre(2)

@@ -13,13 +13,13 @@ from torch import Tensor
 from hplm.adapters.tenant import Task
 from hplm.decode import word_ranges
 from hplm.errors import DataError
+from hplm.nn.memory import count_memory
 from hplm.progress import Report, silent
 from hplm.text import EncodedText, TextEncoder
 from hplm_builder.labelled import LabelledData, LabelledText
 
 IGNORED = -100
-# Of each of train, dev, test and unlabelled: they stay in memory while a tenant is trained.
-MOST_FEATURE_BYTES = 4_000_000_000
+FEATURE_SHARE = 0.25
 CHUNK = 64
 # Whose mean length stands for a part's.
 LENGTHS = 200
@@ -42,11 +42,17 @@ Featurise = Callable[[list[EncodedText]], list[Tensor]]
 Parts = tuple[list[Prepared], list[Prepared], list[Prepared]]
 
 
-def prepare_all(data: LabelledData, encoder: TextEncoder, featurise: Featurise, report: Report = silent) -> Parts:
+def prepare_all(
+    data: LabelledData,
+    encoder: TextEncoder,
+    featurise: Featurise,
+    report: Report = silent,
+    room: Room | None = None,
+) -> Parts:
     """Train, dev and test ready to train on. Raises DataError as `prepare` does, and what `report` raises."""
     parts = data.labelled.values()
-    tick = counted("features", sum(map(len, parts)), report)
-    train, dev, test = (prepare(part, data, encoder, featurise, tick) for part in parts)
+    tick, room = counted("features", sum(map(len, parts)), report), room or Room()
+    train, dev, test = (prepare(part, data, encoder, featurise, tick, room) for part in parts)
     return train, dev, test
 
 
@@ -62,23 +68,50 @@ def counted(step: str, total: int, report: Report) -> Callable[[int], None]:
     return tick
 
 
+class Room:
+    """Memory for the features of all parts of a task, which stay there while a tenant is trained."""
+
+    def __init__(self, most_bytes: int | None = None) -> None:
+        """By default a share of the machine's: others serve meanwhile."""
+        self._most_bytes = int(FEATURE_SHARE * count_memory()) if most_bytes is None else most_bytes
+        self._taken_bytes = 0
+
+    def expect(self, data: LabelledData, encoder: TextEncoder, hidden_size: int) -> None:
+        """Before any are computed, by the length of some texts. Raises DataError where there would not be enough."""
+        parts = [part for part in (*data.labelled.values(), data.unlabelled) if part]
+        self._check(int(2 * hidden_size * sum(len(part) * mean_tokens(part, encoder) for part in parts)))
+
+    def take(self, more_bytes: int) -> None:
+        """Raises DataError where there is not enough."""
+        self._taken_bytes += more_bytes
+        self._check(self._taken_bytes)
+
+    def _check(self, wanted_bytes: int) -> None:
+        if wanted_bytes > self._most_bytes:
+            raise DataError(
+                f"the features of these texts take {wanted_bytes / 1e9:.2f} GB of memory and more, "
+                f"{self._most_bytes / 1e9:.2f} GB may be used here: send fewer or shorter texts"
+            )
+
+
 def prepare(
     examples: Sequence[LabelledText],
     data: LabelledData,
     encoder: TextEncoder,
     featurise: Featurise,
     tick: Callable[[int], None] = lambda count: None,
+    room: Room | None = None,
 ) -> list[Prepared]:
     """Tokenise, align labels with tokens, and take the features of every example; `tick` hears of every few examples.
 
-    The targets of unlabelled ones say nothing. Raises DataError for a text without a token, and for pairs where the tokenizer
-    has no form for them.
+    The targets of unlabelled ones say nothing. Raises DataError for a text without a token, for pairs where the tokenizer
+    has no form for them, and where there is no `room`, by default for these alone.
     """
     if data.texts == 2 and not encoder.takes_pairs:
         raise DataError("the tokenizer of this base has no form for pairs of texts")
     label_ids = {label: index for index, label in enumerate(data.labels)}
+    room = room or Room()
     prepared = []
-    feature_bytes = 0
     for start in range(0, len(examples), CHUNK):
         chunk = examples[start : start + CHUNK]
         encoded = encoder.encode([example.asked for example in chunk])
@@ -88,12 +121,7 @@ def prepare(
         for example, one, features in zip(chunk, encoded, featurise(encoded), strict=True):
             targets = targets_of(example, data.task, one.tokens, label_ids)
             prepared.append(Prepared(features, targets, one.tokens, example))
-            feature_bytes += features.nbytes
-        if feature_bytes > MOST_FEATURE_BYTES:
-            raise DataError(
-                f"the features of {len(prepared):,} of {len(examples):,} examples take {MOST_FEATURE_BYTES / 1e9:.0f} GB "
-                "of memory already: send fewer or shorter texts"
-            )
+            room.take(features.nbytes)
         tick(len(chunk))
     return prepared
 
@@ -118,7 +146,7 @@ def tag_targets(example: LabelledText, tokens: npt.NDArray[np.int32], label_ids:
         of_word = next((one for one in reversed(example.entities) if one.start <= start < one.end), None)
         # By the word before, not by the entity's start: that may lie within a word, or within another entity.
         tag = "O" if of_word is None else f"{'I' if of_word is before else 'B'}-{of_word.label}"
-        targets[first] = label_ids.get(tag, label_ids["O"])
+        targets[first] = label_ids[tag]
         before = of_word
     return targets
 

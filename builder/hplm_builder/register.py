@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from hplm.adapters import tenant as tenants
 from hplm.adapters.bank_file import BankFile
-from hplm.adapters.tenant import Tenant, check_name
+from hplm.adapters.tenant import Tenant, TenantCard, check_name
 from hplm.errors import ArtifactError, DataError, MissingRegistryError, UnknownDomainError, UnknownTenantError
 from hplm.nn.base import Base
 from hplm.store import caretaker
@@ -43,12 +43,13 @@ def publish_domain(
     """The next version of a domain below `parent`, which may be a root that is not registered yet.
 
     `build(lineage, above, folder)` puts it in place below `above`, going on from the version before where there is one, and
-    says what is worth keeping of it. Raises UnknownDomainError for a parent that is not there, ConflictError where another
-    published meanwhile.
+    says what is worth keeping of it. Raises UnknownDomainError for a parent that is not there, DataError for another than it
+    has, ConflictError where another published meanwhile.
     """
     check_name(name)
     base_name = base.config.name
     with closing(open_registry(store)) as registry:
+        check_parent(name, _parent(registry, base_name, name), parent)
         if store.table(parent, "root").is_dir():
             above = domain_version(registry, store, base, parent)
         else:
@@ -70,6 +71,28 @@ def publish_domain(
             expected=before.number if before else None,
             number=number,
         )
+
+
+def parent_of(store: Store, base_name: str, name: str) -> str | None:
+    """Where a domain stands already; None where there is no such domain, or it is a root."""
+    try:
+        with closing(Registry.open(store)) as registry:
+            return _parent(registry, base_name, name)
+    except MissingRegistryError:
+        return None
+
+
+def check_parent(name: str, known: str | None, parent: str) -> None:
+    """Raises DataError where a domain stands elsewhere already."""
+    if known not in (None, parent):
+        raise DataError(f"domain {name!r} is below {known!r}, which its next version cannot change")
+
+
+def _parent(registry: Registry, base_name: str, name: str) -> str | None:
+    try:
+        return registry.domain(base_name, name).parent
+    except UnknownDomainError:
+        return None
 
 
 def lineage_of(store: Store, base_name: str, domain: str) -> list[str]:
@@ -110,13 +133,18 @@ def publish_tenant(
         number = registry.next_number(name, lambda n: store.tenant_version(name, n))
         folder = store.tenant_version(name, number)
         tenants.save(folder, made)
-        about = {**made.card.about, "task": made.card.task, "labels": list(made.card.labels)}
+        about = _about(made.card)
         return registry.publish_tenant(
             *(name, version.id, store.relative(folder), time.time()),
             about=about,
             number=number,
             expected=(found.current.number if found else None) if expected == "any" else expected,
         )
+
+
+def _about(card: TenantCard) -> dict[str, Any]:
+    """What the registry says of a tenant version: all that its card has of how it was made."""
+    return {**card.about, "task": card.task, "labels": list(card.labels)}
 
 
 def fresh_bank(store: Store, name: str) -> str:
@@ -136,11 +164,14 @@ def publish_bank(store: Store, base: Base, domain: str, bank: str) -> int:
     Tenants that only those have are deleted, and they themselves are removed once no request can be under way with them.
     """
     folder, now_s = store.bank(bank), time.time()
-    names = BankFile(folder, base.fingerprint).names
+    members = BankFile(folder, base.fingerprint)
+    # What is made up, by seeded perturbation, has nothing to tell.
+    about = {card.name: _about(card) for card in map(members.card, members.names) if card.about}
     others = [store.relative(other) for other in banks_of(store, base) if other != folder]
     with closing(Registry.open(store)) as registry:
         root = domain_version(registry, store, base, domain)
-        count = registry.publish_tenants(root.id, store.relative(folder), names, now_s, instead_of=others)
+        path = store.relative(folder)
+        count = registry.publish_tenants(root.id, path, members.names, now_s, about=about, instead_of=others)
         caretaker.collect(store, registry, now_s)
         return count
 

@@ -67,8 +67,7 @@ def make_tenant(job: Job, bench: Bench) -> dict[str, Any]:
             expected=task.current.number if task.current else None,
         ),
         lambda: made_by(job, _versions(registry, name)),
-        base=task.base.config.name,
-        keep_versions=request["keep_versions"],
+        job=job,
     )
     return _result(made)
 

@@ -31,6 +31,7 @@ from hplm_builder.prepared import (
     Featurise,
     Parts,
     Prepared,
+    Room,
     count_tokens,
     counted,
     mean_tokens,
@@ -40,7 +41,7 @@ from hplm_builder.prepared import (
     sample_of,
 )
 from hplm_builder.pseudo_labels import pseudo_labelled, upper_body
-from hplm_builder.register import publish_tenant, published
+from hplm_builder.register import parent_of, publish_tenant, published
 
 REDUCTION_FACTOR = 16
 MEASURED_EXAMPLES = 64
@@ -84,12 +85,13 @@ def train_tenant(
     DataError or ConfigError, and what `report` raises.
     """
     check_name(name)
-    encoder, featurise = encoder_of(base), plot_features(lookup)
-    parts = prepare_all(data, encoder, featurise, report)
+    encoder, featurise, room = encoder_of(base), plot_features(lookup), Room()
+    room.expect(data, encoder, base.config.hidden_size)
+    parts = prepare_all(data, encoder, featurise, report, room)
     about: dict[str, Any] = {"examples": data.counts, "miss": lookup.miss}
     if data.unlabelled:
         tick = counted("unlabelled", len(data.unlabelled), report)
-        unlabelled = prepare(data.unlabelled, data, encoder, featurise, tick)
+        unlabelled = prepare(data.unlabelled, data, encoder, featurise, tick, room)
         taught = pseudo_labelled(base, data, parts, unlabelled, settings, report)
         parts = [*parts[0], *taught.examples], *parts[1:]
         about["teacher"] = {"scores": taught.scores, "best_epoch": taught.best_epoch}
@@ -162,6 +164,10 @@ def build_tenant(
     check_name(name)
     base = bases.load(store.base(base_name))
     before = published(store, name)
+    if before is not None and parent_of(store, before.base, before.domain) is not None:
+        raise DataError(
+            f"tenant {name!r} stands on domain {before.domain!r}: `hplm tenant update` goes on there; a build is over a root"
+        )
     if before is not None and not is_banked(store, folder := store.path(before.current.path)):
         card = tenants.load_card(folder)
         if (card.task, card.labels, card.texts) != (data.task, data.labels, data.texts):
@@ -173,8 +179,12 @@ def build_tenant(
 
 
 def estimate_fine_tune(data: LabelledData, settings: TrainSettings, base: Base, lookup: PlotLookup) -> float:
-    """Seconds that `train_tenant` would take on this machine now, from a few measured examples; early stopping takes less."""
+    """Seconds that `train_tenant` would take on this machine now, from a few measured examples; early stopping takes less.
+
+    Raises DataError for more than the machine's memory holds.
+    """
     encoder, featurise = encoder_of(base), plot_features(lookup)
+    Room().expect(data, encoder, base.config.hidden_size)
     start_s = time.perf_counter()
     sample = prepare(sample_of(data.train, MEASURED_EXAMPLES), data, encoder, featurise)
     tokens = count_tokens(sample)

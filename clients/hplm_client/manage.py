@@ -120,7 +120,10 @@ class ManageClient:
         self.ask("tenant.delete", tenant=tenant)
 
     def rollback_tenant(self, tenant: str, version: int | None = None) -> int:
-        """Serve another kept version, by default the one before; returns its number. Raises UnknownVersionError."""
+        """Serve another kept version, by default of the lower ones that which was served last; returns its number.
+
+        Raises UnknownVersionError.
+        """
         return int(self.ask("tenant.rollback", **_given(tenant=tenant, version=version))["version"])
 
     def show_tenant(self, tenant: str) -> TenantDetails:

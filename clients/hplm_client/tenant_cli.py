@@ -180,7 +180,9 @@ def delete(
 @app.command()
 def rollback(
     name: NameArgument,
-    version: Annotated[int | None, typer.Option(min=1, help="Without it, the one before the current.")] = None,
+    version: Annotated[
+        int | None, typer.Option(min=1, help="Without it, of the lower ones that which was served last.")
+    ] = None,
     as_json: JsonOption = False,
     url: UrlOption = DEFAULT_URL,
 ) -> None:

@@ -21,10 +21,11 @@ from rich.markup import escape
 from hplm import config
 from hplm.adapters.bank import TenantBank, is_banked
 from hplm.adapters.tenant import TenantCard
-from hplm.errors import ArtifactError, HplmError, StartError
+from hplm.errors import ArtifactError, HplmError, RegistryError, StartError
 from hplm.nn import base as bases
 from hplm.store.catalog import Catalog
 from hplm.store.layout import Store
+from hplm.store.registry import Registry
 from hplm.triton.server import Ports, TritonServer, check_free, find_triton, free_ports
 from hplm.triton.stubs import StubKeeper
 from hplm_cli.supervisor import Supervisor
@@ -147,6 +148,7 @@ def served_tenants(models: Path) -> list[TenantCard]:
     folder = models / "hbert_upper" / "1"
     settings = config.load(config.UpperSettings, folder / "settings.json")
     store = Store((folder / settings.store).resolve(), settings.registry)
+    bring_up_to_date(store)
     base = bases.load(store.base(settings.base), verify=False)
     with closing(Catalog(store, settings.base)) as catalog:
         bank = TenantBank(store, catalog, base.fingerprint)
@@ -160,6 +162,18 @@ def served_tenants(models: Path) -> list[TenantCard]:
                 where = Console(stderr=True, soft_wrap=True)
                 where.print(f"tenant {tenant.name} cannot be served: {error}", style="yellow", markup=False)
     return cards
+
+
+def bring_up_to_date(store: Store) -> None:
+    """The registry's tables, where they are of an older version: the stages only read. Raises RegistryError."""
+    try:
+        Registry.open(store).close()
+    except RegistryError as error:
+        # What cannot be written may be fit to be read all the same; if not, this says why.
+        try:
+            Registry.open_read_only(store).close()
+        except RegistryError:
+            raise error from None
 
 
 def _predictions(console: Console, url: str, cards: list[TenantCard]) -> list[dict[str, object]]:

@@ -8,10 +8,12 @@ import re
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -167,6 +169,17 @@ def test_hplm_serve_names_a_damaged_tenant_and_serves_the_others(tmp_path: Path)
     assert done.returncode == 0, done.stderr
     assert "tenant beta cannot answer: CORRUPT_ARTIFACT" in done.stderr
     assert {one["tenant"] for one in json.loads(done.stdout)} == {"alpha", "gamma", "tagger"}
+
+
+def test_hplm_serve_brings_a_registry_of_the_first_schema_up_to_date(tmp_path: Path) -> None:
+    models = tiny.make_repository(tmp_path)
+    with closing(sqlite3.connect(tmp_path / "store" / "registry.sqlite", isolation_level=None)) as connection:
+        connection.execute("ALTER TABLE tenant_versions DROP COLUMN served")
+        connection.execute("UPDATE alembic_version SET version_num = '0001'")
+    command = [str(Path(sys.executable).parent / "hplm"), "serve", "--check", "--models", str(models)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert {one["tenant"] for one in json.loads(done.stdout)} == {"alpha", "beta", "gamma", "tagger"}
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])

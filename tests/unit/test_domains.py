@@ -206,6 +206,34 @@ def test_a_branch_holds_what_its_lower_layers_compute(store: Store, base: Base, 
     assert np.abs(branch.values - before).max() > 0.1
 
 
+def test_an_update_keeps_the_n_grams_of_the_version_before_computed_anew(
+    store: Store, base: Base, medical: str, tmp_path: Path
+) -> None:
+    more = tmp_path / "more.txt"
+    more.write_text("\n".join(tiny.sentences(200, seed=6)))
+    told: list[tuple[str, float]] = []
+    folder = tmp_path / "medical" / "2"
+    given = store, "tiny", [medical, ROOT]
+    plan = estimate_domain(*given, more, SETTINGS, silent, before=medical)
+    about = build_domain(*given, folder, more, SETTINGS, lambda *one: told.append(one), before=medical)
+    old, new, alone = (
+        table.load(place / "branch", fingerprint=base.fingerprint)
+        for place in (store.path(medical), folder, _built(store, [medical, ROOT], tmp_path / "alone" / "2", more))
+    )
+    kept = {tuple(gram) for gram in old.ngrams().tolist()}
+    assert kept | {tuple(gram) for gram in alone.ngrams().tolist()} == {tuple(gram) for gram in new.ngrams().tolist()}
+    assert len(kept) < len(new.keys) == about["rows"] == plan["rows"]
+    lower = lowers.load(folder / "lower", base)
+    dtype = domains.choose_dtype("auto", torch.device("cpu"))
+    np.testing.assert_allclose(new.values, compute_windows(lower, new.ngrams(), dtype), atol=2e-2, rtol=2e-2)
+    assert max(progress for _, progress in told) == pytest.approx(1)
+
+
+def _built(store: Store, lineage: list[str], folder: Path, corpus: Path) -> Path:
+    build_domain(store, "tiny", list(lineage), folder, corpus, SETTINGS, silent)
+    return folder
+
+
 def test_what_a_domain_says_of_itself(store: Store, corpus: Path, tmp_path: Path) -> None:
     told: list[tuple[str, float]] = []
     folder = tmp_path / "said" / "1"
@@ -427,14 +455,20 @@ def test_the_command_publishes_version_after_version_and_children(
     run("medical")
     run("medical")
     run("cardiology", "--parent", "medical")
-    run("cardiology", "--parent", "medical", "--dry-run")
+    # Where it stands already, without being told.
+    run("cardiology", "--dry-run")
+    run("cardiology")
+    with pytest.raises(DataError, match="'cardiology' is below 'medical'"):
+        run("cardiology", "--parent", "general", "--dry-run")
     with closing(Registry.open_read_only(store)) as registry:
         first, second = registry.domain_versions("tiny", "medical")
-        (child,) = registry.domain_versions("tiny", "cardiology")
+        child, later = registry.domain_versions("tiny", "cardiology")
         lineage = [version.path for version in registry.lineage(child.id)]
     assert second.about["masked_lm"]["after"]["loss"] > 0
     assert lineage == ["domains/tiny/cardiology/1", "domains/tiny/medical/2", ROOT]
     assert first.parent_id == second.parent_id
+    assert child.parent_id == later.parent_id == second.id
+    assert later.about["rows"] >= child.about["rows"]
     made = domains.bases.load(store.base("tiny"))
     lookup = open_lineage(store, made, lineage)
     assert isinstance(lookup, PlotLookup)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hplm_builder import finetune
+from hplm_builder import domains, finetune, register
 from hplm_builder.bodies import ADAPTER_AT, adapter_body, fastest_format
 from hplm_builder.finetune import TrainSettings
 from hplm_builder.judging import scores_of
 from hplm_builder.labelled import Entity, LabelledData, LabelledText, check_data
-from hplm_builder.prepared import IGNORED, prepare, tag_targets
+from hplm_builder.prepared import IGNORED, Room, prepare, prepare_all, tag_targets
 from hplm_builder.scores import METRICS
 from hplm_builder.tenants import REDUCTION_FACTOR, build_tenant, estimate_fine_tune, plot_features, train_tenant
 from rich.progress import Progress
@@ -30,12 +32,15 @@ from hplm.errors import (
     MissingRegistryError,
     TenantNameError,
 )
+from hplm.nn import base as bases
 from hplm.nn import reference
 from hplm.nn.base import Base
 from hplm.nn.dtype import computing_in
 from hplm.nn.lookup import PlotLookup, open_lookup
+from hplm.nn.memory import count_memory
 from hplm.serving.upper_stage import UpperAnswer, UpperInput, UpperStage
 from hplm.store.layout import Store
+from hplm.store.registry import Registry
 from hplm.text import TextEncoder
 from tests import tiny
 from tests.tasks import colour_data, count_data, place_data, seen_data
@@ -221,6 +226,62 @@ def test_a_tenant_is_not_built_again_with_other_labels(tmp_path: Path) -> None:
     store = Store(tiny.make_repository(tmp_path).parent / "store")
     with pytest.raises(DataError, match="exists with other labels"):
         build_tenant(store, "tiny", "general", "alpha", colour_data(), SHORT, Progress(disable=True))
+
+
+def test_a_tenant_over_a_domain_is_not_built_over_its_root_instead(tmp_path: Path) -> None:
+    store = Store(tiny.make_repository(tmp_path).parent / "store")
+    base = bases.load(store.base("tiny"))
+
+    def build(lineage: list[str], above: str, folder: Path) -> dict[str, Any]:
+        grams = np.unique(np.random.default_rng(0).integers(5, 10, (20, base.config.window)), axis=0)
+        return domains.publish(folder, base, base.load_lower(), grams, {})
+
+    register.publish_domain(store, base, tiny.PLOT, "law", build)
+    card = build_tenant(store, "tiny", "general", "acme", colour_data(), SHORT, Progress(disable=True))
+    register.publish_tenant(store, base, "law", replace(tiny.load_tenant(store, base, "acme"), card=card))
+    with pytest.raises(DataError, match="stands on domain 'law'"):
+        build_tenant(store, "tiny", "general", "acme", colour_data(), SHORT, Progress(disable=True))
+    # Nor does a domain's next version stand elsewhere.
+    register.publish_domain(store, base, "law", "tax", build)
+    with pytest.raises(DataError, match="'tax' is below 'law'"):
+        register.publish_domain(store, base, tiny.PLOT, "tax", build)
+    assert [register.parent_of(store, "tiny", name) for name in ("general", "law", "tax", "none")] == [
+        *(None, "general", "law", None)
+    ]
+
+
+def test_tenants_of_a_bank_tell_how_they_were_made(tmp_path: Path) -> None:
+    store = Store(tiny.make_repository(tmp_path).parent / "store")
+    base = bases.load(store.base("tiny"))
+    trained, made_up = tiny.fleet_of(base, 2)
+    card = replace(trained.card, about={"scores": {"dev_accuracy": 0.9}})
+    tiny.make_bank(store, base, [replace(trained, card=card), made_up])
+    with closing(Registry.open(store)) as registry:
+        about, nothing = (registry.tenant(one.card.name).current.about for one in (trained, made_up))
+    assert about == {"scores": {"dev_accuracy": 0.9}, "task": card.task, "labels": list(card.labels)}
+    assert nothing == {}
+
+
+def test_data_whose_features_the_memory_cannot_hold_are_refused_before_and_while_they_are_computed(
+    tiny_base: Base, lookup: PlotLookup
+) -> None:
+    data, encoder = colour_data(), TextEncoder(tiny_base.tokenizer_path, 40)
+    features = plot_features(lookup)
+    taken = sum(one.features.nbytes for part in prepare_all(data, encoder, features) for one in part)
+    Room(2 * taken).expect(data, encoder, tiny_base.config.hidden_size)
+    prepare_all(data, encoder, features, room=Room(taken))
+    with pytest.raises(DataError, match="send fewer or shorter texts"):
+        Room(taken // 2).expect(data, encoder, tiny_base.config.hidden_size)
+    with pytest.raises(DataError, match="send fewer or shorter texts"):
+        prepare_all(data, encoder, features, room=Room(taken - 1))
+
+
+def test_a_containers_limit_counts_as_its_memory(tmp_path: Path) -> None:
+    machine = count_memory(tmp_path)
+    assert machine > 1e9
+    for written, wanted in (("max\n", machine), ("500000000\n", 500_000_000), (f"{machine * 2}\n", machine)):
+        (tmp_path / "memory.max").write_text(written)
+        assert count_memory(tmp_path) == wanted
 
 
 def test_a_builder_never_makes_an_empty_registry_over_tenants_that_are_there(tmp_path: Path) -> None:

@@ -58,6 +58,15 @@ def test_five_ids_of_a_small_vocabulary_fit_and_of_berts_do_not() -> None:
     assert keys.fits(4, 30_522)
 
 
+@pytest.mark.parametrize(("n", "vocab_size"), [(3, 30_522), (5, 4_096), (5, 30_522), (1, 7), (4, 65_536)])
+def test_a_table_gives_its_ngrams_back(tmp_path: Path, n: int, vocab_size: int) -> None:
+    rng = np.random.default_rng(n)
+    grams = table.sort_grams(rng.integers(0, vocab_size, (50, n)), vocab_size)
+    values = np.zeros((len(grams), n, 4), np.float16)
+    table.write(tmp_path / "t", "t", grams, [values], vocab_size=vocab_size, hidden_size=4, fingerprint="f")
+    np.testing.assert_array_equal(table.load(tmp_path / "t", fingerprint="f").ngrams(), grams)
+
+
 def test_two_ngrams_with_one_hash_never_answer_for_each_other() -> None:
     asked = np.array([[1, 2, 3, 4, 5]])
     other = np.array([[9, 9, 9, 9, 9]], dtype=np.uint32)

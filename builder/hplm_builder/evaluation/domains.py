@@ -184,7 +184,7 @@ def domains(
       hplm eval domains --root data --corpus own --observations --dry-run
     """
     tasks, limits, where = shared.read()
-    target = Store(shared.store)
+    target = Store.at(shared.store)
     parent = Served(target, bases.load(target.base(base)), plot)
     total = tokens or TOKENS[limits.name]
     share = DomainSettings.warmup_tokens / DomainSettings.total_tokens

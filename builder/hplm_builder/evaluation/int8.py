@@ -187,7 +187,7 @@ def int8(
     """
     check_int8(CPU)
     tasks, limits, where = shared.read()
-    served = Served(Store(shared.store), bases.load(Store(shared.store).base(base)), domain)
+    served = Served(Store.at(shared.store), bases.load(Store.at(shared.store).base(base)), domain)
     variant = Variant(
         "hbert",
         served.base,

@@ -121,7 +121,7 @@ def methods(
     if unknown := sorted(set(method or ()) - {*METHODS, *ON_DEMAND}):
         raise ConfigError(f"no method {unknown[0]!r}; there are {', '.join((*METHODS, *ON_DEMAND))}")
     tasks, limits, where = shared.read()
-    target = Store(shared.store)
+    target = Store.at(shared.store)
     found_base = bases.load(target.base(base))
     source = Original(found_base, model_folder(original), where)
     source.check()

@@ -165,7 +165,7 @@ def tables_accuracy(
             "--tenant judges what is trained: leave --resume, --dry-run, --seed, --epochs and --examples out"
         )
     tasks, limits, where = shared.read()
-    target = Store(shared.store)
+    target = Store.at(shared.store)
     found_base = bases.load(target.base(base))
     served = Served(target, found_base, domain)
     percents = sorted(set(top or (*PERCENTS, *([0.0] if len(served.lineage) > 1 else []))))

@@ -1,11 +1,23 @@
-"""How the C library hands out memory to this process."""
+"""How much memory there is, and how the C library hands it out to this process."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
+import os
+from contextlib import suppress
+from pathlib import Path
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
+
+
+def count_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes that this process and those beside it may use: the machine's, of a container with a limit no more than that."""
+    found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with suppress(OSError, ValueError):
+        # "max" without a limit; OSError outside of a container, and where cgroups are of version 1.
+        found = min(found, int((cgroup / "memory.max").read_text()))
+    return found
 
 
 def keep_freed_memory() -> bool:

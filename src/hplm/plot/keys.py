@@ -26,6 +26,15 @@ def pack(grams: npt.NDArray[np.int64], vocab_size: int) -> Keys:
     return _hashed(columns)
 
 
+def unpack(keys: Keys, n: int, vocab_size: int) -> npt.NDArray[np.int64]:
+    """The n-grams `[W, n]` of keys that `pack` made of them, where they fit."""
+    assert fits(n, vocab_size)
+    width = bits(vocab_size)
+    mask = np.uint64((1 << width) - 1)
+    columns = [(keys >> np.uint64(width * place)) & mask for place in reversed(range(n))]
+    return np.stack(columns, axis=1).astype(np.int64)
+
+
 def _packed(columns: Keys, width: int) -> Keys:
     key = columns[:, 0]
     for column in columns.T[1:]:

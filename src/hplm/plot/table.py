@@ -54,6 +54,12 @@ class PlotTable:
         rows = self.memory[self.first : self.first + len(self.keys) * self.size]
         return rows.reshape(len(self.keys), self.size, -1)
 
+    def ngrams(self) -> npt.NDArray[np.int64]:
+        """The n-grams `[rows, size]`, in the order of the rows."""
+        if self.grams is not None:
+            return self.grams.astype(np.int64)
+        return key_codec.unpack(self.keys, self.size, self.vocab_size)
+
     def find(self, grams: npt.NDArray[np.int64], which: Rows, keys: key_codec.Keys) -> Rows:
         """Rows `[K]` of the n-grams `grams[which]`, -1 where the table lacks one; `keys` are theirs, best in order."""
         if not len(self.keys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,11 @@ class Store:
 
     root: Path
     registry: str = ""
+
+    @classmethod
+    def at(cls, folder: Path) -> Store:
+        """With the registry that `HPLM_REGISTRY` names, by default its own: what a command works on."""
+        return cls(folder, os.environ.get("HPLM_REGISTRY", ""))
 
     def path(self, relative: str) -> Path:
         """A path as the registry writes it, on this machine."""

@@ -201,6 +201,13 @@ def jobs_on_domain(connection: Connection, base: str, name: str) -> list[str]:
     ]
 
 
+def domains_in_work(connection: Connection, base: str, besides: str) -> set[str]:
+    """Domains of a base that running jobs have started from, whatever version was current then; without the job `besides`."""
+    running = select(jobs.c.request).where(jobs.c.state == "running", jobs.c.id != besides)
+    requests = [one for one in connection.execute(running).scalars() if one.get("base") == base]
+    return {name for one in requests for name in (one.get("domain"), one.get("parent")) if name is not None}
+
+
 def cancel_all(connection: Connection, subject: str, now_s: float) -> None:
     """What is still to be done with a subject that is gone; else an update would end in a conflict, hours later."""
     waiting = select(jobs.c.id).where(jobs.c.subject == subject, jobs.c.state == "queued")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from sqlalchemy import delete, func, select, update
 
 from hplm.store.database import Database
+from hplm.store.registry_jobs import domains_in_work
 from hplm.store.schema import bases, domain_versions, domains, tenant_versions, tenants
 
 
@@ -14,16 +15,18 @@ class Retention:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def retire(self, keep: int, now_s: float, *, base: str) -> int:
-        """Retire what is neither current nor among the newest `keep` of its tenant or domain; returns how many.
+    def retire(self, keep: int, now_s: float, *, base: str, by_job: str = "") -> int:
+        """Retire all but the `keep` versions of a tenant that were served last, and of a domain the newest; returns how many.
 
-        Of one base: servers of others that share the registry may keep more.
-        A domain version stays while a kept tenant version is tied to it or a kept domain version stands on it.
+        So what was good enough to go back to outlives newer ones that were not. Of one base: servers of others that share
+        the registry may keep more. A domain version stays while a kept tenant version is tied to it, a kept domain version
+        stands on it, or a job runs over its domain, but for `by_job`, which has made what it was to make.
         """
         assert keep >= 1
         with self._database.writing() as connection:
             v = tenant_versions.c
-            age = func.row_number().over(partition_by=v.tenant, order_by=v.number.desc()).label("age")
+            last = (v.served.desc(), v.number.desc())
+            age = func.row_number().over(partition_by=v.tenant, order_by=last).label("age")
             aged = (
                 select(v.id, tenants.c.current_id, age)
                 .join(tenants, tenants.c.name == v.tenant)
@@ -40,16 +43,18 @@ class Retention:
             d = domain_versions.c
             # Newest first, so a child that goes frees its parent in the same pass.
             rows = connection.execute(
-                select(d.id, d.domain_id, d.parent_id, domains.c.current_id)
+                select(d.id, d.domain_id, d.parent_id, domains.c.current_id, domains.c.name)
                 .join(domains, domains.c.id == d.domain_id)
                 .where(d.retired_s.is_(None), domains.c.base == base)
                 .order_by(d.id.desc())
             ).all()
+            in_work = domains_in_work(connection, base, by_job)
             newer: dict[int, int] = {}
             old_domains: list[int] = []
             for row in rows:
                 rank = newer[row.domain_id] = newer.get(row.domain_id, 0) + 1
-                if rank > keep and row.id != row.current_id and row.id not in pinned:
+                is_used = row.id == row.current_id or row.id in pinned or row.name in in_work
+                if rank > keep and not is_used:
                     old_domains.append(row.id)
                 elif row.parent_id is not None:
                     pinned.add(row.parent_id)

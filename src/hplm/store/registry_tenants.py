@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from itertools import islice
 from typing import Any
 
@@ -96,9 +96,10 @@ class Tenants:
         names: Iterable[str],
         now_s: float,
         *,
+        about: Mapping[str, dict[str, Any]] | None = None,
         instead_of: Collection[str] = (),
     ) -> int:
-        """Many tenants in one transaction, all in the bank at `path`; returns how many.
+        """Many tenants in one transaction, all in the bank at `path`; returns how many. `about` is by name.
 
         Each gets a next version and is served with it. Its versions from what was at `path` before are retired, as
         those files were replaced; versions elsewhere are kept. Tenants that are not in `names` stay as they are, but for
@@ -110,7 +111,7 @@ class Tenants:
             generation = bump(connection)
             rest = iter(listed)
             while part := list(islice(rest, IN_ONE_QUERY)):
-                _publish_part(connection, part, domain_version_id, path, now_s, generation)
+                _publish_part(connection, part, domain_version_id, path, now_s, generation, about or {})
             serve_newest(connection, generation)
             _replace(connection, instead_of, now_s, generation)
         return len(listed)
@@ -153,16 +154,17 @@ class Tenants:
             return {(row[0], row[1]): row[2] for row in connection.execute(query)}
 
     def rollback_tenant(self, name: str, number: int | None, now_s: float) -> TenantVersion:
-        """Serve an earlier (or later) kept version again; None is the one before the current. Only `current` moves.
+        """Serve an earlier (or later) kept version again; None is, of the earlier ones, that which was served last.
 
-        Raises UnknownTenantError or UnknownVersionError.
+        Only `current` moves. Raises UnknownTenantError or UnknownVersionError.
         """
         versions = tenant_versions.c
         with self._database.writing() as connection:
             current = _number_of(connection, _current_id(connection, name))
             query = _versions().where(versions.tenant == name, versions.retired_s.is_(None))
             wanted = versions.number == number if number is not None else versions.number < current
-            row = connection.execute(query.where(wanted).order_by(versions.number.desc()).limit(1)).first()
+            last = (versions.served.desc(), versions.number.desc())
+            row = connection.execute(query.where(wanted).order_by(*last).limit(1)).first()
             if row is None:
                 kept = connection.execute(query.order_by(versions.number)).all()
                 raise UnknownVersionError(
@@ -235,9 +237,11 @@ def _number_of(connection: Connection, version_id: int | None) -> int | None:
 
 def _serve(connection: Connection, name: str, version_id: int | None, **also: int) -> None:
     """Make a version current, and let serving hear of it."""
+    generation = bump(connection)
     connection.execute(
-        update(tenants).where(tenants.c.name == name).values(current_id=version_id, generation=bump(connection), **also)
+        update(tenants).where(tenants.c.name == name).values(current_id=version_id, generation=generation, **also)
     )
+    connection.execute(update(tenant_versions).where(tenant_versions.c.id == version_id).values(served=generation))
 
 
 def _overtaken(name: str, current: int | None, expected: int | None) -> str:
@@ -249,7 +253,13 @@ def _overtaken(name: str, current: int | None, expected: int | None) -> str:
 
 
 def _publish_part(
-    connection: Connection, names: list[str], domain_version_id: int, path: str, now_s: float, generation: int
+    connection: Connection,
+    names: list[str],
+    domain_version_id: int,
+    path: str,
+    now_s: float,
+    generation: int,
+    about: Mapping[str, dict[str, Any]],
 ) -> None:
     """Rows of tenants and versions for `names`; `current_id` is set for all parts together."""
     query = select(tenants.c.name, tenants.c.last_number).where(tenants.c.name.in_(names))
@@ -280,7 +290,7 @@ def _publish_part(
                 "domain_version_id": domain_version_id,
                 "path": path,
                 "created_s": now_s,
-                "about": {},
+                "about": about.get(name, {}),
             }
             for name in names
         ],
@@ -308,3 +318,5 @@ def serve_newest(connection: Connection, generation: int) -> None:
     v = tenant_versions.c
     newest = select(v.id).where(v.tenant == tenants.c.name, v.number == tenants.c.last_number).scalar_subquery()
     connection.execute(update(tenants).where(tenants.c.generation == generation).values(current_id=newest))
+    current = select(tenants.c.current_id).where(tenants.c.generation == generation)
+    connection.execute(update(tenant_versions).where(v.id.in_(current)).values(served=generation))

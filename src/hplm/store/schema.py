@@ -19,9 +19,10 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    text,
 )
 
-HEAD = "0001"  # the newest migration
+HEAD = "0002"  # the newest migration
 
 # Compared byte by byte on both databases: listings page through names, and a prefix is a range of them.
 Name = Text().with_variant(Text(collation="C"), "postgresql")
@@ -79,7 +80,8 @@ domain_versions = Table(
     sqlite_autoincrement=True,
 )
 
-# As in domains: without `current_id` it does not exist (any more). `generation` is that of its last change.
+# As in domains: without `current_id` it does not exist (any more). `generation` is that of its last change. A version's
+# `served` is the generation in which it last became current.
 tenants = Table(
     "tenants",
     metadata,
@@ -101,6 +103,7 @@ tenant_versions = Table(
     Column("created_s", Double, nullable=False),
     Column("about", Json, nullable=False),
     Column("retired_s", Double),
+    Column("served", BigInteger, nullable=False, server_default=text("0")),
     UniqueConstraint("tenant", "number", name="tenant_versions_by_number"),
     Index("tenant_versions_by_domain_version", "domain_version_id"),
     Index("tenant_versions_by_path", "path"),

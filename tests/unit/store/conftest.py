@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -12,20 +11,8 @@ import pytest
 from hplm.store.layout import Store
 from hplm.store.records import DomainVersion
 from hplm.store.registry import Registry
+from tests.postgres import PostgresServer
 from tests.unit.store.making import publish_root
-from tests.unit.store.postgres import PostgresServer, find_postgres
-
-
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[PostgresServer]:
-    programs = find_postgres()
-    if programs is None:
-        pytest.skip("PostgreSQL is not installed")
-    if importlib.util.find_spec("psycopg") is None:
-        pytest.skip("psycopg is not installed: pip install 'hplm[postgres]'")
-    server = PostgresServer(programs)
-    yield server
-    server.stop()
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -9,12 +9,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from sqlalchemy import insert
 
 from hplm.errors import (
     ConfigError,
@@ -24,11 +26,12 @@ from hplm.errors import (
     RegistryUnavailableError,
 )
 from hplm.store import schema
+from hplm.store.database import Database
 from hplm.store.layout import Store
-from hplm.store.migrations.upgrade import newest
+from hplm.store.migrations.upgrade import newest, upgrade
 from hplm.store.registry import Registry
+from tests.postgres import PostgresServer
 from tests.unit.store.making import NOW_S, publish, publish_root
-from tests.unit.store.postgres import PostgresServer
 
 UNPRIVILEGED = 65_534
 
@@ -77,6 +80,45 @@ def test_the_newest_migration_is_the_one_the_code_expects() -> None:
 def test_the_migrations_make_the_tables_that_the_code_expects(registry: Registry) -> None:
     with registry._database.reading() as connection:
         assert compare_metadata(MigrationContext.configure(connection), schema.metadata) == []
+
+
+def test_a_registry_of_the_first_schema_is_brought_up_to_date_with_all_that_is_in_it(store: Store) -> None:
+    database = Database(store, writer=True, create=True)
+    with database._locked(), database._transaction(True) as connection:
+        upgrade(connection, "0001")
+        for table, values in (
+            (schema.bases, {"name": "b", "fingerprint": "f", "path": "bases/b", "created_s": NOW_S}),
+            (schema.domains, {"base": "b", "name": "general", "current_id": 1, "last_number": 1}),
+            (
+                schema.domain_versions,
+                {"domain_id": 1, "number": 1, "path": "plots/general", "created_s": NOW_S, "about": {}},
+            ),
+            (schema.tenants, {"name": "films", "current_id": 1, "last_number": 3, "generation": 7}),
+        ):
+            connection.execute(insert(table).values(values))
+        for number in (1, 2, 3):
+            values = f"'films', {number}, 1, 'tenants/films/{number}', {NOW_S}, '{{}}'"
+            connection.exec_driver_sql(
+                f"INSERT INTO tenant_versions (tenant, number, domain_version_id, path, created_s, about) VALUES ({values})"
+            )
+    database.close()
+    with pytest.raises(RegistryUnavailableError, match="version 0001 of the tables"):
+        Registry.open_read_only(store)
+    # Two at once, as when servers that share it are started.
+    with ThreadPoolExecutor(2) as pool:
+        for opened in pool.map(lambda _: Registry.open(store), range(2)):
+            opened.close()
+    with closing(Registry.open(store)) as registry:
+        with registry._database.reading() as connection:
+            assert compare_metadata(MigrationContext.configure(connection), schema.metadata) == []
+        assert registry.tenant("films").current.number == 1
+        registry.retire(3, NOW_S, base="b")
+        assert [one.number for one in registry.tenant_versions("films")] == [1, 2, 3]
+        # It had been gone back to: what replaces it goes back to it.
+        publish(registry, "films", registry.current_domain("b", "general"), 1)
+        registry.retire(3, NOW_S, base="b")
+        assert [one.number for one in registry.tenant_versions("films")] == [1, 3, 4]
+        assert registry.rollback_tenant("films", None, NOW_S).number == 1
 
 
 def test_a_registry_is_made_once_and_opened_again_as_it_was(store: Store) -> None:

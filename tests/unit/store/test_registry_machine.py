@@ -22,7 +22,8 @@ DOMAINS = st.sampled_from(["law", "tax"])
 
 
 class RegistryMachine(RuleBasedStateMachine):
-    """`kept`: a tenant's versions and their domain version; `current`: what is served; `published`: kept domain versions."""
+    """`kept`: a tenant's versions and their domain version; `current`: what is served; `last`: its versions, served last at
+    the end; `published`: kept domain versions."""
 
     template: Path
 
@@ -34,6 +35,7 @@ class RegistryMachine(RuleBasedStateMachine):
         self.root = self.registry.domain_versions("b", "general")[0]
         self.kept: dict[str, dict[int, int]] = {}
         self.current: dict[str, int] = {}
+        self.last: dict[str, list[int]] = {}
         self.domains: dict[str, DomainVersion] = {}
         self.published: dict[int, DomainVersion] = {}
         self.seen = self.registry.changes_since(0)
@@ -54,7 +56,11 @@ class RegistryMachine(RuleBasedStateMachine):
         made = publish(self.registry, name, over, self.current.get(name))
         assert made.number not in self.kept.get(name, {})
         self.kept.setdefault(name, {})[made.number] = over.id
-        self.current[name] = made.number
+        self.serve(name, made.number)
+
+    def serve(self, name: str, number: int) -> None:
+        self.current[name] = number
+        self.last[name] = [one for one in self.last.get(name, []) if one != number] + [number]
 
     @rule(name=NAMES, wrong=st.integers(50, 60))
     def publish_what_was_overtaken(self, name: str, wrong: int) -> None:
@@ -65,11 +71,11 @@ class RegistryMachine(RuleBasedStateMachine):
     @rule(data=st.data(), number=st.none() | st.integers(1, 8))
     def rollback(self, data: st.DataObject, number: int | None) -> None:
         name = data.draw(st.sampled_from(sorted(self.current)))
-        earlier = [one for one in self.kept[name] if one < self.current[name]]
-        wanted = max(earlier, default=None) if number is None else number
+        earlier = [one for one in self.last[name] if one in self.kept[name] and one < self.current[name]]
+        wanted = (earlier[-1] if earlier else None) if number is None else number
         if wanted in self.kept[name]:
             assert self.registry.rollback_tenant(name, number, NOW_S).number == wanted
-            self.current[name] = wanted
+            self.serve(name, wanted)
         else:
             with pytest.raises(UnknownVersionError):
                 self.registry.rollback_tenant(name, number, NOW_S)
@@ -79,7 +85,7 @@ class RegistryMachine(RuleBasedStateMachine):
     def delete_tenant(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.current)))
         self.registry.delete_tenant(name, NOW_S)
-        del self.current[name], self.kept[name]
+        del self.current[name], self.kept[name], self.last[name]
 
     @precondition(lambda self: self.domains)
     @rule(data=st.data())
@@ -102,8 +108,8 @@ class RegistryMachine(RuleBasedStateMachine):
     def retire(self, keep: int) -> None:
         self.registry.retire(keep, NOW_S, base="b")
         for name, versions in self.kept.items():
-            newest = sorted(versions)[-keep:]
-            self.kept[name] = {n: d for n, d in versions.items() if n in newest or n == self.current[name]}
+            stay = [one for one in self.last[name] if one in versions][-keep:]
+            self.kept[name] = {n: d for n, d in versions.items() if n in stay}
         pinned = {domain_id for versions in self.kept.values() for domain_id in versions.values()}
         for name in ("law", "tax"):
             ids = sorted(one.id for one in self.published.values() if one.domain == name)

@@ -18,15 +18,47 @@ def updates(registry: Registry, tenant: str, domain: DomainVersion, count: int) 
         publish(registry, tenant, domain, version or None)
 
 
-def test_the_newest_versions_and_the_current_one_are_kept(registry: Registry, root: DomainVersion) -> None:
+def test_the_versions_that_were_served_last_are_kept(registry: Registry, root: DomainVersion) -> None:
     updates(registry, "films", root, 5)
     updates(registry, "books", root, 1)
     registry.rollback_tenant("films", 1, NOW_S)
-    assert registry.retire(2, LATER_S, base="b") == 2
+    assert registry.retire(3, LATER_S, base="b") == 2
     assert numbers(registry, "films") == [1, 4, 5]
     assert numbers(registry, "books") == [1]
-    assert registry.retire(2, LATER_S, base="b") == 0
+    assert registry.retire(3, LATER_S, base="b") == 0
     assert registry.collectable(LATER_S + 1) == ["tenants/films/2", "tenants/films/3"]
+
+
+def test_the_last_good_version_is_what_a_bad_update_of_it_goes_back_to(registry: Registry, root: DomainVersion) -> None:
+    updates(registry, "films", root, 3)
+    # 2 and 3 were no good, and neither is what comes next.
+    registry.rollback_tenant("films", 1, NOW_S)
+    publish(registry, "films", root, 1)
+    registry.retire(3, LATER_S, base="b")
+    assert numbers(registry, "films") == [1, 3, 4]
+    assert registry.rollback_tenant("films", None, LATER_S).number == 1
+
+
+def test_versions_in_a_bank_are_kept_as_others_are(registry: Registry, root: DomainVersion) -> None:
+    for turn in range(3):
+        registry.publish_tenants(root.id, f"banks/{turn}", ["a", "b"], NOW_S)
+    registry.rollback_tenant("a", 1, NOW_S)
+    registry.retire(2, LATER_S, base="b")
+    assert (numbers(registry, "a"), numbers(registry, "b")) == ([1, 3], [2, 3])
+
+
+def test_a_domain_version_stays_while_a_job_runs_over_its_domain(registry: Registry, root: DomainVersion) -> None:
+    publish_branch(registry, "law", root)
+    request = {"base": "b", "domain": "law", "dry_run": False}
+    job = registry.submit_job("tenant.create", "tenant:films", request, NOW_S)
+    registry.claim_job("w", NOW_S, 1e6)
+    for _ in range(2):
+        publish_branch(registry, "law", root)
+    registry.submit_job("tenant.create", "tenant:books", request, NOW_S)  # has not begun: it will start from the newest
+    registry.retire(1, LATER_S, base="b", by_job="another")
+    assert [one.number for one in registry.domain_versions("b", "law")] == [1, 2, 3]
+    registry.retire(1, LATER_S, base="b", by_job=job.id)
+    assert [one.number for one in registry.domain_versions("b", "law")] == [3]
 
 
 def test_versions_over_another_base_are_left_to_whoever_serves_it(registry: Registry, root: DomainVersion) -> None:

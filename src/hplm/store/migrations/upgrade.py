@@ -10,11 +10,11 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection
 
 
-def upgrade(connection: Connection) -> None:
-    """Bring the registry's tables to the newest version, in the transaction that `connection` is in."""
+def upgrade(connection: Connection, to: str = "head") -> None:
+    """Bring the registry's tables to the newest version, or one before it, in the transaction that `connection` is in."""
     config = _config()
     config.attributes["connection"] = connection
-    command.upgrade(config, "head")
+    command.upgrade(config, to)
 
 
 def newest() -> str | None:

@@ -46,9 +46,9 @@ class PostgresServer:
             "--command=CREATE SCHEMA public",
         )
 
-    def restart(self) -> None:
-        """Drop every connection, as a server that fails over does."""
-        self._run("pg_ctl", "--pgdata=data", "--log=log", "--wait", "--mode=fast", "restart")
+    def restart(self, mode: str = "fast") -> None:
+        """Drop every connection, as a server that fails over does; `immediate`: as if all its processes were killed."""
+        self._run("pg_ctl", "--pgdata=data", "--log=log", "--wait", f"--mode={mode}", "restart")
 
     def stop(self) -> None:
         self._run("pg_ctl", "--pgdata=data", "--wait", "--mode=immediate", "stop")
