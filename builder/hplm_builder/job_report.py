@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hplm.crash import crash_point
 from hplm.errors import HplmError, JobCancelledError, LeaseLostError, RegistryError, StoppingError, UnknownJobError
@@ -23,6 +23,21 @@ class LeaseTimes:
     lease_s: float = 30.0
     beat_s: float = 5.0
     tell_s: float = 0.5
+
+
+@dataclass(frozen=True)
+class _At:
+    """Where a job is, when its step began, and where it was then: one that goes on where it was killed leaps between steps."""
+
+    step: str
+    progress: float
+    began_s: float
+    first: float
+
+    def eta_s(self) -> float | None:
+        """As if the rest went as fast as this step did; None while that says nothing."""
+        done = self.progress - self.first
+        return (time.monotonic() - self.began_s) * (1 - self.progress) / done if done >= 0.02 else None
 
 
 class JobReport:
@@ -42,17 +57,18 @@ class JobReport:
     ) -> None:
         self._registry, self._job, self._worker = registry, job, worker
         self._stop, self._times, self._clock = stop, times, clock
-        self._began_s = time.monotonic()
-        self._step, self._progress = "", 0.0
-        self._first: float | None = None  # a job that goes on where it was killed has not begun at 0
+        self._at = _At("", 0.0, time.monotonic(), 0.0)
         self._end: HplmError | None = None
         self._closed = threading.Event()
         self._renewed_s = time.monotonic()
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
     def __call__(self, step: str, progress: float) -> None:
-        self._step, self._progress = step, min(1.0, max(0.0, progress))
-        self._first = self._progress if self._first is None else self._first
+        progress, before = min(1.0, max(0.0, progress)), self._at
+        if step == before.step:
+            self._at = replace(before, progress=progress)
+        else:
+            self._at = _At(step, progress, time.monotonic(), progress)
         crash_point("job.reported")
         if self._stop.is_set():
             raise StoppingError("the worker is shutting down")
@@ -74,29 +90,32 @@ class JobReport:
         self._thread.join()
 
     def _beat(self) -> None:
-        told = (self._step, self._progress)
+        told = self._at
         while not self._closed.wait(self._times.tell_s):
-            now = (self._step, self._progress)
+            now = self._at
             if now == told and time.monotonic() - self._renewed_s < self._times.beat_s:
                 continue
             try:
                 self._renew()
                 told = now
-            except RegistryError as error:
-                log.warning("job %s: its lease was not renewed: %s", self._job.id, error)
+            except Exception as error:
+                # Also a mistake of ours: without renewals another worker would do the same work beside this one.
+                known = isinstance(error, RegistryError)
+                log.warning("job %s: its lease was not renewed: %s", self._job.id, error, exc_info=not known)
                 if time.monotonic() - self._renewed_s > self._times.lease_s:
                     self._end = LeaseLostError(f"job {self._job.id} could not be held on to: {error}")
 
     def _renew(self) -> None:
+        at = self._at
         try:
             cancelled = self._registry.report_job(
                 self._job.id,
                 self._worker,
                 self._clock(),
                 self._times.lease_s,
-                step=self._step,
-                progress=self._progress,
-                eta_s=self._eta_s(),
+                step=at.step,
+                progress=at.progress,
+                eta_s=at.eta_s(),
             )
             self._renewed_s = time.monotonic()
             if cancelled:
@@ -104,10 +123,3 @@ class JobReport:
         except (LeaseLostError, UnknownJobError) as error:
             # Unknown: of a registry that was made anew meanwhile.
             self._end = LeaseLostError(str(error))
-
-    def _eta_s(self) -> float | None:
-        """As if the rest went as fast as what is done; None while that says nothing."""
-        done = self._progress - (self._first or 0.0)
-        if done < 0.02:
-            return None
-        return (time.monotonic() - self._began_s) * (1 - self._progress) / done

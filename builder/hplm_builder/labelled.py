@@ -282,14 +282,23 @@ def _number(label: str | None) -> float | None:
 
 
 def _tags(train: list[LabelledText], dev: list[LabelledText], test: list[LabelledText]) -> tuple[str, ...]:
-    kinds = sorted({entity.label for example in train for entity in example.entities})
+    kinds = sorted(_types(train))
     if not kinds:
         raise DataError("the train data holds no entity: there is nothing to learn")
     if len(kinds) > MOST_ENTITY_TYPES:
         raise DataError(
             f"the train data holds {len(kinds):,} types of entities, at most {MOST_ENTITY_TYPES} can be learned"
         )
+    for name, part in (("dev", dev), ("test", test)):
+        if unknown := sorted(_types(part) - set(kinds)):
+            raise DataError(
+                f"the {name} data has types of entities that the train data lacks: {', '.join(unknown[:5])}"
+            )
     return ("O", *(f"{prefix}-{kind}" for kind in kinds for prefix in ("B", "I")))
+
+
+def _types(part: list[LabelledText]) -> set[str]:
+    return {entity.label for example in part for entity in example.entities}
 
 
 def _classes(train: list[LabelledText], dev: list[LabelledText], test: list[LabelledText]) -> tuple[str, ...]:

@@ -1,10 +1,12 @@
-"""A child process's tie to whoever started it."""
+"""A process's tie to whoever started it, and its place behind those beside it."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import signal
+from contextlib import suppress
+from pathlib import Path
 
 from hplm.errors import StartError
 
@@ -18,6 +20,12 @@ def end_with_parent(parent: int) -> None:
     _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
         raise StartError(f"process {parent}, which this one should end with, is gone")
+
+
+def give_way_for_memory() -> None:
+    """Have the system end this process before any other where memory runs out, as far as the system has such a setting."""
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def end_if_orphaned(parent: int) -> None:

@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from hplm.process import end_with_parent
+from hplm.process import end_with_parent, give_way_for_memory
 from hplm.store.layout import Store
 
 DEFAULT_STORE = Path("build/demo/store")
@@ -37,8 +37,8 @@ def worker(
 ) -> None:
     """Do the jobs that manage requests queue: fine-tune tenants, pretrain domains, remove what nobody uses any more.
 
-    Runs at the lowest priority. `hplm serve` starts one; on other machines that share the store and the registry more can
-    run. SIGTERM gives the job back to the queue.
+    Runs at the lowest priority, and is the first to go where memory runs out. `hplm serve` starts one; on other
+    machines that share the store and the registry more can run. SIGTERM gives the job back to the queue.
 
     Examples:
 
@@ -49,6 +49,7 @@ def worker(
     if parent:
         end_with_parent(parent)
     os.nice(19)
+    give_way_for_memory()
     # Before anything that starts threads of its own.
     os.environ |= {"OMP_NUM_THREADS": str(threads), "RAYON_NUM_THREADS": str(threads)}
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")

@@ -221,7 +221,7 @@ def hplm(place: Place, *command: str) -> subprocess.CompletedProcess[str]:
     [
         (["tenant", "show", "nobody"], "UNKNOWN_TENANT: there is no tenant 'nobody'"),
         (["tenant", "create", "x", "--train", "no.csv"], "BAD_DATA: no.csv cannot be read"),
-        (["tenant", "create", "x", "--train", "no.csv", "--path-on-server"], "FORBIDDEN: this server takes no paths"),
+        (["tenant", "create", "x", "--train", "no.csv", "--path-on-server"], "FORBIDDEN: 'no.csv' is no file"),
         (
             ["tenant", "create", "x", "--train", "setup.cfg", "--url", "ftp://x"],
             "BAD_CONFIG: 'ftp://x' is not an address",

@@ -77,7 +77,7 @@ def test_a_tenant_is_created_by_upload_shown_updated_rolled_back_and_deleted(
 
 
 def test_what_is_published_answers_within_a_second_and_what_is_deleted_no_more(
-    manage: ManageClient, place: Place
+    manage: ManageClient, place: Place, registry: Registry
 ) -> None:
     with Client(manage.url) as client:
 
@@ -87,17 +87,100 @@ def test_what_is_published_answers_within_a_second_and_what_is_deleted_no_more(
             except errors.UnknownTenantError:
                 return False
 
-        with place.working():
-            job = make(manage, place, "quick")
-            assert not served("quick")
-            manage.wait(job)
+        took = []
+        # The better of two: other tests run on the same cores.
+        for name in ("quick", "quicker"):
+            with place.working():
+                job = make(manage, place, name)
+                assert not served(name)
+                # Asked all the time: what counts is when it was published, not when the job's end was heard of.
+                until(lambda name=name: served(name), 30)
+                seen_s = time.time()
+                (version,) = registry.tenant_versions(name)
+                manage.wait(job)
+            manage.delete_tenant(name)
             start_s = time.monotonic()
-            until(lambda: served("quick"))
-            assert time.monotonic() - start_s < 1.5
-        manage.delete_tenant("quick")
-        start_s = time.monotonic()
-        until(lambda: not served("quick"))
-        assert time.monotonic() - start_s < 1.5
+            until(lambda name=name: not served(name))
+            took.append((seen_s - version.created_s, time.monotonic() - start_s))
+        assert min(published for published, _ in took) < 1.0
+        assert min(deleted for _, deleted in took) < 1.0
+
+
+def test_a_running_job_is_cancelled_and_its_upload_serves_another(manage: ManageClient, place: Place) -> None:
+    name = f"endless-{manage.url.partition(':')[0]}"
+    with place.working():
+        long = {"epochs": 1000, "patience": 1000, "learning_rates": [1e-5]}
+        source = manage.upload(place.rows)
+        job = manage.create_tenant(name, train=source, settings=long)
+        until(lambda: manage.show_job(job).progress > 0.25, 30)
+        manage.cancel_job(job)
+        with pytest.raises(errors.JobCancelledError):
+            manage.wait(job)
+        assert manage.show_job(job).state == "cancelled"
+        with pytest.raises(errors.UnknownTenantError):
+            manage.show_tenant(name)
+        assert not place.store.path(f"tenants/{name}").exists()
+        manage.wait(manage.create_tenant(name, train=source, settings=FAST))
+    manage.delete_tenant(name)
+
+
+def test_files_may_be_named_by_path_inside_the_operators_folder_only(manage: ManageClient, place: Place) -> None:
+    with place.working():
+        done = manage.wait(manage.create_tenant("by-path", train=manage.on_server(place.rows.name), settings=FAST))
+    assert done.result is not None
+    assert done.result["version"] == manage.show_tenant("by-path").version
+    manage.delete_tenant("by-path")
+    for outside in ("../store/registry.sqlite", str(place.store.root / "registry.sqlite"), "/etc/passwd"):
+        with pytest.raises(errors.ForbiddenError):
+            manage.create_tenant("by-path", train=manage.on_server(outside), settings=FAST)
+    assert place.rows.is_file()
+
+
+USELESS = {
+    "not UTF-8": "text,label\nnaïve cat,cat\nred dog,none\n".encode("latin-1"),
+    "UTF-16": "text,label\nred cat,cat\nred dog,none\n".encode("utf-16"),
+    "one class": b"text,label\nred cat,cat\nblue cat,cat\nsmall cat,cat\n",
+    "one example": b"text,label\nred cat,cat\n",
+    "no rows": b"text,label\n",
+    "a zip": b"PK\x03\x04\x00\x00",
+}
+
+
+@pytest.mark.parametrize(
+    ("content", "part"),
+    [*((content, "train") for content in USELESS.values()), (USELESS["not UTF-8"], "dev")],
+    ids=[*USELESS, "not UTF-8 beside good"],
+)
+def test_data_that_cannot_be_used_are_refused_with_a_reason_and_leave_nothing(
+    manage: ManageClient, place: Place, tmp_path: Path, content: bytes, part: str
+) -> None:
+    bad = tmp_path / "bad.csv"
+    bad.write_bytes(content)
+    sources = {name: manage.upload(path) for name, path in {"train": place.rows, part: bad}.items()}
+    with place.working(), pytest.raises(errors.DataError) as caught:
+        manage.wait(manage.create_tenant("useless", **sources, settings=FAST))
+    assert len(str(caught.value)) > 20
+    with pytest.raises(errors.UnknownTenantError):
+        manage.show_tenant("useless")
+    # Also the good file that came with the bad one.
+    until(lambda: not any(place.store.upload(str(source["upload"])).exists() for source in sources.values()))
+    assert not place.store.tenant_version("useless", 1).parent.exists()
+
+
+def test_an_update_with_other_labels_is_refused_and_the_tenant_goes_on(
+    manage: ManageClient, place: Place, tmp_path: Path
+) -> None:
+    other = tmp_path / "other.csv"
+    other.write_text(place.rows.read_text().replace(",none", ",bird"))
+    with place.working(), Client(manage.url) as client:
+        manage.wait(make(manage, place, "steady"))
+        before = manage.show_tenant("steady").version
+        with pytest.raises(errors.DataError, match="bird"):
+            manage.wait(manage.update_tenant("steady", train=manage.upload(other), settings=FAST))
+        assert manage.show_tenant("steady").version == before
+        time.sleep(SEEN_S)
+        assert client.predict("steady", "the red cat").label in ("cat", "none")
+    manage.delete_tenant("steady")
 
 
 def test_a_rolled_back_tenant_answers_as_before(manage: ManageClient, place: Place, tmp_path: Path) -> None:

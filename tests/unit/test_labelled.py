@@ -164,6 +164,13 @@ def test_data_that_teaches_nothing_is_refused(tmp_path: Path, train: str, dev: s
         read_data(*paths)
 
 
+def test_a_type_of_entity_that_nothing_teaches_is_refused() -> None:
+    known, other = (LabelledText("a b", None, (Entity(kind, 0, 1),)) for kind in ("T", "U"))
+    for dev, test, name in (([other], [], "dev"), ([known], [known, other], "test")):
+        with pytest.raises(DataError, match=f"the {name} data has types of entities that the train data lacks: U"):
+            check_data([known] * 4, dev, test)
+
+
 def test_a_column_of_free_text_is_no_label() -> None:
     with pytest.raises(DataError, match="1200 different labels"):
         check_data(texts(*(f"label {i}" for i in range(1200))), texts("label 1"), [])

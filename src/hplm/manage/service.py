@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from hplm.config import ManagerSettings
@@ -111,8 +111,7 @@ class ManageService:
             raise AlreadyThereError(f"tenant {name!r} exists already: tenant.update makes its next version")
         self._registry.domain(base, domain)
         files = request.data.named()
-        for source in files.values():
-            self._look_at(source, DATA_ENDINGS, self._settings.max_data_bytes)
+        self._look_at(files.values(), DATA_ENDINGS, self._settings.max_data_bytes)
         details = {
             "tenant": name,
             "task": request.task,
@@ -133,9 +132,9 @@ class ManageService:
         elif self._has_domain(base, name):
             raise AlreadyThereError(f"domain {name!r} exists already: domain.update makes its next version")
         self._registry.domain(base, parent)
-        seen = self._look_at(request.corpus, CORPUS_ENDINGS, self._settings.max_upload_bytes)
+        seen = self._look_at([request.corpus], CORPUS_ENDINGS, self._settings.max_upload_bytes)
         if seen < (least := self._settings.min_corpus_tokens):
-            self._forget(request.corpus)
+            self._forget([request.corpus])
             # A token has a byte at least: how many there are is counted by the job.
             raise CorpusTooSmallError(
                 f"the corpus has {seen:,} bytes, a domain needs {least:,} tokens: at least {least - seen:,} more"
@@ -148,18 +147,21 @@ class ManageService:
         }
         return self._submit(kind, f"domain:{base}/{name}", request, base, name, details)
 
-    def _look_at(self, source: Source, endings: tuple[str, ...], most_bytes: int) -> int:
-        """Bytes of text in a file; an upload that cannot be used is dropped. Raises DataError and what `locate` raises."""
+    def _look_at(self, sources: Collection[Source], endings: tuple[str, ...], most_bytes: int) -> int:
+        """Bytes of text in files; where one cannot be used all uploads are dropped, as of a job that fails.
+
+        Raises DataError and what `locate` raises.
+        """
         try:
-            return survey(locate(pinned(source, self._settings), self._uploads), endings, most_bytes).text_bytes
+            paths = [locate(pinned(source, self._settings), self._uploads) for source in sources]
+            return sum(survey(path, endings, most_bytes).text_bytes for path in paths)
         except DataError:
-            self._forget(source)
+            self._forget(sources)
             raise
 
-    def _forget(self, source: Source) -> None:
-        """Drop an upload that can serve nobody, unless another job waits for it."""
-        if source.upload is not None:
-            self._uploads.consume([source.upload])
+    def _forget(self, sources: Collection[Source]) -> None:
+        """Drop uploads that can serve nobody, but for those that another job waits for."""
+        self._uploads.consume([source.upload for source in sources if source.upload is not None])
 
     def _submit(
         self,

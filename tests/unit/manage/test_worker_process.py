@@ -47,6 +47,7 @@ def test_a_worker_told_to_stop_gives_its_job_back_and_one_killed_loses_it_to_ano
     first = start(store)
     until(lambda: registry.job(job).progress > 0)
     assert os.getpriority(os.PRIO_PROCESS, first.pid) == 19
+    assert Path(f"/proc/{first.pid}/oom_score_adj").read_text() == "1000\n"
     first.send_signal(signal.SIGTERM)
     # 143: it was deep in a step.
     assert first.wait(20) in (0, 143)

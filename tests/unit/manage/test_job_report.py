@@ -1,0 +1,64 @@
+"""What a running job tells of itself, and how it keeps its lease."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from hplm_builder.job_report import JobReport, LeaseTimes
+
+from hplm.errors import LeaseLostError
+from hplm.store.records import Job
+from hplm.store.registry import Registry
+from tests.waiting import until
+
+TIMES = LeaseTimes(lease_s=0.2, beat_s=0.05, tell_s=0.01)
+
+
+@pytest.fixture
+def job(registry: Registry) -> Job:
+    registry.submit_job("tenant.create", "tenant:acme", {}, time.time())
+    job = registry.claim_job("w", time.time(), 60.0)
+    assert job is not None
+    return job
+
+
+def report_of(registry: Registry, job: Job) -> JobReport:
+    return JobReport(registry, job, "w", threading.Event(), TIMES, time.time)
+
+
+def test_a_job_that_goes_on_where_it_was_killed_does_not_take_the_leap_for_speed(registry: Registry, job: Job) -> None:
+    with report_of(registry, job) as report:
+        report("read the corpus", 0.0)
+        time.sleep(0.2)
+        # Most of it was done by whoever was killed.
+        report("further pretrain", 0.8)
+        report.held()
+        assert registry.job(job.id).eta_s is None
+        time.sleep(0.3)
+        report("further pretrain", 0.85)
+        report.held()
+        eta_s = registry.job(job.id).eta_s
+    assert eta_s is not None
+    # A twentieth took 0.3 s, three are left.
+    assert eta_s > 0.85
+
+
+def test_a_job_that_cannot_renew_its_lease_ends_whatever_is_the_matter(
+    registry: Registry, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> bool:
+        raise ValueError("a mistake of ours")
+
+    with report_of(registry, job) as report:
+        monkeypatch.setattr(registry, "report_job", broken)
+
+        def ended() -> bool:
+            try:
+                report("train", 0.5)
+            except LeaseLostError:
+                return True
+            return False
+
+        until(ended, 10)
