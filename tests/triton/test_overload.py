@@ -24,6 +24,7 @@ from hplm_loadtest.open_loop import closed_loop, open_loop
 from hplm_loadtest.plan import Mix, Requests
 from hplm_loadtest.run import Run
 from hplm_loadtest.tenants import UniformTenants
+from hplm_loadtest.variants import serving
 from tritonclient.grpc import service_pb2
 
 from hplm import errors, wire
@@ -88,12 +89,13 @@ def in_time_per_s(run: Run, deadline_s: float, window_s: float) -> tuple[npt.NDA
 class Overload:
     """A minute of ten times what the server can do, and what it could do before and after.
 
-    `plot_waiting` and `upper_waiting`: requests in the queues of both stages, each second. `pages`: of both
-    and of Triton itself.
+    `undisturbed_per_s`: goodput that a quarter of the minute's windows reach. `plot_waiting` and `upper_waiting`: requests
+    in the queues of both stages, each second. `pages`: of both and of Triton itself.
     """
 
     run: Run
     goodput_per_s: float
+    undisturbed_per_s: float
     late_share: float
     capacity_per_s: float
     upper_waiting: list[float]
@@ -120,13 +122,16 @@ def overload(slow: TritonServer) -> Overload:
             time.sleep(1.0)
     run = running.result()
     windows, late_share = in_time_per_s(run, deadline_s, window_s)
-    goodput = float(np.median(windows))
+    goodput, undisturbed = (float(np.percentile(windows, part)) for part in (50, 75))
     capacity = min(before, capacity_per_s(slow))
-    print(f"goodput {goodput:.1f}/s of {capacity:.1f}/s: {goodput / capacity:.2f}, late {late_share:.2f}")
+    print(
+        f"goodput {goodput:.1f}/s of {capacity:.1f}/s: {goodput / capacity:.2f}, "
+        f"in the better quarter of the minute {undisturbed / capacity:.2f}; late {late_share:.3f}"
+    )
     print(
         f"waiting at most {max(plot_waiting):.0f} and {max(upper_waiting):.0f}; bytes first {pages[0]}, last {pages[-1]}"
     )
-    return Overload(run, goodput, late_share, capacity, upper_waiting, plot_waiting, pages)
+    return Overload(run, goodput, undisturbed, late_share, capacity, upper_waiting, plot_waiting, pages)
 
 
 def test_under_ten_times_overload_every_request_is_answered_or_clearly_refused(overload: Overload) -> None:
@@ -139,10 +144,12 @@ def test_under_ten_times_overload_every_request_is_answered_or_clearly_refused(o
 def test_under_ten_times_overload_what_is_computed_is_in_time_and_goodput_stays_near_capacity(
     overload: Overload,
 ) -> None:
-    assert overload.late_share < 0.1
-    # On a machine of its own this is 0.9 and more. Here others may take processor time while the overload lasts that
-    # they did not take while capacity was measured, and no more than a collapse can be told from that.
+    assert overload.run.sent_within(1.0) > 0.95
+    assert overload.late_share < 0.05
+    # Others may take processor time while the overload lasts that they did not take while capacity was measured: half of
+    # the minute is held to no more than a collapse would miss, its better quarter to the promise.
     assert overload.goodput_per_s > 0.5 * overload.capacity_per_s
+    assert overload.undisturbed_per_s > 0.9 * overload.capacity_per_s
 
 
 def test_under_ten_times_overload_queue_and_memory_stay_bounded(overload: Overload) -> None:
@@ -151,6 +158,28 @@ def test_under_ten_times_overload_queue_and_memory_stay_bounded(overload: Overlo
     first, last = overload.pages[len(overload.pages) // 3], overload.pages[-1]
     assert last["rss"] < 1.05 * first["rss"] + 8e6
     assert last["shm"] <= 1.5 * first["shm"]
+
+
+def test_a_full_queue_refuses_at_once_and_answers_all_that_it_took(slow_models: Path) -> None:
+    ended: dict[int, float] = {}
+    with (
+        serving(slow_models, plot={}, upper={"queue_capacity": 20}, log="triton-full.log") as server,
+        grpc.insecure_channel(f"127.0.0.1:{server.ports.grpc}") as channel,
+    ):
+        call = channel.unary_unary(METHOD)
+        closed_loop(server.ports.grpc_url, long_texts().draw(20, rng()), 8, own_process=False)
+        start_s = time.monotonic()
+        started = [call.future(one, timeout=100) for one in infer_messages(long_texts(60.0).draw(200, rng()))]
+        for number, one in enumerate(started):
+            one.add_done_callback(lambda _, number=number: ended.setdefault(number, time.monotonic() - start_s))
+        errors_of = [one.exception(timeout=100) for one in started]
+        until(lambda: len(ended) == len(started))
+    refused = [number for number, error in enumerate(errors_of) if error is not None]
+    assert {str(errors.from_wire(str(errors_of[number].details())).code) for number in refused} == {"QUEUE_FULL"}
+    taken = ended.keys() - set(refused)
+    assert 20 <= len(taken) < 100
+    # Nobody is kept waiting for a refusal as those are who are answered.
+    assert np.median([ended[number] for number in refused]) < np.median([ended[number] for number in taken])
 
 
 def upper_messages(server: TritonServer, count: int) -> list[bytes]:

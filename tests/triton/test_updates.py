@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -31,11 +32,13 @@ from hplm.store.registry import Registry
 from hplm.triton.server import TritonServer, free_ports
 from tests import tiny
 from tests.messages import TEXTS, TOLERANCE, message, read, served_hidden
-from tests.watching import stubs_of
+from tests.waiting import until
+from tests.watching import metric, stubs_of
 
 pytestmark = [pytest.mark.triton, pytest.mark.stress, pytest.mark.timeout(200)]
 OTHERS = ("beta", "gamma")
 SEEN_S = 2.5 * LOOK_EVERY_S
+METRICS_S = 1.5  # until what is counted shows
 Logits = npt.NDArray[np.float32]
 
 
@@ -245,6 +248,10 @@ def lose_weights(folder: Path) -> None:
     (folder / "weights.safetensors").unlink()
 
 
+def lose_folder(folder: Path) -> None:
+    shutil.rmtree(folder)
+
+
 def damage_next(place: Place, member: Tenant, damage: Callable[[Path], None]) -> None:
     """Publish a version whose files are broken before anybody asks for it."""
     with closing(Registry.open(place.store)) as registry:
@@ -262,7 +269,7 @@ def damage_next(place: Place, member: Tenant, damage: Callable[[Path], None]) ->
         )
 
 
-@pytest.mark.parametrize("damage", [damage_weights, damage_manifest, cut_weights, lose_weights])
+@pytest.mark.parametrize("damage", [damage_weights, damage_manifest, cut_weights, lose_weights, lose_folder])
 def test_a_damaged_tenant_answers_as_before_or_is_refused_and_answers_again_when_repaired(
     place: Place, members: dict[str, list[Logits]], quiet_s: float, damage: Callable[[Path], None]
 ) -> None:
@@ -276,7 +283,8 @@ def test_a_damaged_tenant_answers_as_before_or_is_refused_and_answers_again_when
             place.publish(0)
             assert place.ask("alpha") == "OK"
     outcomes = traffic.of("alpha")
-    assert {"OK"} <= {outcome.code for outcome in outcomes} <= {"OK", "CORRUPT_ARTIFACT"}
+    code = "MISSING_ARTIFACT" if damage is lose_folder else "CORRUPT_ARTIFACT"
+    assert {"OK"} <= {outcome.code for outcome in outcomes} <= {"OK", code}
     for outcome in outcomes:
         if outcome.code == "OK":
             version_of(outcome, versions)
@@ -290,6 +298,21 @@ def test_a_tenant_damaged_before_anybody_asked_is_refused_until_its_byte_is_repa
     assert [place.ask("damaged") for _ in range(3)] == ["CORRUPT_ARTIFACT"] * 3
     damage_weights(tiny.folder_of(place.store, "damaged"))
     assert place.ask("damaged") == "OK"
+
+
+def test_requests_that_come_together_for_a_cold_tenant_load_it_once(place: Place) -> None:
+    tiny.make_tenant(place.store, place.base, "cold", 11, like="beta")
+    time.sleep(SEEN_S)
+    loads = 'hplm_upper_events_total{event="host_loads"}'
+    time.sleep(METRICS_S)
+    before = metric(place.server, loads)
+    with grpc.insecure_channel(f"127.0.0.1:{place.server.ports.grpc}") as channel:
+        call = channel.unary_unary(METHOD)
+        started = [call.future(message("cold", TEXTS[i % len(TEXTS)]), timeout=60) for i in range(40)]
+        assert all(one.exception(timeout=60) is None for one in started)
+    until(lambda: metric(place.server, loads) > before)
+    time.sleep(METRICS_S)
+    assert metric(place.server, loads) == before + 1
 
 
 def test_a_tenant_published_while_serving_answers_without_a_restart(place: Place) -> None:

@@ -21,10 +21,10 @@ from hplm.adapters.host_cache import HostCache
 from hplm.adapters.packed import PackedAdapter
 from hplm.adapters.tenant import Tenant
 from hplm.config import UpperSettings
-from hplm.errors import CorruptArtifactError, HplmError, QueueFullError, StoppingError
+from hplm.errors import CorruptArtifactError, DeadlineError, HplmError, QueueFullError, StoppingError
 from hplm.nn import base as bases
 from hplm.nn import reference
-from hplm.nn.adapters import AdapterSlots
+from hplm.nn.adapters import AdapterSlots, Fill
 from hplm.nn.base import Base
 from hplm.nn.upper import UpperEngine, UpperRequest
 from hplm.serving.upper_stage import UpperAnswer, UpperInput, UpperStage
@@ -315,6 +315,59 @@ def test_tenants_in_memory_are_answered_however_many_wait_for_one_that_loads(
     opened.set()
     assert all(isinstance(one.result(SOON_S), UpperAnswer) for one in waiting)
     stage.stop()
+
+
+def test_what_is_too_late_already_loads_nothing(
+    store: Store, fleet: list[Tenant], hidden: list[npt.NDArray[Any]]
+) -> None:
+    stage = stage_of(store)
+    stage.start()
+    (cold,) = inputs_of(hidden, [(5, 0)])
+    late = replace(cold, deadline_s=1e-6, arrived_s=time.monotonic() - 0.001)
+    (refused,) = submit_all(stage, [late])
+    assert isinstance(refused.result(0), DeadlineError)
+    assert stage.counts["host_loads"] == 0
+    stage.stop()
+
+
+def test_a_tenant_too_large_for_the_slots_is_the_operators_affair(
+    store: Store, base: Base, fleet: list[Tenant], caplog: pytest.LogCaptureFixture
+) -> None:
+    stage = stage_of(store, reduction_factor=base.config.hidden_size)
+    stage.start()
+    given = UpperInput(np.zeros((3, base.config.hidden_size), np.float16), np.zeros((3, 3), np.int32), b"t1")
+    (answer,) = submit_all(stage, [given])
+    error = answer.result(SOON_S)
+    assert isinstance(error, CorruptArtifactError)
+    assert "reduction_factor" not in str(error)
+    assert "lower reduction_factor" in caplog.text
+    stage.stop()
+
+
+def test_coarse_prefetch_alone_holds_no_batch_up(
+    base: Base, fleet: list[Tenant], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slots = engine_of(base, 8, False).slots
+    begun, go_on, copy = threading.Event(), threading.Event(), slots._copy_layer
+
+    def slow(fill: Fill, layer: int) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            begun.set()
+            assert go_on.wait(SOON_S)
+        copy(fill, layer)
+
+    monkeypatch.setattr(slots, "_copy_layer", slow)
+
+    thread = threading.Thread(target=slots.prefetch, args=(fleet[:4],), daemon=True)
+    thread.start()
+    assert begun.wait(SOON_S)
+    # Other tenants than those that are being copied.
+    with slots.assigned(fleet[4:6]):
+        pass
+    go_on.set()
+    thread.join(SOON_S)
+    assert not thread.is_alive()
+    assert slots.loads == 6
 
 
 def test_what_is_refused_before_the_queue_is_counted(store: Store, base: Base, fleet: list[Tenant]) -> None:

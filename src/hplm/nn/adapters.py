@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -107,7 +107,8 @@ class AdapterSlots:
 
     A slot goes by tenant and version. It is not overwritten while a batch has it pinned. With `fine_prefetch` a thread
     fills slots layer by layer while the caller computes (HMI 6.2), on a stream of its own where there is CUDA; without
-    it `assign` returns when they are full. Safe to use from several threads.
+    it whoever finds them empty fills them: `assign` those of its batch, `prefetch` those of one to come. Safe to use from
+    several threads.
     """
 
     def __init__(
@@ -186,9 +187,7 @@ class AdapterSlots:
 
         Raises ConfigError where an adapter is larger than the slots; nothing is pinned then.
         """
-        slots: list[int] = []
-        fresh: dict[int, Tensor] = {}
-        packed = {tenant.key: widen(tenant.packed, self.reduced_size) for tenant in tenants}
+        packed = self._widened(tenants)
         with self._freed:
             # All at once: two that each waited with a part pinned would wait for each other.
             while sum(not self.table.is_pinned(key) for key in packed) > self.table.num_unpinned:
@@ -198,27 +197,38 @@ class AdapterSlots:
                     self._freed.wait()
                 finally:
                     self._batches_waiting -= 1
-            for key in packed:
-                # Whoever has a slot must not lose it to another of the same batch.
-                self.table.touch(key)
-            for tenant in tenants:
-                slot, is_new = self.table.assign(tenant.key)
-                slots.append(slot)
-                if is_new:
-                    fresh[slot] = torch.from_numpy(packed[tenant.key].weights)
-            fill = None
-            if fresh:
-                weights = [w.view(torch.bfloat16) if w.dtype == torch.uint16 else w for w in fresh.values()]
-                fill = Fill(list(fresh), weights, self._num_layers, self._device)
-                self._filling.update(dict.fromkeys(fresh, fill))
-                self.loads += len(fresh)
-            fills = tuple({id(f): f for slot in slots if (f := self._filling.get(slot))}.values())
-            jobs = self._jobs
-            if fill is not None and jobs is not None:
-                jobs.put(fill)
-        if fill is not None and jobs is None:
-            self._fill(fill)
-        return AssignedSlots(tuple(slots), tuple(tenant.card.adapter_at for tenant in tenants), fills)
+            assigned, own = self._pin(tenants, packed)
+        if own is not None:
+            self._fill(own)
+        return assigned
+
+    def _widened(self, tenants: Sequence[Tenant]) -> dict[str, PackedAdapter]:
+        return {tenant.key: widen(tenant.packed, self.reduced_size) for tenant in tenants}
+
+    def _pin(self, tenants: Sequence[Tenant], packed: Mapping[str, PackedAdapter]) -> tuple[AssignedSlots, Fill | None]:
+        """Under the lock, with as many slots unpinned as it takes; and what the caller is to fill where no thread does."""
+        slots: list[int] = []
+        fresh: dict[int, Tensor] = {}
+        for key in packed:
+            # Whoever has a slot must not lose it to another of the same batch.
+            self.table.touch(key)
+        for tenant in tenants:
+            slot, is_new = self.table.assign(tenant.key)
+            slots.append(slot)
+            if is_new:
+                fresh[slot] = torch.from_numpy(packed[tenant.key].weights)
+        own = None
+        if fresh:
+            weights = [w.view(torch.bfloat16) if w.dtype == torch.uint16 else w for w in fresh.values()]
+            fill = Fill(list(fresh), weights, self._num_layers, self._device)
+            self._filling.update(dict.fromkeys(fresh, fill))
+            self.loads += len(fresh)
+            if self._jobs is not None:
+                self._jobs.put(fill)
+            else:
+                own = fill
+        fills = tuple({id(f): f for slot in slots if (f := self._filling.get(slot))}.values())
+        return AssignedSlots(tuple(slots), tuple(tenant.card.adapter_at for tenant in tenants), fills), own
 
     def release(self, tenants: Sequence[Tenant]) -> None:
         """Undo one `assign`; the weights stay until the slot is needed, but a slot whose filling failed is forgotten."""
@@ -247,9 +257,11 @@ class AdapterSlots:
             taken = list(missing.values())[: max(0, self.table.num_unpinned - resident)]
             for key in wanted:
                 self.table.touch(key)
-            # Within the lock there are as many unpinned slots as were counted: this does not wait.
-            assigned = self.assign(taken)
+            assigned, own = self._pin(taken, self._widened(taken))
         try:
+            if own is not None:
+                # Without the lock: a batch that begins now need not wait for what is copied for the next.
+                self._fill(own)
             for fill in assigned.fills:
                 fill.wait_all()
         finally:

@@ -65,7 +65,11 @@ class Batch:
 
 
 class Policy(Protocol):
-    """Chooses the next batch. Must choose something when something waits; must not keep or change what it is given."""
+    """Chooses the next batch. Must choose something when something waits; must not keep or change what it is given.
+
+    Must be quick: nobody is let into the queue meanwhile. Called several times a batch, with part of what waits and part of
+    the budget where shares are given out, and by two threads at once: what a batch to come will need is prefetched.
+    """
 
     def select(self, waiting: Sequence[Waiting], now_s: float, budget: Budget) -> Batch: ...
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,12 @@ from hplm.serving.answers import Answers, Job, is_gone
 # A request that waited this long is asked whether its client is still there; asking is a round trip to the server.
 ASK_CANCELLED_AFTER_S = 0.25
 SWEPT_AT_ONCE = 8
+
+
+def check_time_left(deadline_s: float) -> None:
+    """Before anything is loaded for a request. Raises DeadlineError; times are of the monotonic clock."""
+    if deadline_s <= time.monotonic():
+        raise DeadlineError("the deadline cannot be met; the request was not computed")
 
 
 class Held:

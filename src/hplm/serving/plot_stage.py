@@ -30,7 +30,7 @@ from hplm.scheduling.policies import Fcfs
 from hplm.scheduling.policy import Batch, Budget
 from hplm.scheduling.queue import RequestQueue
 from hplm.serving.answers import Job
-from hplm.serving.held import Held
+from hplm.serving.held import Held, check_time_left
 from hplm.serving.places import Places
 from hplm.serving.refusal import for_the_wire
 from hplm.serving.threads import SWITCH_INTERVAL_S, ExclusiveLock
@@ -207,6 +207,7 @@ class PlotStage:
             if texts is not None and lookup is not None:
                 self._queue(asked, texts, lookup)
                 return
+            check_time_left(self._deadline_of(given))
             if not self._opening.take(tenant.name):
                 raise QueueFullError("too many requests wait for tenants and domains to be opened; try again later")
         except HplmError as error:

@@ -23,7 +23,14 @@ from hplm.adapters.packed import PackedAdapter, packed_width, widen
 from hplm.adapters.tenant import Head, Tenant, TenantCard
 from hplm.config import UpperSettings
 from hplm.decode import DECODERS
-from hplm.errors import CorruptArtifactError, HiddenStatesError, HplmError, InternalError, QueueFullError
+from hplm.errors import (
+    ConfigError,
+    CorruptArtifactError,
+    HiddenStatesError,
+    HplmError,
+    InternalError,
+    QueueFullError,
+)
 from hplm.nn import base as bases
 from hplm.nn.dtype import choose_device, choose_dtype, choose_threads, count_cores
 from hplm.nn.int8 import Ranges, check_int8
@@ -35,7 +42,7 @@ from hplm.scheduling.policy import Batch, Budget
 from hplm.scheduling.queue import RequestQueue
 from hplm.scheduling.registry import load_policy
 from hplm.serving.answers import Job
-from hplm.serving.held import Held
+from hplm.serving.held import Held, check_time_left
 from hplm.serving.places import Places
 from hplm.serving.refusal import for_the_wire
 from hplm.serving.threads import SWITCH_INTERVAL_S, ExclusiveLock
@@ -184,16 +191,17 @@ class UpperStage:
         try:
             self._check(given)
             key = self._bank.resolve(given.tenant, given.version_id)
-            tenant = self._cache.get(key)
-            if tenant is None and not self._loads.take(key.name):
-                raise QueueFullError("too many requests wait for their tenants' weights; try again later")
+            tenant, times = self._cache.get(key), self._times_of(given)
+            if tenant is None:
+                check_time_left(times[1])
+                if not self._loads.take(key.name):
+                    raise QueueFullError("too many requests wait for their tenants' weights; try again later")
         except HplmError as error:
             self._worker.refuse(reply, for_the_wire(error, given.tenant))
             return
         if tenant is not None:
-            self._queue(given, tenant, self._times_of(given), reply, is_cancelled)
+            self._queue(given, tenant, times, reply, is_cancelled)
             return
-        times = self._times_of(given)
         job: Job[Any, UpperAnswer] = Job((given, times), reply, is_cancelled)
         held = self._worker.hold(job, times[1], partial(self._loads.leave, key.name))
         self._cache.fetch(key).add_done_callback(partial(self._loaded, held))
@@ -270,7 +278,11 @@ class UpperStage:
         """From disk to host memory, in the shape of a slot."""
         with self._tracer.span("load", tenant=key.name):
             tenant = self._bank.load(key)
-            packed = widen(tenant.packed, self._reduced_size)
+            try:
+                packed = widen(tenant.packed, self._reduced_size)
+            except ConfigError as error:
+                # Of `reduction_factor`, which is the operator's, not the client's.
+                raise CorruptArtifactError(str(error)) from error
             shape = (self._config.upper_layers, packed_width(self._config.hidden_size, self._reduced_size))
             if packed.weights.shape != shape:
                 # In a slot it would fail the whole batch, others' requests too.
