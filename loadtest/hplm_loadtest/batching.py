@@ -1,4 +1,4 @@
-"""`hplm bench batching`: TCB's Figs. 9 to 14, batching modes on real servers.
+"""`hplm bench batching`: TCB's Figs. 9 to 14, batching modes on real servers and slots in-process.
 
 They differ in nothing but the mode; `slotted` has the policy `slotted_das` too, which chooses the slots.
 """
@@ -6,6 +6,7 @@ They differ in nothing but the mode; `slotted` has the policy `slotted_das` too,
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -20,8 +21,10 @@ from hplm_loadtest.arrivals import PoissonArrivals
 from hplm_loadtest.lengths import texts_of_lengths, token_counts
 from hplm_loadtest.models import read, served_names
 from hplm_loadtest.open_loop import closed_loop, open_loop
-from hplm_loadtest.pictures import check_picture, line_chart
+from hplm_loadtest.pictures import check_picture, line_charts
 from hplm_loadtest.plan import Plan, Requests
+from hplm_loadtest.run import LATE_S, Run
+from hplm_loadtest.slots import slot_speeds
 from hplm_loadtest.texts import pool
 from hplm_loadtest.variants import serving
 from hplm_loadtest.workload import NormalLengths
@@ -38,22 +41,31 @@ MODES: dict[str, dict[str, Any]] = {
     "naive-100": {"batching": "naive", "pad_to": 100},
 }
 VARIANCES = (20.0, 100.0)
-USEFUL_S = 1.0  # an answer later than that is of no use
+DEADLINE_S = 5.0  # by rate; longer than a batch of any mode, and what cannot be met is refused
 LEAST_SHARE = 0.9
 FIXED_ROW_GOAL = 3.3
 
 
 def batching(
-    models: Path, modes: Sequence[str], rounds: int, seconds: float, rates: Sequence[float], picture: Path | None
+    models: Path,
+    modes: Sequence[str],
+    rounds: int,
+    seconds: float,
+    rates: Sequence[float],
+    picture: Path | None,
+    policy: str = "fcfs",
 ) -> Report:
-    """Throughput at saturation and utility by arrival rate under FCFS, lengths of 3-100 tokens, mean 20."""
+    """Throughput at saturation, throughput and utility by arrival rate, lengths of 3-100 tokens, mean 20.
+
+    `rates` are multiples of what the first mode reached at saturation, the same requests a second for every mode.
+    """
     check_picture(picture)
     served = read(models)
     encoder = TextEncoder(served.base.tokenizer_path, served.base.config.max_tokens)
     names = served_names(models)
     rng = np.random.default_rng(0)
     found: dict[tuple[str, float], dict[str, list[float]]] = {}
-    curves: dict[str, tuple[list[float], list[float]]] = {mode: ([], []) for mode in modes}
+    by_rate: dict[tuple[str, float, float], list[dict[str, float]]] = {}
     lengths = {variance: NormalLengths(variance=variance).draw(TEXTS, rng) for variance in VARIANCES}
     texts = {
         variance: texts_of_lengths(lengths[variance].tolist(), pool(models), encoder, rng) for variance in VARIANCES
@@ -64,7 +76,7 @@ def batching(
         for turn in range(rounds):
             for mode in modes:
                 upper = {
-                    "policy": "fcfs",
+                    "policy": policy,
                     "batch_rows": BATCH,
                     "row_tokens": 100,
                     "batch_requests": BATCH,
@@ -85,21 +97,21 @@ def batching(
                         row["lost"].append(float(len(run) - run.kinds["answered"]))
                     capacity = capacity or found[modes[0], VARIANCES[0]]["per_s"][0]
                     for number, share in enumerate(rates):
-                        # Every mode gets the same arrivals.
-                        same = np.random.default_rng([turn, number])
-                        plan = _plan(texts[VARIANCES[0]], names, share * capacity, seconds, same)
-                        run = open_loop(url, plan, timeout_s=60.0)
-                        utility = run.utility_per_s(token_counts(plan.requests.texts, encoder), USEFUL_S)
-                        curves[mode][0].append(share * capacity)
-                        curves[mode][1].append(utility)
+                        for variance in VARIANCES:
+                            # Every mode gets the same arrivals.
+                            same = np.random.default_rng([turn, number])
+                            plan = _plan(texts[variance], names, share * capacity, seconds, same)
+                            run = open_loop(url, plan)
+                            by_rate.setdefault((mode, variance, share), []).append(_row(run, plan, encoder))
                 progress.update(bar, advance=1)
+        speeds = slot_speeds(served, rounds, progress)
     rows = []
     for (mode, variance), values in found.items():
         rates_seen = values["per_s"]
         rows.append(
             {
                 "mode": mode,
-                "policy": MODES[mode].get("policy", "fcfs"),
+                "policy": MODES[mode].get("policy", policy),
                 "length_variance": variance,
                 "requests_per_s": median(rates_seen),
                 "spread": f"{min(rates_seen):.1f}-{max(rates_seen):.1f}",
@@ -107,19 +119,47 @@ def batching(
                 "computed_over_real_tokens": _computed(mode, lengths[variance]),
             }
         )
-    for mode, (offered, reached) in curves.items():
-        rows += [{"mode": mode, "offered_per_s": o, "utility_per_s": u} for o, u in zip(offered, reached, strict=True)]
-    if picture is not None and rates:
-        series = {mode: _by_rate(curves[mode]) for mode in modes}
-        line_chart(
-            picture,
-            series,
-            title="Utility by arrival rate (answers within 1 s), lengths 3-100, mean 20, variance 20",
-            x_label="requests offered (1/s)",
-            y_label="utility (1/s)",
+    for (mode, variance, share), runs in by_rate.items():
+        rows.append(
+            {
+                "mode": mode,
+                "length_variance": variance,
+                "offered_over_capacity": share,
+                **{key: median(one[key] for one in runs) for key in runs[0]},
+            }
         )
-    about = {"batch": BATCH, "rounds": rounds, "seconds": seconds, "tenants": len(names)}
-    return Report("batching", {**about, "base": served.base.config.name, "protocol": "grpc"}, rows, _goals(rows))
+    if picture is not None and rates:
+        draw(picture, rows, modes)
+    about = {
+        "batch": BATCH,
+        "rounds": rounds,
+        "seconds": seconds,
+        "tenants": len(names),
+        "policy": policy,
+        "deadline_s": DEADLINE_S,
+        "capacity_per_s": capacity,
+    }
+    goals = _goals(rows) if policy == "fcfs" else []
+    return Report("batching", {**about, "base": served.base.config.name, "protocol": "grpc"}, [*rows, *speeds], goals)
+
+
+def draw(picture: Path, rows: Sequence[dict[str, Any]], modes: Sequence[str]) -> None:
+    """Throughput and utility by arrival rate, a chart for each and each variance."""
+    charts = {}
+    for variance in VARIANCES:
+        chosen = [r for r in rows if "offered_over_capacity" in r and r["length_variance"] == variance]
+        for key, what in (("in_time_per_s", "answers in time (1/s)"), ("utility_per_s", "utility (1/s)")):
+            series = {}
+            for mode in modes:
+                points = sorted((r["offered_per_s"], r[key]) for r in chosen if r["mode"] == mode)
+                series[mode] = [x for x, _ in points], [y for _, y in points]
+            charts[f"variance {variance:g}", what] = series
+    line_charts(
+        picture,
+        charts,
+        title=f"Batching modes by arrival rate, lengths 3-100, mean 20, deadlines of {DEADLINE_S:g} s",
+        x_label="requests offered (1/s)",
+    )
 
 
 def _requests(texts: Sequence[str], names: Sequence[str], count: int, rng: np.random.Generator) -> Requests:
@@ -131,12 +171,21 @@ def _plan(
     texts: Sequence[str], names: Sequence[str], rate_per_s: float, seconds: float, rng: np.random.Generator
 ) -> Plan:
     times_s = PoissonArrivals(rate_per_s).times(seconds, rng)
-    return Plan(times_s, _requests(texts, names, len(times_s), rng), seconds)
+    requests = _requests(texts, names, len(times_s), rng)
+    return Plan(times_s, replace(requests, deadlines_s=np.full(len(times_s), DEADLINE_S)), seconds)
 
 
-def _by_rate(curve: tuple[list[float], list[float]]) -> tuple[list[float], list[float]]:
-    rates = sorted(set(curve[0]))
-    return rates, [median(u for o, u in zip(curve[0], curve[1], strict=True) if o == rate) for rate in rates]
+def _row(run: Run, plan: Plan, encoder: TextEncoder) -> dict[str, float]:
+    """One run by rate. What was answered counts over the time until the last answer: the queue is worked off after the plan."""
+    lengths = token_counts(plan.requests.texts, encoder)
+    in_time = run.answered_within(DEADLINE_S)
+    return {
+        "offered_per_s": len(run) / run.duration_s,
+        "in_time_per_s": float(in_time.sum()) / run.span_s,
+        "utility_per_s": float((in_time / lengths).sum()) / run.span_s,
+        "lost": float(run.kinds["lost"] + run.kinds["failed"]),
+        "kept_up": run.sent_within(LATE_S),
+    }
 
 
 def _computed(mode: str, lengths: Any) -> float:
@@ -152,7 +201,7 @@ def _computed(mode: str, lengths: Any) -> float:
 
 def _goals(rows: Sequence[dict[str, Any]]) -> list[Goal]:
     goals = []
-    by = {(row["mode"], row.get("length_variance")): row for row in rows if "requests_per_s" in row}
+    by = {(row["mode"], row["length_variance"]): row for row in rows if "requests_per_s" in row}
     for variance in VARIANCES:
         packed = by.get(("packed", variance))
         if packed is None:

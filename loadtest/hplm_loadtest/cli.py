@@ -222,19 +222,31 @@ def bench_batching(
     rate: Annotated[
         list[float], typer.Option(help="Arrival rate over the first mode's throughput; again for more.")
     ] = RATES,
+    policy: Annotated[
+        str,
+        typer.Option(
+            help="Who comes first, in every mode but slotted: fcfs as in Figs. 11 and 12, das as in 9 and 10."
+        ),
+    ] = "fcfs",
     quick: QuickOption = False,
     picture: PictureOption = None,
     json_file: JsonOption = None,
 ) -> None:
-    """Batching modes under FCFS: throughput at saturation, utility by arrival rate (TCB Figs. 9 to 14).
+    """Batching modes: throughput at saturation, throughput and utility by arrival rate, speed by slots (TCB Figs. 9 to 14).
 
-    Example: hplm bench batching --json batching.json --picture batching.svg
+    Examples:
+
+      hplm bench batching --json batching.json --picture batching.svg
+
+      hplm bench batching --policy das --mode packed --mode turbo --mode naive
     """
     if unknown := sorted(set(mode) - set(BATCHINGS)):
         raise ConfigError(f"no batching mode {unknown[0]!r}; there are {', '.join(BATCHINGS)}")
     if quick:
         rounds, seconds, rate = 1, 3.0, []
-    batching(models, mode, rounds, seconds, rate, picture).publish(json_file)
+    if policy not in POLICY_NAMES:
+        raise ConfigError(f"no policy {policy!r}; there are {', '.join(POLICY_NAMES)}")
+    batching(models, mode, rounds, seconds, rate, picture, policy).publish(json_file)
 
 
 @app.command(name="schedulers")
@@ -334,6 +346,8 @@ def bench_all(
     quick: QuickOption = False,
 ) -> None:
     """Every benchmark, one after another, each with its report and picture in a folder; builds the fleets it lacks.
+
+    The demo is built before: `make serve` or `hplm build demo`.
 
     Example: hplm bench all --quick
     """

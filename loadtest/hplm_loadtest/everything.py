@@ -12,6 +12,7 @@ from rich.console import Console
 
 from hplm.errors import StartError
 
+DEMO = Path("build/demo/models")
 QUICK_TENANTS = 1_000
 TENANTS = 10_000
 # All but `int8`, which not every processor can.
@@ -47,7 +48,12 @@ QUICK = {
 
 
 def everything(out: Path, quick: bool) -> None:
-    """Run each benchmark in a process of its own; goes on after one that fails. Raises StartError naming those that did."""
+    """Run each benchmark in a process of its own; goes on after one that fails. Raises StartError naming those that did.
+
+    Also where there is no demo, whose tables of real text some of them look up in.
+    """
+    if not DEMO.is_dir():
+        raise StartError(f"there is no {DEMO}: `make serve` or `hplm build demo` makes it")
     console = Console(stderr=True, highlight=False)
     count = QUICK_TENANTS if quick else TENANTS
     fleets = {shape: Path(f"build/fleet-{shape}-{count}") for shape in ("minilm", "bert-base")}

@@ -33,8 +33,7 @@ def line_chart(
 ) -> None:
     """Name -> (x, y) as lines with a marker at each point; `limit` is a named horizontal line. Labels carry units."""
     figure, axes = _start(path, title, x_label, y_label)
-    for index, (name, (x, y)) in enumerate(series.items()):
-        axes.plot(x, y, label=name, **_look(index), marker=MARKERS[index % len(MARKERS)], markersize=5)
+    _lines(axes, series)
     if limit is not None:
         axes.axhline(limit[1], color="#666666", linewidth=1, linestyle=":", label=limit[0])
     if log_x:
@@ -50,6 +49,29 @@ def line_chart(
     else:
         axes.set_ylim(bottom=0)
     _finish(path, figure, axes, named=len(series) > 1 or limit is not None)
+
+
+def line_charts(
+    path: Path,
+    charts: Mapping[tuple[str, str], Mapping[str, tuple[Numbers, Numbers]]],
+    *,
+    title: str,
+    x_label: str,
+) -> None:
+    """(Title, label of y) -> lines of the same names, as `line_chart` takes them; two charts in a row, one legend for all."""
+    check_picture(path)
+    rows = (len(charts) + 1) // 2
+    figure = Figure(figsize=(9.5, 3.4 * rows + 0.6), layout="constrained")
+    figure.suptitle(title, fontsize=11, x=0.01, ha="left")
+    grid = figure.subplots(rows, 2, squeeze=False).flat
+    for axes, ((name, y_label), series) in zip(grid, charts.items(), strict=False):
+        _dress(axes, name, x_label, y_label)
+        _lines(axes, series)
+        axes.set_ylim(bottom=0)
+    figure.legend(
+        *figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=6, frameon=False, fontsize=9
+    )
+    _save(path, figure)
 
 
 def cdf(path: Path, samples: Mapping[str, Any], *, title: str, x_label: str, log_x: bool = False) -> None:
@@ -93,13 +115,22 @@ def _start(path: Path, title: str, x_label: str, y_label: str) -> tuple[Figure, 
     check_picture(path)
     figure = Figure(figsize=(7.0, 4.2), layout="constrained")
     axes = figure.add_subplot()
+    _dress(axes, title, x_label, y_label)
+    return figure, axes
+
+
+def _dress(axes: Any, title: str, x_label: str, y_label: str) -> None:
     axes.set_title(title, fontsize=11, loc="left")
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
     axes.grid(color="#dddddd", linewidth=0.7)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    return figure, axes
+
+
+def _lines(axes: Any, series: Mapping[str, tuple[Numbers, Numbers]]) -> None:
+    for index, (name, (x, y)) in enumerate(series.items()):
+        axes.plot(x, y, label=name, **_look(index), marker=MARKERS[index % len(MARKERS)], markersize=5)
 
 
 def _look(index: int) -> dict[str, Any]:
@@ -109,6 +140,10 @@ def _look(index: int) -> dict[str, Any]:
 def _finish(path: Path, figure: Figure, axes: Any, *, named: bool) -> None:
     if named:
         axes.legend(frameon=False, fontsize=9)
+    _save(path, figure)
+
+
+def _save(path: Path, figure: Figure) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     # Without a date the same figures give the same file.
     figure.savefig(path, dpi=160, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)

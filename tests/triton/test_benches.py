@@ -42,7 +42,13 @@ def columns(report: Report, key: str) -> set[object]:
 
 def test_batching_measures_each_mode_and_its_goals(fleet: Path, tmp_path: Path) -> None:
     report = batching(fleet, ["packed", "naive-100"], 1, 0.5, [1.0], tmp_path / "batching.svg")
-    assert columns(report, "mode") == {"packed", "naive-100"}
+    assert columns(report, "mode") == {"packed", "naive-100", "slotted, in-process"}
+    by_rate = [row for row in report.rows if "offered_over_capacity" in row]
+    assert {(row["mode"], row["length_variance"]) for row in by_rate} == {
+        (mode, variance) for mode in ("packed", "naive-100") for variance in (20.0, 100.0)
+    }
+    assert all(row["in_time_per_s"] > row["utility_per_s"] > 0 and not row["lost"] for row in by_rate)
+    assert {(row["rows"], row["slots"]) for row in report.rows if "slots" in row} >= {(10, 1), (32, 10)}
     assert all(row["requests_per_s"] > 0 and not row["unanswered"] for row in report.rows if "requests_per_s" in row)
     assert {goal.id for goal in report.goals} >= {"packed-naive-100-20", "fixed-row-100"}
     assert (tmp_path / "batching.svg").stat().st_size
