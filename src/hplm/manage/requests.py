@@ -68,7 +68,7 @@ class DeleteTenant(ManageRequest):
 
 @dataclass(frozen=True)
 class RollBackTenant(ManageRequest):
-    """Serve an earlier version again, by default the one before."""
+    """Serve an earlier version again, by default, of the lower numbers that are kept, the one served last."""
 
     tenant: str
     version: int | None = None
