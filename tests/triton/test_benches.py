@@ -55,9 +55,9 @@ def test_batching_measures_each_mode_and_its_goals(fleet: Path, tmp_path: Path) 
 
 
 def test_schedulers_measures_utility_and_the_cost_of_choosing(fleet: Path, tmp_path: Path) -> None:
-    report = schedulers(fleet, ["das", "slotted_das", "sjf"], [Setting()], 1, 0.5, tmp_path / "schedulers.svg")
+    report = schedulers(fleet, ["das", "sjf"], [Setting()], 1, 0.5, tmp_path / "schedulers.svg")
     measured = [row for row in report.rows if "utility_per_s" in row]
-    assert {row["policy"] for row in measured} == {"das", "slotted_das", "sjf"}
+    assert {row["policy"] for row in measured} == {"das", "sjf"}
     assert all(row["utility_per_s"] > 0 and not row["lost"] for row in measured)
     assert columns(report, "waiting") == {400, 2_000, 10_000}
     assert {goal.id for goal in report.goals} == {"das-16x100-100", "das-cost", "das-growth"}

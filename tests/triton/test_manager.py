@@ -102,6 +102,8 @@ def test_what_is_published_answers_within_a_second_and_what_is_deleted_no_more(
             start_s = time.monotonic()
             until(lambda name=name: not served(name))
             took.append((seen_s - version.created_s, time.monotonic() - start_s))
+            if max(took[-1]) < 1.0:
+                break
         assert min(published for published, _ in took) < 1.0
         assert min(deleted for _, deleted in took) < 1.0
 
@@ -152,16 +154,17 @@ USELESS = {
     ids=[*USELESS, "not UTF-8 beside good"],
 )
 def test_data_that_cannot_be_used_are_refused_with_a_reason_and_leave_nothing(
-    manage: ManageClient, place: Place, tmp_path: Path, content: bytes, part: str
+    place: Place, tmp_path: Path, content: bytes, part: str
 ) -> None:
     bad = tmp_path / "bad.csv"
     bad.write_bytes(content)
-    sources = {name: manage.upload(path) for name, path in {"train": place.rows, part: bad}.items()}
-    with place.working(), pytest.raises(errors.DataError) as caught:
-        manage.wait(manage.create_tenant("useless", **sources, settings=FAST))
-    assert len(str(caught.value)) > 20
-    with pytest.raises(errors.UnknownTenantError):
-        manage.show_tenant("useless")
+    with ManageClient(place.url("http")) as manage:
+        sources = {name: manage.upload(path) for name, path in {"train": place.rows, part: bad}.items()}
+        with place.working(), pytest.raises(errors.DataError) as caught:
+            manage.wait(manage.create_tenant("useless", **sources, settings=FAST))
+        assert len(str(caught.value)) > 20
+        with pytest.raises(errors.UnknownTenantError):
+            manage.show_tenant("useless")
     # Also the good file that came with the bad one.
     until(lambda: not any(place.store.upload(str(source["upload"])).exists() for source in sources.values()))
     assert not place.store.tenant_version("useless", 1).parent.exists()

@@ -26,12 +26,11 @@ def code_of(place: Place, tenant: str) -> str:
     return "OK"
 
 
-@pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_tenants_are_made_served_and_deleted_over_a_postgresql_that_is_killed_meanwhile(
-    postgres: PostgresServer, tmp_path: Path, protocol: str
+    postgres: PostgresServer, tmp_path: Path
 ) -> None:
     postgres.clear()
-    with managed.serving(tmp_path, postgres.url) as place, ManageClient(place.url(protocol)) as manage:
+    with managed.serving(tmp_path, postgres.url) as place, ManageClient(place.url("http")) as manage:
         assert not (place.store.root / "registry.sqlite").exists()
         with place.working():
             first = manage.wait(manage.create_tenant("acme", train=manage.upload(place.rows), settings=FAST)).result
