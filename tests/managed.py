@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,17 +36,22 @@ class Place:
         """`http` or `grpc`."""
         return self.server.ports.http_url if protocol == "http" else self.server.ports.grpc_url
 
-    @contextmanager
-    def working(self) -> Iterator[None]:
+    def working(self) -> AbstractContextManager[None]:
         """A worker in a thread, until the end."""
-        worker = Worker(self.store, "test-worker")
-        thread = threading.Thread(target=worker.run)
-        thread.start()
-        try:
-            yield
-        finally:
-            worker.stop.set()
-            thread.join(30)
+        return at_work(self.store)
+
+
+@contextmanager
+def at_work(store: Store, name: str = "w") -> Iterator[None]:
+    """A worker in a thread; at the end it is told to stop, and has."""
+    worker = Worker(store, name)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    try:
+        yield
+    finally:
+        worker.stop.set()
+        thread.join()
 
 
 def expected_logits(

@@ -204,7 +204,6 @@ def domain(
     target = Store.at(store)
     known = parent_of(target, base, name)
     parent = parent or known or PLOT
-    check_parent(name, known, parent)
     settings = DomainSettings(
         total_tokens=tokens,
         warmup_tokens=warmup_tokens,
@@ -223,6 +222,7 @@ def domain(
             return build_domain(*given, below=above, before=before, work=work, device=device)
 
         if dry_run:
+            check_parent(name, known, parent)
             lineage = lineage_of(target, base, name if known else parent)
             found = estimate_domain(
                 *(target, base, lineage, corpus, settings, report), before=lineage[0] if known else None

@@ -177,12 +177,11 @@ def _plan(
 
 def _row(run: Run, plan: Plan, encoder: TextEncoder) -> dict[str, float]:
     """One run by rate. What was answered counts over the time until the last answer: the queue is worked off after the plan."""
-    lengths = token_counts(plan.requests.texts, encoder)
-    in_time = run.answered_within(DEADLINE_S)
+    utility = run.duration_s * run.utility_per_s(token_counts(plan.requests.texts, encoder), run.deadlines_s)
     return {
         "offered_per_s": len(run) / run.duration_s,
-        "in_time_per_s": float(in_time.sum()) / run.span_s,
-        "utility_per_s": float((in_time / lengths).sum()) / run.span_s,
+        "in_time_per_s": run.in_time / run.span_s,
+        "utility_per_s": utility / run.span_s,
         "lost": float(run.kinds["lost"] + run.kinds["failed"]),
         "kept_up": run.sent_within(LATE_S),
     }

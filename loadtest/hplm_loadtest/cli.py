@@ -18,6 +18,7 @@ from hplm_loadtest.limit import limit
 from hplm_loadtest.lookup import plot_lookup
 from hplm_loadtest.memory import COUNTS as MEMORY_COUNTS
 from hplm_loadtest.memory import memory_by_tenants
+from hplm_loadtest.models import DEMO
 from hplm_loadtest.peers.systems import Limits, Shape, SystemName
 from hplm_loadtest.pipeline import pipeline
 from hplm_loadtest.request import whole_requests
@@ -40,7 +41,6 @@ FLEETS = list(SIZES)
 RESIDENT = list(MEMORY_COUNTS)
 SYSTEMS: list[str] = list(get_args(SystemName))
 POPULARITIES: list[str] = list(get_args(Popularity))
-MODELS = Path("build/demo/models")
 FLEET = Path("build/fleet-bert-base-10000/models")
 BATCHINGS = list(MODES)
 RATES = [0.5, 1.0, 2.0]
@@ -59,7 +59,7 @@ RoundsOption = Annotated[int, typer.Option(min=1, help="Rounds that count.")]
 
 
 @app.command(name="plot-lookup")
-def bench_lookup(models: ModelsOption = MODELS, rounds: RoundsOption = 9, json_file: JsonOption = None) -> None:
+def bench_lookup(models: ModelsOption = DEMO, rounds: RoundsOption = 9, json_file: JsonOption = None) -> None:
     """Time of a 128-token look-up from memory, and which level answers how many windows of unseen text.
 
     Example: hplm bench plot-lookup --json plot-lookup.json
@@ -69,7 +69,7 @@ def bench_lookup(models: ModelsOption = MODELS, rounds: RoundsOption = 9, json_f
 
 @app.command(name="upper")
 def bench_upper(
-    models: ModelsOption = MODELS,
+    models: ModelsOption = DEMO,
     rounds: RoundsOption = 9,
     threads: Annotated[int, typer.Option(min=1, help="Threads of torch.")] = 1,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
@@ -84,7 +84,7 @@ def bench_upper(
 
 @app.command(name="request")
 def bench_request(
-    models: ModelsOption = MODELS,
+    models: ModelsOption = DEMO,
     rounds: RoundsOption = 5,
     count: Annotated[int, typer.Option(min=8, help="Requests a round.")] = 2000,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests under way at saturation.")] = 64,
@@ -99,7 +99,7 @@ def bench_request(
 
 @app.command(name="response")
 def bench_response(
-    models: ModelsOption = MODELS,
+    models: ModelsOption = DEMO,
     rounds: RoundsOption = 3,
     tenants: Annotated[list[int], typer.Option(min=1, help="Number of tenants; again for more.")] = COUNTS,
     duration_s: Annotated[float, typer.Option("--duration", min=1, help="Seconds a run.")] = 60.0,
@@ -125,7 +125,7 @@ def bench_response(
 
 @app.command(name="burst")
 def bench_burst(
-    models: ModelsOption = MODELS,
+    models: ModelsOption = DEMO,
     rounds: RoundsOption = 3,
     scale: Annotated[float, typer.Option(min=0.004, help="Times 250 clients.")] = 1.0,
     count: Annotated[int, typer.Option(min=1, help="Requests of each client.")] = 50,

@@ -11,8 +11,8 @@ from pathlib import Path
 from rich.console import Console
 
 from hplm.errors import StartError
+from hplm_loadtest.models import DEMO
 
-DEMO = Path("build/demo/models")
 QUICK_TENANTS = 1_000
 TENANTS = 10_000
 # All but `int8`, which not every processor can.

@@ -16,6 +16,8 @@ from hplm.store.catalog import Catalog
 from hplm.store.layout import Store
 from hplm.store.records import ServedTenant
 
+DEMO = Path("build/demo/models")
+
 
 @dataclass(frozen=True)
 class Served:

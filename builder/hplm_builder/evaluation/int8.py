@@ -187,7 +187,8 @@ def int8(
     """
     check_int8(CPU)
     tasks, limits, where = shared.read()
-    served = Served(Store.at(shared.store), bases.load(Store.at(shared.store).base(base)), domain)
+    store = Store.at(shared.store)
+    served = Served(store, bases.load(store.base(base)), domain)
     variant = Variant(
         "hbert",
         served.base,

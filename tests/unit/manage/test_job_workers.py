@@ -6,8 +6,7 @@ import errno
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from hplm.store.layout import Store
 from hplm.store.records import Job
 from hplm.store.registry import Registry
 from hplm.store.registry_jobs import MOST_ATTEMPTS
+from tests.managed import at_work
 from tests.unit.manage.making import (
     QUICK,
     QUICK_DOMAIN,
@@ -47,19 +47,6 @@ def wait_for(registry: Registry, job: str, state: str, progress: float = 0.0, ti
         assert time.monotonic() < deadline_s, found
         time.sleep(0.02)
     return found
-
-
-@contextmanager
-def at_work(store: Store, name: str = "w") -> Iterator[None]:
-    """A worker in a thread; at the end it is told to stop, and has."""
-    worker = Worker(store, name)
-    thread = threading.Thread(target=worker.run)
-    thread.start()
-    try:
-        yield
-    finally:
-        worker.stop.set()
-        thread.join()
 
 
 def test_a_queued_job_is_cancelled_at_once_and_a_running_one_soon(
