@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 
 import pytest
 import typer.main
 from hplm_loadtest.cli import app
 from hplm_loadtest.everything import BENCHMARKS, QUICK
+from typer.testing import CliRunner
+
+from hplm.errors import HplmError
 
 NAMES = {"minilm": "m", "bert": "b", "bert_fleet": "bf", "minilm_fleet": "mf", "out": "o"}
 
@@ -21,3 +25,17 @@ def test_its_command_lines_parse(name: str, arguments: str, draws: bool, quick: 
     group = typer.main.get_command(app)
     command = group.commands[name]  # type: ignore[attr-defined]
     command.make_context(name, words)
+
+
+def test_what_cannot_be_measured_is_said_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for arguments, words in (
+        (["batching", "--policy", "nonsense"], "no policy 'nonsense'; there are fcfs"),
+        (["batching", "--mode", "nonsense"], "no batching mode 'nonsense'"),
+        (["all", "--quick"], "`make serve` or `hplm build demo` makes it"),
+    ):
+        with pytest.raises(HplmError, match=words):
+            CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert not list(tmp_path.iterdir())
