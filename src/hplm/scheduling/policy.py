@@ -10,7 +10,7 @@ A policy is a function of its inputs and the time it is handed. Third parties ad
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 
@@ -49,6 +49,14 @@ class Budget:
     @property
     def tokens(self) -> int:
         return self.rows * self.row_tokens
+
+    def holding(self, tokens: float) -> Budget:
+        """For at most so many tokens, but a row and a token at least: fewer rows, or a shorter one where there is one."""
+        if tokens >= self.tokens:
+            return self
+        if self.rows == 1:
+            return replace(self, row_tokens=max(1, int(tokens)))
+        return replace(self, rows=max(1, int(tokens / self.row_tokens)))
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,12 @@ from hplm.scheduling.fairness import fair_select
 from hplm.scheduling.policies import Fcfs
 from hplm.scheduling.policy import Batch, Budget, Policy, Waiting
 
+# A batch takes at most this share of the time that requests are given, so that who comes while one runs can go with the next.
+_SHARE_OF_TIME = 0.5
+# The time given that counts: this share of those that wait have less. By the least of all, one request in a great hurry
+# would make everybody's batches small.
+_HASTIEST = 0.1
+
 
 @dataclass(frozen=True)
 class Refused:
@@ -52,6 +58,9 @@ class RequestQueue:
     While more waits than two batches hold, requests that a full batch would make late are refused as well, unless their
     deadline was that close from the start: a policy that prefers the most urgent would run nothing but those, in batches
     as small as they are urgent.
+
+    A full batch is what `budget` holds, or less where that would take longer than half of the time that requests are given
+    (all but the tenth of them that are given least): what comes while one batch runs can then still be answered by the next.
     """
 
     def __init__(
@@ -72,9 +81,8 @@ class RequestQueue:
         self._starve_after_s = starve_after_s
         self._waiting: dict[int, Waiting] = {}
         self._of_tenant: dict[str, dict[int, Waiting]] = {}
-        # Lazily kept heaps: entries of requests or counts that are gone are skipped when they come up.
+        # A lazily kept heap: entries of counts that are gone are skipped when they come up.
         self._fullest: list[tuple[float, str]] = []
-        self._latest_start: list[tuple[float, int]] = []
         self._running: Batch | None = None
         self._running_until_s = 0.0
         self.waiting_tokens = 0
@@ -85,9 +93,7 @@ class RequestQueue:
     def offer(self, request: Waiting, now_s: float) -> list[Refused]:
         """Let a request wait; returns who is refused for it, which may be the request itself."""
         start_s = max(now_s, self._running_until_s if self._running is not None else now_s)
-        # The latest start at which it still meets its deadline, alone.
-        latest_s = request.deadline_s - self._seconds((request,))
-        if latest_s < start_s:
+        if start_s + self._seconds((request,)) > request.deadline_s:
             if self._running is None and not self._waiting and request.deadline_s > now_s:
                 self.cost.relax()
             return [Refused(request, "deadline")]
@@ -103,7 +109,6 @@ class RequestQueue:
         own[request.id] = request
         self.waiting_tokens += request.tokens
         heapq.heappush(self._fullest, (-self._fill_of(request.tenant), request.tenant))
-        heapq.heappush(self._latest_start, (latest_s, request.id))
         return refused
 
     def take(self, now_s: float) -> Taken:
@@ -111,21 +116,21 @@ class RequestQueue:
         refused = [Refused(request, "deadline") for request in self._drop_hopeless(now_s)]
         if not self._waiting:
             return Taken(None, tuple(refused))
-        waiting = list(self._waiting.values())
+        budget = self._budget_for(self.snapshot())
+        refused += [Refused(request, "deadline") for request in self._drop_pressed(now_s, budget)]
+        waiting = self.snapshot()
         failure = None
         try:
-            batch = self._select(self._policy, waiting, now_s)
+            batch = self._select(self._policy, waiting, now_s, budget)
         except BaseException as error:
             # A third party's code: whatever it raises, the thread that computes must go on.
             _raise_on_main_thread(error)
             failure = f"{type(self._policy).__name__}: {error!r}"
-            batch = self._select(Fcfs(), waiting, now_s)
-        batch, late = self._fit_deadlines(batch, now_s)
+            batch = self._select(Fcfs(), waiting, now_s, budget)
+        batch, late = self._fit_deadlines(batch, now_s, budget)
         for request in (*batch.requests, *late):
             self._remove(request)
         refused += [Refused(request, "deadline") for request in late]
-        if not batch.requests:
-            return Taken(None, tuple(refused), failure)
         self._running = batch
         self._running_until_s = now_s + self._seconds(batch.requests)
         return Taken(batch, tuple(refused), failure)
@@ -137,7 +142,7 @@ class RequestQueue:
     def preview(self, waiting: list[Waiting], now_s: float) -> tuple[Waiting, ...]:
         """What `take` would choose of a snapshot, for a head start. Needs no lock: it reads and changes nothing else."""
         try:
-            return self._select(self._policy, waiting, now_s).requests if waiting else ()
+            return self._select(self._policy, waiting, now_s, self._budget_for(waiting)).requests if waiting else ()
         except BaseException as error:
             _raise_on_main_thread(error)
             # `take` will meet the same failure and report it.
@@ -168,61 +173,68 @@ class RequestQueue:
             self._remove(request)
         return left
 
-    def _select(self, policy: Policy, waiting: list[Waiting], now_s: float) -> Batch:
-        return fair_select(policy, waiting, now_s, self._budget, self._weights, self._starve_after_s)
+    def _select(self, policy: Policy, waiting: list[Waiting], now_s: float, budget: Budget) -> Batch:
+        return fair_select(policy, waiting, now_s, budget, self._weights, self._starve_after_s)
+
+    def _budget_for(self, waiting: list[Waiting]) -> Budget:
+        """What a batch may hold while these wait."""
+        given_s = sorted(request.deadline_s - request.arrived_s for request in waiting)
+        seconds = _SHARE_OF_TIME * given_s[int(_HASTIEST * len(given_s))]
+        return self._budget.holding(self.cost.tokens_within(seconds, _tokens(waiting) / len(waiting)))
 
     def _seconds(self, requests: tuple[Waiting, ...]) -> float:
         return self.cost.bound(_tokens(requests), sum(r.tokens**2 for r in requests))
 
     def _drop_hopeless(self, now_s: float) -> list[Waiting]:
-        found = []
-        while self._latest_start and self._latest_start[0][0] < now_s:
-            _, request_id = heapq.heappop(self._latest_start)
-            if request_id in self._waiting:
-                found.append(self._waiting[request_id])
-                self._remove(found[-1])
-        if self._fills_two_batches:
-            full_s = self._seconds_of_full_batch()
+        """What could not end in time even alone, by what batches are known to cost now."""
+        longest = max((request.tokens for request in self._waiting.values()), default=0)
+        # Of thousands that wait, few are so close to their deadlines that they are looked at one by one.
+        by_s = now_s + self.cost.bound(longest, longest**2)
+        close = [request for request in self._waiting.values() if request.deadline_s < by_s]
+        found = [request for request in close if request.deadline_s < now_s + self._seconds((request,))]
+        for request in found:
+            self._remove(request)
+        return found
+
+    def _drop_pressed(self, now_s: float, budget: Budget) -> list[Waiting]:
+        found: list[Waiting] = []
+        if self._fills_two_batches(budget):
+            full_s = self._seconds_of_full_batch(budget)
             pressed = [request for request in self._waiting.values() if request.deadline_s < now_s + full_s]
             for request in sorted(pressed, key=lambda r: r.deadline_s):
-                if not self._fills_two_batches:
+                if not self._fills_two_batches(budget):
                     break
                 if request.deadline_s - request.arrived_s > 2 * full_s:
                     found.append(request)
                     self._remove(request)
         return found
 
-    @property
-    def _fills_two_batches(self) -> bool:
+    def _fills_two_batches(self, budget: Budget) -> bool:
         """Whether more waits than two batches hold."""
-        budget = self._budget
         return self.waiting_tokens > 2 * budget.tokens or len(self._waiting) > 2 * budget.max_requests
 
-    def _seconds_of_full_batch(self) -> float:
+    def _seconds_of_full_batch(self, budget: Budget) -> float:
         """Of requests as long as those that wait."""
         mean = self.waiting_tokens / len(self._waiting)
-        tokens = min(self._budget.tokens, int(self._budget.max_requests * mean))
+        tokens = min(budget.tokens, int(budget.max_requests * mean))
         return self.cost.bound(tokens, int(tokens * mean))
 
-    def _fit_deadlines(self, batch: Batch, now_s: float) -> tuple[Batch, list[Waiting]]:
+    def _fit_deadlines(self, batch: Batch, now_s: float, budget: Budget) -> tuple[Batch, list[Waiting]]:
         """The batch without what it would make late, and what of that is refused (the rest goes on waiting)."""
-        # What it costs is known better now than when they came: some could not end in time even alone.
-        late = [request for request in batch.requests if now_s + self._seconds((request,)) > request.deadline_s]
-        batch = _without(batch, late)
         late_of_whole = self._late(batch.requests, now_s)
         if not late_of_whole:
-            return batch, late
+            return batch, []
         ids = {request.id for request in self._ending_in_time(batch.requests, now_s)}
         small = _without(batch, [request for request in batch.requests if request.id not in ids])
-        if 2 * _tokens(small.requests) >= _tokens(batch.requests) or not self._fills_two_batches:
-            return small, late
+        if 2 * _tokens(small.requests) >= _tokens(batch.requests) or not self._fills_two_batches(budget):
+            return small, []
         large, refused = batch, []
         while late_of_whole:
             refused += late_of_whole
             large = _without(large, late_of_whole)
             late_of_whole = self._late(large.requests, now_s)
         # Where whole batches take longer than anybody has, nothing is left of the large one.
-        return (large, late + refused) if _tokens(large.requests) >= _tokens(small.requests) else (small, late)
+        return (large, refused) if _tokens(large.requests) >= _tokens(small.requests) else (small, [])
 
     def _ending_in_time(self, requests: tuple[Waiting, ...], now_s: float) -> list[Waiting]:
         """The most urgent, after those who waited too long: as many as end before the earliest deadline among them."""
@@ -269,10 +281,6 @@ class RequestQueue:
         self.waiting_tokens -= request.tokens
         if not self._waiting:
             self._fullest.clear()
-            self._latest_start.clear()
-        elif len(self._latest_start) > 4 * len(self._waiting) + 64:
-            self._latest_start = [entry for entry in self._latest_start if entry[1] in self._waiting]
-            heapq.heapify(self._latest_start)
         if len(self._fullest) > 4 * len(self._of_tenant) + 64:
             self._fullest = [(-self._fill_of(tenant), tenant) for tenant in self._of_tenant]
             heapq.heapify(self._fullest)
