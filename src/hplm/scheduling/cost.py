@@ -55,13 +55,13 @@ class CostModel:
         """Seconds that a batch hardly ever exceeds, as far as was seen."""
         return self._headroom * self.predict(tokens, squares)
 
-    def tokens_within(self, seconds: float, mean_tokens: float) -> float:
-        """Tokens of a batch of texts of that mean length that ends within `seconds` by `bound`.
+    def tokens_within(self, seconds: float, squares_per_token: float) -> float:
+        """Tokens of a batch that ends within `seconds` by `bound`.
 
         But never so few that what a batch costs besides its tokens is more than a fifth of it.
         """
         batch_s, token_s, square_s = self._seconds
-        per_token_s = token_s + square_s * mean_tokens
+        per_token_s = token_s + square_s * squares_per_token
         if per_token_s == 0:
             return math.inf
         return max(seconds / self._headroom - batch_s, 4 * batch_s) / per_token_s

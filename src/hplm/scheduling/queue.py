@@ -23,6 +23,8 @@ _SHARE_OF_TIME = 0.5
 # The time given that counts: this share of those that wait have less. By the least of all, one request in a great hurry
 # would make everybody's batches small.
 _HASTIEST = 0.1
+# Shares of a batch mean nothing where it holds a request or two.
+_LEAST_REQUESTS = 4
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,10 @@ class RequestQueue:
     deadline was that close from the start: a policy that prefers the most urgent would run nothing but those, in batches
     as small as they are urgent.
 
-    A full batch is what `budget` holds, or less where that would take longer than half of the time that requests are given
-    (all but the tenth of them that are given least): what comes while one batch runs can then still be answered by the next.
+    A batch holds less than `budget` where a full one would take longer than half of the time that requests have when they
+    come (but for the tenth of them that have least): who comes while one batch runs can then still be answered by the next.
+    It holds four requests of mean length all the same, and tokens that take four times as long as what a batch costs
+    besides. More waits than two batches hold if it is more than two that take half of the median of that time.
     """
 
     def __init__(
@@ -81,11 +85,16 @@ class RequestQueue:
         self._starve_after_s = starve_after_s
         self._waiting: dict[int, Waiting] = {}
         self._of_tenant: dict[str, dict[int, Waiting]] = {}
+        # What each had left when it came, which of a second stage is less than it was given.
+        self._given_s: dict[int, float] = {}
+        # Of the last `take`: what a batch may hold, and what it might if all were given the median of their time.
+        self._in_time = self._usual = budget
         # A lazily kept heap: entries of counts that are gone are skipped when they come up.
         self._fullest: list[tuple[float, str]] = []
         self._running: Batch | None = None
         self._running_until_s = 0.0
         self.waiting_tokens = 0
+        self._waiting_squares = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -107,7 +116,9 @@ class RequestQueue:
         self._waiting[request.id] = request
         own = self._of_tenant.setdefault(request.tenant, {})
         own[request.id] = request
+        self._given_s[request.id] = request.deadline_s - now_s
         self.waiting_tokens += request.tokens
+        self._waiting_squares += request.tokens**2
         heapq.heappush(self._fullest, (-self._fill_of(request.tenant), request.tenant))
         return refused
 
@@ -116,18 +127,18 @@ class RequestQueue:
         refused = [Refused(request, "deadline") for request in self._drop_hopeless(now_s)]
         if not self._waiting:
             return Taken(None, tuple(refused))
-        budget = self._budget_for(self.snapshot())
-        refused += [Refused(request, "deadline") for request in self._drop_pressed(now_s, budget)]
+        self._cut_budget()
+        refused += [Refused(request, "deadline") for request in self._drop_pressed(now_s)]
         waiting = self.snapshot()
         failure = None
         try:
-            batch = self._select(self._policy, waiting, now_s, budget)
+            batch = self._select(self._policy, waiting, now_s)
         except BaseException as error:
             # A third party's code: whatever it raises, the thread that computes must go on.
             _raise_on_main_thread(error)
             failure = f"{type(self._policy).__name__}: {error!r}"
-            batch = self._select(Fcfs(), waiting, now_s, budget)
-        batch, late = self._fit_deadlines(batch, now_s, budget)
+            batch = self._select(Fcfs(), waiting, now_s)
+        batch, late = self._fit_deadlines(batch, now_s)
         for request in (*batch.requests, *late):
             self._remove(request)
         refused += [Refused(request, "deadline") for request in late]
@@ -140,9 +151,9 @@ class RequestQueue:
         return list(self._waiting.values())
 
     def preview(self, waiting: list[Waiting], now_s: float) -> tuple[Waiting, ...]:
-        """What `take` would choose of a snapshot, for a head start. Needs no lock: it reads and changes nothing else."""
+        """What `take` would choose of a snapshot, for a head start. Needs no lock: it changes nothing."""
         try:
-            return self._select(self._policy, waiting, now_s, self._budget_for(waiting)).requests if waiting else ()
+            return self._select(self._policy, waiting, now_s).requests if waiting else ()
         except BaseException as error:
             _raise_on_main_thread(error)
             # `take` will meet the same failure and report it.
@@ -173,14 +184,18 @@ class RequestQueue:
             self._remove(request)
         return left
 
-    def _select(self, policy: Policy, waiting: list[Waiting], now_s: float, budget: Budget) -> Batch:
-        return fair_select(policy, waiting, now_s, budget, self._weights, self._starve_after_s)
+    def _select(self, policy: Policy, waiting: list[Waiting], now_s: float) -> Batch:
+        return fair_select(policy, waiting, now_s, self._in_time, self._weights, self._starve_after_s)
 
-    def _budget_for(self, waiting: list[Waiting]) -> Budget:
-        """What a batch may hold while these wait."""
-        given_s = sorted(request.deadline_s - request.arrived_s for request in waiting)
-        seconds = _SHARE_OF_TIME * given_s[int(_HASTIEST * len(given_s))]
-        return self._budget.holding(self.cost.tokens_within(seconds, _tokens(waiting) / len(waiting)))
+    def _cut_budget(self) -> None:
+        given_s = sorted(self._given_s.values())
+        self._in_time = self._budget_within(given_s[int(_HASTIEST * len(given_s))])
+        self._usual = self._budget_within(given_s[len(given_s) // 2])
+
+    def _budget_within(self, given_s: float) -> Budget:
+        """What a batch may hold where requests have so much time when they come."""
+        tokens = self.cost.tokens_within(_SHARE_OF_TIME * given_s, self._waiting_squares / self.waiting_tokens)
+        return self._budget.holding(max(tokens, _LEAST_REQUESTS * self.waiting_tokens / len(self._waiting)))
 
     def _seconds(self, requests: tuple[Waiting, ...]) -> float:
         return self.cost.bound(_tokens(requests), sum(r.tokens**2 for r in requests))
@@ -188,7 +203,7 @@ class RequestQueue:
     def _drop_hopeless(self, now_s: float) -> list[Waiting]:
         """What could not end in time even alone, by what batches are known to cost now."""
         longest = max((request.tokens for request in self._waiting.values()), default=0)
-        # Of thousands that wait, few are so close to their deadlines that they are looked at one by one.
+        # Nobody else needs to be looked at one by one.
         by_s = now_s + self.cost.bound(longest, longest**2)
         close = [request for request in self._waiting.values() if request.deadline_s < by_s]
         found = [request for request in close if request.deadline_s < now_s + self._seconds((request,))]
@@ -196,37 +211,40 @@ class RequestQueue:
             self._remove(request)
         return found
 
-    def _drop_pressed(self, now_s: float, budget: Budget) -> list[Waiting]:
+    def _drop_pressed(self, now_s: float) -> list[Waiting]:
+        """Of more than two batches, what a full batch would make late, unless its deadline was that close from the start."""
         found: list[Waiting] = []
-        if self._fills_two_batches(budget):
-            full_s = self._seconds_of_full_batch(budget)
+        if self._fills_two_batches:
+            full_s = self._seconds_of_full_batch()
             pressed = [request for request in self._waiting.values() if request.deadline_s < now_s + full_s]
             for request in sorted(pressed, key=lambda r: r.deadline_s):
-                if not self._fills_two_batches(budget):
+                if not self._fills_two_batches:
                     break
                 if request.deadline_s - request.arrived_s > 2 * full_s:
                     found.append(request)
                     self._remove(request)
         return found
 
-    def _fills_two_batches(self, budget: Budget) -> bool:
+    @property
+    def _fills_two_batches(self) -> bool:
         """Whether more waits than two batches hold."""
-        return self.waiting_tokens > 2 * budget.tokens or len(self._waiting) > 2 * budget.max_requests
+        usual = self._usual
+        return self.waiting_tokens > 2 * usual.tokens or len(self._waiting) > 2 * usual.max_requests
 
-    def _seconds_of_full_batch(self, budget: Budget) -> float:
+    def _seconds_of_full_batch(self) -> float:
         """Of requests as long as those that wait."""
         mean = self.waiting_tokens / len(self._waiting)
-        tokens = min(budget.tokens, int(budget.max_requests * mean))
+        tokens = min(self._in_time.tokens, int(self._in_time.max_requests * mean))
         return self.cost.bound(tokens, int(tokens * mean))
 
-    def _fit_deadlines(self, batch: Batch, now_s: float, budget: Budget) -> tuple[Batch, list[Waiting]]:
+    def _fit_deadlines(self, batch: Batch, now_s: float) -> tuple[Batch, list[Waiting]]:
         """The batch without what it would make late, and what of that is refused (the rest goes on waiting)."""
         late_of_whole = self._late(batch.requests, now_s)
         if not late_of_whole:
             return batch, []
         ids = {request.id for request in self._ending_in_time(batch.requests, now_s)}
         small = _without(batch, [request for request in batch.requests if request.id not in ids])
-        if 2 * _tokens(small.requests) >= _tokens(batch.requests) or not self._fills_two_batches(budget):
+        if 2 * _tokens(small.requests) >= _tokens(batch.requests) or not self._fills_two_batches:
             return small, []
         large, refused = batch, []
         while late_of_whole:
@@ -278,7 +296,9 @@ class RequestQueue:
         del own[request.id]
         if not own:
             del self._of_tenant[request.tenant]
+        del self._given_s[request.id]
         self.waiting_tokens -= request.tokens
+        self._waiting_squares -= request.tokens**2
         if not self._waiting:
             self._fullest.clear()
         if len(self._fullest) > 4 * len(self._of_tenant) + 64:

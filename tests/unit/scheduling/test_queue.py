@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from random import Random
 
 import numpy as np
 import pytest
@@ -55,12 +56,39 @@ def service_s(batch: Batch) -> float:
     return sum(r.tokens for r in batch.requests) * SECONDS_PER_TOKEN
 
 
-@given(waiting_requests(), BUDGETS, st.sampled_from(POLICIES), st.integers(1, 40), st.sampled_from([0.5, math.inf]))
-def test_every_request_ends_exactly_once(
-    arrivals: list[Waiting], budget: Budget, policy: Policy, capacity: int, starve_after_s: float
+@given(
+    waiting_requests(),
+    BUDGETS,
+    st.sampled_from(POLICIES),
+    st.integers(1, 40),
+    st.sampled_from([0.5, math.inf]),
+    # Batches as short beside the deadlines as they should be, and as long as all the time that requests are given.
+    st.sampled_from([1.0, 30.0]),
+    st.randoms(use_true_random=False),
+)
+def test_every_request_ends_exactly_once_and_no_batch_is_empty(
+    arrivals: list[Waiting],
+    budget: Budget,
+    policy: Policy,
+    capacity: int,
+    starve_after_s: float,
+    slower: float,
+    random: Random,
 ) -> None:
-    queue = queue_of(policy, budget, capacity=capacity, starve_after_s=starve_after_s)
-    outcomes = simulate(arrivals, queue, service_s)
+    queue = RequestQueue(
+        policy,
+        budget,
+        cost(slower * SECONDS_PER_TOKEN),
+        capacity=capacity,
+        weights={},
+        starve_after_s=starve_after_s,
+    )
+
+    def seconds(batch: Batch) -> float:
+        assert batch.requests
+        return random.uniform(0.5, 2.0) * slower * service_s(batch)
+
+    outcomes = simulate(arrivals, queue, seconds)
     assert sorted(outcome.request.id for outcome in outcomes) == [request.id for request in arrivals]
     assert len(queue) == queue.waiting_tokens == 0
 
@@ -257,18 +285,61 @@ def taken_tokens(queue: RequestQueue) -> int:
 def test_a_batch_takes_at_most_half_of_the_time_that_requests_are_given() -> None:
     queue = queue_of(Fcfs())
     for i in range(50):
-        queue.offer(request(i, deadline_s=0.06), 0.0)
-    assert taken_tokens(queue) == 30
+        queue.offer(request(i, deadline_s=0.12), 0.0)
+    assert taken_tokens(queue) == 60
 
 
-@pytest.mark.parametrize("hasty,tokens", [(4, 100), (8, 30)])
+def test_of_a_second_stage_the_time_that_the_first_took_is_not_given() -> None:
+    queue = queue_of(Fcfs())
+    for i in range(50):
+        queue.offer(request(i, arrived_s=0.0, deadline_s=1.0), 0.88)
+    taken = queue.take(0.88)
+    assert taken.batch is not None
+    assert sum(r.tokens for r in taken.batch.requests) == 60
+
+
+@pytest.mark.parametrize("hasty,tokens", [(4, 100), (8, 60)])
 def test_a_few_requests_in_a_hurry_do_not_make_everybodys_batches_small(hasty: int, tokens: int) -> None:
     queue = queue_of(Sjf())
     for i in range(50):
         # Longer than the others: they are not chosen themselves.
         is_hasty = i < hasty
-        queue.offer(request(i, tokens=11 if is_hasty else 10, deadline_s=0.06 if is_hasty else 9.0), 0.0)
+        queue.offer(request(i, tokens=11 if is_hasty else 10, deadline_s=0.12 if is_hasty else 9.0), 0.0)
     assert taken_tokens(queue) == tokens
+
+
+def test_however_little_time_they_are_given_four_tenants_have_one_request_each() -> None:
+    queue = queue_of(Edf())
+    for i in range(16):
+        tenant = f"t{i % 4}"
+        queue.offer(request(i, tenant, deadline_s=0.06 if tenant == "t0" else 0.5), 0.0)
+    taken = queue.take(0.0)
+    assert taken.batch is not None
+    assert Counter(r.tenant for r in taken.batch.requests) == {"t0": 1, "t1": 1, "t2": 1, "t3": 1}
+
+
+def test_what_has_become_hopeless_is_refused_though_it_was_not_chosen() -> None:
+    queue = queue_of(Sjf())
+    for i in range(20):
+        queue.offer(request(i), 0.0)
+    queue.offer(request(20, tokens=50, deadline_s=0.06), 0.0)
+    for _ in range(30):
+        queue.cost.observe(100, 2000, 0.15)
+    taken = queue.take(0.0)
+    assert taken.batch is not None
+    assert 20 not in {r.id for r in taken.batch.requests}
+    assert [(r.request.id, r.reason) for r in taken.refused] == [(20, "deadline")]
+
+
+def test_a_few_in_a_hurry_do_not_make_a_short_queue_an_overload() -> None:
+    queue = queue_of(Das(), Budget(1, 1024, 64, 64))
+    for i in range(20):
+        queue.offer(request(i, deadline_s=0.1 if i < 4 else 10.0), 0.0)
+    # Came while a batch ran: little of its time is left.
+    queue.offer(request(20, deadline_s=0.29), 0.04)
+    taken = queue.take(0.25)
+    assert taken.batch is not None
+    assert 20 not in {r.request.id for r in taken.refused}
 
 
 def test_rows_become_fewer_where_there_are_several() -> None:
