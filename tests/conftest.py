@@ -45,6 +45,14 @@ def hplm(
         signal.signal(number, handler)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def servers_end_at_once() -> Iterator[None]:
+    """Triton takes two seconds to end. Tests of an orderly end call `stop` themselves."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TritonServer, "__exit__", lambda self, *_: self.stop(timeout_s=0.0))
+        yield
+
+
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
     programs = find_postgres()

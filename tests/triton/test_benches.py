@@ -70,7 +70,7 @@ def test_pipeline_measures_every_variant(fleet: Path, tmp_path: Path) -> None:
 
 
 def test_limit_measures_the_engine_alone_and_through_the_server(fleet: Path) -> None:
-    report = limit(fleet, 1, 0.5, "cpu", fleet.parent / "limit.svg")
+    report = limit(fleet, 1, 0.1, "cpu", fleet.parent / "limit.svg")
     assert (fleet.parent / "limit.svg").read_text().startswith("<?xml")
     engine, served = report.rows
     assert 0 < served["requests_per_s"] < engine["requests_per_s"]

@@ -75,7 +75,10 @@ def test_the_closed_loop_answers_every_request(server: TritonServer, mix: Mix) -
     assert run.row()["offered_per_s"] > 0
 
 
-def test_the_loops_refuse_what_they_cannot_reach(server: TritonServer, mix: Mix) -> None:
+def test_the_loops_refuse_what_they_cannot_reach(
+    server: TritonServer, mix: Mix, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hplm_loadtest.open_loop.CONNECT_S", 0.5)
     plan = mix.plan(PoissonArrivals(100), 0.1, rng())
     with pytest.raises(UnreachableError):
         open_loop(free_ports().grpc_url, plan, own_process=False)
@@ -83,20 +86,31 @@ def test_the_loops_refuse_what_they_cannot_reach(server: TritonServer, mix: Mix)
         open_loop(server.ports.http_url, plan, own_process=False)
 
 
-@pytest.mark.parametrize("protocol", ["http", "grpc"])
 @pytest.mark.parametrize(
-    ("scenario", "planned"),
+    ("protocol", "names", "scenario", "planned"),
     [
-        (["steady", "--rate", "30", "--duration", "2", "--deadlines", "short=5:0.5,long=20:0.5"], None),
-        (["burst", "--clients", "10", "--count", "3", "--every", "0.5", "--zipf", "1"], 30),
-        (["ramp", "--from", "5", "--to", "40", "--duration", "2"], None),
-        (["steady", "--rate", "30", "--cv", "4", "--duration", "2"], None),
-        (["replay", "--trace", "TRACE", "--rate", "30", "--burstiness", "1.5", "--duration", "2"], None),
+        ("http", "--models", ["steady", "--rate", "30", "--duration", "2", "--deadlines", "a=5:0.5,b=20:0.5"], None),
+        ("grpc", "--models", ["steady", "--rate", "30", "--duration", "2", "--deadlines", "a=5:0.5,b=20:0.5"], None),
+        ("http", "--tenants", ["burst", "--clients", "10", "--count", "3", "--every", "0.5", "--zipf", "1"], 30),
+        ("grpc", "--tenants", ["ramp", "--from", "5", "--to", "40", "--duration", "2"], None),
+        ("http", "--tenants", ["steady", "--rate", "30", "--cv", "4", "--duration", "2"], None),
+        (
+            "grpc",
+            "--tenants",
+            ["replay", "--trace", "TRACE", "--rate", "30", "--burstiness", "1.5", "--duration", "2"],
+            None,
+        ),
     ],
-    ids=["steady", "burst", "ramp", "gamma", "replay"],
+    ids=["steady-http", "steady-grpc", "burst", "ramp", "gamma", "replay"],
 )
 def test_locust_loses_nothing(
-    server: TritonServer, tiny_models: Path, tmp_path: Path, protocol: str, scenario: list[str], planned: int | None
+    server: TritonServer,
+    tiny_models: Path,
+    tmp_path: Path,
+    protocol: str,
+    names: str,
+    scenario: list[str],
+    planned: int | None,
 ) -> None:
     url = server.ports.http_url if protocol == "http" else server.ports.grpc_url
     (tmp_path / "texts.txt").write_text("\n".join(tiny.sentences(20)))
@@ -105,7 +119,9 @@ def test_locust_loses_nothing(
     recorded = (f"2023-11-16 18:{int(s) // 60:02}:{s % 60:010.7f},1\n" for s in np.cumsum(gaps))
     trace.write_text("TIMESTAMP,ContextTokens\n" + "".join(recorded))
     scenario = [str(trace) if one == "TRACE" else one for one in scenario]
-    options = ["--models", str(tiny_models), "--text", str(tmp_path / "texts.txt"), "--json", str(tmp_path / "r.json")]
+    (tmp_path / "names.txt").write_text("\n".join(MEMBERS))
+    tenants = [names, str({"--models": tiny_models, "--tenants": tmp_path / "names.txt"}[names])]
+    options = [*tenants, "--text", str(tmp_path / "texts.txt"), "--json", str(tmp_path / "r.json")]
     command = [str(Path(sys.executable).parent / "hplm"), "loadtest", *scenario, "--url", url, *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "Traceback" not in done.stderr

@@ -9,13 +9,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hplm_builder import domain_job
+from hplm_builder.domains import DomainSettings
 from hplm_client import Client, ManageClient
 from typer.testing import CliRunner, Result
 
@@ -156,7 +159,11 @@ def test_domains_are_listed_and_shown(terminal: Terminal) -> None:
     assert "the root" in terminal.out("domain", "show", "general")
 
 
-def test_a_domain_goes_through_its_life_with_a_tenant_on_it(terminal: Terminal, place: Place, tmp_path: Path) -> None:
+def test_a_domain_goes_through_its_life_with_a_tenant_on_it(
+    terminal: Terminal, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # By default the head is warmed up with a thousand times as many tokens as the corpus has.
+    monkeypatch.setattr(domain_job, "DomainSettings", partial(DomainSettings, warmup_tokens=10_000))
     corpora = []
     for seed in (3, 4):
         corpora.append(tmp_path / f"law-{seed}.txt")
@@ -209,13 +216,6 @@ def test_a_domain_of_a_small_corpus_is_refused(terminal: Terminal, corpus: Path)
     assert "CORPUS_TOO_SMALL" in getattr(done.exception, "code", "")
 
 
-def hplm(place: Place, *command: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "HPLM_URL": place.url("grpc")}
-    return subprocess.run(
-        [str(BIN / "hplm"), *command], capture_output=True, text=True, env=env, check=False, timeout=60
-    )
-
-
 @pytest.mark.parametrize(
     ("command", "words"),
     [
@@ -232,8 +232,15 @@ def hplm(place: Place, *command: str) -> subprocess.CompletedProcess[str]:
     ],
     ids=["tenant", "file", "path", "address", "root", "job", "nobody-there"],
 )
-def test_an_error_is_one_line_and_status_1(place: Place, command: list[str], words: str) -> None:
-    done = hplm(place, *command)
+def test_an_error_is_one_line_and_status_1(
+    place: Place,
+    hplm: Callable[..., subprocess.CompletedProcess[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    command: list[str],
+    words: str,
+) -> None:
+    monkeypatch.setenv("HPLM_URL", place.url("grpc"))
+    done = hplm(*command)
     assert done.returncode == 1
     assert words in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1

@@ -38,8 +38,8 @@ from tests.messages import TEXTS, TOLERANCE, message, read, served_hidden
 
 pytestmark = [pytest.mark.triton, pytest.mark.stress, pytest.mark.alone, pytest.mark.timeout(280)]
 ONE_EPOCH = {"epochs": 1, "learning_rates": [0.003]}
-LANES, CYCLES, ROLLBACKS = 4, 12, 18
-PER_SECOND, QUIET_S = 100.0, 15.0
+LANES, CYCLES, ROLLBACKS = 4, 9, 25
+PER_SECOND, QUIET_S = 100.0, 10.0
 # Until both stages have seen what was published.
 SEEN_S = 2.5 * LOOK_EVERY_S
 STEADY = ("alpha", "beta", "gamma")

@@ -20,16 +20,16 @@ from tests import tiny
 
 pytestmark = [pytest.mark.triton, pytest.mark.stress, pytest.mark.alone, pytest.mark.timeout(200)]
 TEXT = tiny.sentences(1, words=(20, 21))[0]
-COUNTS = {"alpha": 300, "beta": 150, "gamma": 100}
+COUNTS = {"alpha": 180, "beta": 90, "gamma": 60}
 # A client has at most a hundred connections.
 OF_A_CLIENT = 50
 Seconds = npt.NDArray[np.float64]
 
 
 def over_grpc(url: str, names: list[str]) -> tuple[Seconds, Seconds]:
-    """When each request was sent and when it was answered, all sent within half a second."""
+    """When each request was sent and when it was answered, all sent within a third of a second."""
     requests = Requests(names, [TEXT] * len(names), np.full(len(names), np.nan))
-    run = open_loop(url, Plan(np.linspace(0.0, 0.5, len(names)), requests, 0.5), timeout_s=150.0)
+    run = open_loop(url, Plan(np.linspace(0.0, 0.3, len(names)), requests, 0.3), timeout_s=150.0)
     assert run.kinds == {"answered": len(names)}
     return run.sent_s, run.done_s
 
@@ -86,7 +86,7 @@ def test_a_flood_gets_no_more_than_its_share_and_a_weight_of_three_gets_three_ti
 def check_shares(names: list[str], sent_s: Seconds, done_s: Seconds) -> None:
     done = {name: np.sort(done_s[np.array(names) == name]) for name in COUNTS}
     # All have come, and of all some are still there.
-    first_s, last_s = done["beta"][40], done["beta"][130]
+    first_s, last_s = done["beta"][24], done["beta"][78]
     assert float(np.nanmax(sent_s)) < first_s
     assert last_s < min(own[-1] for own in done.values())
     answered = {name: int(np.count_nonzero((own > first_s) & (own <= last_s))) for name, own in done.items()}

@@ -189,11 +189,11 @@ def quiet_s(place: Place) -> float:
 def test_a_tenant_replaced_while_asked_answers_as_the_old_or_the_new_and_never_a_mixture(
     place: Place, members: dict[str, list[Logits]], quiet_s: float
 ) -> None:
-    versions = place.versions(12)
+    versions = place.versions(9)
     place.publish(0)
     published = 0
     with Traffic(place.server, ("alpha", *OTHERS), lambda: published) as traffic:
-        for version in range(1, 12):
+        for version in range(1, 9):
             place.publish(version)
             published = version
     assert len(traffic.of("alpha")) > 25
@@ -207,10 +207,10 @@ def test_a_tenant_replaced_while_asked_answers_as_the_old_or_the_new_and_never_a
 def test_a_tenant_deleted_while_asked_answers_or_is_unknown_and_answers_again_when_published(
     place: Place, members: dict[str, list[Logits]], quiet_s: float
 ) -> None:
-    versions = place.versions(6)
+    versions = place.versions(4)
     place.publish(0)
     with Traffic(place.server, ("alpha", *OTHERS), lambda: 0) as traffic:
-        for version in range(1, 6):
+        for version in range(1, 4):
             tiny.delete_tenant(place.store, "alpha")
             time.sleep(SEEN_S)
             assert place.ask("alpha") == "UNKNOWN_TENANT"
@@ -370,7 +370,7 @@ def test_a_bank_replaced_while_asked_answers_as_the_old_or_the_new(tmp_path: Pat
             for i in range(4)
         }
         with Traffic(server, tuple(wanted), lambda: 0) as traffic:
-            for turn in range(1, 9):
+            for turn in range(1, 5):
                 tiny.make_fleet(store, base, 20, seed=turn % 2)
                 time.sleep(SEEN_S)
     assert {outcome.code for outcome in traffic.outcomes} == {"OK"}

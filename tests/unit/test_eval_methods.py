@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from hplm_builder.bodies import CPU, fastest_format
+from hplm_builder.evaluate import app
 from hplm_builder.evaluation.budget import BUDGETS, Budget
 from hplm_builder.evaluation.features import KeptFeatures
 from hplm_builder.evaluation.methods import METHODS, goals_of, method_variants
@@ -24,6 +25,7 @@ from hplm_builder.evaluation.tasks import EvalTask, read_tasks
 from hplm_builder.evaluation.variants import RATES, Original, Served
 from hplm_builder.labelled import read_folder
 from hplm_builder.tenants import encoder_of
+from typer.testing import CliRunner
 
 from hplm.errors import ConfigError, DataError, HplmError
 from hplm.nn.dtype import computing_in
@@ -267,10 +269,9 @@ def test_runs_that_diverge_are_counted_and_the_others_stay(bench: Place, tmp_pat
 
 
 def test_a_dry_run_tells_the_time_and_trains_nothing(bench: Place, tmp_path: Path) -> None:
-    command = [str(BIN / "hplm"), "eval", *bench.options("methods"), *with_original(bench)]
-    done = subprocess.run(
-        [*command, "--resume", str(tmp_path), "--dry-run"], capture_output=True, text=True, check=True
-    )
+    options = [*bench.options("methods"), *with_original(bench), "--resume", str(tmp_path), "--dry-run"]
+    done = CliRunner().invoke(app, options)
+    assert done.exit_code == 0
     assert "minutes are left" in done.stderr
     assert not trained(tmp_path)
 

@@ -11,7 +11,7 @@ from hplm_loadtest.slot_model import SlotModel
 from hplm.scheduling.registry import BUILT_IN, load_policy
 
 MODEL = SlotModel(
-    rows=4, row_tokens=100, variance=100.0, batch_s=0.2, overload=2.0, deadlines_s=(0.5, 3.0), requests=2_000
+    rows=4, row_tokens=100, variance=100.0, batch_s=0.2, overload=2.0, deadlines_s=(0.5, 3.0), requests=1_000
 )
 
 

@@ -249,7 +249,7 @@ def test_no_request_starves_under_shortest_job_first() -> None:
 
 
 @pytest.mark.parametrize("policy", [Fcfs(), Sjf(), Edf(), Das(), SlottedDas()], ids=lambda p: type(p).__name__)
-@pytest.mark.parametrize("full_batch_s,deadlines_s,least", [(0.1, (0.2, 2.0), 0.95), (1.0, (1.0, 1.0), 0.85)])
+@pytest.mark.parametrize(("full_batch_s", "deadlines_s", "least"), [(0.1, (0.2, 2.0), 0.95), (1.0, (1.0, 1.0), 0.85)])
 def test_goodput_under_ten_times_overload_stays_near_capacity(
     policy: Policy, full_batch_s: float, deadlines_s: tuple[float, float], least: float
 ) -> None:
@@ -298,7 +298,7 @@ def test_of_a_second_stage_the_time_that_the_first_took_is_not_given() -> None:
     assert sum(r.tokens for r in taken.batch.requests) == 60
 
 
-@pytest.mark.parametrize("hasty,tokens", [(4, 100), (8, 60)])
+@pytest.mark.parametrize(("hasty", "tokens"), [(4, 100), (8, 60)])
 def test_a_few_requests_in_a_hurry_do_not_make_everybodys_batches_small(hasty: int, tokens: int) -> None:
     queue = queue_of(Sjf())
     for i in range(50):
