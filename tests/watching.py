@@ -1,10 +1,9 @@
-"""What a test sees of a running server from outside: processes, memory, metrics."""
+"""What a test sees of a running server from outside: processes and memory."""
 
 from __future__ import annotations
 
 import os
 import re
-import urllib.request
 from contextlib import suppress
 from pathlib import Path
 
@@ -43,10 +42,3 @@ def session_of(server: TritonServer) -> dict[int, str]:
 def stubs_of(server: TritonServer) -> dict[str, int]:
     """Process of each of our two stages."""
     return {model: pid for pid, model in stubs.stubs_of(server.process.pid).items()}
-
-
-def metric(server: TritonServer, name: str) -> float:
-    """A value on the metrics page; 0 where it is not there."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{server.ports.metrics}/metrics", timeout=10) as answer:
-        found = re.findall(rf"^{re.escape(name)} (\S+)$", answer.read().decode(), flags=re.MULTILINE)
-    return float(found[0]) if found else 0.0

@@ -5,6 +5,7 @@ They differ in nothing but the mode; `slotted` has the policy `slotted_das` too,
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,13 +13,15 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from hplm.nn.layouts import lay_out
 from hplm.progress import progress_bars
 from hplm.report import Goal, Report
 from hplm.text import TextEncoder
+from hplm.triton.server import TritonServer
 from hplm_loadtest.arrivals import PoissonArrivals
 from hplm_loadtest.lengths import texts_of_lengths, token_counts
+from hplm_loadtest.metrics import UP_TO_DATE_S, metric
 from hplm_loadtest.models import read, served_names
 from hplm_loadtest.open_loop import closed_loop, open_loop
 from hplm_loadtest.pictures import check_picture, line_charts
@@ -86,15 +89,18 @@ def batching(
                     **MODES[mode],
                 }
                 with serving(models, plot={}, upper=upper) as server:
-                    url = server.ports.grpc_url
+                    url, before = server.ports.grpc_url, _tokens(server)
                     for variance in VARIANCES:
                         sent = _requests(texts[variance], names, TEXTS, rng)
                         warm = closed_loop(url, sent, 2 * BATCH)
                         count = max(2 * BATCH, int(len(sent) / warm.span_s * seconds))
                         run = closed_loop(url, _requests(texts[variance], names, count, rng), 2 * BATCH)
-                        row = found.setdefault((mode, variance), {"per_s": [], "lost": []})
+                        after = _tokens(server)
+                        (computed, real), before = after - before, after
+                        row = found.setdefault((mode, variance), {"per_s": [], "lost": [], "computed": []})
                         row["per_s"].append(run.kinds["answered"] / run.span_s)
                         row["lost"].append(float(len(run) - run.kinds["answered"]))
+                        row["computed"].append(computed / real)
                     capacity = capacity or found[modes[0], VARIANCES[0]]["per_s"][0]
                     for number, share in enumerate(rates):
                         for variance in VARIANCES:
@@ -116,7 +122,7 @@ def batching(
                 "requests_per_s": median(rates_seen),
                 "spread": f"{min(rates_seen):.1f}-{max(rates_seen):.1f}",
                 "unanswered": int(sum(values["lost"])),
-                "computed_over_real_tokens": _computed(mode, lengths[variance]),
+                "computed_over_real_tokens": median(values["computed"]),
             }
         )
     for (mode, variance, share), runs in by_rate.items():
@@ -187,15 +193,11 @@ def _row(run: Run, plan: Plan, encoder: TextEncoder) -> dict[str, float]:
     }
 
 
-def _computed(mode: str, lengths: Any) -> float:
-    """Tokens that a mode computes over those that are there, in batches of 64 drawn from the same lengths."""
-    settings = MODES[mode]
-    total = 0
-    for start in range(0, len(lengths), BATCH):
-        part = [int(n) for n in lengths[start : start + BATCH]]
-        layouts = lay_out(settings["batching"], part, 100, None, settings.get("pad_to", 0))
-        total += sum(layout.size for layout in layouts)
-    return total / float(lengths.sum())
+def _tokens(server: TritonServer) -> npt.NDArray[np.float64]:
+    """Tokens that the server has computed, with padding and without."""
+    time.sleep(UP_TO_DATE_S)
+    events = ("computed_tokens", "tokens")
+    return np.array([metric(server, f'hplm_upper_events_total{{event="{event}"}}') for event in events])
 
 
 def _goals(rows: Sequence[dict[str, Any]]) -> list[Goal]:

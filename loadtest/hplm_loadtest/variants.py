@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hplm.triton.server import ROLES, TritonServer, free_ports
+from hplm_loadtest.page_cache import into_page_cache
 
 
 @contextmanager
@@ -19,7 +20,8 @@ def serving(
 ) -> Iterator[TritonServer]:
     """A ready server over `models` with some settings of its stages changed; the repository itself stays as it is.
 
-    It has no models for manage requests. `log` lies beside `models`: servers at the same time want one each.
+    Its banks are in the page cache, and it has no models for manage requests. `log` lies beside `models`: servers at the
+    same time want one each.
     """
     with tempfile.TemporaryDirectory(prefix="hplm-variant-") as folder:
         changed = Path(folder) / "models"
@@ -30,6 +32,7 @@ def serving(
             values = json.loads(path.read_text())
             values["store"] = str((models / role / "1" / values["store"]).resolve())
             path.write_text(json.dumps({**values, **settings}))
+            into_page_cache(Path(values["store"]))
         with TritonServer(changed, free_ports(), log=models.parent / log, tied=True) as server:
             server.wait_ready()
             yield server

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from hplm.finite import finite
 
@@ -62,7 +62,8 @@ class Report:
     def publish(self, json_file: Path | None) -> None:
         """Show it, and write it to `json_file` where one is given."""
         console = Console()
-        console.print(self._table())
+        for rows in self._alike():
+            console.print(_table(self.name, rows))
         for goal in self.goals:
             mark = "met" if goal.met else "MISSED"
             console.print(f"{mark}: {goal.text}: {goal.value:.4g} {goal.unit} (goal {goal.goal:g})", highlight=False)
@@ -70,20 +71,28 @@ class Report:
             json_file.parent.mkdir(parents=True, exist_ok=True)
             json_file.write_text(json.dumps(finite(self.as_dict()), indent=2, allow_nan=False) + "\n")
 
-    def _table(self) -> Table:
-        """A line a row; where that is too wide and the rows are few, a line a figure, else without what is no single value."""
-        columns = list(dict.fromkeys(key for row in self.rows for key in row))
-        if len(columns) > WIDE and len(self.rows) > WIDE:
-            columns = [key for key in columns if not any(isinstance(row.get(key), list | dict) for row in self.rows)]
-        if len(columns) <= WIDE or len(self.rows) > WIDE:
-            table = Table(*columns, title=self.name)
-            for row in self.rows:
-                table.add_row(*(_shown(row.get(column, "")) for column in columns))
-            return table
-        table = Table(columns[0], *(_shown(row.get(columns[0], "")) for row in self.rows), title=self.name)
-        for column in columns[1:]:
-            table.add_row(column, *(_shown(row.get(column, "")) for row in self.rows))
+    def _alike(self) -> list[list[Mapping[str, Any]]]:
+        """Rows with the same columns: each is a table, for one of them all would be mostly empty and too wide to read."""
+        found: dict[frozenset[str], list[Mapping[str, Any]]] = {}
+        for row in self.rows:
+            found.setdefault(frozenset(row), []).append(row)
+        return list(found.values())
+
+
+def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+    """A line a row; where that is too wide and the rows are few, a line a figure, else without what is no single value."""
+    columns = list(rows[0])
+    if len(columns) > WIDE and len(rows) > WIDE:
+        columns = [key for key in columns if not any(isinstance(row[key], list | dict) for row in rows)]
+    if len(columns) <= WIDE or len(rows) > WIDE:
+        table = Table(*(Column(column, overflow="fold") for column in columns), title=title)
+        for row in rows:
+            table.add_row(*(_shown(row[column]) for column in columns))
         return table
+    table = Table(columns[0], *(_shown(row[columns[0]]) for row in rows), title=title)
+    for column in columns[1:]:
+        table.add_row(column, *(_shown(row[column]) for row in rows))
+    return table
 
 
 def machine() -> dict[str, Any]:

@@ -49,7 +49,12 @@ def test_batching_measures_each_mode_and_its_goals(fleet: Path, tmp_path: Path) 
     }
     assert all(row["in_time_per_s"] > row["utility_per_s"] > 0 and not row["lost"] for row in by_rate)
     assert {(row["rows"], row["slots"]) for row in report.rows if "slots" in row} >= {(10, 1), (32, 10)}
-    assert all(row["requests_per_s"] > 0 and not row["unanswered"] for row in report.rows if "requests_per_s" in row)
+    saturated = [row for row in report.rows if "requests_per_s" in row]
+    assert all(row["requests_per_s"] > 0 and not row["unanswered"] for row in saturated)
+    for row in saturated:
+        # Of batches of few short texts, fillers up to a multiple of eight tokens.
+        most = 1.2 if row["mode"] == "packed" else 8.0
+        assert 1 <= row["computed_over_real_tokens"] < most
     assert {goal.id for goal in report.goals} >= {"packed-naive-100-20", "fixed-row-100"}
     assert (tmp_path / "batching.svg").stat().st_size
 

@@ -19,6 +19,7 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 from hplm_client import Client, JobEvent, ManageClient
+from hplm_loadtest.metrics import metric
 from tritonclient.utils import InferenceServerException
 
 from hplm import errors
@@ -29,7 +30,6 @@ from hplm.triton.server import MANAGER_ROLES, TritonServer, free_ports
 from tests import tiny
 from tests.managed import FAST, Place
 from tests.waiting import until
-from tests.watching import metric
 
 pytestmark = pytest.mark.triton
 LEASE_S = 30.0

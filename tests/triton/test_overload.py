@@ -20,6 +20,7 @@ from hplm_client import Client
 from hplm_loadtest.arrivals import PoissonArrivals
 from hplm_loadtest.deadlines import DeadlineClasses
 from hplm_loadtest.infer_message import METHOD, infer_messages
+from hplm_loadtest.metrics import metric
 from hplm_loadtest.open_loop import closed_loop, open_loop
 from hplm_loadtest.plan import Mix, Requests
 from hplm_loadtest.run import Run
@@ -33,7 +34,7 @@ from hplm.triton.server import TritonServer, free_ports
 from tests import tiny
 from tests.messages import served_hidden
 from tests.waiting import until
-from tests.watching import metric, pages_of, session_of, stubs_of
+from tests.watching import pages_of, session_of, stubs_of
 
 pytestmark = [pytest.mark.triton, pytest.mark.stress, pytest.mark.alone, pytest.mark.timeout(300)]
 OVERLOAD_S = 60.0

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 from hplm_client import Client
+from hplm_loadtest.metrics import metric
 
 from hplm.errors import StartError
 from hplm.triton.server import TritonServer, free_ports
 from tests import tiny
 from tests.waiting import until
-from tests.watching import metric
 
 pytestmark = [pytest.mark.triton, pytest.mark.stress, pytest.mark.timeout(300)]
 

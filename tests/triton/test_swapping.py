@@ -14,6 +14,7 @@ import torch
 import tritonclient.grpc
 import tritonclient.http
 from hplm_client.answers import tensors_of
+from hplm_loadtest.metrics import metric
 from tritonclient.utils import InferenceServerException
 
 from hplm import errors, wire
@@ -25,7 +26,7 @@ from hplm.store.layout import Store
 from hplm.triton.server import TritonServer, free_ports
 from tests import tiny
 from tests.messages import TEXTS, TOLERANCE, ask_all, message, read, served_hidden
-from tests.watching import metric, pages_of, stubs_of
+from tests.watching import pages_of, stubs_of
 
 pytestmark = [pytest.mark.triton, pytest.mark.stress, pytest.mark.timeout(600)]
 FLEET = 1000

@@ -18,6 +18,7 @@ import pytest
 import torch
 from hplm_client import Client
 from hplm_loadtest.infer_message import METHOD
+from hplm_loadtest.metrics import metric
 
 from hplm import errors
 from hplm.adapters import tenant as tenants
@@ -33,7 +34,7 @@ from hplm.triton.server import TritonServer, free_ports
 from tests import tiny
 from tests.messages import TEXTS, TOLERANCE, message, read, served_hidden
 from tests.waiting import until
-from tests.watching import metric, stubs_of
+from tests.watching import stubs_of
 
 pytestmark = [pytest.mark.triton, pytest.mark.stress, pytest.mark.timeout(200)]
 OTHERS = ("beta", "gamma")

@@ -16,6 +16,7 @@ from hplm.nn.base import Base
 from hplm.nn.dtype import choose_dtype
 from hplm.triton.server import TritonServer, free_ports
 from hplm_loadtest.models import read, served_names
+from hplm_loadtest.page_cache import into_page_cache
 from hplm_loadtest.peers.plain import CPU, file_bytes, whole
 from hplm_loadtest.peers.repository import serve_peer, write_repository
 from hplm_loadtest.peers.settings import PeerSettings
@@ -87,6 +88,7 @@ class Systems:
         shutil.rmtree(target, ignore_errors=True)
         if name == "hbert":
             self._copy_hbert(target)
+            into_page_cache(self._fleet.folder / "store")
             return
         system, from_disk = PEERS[name]
         is_onnx = system == "onnxruntime"

@@ -174,8 +174,9 @@ class UpperStage:
 
     @property
     def counts(self) -> Counter[str]:
-        """What the worker counts, and adapters loaded from disk to the host and from the host to slots."""
+        """What the worker counts, tokens with their padding, adapters loaded from disk to the host and from there to slots."""
         return self._worker.counts + Counter(
+            computed_tokens=self.engine.computed_tokens,
             host_loads=self._cache.misses,
             slot_loads=self.engine.slots.loads,
             failed_registry_looks=self._catalog.failures,

@@ -1,0 +1,18 @@
+"""Values of a server's metrics page."""
+
+from __future__ import annotations
+
+import re
+import urllib.request
+
+from hplm.triton.server import TritonServer
+
+# Until what was counted stands on the page: `hplm.triton.metrics` brings it up to date each second.
+UP_TO_DATE_S = 1.2
+
+
+def metric(server: TritonServer, name: str) -> float:
+    """Of `name`, labels and all, as it stands there; 0 where it is not there."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.ports.metrics}/metrics", timeout=10) as answer:
+        found = re.findall(rf"^{re.escape(name)} (\S+)$", answer.read().decode(), flags=re.MULTILINE)
+    return float(found[0]) if found else 0.0
