@@ -26,7 +26,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 @pytest.fixture
 def hplm(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
     """Run `hplm ARGUMENTS` in the test's own process: a new one would import torch for seconds."""
 
@@ -36,7 +36,7 @@ def hplm(
             hplm_cli.main()
         code = 0 if ended.value.code is None else ended.value.code
         assert isinstance(code, int)
-        return subprocess.CompletedProcess(sys.argv, code, *capsys.readouterr())
+        return subprocess.CompletedProcess(sys.argv, code, *capfd.readouterr())
 
     # `hplm serve` sets them.
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}

@@ -100,7 +100,7 @@ def batching(
                         row = found.setdefault((mode, variance), {"per_s": [], "lost": [], "computed": []})
                         row["per_s"].append(run.kinds["answered"] / run.span_s)
                         row["lost"].append(float(len(run) - run.kinds["answered"]))
-                        row["computed"].append(computed / real)
+                        row["computed"].append(float(computed / real))
                     capacity = capacity or found[modes[0], VARIANCES[0]]["per_s"][0]
                     for number, share in enumerate(rates):
                         for variance in VARIANCES:

@@ -10,8 +10,9 @@ from hplm.progress import progress_bars
 from hplm.report import Report
 from hplm.triton.server import TritonServer, free_ports
 from hplm_loadtest.arrivals import BurstArrivals
-from hplm_loadtest.models import served_names
+from hplm_loadtest.models import read, served_names
 from hplm_loadtest.open_loop import open_loop
+from hplm_loadtest.page_cache import into_page_cache
 from hplm_loadtest.pictures import cdf, check_picture
 from hplm_loadtest.plan import Mix
 from hplm_loadtest.response import ask_each, median_row
@@ -34,6 +35,7 @@ def burst(models: Path, scale: float, count: int, rounds: int, kind: str, pictur
     arrivals = BurstArrivals(clients=max(1, round(CLIENTS * scale)), count=count)
     mix = Mix(UniformTenants(names), sent)
     runs: list[Run] = []
+    into_page_cache(read(models).store.root)
     with (
         TritonServer(models, free_ports(), log=models.parent / "triton-bench.log", tied=True) as server,
         progress_bars() as progress,

@@ -8,7 +8,7 @@ import urllib.request
 from hplm.triton.server import TritonServer
 
 # Until what was counted stands on the page: `hplm.triton.metrics` brings it up to date each second.
-UP_TO_DATE_S = 1.2
+UP_TO_DATE_S = 1.5
 
 
 def metric(server: TritonServer, name: str) -> float:

@@ -25,7 +25,7 @@ from hplm_loadtest.run import ANSWERED, Recorder, Run
 
 CHANNELS = 2
 CONNECT_S = 5.0
-# Generators are forked off a process that has imported this module and done nothing else: half a second less for each.
+# Generators are forked off a process that has imported this module before: half a second less for each.
 _PROCESSES = multiprocessing.get_context("forkserver")
 _PROCESSES.set_forkserver_preload([__name__])
 

@@ -152,7 +152,7 @@ def _keys(setting: Setting) -> dict[str, Any]:
 def policy_costs(policies: Sequence[str], batch_s: float, progress: Any) -> list[dict[str, Any]]:
     """In-process: seconds that a choice takes with so many of 10,000 tenants waiting, and its share of a batch of 1,000 tokens.
 
-    The whole choice, as the queue makes it: shares and who waited too long, a third of them here, then the policy. For one
+    With shares and those who waited too long, a third of them here, and then the policy. For one
     row, as packed batches have it, and for ten.
     """
     rows = []

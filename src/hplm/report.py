@@ -72,26 +72,31 @@ class Report:
             json_file.write_text(json.dumps(finite(self.as_dict()), indent=2, allow_nan=False) + "\n")
 
     def _alike(self) -> list[list[Mapping[str, Any]]]:
-        """Rows with the same columns: each is a table, for one of them all would be mostly empty and too wide to read."""
-        found: dict[frozenset[str], list[Mapping[str, Any]]] = {}
+        """Rows that share most of their columns: one table of all would be mostly empty and too wide to read."""
+        found: list[list[Mapping[str, Any]]] = []
         for row in self.rows:
-            found.setdefault(frozenset(row), []).append(row)
-        return list(found.values())
+            for rows in found:
+                if 2 * len(row.keys() & rows[0].keys()) > max(len(row), len(rows[0])):
+                    rows.append(row)
+                    break
+            else:
+                found.append([row])
+        return found
 
 
 def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     """A line a row; where that is too wide and the rows are few, a line a figure, else without what is no single value."""
-    columns = list(rows[0])
+    columns = list(dict.fromkeys(key for row in rows for key in row))
     if len(columns) > WIDE and len(rows) > WIDE:
-        columns = [key for key in columns if not any(isinstance(row[key], list | dict) for row in rows)]
+        columns = [key for key in columns if not any(isinstance(row.get(key), list | dict) for row in rows)]
     if len(columns) <= WIDE or len(rows) > WIDE:
         table = Table(*(Column(column, overflow="fold") for column in columns), title=title)
         for row in rows:
-            table.add_row(*(_shown(row[column]) for column in columns))
+            table.add_row(*(_shown(row.get(column, "")) for column in columns))
         return table
-    table = Table(columns[0], *(_shown(row[columns[0]]) for row in rows), title=title)
+    table = Table(columns[0], *(_shown(row.get(columns[0], "")) for row in rows), title=title)
     for column in columns[1:]:
-        table.add_row(column, *(_shown(row[column]) for row in rows))
+        table.add_row(column, *(_shown(row.get(column, "")) for row in rows))
     return table
 
 

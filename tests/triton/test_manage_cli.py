@@ -162,7 +162,7 @@ def test_domains_are_listed_and_shown(terminal: Terminal) -> None:
 def test_a_domain_goes_through_its_life_with_a_tenant_on_it(
     terminal: Terminal, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # By default the head is warmed up with a thousand times as many tokens as the corpus has.
+    # By default the head is warmed up with a thousand times as many tokens as the layers are trained with here.
     monkeypatch.setattr(domain_job, "DomainSettings", partial(DomainSettings, warmup_tokens=10_000))
     corpora = []
     for seed in (3, 4):

@@ -18,7 +18,7 @@ import pytest
 import torch
 from hplm_client import Client
 from hplm_loadtest.infer_message import METHOD
-from hplm_loadtest.metrics import metric
+from hplm_loadtest.metrics import UP_TO_DATE_S, metric
 
 from hplm import errors
 from hplm.adapters import tenant as tenants
@@ -39,7 +39,6 @@ from tests.watching import stubs_of
 pytestmark = [pytest.mark.triton, pytest.mark.stress, pytest.mark.timeout(200)]
 OTHERS = ("beta", "gamma")
 SEEN_S = 2.5 * LOOK_EVERY_S
-METRICS_S = 1.5  # until what is counted shows
 Logits = npt.NDArray[np.float32]
 
 
@@ -304,14 +303,14 @@ def test_requests_that_come_together_for_a_cold_tenant_load_it_once(place: Place
     tiny.make_tenant(place.store, place.base, "cold", 11, like="beta")
     time.sleep(SEEN_S)
     loads = 'hplm_upper_events_total{event="host_loads"}'
-    time.sleep(METRICS_S)
+    time.sleep(UP_TO_DATE_S)
     before = metric(place.server, loads)
     with grpc.insecure_channel(f"127.0.0.1:{place.server.ports.grpc}") as channel:
         call = channel.unary_unary(METHOD)
         started = [call.future(message("cold", TEXTS[i % len(TEXTS)]), timeout=60) for i in range(40)]
         assert all(one.exception(timeout=60) is None for one in started)
     until(lambda: metric(place.server, loads) > before)
-    time.sleep(METRICS_S)
+    time.sleep(UP_TO_DATE_S)
     assert metric(place.server, loads) == before + 1
 
 

@@ -271,7 +271,7 @@ def test_runs_that_diverge_are_counted_and_the_others_stay(bench: Place, tmp_pat
 def test_a_dry_run_tells_the_time_and_trains_nothing(bench: Place, tmp_path: Path) -> None:
     options = [*bench.options("methods"), *with_original(bench), "--resume", str(tmp_path), "--dry-run"]
     done = CliRunner().invoke(app, options)
-    assert done.exit_code == 0
+    assert done.exit_code == 0, (done.output, done.exception)
     assert "minutes are left" in done.stderr
     assert not trained(tmp_path)
 

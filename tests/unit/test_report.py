@@ -35,3 +35,19 @@ def test_few_rows_of_many_figures_are_shown_a_figure_a_line(capsys: pytest.Captu
     rows = [{"who": name, **{f"figure_{i}": i for i in range(12)}} for name in ("first", "second")]
     Report("name", {}, rows).publish(None)
     assert "figure_11" in capsys.readouterr().out
+
+
+def test_rows_of_another_kind_have_a_table_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        {"who": "first", "rate": 1, "unit": "s"},
+        {"why": "because"},
+        {"who": "second", "rate": 2, "spread": "1-3", "unit": "s"},
+    ]
+    Report("name", {}, rows).publish(None)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines if "name" in line] == [["name"], ["name"]]
+    # Each without the other's columns, but for those that some of its rows lack.
+    assert any({"who", "rate", "spread"} <= {*line.replace("┃", " ").split()} for line in lines)
+    assert not any("who" in line and "why" in line for line in lines)
+    first, second = (next(i for i, line in enumerate(lines) if word in line) for word in ("first", "second"))
+    assert second == first + 1

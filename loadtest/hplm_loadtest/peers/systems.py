@@ -88,7 +88,6 @@ class Systems:
         shutil.rmtree(target, ignore_errors=True)
         if name == "hbert":
             self._copy_hbert(target)
-            into_page_cache(self._fleet.folder / "store")
             return
         system, from_disk = PEERS[name]
         is_onnx = system == "onnxruntime"
@@ -129,6 +128,8 @@ class Systems:
         """A server that is being started; wait until it is ready."""
         target, log = self._repository(name), self._fleet.folder / "peers" / f"{name}.log"
         if name == "hbert":
+            # Here, for the others' files may have taken its place.
+            into_page_cache(self._fleet.folder / "store")
             return TritonServer(target, free_ports(), log=log, tied=True)
         return serve_peer(target, log=log)
 

@@ -20,7 +20,7 @@ from hplm.nn.adapters import AdapterSlots, AssignedSlots, plan_adapters
 from hplm.nn.encoder import TransformerLayer, UpperEncoder
 from hplm.nn.int8 import Ranges, check_int8, quantise
 from hplm.nn.layouts import Batching, Layout, lay_out
-from hplm.nn.scripted import AdapterPlan, RunLayers, rounded, scripted
+from hplm.nn.scripted import AdapterPlan, RunLayers, scripted
 from hplm.tracing import Tracer
 
 Logits = npt.NDArray[np.float32]
@@ -74,6 +74,8 @@ class UpperEngine:
             config, num_slots, reduced_size, device, dtype, fine_prefetch=fine_prefetch, tracer=tracer
         )
         self._tracer = tracer or Tracer(None, "")
+        # Of all batches so far, padding and fillers with them.
+        self.computed_tokens = 0
         self._batching: Batching = batching
         self._row_tokens = row_tokens
         self._pad_to = pad_to
@@ -93,8 +95,6 @@ class UpperEngine:
         self._layers = scripted(
             RunLayers(weights, self.slots.parts, config.layer_norm_eps, config.num_heads, relative, int8=quantised)
         )
-        # Of all batches so far, padding and fillers with them.
-        self.computed_tokens = 0
         # Their matrices may lie in another order now: once is enough.
         self._upper.layers = nn.ModuleList()
 
@@ -155,7 +155,7 @@ class UpperEngine:
                 at_input,
                 at_attention,
             )
-            self.computed_tokens += rounded(layout.size) if run.packed else layout.size
+            self.computed_tokens += run.hidden.size(0)
             # Ours no more: what Python still held would take the lock again and again.
             del state, mask, at_input, at_attention
             try:

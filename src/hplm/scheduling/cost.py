@@ -19,6 +19,8 @@ _MOST_OFF = 4.0
 # that share asks for.
 _WITHIN_BOUND = 0.95
 _BOUND_STEP = 0.1
+# Tokens of a batch take at least this many times what it costs besides.
+_LEAST_WORK = 4.0
 
 
 class CostModel:
@@ -64,7 +66,7 @@ class CostModel:
         per_token_s = token_s + square_s * squares_per_token
         if per_token_s == 0:
             return math.inf
-        return max(seconds / self._headroom - batch_s, 4 * batch_s) / per_token_s
+        return max(seconds / self._headroom - batch_s, _LEAST_WORK * batch_s) / per_token_s
 
     def relax(self) -> None:
         """Promise a little less time. For when the model refuses what an idle server could try: it learns from batches

@@ -50,13 +50,13 @@ class Budget:
     def tokens(self) -> int:
         return self.rows * self.row_tokens
 
-    def holding(self, tokens: float) -> Budget:
-        """For at most so many tokens, but a row and a token at least: fewer rows, or a shorter one where there is one."""
+    def holding(self, tokens: float, least_rows: int) -> Budget:
+        """For at most so many tokens, a token at least: a shorter row where there is one, fewer where there are several."""
         if tokens >= self.tokens:
             return self
         if self.rows == 1:
             return replace(self, row_tokens=max(1, int(tokens)))
-        return replace(self, rows=max(1, int(tokens / self.row_tokens)))
+        return replace(self, rows=min(self.rows, max(least_rows, int(tokens / self.row_tokens))))
 
 
 @dataclass(frozen=True)

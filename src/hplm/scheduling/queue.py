@@ -20,8 +20,8 @@ from hplm.scheduling.policy import Batch, Budget, Policy, Waiting
 
 # A batch takes at most this share of the time that requests are given, so that who comes while one runs can go with the next.
 _SHARE_OF_TIME = 0.5
-# The time given that counts: this share of those that wait have less. By the least of all, one request in a great hurry
-# would make everybody's batches small.
+# The time given that counts: this share of those that wait have less, where they are enough. By the least of all, one request
+# in a great hurry would make everybody's batches small.
 _HASTIEST = 0.1
 # Shares of a batch mean nothing where it holds a request or two.
 _LEAST_REQUESTS = 4
@@ -62,9 +62,9 @@ class RequestQueue:
     as small as they are urgent.
 
     A batch holds less than `budget` where a full one would take longer than half of the time that requests have when they
-    come (but for the tenth of them that have least): who comes while one batch runs can then still be answered by the next.
-    It holds four requests of mean length all the same, and tokens that take four times as long as what a batch costs
-    besides. More waits than two batches hold if it is more than two that take half of the median of that time.
+    come (of ten or more, but for the tenth that has least): who comes while one batch runs can then still be answered by the
+    next. It holds four requests of mean length all the same, or four rows, and tokens that take four times as long as what a
+    batch costs besides. "Two batches" above are two that take half of the median of that time.
     """
 
     def __init__(
@@ -195,7 +195,8 @@ class RequestQueue:
     def _budget_within(self, given_s: float) -> Budget:
         """What a batch may hold where requests have so much time when they come."""
         tokens = self.cost.tokens_within(_SHARE_OF_TIME * given_s, self._waiting_squares / self.waiting_tokens)
-        return self._budget.holding(max(tokens, _LEAST_REQUESTS * self.waiting_tokens / len(self._waiting)))
+        least = _LEAST_REQUESTS * self.waiting_tokens / len(self._waiting)
+        return self._budget.holding(max(tokens, least), _LEAST_REQUESTS)
 
     def _seconds(self, requests: tuple[Waiting, ...]) -> float:
         return self.cost.bound(_tokens(requests), sum(r.tokens**2 for r in requests))

@@ -343,12 +343,18 @@ def test_a_few_in_a_hurry_do_not_make_a_short_queue_an_overload() -> None:
 
 
 def test_rows_become_fewer_where_there_are_several() -> None:
-    queue = queue_of(Fcfs(), Budget(8, 50, 64, 64))
-    for i in range(100):
-        queue.offer(request(i, deadline_s=0.25), 0.0)
-    taken = queue.take(0.0)
-    assert taken.batch is not None
-    assert [sum(r.tokens for r in row) for row in taken.batch.rows] == [50, 50]
+    def filled(deadline_s: float) -> list[int]:
+        queue = queue_of(Fcfs(), Budget(8, 50, 64, 64))
+        for i in range(100):
+            queue.offer(request(i, deadline_s=deadline_s), 0.0)
+        taken = queue.take(0.0)
+        assert taken.batch is not None
+        return [sum(r.tokens for r in row) for row in taken.batch.rows]
+
+    assert filled(1.0) == [50] * 8
+    assert filled(0.5) == [50] * 5
+    # A row has room for one request at least, and four are asked for.
+    assert filled(0.3) == [50] * 4
 
 
 def test_batches_do_not_become_so_small_that_tokens_are_less_than_four_fifths_of_their_cost() -> None:
