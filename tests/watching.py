@@ -26,6 +26,12 @@ def pages_of(pid: int) -> dict[str, int]:
     return {"rss": 1024 * int(re.findall(r"VmRSS:\s+(\d+)", status)[0]), "shm": shared}
 
 
+def processor_time() -> tuple[int, int]:
+    """Of all processors since the machine was started: what other guests of its host had of it, and all; in ticks."""
+    ticks = [int(one) for one in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    return ticks[7], sum(ticks)
+
+
 def session_of(server: TritonServer) -> dict[int, str]:
     """Processes of the server's session that still run, and what they are."""
     found = {}
