@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import grpc  # type: ignore[import-untyped]
@@ -112,8 +112,11 @@ def overload(slow: TritonServer) -> Overload:
     found = overloaded(slow)
     if found.stolen < MOST_STOLEN:
         return found
-    # What others had of the processors the server could not have: another minute may be better.
-    return max(found, overloaded(slow), key=lambda one: one.goodput_per_s / one.capacity_per_s)
+    # What others had of the processors the server could not have: another minute may be better. Memory grew to what such a
+    # minute takes, and must not grow on.
+    again = overloaded(slow)
+    better = max(found, again, key=lambda one: one.goodput_per_s / one.capacity_per_s)
+    return replace(better, pages=again.pages)
 
 
 def overloaded(slow: TritonServer) -> Overload:
