@@ -1,0 +1,40 @@
+"""What a batch costs: learned from what was seen, never negative, and how much of it fits into a time."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hplm.scheduling.cost import CostModel
+from tests.unit.scheduling.test_queue import cost
+
+
+def test_the_cost_model_learns_and_shrugs_off_hiccups_and_nonsense() -> None:
+    model = cost()
+    assert model.predict(500, 10_000) == pytest.approx(0.5, rel=0.05)
+    model.observe(500, 10_000, 50.0)
+    assert model.predict(500, 10_000) < 1.0
+    for seconds in (0.0, -1.0, math.nan, math.inf):
+        model.observe(500, 10_000, seconds)
+    for _ in range(300):
+        for tokens in (50, 200, 800):
+            model.observe(tokens, tokens * 20, tokens * 2e-3)
+    assert model.predict(500, 10_000) == pytest.approx(1.0, rel=0.1)
+
+
+@given(st.lists(st.tuples(st.integers(1, 4000), st.floats(1e-6, 10.0)), min_size=1, max_size=30))
+def test_no_coefficient_of_the_cost_model_is_negative(samples: list[tuple[int, float]]) -> None:
+    model = CostModel.fit([(tokens, tokens * tokens, seconds) for tokens, seconds in samples])
+    assert model.predict(0, 0) >= 0
+    assert model.predict(10, 0) >= model.predict(5, 0)
+    assert model.predict(10, 200) >= model.predict(10, 100)
+
+
+def test_batches_do_not_become_so_small_that_tokens_are_less_than_four_fifths_of_their_cost() -> None:
+    model = cost(batch_s=0.01)
+    assert model.tokens_within(1.0, 20) == pytest.approx(990, rel=0.01)
+    assert model.tokens_within(0.02, 20) == model.tokens_within(0.0, 20) == pytest.approx(40, rel=0.01)
+    assert CostModel().tokens_within(0.0, 20) == math.inf
