@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from hplm_builder.job_report import LeaseTimes
 from hplm_builder.worker import Worker
 
 from hplm.nn import reference
@@ -42,9 +44,11 @@ class Place:
 
 
 @contextmanager
-def at_work(store: Store, name: str = "w") -> Iterator[None]:
+def at_work(
+    store: Store, name: str = "w", *, times: LeaseTimes | None = None, clock: Callable[[], float] = time.time
+) -> Iterator[None]:
     """A worker in a thread; at the end it is told to stop, and has."""
-    worker = Worker(store, name)
+    worker = Worker(store, name, times=times, clock=clock)
     thread = threading.Thread(target=worker.run)
     thread.start()
     try:

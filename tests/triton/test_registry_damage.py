@@ -1,4 +1,4 @@
-"""A real server whose registry is locked for writing, gone or damaged: it goes on serving, says what is wrong, recovers."""
+"""A real server whose registry is locked for writing, gone, damaged or from tomorrow: it serves on, says so, recovers."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from hplm.store import caretaker
 from hplm.store.catalog import LOOK_EVERY_S
 from hplm.store.registry import Registry
 from tests import managed, tiny
-from tests.managed import Place
+from tests.managed import FAST, Place
 from tests.waiting import until
 
 pytestmark = pytest.mark.triton
 SEEN_S = 2.5 * LOOK_EVERY_S
+DAY_S = 86_400.0
 TEXT = "the red cat runs to Paris"
 
 
@@ -74,7 +75,7 @@ DAMAGES: dict[str, tuple[Callable[[Place], AbstractContextManager[None]], type[e
 
 def is_served(client: Client, name: str) -> bool:
     try:
-        return client.predict(name, TEXT).label in ("yes", "no")
+        return client.predict(name, TEXT).label in ("yes", "no", "cat", "none")
     except (errors.UnknownTenantError, errors.RegistryUnavailableError):
         # Not seen yet, or by a stage that has not looked since the registry is back.
         return False
@@ -102,5 +103,35 @@ def test_it_goes_on_with_what_it_has_says_so_and_recovers(place: Place, damage: 
         until(lambda: is_served(client, f"after-{damage}"))
         assert answers() == before
         assert "alpha" in [tenant.name for tenant in manage.list_tenants()]
+    with closing(Registry.open(place.store)) as registry:
+        assert caretaker.verify(place.store, registry, time.time()).problems == ()
+
+
+def test_after_a_clock_was_set_back_a_day_what_was_made_before_goes_on_and_what_is_made_after_is_served(
+    place: Place,
+) -> None:
+    def tomorrow() -> float:
+        return time.time() + DAY_S
+
+    with Client(place.url("grpc")) as client, ManageClient(place.url("http")) as manage:
+        # By path: what is uploaded today is thrown away by tomorrow's worker.
+        rows = manage.on_server(place.rows.name)
+        # The server's clock and the second worker's are right, which is as if the first one's were set back.
+        with managed.at_work(place.store, "before", clock=tomorrow):
+            manage.wait(manage.create_tenant("old", train=rows, settings=FAST))
+            until(lambda: is_served(client, "old"))
+        with closing(Registry.open(place.store)) as registry:
+            held = manage.create_tenant("held", train=rows, settings=FAST)
+            job = registry.claim_job("killed", tomorrow(), 30.0)
+        assert job is not None
+        assert job.id == held
+        with managed.at_work(place.store, "after"):
+            manage.wait(held)
+            manage.wait(manage.update_tenant("old", train=rows, settings=FAST))
+        until(lambda: is_served(client, "held"))
+        assert manage.rollback_tenant("old") == 1
+        manage.delete_tenant("held")
+        until(lambda: not is_served(client, "held"))
+        assert is_served(client, "old")
     with closing(Registry.open(place.store)) as registry:
         assert caretaker.verify(place.store, registry, time.time()).problems == ()

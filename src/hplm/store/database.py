@@ -235,6 +235,8 @@ class Database:
         if "full" in said:
             return RegistryUnavailableError(f"{self.where}: {said}; make room, nothing was changed")
         if "readonly" in said or "read-only" in said:
+            # What SQLite has opened on a disk that cannot be written stays so, also when the disk can be.
+            self._engine.dispose()
             return RegistryUnavailableError(f"{self.where} can only be read here ({said}); nothing was changed")
         return RegistryUnavailableError(f"{self.where} cannot be used now ({said}); nothing was changed")
 

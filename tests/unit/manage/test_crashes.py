@@ -6,8 +6,6 @@ import ast
 import json
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -316,18 +314,6 @@ def test_a_chunk_killed_before_it_counts_is_sent_again(store: Store, nursery: Nu
         assert service.handle(json.dumps(chunk).encode())["received"] == 4
         ask(service, "upload.finish", upload=started)
         check_clean(store, registry)
-
-
-def test_a_full_disk_and_one_that_nobody_may_write_on_cost_no_version_and_no_answer(
-    grown_store: Path, tmp_path: Path
-) -> None:
-    unshare = ["unshare", "--user", "--map-root-user", "--mount"]
-    if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode:
-        pytest.skip("this machine lets nobody mount a disk of his own, and no other disk can be filled")
-    (tmp_path / "disk").mkdir()
-    command = [*unshare, sys.executable, "-m", "tests.unit.manage.small_disk", str(tmp_path / "disk"), str(grown_store)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 def test_two_hundred_were_killed_before_this(nursery: Nursery, request: pytest.FixtureRequest) -> None:
