@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +33,11 @@ from tests.managed import expected_logits
 
 pytestmark = pytest.mark.triton
 SEEN_S = 2.5 * LOOK_EVERY_S
-SETTINGS = DomainSettings(total_tokens=600, warmup_tokens=200, top_percent=20.0, min_corpus_tokens=10)
+MOVES = 10  # there and back
+# A rate at which a text differs between domains by more than the tolerance of its answers.
+SETTINGS = DomainSettings(
+    total_tokens=600, warmup_tokens=200, learning_rate=2e-3, top_percent=20.0, min_corpus_tokens=10
+)
 
 
 @dataclass(frozen=True)
@@ -123,6 +129,38 @@ def test_a_domains_new_version_changes_nothing_for_its_tenants_until_they_are_up
     # Same adapter and head as before over another version of the domain.
     assert np.abs(place.expected("judge", TEXTS[0]) - before["judge"]).max() > 1e-3
     np.testing.assert_array_equal(place.expected("clerk", TEXTS[0]), before["clerk"])
+
+
+def test_a_tenant_moved_between_domains_while_asked_answers_over_the_domain_of_its_version(place: Place) -> None:
+    text, homes = TEXTS[2], ("law", "art")
+    own, crossed = [], []
+    for seed, home in enumerate(homes):
+        place.settle("mover", home, seed)
+        own.append(place.expected("mover", text))
+        # What the adapters of one version would say of the features of the other.
+        crossed.append(expected_logits(place.store, place.base, "mover", text, homes[1 - seed]))
+    assert all(np.abs(one - other).max() > 0.1 for one in own for other in crossed)
+    assert np.abs(own[0] - own[1]).max() > 0.1
+    time.sleep(SEEN_S)
+    told: list[np.ndarray] = []
+    over = threading.Event()
+
+    def ask() -> None:
+        with Client(place.server.ports.grpc_url) as client:
+            while not over.is_set():
+                told.extend(answer.logits for answer in client.predict_many([("mover", text)] * 16, logits=True))
+
+    with ThreadPoolExecutor(2) as pool:
+        asking = [pool.submit(ask) for _ in range(2)]
+        for change in range(2 * MOVES):
+            place.settle("mover", homes[change % 2], change % 2)
+            time.sleep(LOOK_EVERY_S)
+        over.set()
+        for one in asking:
+            one.result()
+    nearest = np.array([[np.abs(answer - one).max() for one in own] for answer in told])
+    assert nearest.min(axis=1).max() < 0.05
+    assert set(nearest.argmin(axis=1)) == {0, 1}
 
 
 def test_a_domain_whose_files_are_broken_fails_its_own_tenants_alone(place: Place, tmp_path: Path) -> None:
