@@ -10,7 +10,7 @@ import gzip
 import io
 import re
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from xml.etree import ElementTree
 
 import numpy as np
@@ -120,7 +120,7 @@ SOURCES: dict[str, Callable[[], Iterator[str]]] = {
 }
 
 
-def passages(documents: list[str], rng: np.random.Generator, mean_words: float = 45.0) -> Iterator[str]:
+def passages(documents: Iterable[str], rng: np.random.Generator, mean_words: float = 45.0) -> Iterator[str]:
     """Cut documents at sentence ends into passages of many lengths, so that training sees every length that serving sees."""
     for document in documents:
         wanted, passage = rng.exponential(mean_words) + 6, []

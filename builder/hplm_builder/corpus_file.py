@@ -93,13 +93,16 @@ def _has_blank_lines(lines: Iterator[str]) -> bool:
 
 
 def _documents(lines: Iterator[str], separated: bool) -> Iterator[str]:
+    """A paragraph that is longer than a line may be is several: what reads them has one in memory whole."""
     paragraph: list[str] = []
+    size = 0
     for line in lines:
         if text := line.strip():
             paragraph.append(text)
-        if paragraph and not (text and separated):
+            size += len(text)
+        if paragraph and (not (text and separated) or size > MOST_LINE_BYTES):
             yield " ".join(paragraph)
-            paragraph = []
+            paragraph, size = [], 0
     if paragraph:
         yield " ".join(paragraph)
 

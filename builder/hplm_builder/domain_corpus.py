@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from hplm.errors import CorpusTooSmallError, DataError
@@ -14,11 +16,12 @@ from hplm.progress import Report
 from hplm_builder.convert import Ids, PackedText
 from hplm_builder.corpora import passages
 from hplm_builder.masking import Vocabulary, vocabulary
-from hplm_builder.plots import CHUNK, Counted, count_packed
+from hplm_builder.plots import Counted, count_packed
 
 HELD_OUT_SHARE = 0.05
 MOST_HELD_OUT_TOKENS = 10_000
 READING = "read the corpus"
+SOME_CHARACTERS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -50,47 +53,60 @@ def prepare_corpus(documents: Sequence[str], base: Base, least_tokens: int, seed
     tokenizer = Tokenizer.from_file(str(base.tokenizer_path))
     known = vocabulary(tokenizer, base.config)
     rng = np.random.default_rng(seed)
-    parts = []
-    for number, part in enumerate(_encoded(documents, tokenizer, base.config.max_tokens, rng)):
-        parts.append(part)
-        # How many chunks come is not known before they have: this only shows that it goes on.
-        report(READING, 1 - 0.9**number)
+    size, parts = sum(map(len, documents)), []
+    report(READING, 0.0)
+    for texts in _some_at_a_time(passages(documents, rng)):
+        parts.append(_encoded(texts, tokenizer, base.config.max_tokens))
+        report(READING, min(1.0, len(parts) * SOME_CHARACTERS / size))
     report(READING, 1.0)
-    texts = [text for part in parts for text in part]
-    packed = _packed(texts)
-    tokens = int(np.isin(packed.ids, known.special, invert=True).sum())
+    tokens = sum(int(np.isin(part.ids, known.special, invert=True).sum()) for part in parts)
     if tokens < least_tokens:
         raise CorpusTooSmallError(
             f"the corpus has {tokens:,} tokens, a domain needs {least_tokens:,}: {least_tokens - tokens:,} more"
         )
-    if len(texts) < 2:
+    grams = count_packed(((part.ids, part.lengths.tolist()) for part in parts), base.config)
+    packed = PackedText(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("ids", "lengths")))
+    del parts
+    count = len(packed.lengths)
+    if count < 2:
         raise DataError("the corpus is a single passage: none can be held out to measure on")
-    order = rng.permutation(len(texts))
+    order = rng.permutation(count)
     wanted = min(MOST_HELD_OUT_TOKENS, packed.num_tokens * HELD_OUT_SHARE)
     held = 1 + int(np.searchsorted(np.cumsum(packed.lengths[order[:-1]]), wanted))
-    held = min(held, len(texts) - 1)
+    is_held = np.zeros(count, dtype=bool)
+    is_held[order[: min(held, count - 1)]] = True
     return DomainCorpus(
-        text=_packed([texts[i] for i in np.sort(order[held:])]),
-        held=_packed([texts[i] for i in np.sort(order[:held])]),
+        text=_chosen(packed, ~is_held),
+        held=_chosen(packed, is_held),
         known=known,
-        grams=count_packed(((p.ids, p.lengths.tolist()) for p in map(_packed, parts) if p.num_tokens), base.config),
+        grams=grams,
         token_counts=np.bincount(packed.ids, minlength=base.config.vocab_size),
         documents=len(documents),
         tokens=tokens,
     )
 
 
-def _encoded(
-    documents: Sequence[str], tokenizer: Tokenizer, max_tokens: int, rng: np.random.Generator
-) -> Iterator[list[Ids]]:
-    """Ids of the documents' passages, some thousand documents at a time; what is longer than a text may be is several."""
+def _some_at_a_time(texts: Iterable[str]) -> Iterator[list[str]]:
+    """By their length, not their number: what the tokenizer gives takes a hundred times as much memory for a while."""
+    some, size = [], 0
+    for text in texts:
+        some.append(text)
+        size += len(text)
+        if size >= SOME_CHARACTERS:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some
+
+
+def _encoded(texts: list[str], tokenizer: Tokenizer, max_tokens: int) -> PackedText:
+    """Token ids; what is longer than a text may be is several."""
     tokenizer.no_padding()
     tokenizer.enable_truncation(max_tokens)
-    for start in range(0, len(documents), CHUNK):
-        encodings = tokenizer.encode_batch_fast(list(passages(list(documents[start : start + CHUNK]), rng)))
-        yield [np.array(part.ids, dtype=np.int64) for one in encodings for part in (one, *one.overflowing)]
+    found = [part.ids for one in tokenizer.encode_batch_fast(texts) for part in (one, *one.overflowing)]
+    ids = np.fromiter(itertools.chain.from_iterable(found), dtype=np.int64)
+    return PackedText(ids, np.array([len(one) for one in found], dtype=np.int64))
 
 
-def _packed(texts: Sequence[Ids]) -> PackedText:
-    ids = np.concatenate([np.zeros(0, dtype=np.int64), *texts])
-    return PackedText(ids, np.array([len(text) for text in texts], dtype=np.int64))
+def _chosen(text: PackedText, chosen: npt.NDArray[np.bool_]) -> PackedText:
+    return PackedText(text.ids[np.repeat(chosen, text.lengths)], text.lengths[chosen])

@@ -92,9 +92,8 @@ def build_domain(
     CorpusTooSmallError and what `report` raises, in each case with no trace of `folder`.
     """
     base = bases.load(store.base(base_name))
-    documents = read_corpus(corpus, corpus_name, most_corpus_bytes)
     found = prepare_corpus(
-        documents,
+        read_corpus(corpus, corpus_name, most_corpus_bytes),
         base,
         settings.min_corpus_tokens,
         settings.seed,

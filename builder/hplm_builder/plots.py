@@ -20,7 +20,7 @@ from hplm.nn.dtype import choose_dtype
 from hplm.nn.encoder import WindowEncoder
 from hplm.nn.lookup import compute_windows
 from hplm.plot import table as tables
-from hplm.plot.keys import fits, pack
+from hplm.plot.keys import fits, pack, unpack
 from hplm.plot.windows import Ids, centre, windows
 from hplm.store.layout import Store
 from hplm.text import TextEncoder
@@ -66,12 +66,19 @@ def count_grams(documents: Sequence[str], encoder: TextEncoder, config: BaseConf
 
 def count_packed(texts: Iterable[tuple[Ids, Sequence[int]]], config: BaseConfig) -> Counted:
     """`count_grams` of texts that are token ids already: packed `ids` `[N]` and `lengths` that sum to N, part by part."""
-    parts: list[tuple[Ids, npt.NDArray[np.int64]]] = []
-    for ids, lengths in texts:
-        grams, _ = windows(ids, lengths, config.window, config.pad_id)
-        parts.append(_unique(grams, np.ones(len(grams), dtype=np.int64), config.vocab_size))
-    all_grams, all_counts = np.concatenate([g for g, _ in parts]), np.concatenate([c for _, c in parts])
-    grams, counts = _unique(all_grams, all_counts, config.vocab_size)
+    parts = (windows(ids, lengths, config.window, config.pad_id)[0] for ids, lengths in texts)
+    if fits(config.window, config.vocab_size):
+        # A key an occurrence, sorted in place: a corpus of 64 M tokens has tens of millions of distinct n-grams.
+        keys = np.concatenate([pack(part, config.vocab_size) for part in parts])
+        keys.sort()
+        first = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))
+        counts, distinct = np.diff(first, append=len(keys)), keys[first]
+        del keys
+        order = np.argsort(-counts, kind="stable")
+        return Counted(unpack(distinct[order], config.window, config.vocab_size), counts[order])
+    counted = [np.unique(part, axis=0, return_counts=True) for part in parts]
+    every, found = (np.concatenate(both) for both in zip(*counted, strict=True))
+    grams, counts = _unique(every, found, config.vocab_size)
     order = np.argsort(-counts, kind="stable")
     return Counted(grams[order], counts[order])
 

@@ -40,6 +40,14 @@ def test_a_corpus_gives_its_distinct_documents(
     assert read_corpus(corpus(tmp_path, name, data)) == documents
 
 
+def test_a_paragraph_without_end_is_several_documents(tmp_path: Path) -> None:
+    lines = [f"line {number} " + "x" * 90_000 for number in range(25)]
+    found = read_corpus(corpus(tmp_path, "a.txt", "first\n\n" + "\n".join(lines)))
+    assert found[0] == "first"
+    assert " ".join(found[1:]) == " ".join(lines)
+    assert max(map(len, found)) < 1_200_000
+
+
 def test_half_of_a_surrogate_pair_in_json_becomes_a_question_mark(tmp_path: Path) -> None:
     assert read_corpus(corpus(tmp_path, "a.jsonl", json.dumps({"text": "a \ud800"}))) == ["a ?"]
 

@@ -360,18 +360,6 @@ def test_a_bad_corpus_is_refused_with_a_reason_and_leaves_nothing_behind(
     assert [one.name for one in tmp_path.iterdir()] == [name]
 
 
-def test_a_corpus_of_one_passage_is_refused(base: Base) -> None:
-    with pytest.raises(DataError, match="a single passage"):
-        prepare_corpus(["the cat sleeps"], base, 0, 0, silent)
-
-
-def test_a_document_longer_than_a_text_may_be_is_read_to_its_end(base: Base) -> None:
-    words = " ".join(tiny.WORDS * 20)
-    found = prepare_corpus([words], base, 0, 0, silent)
-    assert found.tokens == len(words.split())
-    assert max(*found.text.lengths, *found.held.lengths) == base.config.max_tokens
-
-
 def test_an_estimate_says_what_it_would_cost_and_writes_nothing(
     store: Store, base: Base, corpus: Path, medical: str
 ) -> None:

@@ -32,7 +32,7 @@ def unpack(keys: Keys, n: int, vocab_size: int) -> npt.NDArray[np.int64]:
     width = bits(vocab_size)
     mask = np.uint64((1 << width) - 1)
     columns = [(keys >> np.uint64(width * place)) & mask for place in reversed(range(n))]
-    return np.stack(columns, axis=1).astype(np.int64)
+    return np.stack(columns, axis=1).view(np.int64)
 
 
 def _packed(columns: Keys, width: int) -> Keys:
