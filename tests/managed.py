@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,8 +76,8 @@ def expected_logits(
 
 
 @contextmanager
-def serving(folder: Path, registry: str = "") -> Iterator[Place]:
-    """Chunks are small, so that every upload has several; the rows may also be named by their path."""
+def serving(folder: Path, registry: str = "", flags: Sequence[str] = ()) -> Iterator[Place]:
+    """`flags` are Triton's. Chunks are small, so that every upload has several; the rows may also be named by their path."""
     files = folder / "files"
     files.mkdir()
     settings = {"upload_chunk_bytes": 1000, "min_corpus_tokens": 300, "allow_paths": True, "data_root": str(files)}
@@ -85,6 +85,6 @@ def serving(folder: Path, registry: str = "") -> Iterator[Place]:
     rows = files / "rows.csv"
     words = tiny.sentences(60, words=(3, 8))
     rows.write_text("text,label\n" + "".join(f"{text},{'cat' if 'cat' in text else 'none'}\n" for text in words))
-    with TritonServer(models, free_ports(), log=folder / "triton.log") as server:
+    with TritonServer(models, free_ports(), flags=flags, log=folder / "triton.log") as server:
         server.wait_ready()
         yield Place(server, Store(folder / "store", registry), rows)

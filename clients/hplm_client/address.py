@@ -1,21 +1,40 @@
-"""Server addresses: `http://host:port` or `grpc://host:port`."""
+"""Server addresses: `http://HOST:PORT` or `grpc://HOST:PORT`; over TLS `https://HOST` or `grpcs://HOST`."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from hplm.errors import ConfigError
 
+TLS = {"https": "http", "grpcs": "grpc"}
+TLS_PORT = 443
 
-def split_url(url: str) -> tuple[str, str]:
-    """(`http` or `grpc`, `host:port`). Raises ConfigError."""
+
+@dataclass(frozen=True)
+class Address:
+    """`protocol` is `http` or `grpc`, `host` is `host:port`."""
+
+    protocol: str
+    host: str
+    tls: bool = False
+
+
+def split_url(url: str) -> Address:
+    """Raises ConfigError."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
     except ValueError:
         host = port = None
+    tls = parts.scheme in TLS if host else False
+    if tls and port is None:
+        port = TLS_PORT
     # A name and password, a query or a fragment would be sent to nobody.
     plain = host and port is not None and parts.path in ("", "/") and not (parts.query or parts.fragment or "@" in url)
-    if not plain or parts.scheme not in ("http", "grpc"):
-        raise ConfigError(f"{url!r} is not an address; write http://HOST:8000 or grpc://HOST:8001")
-    return parts.scheme, f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
+    protocol = TLS.get(parts.scheme, parts.scheme) if host else ""
+    if not plain or protocol not in ("http", "grpc"):
+        raise ConfigError(
+            f"{url!r} is not an address; write http://HOST:8000 or grpc://HOST:8001, over TLS https://HOST or grpcs://HOST"
+        )
+    return Address(protocol, f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}", tls)

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-import importlib
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
 from hplm import wire
 from hplm_client.address import split_url
 from hplm_client.answers import Prediction, options_of, outputs_of, prediction_of, tensors_of
+from hplm_client.connection import connect
 from hplm_client.faults import typed_errors
 
 
 class AsyncClient:
     """As `Client`, with coroutines: many requests at once with `asyncio.gather`. Make it inside the running loop."""
 
-    def __init__(self, url: str = "http://127.0.0.1:8000", *, timeout_s: float = 30.0) -> None:
+    def __init__(
+        self,
+        url: str = "http://127.0.0.1:8000",
+        *,
+        timeout_s: float = 30.0,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         self.url = url
         self._timeout_s = timeout_s
-        self._protocol, address = split_url(url)
-        self._module = importlib.import_module(f"tritonclient.{self._protocol}.aio")
-        options: dict[str, Any] = {"conn_timeout": timeout_s} if self._protocol == "http" else {}
-        self._triton = self._module.InferenceServerClient(address, **options)
+        address = split_url(url)
+        self._protocol = address.protocol
+        self._module, self._triton = connect(address, headers, timeout_s=timeout_s, is_async=True)
 
     async def is_ready(self) -> bool:
         """Whether hBERT answers on that server."""

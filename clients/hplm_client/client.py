@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Literal, overload
 
@@ -12,6 +11,7 @@ from hplm import wire
 from hplm.errors import HplmError
 from hplm_client.address import split_url
 from hplm_client.answers import Prediction, options_of, outputs_of, prediction_of, tensors_of
+from hplm_client.connection import connect
 from hplm_client.faults import typed_errors
 
 
@@ -26,20 +26,25 @@ class Client:
 
     `deadline_s` counts from the request's arrival at the server and travels as Triton's own `timeout`. A request that cannot be
     answered by then is refused with UNAVAILABLE and the code DEADLINE_UNMEETABLE. BadInputError where it is 0, negative or NaN.
+
+    Over TLS the address is `https://HOST` or `grpcs://HOST`, and the certificate one that the system, or the file of
+    `SSL_CERT_FILE`, trusts. `headers` go with each request; without them those of `HPLM_HEADERS`, a JSON object.
     """
 
-    def __init__(self, url: str = "http://127.0.0.1:8000", *, timeout_s: float = 30.0, concurrency: int = 16) -> None:
+    def __init__(
+        self,
+        url: str = "http://127.0.0.1:8000",
+        *,
+        timeout_s: float = 30.0,
+        concurrency: int = 16,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         self.url = url
         self._timeout_s = timeout_s
         self._concurrency = concurrency
-        self._protocol, address = split_url(url)
-        self._module = importlib.import_module(f"tritonclient.{self._protocol}")
-        if self._protocol == "http":
-            self._triton = self._module.InferenceServerClient(
-                address, concurrency=concurrency, connection_timeout=timeout_s, network_timeout=timeout_s
-            )
-        else:
-            self._triton = self._module.InferenceServerClient(address)
+        address = split_url(url)
+        self._protocol = address.protocol
+        self._module, self._triton = connect(address, headers, timeout_s=timeout_s, concurrency=concurrency)
 
     def is_ready(self) -> bool:
         """Whether hBERT answers on that server."""

@@ -11,7 +11,10 @@ import aiohttp
 from geventhttpclient.response import HTTPParseError
 from tritonclient.utils import InferenceServerException
 
-from hplm.errors import BadInputError, HplmError, InternalError, UnreachableError, from_wire
+from hplm.errors import BadInputError, ForbiddenError, HplmError, InternalError, UnreachableError, from_wire
+
+# Triton's own words where one of its headers lacks; over gRPC its status is UNAVAILABLE.
+RESTRICTED = ("This protocol is restricted", "This API is restricted")
 
 
 @contextmanager
@@ -33,8 +36,10 @@ def from_triton(error: Any, url: str) -> HplmError:
     message, status = str(error.message()), str(error.status() or "")
     if found := from_wire(message):
         return found
+    if message.startswith(RESTRICTED) or any(word in status.upper() for word in ("UNAUTH", "PERMISSION", "401", "403")):
+        return ForbiddenError(f"{url} refuses who asks: {message}")
     if message.startswith("Request for unknown model") or any(
-        word in status.upper() for word in ("UNAVAILABLE", "DEADLINE", "503", "499", "504")
+        word in status.upper() for word in ("UNAVAILABLE", "DEADLINE", "499", "502", "503", "504")
     ):
         # A model that is not there may be on its way: the server is starting, stopping, or reviving it.
         return UnreachableError(f"{url}: {message}")

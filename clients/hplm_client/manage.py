@@ -38,14 +38,20 @@ class ManageClient:
     ...     manage.show_tenant("acme").about["scores"]
 
     What takes long is a job: its id comes back at once, `watch` and `wait` follow it. Every request names its files by what
-    `upload` or `on_server` returned. One client for one thread. Raises the errors of `hplm.errors`.
+    `upload` or `on_server` returned. One client for one thread; addresses and `headers` as of `Client`. Raises the errors of
+    `hplm.errors`.
     """
 
     def __init__(
-        self, url: str = "grpc://127.0.0.1:8001", *, timeout_s: float = 60.0, transport: Transport | None = None
+        self,
+        url: str = "grpc://127.0.0.1:8001",
+        *,
+        timeout_s: float = 60.0,
+        headers: Mapping[str, str] | None = None,
+        transport: Transport | None = None,
     ) -> None:
         self.url = url
-        self._transport = transport or open_transport(url, timeout_s)
+        self._transport = transport or open_transport(url, timeout_s, headers)
 
     def upload(self, path: str | Path, sent: Sent = lambda sent_bytes, total_bytes: None) -> Source:
         """Send a file in chunks with a checksum; `sent(bytes so far, bytes in all)` is told after each.

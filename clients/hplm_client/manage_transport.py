@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, Protocol
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from hplm import wire
 from hplm_client.address import split_url
+from hplm_client.connection import connect
 from hplm_client.faults import from_triton, typed_errors
 
 # The server closes each stream after 2 s; one that is still open after this long has been lost.
@@ -35,10 +36,11 @@ class Transport(Protocol):
         ...
 
 
-def open_transport(url: str, timeout_s: float) -> Transport:
-    """For `http://HOST:PORT` or `grpc://HOST:PORT`. Raises ConfigError."""
-    protocol, address = split_url(url)
-    return HttpTransport(url, address, timeout_s) if protocol == "http" else GrpcTransport(url, address, timeout_s)
+def open_transport(url: str, timeout_s: float, headers: Mapping[str, str] | None = None) -> Transport:
+    """For an address as `split_url` takes it. Raises ConfigError."""
+    address = split_url(url)
+    opened = partial(connect, address, headers, timeout_s=timeout_s)
+    return HttpTransport(url, opened) if address.protocol == "http" else GrpcTransport(url, opened, timeout_s)
 
 
 class HttpTransport:
@@ -46,12 +48,9 @@ class HttpTransport:
 
     streams = False
 
-    def __init__(self, url: str, address: str, timeout_s: float) -> None:
+    def __init__(self, url: str, opened: Callable[[], tuple[Any, Any]]) -> None:
         self._url = url
-        self._module = importlib.import_module("tritonclient.http")
-        self._triton = self._module.InferenceServerClient(
-            address, connection_timeout=timeout_s, network_timeout=timeout_s
-        )
+        self._module, self._triton = opened()
 
     def ask(self, request: bytes) -> bytes:
         with typed_errors(self._url):
@@ -69,10 +68,9 @@ class GrpcTransport:
 
     streams = True
 
-    def __init__(self, url: str, address: str, timeout_s: float) -> None:
-        self._url, self._address, self._timeout_s = url, address, timeout_s
-        self._module = importlib.import_module("tritonclient.grpc")
-        self._triton = self._module.InferenceServerClient(address)
+    def __init__(self, url: str, opened: Callable[[], tuple[Any, Any]], timeout_s: float) -> None:
+        self._url, self._opened, self._timeout_s = url, opened, timeout_s
+        self._module, self._triton = opened()
 
     def ask(self, request: bytes) -> bytes:
         inputs = _inputs(self._module, request)
@@ -81,7 +79,7 @@ class GrpcTransport:
 
     def events(self, request: bytes) -> Iterator[bytes]:
         # tritonclient has one stream a client; streams of one program may run side by side.
-        triton = self._module.InferenceServerClient(self._address)
+        _, triton = self._opened()
         try:
             while True:
                 # The server closes a watch after some seconds. A new stream each time: an old one, though it is idle, would

@@ -92,14 +92,14 @@ async def _closed(url: str, requests: Requests, in_flight: int, timeout_s: float
 
 async def _connect(url: str, stack: AsyncExitStack) -> list[Call]:
     """Hot connections, closed with `stack`."""
-    protocol, address = split_url(url)
-    if protocol != "grpc":
-        raise ConfigError(f"this load goes over gRPC only, not to {url}; write grpc://HOST:8001")
+    address = split_url(url)
+    if address.protocol != "grpc" or address.tls:
+        raise ConfigError(f"this load goes over plain gRPC only, not to {url}; write grpc://HOST:8001")
     calls = []
     for _ in range(CHANNELS):
         # Without a pool of its own each channel would share the one connection.
         options = [("grpc.use_local_subchannel_pool", 1)]
-        channel = await stack.enter_async_context(grpc.aio.insecure_channel(address, options=options))
+        channel = await stack.enter_async_context(grpc.aio.insecure_channel(address.host, options=options))
         try:
             await asyncio.wait_for(channel.channel_ready(), CONNECT_S)
         except asyncio.TimeoutError:

@@ -259,7 +259,7 @@ class UploadError(ManageError):
 
 
 class ForbiddenError(ManageError):
-    """The operator's settings do not allow it."""
+    """The operator's settings, or whoever guards the server, do not allow it."""
 
     code = "FORBIDDEN"
 

@@ -1,0 +1,155 @@
+"""A server that is guarded: over TLS, and for those alone who send its header, over HTTP and gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import ssl
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from queue import Queue
+
+import pytest
+from hplm_client import AsyncClient, Client, ManageClient
+from hplm_client.connection import HEADERS_VARIABLE
+
+from hplm import errors
+from tests import managed, tiny
+from tests.managed import FAST, Place
+
+pytestmark = [
+    pytest.mark.triton,
+    pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl, to make a certificate"),
+]
+TEXT = "the red cat runs to Paris"
+# Triton puts words before the name over gRPC alone.
+HEADERS = {"Guard": "let me in", "Triton-Grpc-Protocol-Guard": "let me in"}
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of this machine, in a folder with its `key.pem`; nobody trusts it yet."""
+    path = tmp_path_factory.mktemp("certificate") / "cert.pem"
+    command = f"""openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost
+        -addext subjectAltName=IP:127.0.0.1 -keyout {path.with_name("key.pem")} -out {path}"""
+    subprocess.run(command.split(), check=True, capture_output=True)
+    return path
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, certificate: Path) -> Iterator[Place]:
+    guard = "inference:guard=let me in"
+    flags = (
+        "--grpc-use-ssl=1",
+        f"--grpc-server-cert={certificate}",
+        f"--grpc-server-key={certificate.with_name('key.pem')}",
+        f"--grpc-restricted-protocol={guard}",
+        f"--http-restricted-api={guard}",
+    )
+    with managed.serving(tmp_path_factory.mktemp("guarded"), flags=flags) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def https(place: Place, certificate: Path) -> Iterator[str]:
+    """Triton has no TLS over HTTP: as an operator has it, something before it has."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate, certificate.with_name("key.pem"))
+    ports: Queue[int] = Queue()
+    loops: Queue[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Queue()
+
+    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await reader.read(65536):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        behind = await asyncio.open_connection("127.0.0.1", place.server.ports.http)
+        await asyncio.gather(copy(reader, behind[1]), copy(behind[0], writer))
+
+    async def serve() -> None:
+        over = asyncio.Event()
+        async with await asyncio.start_server(pass_on, "127.0.0.1", 0, ssl=context) as server:
+            loops.put((asyncio.get_running_loop(), over))
+            ports.put(server.sockets[0].getsockname()[1])
+            await over.wait()
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
+    loop, over = loops.get()
+    yield f"https://127.0.0.1:{ports.get()}"
+    loop.call_soon_threadsafe(over.set)
+    thread.join()
+
+
+@pytest.fixture(params=["https", "grpcs"])
+def url(request: pytest.FixtureRequest, place: Place, https: str) -> str:
+    return https if request.param == "https" else f"grpcs://127.0.0.1:{place.server.ports.grpc}"
+
+
+@pytest.fixture
+def trusted(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+
+
+@pytest.mark.usefixtures("trusted")
+def test_who_trusts_the_certificate_and_sends_the_header_is_answered(
+    url: str, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def ask() -> str:
+        async with AsyncClient(url, headers=HEADERS) as client:
+            return (await client.predict("alpha", TEXT)).label
+
+    with Client(url, headers=HEADERS) as client:
+        label = client.predict("alpha", TEXT).label
+        assert [one.label for one in client.predict_many([("alpha", TEXT)] * 20)] == [label] * 20
+    assert asyncio.run(ask()) == label
+    # As commands have it, which take neither.
+    monkeypatch.setenv(HEADERS_VARIABLE, json.dumps(HEADERS))
+    with Client(url) as client, ManageClient(url) as manage, place.working():
+        assert client.predict("alpha", TEXT).label == label
+        name = f"new-{url[:5]}"
+        told = []
+        manage.wait(manage.create_tenant(name, train=manage.upload(place.rows), settings=FAST), told.append)
+        assert told[-1].state == "done"
+        assert manage.show_tenant(name).version == 1
+
+
+@pytest.mark.usefixtures("trusted")
+@pytest.mark.parametrize("headers", [{}, {name: "wrong" for name in HEADERS}], ids=["none", "wrong"])
+def test_who_does_not_send_the_header_is_refused_as_forbidden(url: str, headers: dict[str, str]) -> None:
+    async def ask() -> None:
+        async with AsyncClient(url, headers=headers) as client:
+            await client.predict("alpha", TEXT)
+
+    with Client(url, headers=headers) as client, ManageClient(url, headers=headers) as manage:
+        for wrong in (lambda: client.predict("alpha", TEXT), manage.list_tenants, lambda: asyncio.run(ask())):
+            with pytest.raises(errors.ForbiddenError, match="refuses who asks"):
+                wrong()
+
+
+def test_a_certificate_that_nobody_trusts_is_an_address_that_does_not_answer(url: str) -> None:
+    async def ask() -> None:
+        async with AsyncClient(url, headers=HEADERS, timeout_s=5) as client:
+            await client.predict("alpha", TEXT)
+
+    with Client(url, headers=HEADERS, timeout_s=5) as client:
+        for wrong in (lambda: client.predict("alpha", TEXT), lambda: asyncio.run(ask())):
+            with pytest.raises(errors.UnreachableError):
+                wrong()
+
+
+def test_the_guarded_server_is_not_asked_in_the_clear(place: Place) -> None:
+    with (
+        Client(place.url("grpc"), headers=HEADERS, timeout_s=5) as client,
+        pytest.raises(errors.UnreachableError),
+    ):
+        client.predict(next(iter(tiny.TASKS)), TEXT)
