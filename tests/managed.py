@@ -85,6 +85,6 @@ def serving(folder: Path, registry: str = "", flags: Sequence[str] = ()) -> Iter
     rows = files / "rows.csv"
     words = tiny.sentences(60, words=(3, 8))
     rows.write_text("text,label\n" + "".join(f"{text},{'cat' if 'cat' in text else 'none'}\n" for text in words))
-    with TritonServer(models, free_ports(), flags=flags, log=folder / "triton.log") as server:
+    with TritonServer(models, free_ports(), flags=flags, log=folder / "triton.log", tied=True) as server:
         server.wait_ready()
         yield Place(server, Store(folder / "store", registry), rows)

@@ -16,6 +16,7 @@ from typing import BinaryIO
 from hplm.errors import DataError
 
 MOST_LINE_BYTES = 1_000_000
+MOST_CHARACTERS = 1_000_000
 MOST_BYTES = 256 << 20
 MOST_DOCUMENTS = 5_000_000
 ENDINGS = ("", ".txt", ".jsonl")
@@ -26,9 +27,9 @@ def read_corpus(
 ) -> list[str]:
     """The distinct documents of a corpus, in order. `name` says the format where `path` does not: .txt or .jsonl, or .gz of it.
 
-    Of a text file each line is a document, or, where it has blank lines, what stands between them; of JSON lines each
-    object's "text" is. Raises DataError with the line for what is not UTF-8, lines over 1 MB, more than `most_bytes`
-    unpacked and more than `most_documents`.
+    Of a text file each line is a document, or, where it has blank lines, what stands between them, in pieces where that is
+    over a million characters; of JSON lines each object's "text" is. Raises DataError with the line for what is not UTF-8,
+    lines over 1 MB, more than `most_bytes` unpacked and more than `most_documents`.
     """
     name = name or path.name
     plain = name.removesuffix(".gz")
@@ -93,14 +94,14 @@ def _has_blank_lines(lines: Iterator[str]) -> bool:
 
 
 def _documents(lines: Iterator[str], separated: bool) -> Iterator[str]:
-    """A paragraph that is longer than a line may be is several: what reads them has one in memory whole."""
+    """Lines, or paragraphs. One without end is several: what reads them has each in memory whole."""
     paragraph: list[str] = []
     size = 0
     for line in lines:
         if text := line.strip():
             paragraph.append(text)
             size += len(text)
-        if paragraph and (not (text and separated) or size > MOST_LINE_BYTES):
+        if paragraph and (not (text and separated) or size > MOST_CHARACTERS):
             yield " ".join(paragraph)
             paragraph, size = [], 0
     if paragraph:

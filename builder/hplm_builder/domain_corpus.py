@@ -21,6 +21,7 @@ from hplm_builder.plots import Counted, count_packed
 HELD_OUT_SHARE = 0.05
 MOST_HELD_OUT_TOKENS = 10_000
 READING = "read the corpus"
+# What the tokenizer gives takes a hundred times as much memory as the text, for a while.
 SOME_CHARACTERS = 1 << 20
 
 
@@ -48,28 +49,28 @@ class DomainCorpus:
 def prepare_corpus(documents: Sequence[str], base: Base, least_tokens: int, seed: int, report: Report) -> DomainCorpus:
     """Cut, tokenise and count a corpus, and hold a twentieth of its passages out.
 
-    Raises CorpusTooSmallError below `least_tokens`, DataError for a single passage.
+    Raises CorpusTooSmallError below `least_tokens`, and where there is no token; DataError for a single passage.
     """
     tokenizer = Tokenizer.from_file(str(base.tokenizer_path))
     known = vocabulary(tokenizer, base.config)
     rng = np.random.default_rng(seed)
-    size, parts = sum(map(len, documents)), []
+    size, parts = max(1, sum(map(len, documents))), []
     report(READING, 0.0)
     for texts in _some_at_a_time(passages(documents, rng)):
         parts.append(_encoded(texts, tokenizer, base.config.max_tokens))
         report(READING, min(1.0, len(parts) * SOME_CHARACTERS / size))
     report(READING, 1.0)
     tokens = sum(int(np.isin(part.ids, known.special, invert=True).sum()) for part in parts)
-    if tokens < least_tokens:
+    if tokens < (least := max(1, least_tokens)):
         raise CorpusTooSmallError(
-            f"the corpus has {tokens:,} tokens, a domain needs {least_tokens:,}: {least_tokens - tokens:,} more"
+            f"the corpus has {tokens:,} tokens, a domain needs {least:,}: {least - tokens:,} more"
         )
+    if sum(len(part.lengths) for part in parts) < 2:
+        raise DataError("the corpus is a single passage: none can be held out to measure on")
     grams = count_packed(((part.ids, part.lengths.tolist()) for part in parts), base.config)
     packed = PackedText(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("ids", "lengths")))
     del parts
     count = len(packed.lengths)
-    if count < 2:
-        raise DataError("the corpus is a single passage: none can be held out to measure on")
     order = rng.permutation(count)
     wanted = min(MOST_HELD_OUT_TOKENS, packed.num_tokens * HELD_OUT_SHARE)
     held = 1 + int(np.searchsorted(np.cumsum(packed.lengths[order[:-1]]), wanted))
@@ -87,7 +88,7 @@ def prepare_corpus(documents: Sequence[str], base: Base, least_tokens: int, seed
 
 
 def _some_at_a_time(texts: Iterable[str]) -> Iterator[list[str]]:
-    """By their length, not their number: what the tokenizer gives takes a hundred times as much memory for a while."""
+    """In lists of `SOME_CHARACTERS` or a text more."""
     some, size = [], 0
     for text in texts:
         some.append(text)

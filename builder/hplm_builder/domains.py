@@ -219,8 +219,9 @@ def estimate_domain(
     Raises as `build_domain` does for a corpus that it would refuse.
     """
     base = bases.load(store.base(base_name))
-    documents = read_corpus(corpus, corpus_name, most_corpus_bytes)
-    found = prepare_corpus(documents, base, settings.min_corpus_tokens, settings.seed, report)
+    found = prepare_corpus(
+        read_corpus(corpus, corpus_name, most_corpus_bytes), base, settings.min_corpus_tokens, settings.seed, report
+    )
     lower = lowers.of_lineage(store, base, parent_lineage)
     model = MaskedLm(lower, base.load_upper(), found.token_counts, settings.seed)
     optimizer = make_optimizer(model)

@@ -34,7 +34,9 @@ def split_url(url: str) -> Address:
     plain = host and port is not None and parts.path in ("", "/") and not (parts.query or parts.fragment or "@" in url)
     protocol = TLS.get(parts.scheme, parts.scheme) if host else ""
     if not plain or protocol not in ("http", "grpc"):
+        # What stands before an @ may be a password.
+        shown = "what has an @ in it" if "@" in url else repr(url)
         raise ConfigError(
-            f"{url!r} is not an address; write http://HOST:8000 or grpc://HOST:8001, over TLS https://HOST or grpcs://HOST"
+            f"{shown} is not an address; write http://HOST:8000 or grpc://HOST:8001, over TLS https://HOST or grpcs://HOST"
         )
     return Address(protocol, f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}", tls)

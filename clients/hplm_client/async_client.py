@@ -14,7 +14,10 @@ from hplm_client.faults import typed_errors
 
 
 class AsyncClient:
-    """As `Client`, with coroutines: many requests at once with `asyncio.gather`. Make it inside the running loop."""
+    """As `Client`, with coroutines: many requests at once with `asyncio.gather`. Make it inside the running loop.
+
+    It follows no redirect, which would take text and `headers` elsewhere.
+    """
 
     def __init__(
         self,
@@ -30,7 +33,7 @@ class AsyncClient:
         self._module, self._triton = connect(address, headers, timeout_s=timeout_s, is_async=True)
 
     async def is_ready(self) -> bool:
-        """Whether hBERT answers on that server."""
+        """Whether hBERT answers on that server; as `Client.is_ready`."""
         with typed_errors(self.url):
             return bool(await self._triton.is_model_ready(wire.MODEL))
 

@@ -15,6 +15,7 @@ from hplm.errors import TenantNameError, UnknownTenantError, UnreachableError
 from hplm_client.answers import Prediction
 from hplm_client.asked import lines_of, texts_asked
 from hplm_client.client import Client
+from hplm_client.connection import headers_of_environment
 
 # What the next text would meet as well.
 HOPELESS = (UnreachableError, UnknownTenantError, TenantNameError)
@@ -31,7 +32,7 @@ def predict(
         typer.Option("--jsonl", help="Lines of standard input are objects with text and, of a pair, text_pair."),
     ] = False,
     url: Annotated[
-        str, typer.Option(envvar="HPLM_URL", help="http://HOST:PORT or grpc://HOST:PORT.")
+        str, typer.Option(envvar="HPLM_URL", help="http://HOST:PORT or grpc://HOST:PORT; https or grpcs over TLS.")
     ] = "http://127.0.0.1:8000",
     deadline_s: Annotated[
         float | None, typer.Option("--deadline", metavar="S", help="Seconds each text may take; refused otherwise.")
@@ -63,7 +64,7 @@ def predict(
             sent.append(texts)
             yield tenant, *texts
 
-    with Client(url) as client:
+    with Client(url, headers=headers_of_environment()) as client:
         for answer in client.predict_many(requests(), deadline_s=deadline_s, on_error="yield"):
             first, second = sent.popleft()
             if isinstance(answer, Prediction):

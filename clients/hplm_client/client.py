@@ -28,7 +28,7 @@ class Client:
     answered by then is refused with UNAVAILABLE and the code DEADLINE_UNMEETABLE. BadInputError where it is 0, negative or NaN.
 
     Over TLS the address is `https://HOST` or `grpcs://HOST`, and the certificate one that the system, or the file of
-    `SSL_CERT_FILE`, trusts. `headers` go with each request; without them those of `HPLM_HEADERS`, a JSON object.
+    `SSL_CERT_FILE`, trusts. `headers` go with each request; ForbiddenError where who guards the server wants others.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Client:
         self._module, self._triton = connect(address, headers, timeout_s=timeout_s, concurrency=concurrency)
 
     def is_ready(self) -> bool:
-        """Whether hBERT answers on that server."""
+        """Whether hBERT answers on that server; over HTTP also False where who guards it lets nobody ask."""
         with typed_errors(self.url):
             return bool(self._triton.is_model_ready(wire.MODEL))
 

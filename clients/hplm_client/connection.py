@@ -5,14 +5,36 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import ssl
 from collections.abc import Mapping
 from typing import Any
+
+from gevent.ssl import create_default_context as gevent_context
 
 from hplm.errors import ConfigError
 from hplm_client.address import Address
 
 HEADERS_VARIABLE = "HPLM_HEADERS"
+CERTIFICATES_VARIABLE = "SSL_CERT_FILE"
+NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+VALUE = re.compile(r"[!-~]([ -~]*[!-~])?")
+
+
+class _Still:
+    """aiohttp's session, which by itself would go wherever an answer sends it, and take text and headers along."""
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+
+    def get(self, **call: Any) -> Any:
+        return self._session.get(**call, allow_redirects=False)
+
+    def post(self, **call: Any) -> Any:
+        return self._session.post(**call, allow_redirects=False)
+
+    async def close(self) -> None:
+        await self._session.close()
 
 
 def connect(
@@ -25,14 +47,16 @@ def connect(
 ) -> tuple[Any, Any]:
     """tritonclient's module for the address, and a client of it; `timeout_s` is for HTTP, over gRPC each call has its own.
 
-    Over TLS the server's certificate must be one that the system trusts, or that the file of `SSL_CERT_FILE` signed.
-    `headers` None: those of `HPLM_HEADERS`. Raises ConfigError.
+    Over TLS the server's certificate must be signed by one that the system trusts, or by one in the file of `SSL_CERT_FILE`.
+    `headers` go with each request and nowhere else. Raises ConfigError.
     """
+    added = checked_headers(headers or {})
+    certificates = _certificates(address) if address.tls else None
     module = importlib.import_module(f"tritonclient.{address.protocol}{'.aio' if is_async else ''}")
     options: dict[str, Any] = {}
     if address.protocol == "grpc":
         if address.tls:
-            options.update(ssl=True, root_certificates=ssl.get_default_verify_paths().cafile)
+            options.update(ssl=True, root_certificates=certificates)
     elif is_async:
         options.update(conn_timeout=timeout_s)
         if address.tls:
@@ -40,26 +64,49 @@ def connect(
     else:
         options.update(concurrency=concurrency, connection_timeout=timeout_s, network_timeout=timeout_s)
         if address.tls:
-            # Imported late: with gevent come its loops.
-            from gevent.ssl import create_default_context
-
             # Left to itself, gevent's client trusts a list of its own.
-            options.update(ssl=True, ssl_context_factory=lambda cafile: create_default_context())
+            options.update(ssl=True, ssl_context_factory=lambda cafile: gevent_context())
     triton = module.InferenceServerClient(address.host, **options)
-    given = headers_of_environment() if headers is None else headers
-    # gRPC, which calls them metadata, refuses capitals; HTTP does not mind.
-    added = {name.lower(): value for name, value in given.items()}
+    if address.protocol == "http" and is_async:
+        # tritonclient has no option for it, and its other clients follow nothing.
+        triton._stub = _Still(triton._stub)
     triton.register_plugin(lambda request: request.headers.update(added))
     return module, triton
 
 
-def headers_of_environment() -> Mapping[str, str]:
-    """A JSON object of names and values in `HPLM_HEADERS`. Raises ConfigError."""
+def checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """With small letters: gRPC, which calls them metadata, refuses capitals. Raises ConfigError, which shows no value."""
+    for name, value in headers.items():
+        if not (isinstance(name, str) and NAME.fullmatch(name)):
+            raise ConfigError(f"{name!r} is no name of a header")
+        if not (isinstance(value, str) and VALUE.fullmatch(value)):
+            raise ConfigError(
+                f"header {name}: its value must be printable ASCII, without a space or a line's end around it"
+            )
+    return {name.lower(): value for name, value in headers.items()}
+
+
+def headers_of_environment() -> dict[str, str]:
+    """Those of `HPLM_HEADERS`, a JSON object of names and values: what commands send. Raises ConfigError."""
     try:
         found = json.loads(os.environ.get(HEADERS_VARIABLE) or "{}")
     except ValueError:
         found = None
-    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+    if not isinstance(found, dict):
         # Not what it holds: that may be a secret.
         raise ConfigError(f'{HEADERS_VARIABLE} must be a JSON object of strings, as {{"authorization": "Bearer ..."}}')
+    return checked_headers(found)
+
+
+def _certificates(address: Address) -> str | None:
+    """The file of those that are trusted."""
+    named = os.environ.get(CERTIFICATES_VARIABLE)
+    if named and not os.access(named, os.R_OK):
+        raise ConfigError(f"{CERTIFICATES_VARIABLE} names {named}, which cannot be read")
+    found = ssl.get_default_verify_paths().cafile
+    if found is None and address.protocol == "grpc":
+        # gRPC would trust a list of its own, whatever this system trusts.
+        raise ConfigError(
+            f"no file of trusted certificates was found, and gRPC reads no folder of them: set {CERTIFICATES_VARIABLE}"
+        )
     return found

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import typer
 
-from hplm_client.manage import ManageClient
 from hplm_client.manage_cli import (
     DEFAULT_URL,
     BaseOption,
@@ -16,6 +15,7 @@ from hplm_client.manage_cli import (
     Way,
     YesOption,
     job_command,
+    opened,
     send,
     show,
     show_all,
@@ -90,7 +90,7 @@ def show_one(
 
     Example: hplm domain show medical --json
     """
-    with ManageClient(url) as client:
+    with opened(url) as client:
         domain = client.show_domain(name, base=base)
     if as_json:
         show(domain)
@@ -106,7 +106,7 @@ def list_all(base: BaseOption = None, as_json: JsonOption = False, url: UrlOptio
 
     Example: hplm domain list
     """
-    with ManageClient(url) as client:
+    with opened(url) as client:
         show_all(client.list_domains(base), ("name", "parent", "version", "base"), as_json)
 
 
@@ -123,7 +123,7 @@ def delete(
     Example: hplm domain delete medical --yes
     """
     sure(f"Delete domain {name} with all its versions?", yes)
-    with ManageClient(url) as client:
+    with opened(url) as client:
         client.delete_domain(name, base=base)
     if as_json:
         show({"domain": name})
@@ -133,7 +133,7 @@ def delete(
 
 def _make(action: str, request: dict[str, Any], corpus: Path, settings: dict[str, Any], way: Way) -> None:
     given = {key: value for key, value in settings.items() if value is not None}
-    with ManageClient(way.url) as client:
+    with opened(way.url) as client:
         sources = send(client, {"corpus": corpus}, way.on_server)
         if (event := submit(client, action, {**request, **sources, "settings": given}, way)) and not way.as_json:
             print(f"domain {request['domain']} is at version {(event.result or {}).get('version')}")

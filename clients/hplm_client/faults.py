@@ -13,7 +13,9 @@ from tritonclient.utils import InferenceServerException
 
 from hplm.errors import BadInputError, ForbiddenError, HplmError, InternalError, UnreachableError, from_wire
 
-# Triton's own words where one of its headers lacks; over gRPC its status is UNAVAILABLE.
+# tritonclient's own words.
+EMPTY = "client received an empty response from the server."
+# Triton's own words where one of its headers is missing; over gRPC its status is UNAVAILABLE.
 RESTRICTED = ("This protocol is restricted", "This API is restricted")
 
 
@@ -34,6 +36,9 @@ def typed_errors(url: str) -> Iterator[None]:
 def from_triton(error: Any, url: str) -> HplmError:
     """The typed error that Triton's message carries, else one by its status."""
     message, status = str(error.message()), str(error.status() or "")
+    if status.isdigit() and (error.debug_details() or message == EMPTY):
+        # Not what Triton answers, which is JSON with an "error"; the message has the whole page.
+        return _from_proxy(int(status), url)
     if found := from_wire(message):
         return found
     if message.startswith(RESTRICTED) or any(word in status.upper() for word in ("UNAUTH", "PERMISSION", "401", "403")):
@@ -46,3 +51,19 @@ def from_triton(error: Any, url: str) -> HplmError:
     if any(word in status.upper() for word in ("INVALID", "NOT_FOUND", "400", "404")):
         return BadInputError(message)
     return InternalError(f"{url}: {message}")
+
+
+def _from_proxy(status: int, url: str) -> HplmError:
+    """Of an answer over HTTP that is not Triton's own."""
+    said = f"{url} answers with status {status}"
+    if status in (401, 403):
+        return ForbiddenError(f"{url} refuses who asks: status {status}")
+    if status in (400, 413):
+        return BadInputError(f"{said}: it takes no such request{', or none as large' if status == 413 else ''}")
+    if 300 <= status < 400:
+        return ForbiddenError(f"{said}, which leads elsewhere: give the address behind it, or headers that it wants")
+    if status in (404, 408, 429, 499, 502, 503, 504):
+        return UnreachableError(
+            f"{said}: what stands before the server has none to ask, or lets nobody through for now"
+        )
+    return InternalError(f"{said}, with what is no answer of Triton's")

@@ -6,9 +6,8 @@ from typing import Annotated
 
 import typer
 
-from hplm_client.manage import ManageClient
 from hplm_client.manage_answers import Job
-from hplm_client.manage_cli import DEFAULT_URL, JsonOption, UrlOption, cell, follow, show, show_all
+from hplm_client.manage_cli import DEFAULT_URL, JsonOption, UrlOption, cell, follow, opened, show, show_all
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -35,7 +34,7 @@ def list_all(
 
       hplm job list --state queued --state running --json
     """
-    with ManageClient(url) as client:
+    with opened(url) as client:
         found = client.list_jobs(state or None, limit=limit)
     show_all(found, ("id", "kind", "subject", "state", "step", "progress", "created_s"), as_json)
 
@@ -46,7 +45,7 @@ def show_one(job: IdArgument, as_json: JsonOption = False, url: UrlOption = DEFA
 
     Example: hplm job show 3f2a --json
     """
-    with ManageClient(url) as client:
+    with opened(url) as client:
         found = client.show_job(job)
     if as_json:
         show(found)
@@ -66,7 +65,7 @@ def watch(job: IdArgument, as_json: JsonOption = False, url: UrlOption = DEFAULT
 
       hplm job watch 3f2a --json
     """
-    with ManageClient(url) as client:
+    with opened(url) as client:
         if as_json:
             client.wait(job, show)
         else:
@@ -81,7 +80,7 @@ def cancel(job: IdArgument, as_json: JsonOption = False, url: UrlOption = DEFAUL
 
     Example: hplm job cancel 3f2a
     """
-    with ManageClient(url) as client:
+    with opened(url) as client:
         found = client.cancel_job(job)
     if as_json:
         show(found)

@@ -17,13 +17,16 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from hplm.errors import HplmError
 from hplm.options import with_shared
+from hplm_client.connection import headers_of_environment
 from hplm_client.manage import ManageClient, Source
 from hplm_client.manage_answers import JobEvent, Plan
 
 DEFAULT_URL = "grpc://127.0.0.1:8001"
 INTERRUPTED = 130
 
-UrlOption = Annotated[str, typer.Option(envvar="HPLM_URL", help="grpc://HOST:PORT, or http://HOST:PORT.")]
+UrlOption = Annotated[
+    str, typer.Option(envvar="HPLM_URL", help="grpc://HOST:PORT, or http://HOST:PORT; grpcs or https over TLS.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object a line on standard output.")]
 BaseOption = Annotated[str | None, typer.Option(help="A base of the server; without it the one in its settings.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask first.")]
@@ -68,6 +71,11 @@ def bars() -> Progress:
         console=shown,
         disable=not shown.is_terminal,
     )
+
+
+def opened(url: str) -> ManageClient:
+    """With the headers that commands send."""
+    return ManageClient(url, headers=headers_of_environment())
 
 
 def send(client: ManageClient, files: Mapping[str, Path | None], on_server: bool) -> dict[str, Source]:

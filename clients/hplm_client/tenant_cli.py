@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import typer
 
-from hplm_client.manage import ManageClient
 from hplm_client.manage_answers import TenantDetails
 from hplm_client.manage_cli import (
     DEFAULT_URL,
@@ -18,6 +17,7 @@ from hplm_client.manage_cli import (
     YesOption,
     cell,
     job_command,
+    opened,
     send,
     show,
     show_all,
@@ -128,7 +128,7 @@ def show_one(name: NameArgument, as_json: JsonOption = False, url: UrlOption = D
 
       hplm tenant show acme --json | jq .about.curve
     """
-    with ManageClient(url) as client:
+    with opened(url) as client:
         tenant = client.show_tenant(name)
     if as_json:
         show(tenant)
@@ -153,7 +153,7 @@ def list_all(
 
       hplm tenant list --prefix acme- --json
     """
-    with ManageClient(url) as client:
+    with opened(url) as client:
         found = client.list_tenants(prefix, after=after, limit=limit)
     show_all(found, ("name", "version", "domain", "domain_version", "base", "created_s"), as_json)
     if len(found) == limit and not as_json:
@@ -169,7 +169,7 @@ def delete(
     Example: hplm tenant delete acme --yes
     """
     sure(f"Delete tenant {name} with all its versions?", yes)
-    with ManageClient(url) as client:
+    with opened(url) as client:
         client.delete_tenant(name)
     if as_json:
         show({"tenant": name})
@@ -194,7 +194,7 @@ def rollback(
 
       hplm tenant rollback acme --version 3
     """
-    with ManageClient(url) as client:
+    with opened(url) as client:
         number = client.rollback_tenant(name, version)
     if as_json:
         show({"tenant": name, "version": number})
@@ -206,7 +206,7 @@ def _make(
     action: str, request: dict[str, Any], files: dict[str, Path | None], settings: dict[str, Any], way: Way
 ) -> None:
     given = {key: value for key, value in settings.items() if value not in (None, [])}
-    with ManageClient(way.url) as client:
+    with opened(way.url) as client:
         data = send(client, files, way.on_server)
         if submit(client, action, {**request, "data": data, "settings": given}, way) and not way.as_json:
             _show_current(client.show_tenant(request["tenant"]))

@@ -37,7 +37,11 @@ class Load:
     """The options of every scenario: where the load goes and what it is made of."""
 
     url: Annotated[
-        str, typer.Option(envvar="HPLM_URL", help="http://HOST:PORT or grpc://HOST:PORT; with --protocol, HOST:PORT.")
+        str,
+        typer.Option(
+            envvar="HPLM_URL",
+            help="http://HOST:PORT or grpc://HOST:PORT, with https or grpcs over TLS; with --protocol, HOST:PORT.",
+        ),
     ] = "http://127.0.0.1:8000"
     protocol: Annotated[str | None, typer.Option(help="http or grpc, where the address does not say it.")] = None
     models: Annotated[Path, typer.Option(help="Model repository whose tenants are asked.")] = Path("build/demo/models")
@@ -74,7 +78,7 @@ class Load:
         scheme, found, _ = self.url.partition("://")
         if self.protocol not in (None, "http", "grpc"):
             raise ConfigError(f"--protocol is http or grpc, not {self.protocol!r}")
-        if found and self.protocol not in (None, scheme):
+        if found and self.protocol not in (None, scheme.removesuffix("s")):
             raise ConfigError(
                 f"--protocol {self.protocol} does not fit {self.url}; ports differ, so write the whole address"
             )

@@ -19,6 +19,8 @@ import locust
 from gevent.pool import Group
 from gevent.queue import SimpleQueue
 from hplm_client import Client
+from hplm_client.address import split_url
+from hplm_client.connection import headers_of_environment
 from locust.env import Environment
 from locust.exception import StopUser
 from rich.progress import Progress
@@ -64,7 +66,10 @@ class PlannedUser(locust.User):
         plan = self.errand.make_plan()
         bar = self.errand.progress.add_task("requests", total=len(plan.requests))
         under_way, sent = Group(), 0
-        with Client(self.environment.host, timeout_s=self.errand.timeout_s, concurrency=MOST_UNDER_WAY) as client:
+        headers = headers_of_environment()
+        with Client(
+            self.environment.host, timeout_s=self.errand.timeout_s, concurrency=MOST_UNDER_WAY, headers=headers
+        ) as client:
             client.is_ready()
             gevent.sleep(SETTLE_S)
             recorder = Recorder(plan.times_s, plan.requests.deadlines_s, plan.duration_s)
@@ -118,13 +123,13 @@ def follow(url: str, name: str, errand: Errand, web_port: int | None) -> Run:
 
     Raises UnreachableError where hBERT does not answer at `url`.
     """
-    if url.startswith("grpc:"):
+    if split_url(url).protocol == "grpc":
         from grpc.experimental import gevent as grpc_gevent  # type: ignore[import-untyped]
 
         grpc_gevent.init_gevent()
         # A channel that only the interpreter's last collection closes may wait for ever, for a gevent that is gone.
         atexit.register(gc.collect)
-    with Client(url, timeout_s=errand.timeout_s) as client:
+    with Client(url, timeout_s=errand.timeout_s, headers=headers_of_environment()) as client:
         if not client.is_ready():
             raise UnreachableError(f"{url}: the model hbert is not ready")
     user = type(f"{name.capitalize()}User", (PlannedUser,), {"errand": errand, "host": url})

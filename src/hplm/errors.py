@@ -27,7 +27,7 @@
     |  |- RegistryUnavailableError REGISTRY_UNAVAILABLE    UNAVAILABLE
     |  |- CorruptRegistryError     CORRUPT_REGISTRY        INTERNAL
     |  |- MissingRegistryError     MISSING_REGISTRY        INTERNAL
-    |- ManageError                 (a manage request is at fault)
+    |- ManageError                 (a manage request is at fault, or who asks)
     |  |- UnknownDomainError       UNKNOWN_DOMAIN          NOT_FOUND
     |  |- UnknownVersionError      UNKNOWN_VERSION         NOT_FOUND
     |  |- UnknownJobError          UNKNOWN_JOB             NOT_FOUND
@@ -199,7 +199,7 @@ class MissingRegistryError(RegistryError):
 
 
 class ManageError(HplmError):
-    """A manage request is at fault, or came too late."""
+    """A manage request is at fault, or came too late, or who asks may not."""
 
     status: ClassVar[Status] = "INVALID_ARG"
 

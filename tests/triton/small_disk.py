@@ -116,6 +116,8 @@ def make_it_read_only(disk: Path, ports: Ports, rows: Path) -> None:
             assert [tenant.name for tenant in manager.list_tenants("acme")] == ["acme"]
             with pytest.raises(REFUSALS):
                 manager.rollback_tenant("acme")
+            # What reads meanwhile must not spoil the next write.
+            manager.show_tenant("acme")
         assert users.answers("acme") == answers
         assert digests(disk) == files
         mount(disk, "remount,rw")
@@ -128,7 +130,7 @@ def main(disk: Path) -> None:
     with managed.serving(disk) as place:
         fill_it(disk, place.server.ports, place.store, place.rows)
     mount(disk, "remount,ro")
-    with TritonServer(disk / "models", free_ports(), log=disk.parent / "triton.log") as server:
+    with TritonServer(disk / "models", free_ports(), log=disk.parent / "triton.log", tied=True) as server:
         server.wait_ready()
         make_it_read_only(disk, server.ports, place.rows)
 

@@ -152,10 +152,12 @@ def test_a_tenant_moved_between_domains_while_asked_answers_over_the_domain_of_i
 
     with ThreadPoolExecutor(2) as pool:
         asking = [pool.submit(ask) for _ in range(2)]
-        for change in range(2 * MOVES):
-            place.settle("mover", homes[change % 2], change % 2)
-            time.sleep(LOOK_EVERY_S)
-        over.set()
+        try:
+            for change in range(2 * MOVES):
+                place.settle("mover", homes[change % 2], change % 2)
+                time.sleep(LOOK_EVERY_S)
+        finally:
+            over.set()
         for one in asking:
             one.result()
     nearest = np.array([[np.abs(answer - one).max() for one in own] for answer in told])

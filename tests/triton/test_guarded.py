@@ -7,8 +7,9 @@ import json
 import shutil
 import ssl
 import subprocess
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from queue import Queue
@@ -18,7 +19,7 @@ from hplm_client import AsyncClient, Client, ManageClient
 from hplm_client.connection import HEADERS_VARIABLE
 
 from hplm import errors
-from tests import managed, tiny
+from tests import managed
 from tests.managed import FAST, Place
 
 pytestmark = [
@@ -34,7 +35,7 @@ HEADERS = {"Guard": "let me in", "Triton-Grpc-Protocol-Guard": "let me in"}
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of this machine, in a folder with its `key.pem`; nobody trusts it yet."""
     path = tmp_path_factory.mktemp("certificate") / "cert.pem"
-    command = f"""openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost
+    command = f"""openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=test
         -addext subjectAltName=IP:127.0.0.1 -keyout {path.with_name("key.pem")} -out {path}"""
     subprocess.run(command.split(), check=True, capture_output=True)
     return path
@@ -84,8 +85,8 @@ def https(place: Place, certificate: Path) -> Iterator[str]:
 
     thread = threading.Thread(target=asyncio.run, args=(serve(),))
     thread.start()
-    loop, over = loops.get()
-    yield f"https://127.0.0.1:{ports.get()}"
+    loop, over = loops.get(timeout=30)
+    yield f"https://127.0.0.1:{ports.get(timeout=30)}"
     loop.call_soon_threadsafe(over.set)
     thread.join()
 
@@ -101,9 +102,7 @@ def trusted(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("trusted")
-def test_who_trusts_the_certificate_and_sends_the_header_is_answered(
-    url: str, place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_trusts_the_certificate_and_sends_the_header_is_answered(url: str, place: Place) -> None:
     async def ask() -> str:
         async with AsyncClient(url, headers=HEADERS) as client:
             return (await client.predict("alpha", TEXT)).label
@@ -112,15 +111,51 @@ def test_who_trusts_the_certificate_and_sends_the_header_is_answered(
         label = client.predict("alpha", TEXT).label
         assert [one.label for one in client.predict_many([("alpha", TEXT)] * 20)] == [label] * 20
     assert asyncio.run(ask()) == label
-    # As commands have it, which take neither.
-    monkeypatch.setenv(HEADERS_VARIABLE, json.dumps(HEADERS))
-    with Client(url) as client, ManageClient(url) as manage, place.working():
-        assert client.predict("alpha", TEXT).label == label
+    with ManageClient(url, headers=HEADERS) as manage, place.working():
         name = f"new-{url[:5]}"
         told = []
         manage.wait(manage.create_tenant(name, train=manage.upload(place.rows), settings=FAST), told.append)
         assert told[-1].state == "done"
         assert manage.show_tenant(name).version == 1
+
+
+@pytest.mark.usefixtures("trusted")
+def test_commands_send_the_headers_of_their_environment(
+    url: str, hplm: Callable[..., subprocess.CompletedProcess[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands = (
+        ["predict", "--tenant", "alpha", TEXT],
+        ["tenant", "show", "alpha"],
+        ["domain", "list"],
+        ["job", "list"],
+    )
+    for command in commands:
+        done = hplm(*command, "--url", url)
+        assert done.returncode != 0
+        assert "FORBIDDEN" in done.stderr
+    monkeypatch.setenv(HEADERS_VARIABLE, json.dumps(HEADERS))
+    for command in commands:
+        done = hplm(*command, "--url", url)
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.usefixtures("trusted")
+def test_a_load_goes_over_tls_and_sends_the_headers_of_its_environment(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(HEADERS_VARIABLE, json.dumps(HEADERS))
+    (tmp_path / "tenants").write_text("alpha\nbeta\n")
+    (tmp_path / "texts").write_text(f"{TEXT}\n")
+    report = tmp_path / "report.json"
+    files = f"--tenants {tmp_path}/tenants --text {tmp_path}/texts --json {report}"
+    command = f"loadtest steady --url {url} --rate 40 --duration 2 {files}".split()
+    hplm = Path(sys.executable).parent / "hplm"
+    done = subprocess.run([hplm, *command], capture_output=True, text=True, timeout=100, check=False)
+    # Status 1 is also where the load fell behind its plan, as it may beside other tests.
+    assert report.exists(), done.stderr
+    (row,) = json.loads(report.read_text())["rows"]
+    assert row["requests"] > 40
+    assert (row["lost"], row["failed"], row["refused"]) == (0, 0, 0)
 
 
 @pytest.mark.usefixtures("trusted")
@@ -136,20 +171,21 @@ def test_who_does_not_send_the_header_is_refused_as_forbidden(url: str, headers:
                 wrong()
 
 
-def test_a_certificate_that_nobody_trusts_is_an_address_that_does_not_answer(url: str) -> None:
+@pytest.mark.parametrize("problem", ["nobody trusts it", "another host"])
+def test_a_certificate_that_is_not_the_servers_is_an_address_that_does_not_answer(
+    url: str, problem: str, certificate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if problem == "another host":
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        url = url.replace("127.0.0.1", "localhost")
+
     async def ask() -> None:
         async with AsyncClient(url, headers=HEADERS, timeout_s=5) as client:
             await client.predict("alpha", TEXT)
 
+    # gRPC says no more than that it cannot connect.
+    said = "ertificate" if url.startswith("https") else None
     with Client(url, headers=HEADERS, timeout_s=5) as client:
         for wrong in (lambda: client.predict("alpha", TEXT), lambda: asyncio.run(ask())):
-            with pytest.raises(errors.UnreachableError):
+            with pytest.raises(errors.UnreachableError, match=said):
                 wrong()
-
-
-def test_the_guarded_server_is_not_asked_in_the_clear(place: Place) -> None:
-    with (
-        Client(place.url("grpc"), headers=HEADERS, timeout_s=5) as client,
-        pytest.raises(errors.UnreachableError),
-    ):
-        client.predict(next(iter(tiny.TASKS)), TEXT)

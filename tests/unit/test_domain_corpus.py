@@ -10,7 +10,7 @@ from hplm_builder import domain_corpus
 from hplm_builder.domain_corpus import prepare_corpus
 from hplm_builder.plots import count_packed
 
-from hplm.errors import DataError
+from hplm.errors import CorpusTooSmallError, DataError
 from hplm.nn.base import Base
 from hplm.plot import keys
 from hplm.plot.windows import windows
@@ -27,6 +27,12 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Base:
 def test_a_corpus_of_one_passage_is_refused(base: Base) -> None:
     with pytest.raises(DataError, match="a single passage"):
         prepare_corpus(["the cat sleeps"], base, 0, 0, silent)
+
+
+@pytest.mark.parametrize("documents", [[], [""], ["", ""]], ids=len)
+def test_a_corpus_without_a_token_is_too_small(base: Base, documents: list[str]) -> None:
+    with pytest.raises(CorpusTooSmallError, match="has 0 tokens, a domain needs 1: 1 more"):
+        prepare_corpus(documents, base, 0, 0, silent)
 
 
 def test_a_document_longer_than_a_text_may_be_is_read_to_its_end(base: Base) -> None:

@@ -40,7 +40,10 @@ POSTGRES_OPTIONS = f"-c lock_timeout={BUSY_S:.0f}s -c timezone=UTC"
 
 
 class _Snapshot(sqlite3.Connection):
-    """A look at a database on a disk that cannot be written: it sees no later change, so it serves one transaction."""
+    """A connection made while the disk cannot be written: it serves one transaction, for it stays as it was made.
+
+    A reader's sees no later change, a writer's never writes, also when the disk can be written again.
+    """
 
 
 class Database:
@@ -171,7 +174,8 @@ class Database:
 
         def opened() -> sqlite3.Connection:
             if self._writer:
-                connection = connect("rwc" if self._create else "rw")
+                written = not path.exists() or os.access(path, os.W_OK)
+                connection = connect("rwc" if self._create else "rw", sqlite3.Connection if written else _Snapshot)
                 connection.execute("PRAGMA foreign_keys = ON")
                 connection.execute("PRAGMA synchronous = FULL")
                 return connection
@@ -235,8 +239,6 @@ class Database:
         if "full" in said:
             return RegistryUnavailableError(f"{self.where}: {said}; make room, nothing was changed")
         if "readonly" in said or "read-only" in said:
-            # What SQLite has opened on a disk that cannot be written stays so, also when the disk can be.
-            self._engine.dispose()
             return RegistryUnavailableError(f"{self.where} can only be read here ({said}); nothing was changed")
         return RegistryUnavailableError(f"{self.where} cannot be used now ({said}); nothing was changed")
 

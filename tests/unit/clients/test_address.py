@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ssl
+from collections.abc import Callable
+
 import pytest
-from hplm_client import Client
+from hplm_client import Client, ManageClient
 from hplm_client.address import Address, split_url
-from hplm_client.connection import HEADERS_VARIABLE
+from hplm_client.connection import HEADERS_VARIABLE, headers_of_environment
 
 from hplm.errors import ConfigError
 
@@ -45,11 +48,50 @@ def test_anything_else_is_refused_in_one_line(url: str) -> None:
         split_url(url)
 
 
-@pytest.mark.parametrize("value", ["authorization: Bearer x", "[1]", '{"authorization": 1}'])
+@pytest.mark.parametrize("url", ["http://me:secret@a:8000", "https://me:secret@a"])
+def test_a_password_in_an_address_is_not_shown(url: str) -> None:
+    with pytest.raises(ConfigError) as said:
+        split_url(url)
+    assert "secret" not in str(said.value)
+
+
+@pytest.mark.parametrize("value", ["authorization: Bearer secret", '["secret"]', '{"authorization": ["secret"]}'])
 def test_headers_that_are_no_json_object_of_strings_are_refused_and_not_shown(
     value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(HEADERS_VARIABLE, value)
-    with pytest.raises(ConfigError, match="HPLM_HEADERS must be a JSON object") as said:
-        Client("http://127.0.0.1:1")
-    assert "Bearer x" not in str(said.value)
+    with pytest.raises(ConfigError, match=r"HPLM_HEADERS must be a JSON object|header authorization") as said:
+        headers_of_environment()
+    assert "secret" not in str(said.value)
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "grpc://127.0.0.1:1"])
+@pytest.mark.parametrize("made", [Client, ManageClient])
+@pytest.mark.parametrize(
+    "headers",
+    [{"a": "secret\n"}, {"a": "secret\r\nb: c"}, {"a": ""}, {"a": "sécret"}, {"a": 1}, {"a b": "x"}, {"": "x"}],
+)
+def test_a_header_that_cannot_be_sent_is_refused_at_once_and_its_value_is_not_shown(
+    url: str, made: Callable[..., object], headers: dict[str, str]
+) -> None:
+    with pytest.raises(ConfigError, match="header") as said:
+        made(url, headers=headers)
+    assert "cret" not in str(said.value)
+
+
+@pytest.mark.parametrize("made", [Client, ManageClient])
+@pytest.mark.parametrize("url", ["https://127.0.0.1:1", "grpcs://127.0.0.1:1"])
+def test_certificates_that_are_not_there_are_said(
+    url: str, made: Callable[..., object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", "/no/such.pem")
+    with pytest.raises(ConfigError, match=r"SSL_CERT_FILE names /no/such\.pem"):
+        made(url)
+
+
+def test_grpc_does_not_fall_back_on_a_list_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    nowhere = ssl.get_default_verify_paths()._replace(cafile=None)
+    monkeypatch.setattr(ssl, "get_default_verify_paths", lambda: nowhere)
+    with pytest.raises(ConfigError, match="set SSL_CERT_FILE"):
+        Client("grpcs://127.0.0.1:1")

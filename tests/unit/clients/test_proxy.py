@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -10,22 +11,28 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from hplm_client import AsyncClient, Client
 
-from hplm.errors import ForbiddenError, HplmError, UnreachableError
+from hplm.errors import BadInputError, ForbiddenError, HplmError, InternalError, UnreachableError
 
 PAGE = b"<html><body>no</body></html>"
 
 
 @pytest.fixture
 def proxy() -> Iterator[ThreadingHTTPServer]:
-    """Answers everything with the status that its `answer` has."""
+    """Answers everything with the status that its `answer` has; `asked` has what was asked for."""
+
+    asked: list[str] = []
 
     class Proxy(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
+        def do_GET(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", "0")))
+            asked.append(self.path)
             self.send_response(self.server.answer)  # type: ignore[attr-defined]
+            self.send_header("Location", "/elsewhere")
             self.send_header("Content-Length", str(len(PAGE)))
             self.end_headers()
             self.wfile.write(PAGE)
+
+        do_POST = do_GET
 
         def log_message(self, format: str, *arguments: object) -> None:
             pass
@@ -33,6 +40,7 @@ def proxy() -> Iterator[ThreadingHTTPServer]:
     with ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
+        server.asked = asked  # type: ignore[attr-defined]
         yield server
         server.shutdown()
         thread.join()
@@ -41,8 +49,15 @@ def proxy() -> Iterator[ThreadingHTTPServer]:
 @pytest.mark.parametrize(
     ("status", "error"),
     [
+        (302, ForbiddenError),
+        (308, ForbiddenError),
+        (400, BadInputError),
         (401, ForbiddenError),
         (403, ForbiddenError),
+        (404, UnreachableError),
+        (413, BadInputError),
+        (429, UnreachableError),
+        (500, InternalError),
         (502, UnreachableError),
         (503, UnreachableError),
         (504, UnreachableError),
@@ -56,7 +71,10 @@ def test_a_proxys_answer_is_a_typed_error(proxy: ThreadingHTTPServer, status: in
         async with AsyncClient(url) as client:
             await client.predict("films", "good")
 
-    with Client(url) as client, pytest.raises(error, match=f"{url}"):
-        client.predict("films", "good")
-    with pytest.raises(error, match=f"{url}"):
-        asyncio.run(ask())
+    with Client(url) as client:
+        for refused in (lambda: client.predict("films", "good"), lambda: asyncio.run(ask())):
+            with pytest.raises(error, match=re.escape(url)) as said:
+                refused()
+            assert "html" not in str(said.value)
+    # Nor is a redirect followed, to where headers and text have no business.
+    assert proxy.asked == ["/v2/models/hbert/infer"] * 2  # type: ignore[attr-defined]
