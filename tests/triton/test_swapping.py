@@ -20,7 +20,7 @@ from tritonclient.utils import InferenceServerException
 from hplm import errors, wire
 from hplm.nn import base as bases
 from hplm.nn import reference
-from hplm.nn.dtype import choose_dtype
+from hplm.nn.dtype import has_bfloat16
 from hplm.nn.upper import UpperEngine, UpperRequest
 from hplm.store.layout import Store
 from hplm.triton.server import TritonServer, free_ports
@@ -63,7 +63,7 @@ class Fleet:
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     folder = tmp_path_factory.mktemp("fleet")
-    dtype = choose_dtype("auto", torch.device("cpu"))
+    dtype = torch.bfloat16 if has_bfloat16() else torch.float32
     name = str(dtype).removeprefix("torch.")
     upper_settings = {"host_cache_mb": 10, "device": "cpu", "num_threads": 1}
     # Smaller products than any real base has are computed one way or another by their size.

@@ -13,7 +13,7 @@ from hplm.adapters.tenant import Tenant
 from hplm.errors import ConfigError
 from hplm.nn import reference
 from hplm.nn.base import Base
-from hplm.nn.dtype import bfloat16_is_fast
+from hplm.nn.dtype import has_bfloat16
 from hplm.nn.upper import UpperEngine, UpperRequest
 from hplm.store.layout import Store
 from tests import tiny
@@ -63,7 +63,7 @@ def test_the_order_of_a_batch_does_not_matter(tiny_base: Base, tiny_store: Store
         np.testing.assert_allclose(got, first[position], atol=2e-4, rtol=2e-4)
 
 
-@pytest.mark.skipif(not bfloat16_is_fast(), reason="this processor has no bfloat16")
+@pytest.mark.skipif(not has_bfloat16(), reason="this processor has no bfloat16")
 @pytest.mark.parametrize("tenants", [1, 3, 60], ids=["one-tenant", "products-of-their-own", "chunks"])
 def test_no_neighbour_changes_a_bit_of_an_answer(tiny_base: Base, tenants: int) -> None:
     engine = engine_of(tiny_base, 64, torch.bfloat16)

@@ -1,0 +1,44 @@
+"""Which number format a machine computes in."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from hplm.nn import dtype as dtypes
+from hplm.nn.dtype import bfloat16_is_fast, choose_dtype
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def untried() -> Iterator[None]:
+    """As in a new process, before and after."""
+    bfloat16_is_fast.cache_clear()
+    yield
+    bfloat16_is_fast.cache_clear()
+
+
+@pytest.mark.usefixtures("untried")
+@pytest.mark.parametrize("slow", [torch.bfloat16, torch.float32], ids=str)
+def test_auto_is_the_format_whose_products_are_faster(slow: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    product: Callable[..., torch.Tensor] = F.linear
+
+    def slowed(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.05 if x.dtype == slow else 0.0)
+        return product(x, weight)
+
+    monkeypatch.setattr(dtypes, "has_bfloat16", lambda: True)
+    monkeypatch.setattr(dtypes.F, "linear", slowed)
+    assert choose_dtype("auto", CPU) == (torch.float32 if slow == torch.bfloat16 else torch.bfloat16)
+
+
+@pytest.mark.usefixtures("untried")
+def test_auto_is_float32_where_there_is_no_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dtypes, "has_bfloat16", lambda: False)
+    assert choose_dtype("auto", CPU) == torch.float32
+    assert choose_dtype("bfloat16", CPU) == torch.bfloat16
