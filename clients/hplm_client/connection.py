@@ -51,21 +51,21 @@ def connect(
     `headers` go with each request and nowhere else. Raises ConfigError.
     """
     added = checked_headers(headers or {})
-    certificates = _certificates(address) if address.tls else None
+    named = _named_certificates() if address.tls else None
     module = importlib.import_module(f"tritonclient.{address.protocol}{'.aio' if is_async else ''}")
     options: dict[str, Any] = {}
     if address.protocol == "grpc":
         if address.tls:
-            options.update(ssl=True, root_certificates=certificates)
+            options.update(ssl=True, root_certificates=named or _certificates_of_the_system())
     elif is_async:
         options.update(conn_timeout=timeout_s)
         if address.tls:
-            options.update(ssl=True, ssl_context=ssl.create_default_context())
+            options.update(ssl=True, ssl_context=ssl.create_default_context(cafile=named))
     else:
         options.update(concurrency=concurrency, connection_timeout=timeout_s, network_timeout=timeout_s)
         if address.tls:
             # Left to itself, gevent's client trusts a list of its own.
-            options.update(ssl=True, ssl_context_factory=lambda cafile: gevent_context())
+            options.update(ssl=True, ssl_context_factory=lambda cafile: gevent_context(cafile=named))
     triton = module.InferenceServerClient(address.host, **options)
     if address.protocol == "http" and is_async:
         # tritonclient has no option for it, and its other clients follow nothing.
@@ -98,15 +98,19 @@ def headers_of_environment() -> dict[str, str]:
     return checked_headers(found)
 
 
-def _certificates(address: Address) -> str | None:
-    """The file of those that are trusted."""
+def _named_certificates() -> str | None:
+    """The file of `SSL_CERT_FILE`, which is trusted instead of what the system trusts."""
     named = os.environ.get(CERTIFICATES_VARIABLE)
-    if named and not os.access(named, os.R_OK):
-        raise ConfigError(f"{CERTIFICATES_VARIABLE} names {named}, which cannot be read")
+    if named and not (os.path.isfile(named) and os.access(named, os.R_OK)):
+        raise ConfigError(f"{CERTIFICATES_VARIABLE} names {named}, which is no file that can be read")
+    return named or None
+
+
+def _certificates_of_the_system() -> str:
+    """As a file: gRPC reads no folder of them, and left to itself would trust a list of its own."""
     found = ssl.get_default_verify_paths().cafile
-    if found is None and address.protocol == "grpc":
-        # gRPC would trust a list of its own, whatever this system trusts.
+    if found is None:
         raise ConfigError(
-            f"no file of trusted certificates was found, and gRPC reads no folder of them: set {CERTIFICATES_VARIABLE}"
+            f"the system has no file of trusted certificates, which gRPC wants: set {CERTIFICATES_VARIABLE}"
         )
     return found

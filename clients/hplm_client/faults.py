@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import aiohttp
+import rapidjson
 from geventhttpclient.response import HTTPParseError
 from tritonclient.utils import InferenceServerException
 
 from hplm.errors import BadInputError, ForbiddenError, HplmError, InternalError, UnreachableError, from_wire
 
 # tritonclient's own words.
-EMPTY = "client received an empty response from the server."
+NOT_TRITONS = ("an exception occurred in the client while decoding", "client received an empty response")
+NEVER_TRITONS = re.compile("3..|408|413|429")
 # Triton's own words where one of its headers is missing; over gRPC its status is UNAVAILABLE.
 RESTRICTED = ("This protocol is restricted", "This API is restricted")
 
@@ -28,6 +31,8 @@ def typed_errors(url: str) -> Iterator[None]:
         raise
     except InferenceServerException as error:
         raise from_triton(error, url) from None
+    except rapidjson.JSONDecodeError:
+        raise InternalError(f"{url} answers with what is no answer of Triton's: is it the right address?") from None
     except (OSError, asyncio.TimeoutError, aiohttp.ClientError, HTTPParseError) as error:
         # What gevent and aiohttp raise where nobody answers; grpc's come as InferenceServerException.
         raise UnreachableError(f"{url} does not answer: {error or type(error).__name__}") from None
@@ -36,8 +41,8 @@ def typed_errors(url: str) -> Iterator[None]:
 def from_triton(error: Any, url: str) -> HplmError:
     """The typed error that Triton's message carries, else one by its status."""
     message, status = str(error.message()), str(error.status() or "")
-    if status.isdigit() and (error.debug_details() or message == EMPTY):
-        # Not what Triton answers, which is JSON with an "error"; the message has the whole page.
+    if status.isdigit() and (message.startswith(NOT_TRITONS) or NEVER_TRITONS.fullmatch(status)):
+        # Triton's is JSON with an "error"; where tritonclient found none, its message has the whole page.
         return _from_proxy(int(status), url)
     if found := from_wire(message):
         return found

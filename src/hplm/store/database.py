@@ -119,12 +119,16 @@ class Database:
             else:
                 options = _postgres_mode(write and self._writer)
             with self._engine.connect().execution_options(**options) as connection:
-                snapshot = isinstance(connection.connection.dbapi_connection, _Snapshot)
+                is_spent = isinstance(connection.connection.dbapi_connection, _Snapshot)
                 try:
                     with connection.begin():
                         yield connection
+                except sql.OperationalError as error:
+                    # The disk may have changed between the look at it and the opening.
+                    is_spent |= "readonly" in str(error.orig)
+                    raise
                 finally:
-                    if snapshot:
+                    if is_spent:
                         connection.invalidate()
 
     def _look_at_file(self) -> None:

@@ -49,6 +49,7 @@ def proxy() -> Iterator[ThreadingHTTPServer]:
 @pytest.mark.parametrize(
     ("status", "error"),
     [
+        (200, InternalError),
         (302, ForbiddenError),
         (308, ForbiddenError),
         (400, BadInputError),
