@@ -63,10 +63,26 @@ def test_the_order_of_a_batch_does_not_matter(tiny_base: Base, tiny_store: Store
         np.testing.assert_allclose(got, first[position], atol=2e-4, rtol=2e-4)
 
 
-@pytest.mark.skipif(not has_bfloat16(), reason="this processor has no bfloat16")
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        pytest.param(
+            torch.bfloat16,
+            marks=pytest.mark.skipif(not has_bfloat16(), reason="this processor has no bfloat16"),
+        ),
+        pytest.param(
+            torch.float32,
+            marks=pytest.mark.skipif(
+                torch.backends.cpu.get_cpu_capability() != "AVX512",
+                reason="without AVX-512, products in float32 are rounded by their size",
+            ),
+        ),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("tenants", [1, 3, 60], ids=["one-tenant", "products-of-their-own", "chunks"])
-def test_no_neighbour_changes_a_bit_of_an_answer(tiny_base: Base, tenants: int) -> None:
-    engine = engine_of(tiny_base, 64, torch.bfloat16)
+def test_no_neighbour_changes_a_bit_of_an_answer(tiny_base: Base, tenants: int, dtype: torch.dtype) -> None:
+    engine = engine_of(tiny_base, 64, dtype)
     rng = np.random.default_rng(0)
     members = tiny.fleet_of(tiny_base, tenants)
     requests = [

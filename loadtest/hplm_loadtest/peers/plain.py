@@ -167,7 +167,7 @@ class FlatModel:
         texts = [requests[i] for i in order]
         lengths = [len(text.ids) for text in texts]
         self._batches += 1
-        if self._batches == PACKED_FROM_BATCH and self._dtype == torch.bfloat16:
+        if self._batches == PACKED_FROM_BATCH:
             self._layers = self._run_layers(pack=True)
         with torch.inference_mode():
             ids = torch.from_numpy(np.concatenate([text.ids for text in texts]))

@@ -19,7 +19,8 @@ from hplm.adapters.slots import IDENTITY, SlotTable
 from hplm.adapters.tenant import Tenant
 from hplm.config import BaseConfig
 from hplm.nn.encoder import Adapt
-from hplm.nn.scripted import UNCHANGED, AdapterPlan, rounded
+from hplm.nn.onednn import rounded
+from hplm.nn.scripted import UNCHANGED, AdapterPlan
 from hplm.tracing import Tracer
 
 # Tokens of one tenant that go through one product of the batched form: more are cut, fewer filled up.

@@ -18,7 +18,7 @@ from hplm.nn import lower as lowers
 from hplm.nn.base import Base
 from hplm.nn.dtype import choose_dtype, computing_in
 from hplm.nn.encoder import WindowEncoder
-from hplm.nn.scripted import rounded
+from hplm.nn.onednn import pack_linears, rounded
 from hplm.plot import table as tables
 from hplm.plot.keys import pack
 from hplm.plot.lookup import LookupPlan, Table, plan, resolve
@@ -40,7 +40,7 @@ def compute_windows(
     with torch.inference_mode(), computing_in(dtype, device):
         for chunk in torch.from_numpy(grams).split(chunk_windows):
             count = len(chunk)
-            if dtype == torch.bfloat16 and device.type == "cpu":
+            if device.type == "cpu":
                 # The last window again and again, see `rounded`.
                 chunk = chunk[torch.arange(rounded(count, WINDOW_STEP)).clamp(max=count - 1)]
             parts.append(lower(chunk.to(device))[:count].to("cpu", torch.float16).contiguous().numpy())
@@ -155,12 +155,17 @@ def open_lineage(
 
     `lineage` holds the folders of its versions, its own first, its root's last, relative to the store or absolute. A miss
     is computed by the lower layers of the first and remembered for it alone. `base_lower`: the base's lower layers where
-    they are in memory already; all domains of a base share their word embeddings.
+    they are in memory already; all domains of a base share their word embeddings. They are for look-ups alone from then on:
+    their matrices are put in oneDNN's order.
     Raises MissingArtifactError, CorruptArtifactError or WrongBaseError.
     """
     *branches, root = (store.root / path for path in lineage)
     shorter = ["bigram", "unigram"] if base.config.window > 2 else ["unigram"]
     overlay_windows = overlay_windows if miss == "compute" else 0
+    dtype = dtype or choose_dtype("auto", torch.device("cpu"))
+    lower = lowers.of_lineage(store, base, lineage, base_lower=base_lower, verify=verify) if miss == "compute" else None
+    if lower is not None:
+        pack_linears(lower, dtype)
     opened, room = tables.load_together(
         [*(branch / "branch" for branch in branches), root / "root", *(root / level for level in shorter)],
         fingerprint=base.fingerprint,
@@ -171,10 +176,10 @@ def open_lineage(
         base.config,
         opened[: -len(shorter)],
         opened[-len(shorter) :],
-        lowers.of_lineage(store, base, lineage, base_lower=base_lower, verify=verify) if miss == "compute" else None,
+        lower,
         overlay_windows=overlay_windows,
         room=room,
-        dtype=dtype or choose_dtype("auto", torch.device("cpu")),
+        dtype=dtype,
     )
 
 

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hplm.nn.int8 import ZERO_POINT, Int8FeedForward
+from hplm.nn.onednn import can_pack, pack_matrix, rounded
 
 
 class AdapterPlan(NamedTuple):
@@ -41,17 +42,6 @@ class AdapterPlan(NamedTuple):
 
 # Every token keeps what it has.
 UNCHANGED = AdapterPlan([0], [], None, None, None)
-
-
-def rounded(size: int, step: int = 8) -> int:
-    """A size at least as large, one of few: 32 multiples of `step`, and 16 more for each doubling beyond.
-
-    oneDNN makes a product ready for its sizes when it first meets them, which takes a millisecond and hundreds of KB, and
-    remembers the last thousand: with batches of any number of tokens that is much time and gigabytes.
-    """
-    while 32 * step < size:
-        step *= 2
-    return (size + step - 1) // step * step
 
 
 def adapt_planned(given: Tensor, parts: list[Tensor], plan: AdapterPlan) -> Tensor:
@@ -93,16 +83,11 @@ def _with_fillers(plan: AdapterPlan, more: int) -> AdapterPlan:
 
 
 def pack_matrices(weights: list[list[Tensor]]) -> tuple[list[list[Tensor]], bool]:
-    """Weights of `layer_weights` with matrices in oneDNN's own order where it has one, and whether it has.
-
-    For bfloat16 on a CPU: handed plain matrices, oneDNN puts them in order again in every call, 70 % of the time of a
-    product with 6 tokens and 5 to 10 % with a thousand.
-    """
+    """Weights of `layer_weights` with matrices in oneDNN's own order where it has one, and whether it has."""
     first = weights[0][0]
-    reorder = getattr(torch.ops.mkldnn, "_reorder_linear_weight", None)
-    if reorder is None or first.device.type != "cpu" or first.dtype != torch.bfloat16:
+    if not can_pack(first.device, first.dtype):
         return weights, False
-    return [[reorder(one) if one.dim() == 2 else one for one in layer] for layer in weights], True
+    return [[pack_matrix(one) if one.dim() == 2 else one for one in layer] for layer in weights], True
 
 
 class RunLayers(nn.Module):

@@ -1,0 +1,61 @@
+"""Products on a CPU through oneDNN with matrices in its own order, and batches of few sizes, which it wants.
+
+Handed plain matrices, it or MKL puts them in order again in every call. In its order a product is faster, most with few
+tokens, and rounds a token the same whatever number of others goes with it, in bfloat16 and in float32.
+"""
+
+# No `from __future__ import annotations` here: TorchScript compiles `rounded`.
+
+import torch
+from torch import Tensor, nn
+
+
+def rounded(size: int, step: int = 8) -> int:
+    """A size at least as large, one of few: 32 multiples of `step`, and 16 more for each doubling beyond.
+
+    oneDNN makes a product ready for its sizes when it first meets them, which takes a millisecond and hundreds of KB, and
+    remembers the last thousand: with batches of any number of tokens that is much time and gigabytes.
+    """
+    while 32 * step < size:
+        step *= 2
+    return (size + step - 1) // step * step
+
+
+def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether matrices there can be put in oneDNN's order."""
+    if device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+    if dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return dtype == torch.float32
+
+
+def pack_matrix(weight: Tensor) -> Tensor:
+    """`weight` `[out, in]` in oneDNN's order, for `_linear_pointwise` alone."""
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
+    return packed
+
+
+class PackedLinear(nn.Module):
+    """A Linear that is trained no more, its matrix in oneDNN's order and in `dtype`, which is also what it gives."""
+
+    def __init__(self, linear: nn.Linear, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._dtype = dtype
+        self._weight = pack_matrix(linear.weight.to(dtype))
+        self._bias = linear.bias.detach().to(dtype)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """`[..., in]` -> `[..., out]`."""
+        found: Tensor = torch.ops.mkldnn._linear_pointwise(
+            tokens.to(self._dtype), self._weight, self._bias, "none", [], ""
+        )
+        return found
+
+
+def pack_linears(module: nn.Module, dtype: torch.dtype) -> None:
+    """Every Linear within becomes a PackedLinear, where its device can; those that are one already stay."""
+    for parent in list(module.modules()):
+        for name, child in parent.named_children():
+            if isinstance(child, nn.Linear) and can_pack(child.weight.device, dtype):
+                setattr(parent, name, PackedLinear(child, dtype))
