@@ -26,7 +26,7 @@ from hplm_builder.demo import DEMO_FOLDER, PLOT, PLOT_SOURCES, TOP_PERCENT, buil
 from hplm_builder.domains import DomainSettings, build_domain, estimate_domain
 from hplm_builder.export import export
 from hplm_builder.finetune import TrainSettings
-from hplm_builder.fleet import Shape, make_bench_repository
+from hplm_builder.fleet import Pooling, Shape, make_bench_repository
 from hplm_builder.labelled import read_data
 from hplm_builder.mixture import SHARES, read_to_count
 from hplm_builder.plots import build_plot
@@ -259,7 +259,10 @@ def tenant(
         list[float] | None, typer.Option(help="Repeat for a search; the best on dev stays.")
     ] = None,
     pooling: Annotated[
-        str, typer.Option(help="What a classification's head sees: mean or cls.")
+        str,
+        typer.Option(
+            help="What a classification's head reads: the mean of all tokens, or cls, for which the last layer computes less."
+        ),
     ] = TrainSettings.pooling,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     miss: Annotated[
@@ -373,7 +376,12 @@ def fleet(
         int, typer.Option(min=0, help="Most examples in the sample of a --task's tenant; 0: as many as the task has.")
     ] = 0,
     epochs: Annotated[int, typer.Option(min=1, help="Of a --task's tenant.")] = TrainSettings.epochs,
-    out: Annotated[Path | None, typer.Option(help="Default: build/fleet-SHAPE-TENANTS.")] = None,
+    pooling: Annotated[
+        Pooling, typer.Option(help="What heads read: the mean of all tokens, or [CLS], for which less is computed.")
+    ] = "mean",
+    out: Annotated[
+        Path | None, typer.Option(help="Default: build/fleet-SHAPE-TENANTS, with cls build/fleet-SHAPE-TENANTS-cls.")
+    ] = None,
     seed: Annotated[int, typer.Option(min=0)] = 0,
 ) -> None:
     """Build a repository to measure on: many tenants in one bank, a pool of texts that the tables know.
@@ -388,14 +396,17 @@ def fleet(
 
       hplm build fleet --shape bert-base --tenants 1000
 
+      hplm build fleet --shape minilm --tenants 10000 --pooling cls
+
       hplm build fleet --tenants 20 --task data/chemprot --task data/sci-cite --samples 1000 --epochs 3 --out build/fleet-tasks
 
       hplm serve --models build/fleet-bert-base-1000/models
     """
-    folder = out or Path(f"build/fleet-{shape}-{tenants}")
-    tuned = TaskFleet.read(task, tenants, samples, TrainSettings(epochs=epochs, seed=seed)) if task else None
+    folder = out or Path(f"build/fleet-{shape}-{tenants}{'-cls' if pooling == 'cls' else ''}")
+    settings = TrainSettings(epochs=epochs, seed=seed, pooling=pooling)
+    tuned = TaskFleet.read(task, tenants, samples, settings) if task else None
     with progress_bars() as progress:
-        models = make_bench_repository(folder, shape, tenants, seed, progress, tuned)
+        models = make_bench_repository(folder, shape, tenants, seed, progress, tuned, pooling)
     print(f"wrote {models}; serve it with `hplm serve --models {models}`")
 
 

@@ -40,6 +40,7 @@ from hplm_builder.register import banks_of, fresh_bank, prepare, publish_bank, s
 from hplm_builder.tenants import REDUCTION_FACTOR
 
 Shape = Literal["minilm", "bert-base"]
+Pooling = Literal["mean", "cls"]
 BERT_BASE = "bert-base"
 BANK = "fleet"
 PLOT = "pool"
@@ -79,17 +80,19 @@ def make_fleet(
     *,
     around: Sequence[Tenant] = (),
     spread: float = ADAPTER_STD,
+    pooling: Pooling = "mean",
 ) -> int:
     """Publish a bank of `count` tenants `tenant-00000` ..., each a seeded step of size `spread` away from one of `around`.
 
-    Without `around` they lie around zero: random adapters, 2 to 20 labels. No two are equal.
+    Without `around` they lie around zero: random adapters, 2 to 20 labels, heads that read what `pooling` says. No two are
+    equal.
     """
     if count < 1:
         raise ConfigError(f"a fleet needs at least one tenant, got {count}")
     bar = progress.add_task(f"{name}: tenants", total=count)
 
     def members() -> Iterator[Tenant]:
-        for tenant in _perturbed(base, count, np.random.default_rng(seed), around, spread):
+        for tenant in _perturbed(base, count, np.random.default_rng(seed), around, spread, pooling):
             yield tenant
             progress.update(bar, advance=1)
 
@@ -97,7 +100,7 @@ def make_fleet(
 
 
 def _perturbed(
-    base: Base, count: int, rng: np.random.Generator, around: Sequence[Tenant], spread: float
+    base: Base, count: int, rng: np.random.Generator, around: Sequence[Tenant], spread: float, pooling: Pooling
 ) -> Iterator[Tenant]:
     config = base.config
     hidden = config.hidden_size
@@ -115,7 +118,8 @@ def _perturbed(
             card = replace(near.card, name=f"tenant-{number:05d}", about={})
         else:
             labels = tuple(f"label-{i:02d}" for i in range(rng.integers(2, MOST_LABELS + 1)))
-            card = TenantCard(f"tenant-{number:05d}", "classification", labels, base.fingerprint, adapter_at=ADAPTER_AT)
+            name = f"tenant-{number:05d}"
+            card = TenantCard(name, "classification", labels, base.fingerprint, pooling, adapter_at=ADAPTER_AT)
         head = Head(
             rng.standard_normal((len(card.labels), hidden), dtype=np.float32) * np.float32(HEAD_STD),
             rng.standard_normal(len(card.labels), dtype=np.float32) * np.float32(HEAD_STD),
@@ -198,15 +202,17 @@ def make_bench_repository(
     seed: int,
     progress: Progress,
     tuned: TaskFleet | None = None,
+    pooling: Pooling = "mean",
 ) -> Path:
     """Build what `folder` lacks of `store/`, `texts.txt` and `models/`; what is there and sound is kept. Returns `models`.
 
-    `texts.txt` holds the pool, a sentence a line. `tuned` are tenants to fine-tune instead of made-up ones. Raises ConfigError
-    where the folder is of another shape, seed or fleet.
+    `texts.txt` holds the pool, a sentence a line. `tuned` are tenants to fine-tune instead of made-up ones; `pooling` is of
+    those. Raises ConfigError where the folder is of another shape, seed, pooling or fleet.
     """
     if tuned and shape == BERT_BASE:
         raise ConfigError("bert-base has seeded weights, which learn no task: tune tenants of shape minilm")
-    _check_same(folder, {"shape": shape, "seed": seed, **(tuned.about if tuned else {})})
+    about = {"shape": shape, "seed": seed, **(tuned.about if tuned else {})}
+    _check_same(folder, about if pooling == "mean" else {**about, "pooling": pooling})
     store = Store(folder / "store")
     steps = progress.add_task(f"{shape}: base, tables, {tenants:,} tenants, models", total=4)
     base = _bench_base(store, shape, seed)
@@ -225,7 +231,7 @@ def make_bench_repository(
         if tuned:
             tune_fleet(store, base, open_lookup(store, base, PLOT), bank, tuned, bar_report(progress, BANK))
         else:
-            make_fleet(store, base, bank, tenants, seed, progress)
+            make_fleet(store, base, bank, tenants, seed, progress, pooling=pooling)
     if not any(one.path == store.relative(store.bank(bank)) for one in served(store)):
         publish_bank(store, base, PLOT, bank)
     progress.update(steps, advance=1)

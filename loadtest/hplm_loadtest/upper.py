@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -25,7 +26,10 @@ BATCH = 64
 
 
 def upper_layers(models: Path, rounds: int, num_threads: int, device_name: str) -> Report:
-    """Tokens/s of the upper stage packed, beside the same texts padded to the longest, and the machine's matrix peak."""
+    """Tokens/s of the upper stage packed, beside the same texts padded to the longest, and the machine's matrix peak.
+
+    Packed once more with heads that read `[CLS]` alone.
+    """
     keep_freed_memory()
     torch.set_num_threads(num_threads)
     served = read(models)
@@ -33,6 +37,10 @@ def upper_layers(models: Path, rounds: int, num_threads: int, device_name: str) 
     device = choose_device(device_name)
     dtype = choose_dtype("auto", device)
     members = served.some(BATCH)
+    readers = {
+        pooling: [replace(member, card=replace(member.card, pooling=pooling)) for member in members]
+        for pooling in ("mean", "cls")
+    }
     reduced = max(member.packed.reduced_size for member in members)
     engine = UpperEngine(
         base.config, base.load_upper(), num_slots=BATCH + 1, reduced_size=reduced, device=device, dtype=dtype
@@ -43,14 +51,13 @@ def upper_layers(models: Path, rounds: int, num_threads: int, device_name: str) 
     with progress_bars() as progress:
         for variance in (20.0, 100.0, 400.0):
             lengths = NormalLengths(variance=variance).draw(BATCH, rng)
-            requests = [
-                UpperRequest(
-                    members[i % len(members)], rng.normal(size=(n, base.config.hidden_size)).astype(np.float16)
-                )
-                for i, n in enumerate(lengths)
-            ]
+            hidden = [rng.normal(size=(n, base.config.hidden_size)).astype(np.float16) for n in lengths]
+            requests, cls_requests = (
+                [UpperRequest(own[i % len(own)], states) for i, states in enumerate(hidden)] for own in readers.values()
+            )
             variants: dict[str, Callable[[], object]] = {
                 "packed": partial(engine.run, requests),
+                "packed, [CLS] read": partial(engine.run, cls_requests),
                 "padded": partial(run_padded, padded, requests, dtype, device),
                 "matrix product": peak_product(dtype, device),
             }
@@ -67,6 +74,7 @@ def upper_layers(models: Path, rounds: int, num_threads: int, device_name: str) 
                     "packed_tokens_per_s": real / packed,
                     "padded_tokens_per_s": real / full,
                     "ratio": full / packed,
+                    "cls_over_packed": packed / timed["packed, [CLS] read"].median_s,
                     "padded_over_real_tokens": float(BATCH * lengths.max() / real),
                     "share_of_matrix_peak": work / packed / peak,
                     "peak_gflop_per_s": peak / 1e9,

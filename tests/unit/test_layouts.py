@@ -109,7 +109,7 @@ def test_a_layer_with_all_tenants_together_equals_the_readable_layer_with_a_loop
         for index in range(tiny_base.config.upper_layers):
             wanted = encoder.layer(index, hidden, attend, slow)
             for run in (fast, scripted(fast)):
-                run.begin(hidden, layout.attention.counts, layout.attention.lengths, None, *plans)
+                run.begin(hidden, layout.attention.counts, layout.attention.lengths, None, *plans, None, plans[1])
                 run(index, index + 1)
                 got = run.end()
                 torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-4)

@@ -14,7 +14,7 @@ from hplm.errors import ConfigError
 from hplm.nn import reference
 from hplm.nn.base import Base
 from hplm.nn.dtype import has_bfloat16
-from hplm.nn.upper import UpperEngine, UpperRequest
+from hplm.nn.upper import Logits, UpperEngine, UpperRequest
 from hplm.store.layout import Store
 from tests import tiny
 
@@ -85,6 +85,8 @@ def test_no_neighbour_changes_a_bit_of_an_answer(tiny_base: Base, tenants: int, 
     engine = engine_of(tiny_base, 64, dtype)
     rng = np.random.default_rng(0)
     members = tiny.fleet_of(tiny_base, tenants)
+    # Some whose last layer goes on with one token alone.
+    members[::3] = [replace(one, card=replace(one.card, pooling="cls")) for one in members[::3]]
     requests = [
         UpperRequest(members[i % tenants], rng.normal(size=(n, tiny_base.config.hidden_size)).astype(np.float16))
         for i, n in enumerate(rng.integers(1, 41, 60))
@@ -95,6 +97,28 @@ def test_no_neighbour_changes_a_bit_of_an_answer(tiny_base: Base, tenants: int, 
         for index, got in zip(chosen, engine.run([requests[i] for i in chosen]), strict=True):
             np.testing.assert_array_equal(got, alone[index])
     engine.close()
+
+
+@pytest.mark.parametrize("alone", [True, False], ids=["all-read-cls", "some-read-cls"])
+def test_the_last_layer_goes_on_with_what_heads_read_alone(
+    tiny_base: Base, tiny_store: Store, alone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    logits = UpperEngine._logits
+
+    def spying(engine: UpperEngine, texts: list[UpperRequest], counts: list[int], state: torch.Tensor) -> list[Logits]:
+        seen.append(len(state))
+        return logits(engine, texts, counts, state)
+
+    monkeypatch.setattr(UpperEngine, "_logits", spying)
+    lengths = [7, 30, 1, 30]
+    requests = requests_of(tiny_base, tiny_store, lengths)
+    for i in range(len(requests) if alone else 2):
+        tenant = tiny.load_tenant(tiny_store, tiny_base, ("alpha", "beta")[i % 2])  # adapters at either place
+        requests[i] = replace(requests[i], tenant=replace(tenant, card=replace(tenant.card, pooling="cls")))
+    for request, got in zip(requests, engine_of(tiny_base, 8).run(requests), strict=True):
+        np.testing.assert_allclose(got, wanted(tiny_base, request), atol=2e-4, rtol=2e-4)
+    assert seen == [4 if alone else 1 + 1 + 1 + 30]
 
 
 def test_bfloat16_stays_near_the_reference(tiny_base: Base, tiny_store: Store) -> None:

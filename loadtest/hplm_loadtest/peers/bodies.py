@@ -13,7 +13,7 @@ import torch
 from hplm.adapters.tenant import Tenant
 from hplm.config import BaseConfig
 from hplm.errors import ConfigError
-from hplm.nn.upper import UpperEngine, UpperRequest
+from hplm.nn.upper import UpperEngine, UpperRequest, count_read
 from hplm_loadtest.peers.files import file_of, model_files
 from hplm_loadtest.peers.plain import CPU, FlatModel, Logits, PeerRequest, head_logits
 from hplm_loadtest.peers.settings import PeerSettings, System
@@ -142,6 +142,8 @@ class OnnxBody:
         self._options.inter_op_num_threads = 1
         # The graph is fused as it lies there: looking for more would only make a swap slower.
         self._options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        self._run_options = onnxruntime.RunOptions()
+        self._run_options.only_execute_path_to_fetches = True
         self._pad_id = config.pad_id
         self._open = onnxruntime.InferenceSession
 
@@ -166,7 +168,9 @@ class OnnxBody:
         for row, request in enumerate(requests):
             ids[row, : lengths[row]] = request.ids
             mask[row, : lengths[row]] = 1
-        hidden = session.run(["hidden"], {"ids": ids, "mask": mask})[0]
+        is_read_alone = all(count_read(request.tenant, len(request.ids)) == 1 for request in requests)
+        output = "first" if is_read_alone else "hidden"
+        hidden = session.run([output], {"ids": ids, "mask": mask}, self._run_options)[0]
         return [
             head_logits(request.tenant, states[:length], states[:length].mean(axis=0))
             for request, states, length in zip(requests, hidden, lengths, strict=True)

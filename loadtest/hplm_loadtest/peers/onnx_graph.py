@@ -18,6 +18,10 @@ from hplm_loadtest.peers.plain import PlainModel
 MICROSOFT = "com.microsoft"
 # ONNX Runtime maps external data from page boundaries.
 PAGE = 4096
+# Of the graph: files of another are not taken for one of these.
+FORMAT = 2
+# Starts, ends and axes of a Slice: of each text the first token.
+FIRST = {"zero": 0, "one": 1, "axis": 1}
 
 
 def file_bytes(config: BaseConfig) -> int:
@@ -28,7 +32,11 @@ def file_bytes(config: BaseConfig) -> int:
 
 
 def write(model: PlainModel, config: BaseConfig, path: Path, data: Path) -> None:
-    """Inputs `ids` int32 `[B, T]` and `mask` int32 `[B, T]` of 1 and 0; output `hidden` fp32 `[B, T, H]`."""
+    """Inputs `ids` int32 `[B, T]` and `mask` int32 `[B, T]` of 1 and 0; output `hidden` fp32 `[B, T, H]`.
+
+    Or `first` `[B, 1, H]`, for heads that read `[CLS]`: asked for alone, with `only_execute_path_to_fetches`, the last layer
+    is not computed for more.
+    """
     arrays = _arrays(model)
     initializers, start = [], 0
     with data.open("wb") as file:
@@ -41,8 +49,11 @@ def write(model: PlainModel, config: BaseConfig, path: Path, data: Path) -> None
         _nodes(config),
         "bert",
         [helper.make_tensor_value_info(name, TensorProto.INT32, ["B", "T"]) for name in ("ids", "mask")],
-        [helper.make_tensor_value_info("hidden", TensorProto.FLOAT, ["B", "T", config.hidden_size])],
-        initializers,
+        [
+            helper.make_tensor_value_info(name, TensorProto.FLOAT, ["B", tokens, config.hidden_size])
+            for name, tokens in (("hidden", "T"), ("first", 1))
+        ],
+        [*initializers, *(helper.make_tensor(n, TensorProto.INT64, [1], [v]) for n, v in FIRST.items())],
     )
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid(MICROSOFT, 1)]
     onnx.save_model(helper.make_model(graph, opset_imports=opsets, ir_version=9), str(path), format="protobuf")
@@ -81,39 +92,49 @@ def _nodes(config: BaseConfig) -> list[onnx.NodeProto]:
         )
     ]
     for index in range(config.upper_layers):
-        layer, last = f"body.layers.{index}", index == config.upper_layers - 1
-        after = "hidden" if last else f"state.{index + 1}"
-
-        def product(source: str, weight: str, target: str, layer: str = layer) -> onnx.NodeProto:
-            return helper.make_node("MatMul", [source, f"{layer}.{weight}.weight"], [f"{layer}.{target}"])
-
-        def norm(skipped: str, source: str, bias: str, weight: str, target: str, layer: str = layer) -> onnx.NodeProto:
-            return helper.make_node(
-                "SkipLayerNormalization",
-                [
-                    *(f"{layer}.{source}", skipped, f"{layer}.{weight}.weight"),
-                    *(f"{layer}.{weight}.bias", f"{layer}.{bias}.bias"),
-                ],
-                [target],
-                domain=MICROSOFT,
-                epsilon=eps,
-            )
-
-        nodes += [
+        layer, given = f"body.layers.{index}", f"state.{index}"
+        nodes.append(
             helper.make_node(
                 "Attention",
-                [f"state.{index}", f"{layer}.qkv.weight", f"{layer}.qkv.bias", "lengths"],
+                [given, f"{layer}.qkv.weight", f"{layer}.qkv.bias", "lengths"],
                 [f"{layer}.seen"],
                 domain=MICROSOFT,
                 num_heads=config.num_heads,
-            ),
-            product(f"{layer}.seen", "attention_out", "attended"),
-            norm(f"state.{index}", "attended", "attention_out", "attention_norm", f"{layer}.middle"),
-            product(f"{layer}.middle", "ffn_in", "inner"),
-            helper.make_node(
-                "BiasGelu", [f"{layer}.inner", f"{layer}.ffn_in.bias"], [f"{layer}.activated"], domain=MICROSOFT
-            ),
-            product(f"{layer}.activated", "ffn_out", "out"),
-            norm(f"{layer}.middle", "out", "ffn_out", "ffn_norm", after),
-        ]
+            )
+        )
+        if index == config.upper_layers - 1:
+            seen, own = f"{layer}.seen.first", f"{given}.first"
+            nodes += [helper.make_node("Slice", [name.removesuffix(".first"), *FIRST], [name]) for name in (seen, own)]
+            nodes += _behind_attention(layer, seen, own, "first", eps)
+            nodes += _behind_attention(layer, f"{layer}.seen", given, "hidden", eps)
+        else:
+            nodes += _behind_attention(layer, f"{layer}.seen", given, f"state.{index + 1}", eps)
     return nodes
+
+
+def _behind_attention(layer: str, seen: str, given: str, after: str, eps: float) -> list[onnx.NodeProto]:
+    """The rest of a layer: `seen` of attention and the layer's input `given` -> `after`."""
+
+    def product(source: str, weight: str, target: str) -> onnx.NodeProto:
+        return helper.make_node("MatMul", [source, f"{layer}.{weight}.weight"], [target])
+
+    def norm(skipped: str, source: str, bias: str, weight: str, target: str) -> onnx.NodeProto:
+        return helper.make_node(
+            "SkipLayerNormalization",
+            [source, skipped, f"{layer}.{weight}.weight", f"{layer}.{weight}.bias", f"{layer}.{bias}.bias"],
+            [target],
+            domain=MICROSOFT,
+            epsilon=eps,
+        )
+
+    middle = f"{after}.middle"
+    return [
+        product(seen, "attention_out", f"{after}.attended"),
+        norm(given, f"{after}.attended", "attention_out", "attention_norm", middle),
+        product(middle, "ffn_in", f"{after}.inner"),
+        helper.make_node(
+            "BiasGelu", [f"{after}.inner", f"{layer}.ffn_in.bias"], [f"{after}.activated"], domain=MICROSOFT
+        ),
+        product(f"{after}.activated", "ffn_out", f"{after}.out"),
+        norm(middle, f"{after}.out", "ffn_out", "ffn_norm", after),
+    ]

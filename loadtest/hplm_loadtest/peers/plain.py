@@ -20,7 +20,7 @@ from hplm.config import BaseConfig
 from hplm.errors import ConfigError, CorruptArtifactError
 from hplm.nn.encoder import UpperEncoder, equal_runs, packed_positions
 from hplm.nn.scripted import UNCHANGED, RunLayers, scripted
-from hplm.nn.upper import in_dtype, layer_weights
+from hplm.nn.upper import count_read, in_dtype, layer_weights, places_of
 
 Logits = npt.NDArray[np.float32]
 CPU = torch.device("cpu")
@@ -171,23 +171,26 @@ class FlatModel:
             self._layers = self._run_layers(pack=True)
         with torch.inference_mode():
             ids = torch.from_numpy(np.concatenate([text.ids for text in texts]))
-            hidden = self._hidden(ids, lengths).float()
-            bags = torch.from_numpy(np.cumsum([0, *lengths[:-1]]))
+            counts = [count_read(text.tenant, len(text.ids)) for text in texts]
+            hidden = self._hidden(ids, lengths, counts).float()
+            bags = torch.from_numpy(np.cumsum([0, *counts[:-1]]))
             means = F.embedding_bag(torch.arange(len(hidden)), hidden, bags, mode="mean")
-        parts = np.split(hidden.numpy(), np.cumsum(lengths)[:-1])
+        parts = np.split(hidden.numpy(), np.cumsum(counts)[:-1])
         answers: list[Any] = [None] * len(requests)
         for index, text, states, mean in zip(order, texts, parts, means.numpy(), strict=True):
             answers[index] = head_logits(text.tenant, states, mean)
         return answers
 
-    def _hidden(self, ids: Tensor, lengths: Sequence[int]) -> Tensor:
-        """As `self.model(ids, lengths)`: `[N, H]`."""
+    def _hidden(self, ids: Tensor, lengths: Sequence[int], counts: Sequence[int]) -> Tensor:
+        """As `self.model(ids, lengths)`, of each text the first `counts` that its head reads: `[sum of counts, H]`."""
         embedded = self.model.word_embeddings(ids).float()
         state = self.model.body.embed(embedded, packed_positions(lengths, CPU)).to(self._dtype)
         runs = equal_runs(lengths)
-        self._layers.begin(
-            state, [count for count, _ in runs], [length for _, length in runs], None, UNCHANGED, UNCHANGED
-        )
+        read = None
+        if sum(counts) < sum(lengths):
+            read = places_of(np.cumsum([0, *lengths[:-1]]).tolist(), counts)
+        sizes, rows = [length for _, length in runs], [count for count, _ in runs]
+        self._layers.begin(state, rows, sizes, None, UNCHANGED, UNCHANGED, read, UNCHANGED)
         try:
             self._layers(0, len(self.model.body.layers))
         finally:

@@ -17,6 +17,7 @@ from hplm.nn.dtype import choose_dtype
 from hplm.triton.server import TritonServer, free_ports
 from hplm_loadtest.models import read, served_names
 from hplm_loadtest.page_cache import into_page_cache
+from hplm_loadtest.peers import onnx_graph
 from hplm_loadtest.peers.plain import CPU, file_bytes, whole
 from hplm_loadtest.peers.repository import serve_peer, write_repository
 from hplm_loadtest.peers.settings import PeerSettings
@@ -91,7 +92,8 @@ class Systems:
             return
         system, from_disk = PEERS[name]
         is_onnx = system == "onnxruntime"
-        weights = self._fleet.folder / "peers" / ("onnx" if is_onnx else str(self._dtype).partition(".")[2])
+        files = f"onnx-{onnx_graph.FORMAT}" if is_onnx else str(self._dtype).partition(".")[2]
+        weights = self._fleet.folder / "peers" / files
         is_dedicated = system in ("dedicated", "onnxruntime")
         count = write_models(
             weights,

@@ -94,7 +94,8 @@ class RunLayers(nn.Module):
     """The upper layers, with weights, slots' parts and the batch under way inside.
 
     A tensor that Python holds and nobody else takes the interpreter's lock each time it is lent out and comes back: so a
-    batch is handed in once, by `begin`, and out once, by `end`. `weights[i]` are those of upper layer i (see
+    batch is handed in once, by `begin`, and out once, by `end`. Heads that read `[CLS]` read one token of a text: after its
+    attention, the last layer goes on with what is read alone. `weights[i]` are those of upper layer i (see
     `layer_weights`), `parts` those of AdapterSlots, which it fills in place. `relative` `[heads, L, L]` is what a RelativeBias
     gives for the longest row. Without `pack` the matrices stay where they are, for whoever fills them anew. `int8` has the
     feed-forward halves, which then are not used of `weights`. One batch at a time.
@@ -114,6 +115,8 @@ class RunLayers(nn.Module):
     unchanged: AdapterPlan
     at_input: AdapterPlan
     at_attention: AdapterPlan
+    read: Tensor | None
+    at_attention_of_read: AdapterPlan
 
     def __init__(
         self,
@@ -143,7 +146,8 @@ class RunLayers(nn.Module):
         self.nothing = torch.empty(0)
         self.rounding = torch.tensor(ZERO_POINT + 0.5)
         self.unchanged = UNCHANGED
-        self.begin(self.nothing, [], [], None, UNCHANGED, UNCHANGED)
+        self.last = len(weights) - 1
+        self.begin(self.nothing, [], [], None, UNCHANGED, UNCHANGED, None, UNCHANGED)
 
     @torch.jit.export
     def begin(
@@ -154,16 +158,30 @@ class RunLayers(nn.Module):
         mask: Tensor | None,
         at_input: AdapterPlan,
         at_attention: AdapterPlan,
+        read: Tensor | None,
+        at_attention_of_read: AdapterPlan,
     ) -> None:
-        """Take a batch: `hidden` `[N, H]`. See `Attention` for what the others are; a plan for each place of adapters."""
+        """Take a batch: `hidden` `[N, H]`. See `Attention` for what the others are; a plan for each place of adapters.
+
+        `read`: which of the N heads read, int64, and the plan for those; None where they read all.
+        """
         self.size = hidden.size(0)
-        more = rounded(self.size) - self.size if self.packed else 0
+        more = self._fillers(self.size)
         self.hidden = F.pad(hidden, [0, 0, 0, more]) if more > 0 else hidden
         self.counts = counts
         self.lengths = lengths
         self.mask = mask
         self.at_input = _with_fillers(at_input, more)
         self.at_attention = _with_fillers(at_attention, more)
+        self.read = None
+        if read is not None:
+            self.size = read.size(0)
+            more = self._fillers(self.size)
+            self.read = F.pad(read, [0, more]) if more > 0 else read
+        self.at_attention_of_read = _with_fillers(at_attention_of_read, more)
+
+    def _fillers(self, size: int) -> int:
+        return rounded(size) - size if self.packed else 0
 
     def forward(self, first: int, last: int) -> None:
         """Layers `first` to before `last`."""
@@ -191,8 +209,14 @@ class RunLayers(nn.Module):
             start = end
         # What nobody reads must be numbers all the same.
         context[start:] = 0
+        at_attention = self.at_attention
+        read = self.read
+        if read is not None and layer == self.last:
+            context = context.index_select(0, read)
+            hidden = hidden.index_select(0, read)
+            at_attention = self.at_attention_of_read
         attended = self._linear(context, weights[2], weights[3])
-        attended = adapt_planned(attended, self.parts[layer], self.at_attention)
+        attended = adapt_planned(attended, self.parts[layer], at_attention)
         hidden = F.layer_norm(hidden + attended, [size], weights[4], weights[5], self.eps)
         if self.is_int8:
             outer = self._int8_feed_forward(layer, hidden)
@@ -259,9 +283,9 @@ class RunLayers(nn.Module):
 
     @torch.jit.export
     def end(self) -> Tensor:
-        """The batch after the layers that ran, `[N, H]`; nothing of it is kept."""
+        """The batch after all layers, `[N, H]`, or of `read` `[R, H]`; nothing of it is kept."""
         hidden = self.hidden[: self.size]
-        self.begin(self.nothing, [], [], None, self.unchanged, self.unchanged)
+        self.begin(self.nothing, [], [], None, self.unchanged, self.unchanged, None, self.unchanged)
         return hidden
 
 

@@ -143,6 +143,12 @@ class UpperEngine:
         attention, mask = layout.attention, layout.attention.mask
         with torch.inference_mode():
             at_input, at_attention = (self._adapters(layout, assigned.at(place)) for place in get_args(Place))
+            counts = [count_read(text.tenant, len(text.hidden)) for text in texts]
+            read, at_read = None, at_attention
+            if sum(counts) < sum(layout.lengths):
+                read = places_of(layout.starts, counts).to(self.device)
+                slots = assigned.at("attention")
+                at_read = plan_adapters([slots[i] for i in layout.texts], counts, self.device)
             state = self._embed(texts, layout)
             if mask is not None:
                 mask = mask.to(self.device)
@@ -154,10 +160,13 @@ class UpperEngine:
                 mask,
                 at_input,
                 at_attention,
+                read,
+                at_read,
             )
             self.computed_tokens += run.hidden.size(0)
             # Ours no more: what Python still held would take the lock again and again.
-            del state, mask, at_input, at_attention
+            is_read_alone = read is not None
+            del state, mask, at_input, at_attention, read, at_read
             try:
                 first, layers = 0, self.config.upper_layers
                 while first < layers:
@@ -171,7 +180,9 @@ class UpperEngine:
                     first = last
             finally:
                 state = run.end()
-            return self._logits(texts, layout, state.float())
+            if not is_read_alone and not layout.is_packed:
+                state = state.index_select(0, places_of(layout.starts, counts).to(self.device))
+            return self._logits(texts, counts, state.float())
 
     def _embed(self, texts: list[UpperRequest], layout: Layout) -> Tensor:
         """The texts' hidden states in their places, positions added: `[size, H]`."""
@@ -203,26 +214,31 @@ class UpperEngine:
             lengths.append(gap)
         return plan_adapters(slots, lengths, self.device)
 
-    def _logits(self, texts: list[UpperRequest], layout: Layout, state: Tensor) -> list[Logits]:
-        """Pooling on the device, heads on the host: a head is a few KB and serves one text."""
-        real = state
-        if not layout.is_packed:
-            places = torch.cat([torch.arange(s, s + n) for s, n in zip(layout.starts, layout.lengths, strict=True)])
-            real = state.index_select(0, places.to(self.device))
-        every = torch.arange(len(real), device=self.device)
-        bags = torch.from_numpy(np.cumsum([0, *layout.lengths[:-1]])).to(self.device)
-        # As `segment_reduce` does it, but fast on a CPU.
-        means = F.embedding_bag(every, real, bags, mode="mean").cpu().numpy()
-        firsts = state.index_select(0, torch.tensor(layout.starts, device=self.device)).cpu().numpy()
+    def _logits(self, texts: list[UpperRequest], counts: list[int], state: Tensor) -> list[Logits]:
+        """Pooling on the device, heads on the host: a head is a few KB and serves one text. `counts` of `state` a text."""
+        every = torch.arange(len(state), device=self.device)
+        ends = np.cumsum(counts)
+        bags = torch.from_numpy(ends - counts).to(self.device)
+        # As `segment_reduce` does it, but fast on a CPU. Of one token, `[CLS]`, it is that token.
+        means = F.embedding_bag(every, state, bags, mode="mean").cpu().numpy()
         answers = []
         for i, text in enumerate(texts):
             card, head = text.tenant.card, text.tenant.head
+            seen = means[i : i + 1]
             if card.task == "tagging":
-                seen = state[layout.starts[i] : layout.starts[i] + layout.lengths[i]].cpu().numpy()
-            else:
-                seen = (firsts if card.pooling == "cls" else means)[i : i + 1]
+                seen = state[ends[i] - counts[i] : ends[i]].cpu().numpy()
             answers.append(seen @ head.weight.T + head.bias)
         return answers
+
+
+def count_read(tenant: Tenant, length: int) -> int:
+    """How many of a text's last hidden states its tenant's head reads, from the first on: `[CLS]` alone, or all."""
+    return 1 if tenant.card.task != "tagging" and tenant.card.pooling == "cls" else length
+
+
+def places_of(starts: Sequence[int], counts: Sequence[int]) -> Tensor:
+    """`counts[i]` places from `starts[i]` on, one text after another: int64."""
+    return torch.cat([torch.arange(start, start + count) for start, count in zip(starts, counts, strict=True)])
 
 
 def layer_weights(layer: nn.Module) -> list[Tensor]:
