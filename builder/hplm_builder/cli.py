@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from hplm.adapters.tenant import Task, TenantCard
+from hplm.adapters.tenant import Pooling, Task, TenantCard
 from hplm.config import ManagerSettings, Miss, PlotSettings, UpperSettings, parse
 from hplm.errors import ConfigError
 from hplm.nn import base as bases
@@ -26,7 +26,7 @@ from hplm_builder.demo import DEMO_FOLDER, PLOT, PLOT_SOURCES, TOP_PERCENT, buil
 from hplm_builder.domains import DomainSettings, build_domain, estimate_domain
 from hplm_builder.export import export
 from hplm_builder.finetune import TrainSettings
-from hplm_builder.fleet import Pooling, Shape, make_bench_repository
+from hplm_builder.fleet import Shape, make_bench_repository
 from hplm_builder.labelled import read_data
 from hplm_builder.mixture import SHARES, read_to_count
 from hplm_builder.plots import build_plot

@@ -8,14 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hplm.adapters.tenant import Head
+from hplm.adapters.tenant import Head, Pooling
 from hplm.decode import beginnings
 from hplm.errors import ConfigError
 from hplm.nn.dtype import computing_in
@@ -58,7 +58,7 @@ class TrainSettings:
             raise ConfigError("learning rates must be finite and the seed at least 0")
         if self.patience < 1:
             raise ConfigError(f"patience must be at least 1, got {self.patience}")
-        if self.pooling not in ("cls", "mean"):
+        if self.pooling not in get_args(Pooling):
             raise ConfigError(f"pooling must be cls or mean, got {self.pooling!r}")
 
 

@@ -17,7 +17,7 @@ from torch import nn
 from hplm.adapters import bank_file
 from hplm.adapters.packed import PackedAdapter, packed_width, unpack
 from hplm.adapters.packed import pack as pack_adapter
-from hplm.adapters.tenant import Head, Tenant, TenantCard
+from hplm.adapters.tenant import Head, Pooling, Tenant, TenantCard
 from hplm.config import BaseConfig, PlotSettings, UpperSettings
 from hplm.errors import ArtifactError, ConfigError
 from hplm.nn import base as bases
@@ -40,7 +40,6 @@ from hplm_builder.register import banks_of, fresh_bank, prepare, publish_bank, s
 from hplm_builder.tenants import REDUCTION_FACTOR
 
 Shape = Literal["minilm", "bert-base"]
-Pooling = Literal["mean", "cls"]
 BERT_BASE = "bert-base"
 BANK = "fleet"
 PLOT = "pool"
@@ -206,13 +205,17 @@ def make_bench_repository(
 ) -> Path:
     """Build what `folder` lacks of `store/`, `texts.txt` and `models/`; what is there and sound is kept. Returns `models`.
 
-    `texts.txt` holds the pool, a sentence a line. `tuned` are tenants to fine-tune instead of made-up ones; `pooling` is of
-    those. Raises ConfigError where the folder is of another shape, seed, pooling or fleet.
+    `texts.txt` holds the pool, a sentence a line. `tuned` are tenants to fine-tune instead of made-up ones, whose heads read
+    what `pooling` says. Raises ConfigError where the folder is of another shape, seed, pooling or fleet.
     """
     if tuned and shape == BERT_BASE:
         raise ConfigError("bert-base has seeded weights, which learn no task: tune tenants of shape minilm")
-    about = {"shape": shape, "seed": seed, **(tuned.about if tuned else {})}
-    _check_same(folder, about if pooling == "mean" else {**about, "pooling": pooling})
+    about: dict[str, object] = {"shape": shape, "seed": seed}
+    if tuned:
+        about |= tuned.about
+    elif pooling != "mean":  # folders from before it was a choice do not say
+        about["pooling"] = pooling
+    _check_same(folder, about)
     store = Store(folder / "store")
     steps = progress.add_task(f"{shape}: base, tables, {tenants:,} tenants, models", total=4)
     base = _bench_base(store, shape, seed)

@@ -61,7 +61,7 @@ def create(
     epochs: EpochsOption = None,
     learning_rates: RatesOption = None,
     patience: PatienceOption = None,
-    pooling: Annotated[str | None, typer.Option(help="What a classification's head sees: mean or cls.")] = None,
+    pooling: Annotated[str | None, typer.Option(help="What a classification's head reads: mean or cls.")] = None,
     base: BaseOption = None,
 ) -> None:
     """Fine-tune a new tenant and serve it, while the server runs.

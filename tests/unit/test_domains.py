@@ -36,6 +36,7 @@ from hplm.nn import lower as lowers
 from hplm.nn import reference
 from hplm.nn.base import Base
 from hplm.nn.lookup import PlotLookup, compute_windows, open_lineage
+from hplm.nn.onednn import PackedLinear
 from hplm.plot import table
 from hplm.progress import silent
 from hplm.store.layout import Store
@@ -182,6 +183,12 @@ def test_domains_may_share_one_copy_of_the_word_embeddings(store: Store, base: B
     ids = np.arange(40, 60)
     shared, own = (open_lineage(store, base, [medical, ROOT], base_lower=given) for given in (lower, None))
     np.testing.assert_array_equal(shared.hidden_states(ids, [20]), own.hidden_states(ids, [20]))
+    for lookup in (shared, own, open_lineage(store, base, [ROOT], base_lower=lower)):
+        assert lookup._lower is not None
+        assert all(isinstance(one, PackedLinear) for layer in lookup._lower.layers for one in (layer.qkv, layer.ffn_in))
+        assert lookup._lower.packed_gate
+    assert shared._lower is not None
+    assert shared._lower.word_embeddings is lower.word_embeddings
 
 
 def test_a_branch_holds_the_top_of_its_corpus_and_nothing_else(

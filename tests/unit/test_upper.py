@@ -12,9 +12,12 @@ from hplm.adapters.packed import Adapter, pack
 from hplm.adapters.tenant import Tenant
 from hplm.errors import ConfigError
 from hplm.nn import reference
+from hplm.nn import upper as uppers
 from hplm.nn.base import Base
 from hplm.nn.dtype import has_bfloat16
-from hplm.nn.upper import Logits, UpperEngine, UpperRequest
+from hplm.nn.onednn import can_pack, rounded
+from hplm.nn.scripted import RunLayers
+from hplm.nn.upper import UpperEngine, UpperRequest
 from hplm.store.layout import Store
 from tests import tiny
 
@@ -32,6 +35,10 @@ def requests_of(base: Base, store: Store, lengths: list[int], seed: int = 0) -> 
         UpperRequest(members[i % len(members)], rng.normal(size=(n, base.config.hidden_size)).astype(np.float16))
         for i, n in enumerate(lengths)
     ]
+
+
+def reading_cls(tenant: Tenant) -> Tenant:
+    return replace(tenant, card=replace(tenant.card, pooling="cls"))
 
 
 def wanted(base: Base, request: UpperRequest) -> np.ndarray:
@@ -81,12 +88,14 @@ def test_the_order_of_a_batch_does_not_matter(tiny_base: Base, tiny_store: Store
     ids=str,
 )
 @pytest.mark.parametrize("tenants", [1, 3, 60], ids=["one-tenant", "products-of-their-own", "chunks"])
-def test_no_neighbour_changes_a_bit_of_an_answer(tiny_base: Base, tenants: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("cls_from", [0, 1, 1000], ids=["all-read-cls", "all-but-one-read-cls", "all-read-the-mean"])
+def test_no_neighbour_changes_a_bit_of_an_answer(
+    tiny_base: Base, tenants: int, dtype: torch.dtype, cls_from: int
+) -> None:
     engine = engine_of(tiny_base, 64, dtype)
     rng = np.random.default_rng(0)
     members = tiny.fleet_of(tiny_base, tenants)
-    # Some whose last layer goes on with one token alone.
-    members[::3] = [replace(one, card=replace(one.card, pooling="cls")) for one in members[::3]]
+    members[cls_from:] = [reading_cls(one) for one in members[cls_from:]]
     requests = [
         UpperRequest(members[i % tenants], rng.normal(size=(n, tiny_base.config.hidden_size)).astype(np.float16))
         for i, n in enumerate(rng.integers(1, 41, 60))
@@ -99,26 +108,33 @@ def test_no_neighbour_changes_a_bit_of_an_answer(tiny_base: Base, tenants: int, 
     engine.close()
 
 
-@pytest.mark.parametrize("alone", [True, False], ids=["all-read-cls", "some-read-cls"])
+@pytest.mark.parametrize(
+    ("names", "rows"),
+    [(("alpha", "beta", "alpha", "beta"), 4), (("alpha", "beta", "alpha", "tagger"), 33)],
+    ids=["all-read-cls", "a-tagging-reads-all"],
+)
 def test_the_last_layer_goes_on_with_what_heads_read_alone(
-    tiny_base: Base, tiny_store: Store, alone: bool, monkeypatch: pytest.MonkeyPatch
+    tiny_base: Base, tiny_store: Store, names: tuple[str, ...], rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[int] = []
-    logits = UpperEngine._logits
+    fed: list[int] = []
+    feed = RunLayers._linear_gelu
 
-    def spying(engine: UpperEngine, texts: list[UpperRequest], counts: list[int], state: torch.Tensor) -> list[Logits]:
-        seen.append(len(state))
-        return logits(engine, texts, counts, state)
+    def counting(layers: RunLayers, tokens: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        fed.append(len(tokens))
+        return feed(layers, tokens, weight, bias)
 
-    monkeypatch.setattr(UpperEngine, "_logits", spying)
+    # As it is where torch has no TorchScript: what a feed-forward half is given can be seen.
+    monkeypatch.setattr(uppers, "scripted", lambda module: module)
+    monkeypatch.setattr(RunLayers, "_linear_gelu", counting)
     lengths = [7, 30, 1, 30]
-    requests = requests_of(tiny_base, tiny_store, lengths)
-    for i in range(len(requests) if alone else 2):
-        tenant = tiny.load_tenant(tiny_store, tiny_base, ("alpha", "beta")[i % 2])  # adapters at either place
-        requests[i] = replace(requests[i], tenant=replace(tenant, card=replace(tenant.card, pooling="cls")))
+    hidden = [request.hidden for request in requests_of(tiny_base, tiny_store, lengths)]
+    # Of alpha and beta adapters stand at either place.
+    members = [reading_cls(tiny.load_tenant(tiny_store, tiny_base, name)) for name in names]
+    requests = [UpperRequest(member, states) for member, states in zip(members, hidden, strict=True)]
     for request, got in zip(requests, engine_of(tiny_base, 8).run(requests), strict=True):
         np.testing.assert_allclose(got, wanted(tiny_base, request), atol=2e-4, rtol=2e-4)
-    assert seen == [4 if alone else 1 + 1 + 1 + 30]
+    size = rounded if can_pack(CPU, torch.float32) else int
+    assert fed == [size(sum(lengths)), size(rows)]
 
 
 def test_bfloat16_stays_near_the_reference(tiny_base: Base, tiny_store: Store) -> None:

@@ -46,7 +46,7 @@ class EvalOptions:
     epochs: Annotated[int | None, typer.Option(min=1, help="Instead of the budget's.")] = None
     seed: Annotated[list[int] | None, typer.Option(min=0, help="Repeat for more; default: 0, 1 and 2.")] = None
     store: Annotated[Path, typer.Option(help="Folder of the artifacts.")] = DEMO_FOLDER / "store"
-    pooling: Annotated[str, typer.Option(help="What a classification's head sees: mean or cls.")] = "mean"
+    pooling: Annotated[str, typer.Option(help="What a classification's head reads: mean or cls.")] = "mean"
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto"
     threads: Annotated[int | None, typer.Option(min=1, help="Of this process; 1 where several share --resume.")] = None
     resume: Annotated[

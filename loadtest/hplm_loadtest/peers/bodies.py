@@ -9,6 +9,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from torch import nn
 
 from hplm.adapters.tenant import Tenant
 from hplm.config import BaseConfig
@@ -76,7 +77,8 @@ class AdapterBody:
         flat = FlatModel(config, dtype)
         flat.fill(model_files(weights)[0])
         self._layers = config.upper_layers
-        self._embeddings = flat.model.word_embeddings
+        # A copy: what it was read into holds the whole model.
+        self._embeddings = nn.Embedding.from_pretrained(flat.model.word_embeddings.weight.clone())
         self._engine = UpperEngine(
             config,
             flat.model.body,
@@ -142,8 +144,6 @@ class OnnxBody:
         self._options.inter_op_num_threads = 1
         # The graph is fused as it lies there: looking for more would only make a swap slower.
         self._options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        self._run_options = onnxruntime.RunOptions()
-        self._run_options.only_execute_path_to_fetches = True
         self._pad_id = config.pad_id
         self._open = onnxruntime.InferenceSession
 
@@ -168,9 +168,8 @@ class OnnxBody:
         for row, request in enumerate(requests):
             ids[row, : lengths[row]] = request.ids
             mask[row, : lengths[row]] = 1
-        is_read_alone = all(count_read(request.tenant, len(request.ids)) == 1 for request in requests)
-        output = "first" if is_read_alone else "hidden"
-        hidden = session.run([output], {"ids": ids, "mask": mask}, self._run_options)[0]
+        read = max(count_read(request.tenant, len(request.ids)) for request in requests)
+        hidden = session.run(["hidden"], {"ids": ids, "mask": mask, "read": np.array([read])})[0]
         return [
             head_logits(request.tenant, states[:length], states[:length].mean(axis=0))
             for request, states, length in zip(requests, hidden, lengths, strict=True)

@@ -20,8 +20,8 @@ MICROSOFT = "com.microsoft"
 PAGE = 4096
 # Of the graph: files of another are not taken for one of these.
 FORMAT = 2
-# Starts, ends and axes of a Slice: of each text the first token.
-FIRST = {"zero": 0, "one": 1, "axis": 1}
+# Starts and axes of a Slice over each text's tokens.
+SLICE = {"zero": 0, "tokens": 1}
 
 
 def file_bytes(config: BaseConfig) -> int:
@@ -32,10 +32,10 @@ def file_bytes(config: BaseConfig) -> int:
 
 
 def write(model: PlainModel, config: BaseConfig, path: Path, data: Path) -> None:
-    """Inputs `ids` int32 `[B, T]` and `mask` int32 `[B, T]` of 1 and 0; output `hidden` fp32 `[B, T, H]`.
+    """Inputs `ids` int32 `[B, T]`, `mask` int32 `[B, T]` of 1 and 0, `read` int64 `[1]`; output `hidden` fp32 `[B, R, H]`.
 
-    Or `first` `[B, 1, H]`, for heads that read `[CLS]`: asked for alone, with `only_execute_path_to_fetches`, the last layer
-    is not computed for more.
+    R is the lesser of T and `read`: how many tokens of each text heads read, from the first on. After its attention the last
+    layer goes on with those alone.
     """
     arrays = _arrays(model)
     initializers, start = [], 0
@@ -48,12 +48,12 @@ def write(model: PlainModel, config: BaseConfig, path: Path, data: Path) -> None
     graph = helper.make_graph(
         _nodes(config),
         "bert",
-        [helper.make_tensor_value_info(name, TensorProto.INT32, ["B", "T"]) for name in ("ids", "mask")],
         [
-            helper.make_tensor_value_info(name, TensorProto.FLOAT, ["B", tokens, config.hidden_size])
-            for name, tokens in (("hidden", "T"), ("first", 1))
+            *(helper.make_tensor_value_info(name, TensorProto.INT32, ["B", "T"]) for name in ("ids", "mask")),
+            helper.make_tensor_value_info("read", TensorProto.INT64, [1]),
         ],
-        [*initializers, *(helper.make_tensor(n, TensorProto.INT64, [1], [v]) for n, v in FIRST.items())],
+        [helper.make_tensor_value_info("hidden", TensorProto.FLOAT, ["B", "R", config.hidden_size])],
+        [*initializers, *(helper.make_tensor(n, TensorProto.INT64, [1], [v]) for n, v in SLICE.items())],
     )
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid(MICROSOFT, 1)]
     onnx.save_model(helper.make_model(graph, opset_imports=opsets, ir_version=9), str(path), format="protobuf")
@@ -102,13 +102,12 @@ def _nodes(config: BaseConfig) -> list[onnx.NodeProto]:
                 num_heads=config.num_heads,
             )
         )
+        seen, after = f"{layer}.seen", f"state.{index + 1}"
         if index == config.upper_layers - 1:
-            seen, own = f"{layer}.seen.first", f"{given}.first"
-            nodes += [helper.make_node("Slice", [name.removesuffix(".first"), *FIRST], [name]) for name in (seen, own)]
-            nodes += _behind_attention(layer, seen, own, "first", eps)
-            nodes += _behind_attention(layer, f"{layer}.seen", given, "hidden", eps)
-        else:
-            nodes += _behind_attention(layer, f"{layer}.seen", given, f"state.{index + 1}", eps)
+            for name in (seen, given):
+                nodes.append(helper.make_node("Slice", [name, "zero", "read", "tokens"], [f"{name}.read"]))
+            seen, given, after = f"{seen}.read", f"{given}.read", "hidden"
+        nodes += _behind_attention(layer, seen, given, after, eps)
     return nodes
 
 

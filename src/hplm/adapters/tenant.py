@@ -20,6 +20,7 @@ from hplm.wire import REGRESSION_LABEL
 
 KIND = "tenant"
 Task = Literal["classification", "tagging", "regression"]
+Pooling = Literal["cls", "mean"]
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9_.-]{0,62}[a-z0-9])?")
 
 
@@ -63,7 +64,7 @@ class TenantCard:
     task: Task
     labels: tuple[str, ...]
     base: str
-    pooling: str = "mean"  # or cls: what the head of a classification or regression sees
+    pooling: str = "mean"  # a Pooling: what the head of a classification or regression reads, all tokens or `[CLS]`
     example: str = ""
     about: dict[str, Any] = field(default_factory=dict)
     texts: int = 1
@@ -133,7 +134,7 @@ def parse_card(meta: dict[str, Any], where: str) -> TenantCard:
         card = TenantCard(**{**meta, "labels": tuple(meta["labels"])})
         if not card.labels or not all(isinstance(label, str) for label in card.labels):
             raise ValueError(f"labels {card.labels!r}")
-        if card.task not in get_args(Task) or card.pooling not in ("cls", "mean"):
+        if card.task not in get_args(Task) or card.pooling not in get_args(Pooling):
             raise ValueError(f"task {card.task!r}, pooling {card.pooling!r}")
         if card.adapter_at not in get_args(Place):
             raise ValueError(f"an adapter at {card.adapter_at!r}")

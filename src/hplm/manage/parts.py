@@ -8,9 +8,9 @@ from __future__ import annotations
 import dataclasses
 import re
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from hplm.adapters.tenant import check_name
+from hplm.adapters.tenant import Pooling, check_name
 from hplm.errors import ConfigError, TenantNameError
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
@@ -54,7 +54,7 @@ class TuneSettings:
     epochs: int | None = None
     learning_rates: tuple[float, ...] | None = None
     patience: int | None = None
-    pooling: Literal["cls", "mean"] | None = None
+    pooling: Pooling | None = None
     seed: int | None = None
 
     def __post_init__(self) -> None:

@@ -94,6 +94,8 @@ class WindowEncoder(nn.Module):
         # The gate is elementwise, one per place in the window; zeros make it 1, so an unconverted base passes through.
         self.gate_weight = nn.Parameter(torch.zeros(config.window, config.hidden_size, config.hidden_size))
         self.gate_bias = nn.Parameter(torch.zeros(config.window, config.hidden_size))
+        # The gate's products, one a place, where `hplm.nn.lower.pack` has put them in oneDNN's order.
+        self.packed_gate: list[nn.Module] = []
 
     def forward(self, windows: Tensor) -> Tensor:
         """`windows`: int64 `[W, n]` of token ids -> gated vectors `[W, n, H]`."""
@@ -115,8 +117,12 @@ class WindowEncoder(nn.Module):
         hidden: Tensor = self.embedding_norm(self.word_embeddings(windows) + self.window_position)
         for layer in self.layers:
             hidden = layer(hidden, attend)
-        gate = torch.einsum("wnh,nkh->wnk", hidden, self.gate_weight) + self.gate_bias
-        return 2 * torch.sigmoid(gate) * hidden
+        if self.packed_gate:
+            products = [product(hidden[:, place]) for place, product in enumerate(self.packed_gate)]
+            gate = torch.stack(products, 1)
+        else:
+            gate = torch.einsum("wnh,nkh->wnk", hidden, self.gate_weight)
+        return 2 * torch.sigmoid(gate + self.gate_bias) * hidden
 
 
 class UpperEncoder(nn.Module):

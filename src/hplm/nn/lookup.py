@@ -18,7 +18,7 @@ from hplm.nn import lower as lowers
 from hplm.nn.base import Base
 from hplm.nn.dtype import choose_dtype, computing_in
 from hplm.nn.encoder import WindowEncoder
-from hplm.nn.onednn import pack_linears, rounded
+from hplm.nn.onednn import rounded
 from hplm.plot import table as tables
 from hplm.plot.keys import pack
 from hplm.plot.lookup import LookupPlan, Table, plan, resolve
@@ -27,7 +27,7 @@ from hplm.plot.table import PlotTable, Rows, Spare, Values
 from hplm.store import artifact
 from hplm.store.layout import Store
 
-# A window costs as much as three tokens: few are filled up.
+# A window costs as much as three tokens: few are filled up. More than one, see `hplm.nn.onednn`.
 WINDOW_STEP = 2
 
 
@@ -165,7 +165,7 @@ def open_lineage(
     dtype = dtype or choose_dtype("auto", torch.device("cpu"))
     lower = lowers.of_lineage(store, base, lineage, base_lower=base_lower, verify=verify) if miss == "compute" else None
     if lower is not None:
-        pack_linears(lower, dtype)
+        lowers.pack(lower, dtype)
     opened, room = tables.load_together(
         [*(branch / "branch" for branch in branches), root / "root", *(root / level for level in shorter)],
         fingerprint=base.fingerprint,

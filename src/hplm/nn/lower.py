@@ -15,6 +15,7 @@ from torch import nn
 from hplm.errors import CorruptArtifactError, WrongBaseError
 from hplm.nn.base import Base
 from hplm.nn.encoder import WindowEncoder
+from hplm.nn.onednn import PackedLinear, can_pack, pack_linears
 from hplm.store import artifact
 from hplm.store.layout import Store
 
@@ -55,6 +56,14 @@ def load(folder: Path, base: Base, *, words: nn.Embedding | None = None, verify:
             f"{folder} does not hold this base's lower layers ({error}); build it again"
         ) from error
     return lower.eval()
+
+
+def pack(lower: WindowEncoder, dtype: torch.dtype) -> None:
+    """Put the matrices in oneDNN's order where that can be, in place: for look-ups alone from then on. Again does nothing."""
+    if lower.packed_gate or not can_pack(lower.gate_weight.device, dtype):
+        return
+    pack_linears(lower, dtype)
+    lower.packed_gate = [PackedLinear(weight, None, dtype) for weight in lower.gate_weight]
 
 
 def of_lineage(

@@ -1,7 +1,8 @@
 """Products on a CPU through oneDNN with matrices in its own order, and batches of few sizes, which it wants.
 
 Handed plain matrices, it or MKL puts them in order again in every call. In its order a product is faster, most with few
-tokens, and rounds a token the same whatever number of others goes with it, in bfloat16 and in float32.
+tokens. With AVX-512 it also rounds a token the same whatever number of others goes with it, in bfloat16 and in float32; one
+token alone it may round otherwise in float32, so nothing goes alone.
 """
 
 # No `from __future__ import annotations` here: TorchScript compiles `rounded`.
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 
 def rounded(size: int, step: int = 8) -> int:
-    """A size at least as large, one of few: 32 multiples of `step`, and 16 more for each doubling beyond.
+    """A size at least as large, and as `step`, one of few: 32 multiples of `step`, and 16 more for each doubling beyond.
 
     oneDNN makes a product ready for its sizes when it first meets them, which takes a millisecond and hundreds of KB, and
     remembers the last thousand: with batches of any number of tokens that is much time and gigabytes.
@@ -37,13 +38,16 @@ def pack_matrix(weight: Tensor) -> Tensor:
 
 
 class PackedLinear(nn.Module):
-    """A Linear that is trained no more, its matrix in oneDNN's order and in `dtype`, which is also what it gives."""
+    """A product that is trained no more, its matrix in oneDNN's order and in `dtype`, which is also what it gives.
 
-    def __init__(self, linear: nn.Linear, dtype: torch.dtype) -> None:
+    It computes where it is: it cannot be saved, copied or moved.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
         super().__init__()
         self._dtype = dtype
-        self._weight = pack_matrix(linear.weight.to(dtype))
-        self._bias = linear.bias.detach().to(dtype)
+        self._weight = pack_matrix(weight.to(dtype))
+        self._bias = None if bias is None else bias.detach().to(dtype)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """`[..., in]` -> `[..., out]`."""
@@ -52,10 +56,14 @@ class PackedLinear(nn.Module):
         )
         return found
 
+    def _save_to_state_dict(self, *_: object) -> None:
+        # Without this, a state would lack the matrix and nobody would know.
+        raise TypeError("a matrix in oneDNN's order cannot be saved: save the module before it is packed")
+
 
 def pack_linears(module: nn.Module, dtype: torch.dtype) -> None:
-    """Every Linear within becomes a PackedLinear, where its device can; those that are one already stay."""
+    """Every Linear below `module` becomes a PackedLinear, where its device can; those that are one already stay."""
     for parent in list(module.modules()):
         for name, child in parent.named_children():
             if isinstance(child, nn.Linear) and can_pack(child.weight.device, dtype):
-                setattr(parent, name, PackedLinear(child, dtype))
+                setattr(parent, name, PackedLinear(child.weight, child.bias, dtype))

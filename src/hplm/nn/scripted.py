@@ -163,7 +163,7 @@ class RunLayers(nn.Module):
     ) -> None:
         """Take a batch: `hidden` `[N, H]`. See `Attention` for what the others are; a plan for each place of adapters.
 
-        `read`: which of the N heads read, int64, and the plan for those; None where they read all.
+        `read`: those of the N tokens that heads read, int64, and the plan for them; None where all are read.
         """
         self.size = hidden.size(0)
         more = self._fillers(self.size)

@@ -144,11 +144,12 @@ class UpperEngine:
         with torch.inference_mode():
             at_input, at_attention = (self._adapters(layout, assigned.at(place)) for place in get_args(Place))
             counts = [count_read(text.tenant, len(text.hidden)) for text in texts]
-            read, at_read = None, at_attention
-            if sum(counts) < sum(layout.lengths):
+            read, at_attention_of_read = None, at_attention
+            holds_read_alone = sum(counts) < sum(layout.lengths)
+            if holds_read_alone:
                 read = places_of(layout.starts, counts).to(self.device)
                 slots = assigned.at("attention")
-                at_read = plan_adapters([slots[i] for i in layout.texts], counts, self.device)
+                at_attention_of_read = plan_adapters([slots[i] for i in layout.texts], counts, self.device)
             state = self._embed(texts, layout)
             if mask is not None:
                 mask = mask.to(self.device)
@@ -161,12 +162,11 @@ class UpperEngine:
                 at_input,
                 at_attention,
                 read,
-                at_read,
+                at_attention_of_read,
             )
             self.computed_tokens += run.hidden.size(0)
             # Ours no more: what Python still held would take the lock again and again.
-            is_read_alone = read is not None
-            del state, mask, at_input, at_attention, read, at_read
+            del state, mask, at_input, at_attention, read, at_attention_of_read
             try:
                 first, layers = 0, self.config.upper_layers
                 while first < layers:
@@ -180,7 +180,7 @@ class UpperEngine:
                     first = last
             finally:
                 state = run.end()
-            if not is_read_alone and not layout.is_packed:
+            if not holds_read_alone and not layout.is_packed:
                 state = state.index_select(0, places_of(layout.starts, counts).to(self.device))
             return self._logits(texts, counts, state.float())
 
@@ -238,7 +238,8 @@ def count_read(tenant: Tenant, length: int) -> int:
 
 def places_of(starts: Sequence[int], counts: Sequence[int]) -> Tensor:
     """`counts[i]` places from `starts[i]` on, one text after another: int64."""
-    return torch.cat([torch.arange(start, start + count) for start, count in zip(starts, counts, strict=True)])
+    ends = np.cumsum(counts)
+    return torch.from_numpy(np.repeat(starts - (ends - counts), counts) + np.arange(ends[-1]))
 
 
 def layer_weights(layer: nn.Module) -> list[Tensor]:
