@@ -94,9 +94,6 @@ class Systems:
         is_onnx = system == "onnxruntime"
         files = f"onnx-{onnx_graph.FORMAT}" if is_onnx else str(self._dtype).partition(".")[2]
         weights = self._fleet.folder / "peers" / files
-        for old in self._fleet.folder.glob("peers/onnx*") if is_onnx else ():
-            if old.name != files:
-                shutil.rmtree(old)
         is_dedicated = system in ("dedicated", "onnxruntime")
         count = write_models(
             weights,
