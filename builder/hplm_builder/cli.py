@@ -317,7 +317,7 @@ def export_models(
         int, typer.Option(help="Adapters on the device at once, the identity included.")
     ] = UpperSettings.num_slots,
     quantization: Annotated[
-        str, typer.Option(help="none, or int8: feed-forward halves of the upper layers in it, on a CPU with VNNI.")
+        str, typer.Option(help="none, or int8: products of the upper layers in 8-bit integers, on a CPU with VNNI.")
     ] = UpperSettings.quantization,
     manager: Annotated[bool, typer.Option(help="Also the models that take manage requests.")] = True,
     keep_settings: Annotated[

@@ -1,4 +1,4 @@
-"""`hplm bench int8`: feed-forward halves in int8 beside the engine's own format."""
+"""`hplm bench int8`: products of the upper layers in int8 beside the engine's own format."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from hplm.nn.dtype import choose_dtype, choose_threads
-from hplm.nn.int8 import check_int8
+from hplm.nn.int8 import check_int8, in_int8
 from hplm.nn.int8_ranges import measure_ranges
 from hplm.nn.memory import keep_freed_memory
 from hplm.nn.upper import UpperEngine
@@ -95,11 +95,18 @@ def int8(models: Path, rounds: int, seconds: float, picture: Path | None = None)
             picture,
             ["engine in-process", "through Triton, gRPC"],
             {name: [median(rates[name]) for rates in (inside, served_rates)] for name in engines},
-            title=f"Feed-forward halves of {base.config.name} in int8",
+            title=f"{base.config.name} in {str(dtype).removeprefix('torch.')}, {in_int8(dtype)} in int8",
             x_label="",
             y_label="requests/s",
         )
     moved = float(np.square(quantised - plain).mean() / plain.var())
-    about = {"base": base.config.name, "dtype": str(dtype), "threads": threads, "batch": BATCH, "rounds": rounds}
+    about = {
+        "base": base.config.name,
+        "dtype": str(dtype),
+        "in_int8": in_int8(dtype),
+        "threads": threads,
+        "batch": BATCH,
+        "rounds": rounds,
+    }
     mean_tokens = round(load.tokens / BATCH, 1)
     return Report("int8", {**about, "mean_tokens": mean_tokens, "logits_moved_of_variance": moved}, rows)

@@ -21,7 +21,7 @@ MOST_CHUNK_BYTES = 8 << 20
 
 # What a window that no table has gets.
 Miss = Literal["backoff", "compute"]
-# Format of the upper layers' feed-forward halves, where it is not that of the rest.
+# Format of products with the upper layers' matrices, where it is not that of the rest.
 Quantization = Literal["none", "int8"]
 
 
@@ -124,7 +124,8 @@ class UpperSettings:
     without a deadline of its own has `default_deadline_s`. `tenant_weights` give shares, 1 where not named. Requests that
     waited `starve_after_s` go first whatever the policy says.
 
-    `quantization` int8: the feed-forward halves of the layers in 8-bit integers, see `hplm.nn.int8`.
+    `quantization` int8: products with the layers' matrices in 8-bit integers, in bfloat16 those of the feed-forward halves
+    alone, see `hplm.nn.int8`.
 
     `num_threads` 0: chosen from the machine. `compute_nice`, -20 to 19: how much the computing thread and those that torch
     starts for it matter beside others, -20 most; 0, and where they would leave no core to the others, as the process was

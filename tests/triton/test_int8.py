@@ -1,4 +1,4 @@
-"""A real server with feed-forward halves in int8: its answers are the engine's, over HTTP and gRPC."""
+"""A real server with products in int8: its answers are the engine's, over HTTP and gRPC."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Feed-forward halves in int8: equal to their slow twin, near the layers they stand for, and blind to a batch's neighbours."""
+"""Products in int8: equal to their slow twins, near what they stand for, and blind to a batch's neighbours."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from hplm.adapters.packed import pack
 from hplm.errors import ConfigError
 from hplm.nn import reference
 from hplm.nn.base import Base
+from hplm.nn.dtype import has_bfloat16
 from hplm.nn.encoder import TransformerLayer, UpperEncoder
-from hplm.nn.int8 import Ranges, check_int8, quantise
+from hplm.nn.int8 import Int8TokenLinear, Ranges, check_int8, in_int8, quantise, quantise_attention
 from hplm.nn.int8_ranges import measure_ranges
 from hplm.nn.layouts import Batching
 from hplm.nn.scripted import RunLayers, scripted
 from hplm.nn.upper import UpperEngine, layer_weights
 from hplm.store.layout import Store
 from tests import tiny
-from tests.unit.test_upper import CPU, requests_of, wanted
+from tests.unit.test_upper import CPU, check_neighbours_change_nothing, requests_of, wanted
 
 needs_vnni = pytest.mark.skipif(not torch.cpu._is_vnni_supported(), reason="this processor has no VNNI")
 
@@ -40,14 +41,20 @@ def engine(tiny_base: Base, ranges: list[Ranges]) -> Iterator[UpperEngine]:
     made.close()
 
 
-def engine_of(base: Base, int8: list[Ranges], batching: Batching = "packed", num_slots: int = 8) -> UpperEngine:
+def engine_of(
+    base: Base,
+    int8: list[Ranges],
+    batching: Batching = "packed",
+    num_slots: int = 8,
+    dtype: torch.dtype = torch.float32,
+) -> UpperEngine:
     return UpperEngine(
         base.config,
         base.load_upper(),
         num_slots=num_slots,
         reduced_size=5,
         device=CPU,
-        dtype=torch.float32,
+        dtype=dtype,
         batching=batching,
         row_tokens=48,
         int8=int8,
@@ -64,11 +71,39 @@ def inputs_of(layer: TransformerLayer, count: int, scale: float = 1.0) -> torch.
         return scale * layer.attention_norm(hidden)
 
 
-def halves_of(layers: list[TransformerLayer], ranges: list[Ranges]) -> RunLayers:
-    int8 = [quantise(layer, found) for layer, found in zip(layers, ranges, strict=True)]
+def products_of(layers: list[TransformerLayer], ranges: list[Ranges]) -> RunLayers:
+    pairs = list(zip(layers, ranges, strict=True))
     return RunLayers(
-        [layer_weights(layer) for layer in layers], [torch.zeros(len(layers), 1)] * 4, 1e-12, 4, None, int8=int8
+        [layer_weights(layer) for layer in layers],
+        [torch.zeros(len(layers), 1)] * 4,
+        1e-12,
+        4,
+        None,
+        int8=[quantise(layer, found) for layer, found in pairs],
+        int8_attention=[quantise_attention(layer, found) for layer, found in pairs],
     )
+
+
+def given_of(run: RunLayers, product: str, layer: int) -> list[torch.Tensor]:
+    """What `_int8_by_token` takes, without bias: beside that a small token's product would not be seen."""
+    factor, bias, *matrix = (run.int8_qkv if product == "qkv" else run.int8_attention_out)[layer]
+    return [factor, torch.zeros_like(bias), *matrix]
+
+
+def slow_of(layer: TransformerLayer, ranges: Ranges, product: str) -> Int8TokenLinear:
+    """Its twin, without bias too."""
+    slow: Int8TokenLinear = getattr(quantise_attention(layer, ranges), product)
+    return replace(slow, bias=torch.zeros_like(slow.bias))
+
+
+def plain_of(layer: TransformerLayer, product: str, tokens: torch.Tensor) -> torch.Tensor:
+    """What both stand for."""
+    linear = layer.qkv if product == "qkv" else layer.attention_out
+    with torch.inference_mode():
+        return linear(tokens) - linear.bias
+
+
+AROUND = pytest.mark.parametrize("product", ["qkv", "out"])
 
 
 @needs_vnni
@@ -79,7 +114,7 @@ def test_the_fast_half_equals_its_slow_twin(
     tiny_base: Base, ranges: list[Ranges], scale: float, dtype: torch.dtype, is_scripted: bool
 ) -> None:
     layers = layers_of(tiny_base.load_upper())
-    run = halves_of(layers, ranges)
+    run = products_of(layers, ranges)
     if is_scripted:
         run = scripted(run)
     rounding = 1e-4 if dtype == torch.float32 else 2**-8
@@ -98,12 +133,107 @@ def test_the_fast_half_equals_its_slow_twin(
 @needs_vnni
 def test_no_neighbour_changes_a_bit_of_an_answer(tiny_base: Base, ranges: list[Ranges]) -> None:
     layers = layers_of(tiny_base.load_upper())
-    run = halves_of(layers, ranges)
+    run = products_of(layers, ranges)
     own, huge = inputs_of(layers[0], 9), inputs_of(layers[0], 70, 1000.0)
     with torch.inference_mode():
         alone = run._int8_feed_forward(0, own)
         together = run._int8_feed_forward(0, torch.cat([huge[:30], own, huge[30:]]))
     assert torch.equal(together[30:39], alone)
+
+
+@needs_vnni
+@AROUND
+@pytest.mark.parametrize("is_scripted", [True, False], ids=["scripted", "plain"])
+@pytest.mark.parametrize("scale", [0.0, 1e-6, 1.0, 1e6])
+def test_a_product_by_token_equals_its_slow_twin_whatever_the_tokens_size(
+    tiny_base: Base, ranges: list[Ranges], product: str, scale: float, is_scripted: bool
+) -> None:
+    layers = layers_of(tiny_base.load_upper())
+    run = products_of(layers, ranges)
+    if is_scripted:
+        run = scripted(run)
+    for index, layer in enumerate(layers):
+        tokens = inputs_of(layer, 50) * scale * torch.logspace(-2, 2, 50)[:, None]
+        with torch.inference_mode():
+            found = run._int8_by_token(given_of(run, product, index), tokens)
+        expected = reference.int8_by_token(slow_of(layer, ranges[index], product), tokens)
+        assert bool(found.any()) == (scale > 0)
+        off, most = (found - expected).abs(), expected.abs().amax(1, keepdim=True)
+        assert (off <= 0.02 * most).all()
+        assert (off > 1e-4 * most).float().mean() < 0.02
+
+
+@needs_vnni
+@AROUND
+def test_no_neighbour_changes_a_bit_of_a_product_by_token(tiny_base: Base, ranges: list[Ranges], product: str) -> None:
+    layers = layers_of(tiny_base.load_upper())
+    run = products_of(layers, ranges)
+    own, huge = inputs_of(layers[0], 9), inputs_of(layers[0], 70, 1000.0)
+    with torch.inference_mode():
+        alone, together = (
+            run._int8_by_token(given_of(run, product, 0), tokens)
+            for tokens in (own, torch.cat([huge[:30], own, huge[30:]]))
+        )
+    assert torch.equal(together[30:39], alone)
+
+
+@AROUND
+def test_a_product_by_token_stays_near_what_it_stands_for(tiny_base: Base, ranges: list[Ranges], product: str) -> None:
+    layer = layers_of(tiny_base.load_upper())[0]
+    tokens = inputs_of(layer, 200) * torch.logspace(-3, 3, 200)[:, None]
+    # Of each token: a large one hides nothing of a small one.
+    assert moved(layer, product, tokens, ranges[0]) < 0.01
+
+
+def moved(layer: TransformerLayer, product: str, tokens: torch.Tensor, ranges: Ranges) -> float:
+    """By how much of its variance int8 moves the output of the token that it moves most."""
+    exact = plain_of(layer, product, tokens)
+    found = reference.int8_by_token(slow_of(layer, ranges, product), tokens)
+    return float(((found - exact).square().mean(1) / exact.var(1)).max())
+
+
+@AROUND
+def test_around_attention_too_large_channels_take_nothing_from_the_others(tiny_base: Base, product: str) -> None:
+    layer = layers_of(tiny_base.load_upper())[0]
+    linear = layer.qkv if product == "qkv" else layer.attention_out
+    tokens = inputs_of(layer, 200).clone()
+    tokens[:, 3] *= 40
+    with torch.inference_mode():
+        # As in a trained model: what is large is weighed little.
+        linear.weight[:, 3] /= 40
+    most, even = tokens.abs().amax(0), torch.ones(tokens.shape[1])
+    # Each product has a range of its own, which is the one that counts.
+    own, other = (most, even) if product == "qkv" else (even, most)
+    right, swapped = (
+        moved(layer, product, tokens, Ranges(*pair, most, 1.0)) for pair in ((own, other), (other, own))
+    )
+    assert right < 0.01
+    assert right < 0.5 * swapped
+
+
+@AROUND
+def test_a_channel_that_was_narrow_when_measured_may_be_widened_by_an_adapter(tiny_base: Base, product: str) -> None:
+    layer = layers_of(tiny_base.load_upper())[0]
+    tokens = inputs_of(layer, 200)
+    most = tokens.abs().amax(0)
+    most[3] = 0
+    assert moved(layer, product, tokens, Ranges(most, most, most, 1.0)) < 0.02
+
+
+def test_ranges_are_of_what_goes_into_each_product(tiny_base: Base) -> None:
+    upper = tiny_base.load_upper()
+    seen: dict[tuple[int, str], torch.Tensor] = {}
+    for index, layer in enumerate(layers_of(upper)):
+        for name in ("qkv", "attention_out", "ffn_in", "ffn_out"):
+
+            def see(_: object, given: tuple[torch.Tensor], key: tuple[int, str] = (index, name)) -> None:
+                seen[key] = given[0].float()
+
+            getattr(layer, name).register_forward_pre_hook(see)
+    for index, found in enumerate(measure_ranges(tiny_base, upper)):
+        for values, name in ((found.attention, "qkv"), (found.context, "attention_out"), (found.channels, "ffn_in")):
+            assert torch.equal(values, seen[index, name].abs().amax(0))
+        assert found.most == float(seen[index, "ffn_out"].max())
 
 
 @pytest.mark.parametrize("index", [0, 1])
@@ -124,7 +254,8 @@ def test_channels_that_are_far_larger_than_the_others_take_nothing_from_them(tin
         layer.ffn_in.weight[:, 3] /= 40.0
         hidden = inputs_of(layer, 200)
         inner = F.gelu(layer.ffn_in(hidden))
-        found = Ranges(hidden.abs().amax(0), float(inner.max()))
+        most = hidden.abs().amax(0)
+        found = Ranges(most, most, most, float(inner.max()))
         exact = layer.ffn_out(inner)
         moved = (reference.int8_feed_forward(layer, found, hidden) - exact).square().mean() / exact.var()
     assert float(moved) < 0.01
@@ -139,9 +270,23 @@ def test_the_engine_stays_near_the_reference_and_says_something_else_than_withou
     plain = engine_of(tiny_base, [])
     for request, got, unquantised in zip(requests, found, plain.run(requests), strict=True):
         exact = wanted(tiny_base, request)
-        assert np.abs(got - exact).max() < 0.1 * max(1.0, float(np.abs(exact).max()))
+        assert np.abs(got - exact).max() < 0.2 * max(1.0, float(np.abs(exact).max()))
         assert not np.array_equal(got, unquantised)
     plain.close()
+
+
+@needs_vnni
+@pytest.mark.parametrize(
+    ("dtype", "is_all", "words"),
+    [(torch.float32, True, "matrices"), (torch.bfloat16, False, "matrices of feed-forward halves")],
+)
+def test_an_engine_in_bfloat16_keeps_the_products_around_attention_and_says_so(
+    tiny_base: Base, ranges: list[Ranges], dtype: torch.dtype, is_all: bool, words: str
+) -> None:
+    engine = engine_of(tiny_base, ranges, dtype=dtype)
+    assert (engine._layers.is_int8, engine._layers.is_attention_int8) == (True, is_all)
+    assert in_int8(engine.dtype) == words
+    engine.close()
 
 
 @needs_vnni
@@ -159,16 +304,44 @@ def test_a_tenant_whose_adapter_is_far_stronger_than_any_trained_one_stays_near_
 
 
 @needs_vnni
-@pytest.mark.parametrize("batching", ["packed", "naive", "turbo", "concat", "slotted"])
-def test_every_batching_mode_gives_what_a_text_gets_alone(
-    tiny_base: Base, tiny_store: Store, ranges: list[Ranges], batching: Batching
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.float32,
+        pytest.param(
+            torch.bfloat16,
+            marks=pytest.mark.skipif(not has_bfloat16(), reason="this processor has no bfloat16"),
+        ),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("cls_from", [0, 1, 1000], ids=["all-read-cls", "all-but-one-read-cls", "all-read-the-mean"])
+def test_no_neighbour_changes_a_bit_of_what_an_engine_answers(
+    tiny_base: Base, ranges: list[Ranges], dtype: torch.dtype, threads: int, cls_from: int
 ) -> None:
-    engine = engine_of(tiny_base, ranges, batching, num_slots=3)
+    engine = engine_of(tiny_base, ranges, num_slots=64, dtype=dtype)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        check_neighbours_change_nothing(engine, tiny_base, 3, cls_from)
+    finally:
+        torch.set_num_threads(before)
+    engine.close()
+
+
+@needs_vnni
+@pytest.mark.parametrize("batching", ["packed", "naive", "turbo", "concat", "slotted"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_every_batching_mode_gives_what_a_text_gets_alone(
+    tiny_base: Base, tiny_store: Store, ranges: list[Ranges], batching: Batching, dtype: torch.dtype
+) -> None:
+    engine = engine_of(tiny_base, ranges, batching, num_slots=3, dtype=dtype)
     requests = requests_of(tiny_base, tiny_store, [40, 1, 3, 17, 9, 26])
     together = engine.run(requests, slot_tokens=20)
     alone = [engine.run([request], slot_tokens=20)[0] for request in requests]
     for one, other in zip(together, alone, strict=True):
-        # Attention's own rounding may move a code by one.
+        # In rows of other lengths attention rounds otherwise, which may move a code by one.
         np.testing.assert_allclose(one, other, atol=0.02, rtol=0.02)
     engine.close()
 
@@ -182,7 +355,7 @@ def test_a_base_that_knows_distances_has_it_too(tmp_path_factory: pytest.TempPat
     engine = engine_of(base, measure_ranges(base, base.load_upper()))
     for request, got in zip(requests := requests_of(base, store, [7, 31]), engine.run(requests), strict=True):
         exact = wanted(base, request)
-        assert np.abs(got - exact).max() < 0.1 * max(1.0, float(np.abs(exact).max()))
+        assert np.abs(got - exact).max() < 0.2 * max(1.0, float(np.abs(exact).max()))
     engine.close()
 
 
@@ -191,7 +364,8 @@ def test_measuring_leaves_no_hook_behind_and_finds_the_same_twice(tiny_base: Bas
     first, again = (measure_ranges(tiny_base, upper) for _ in range(2))
     assert len(first) == tiny_base.config.upper_layers
     for one, other in zip(first, again, strict=True):
-        assert torch.equal(one.channels, other.channels)
+        for name in ("attention", "context", "channels"):
+            assert torch.equal(getattr(one, name), getattr(other, name))
         assert one.most == other.most > 0
     assert all(not part._forward_pre_hooks for part in upper.modules())
 

@@ -26,6 +26,7 @@ from hplm.nn import base as bases
 from hplm.nn import reference
 from hplm.nn.adapters import AdapterSlots, Fill
 from hplm.nn.base import Base
+from hplm.nn.scripted import fill_slots, scripted
 from hplm.nn.upper import UpperEngine, UpperRequest
 from hplm.serving.upper_stage import UpperAnswer, UpperInput, UpperStage
 from hplm.store.layout import Store
@@ -179,9 +180,10 @@ def test_a_filling_that_fails_is_reported_and_forgotten(
     # One layer is missing: the copy of the first succeeds.
     broken = replace(fleet[0], packed=PackedAdapter(packed.weights[:1], packed.hidden_size, packed.reduced_size))
     for _ in range(3):
-        with pytest.raises(IndexError):
+        # From TorchScript a RuntimeError.
+        with pytest.raises((IndexError, RuntimeError), match="out of range"):
             engine.run([UpperRequest(broken, hidden[1])])
-        with pytest.raises(IndexError):
+        with pytest.raises((IndexError, RuntimeError), match="out of range"):
             engine.slots.prefetch([broken])
         assert engine.slots.table.find(broken.key) is None
     got = engine.run([UpperRequest(fleet[0], hidden[1]), UpperRequest(fleet[1], hidden[1])])
@@ -383,3 +385,21 @@ def test_what_is_refused_before_the_queue_is_counted(store: Store, base: Base, f
     assert stage.counts["unknown_tenant"] == 1
     assert stage.counts["bad_hidden_states"] == 4
     stage.stop()
+
+
+@pytest.mark.parametrize("fill", [fill_slots, scripted(fill_slots)], ids=["plain", "scripted"])
+@pytest.mark.parametrize("slots_dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_layer_is_copied_into_its_slots_and_no_other(
+    fill: Callable[..., None], slots_dtype: torch.dtype, dtype: torch.dtype
+) -> None:
+    shapes, layers = ((6, 2), (2,), (2, 6), (6,)), 3
+    parts = [torch.full((layers, 5, *shape), 7.0, dtype=slots_dtype) for shape in shapes]
+    weights = [torch.randn(layers, 32, generator=torch.Generator().manual_seed(i)).to(dtype) for i in range(2)]
+    fill(parts, 1, weights, [4, 2])
+    for slot, row in ((4, weights[0][1]), (2, weights[1][1])):
+        found = torch.cat([part[1, slot].flatten() for part in parts])
+        assert torch.equal(found, row.to(slots_dtype))
+    for part in parts:
+        assert (part[[0, 2]] == 7).all()
+        assert (part[1, [0, 1, 3]] == 7).all()

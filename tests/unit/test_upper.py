@@ -93,11 +93,17 @@ def test_no_neighbour_changes_a_bit_of_an_answer(
     tiny_base: Base, tenants: int, dtype: torch.dtype, cls_from: int
 ) -> None:
     engine = engine_of(tiny_base, 64, dtype)
+    check_neighbours_change_nothing(engine, tiny_base, tenants, cls_from)
+    engine.close()
+
+
+def check_neighbours_change_nothing(engine: UpperEngine, base: Base, tenants: int, cls_from: int) -> None:
+    """Sixty texts of so many tenants, of which those from `cls_from` on read `[CLS]`: to the bit, whoever is beside them."""
     rng = np.random.default_rng(0)
-    members = tiny.fleet_of(tiny_base, tenants)
+    members = tiny.fleet_of(base, tenants)
     members[cls_from:] = [reading_cls(one) for one in members[cls_from:]]
     requests = [
-        UpperRequest(members[i % tenants], rng.normal(size=(n, tiny_base.config.hidden_size)).astype(np.float16))
+        UpperRequest(members[i % tenants], rng.normal(size=(n, base.config.hidden_size)).astype(np.float16))
         for i, n in enumerate(rng.integers(1, 41, 60))
     ]
     alone = [engine.run([request])[0] for request in requests]
@@ -105,7 +111,6 @@ def test_no_neighbour_changes_a_bit_of_an_answer(
         chosen = rng.permutation(len(requests))[:count]
         for index, got in zip(chosen, engine.run([requests[i] for i in chosen]), strict=True):
             np.testing.assert_array_equal(got, alone[index])
-    engine.close()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`hplm eval int8`: what serving with feed-forward halves in int8 costs in accuracy."""
+"""`hplm eval int8`: what serving with products of the upper layers in int8 costs in accuracy."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from hplm.decode import DECODERS
 from hplm.nn import base as bases
 from hplm.nn.base import Base
 from hplm.nn.dtype import choose_dtype, computing_in
-from hplm.nn.int8 import MARGIN, Ranges, check_int8
-from hplm.nn.int8_ranges import feed_forward_inputs, measure_ranges
+from hplm.nn.int8 import LEAST_RANGE, MARGIN, Ranges, check_int8, in_int8
+from hplm.nn.int8_ranges import FEED_FORWARD, measure_ranges, product_inputs
 from hplm.nn.upper import UpperEngine, UpperRequest
 from hplm.progress import silent
 from hplm.report import Goal, Report
@@ -120,7 +120,8 @@ class Int8Judge:
 def clipped_share(body: AdapterModel, ranges: Sequence[Ranges], examples: Sequence[Prepared]) -> float:
     """Of the values that go into the feed-forward halves of a trained tenant, those beyond the ranges and their margin.
 
-    Fewer are clipped: of the channels all but the widest have some more room.
+    Where each token has a scale of its own nothing is clipped. Fewer are than this: of the channels all but the widest have
+    some more room.
     """
     clipped = total = 0
 
@@ -130,10 +131,10 @@ def clipped_share(body: AdapterModel, ranges: Sequence[Ranges], examples: Sequen
         total += given.numel()
 
     bounds: list[Tensor | float] = [
-        bound for found in ranges for bound in (found.channels.clamp(min=1e-3), max(found.most, 0.1))
+        bound for found in ranges for bound in (found.channels.clamp(min=LEAST_RANGE), max(found.most, 0.1))
     ]
     features = torch.cat([one.features for one in examples])
-    with feed_forward_inputs(body.upper, see), torch.no_grad(), computing_in(*fastest_format(CPU)):
+    with product_inputs(body.upper, FEED_FORWARD, see), torch.no_grad(), computing_in(*fastest_format(CPU)):
         body(features, [len(one.tokens) for one in examples])
     return clipped / total
 
@@ -187,6 +188,8 @@ def int8(
     """
     check_int8(CPU)
     tasks, limits, where = shared.read()
+    dtype = choose_dtype("auto", CPU)
+    about = {"base": base, "domain": domain, "plain_dtype": str(dtype), "in_int8": in_int8(dtype)}
     store = Store.at(shared.store)
     served = Served(store, bases.load(store.base(base)), domain)
     variant = Variant(
@@ -195,7 +198,7 @@ def int8(
         served.source,
         hbert_body(served.base, where),
         RATES["hbert"],
-        with_adapters(lambda task: {**served.about(), "judged": "int8"}),
+        with_adapters(lambda task: {**served.about(), "judged": f"{about['in_int8']} in int8"}),
         Int8Judge(served, shared.pooling).of_trained,
         more_tests=2,
     )
@@ -207,7 +210,6 @@ def int8(
         for task in tasks
     }
     rows = int8_rows(judged)
-    about = {"base": base, "domain": domain, "plain_dtype": str(choose_dtype("auto", CPU))}
     Report("int8-accuracy", about_study(study, found, about), rows, goals_of(rows, len(tasks))).publish(
         shared.json_file
     )

@@ -20,7 +20,7 @@ from hplm.adapters.tenant import Tenant
 from hplm.config import BaseConfig
 from hplm.nn.encoder import Adapt
 from hplm.nn.onednn import rounded
-from hplm.nn.scripted import UNCHANGED, AdapterPlan
+from hplm.nn.scripted import UNCHANGED, AdapterPlan, fill_slots, scripted
 from hplm.tracing import Tracer
 
 # Tokens of one tenant that go through one product of the batched form: more are cut, fewer filled up.
@@ -140,6 +140,7 @@ class AdapterSlots:
         self._batches_waiting = 0
         self._freed = threading.Condition()
         self._filling: dict[int, Fill] = {}
+        self._fill_slots = scripted(fill_slots)
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._jobs: queue.SimpleQueue[Fill | None] | None = None
         if fine_prefetch:
@@ -302,12 +303,13 @@ class AdapterSlots:
             self._stream.synchronize()
 
     def _copy_layer(self, fill: Fill, layer: int) -> None:
-        """All slots of a fill at once, on a CPU in a few calls a layer: each holds the lock that computing needs."""
+        """All slots of a fill at once, on a CPU in one call: each call takes the lock that computing needs."""
+        if self._stream is None:
+            self._fill_slots(self.parts, layer, fill.weights, fill.slots)
+            return
         rows = [weights[layer] for weights in fill.weights]
-        if self._stream is not None:
-            # Each from the pinned memory of the host cache: stacked on the host they would be pageable again.
-            rows = [row.to(self._device, non_blocking=True) for row in rows]
-        stacked = torch.stack(rows)
+        # Each from the pinned memory of the host cache: stacked on the host they would be pageable again.
+        stacked = torch.stack([row.to(self._device, non_blocking=True) for row in rows])
         places = torch.tensor(fill.slots, device=self._device)
         start = 0
         for part in self.parts:

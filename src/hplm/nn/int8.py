@@ -1,13 +1,16 @@
-"""Feed-forward halves of the upper layers in int8: a CPU with VNNI multiplies 8-bit integers twice as fast as bfloat16.
+"""Products with the upper layers' matrices in int8: a CPU with VNNI multiplies 8-bit integers faster than floats.
 
-They are two thirds of a layer's products, and both of their inputs lie behind a LayerNorm: it gives every token the same
-size, whatever a tenant's adapter did. What an adapter changes at once, the input of attention, stays in the engine's own
-format.
+Feed-forward halves are two thirds of them, and both of their inputs lie behind a LayerNorm: it gives every token the same
+size, whatever a tenant's adapter did. So their scales are fixed (static quantisation), and values beyond the ranges of
+`hplm.nn.int8_ranges` are clipped.
 
-Scales are fixed (static quantisation): with those of a batch a text's neighbours would change its answer. Integer sums are
-exact in any order. Weights have a scale for each output; the input of the first product one for each channel, half of which
-is put into the weights, for a few channels are ten times as large as the others (SmoothQuant, Xiao et al. 2023). Values
-beyond the ranges of `hplm.nn.int8_ranges` are clipped.
+What goes into attention's two products an adapter may make as large as it likes: there each token has a scale of its own,
+and finding that takes its time. Beside float32 it pays (docs/measured.md); beside bfloat16 nobody has measured it, and an
+engine in bfloat16 keeps those two as they are.
+
+Scales of a batch would let a text's neighbours change its answer; neither of these does, and integer sums are exact in any
+order. Weights have a scale for each output. A few channels of an input are ten times as large as the others: but for the
+second feed-forward product, half of that is put into the weights (SmoothQuant, Xiao et al. 2023).
 """
 
 from __future__ import annotations
@@ -23,14 +26,28 @@ from hplm.nn.encoder import TransformerLayer
 # How far beyond what was measured a value may lie before it is clipped.
 MARGIN = 1.1
 LEAST_GELU = -0.17
-# Of the first product's input: `onednn::qlinear_pointwise` multiplies unsigned by signed bytes.
+# No channel is taken for narrower; where an adapter may widen one, none than this share of the mean: in a token's own scale
+# it would be all that is left of that token.
+LEAST_RANGE = 1e-3
+LEAST_SHARE = 0.1
+# Of inputs but the second product's: `onednn::qlinear_pointwise` multiplies unsigned by signed bytes.
 ZERO_POINT = 128
+# Of weights' codes, and of inputs' less ZERO_POINT.
+LARGEST = 127
+# No token is taken for smaller, so that one of zeros has a scale.
+LEAST_TOKEN = 1e-20
 
 
 @dataclass(frozen=True)
 class Ranges:
-    """Of one layer: `channels` `[H]`, the largest magnitude of each of the first product's inputs; `most`, of the second's."""
+    """The largest magnitudes of what goes into one layer's products.
 
+    `attention`, `context` and `channels`, each `[H]`: of each input of the queries, keys and values, of attention's output,
+    of the feed-forward half's first product. `most`: of all inputs of its second.
+    """
+
+    attention: Tensor
+    context: Tensor
     channels: Tensor
     most: float
 
@@ -63,6 +80,36 @@ class Int8FeedForward:
     second: Int8Linear
 
 
+@dataclass(frozen=True)
+class Int8TokenLinear:
+    """A product with a scale for each token: `codes` int8 `[out, in]` times `scales` `[out]` are its weights, `bias` `[out]`.
+
+    An input `[in]` times `factor` `[in]`, over the largest magnitude of that and times LARGEST, is its code less ZERO_POINT.
+    """
+
+    factor: Tensor
+    codes: Tensor
+    scales: Tensor
+    bias: Tensor
+
+    def packed(self) -> list[Tensor]:
+        """Factor and bias, and what `onednn::qlinear_pointwise` takes: matrix, scales and zero points of outputs.
+
+        The scales are for inputs over their token's largest magnitude, whose codes are LARGEST times that.
+        """
+        zeros = torch.zeros(len(self.scales), dtype=torch.long)
+        matrix = torch.ops.onednn.qlinear_prepack(self.codes, None)
+        return [self.factor, self.bias, matrix, self.scales / LARGEST, zeros]
+
+
+@dataclass(frozen=True)
+class Int8Attention:
+    """Of one layer: queries, keys and values, and what their attention goes through."""
+
+    qkv: Int8TokenLinear
+    out: Int8TokenLinear
+
+
 def check_int8(device: torch.device, *, has_vnni: bool | None = None) -> None:
     """Raise ConfigError where int8 would not be faster, or is not there. `has_vnni`: of this machine unless given."""
     if device.type != "cpu":
@@ -73,13 +120,23 @@ def check_int8(device: torch.device, *, has_vnni: bool | None = None) -> None:
         raise ConfigError(f"quantization int8 wants a torch with oneDNN, and {torch.__version__} is none; leave it out")
 
 
+def covers_attention(dtype: torch.dtype) -> bool:
+    """Whether an engine of that format has the products around attention in integers too."""
+    return dtype == torch.float32
+
+
+def in_int8(dtype: torch.dtype) -> str:
+    """What an engine of that format has in integers, in words."""
+    return "matrices" if covers_attention(dtype) else "matrices of feed-forward halves"
+
+
 def quantise(layer: nn.Module, ranges: Ranges) -> Int8FeedForward:
     """The feed-forward half of a TransformerLayer in fp32."""
     assert isinstance(layer, TransformerLayer)
     weight = layer.ffn_in.weight.detach()
-    largest = (MARGIN * ranges.channels).clamp(min=1e-3)
-    smooth = (largest / weight.abs().amax(0).clamp(min=1e-5)).sqrt()
-    input_scale = float((largest / smooth).max()) / (ZERO_POINT - 1)
+    largest = (MARGIN * ranges.channels).clamp(min=LEAST_RANGE)
+    smooth = _smooth(largest, weight)
+    input_scale = float((largest / smooth).max()) / LARGEST
     inner_scale = (MARGIN * max(ranges.most, 0.1) - LEAST_GELU) / 255
     return Int8FeedForward(
         1 / (smooth * input_scale),
@@ -88,7 +145,31 @@ def quantise(layer: nn.Module, ranges: Ranges) -> Int8FeedForward:
     )
 
 
+def quantise_attention(layer: nn.Module, ranges: Ranges) -> Int8Attention:
+    """Both products around the attention of a TransformerLayer in fp32."""
+    assert isinstance(layer, TransformerLayer)
+    return Int8Attention(
+        _token_linear(layer.qkv, ranges.attention),
+        _token_linear(layer.attention_out, ranges.context),
+    )
+
+
+def _smooth(largest: Tensor, weight: Tensor) -> Tensor:
+    """What each input is divided by and its weights are multiplied with: `[in]`."""
+    return (largest / weight.abs().amax(0).clamp(min=1e-5)).sqrt()
+
+
+def _codes(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights in int8, and the scale of each output."""
+    scales = weight.abs().amax(1).clamp(min=1e-8) / LARGEST
+    return (weight / scales[:, None]).round().to(torch.int8), scales
+
+
 def _linear(weight: Tensor, bias: Tensor, input_scale: float, zero_point: int) -> Int8Linear:
-    scales = weight.abs().amax(1).clamp(min=1e-8) / 127
-    codes = (weight / scales[:, None]).round().to(torch.int8)
-    return Int8Linear(codes, scales, bias.detach().float().clone(), input_scale, zero_point)
+    return Int8Linear(*_codes(weight), bias.detach().float().clone(), input_scale, zero_point)
+
+
+def _token_linear(linear: nn.Linear, channels: Tensor) -> Int8TokenLinear:
+    weight = linear.weight.detach()
+    smooth = _smooth(channels.clamp(min=max(LEAST_RANGE, LEAST_SHARE * float(channels.mean()))), weight)
+    return Int8TokenLinear(1 / smooth, *_codes(weight * smooth), linear.bias.detach().float().clone())

@@ -1,8 +1,8 @@
-"""What goes into the feed-forward halves of a base's upper layers: the ranges that `hplm.nn.int8` needs."""
+"""What goes into the products of a base's upper layers: the ranges that `hplm.nn.int8` needs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -45,6 +45,8 @@ TEXTS = (
     "Huntington's disease is caused by an expanded CAG repeat in the HTT gene.",
 )
 CPU = torch.device("cpu")
+FEED_FORWARD = ("ffn_in", "ffn_out")
+PRODUCTS = ("qkv", "attention_out", *FEED_FORWARD)
 STRINGS, STRING_TOKENS = 24, 32
 # Texts and strings as long as a base reads, for the positions that lie behind a sentence.
 LONG = 2
@@ -64,15 +66,19 @@ def measure_ranges(base: Base, upper: UpperEncoder) -> list[Ranges]:
 
     # The start waits for this, and half a percent of rounding is far within the margin.
     fastest = computing_in(choose_dtype("auto", CPU), CPU)
-    with feed_forward_inputs(upper, see), torch.inference_mode(), fastest:
+    with product_inputs(upper, PRODUCTS, see), torch.inference_mode(), fastest:
         upper(merge_windows(base.load_lower()(torch.from_numpy(grams)), torch.from_numpy(exists)), lengths)
-    return [Ranges(seen[i][0], float(seen[i + 1][1].max())) for i in range(0, len(seen), 2)]
+    layers = [[seen[first + i] for i in range(len(PRODUCTS))] for first in range(0, len(seen), len(PRODUCTS))]
+    return [
+        Ranges(attention[0], context[0], channels[0], float(inner[1].max()))
+        for attention, context, channels, inner in layers
+    ]
 
 
 @contextmanager
-def feed_forward_inputs(upper: UpperEncoder, see: Callable[[int, Tensor], None]) -> Iterator[None]:
-    """While it lasts, `see` gets what goes into each product of the feed-forward halves: number 2 i of layer i, 2 i + 1."""
-    products = [part for name, part in upper.named_modules() if name.endswith((".ffn_in", ".ffn_out"))]
+def product_inputs(upper: UpperEncoder, names: Sequence[str], see: Callable[[int, Tensor], None]) -> Iterator[None]:
+    """While it lasts, `see` gets what goes into the products of those names: the n of layer i are numbers n i and on."""
+    products = [getattr(layer, name) for layer in upper.layers for name in names]
     hooks = [
         product.register_forward_pre_hook(lambda _, given, number=number: see(number, given[0]))
         for number, product in enumerate(products)

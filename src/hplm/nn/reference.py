@@ -17,7 +17,7 @@ from hplm.config import BaseConfig
 from hplm.nn import lower as lowers
 from hplm.nn.base import Base
 from hplm.nn.encoder import TransformerLayer, UpperEncoder, WindowEncoder
-from hplm.nn.int8 import Int8Linear, Ranges, quantise
+from hplm.nn.int8 import LARGEST, LEAST_TOKEN, Int8Linear, Int8TokenLinear, Ranges, quantise
 from hplm.plot import table as tables
 from hplm.plot.keys import bits
 from hplm.plot.table import PlotTable
@@ -136,6 +136,16 @@ def int8_feed_forward(layer: TransformerLayer, ranges: Ranges, hidden: Tensor) -
     inner = F.gelu(_int8_product(half.first, codes))
     codes = (inner / half.second.input_scale + half.second.zero_point).round().clamp(0, 255)
     return _int8_product(half.second, codes).float()
+
+
+def int8_by_token(linear: Int8TokenLinear, tokens: Tensor) -> Tensor:
+    """A product around attention as `hplm.nn.int8` has it, token by token: `[N, in]` -> `[N, out]`."""
+    weights = linear.codes.double() * linear.scales[:, None]
+    rows = []
+    for token in tokens.double() * linear.factor:
+        scale = max(float(token.abs().max()), LEAST_TOKEN) / LARGEST
+        rows.append(weights @ (token / scale).round() * scale + linear.bias)
+    return torch.stack(rows).float()
 
 
 def _int8_product(linear: Int8Linear, codes: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""One upper layer as a function that runs without Python's interpreter lock.
+"""One upper layer, and filling slots, as functions that run without Python's interpreter lock.
 
 A serving stub has threads that read, load and answer beside the one that computes. Each operation of torch lets go of the
 lock and has to get it back, behind whatever another thread is doing: two hundred operations a layer made a busy server's
@@ -12,14 +12,14 @@ The same computation, readable, is `TransformerLayer.forward` with `AdapterSlots
 # No `from __future__ import annotations` here: TorchScript reads the types of attributes, not their names.
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hplm.nn.int8 import ZERO_POINT, Int8FeedForward
+from hplm.nn.int8 import LARGEST, LEAST_TOKEN, ZERO_POINT, Int8Attention, Int8FeedForward
 from hplm.nn.onednn import can_pack, pack_matrix, rounded
 
 
@@ -84,8 +84,9 @@ def _with_fillers(plan: AdapterPlan, more: int) -> AdapterPlan:
 
 def pack_matrices(weights: list[list[Tensor]]) -> tuple[list[list[Tensor]], bool]:
     """Weights of `layer_weights` with matrices in oneDNN's own order where it has one, and whether it has."""
-    first = weights[0][0]
-    if not can_pack(first.device, first.dtype):
+    # A LayerNorm's: matrices may be in integers, and not here.
+    norm = weights[0][4]
+    if not can_pack(norm.device, norm.dtype):
         return weights, False
     return [[pack_matrix(one) if one.dim() == 2 else one for one in layer] for layer in weights], True
 
@@ -98,12 +99,18 @@ class RunLayers(nn.Module):
     attention, the last layer goes on with what is read alone. `weights[i]` are those of upper layer i (see
     `layer_weights`), `parts` those of AdapterSlots, which it fills in place. `relative` `[heads, L, L]` is what a RelativeBias
     gives for the longest row. Without `pack` the matrices stay where they are, for whoever fills them anew. `int8` has the
-    feed-forward halves, which then are not used of `weights`. One batch at a time.
+    feed-forward halves, `int8_attention` the products around attention, which then are not used of `weights`. One batch at a
+    time.
     """
 
     packed: Final[bool]
     is_int8: Final[bool]
+    is_attention_int8: Final[bool]
     input_zero: Final[int]
+    largest: Final[int]
+    least_token: Final[float]
+    int8_qkv: list[list[Tensor]]
+    int8_attention_out: list[list[Tensor]]
     int8_tensors: list[list[Tensor]]
     int8_scales: list[tuple[float, float, int]]
     relative: Tensor | None
@@ -128,6 +135,7 @@ class RunLayers(nn.Module):
         *,
         pack: bool = True,
         int8: Sequence[Int8FeedForward] = (),
+        int8_attention: Sequence[Int8Attention] = (),
     ) -> None:
         super().__init__()
         self.relative = relative
@@ -137,8 +145,16 @@ class RunLayers(nn.Module):
         self.int8_scales = [
             (layer.first.input_scale, layer.second.input_scale, layer.second.zero_point) for layer in int8
         ]
+        self.is_attention_int8 = len(int8_attention) > 0
+        self.largest = LARGEST
+        self.least_token = LEAST_TOKEN
+        self.int8_qkv = [layer.qkv.packed() for layer in int8_attention]
+        self.int8_attention_out = [layer.out.packed() for layer in int8_attention]
+        unused = [torch.empty(0)] * 4
         if self.is_int8:
-            weights = [[*layer[:6], *[torch.empty(0)] * 4, *layer[10:]] for layer in weights]
+            weights = [[*layer[:6], *unused, *layer[10:]] for layer in weights]
+        if self.is_attention_int8:
+            weights = [[*unused, *layer[4:]] for layer in weights]
         self.weights, self.packed = pack_matrices(weights) if pack else (weights, False)
         self.parts = [[part[layer] for part in parts] for layer in range(len(weights))]
         self.eps = eps
@@ -192,7 +208,10 @@ class RunLayers(nn.Module):
         hidden = adapt_planned(self.hidden, self.parts[layer], self.at_input)
         weights = self.weights[layer]
         size = hidden.size(1)
-        qkv = self._linear(hidden, weights[0], weights[1])
+        if self.is_attention_int8:
+            qkv = self._int8_by_token(self.int8_qkv[layer], hidden)
+        else:
+            qkv = self._linear(hidden, weights[0], weights[1])
         # For texts as short as these, a CPU's attention is faster in float32 than with bfloat16's conversions inside.
         qkv = qkv if qkv.is_cuda else qkv.float()
         context = torch.empty_like(hidden)
@@ -215,7 +234,10 @@ class RunLayers(nn.Module):
             context = context.index_select(0, read)
             hidden = hidden.index_select(0, read)
             at_attention = self.at_attention_of_read
-        attended = self._linear(context, weights[2], weights[3])
+        if self.is_attention_int8:
+            attended = self._int8_by_token(self.int8_attention_out[layer], context).to(hidden.dtype)
+        else:
+            attended = self._linear(context, weights[2], weights[3])
         attended = adapt_planned(attended, self.parts[layer], at_attention)
         hidden = F.layer_norm(hidden + attended, [size], weights[4], weights[5], self.eps)
         if self.is_int8:
@@ -243,6 +265,28 @@ class RunLayers(nn.Module):
         if self.packed:
             return torch.ops.mkldnn._linear_pointwise(tokens, weight, bias, "gelu", [], "none")
         return F.gelu(F.linear(tokens, weight, bias))
+
+    def _int8_by_token(self, given: list[Tensor], tokens: Tensor) -> Tensor:
+        """`[N, in]` -> fp32 `[N, out]`, `given` by `Int8TokenLinear.packed`. Slow twin: `hplm.nn.reference.int8_by_token`."""
+        scaled = tokens.float() * given[0]
+        most = scaled.abs().amax(1, keepdim=True).clamp_(min=self.least_token)
+        codes = scaled.div_(most).mul_(self.largest).add_(self.rounding).to(torch.uint8)
+        found = torch.ops.onednn.qlinear_pointwise(
+            codes,
+            1.0,
+            self.input_zero,
+            given[2],
+            given[3],
+            given[4],
+            None,
+            1.0,
+            0,
+            torch.float32,
+            "none",
+            [],
+            "",
+        )
+        return found.mul_(most).add_(given[1])
 
     def _int8_feed_forward(self, layer: int, hidden: Tensor) -> Tensor:
         """The slow twin is `hplm.nn.reference.int8_feed_forward`."""
@@ -289,11 +333,23 @@ class RunLayers(nn.Module):
         return hidden
 
 
-def scripted(module: RunLayers) -> Any:
-    """The module in TorchScript, or as it is where torch has that no more."""
+def fill_slots(parts: list[Tensor], layer: int, weights: list[Tensor], slots: list[int]) -> None:
+    """One layer of adapters: `weights[i]` `[L, P]`, as PackedAdapter has them, to slot `slots[i]` of AdapterSlots' `parts`."""
+    for i in range(len(weights)):
+        row = weights[i][layer]
+        start = 0
+        for part in parts:
+            place = part[layer, slots[i]]
+            end = start + place.numel()
+            place.copy_(row[start:end].view_as(place))
+            start = end
+
+
+def scripted(code: RunLayers | Callable[..., None]) -> Any:
+    """The module or function in TorchScript, or as it is where torch has that no more."""
     script = getattr(torch.jit, "script", None)
     if script is None:
-        return module
+        return code
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        return script(module)
+        return script(code)

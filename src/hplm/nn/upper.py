@@ -18,7 +18,7 @@ from hplm.adapters.tenant import Tenant
 from hplm.config import BaseConfig
 from hplm.nn.adapters import AdapterSlots, AssignedSlots, plan_adapters
 from hplm.nn.encoder import TransformerLayer, UpperEncoder
-from hplm.nn.int8 import Ranges, check_int8, quantise
+from hplm.nn.int8 import Ranges, check_int8, covers_attention, quantise, quantise_attention
 from hplm.nn.layouts import Batching, Layout, lay_out
 from hplm.nn.scripted import AdapterPlan, RunLayers, scripted
 from hplm.tracing import Tracer
@@ -45,8 +45,9 @@ def in_dtype(upper: UpperEncoder, dtype: torch.dtype) -> UpperEncoder:
 class UpperEngine:
     """Runs batches over one set of upper layers. Not thread-safe, but `slots.prefetch` may run beside it.
 
-    `row_tokens` and `pad_to` are those of `hplm.nn.layouts`. With ranges of each layer, `int8`, their feed-forward halves are
-    computed so, see `hplm.nn.int8`. Raises ConfigError where the device cannot.
+    `row_tokens` and `pad_to` are those of `hplm.nn.layouts`. With ranges of each layer, `int8`, products with their matrices
+    are computed so, see `hplm.nn.int8`; in bfloat16 those of the feed-forward halves alone. Raises ConfigError where the device
+    cannot.
     """
 
     def __init__(
@@ -80,9 +81,9 @@ class UpperEngine:
         self._row_tokens = row_tokens
         self._pad_to = pad_to
         self._upper = upper.to(device).eval().requires_grad_(False)
-        quantised = (
-            [quantise(layer, ranges) for layer, ranges in zip(self._upper.layers, int8, strict=True)] if int8 else []
-        )
+        pairs = list(zip(self._upper.layers, int8, strict=True)) if int8 else []
+        halves = [quantise(layer, ranges) for layer, ranges in pairs]
+        around = [quantise_attention(layer, ranges) for layer, ranges in pairs] if covers_attention(dtype) else []
         # All of the layers in one format: the residual stream is normalised after every sub-layer, so rounding does not
         # add up, and casting it to and fro took a tenth of the time.
         self._upper.layers.to(dtype)
@@ -93,7 +94,15 @@ class UpperEngine:
             longest = max(config.max_tokens, row_tokens, pad_to)
             relative = self._upper.relative(longest).to(dtype if device.type == "cuda" else torch.float32)
         self._layers = scripted(
-            RunLayers(weights, self.slots.parts, config.layer_norm_eps, config.num_heads, relative, int8=quantised)
+            RunLayers(
+                weights,
+                self.slots.parts,
+                config.layer_norm_eps,
+                config.num_heads,
+                relative,
+                int8=halves,
+                int8_attention=around,
+            )
         )
         # Their matrices may lie in another order now: once is enough.
         self._upper.layers = nn.ModuleList()

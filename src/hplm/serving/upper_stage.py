@@ -33,7 +33,7 @@ from hplm.errors import (
 )
 from hplm.nn import base as bases
 from hplm.nn.dtype import choose_device, choose_dtype, choose_threads, count_cores
-from hplm.nn.int8 import Ranges, check_int8
+from hplm.nn.int8 import Ranges, check_int8, in_int8
 from hplm.nn.int8_ranges import measure_ranges
 from hplm.nn.memory import keep_freed_memory, stop_searching_what_stays
 from hplm.nn.upper import UpperEngine, UpperRequest
@@ -148,10 +148,10 @@ class UpperStage:
         )
         self._loads = Places(settings.queue_capacity)
         count = "1 thread" if threads == 1 else f"{threads} threads"
-        dtype = str(choose_dtype(settings.dtype, device)).removeprefix("torch.")
-        products = ", feed-forward halves in int8" if int8 else ""
+        dtype = self.engine.dtype
+        products = f", {in_int8(dtype)} in int8" if int8 else ""
         # Where and how it computes, in words.
-        self.about = f"on {device} in {dtype} with {count}{products}"
+        self.about = f"on {device} in {str(dtype).removeprefix('torch.')} with {count}{products}"
 
     def start(self) -> None:
         """Begin to answer what is submitted."""
