@@ -30,7 +30,8 @@ def export(
 ) -> None:
     """Write `target` beside its place, then rename; model folders that stood there are replaced, anything else is refused.
 
-    Settings with the names in `keep` stay as those folders have them. Without `manager` nobody can create or update tenants
+    Settings with the names in `keep` stay as those folders have them, and with them the registry where the store has none.
+    Without `manager` nobody can create or update tenants
     while it serves: the models for that are left out.
     The settings' `store` and `registry`, and the manager's `miss`, are filled in here; the store's path is relative to their
     own folder, so that store and models can move together.
@@ -41,6 +42,8 @@ def export(
         raise DataError(f"{target} holds the templates; choose another folder")
     if target.exists() and (foreign := {path.name for path in target.iterdir()} - {*ROLES, *MANAGER_ROLES}):
         raise DataError(f"{target} holds {sorted(foreign)[0]!r}, which is no model of hplm; choose an empty folder")
+    # Whoever keeps settings need not know the registry's address, and its password, again.
+    registry = store.registry or _kept(target / "hbert_plot", plot, {*keep, "registry"} if keep else ()).registry
     plot, upper = _kept(target / "hbert_plot", plot, keep), _kept(target / "hbert_upper", upper, keep)
     with artifact.replacing(target) as partial:
         settings: dict[str, PlotSettings | UpperSettings | ManagerSettings | None] = {
@@ -64,10 +67,10 @@ def export(
                 continue
             values = asdict(of_role)
             values["store"] = os.path.relpath(store.root.resolve(), target / role / "1")
-            values["registry"] = store.registry
+            values["registry"] = registry
             path = version / "settings.json"
             # A registry's URL may hold a password.
-            path.touch(0o600 if store.registry else 0o666)
+            path.touch(0o600 if registry else 0o666)
             path.write_text(json.dumps(values, indent=2) + "\n")
 
 

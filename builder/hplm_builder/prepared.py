@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +21,8 @@ from hplm_builder.labelled import LabelledData, LabelledText
 IGNORED = -100
 FEATURE_SHARE = 0.25
 CHUNK = 64
+# A text is tokenised whole, and takes a hundred times its size meanwhile: so few go together where they are long.
+CHUNK_CHARACTERS = 1 << 20
 # Whose mean length stands for a part's.
 LENGTHS = 200
 
@@ -112,8 +114,7 @@ def prepare(
     label_ids = {label: index for index, label in enumerate(data.labels)}
     room = room or Room()
     prepared = []
-    for start in range(0, len(examples), CHUNK):
-        chunk = examples[start : start + CHUNK]
+    for chunk in chunks(examples):
         encoded = encoder.encode([example.asked for example in chunk])
         for example, one in zip(chunk, encoded, strict=True):
             if one.is_empty:
@@ -124,6 +125,19 @@ def prepare(
             room.take(features.nbytes)
         tick(len(chunk))
     return prepared
+
+
+def chunks(examples: Iterable[LabelledText]) -> Iterator[list[LabelledText]]:
+    """So many at a time as are tokenised together."""
+    chunk, size = list[LabelledText](), 0
+    for example in examples:
+        chunk.append(example)
+        size += len(example.text) + len(example.pair or "")
+        if len(chunk) == CHUNK or size >= CHUNK_CHARACTERS:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
 
 
 def targets_of(
@@ -158,7 +172,8 @@ def sample_of(part: Sequence[LabelledText], count: int) -> Sequence[LabelledText
 
 def mean_tokens(part: Sequence[LabelledText], encoder: TextEncoder) -> float:
     """About how many tokens an example has, from some of them."""
-    return float(np.mean([len(one.ids) for one in encoder.encode([x.asked for x in sample_of(part, LENGTHS)])]))
+    some = chunks(sample_of(part, LENGTHS))
+    return float(np.mean([len(one.ids) for chunk in some for one in encoder.encode([x.asked for x in chunk])]))
 
 
 def count_tokens(examples: Sequence[Prepared]) -> int:

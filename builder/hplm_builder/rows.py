@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from pathlib import Path
@@ -82,12 +83,21 @@ def _jsonl(lines: BoundedLines) -> Iterator[Row]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = json.loads(line, parse_constant=_no_number, parse_float=_finite)
         except (ValueError, RecursionError) as error:
             raise DataError(f"{lines.where} is not JSON: {error}") from None
         if not isinstance(row, dict):
             raise DataError(f"{lines.where}: expected an object")
         yield row
+
+
+def _no_number(said: str) -> float:
+    """NaN and infinity are no JSON, though Python writes them: as a label one would make classes of a regression's values."""
+    raise ValueError(f"{said} is no number")
+
+
+def _finite(said: str) -> float:
+    return float(said) if math.isfinite(float(said)) else _no_number(said)
 
 
 def _csv(lines: BoundedLines, delimiter: str, quoting: int) -> Iterator[Row]:

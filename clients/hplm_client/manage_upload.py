@@ -55,4 +55,5 @@ def send_file(ask: Callable[..., dict[str, Any]], path: Path, sent: Sent) -> str
 
 def name_on_server(path: Path) -> str:
     """A file's name in the letters that the server takes; its ending says the format and stays."""
-    return re.sub(r"[^A-Za-z0-9_.-]", "-", path.name).lstrip("_.-")[-100:].lstrip("_.-") or "file"
+    name = re.sub(r"[^A-Za-z0-9_.-]", "-", path.name)[-100:]
+    return name if name[:1].isalnum() else "file" + name.lstrip("_-")[-96:]

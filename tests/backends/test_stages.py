@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import queue
 import shutil
@@ -24,7 +25,7 @@ from hplm.config import PlotSettings, UpperSettings
 from hplm.nn import base as bases
 from hplm.nn import reference
 from hplm.nn.base import Base
-from hplm.serving.plot_stage import LookedUp, PlotInput, PlotStage
+from hplm.serving.plot_stage import BYTES_PER_TOKEN, CUT_PER_TOKEN, LookedUp, PlotInput, PlotStage, _Asked
 from hplm.serving.upper_stage import UpperAnswer, UpperInput, UpperStage
 from hplm.store import catalog
 from hplm.store.catalog import LOOK_EVERY_S
@@ -463,3 +464,81 @@ def test_a_broken_bank_tells_a_client_nothing_of_where_it_lies(tmp_path: Path) -
     assert isinstance(answer, errors.CorruptArtifactError)
     assert str(tmp_path) not in answer.wire()
     assert isinstance(other, LookedUp)
+
+
+class Panic(BaseException):
+    """As a tokenizer in Rust has it: no Exception."""
+
+
+@pytest.mark.parametrize("error", [Panic, ValueError])
+def test_a_text_that_the_tokenizer_fails_on_fails_alone(
+    plot_stage: PlotStage, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    encode = plot_stage._encoder.encode
+
+    def failing(texts: Any) -> Any:
+        if "poison" in texts:
+            raise error
+        return encode(texts)
+
+    monkeypatch.setattr(plot_stage._encoder, "encode", failing)
+    good = ((b"the red cat",), b"alpha")
+    first, bad, second = plot_stage.run([good, ((b"poison",), b"alpha"), good])
+    assert isinstance(bad, errors.InternalError)
+    assert isinstance(first, LookedUp)
+    assert isinstance(second, LookedUp)
+
+
+def test_a_domain_whose_look_up_fails_fails_its_own_requests(
+    plot_stage: PlotStage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lookup = plot_stage._domains.fetch(plot_stage._bank.resolve(b"alpha").lineage).result()
+    monkeypatch.setattr(lookup, "hidden_states", lambda *_: 1 / 0)
+    assert isinstance(plot_stage.run([((b"the red cat",), b"alpha")])[0], errors.InternalError)
+
+
+def test_a_long_text_counts_as_what_is_looked_up_of_it(plot_stage: PlotStage, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[int] = []
+    monkeypatch.setattr(plot_stage._worker, "submit", lambda job, *, tokens, **_: counted.append(tokens))
+    lookup = plot_stage._domains.fetch(plot_stage._bank.resolve(b"alpha").lineage).result()
+    most = plot_stage._base.config.max_tokens
+    for size in (8, 4 * most, 65_536):
+        given = PlotInput((b"a" * size,), b"alpha", arrived_s=time.monotonic())
+        tenant = plot_stage._bank.resolve(b"alpha")
+        plot_stage._queue(plot_stage_asked(given, tenant), 1, lookup)
+    short, full, long = counted
+    assert short < full <= long <= most + 65_536 // BYTES_PER_TOKEN // CUT_PER_TOKEN + 1
+
+
+def plot_stage_asked(given: PlotInput, tenant: ServedTenant) -> _Asked:
+    return _Asked(given, tenant, given.texts[0].decode(), lambda _: None, lambda: False)
+
+
+def test_a_domain_that_requests_still_hold_is_opened_once(plot_stage: PlotStage) -> None:
+    lineage = plot_stage._bank.resolve(b"alpha").lineage
+    first = plot_stage._domains.fetch(lineage).result()
+    plot_stage._domains.drop([lineage])
+    assert plot_stage._domains.fetch(lineage).result() is first
+
+
+def test_a_domain_that_the_disk_fails_to_read_is_corrupt_and_not_checked_again_at_once(
+    tiny_models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tiny_models / "hbert_plot" / "1"
+    stage = PlotStage(config.load(PlotSettings, folder / "settings.json"), folder)
+    lineage = stage._bank.resolve(b"alpha").lineage
+    tries = 0
+
+    def failing(lineage: Any) -> Any:
+        nonlocal tries
+        tries += 1
+        raise OSError(errno.EIO, "the disk fails")
+
+    stage._domains.drop([lineage])
+    stage._open_now.clear()
+    monkeypatch.setattr(stage, "_open_lineage", failing)
+    for _ in range(3):
+        error = stage.run([((b"the red cat",), b"alpha")])[0]
+        assert isinstance(error, errors.CorruptArtifactError)
+        assert "disk" not in error.wire()
+    assert tries == 1

@@ -110,3 +110,13 @@ def test_a_folder_of_something_else_is_never_replaced(tmp_path: Path) -> None:
 def test_the_templates_are_never_replaced() -> None:
     with pytest.raises(DataError, match="templates"):
         export(Store(Path("store")), share_folder("model_repository"), PLOT, UPPER)
+
+
+def test_settings_that_are_kept_keep_the_registry_where_none_is_given(tmp_path: Path) -> None:
+    url, other = "postgresql+psycopg://hplm:secret@db/hplm", "postgresql+psycopg://hplm:secret@other/hplm"
+    path = tmp_path / "models" / "hbert_upper" / "1" / "settings.json"
+    export(Store(tmp_path / "store", url), tmp_path / "models", PLOT, UPPER)
+    for given, keep, wanted in (("", {"miss"}, url), (other, {"miss"}, other), ("", set[str](), "")):
+        export(Store(tmp_path / "store", given), tmp_path / "models", PLOT, UPPER, keep=keep)
+        assert json.loads(path.read_text())["registry"] == wanted
+        assert bool(path.stat().st_mode & 0o077) == (not wanted)

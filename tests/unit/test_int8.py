@@ -204,9 +204,7 @@ def test_around_attention_too_large_channels_take_nothing_from_the_others(tiny_b
     most, even = tokens.abs().amax(0), torch.ones(tokens.shape[1])
     # Each product has a range of its own, which is the one that counts.
     own, other = (most, even) if product == "qkv" else (even, most)
-    right, swapped = (
-        moved(layer, product, tokens, Ranges(*pair, most, 1.0)) for pair in ((own, other), (other, own))
-    )
+    right, swapped = (moved(layer, product, tokens, Ranges(*pair, most, 1.0)) for pair in ((own, other), (other, own)))
     assert right < 0.01
     assert right < 0.5 * swapped
 

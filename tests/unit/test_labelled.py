@@ -77,8 +77,10 @@ BROKEN: list[tuple[str, str | bytes, str]] = [
     (
         "a.jsonl",
         '{"text": "a", "entities": [{"label": "x", "start": 0, "end": Infinity}]}',
-        "must be a list of objects",
+        "line 1 is not JSON: Infinity is no number",
     ),
+    ("a.jsonl", '{"text": "a", "score": 1}\n{"text": "a", "score": NaN}', "line 2 is not JSON: NaN is no number"),
+    ("a.jsonl", '{"text": "a", "score": 1e999}', "line 1 is not JSON: 1e999 is no number"),
     ("a.jsonl", '{"text": "a", "entities": [1]}', "must be a list of objects"),
     ("a.csv", 'text,label\n"open,x\n', "not valid CSV"),
     ("a.csv", "text,label\na,b,c\n", "columns of the header"),

@@ -152,3 +152,38 @@ def test_text_that_is_no_utf8_travels_in_an_answer(service: Service) -> None:
     assert isinstance(answer, bytes)
     assert json.loads(answer) == {"ok": True, "half": "\ud800"}
     stage.stop()
+
+
+@pytest.mark.parametrize("takes", [True, False], ids=["a-thread-takes-it", "no-thread-takes-it"])
+def test_a_pool_that_cannot_start_a_thread_answers_once_and_leaves_the_room_as_it_was(
+    stage: ManageStage, monkeypatch: pytest.MonkeyPatch, takes: bool
+) -> None:
+    pool = stage._lanes[0].pool
+    submit = pool.submit
+
+    def failing(*args: Any) -> None:
+        if takes:
+            submit(*args).result(5)
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pool, "submit", failing)
+        for _ in range(2 * LANES[0].capacity):
+            answers = ask(stage, b"abc")
+            assert len(answers.wait(1)) == 1
+            if takes:
+                assert answers.got == [b'{"ok": true, "length": 3}']
+            else:
+                assert isinstance(answers.got[0], errors.QueueFullError)
+    assert stage.waiting == 0
+    assert stage._lanes[0].room._value == LANES[0].capacity
+    assert ask(stage, b"abc").wait(1) == [b'{"ok": true, "length": 3}']
+
+
+def test_an_answer_that_cannot_be_sent_is_counted(stage: ManageStage) -> None:
+    def deaf(answer: bytes | HplmError, *, is_last: bool = True) -> None:
+        raise RuntimeError("no room")
+
+    stage.submit(b"abc", deaf, never)
+    ask(stage, b"abc").wait(1)
+    assert stage.counts["failed_answers"] == 1

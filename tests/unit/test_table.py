@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import shutil
@@ -146,3 +147,9 @@ def test_a_broken_manifest_is_refused(folder: Path) -> None:
     (folder / "manifest.json").write_text(json.dumps({"format": 1}))
     with pytest.raises(CorruptArtifactError, match="not a manifest"):
         table.load(folder, fingerprint="base")
+
+
+def test_a_full_disk_is_said_as_one() -> None:
+    with pytest.raises(OSError, match="No space left") as error:
+        table._write(Path("/dev/full"), [np.zeros(1_000_000, np.uint64)])
+    assert error.value.errno == errno.ENOSPC

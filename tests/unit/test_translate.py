@@ -8,8 +8,11 @@ import threading
 import time
 from types import ModuleType
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
+
+from hplm import errors
 
 
 class Request:
@@ -35,7 +38,12 @@ class Request:
 def translate(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The module, over a stand-in for the one that only Triton's stubs have."""
     module: Any = ModuleType("triton_python_backend_utils")
+    module.Logger = MagicMock()
     module.TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
+    module.TritonError = MagicMock()
+    module.InferenceResponse = MagicMock()
+    # Without room it takes no line either.
+    module.Logger.log_error = MagicMock(side_effect=RuntimeError("no room"))
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", module)
     monkeypatch.delitem(sys.modules, "hplm.triton.translate", raising=False)
     yield importlib.import_module("hplm.triton.translate")
@@ -66,3 +74,39 @@ def test_nobody_asks_about_a_request_that_has_had_its_last_response(translate: A
     for thread in asking:
         thread.join()
     assert not any(request.asked_after_its_end for request in requests)
+
+
+class Deaf(Request):
+    """Its sender fails, as where shared memory is full."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent = 0
+
+    def send(self, response: Any, flags: int) -> None:
+        self.sent += 1
+        raise RuntimeError("no room")
+
+
+@pytest.mark.parametrize("where", ["reading", "refusing", "submitting"])
+def test_a_request_that_cannot_even_be_refused_ends_no_other_and_gets_no_second_answer(
+    translate: Any, where: str
+) -> None:
+    deaf, good = Deaf(), Request()
+    handed: list[Any] = []
+
+    def read(request: Any) -> Any:
+        if request is deaf and where == "reading":
+            raise errors.EmptyTextError("nothing")
+        return request
+
+    def submit(given: Any, reply: Any, is_cancelled: Any) -> None:
+        if given is deaf and where == "submitting":
+            raise ZeroDivisionError
+        if given is deaf:
+            reply(errors.UnknownTenantError("nobody"))
+        handed.append(given)
+
+    translate.submit_all([deaf, good], read, submit, lambda request: lambda given, answer: answer)
+    assert handed == [good]
+    assert deaf.sent == 1

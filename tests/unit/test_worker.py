@@ -534,3 +534,35 @@ def test_a_priority_that_is_refused_is_told_and_everything_is_answered(
     assert inbox.wait(1) == {2: 4}
     worker.stop()
     assert "--cap-add SYS_NICE" in caplog.text
+
+
+class Panic(BaseException):
+    """As a library in Rust has it: no Exception."""
+
+
+def test_what_is_no_exception_ends_a_batch_and_not_the_stage(inbox: Inbox) -> None:
+    def run(items: list[int], batch: Batch) -> Answers:
+        if 1 in items:
+            raise Panic
+        return double(items, batch)
+
+    worker = worker_of(run)
+    worker.start()
+    for item in (1, 2):
+        submit(worker, inbox, item)
+        inbox.wait(item)
+    found = inbox.wait(2)
+    assert isinstance(found[1], InternalError)
+    assert found[2] == 4
+    worker.stop()
+
+
+def test_a_refusal_that_cannot_be_sent_is_counted_and_raises_nothing(inbox: Inbox) -> None:
+    def deaf(answer: int | HplmError) -> None:
+        raise RuntimeError("no room")
+
+    worker = worker_of(double)
+    worker.start()
+    worker.refuse(deaf, QueueFullError("full"))
+    assert worker.counts["failed_answers"] == 1
+    worker.stop()

@@ -85,11 +85,11 @@ class BankFile:
 
     def card(self, name: str) -> TenantCard:
         """One tenant's card. Raises CorruptArtifactError."""
-        return parse_card(self._entries[name].card, f"{self.folder}: {name}")
+        return parse_card(self._entry(name).card, f"{self.folder}: {name}")
 
     def load(self, name: str, *, verify: bool = True) -> Tenant:
         """One tenant, read from the disk or the page cache. Raises CorruptArtifactError, OSError where the disk fails."""
-        entry = self._entries[name]
+        entry = self._entry(name)
         card = self.card(name)
         labels = len(card.labels)
         size = labels * (self._hidden + 1 + (1 + labels if card.transitions else 0))
@@ -102,6 +102,11 @@ class BankFile:
         moves = transitions.reshape(1 + labels, labels) if card.transitions else None
         parts = Head(weight.reshape(labels, self._hidden), bias, moves)
         return Tenant(card, PackedAdapter(packed, self._hidden, self._reduced), parts, entry.sha256[:16])
+
+    def _entry(self, name: str) -> _Entry:
+        if name not in self._entries:
+            raise CorruptArtifactError(f"{self.folder} does not hold tenant {name}")
+        return self._entries[name]
 
 
 def write(folder: Path, base: str, tenants: Iterable[Tenant]) -> int:

@@ -21,6 +21,7 @@ from hplm.store.records import JobState
 
 MOST_LISTED = 1000
 MOST_INTEGER = 1 << 62
+MOST_VERSION = (1 << 31) - 1  # what PostgreSQL's columns hold
 _PART_OF_A_NAME = re.compile(r"[a-z0-9_.-]{0,64}")
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -75,7 +76,7 @@ class RollBackTenant(ManageRequest):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        between("version", self.version, 1, MOST_INTEGER)
+        between("version", self.version, 1, MOST_VERSION)
 
 
 @dataclass(frozen=True)

@@ -277,7 +277,7 @@ class AdapterSlots:
         try:
             with self._tracer.span("fill", slots=len(fill.weights)):
                 self._fill_layers(fill)
-        except Exception as error:
+        except BaseException as error:
             fill.fail(error)
             return
         finally:

@@ -108,15 +108,21 @@ def write(
         **(meta or {}),
     }
     with artifact.publish(folder, KIND, about) as partial:
-        found_keys.tofile(partial / "keys.u64")
+        _write(partial / "keys.u64", [found_keys])
         if about["keys"] == "hashed":
-            grams.astype(np.uint32).tofile(partial / "grams.u32")
-        written = 0
-        with (partial / "values.f16").open("wb") as file:
-            for chunk in chunks:
-                chunk.astype(np.float16, copy=False).tofile(file)
-                written += len(chunk)
+            _write(partial / "grams.u32", [grams.astype(np.uint32)])
+        written = _write(partial / "values.f16", (chunk.astype(np.float16, copy=False) for chunk in chunks))
         assert written == rows, f"{written} values for {rows} keys"
+
+
+def _write(path: Path, arrays: Iterable[npt.NDArray[Any]]) -> int:
+    """One after another, not by numpy's `tofile`: where a disk is full its error does not say so. Returns their rows."""
+    rows = 0
+    with path.open("wb") as file:
+        for array in arrays:
+            file.write(np.ascontiguousarray(array).data)
+            rows += len(array)
+    return rows
 
 
 def load(folder: Path, *, fingerprint: str, verify: bool = True) -> PlotTable:

@@ -61,12 +61,12 @@ class Answers:
                 self._outbox.put((job, answer))
         if not is_posted:
             # The senders have gone, a late batch or a newcomer has not: its own thread sends.
-            self._send(job, answer)
+            self._send(job.reply, answer)
 
     def refuse(self, reply: Callable[[Answer | HplmError], None], error: HplmError) -> None:
         """Answer a request that never came to be a job, on this thread, and count it with the others."""
         self.counts.add_answer(error)
-        reply(error)
+        self._send(reply, error)
 
     def stop(self, deadline_s: float) -> None:
         """Send all that was given; `deadline_s` in seconds of `time.monotonic`, half a second more at the least."""
@@ -80,13 +80,14 @@ class Answers:
 
     def _send_loop(self) -> None:
         while (one := self._outbox.get()) is not None:
-            self._send(*one)
-            del one  # a thread that only waits must hold no job, for jobs hold tenants' weights
+            job, answer = one
+            self._send(job.reply, answer)
+            del one, job, answer  # a thread that only waits must hold no job, for jobs hold tenants' weights
 
-    def _send(self, job: Job[Any, Any], answer: object) -> None:
+    def _send(self, reply: Callable[[Any], None], answer: object) -> None:
         try:
             with self._tracer.span("answer"):
-                job.reply(answer)
+                reply(answer)
         except Exception:
             logging.getLogger(__name__).exception("%s: an answer could not be sent", self._name)
             self.counts.add("failed_answers")

@@ -73,11 +73,14 @@ class ManageStage:
             self._answer(reply, QueueFullError("too many manage requests wait; try again later"))
         else:
             self._count_waiting(1)
+            # A pool that cannot start a thread raises although it has queued the request: whoever takes this first answers.
+            claim = threading.Lock()
             try:
-                lane.pool.submit(self._run, raw, reply, is_cancelled, lane.room)
-            except RuntimeError:
-                self._leave(lane.room)
-                self._answer(reply, StoppingError("the server is shutting down"))
+                lane.pool.submit(self._run, raw, reply, is_cancelled, lane.room, claim)
+            except RuntimeError as error:
+                if claim.acquire(blocking=False):
+                    self._leave(lane.room)
+                    self._answer(reply, self._unstarted(error))
 
     def stop(self) -> None:
         """Take nothing more; what is under way ends, what waits is refused."""
@@ -85,7 +88,22 @@ class ManageStage:
         for lane in self._lanes:
             lane.pool.shutdown(wait=True)
 
-    def _run(self, raw: bytes, reply: Reply, is_cancelled: Callable[[], bool], room: threading.Semaphore) -> None:
+    def _unstarted(self, error: RuntimeError) -> HplmError:
+        if self._stopping:
+            return StoppingError("the server is shutting down")
+        logging.getLogger(__name__).error("a manage request could not be started: %s", error)
+        return QueueFullError("the server cannot start work on a manage request now; try again later")
+
+    def _run(
+        self,
+        raw: bytes,
+        reply: Reply,
+        is_cancelled: Callable[[], bool],
+        room: threading.Semaphore,
+        claim: threading.Lock,
+    ) -> None:
+        if not claim.acquire(blocking=False):
+            return
         if self._stopping:
             answer: bytes | HplmError = StoppingError("the server is shutting down")
         elif is_gone(is_cancelled):
@@ -106,7 +124,11 @@ class ManageStage:
 
     def _answer(self, reply: Reply, answer: bytes | HplmError) -> None:
         self._counts.add_answer(answer)
-        reply(answer)
+        try:
+            reply(answer)
+        except Exception:
+            logging.getLogger(__name__).exception("manager: an answer could not be sent")
+            self._counts.add("failed_answers")
 
 
 def answered(handle: Handle, raw: bytes) -> bytes | HplmError:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +21,7 @@ import torch
 from hplm.adapters.bank import TenantBank
 from hplm.adapters.host_cache import HostCache
 from hplm.config import PlotSettings
-from hplm.errors import HplmError, InternalError, QueueFullError
+from hplm.errors import CorruptArtifactError, HplmError, InternalError, QueueFullError
 from hplm.nn import base as bases
 from hplm.nn.dtype import choose_dtype
 from hplm.nn.lookup import PlotLookup, open_lineage, verify_domain
@@ -39,6 +40,7 @@ from hplm.store.catalog import Catalog
 from hplm.store.layout import Store
 from hplm.store.records import ServedTenant
 from hplm.text import (
+    EncodedText,
     TextEncoder,
     TextOrPair,
     check_not_empty,
@@ -100,6 +102,9 @@ BROKEN_FOR_S = 10.0
 MOST_CARDS = 1_000_000
 # Of English text. The number is known after tokenising only; the queue shares out by this estimate.
 BYTES_PER_TOKEN = 4
+# What a base does not read is cut off, but tokenised first: a rough guess of how much of it costs what one token does
+# that is looked up.
+CUT_PER_TOKEN = 64
 
 
 class PlotStage:
@@ -125,6 +130,8 @@ class PlotStage:
         self._windows: Counter[str] = Counter()
         self._verified: set[str] = set()
         self._broken: dict[Lineage, tuple[float, HplmError]] = {}
+        # Those that requests still hold, dropped from the cache or not: one more of the same would take its memory again.
+        self._open_now: WeakValueDictionary[Lineage, PlotLookup] = WeakValueDictionary()
         self._domains: HostCache[Lineage, PlotLookup] = HostCache(
             self._open, lambda _: 1, capacity_bytes=settings.most_domains
         )
@@ -181,6 +188,7 @@ class PlotStage:
         self._domains.drop(lineages)
         for lineage in lineages:
             self._broken.pop(lineage, None)
+            self._open_now.pop(lineage, None)
 
     @property
     def counts(self) -> Counter[str]:
@@ -219,24 +227,30 @@ class PlotStage:
 
     def _card_read(self, held: Held, lineage: Lineage, texts: Future[int]) -> None:
         """The tenant's card is known, or cannot be read."""
-        try:
-            opened = partial(self._opened, held, texts.result())
-            self._domains.fetch(lineage).add_done_callback(opened)
-        except Exception as error:
-            if (job := held.release()) is not None:
-                self._refuse(job.item, error)
+        # Asked for, not raised: each raise would make the traceback that all who wait share longer.
+        if (error := texts.exception()) is None:
+            try:
+                opened = partial(self._opened, held, texts.result())
+                self._domains.fetch(lineage).add_done_callback(opened)
+            except BaseException as unexpected:
+                error = unexpected
+        if error is not None and (job := held.release()) is not None:
+            self._refuse(job.item, error)
 
     def _opened(self, held: Held, texts: int, lookup: Future[PlotLookup]) -> None:
         """The tenant's domain is open, or cannot be."""
         if (job := held.release()) is None:
             return
         asked: _Asked = job.item
-        try:
-            self._queue(asked, texts, lookup.result())
-        except Exception as error:
+        if (error := lookup.exception()) is None:
+            try:
+                self._queue(asked, texts, lookup.result())
+            except BaseException as unexpected:
+                error = unexpected
+        if error is not None:
             self._refuse(asked, error)
 
-    def _refuse(self, asked: _Asked, error: Exception) -> None:
+    def _refuse(self, asked: _Asked, error: BaseException) -> None:
         """Futures swallow what their callbacks raise: without an answer here there would be none."""
         if not isinstance(error, HplmError):
             logging.getLogger(__name__).error("a tenant or its domain could not be opened", exc_info=error)
@@ -247,10 +261,11 @@ class PlotStage:
         """Raises TextCountError."""
         text = check_text_count(asked.text, texts)
         given = asked.given
+        tokens = sum(len(raw) // BYTES_PER_TOKEN + 1 for raw in given.texts) + 1
         self._worker.submit(
             Job(_Ready(asked.tenant, text, lookup), asked.reply, asked.is_cancelled),
             tenant=asked.tenant.name,
-            tokens=sum(len(raw) // BYTES_PER_TOKEN + 1 for raw in given.texts) + 1,
+            tokens=min(tokens, self._base.config.max_tokens) + tokens // CUT_PER_TOKEN,
             arrived_s=given.arrived_s,
             deadline_s=self._deadline_of(given),
         )
@@ -284,37 +299,59 @@ class PlotStage:
         return [answer for answer in answers if answer is not None]
 
     def _run(self, ready: list[_Ready], _: Batch) -> Iterator[tuple[Sequence[int], Sequence[LookedUp | HplmError]]]:
-        """All texts tokenised together, then domain by domain."""
-        encoded = self._encoder.encode([one.text for one in ready])
-        of_lookup: dict[int, list[int]] = {}
+        """All texts tokenised together, then domain by domain; what fails on one fails its own requests alone."""
+        encoded = self._encode([one.text for one in ready])
+        of_lookup: dict[int, list[tuple[int, EncodedText]]] = {}
         for index, (one, result) in enumerate(zip(ready, encoded, strict=True)):
-            try:
-                check_not_empty(result)
-            except HplmError as error:
-                yield [index], [error]
+            if isinstance(result, HplmError):
+                yield [index], [result]
             else:
-                of_lookup.setdefault(id(one.lookup), []).append(index)
-        for indices in of_lookup.values():
-            lengths = [len(encoded[i].ids) for i in indices]
-            hidden = ready[indices[0]].lookup.hidden_states(np.concatenate([encoded[i].ids for i in indices]), lengths)
-            parts = np.split(hidden, np.cumsum(lengths)[:-1])
-            yield (
-                indices,
-                [
-                    LookedUp(part, encoded[i].tokens, encoded[i].truncated, ready[i].tenant.version_id)
-                    for i, part in zip(indices, parts, strict=True)
-                ],
-            )
+                of_lookup.setdefault(id(one.lookup), []).append((index, result))
+        for pairs in of_lookup.values():
+            indices, texts = zip(*pairs, strict=True)
+            lengths = [len(text.ids) for text in texts]
+            answers: list[LookedUp | HplmError]
+            try:
+                hidden = ready[indices[0]].lookup.hidden_states(np.concatenate([text.ids for text in texts]), lengths)
+            except Exception:
+                logging.getLogger(__name__).exception("a look-up of %d texts failed", len(texts))
+                answers = [InternalError("the look-up of this text failed; the server's log says why")] * len(texts)
+            else:
+                answers = [
+                    LookedUp(part, text.tokens, text.truncated, ready[i].tenant.version_id)
+                    for (i, text), part in zip(pairs, np.split(hidden, np.cumsum(lengths)[:-1]), strict=True)
+                ]
+            yield indices, answers
+
+    def _encode(self, texts: Sequence[TextOrPair]) -> list[EncodedText | HplmError]:
+        """All together, or one by one where one of them makes the tokenizer fail, which may panic: that is no Exception."""
+        try:
+            encoded = self._encoder.encode(texts)
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            if len(texts) > 1:
+                return [one for text in texts for one in self._encode([text])]
+            logging.getLogger(__name__).exception("a text could not be tokenised")
+            return [InternalError("the server failed on this text; its log says why")]
+        return [_checked(one) for one in encoded]
 
     def _open(self, lineage: Lineage) -> PlotLookup:
+        if (lookup := self._open_now.get(lineage)) is not None:
+            return lookup
         since, error = self._broken.get(lineage, (0.0, None))
         if error is not None and time.monotonic() - since < BROKEN_FOR_S:
-            raise error
+            # Another one each time: a traceback grows with each raise, and holds what was under way there.
+            raise type(error)(*error.args)
         try:
-            return self._open_lineage(lineage)
-        except HplmError as found:
-            self._broken[lineage] = time.monotonic(), found
-            raise
+            lookup = self._open_now[lineage] = self._open_lineage(lineage)
+        except (HplmError, OSError) as found:
+            broken = (
+                found if isinstance(found, HplmError) else CorruptArtifactError(f"{lineage[0]} cannot be read: {found}")
+            )
+            self._broken[lineage] = time.monotonic(), type(broken)(*broken.args)
+            raise broken from found
+        return lookup
 
     def _open_lineage(self, lineage: Lineage) -> PlotLookup:
         if self._settings.verify:
@@ -335,3 +372,10 @@ class PlotStage:
         )
         lookup.windows_by_level = self._windows
         return lookup
+
+
+def _checked(one: EncodedText) -> EncodedText | HplmError:
+    try:
+        return check_not_empty(one)
+    except HplmError as error:
+        return error

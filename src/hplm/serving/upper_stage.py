@@ -233,7 +233,7 @@ class UpperStage:
             self._queue(given, loaded.result(), times, job.reply, job.is_cancelled)
         except HplmError as error:
             self._worker.refuse(job.reply, for_the_wire(error, given.tenant))
-        except Exception:
+        except BaseException:
             # Futures swallow what their callbacks raise: without an answer here there would be none.
             logging.getLogger(__name__).exception("a tenant could not be loaded")
             self._worker.refuse(
@@ -341,7 +341,7 @@ def measured_cost(engine: UpperEngine) -> CostModel:
         engine.run(requests)
         samples.append((count * length, count * length * length, time.perf_counter() - start))
     # Nobody asked for these.
-    engine.computed_tokens = 0
+    engine.computed_tokens = engine.slots.loads = 0
     # The first call pays for what the others find warm.
     return CostModel.fit(samples[1:])
 

@@ -197,7 +197,8 @@ class Worker(Generic[Item, Answer]):
                     for index, answer in zip(indices, answers, strict=True):
                         answered.add(index)
                         self._answers.give(jobs[index], answer)
-        except Exception:
+        except BaseException:
+            # Also what is no Exception, as a panic in Rust: without this thread the stage would take requests and answer none.
             logging.getLogger(__name__).exception("%s failed on a batch of %d", self._name, len(jobs))
             self._answers.counts.add("failed_batches")
         finally:

@@ -16,7 +16,7 @@ from hplm.errors import ArtifactError, CorruptArtifactError, WrongBaseError
 from hplm.store import artifact, housekeeping
 from hplm.store.artifact import Artifact
 from hplm.store.housekeeping import AdoptPlan, Removal
-from hplm.store.inventory import LEVELS, again, bank_members, look, read_card
+from hplm.store.inventory import again, bank_members, levels, look, read_card
 from hplm.store.layout import Store
 from hplm.store.records import Snapshot
 from hplm.store.registry import Registry
@@ -147,11 +147,17 @@ def adopt(store: Store, registry: Registry, now_s: float, *, root: str = "") -> 
 
 
 def verify(store: Store, registry: Registry, now_s: float, *, grace_s: float = GRACE_S) -> Verdict:
-    """Hold every file that the registry names against its manifest, and look for what it does not name."""
+    """Hold every file that the registry names against its manifest, and look for what it does not name.
+
+    It may take long, and the store is in use: what came meanwhile is not looked at, what went is no problem.
+    """
+    # In this order: what is published between the two is known.
+    found = look(store)
     known = registry.snapshot()
     problems = [Problem("registry", fault) for fault in registry.faults()]
-    problems += _broken(store, known)
-    found = look(store)
+    if broken := list(_broken(store, known)):
+        kept = _paths(registry.snapshot())
+        problems += [one for one in broken if one.where in kept]
     plan = housekeeping.plan_removal(found, known, (), now_s=now_s, grace_s=grace_s)
     loose = [Problem(one.path, "left over; `hplm store gc` removes it") for one in (*plan.leftovers, *plan.strays)]
     loose += [
@@ -179,6 +185,10 @@ def _remove_empty(folders: Sequence[Path]) -> None:
             break
 
 
+def _paths(known: Snapshot) -> set[str]:
+    return {one.path for kind in (known.bases, known.domains, known.tenants) for one in kind}
+
+
 def _broken(store: Store, known: Snapshot) -> Iterator[Problem]:
     """Files that are missing, damaged, or not what the registry takes them for."""
     fingerprints = {base.name: base.fingerprint for base in known.bases}
@@ -186,8 +196,8 @@ def _broken(store: Store, known: Snapshot) -> Iterator[Problem]:
         (base.path, partial(_check_base, fingerprint=base.fingerprint)) for base in known.bases
     ]
     for version in known.domains:
-        parts = LEVELS if version.parent_id is None else ("branch", "lower")
-        checks.append((version.path, partial(_check_domain, parts=parts, fingerprint=fingerprints[version.base])))
+        check_of = _check_root if version.parent_id is None else partial(_check_domain, parts=("branch", "lower"))
+        checks.append((version.path, partial(check_of, fingerprint=fingerprints[version.base])))
     by_path = sorted(known.tenants, key=lambda claim: claim.path)
     for path, claims in groupby(by_path, key=lambda claim: claim.path):
         check = _check_bank if path.startswith("banks/") else _check_tenant
@@ -206,6 +216,10 @@ def _check_base(folder: Path, fingerprint: str) -> None:
     found.verify()
     if found.fingerprint != fingerprint:
         raise WrongBaseError(f"{folder} is {found.fingerprint}, the registry says {fingerprint}")
+
+
+def _check_root(folder: Path, fingerprint: str) -> None:
+    _check_domain(folder, levels(artifact.read(folder / "root", "plot-table").meta), fingerprint)
 
 
 def _check_domain(folder: Path, parts: Sequence[str], fingerprint: str) -> None:

@@ -18,6 +18,8 @@ LOOK_EVERY_S = 0.2
 # What was replaced or deleted is still answered to requests that were under way; files are kept longer than this.
 REMEMBER_S = 60.0
 COMPLAIN_EVERY_S = 30.0
+# A look that takes longer waits for a disk or a network that may not come back.
+BLIND_AFTER_S = 3.0
 
 
 class Catalog:
@@ -48,7 +50,8 @@ class Catalog:
         self._lineages: dict[int, tuple[DomainVersion, ...]] = {}  # by id of a domain version
         self._stopped = threading.Event()
         self._complained_s = -COMPLAIN_EVERY_S
-        self._is_blind = False
+        self._has_failed = False
+        self._looked_s = clock()
         self.failures = 0
         self._thread = threading.Thread(target=self._follow, name="hplm-catalog", daemon=True)
         try:
@@ -62,22 +65,30 @@ class Catalog:
 
     def start(self) -> None:
         """Begin to follow."""
+        self._looked_s = self._clock()
         self._thread.start()
 
     def close(self) -> None:
         """Follow no more; what is known stays known."""
         self._stopped.set()
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(BLIND_AFTER_S)
         self._registry.close()
+
+    @property
+    def _is_blind(self) -> bool:
+        """Whether the last look failed, or is still under way after a time in which many should have been."""
+        return self._has_failed or (self._thread.is_alive() and self._clock() - self._looked_s > BLIND_AFTER_S)
 
     def find(self, name: str, version_id: int | None = None) -> ServedTenant:
         """What is served of a tenant now, or the version that another stage has found, which may have been replaced since.
 
-        Raises UnknownTenantError, UnknownVersionError.
+        Raises UnknownTenantError, UnknownVersionError, RegistryUnavailableError where it is not known and nobody can look.
         """
         found = self._published.get(name)
         if version_id is None:
+            if found is None and self._is_blind:
+                raise RegistryUnavailableError("the registry cannot be read now, and this tenant is not known")
             if found is None:
                 raise UnknownTenantError(f"there is no tenant {name!r}")
             return found
@@ -177,10 +188,12 @@ class Catalog:
     def _look(self) -> None:
         try:
             self.refresh()
-            self._is_blind = False
+            self._has_failed = False
         except Exception as error:
-            self._is_blind = True
+            self._has_failed = True
             self.failures += 1
             if self._clock() - self._complained_s >= COMPLAIN_EVERY_S:
                 self._complained_s = self._clock()
                 logging.getLogger(__name__).error("what is known goes on being served: %r", error)
+        finally:
+            self._looked_s = self._clock()

@@ -36,6 +36,13 @@ BUSY_S = 5.0
 ADOPT = "`hplm store adopt` makes one of the artifacts in the store"
 BEGIN = "hplm_begin"  # the execution option that says how a transaction of SQLite begins
 KINDS = "a registry is sqlite:////path/of/a.file or postgresql+psycopg://user@host/database"
+# A network that swallows packets says nothing: without these a question waits for a quarter of an hour.
+GONE_AFTER = {
+    "tcp_user_timeout": int(2000 * BUSY_S),
+    "keepalives_idle": int(BUSY_S),
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+}
 POSTGRES_OPTIONS = f"-c lock_timeout={BUSY_S:.0f}s -c timezone=UTC"
 
 
@@ -211,7 +218,7 @@ class Database:
                 url,
                 json_serializer=_json,
                 pool_pre_ping=True,  # a server that was restarted costs one look, not an error
-                connect_args={"connect_timeout": int(BUSY_S), "options": POSTGRES_OPTIONS},
+                connect_args={"connect_timeout": int(BUSY_S), "options": POSTGRES_OPTIONS, **GONE_AFTER},
             )
         except ModuleNotFoundError as error:
             raise ConfigError(f"{self.where}: {error}; `pip install 'hplm[postgres]'` brings it") from error

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +23,6 @@ FLAT: dict[Kind, str] = {
     "upload": "uploads",
     "scratch": "jobs",  # what a job goes on from when its worker was lost
 }
-LEVELS = ("root", "bigram", "unigram")  # of a PLOT
 _NAME = re.compile(r"[^.].*")
 _NUMBER = re.compile(r"[1-9][0-9]*")
 _LEFTOVER = re.compile(rf"\..+\.[0-9a-f]{{32}}\.({'|'.join(artifact.LEFTOVERS)})")
@@ -99,8 +100,10 @@ def read_card(store: Store, found: Found) -> Card:
             case "base":
                 return Card(found, artifact.read(folder, "base").fingerprint)
             case "plot":
-                tables = [artifact.read(folder / level, "plot-table") for level in LEVELS]
-                return Card(found, tables[0].meta["base"], about={})
+                meta = artifact.read(folder / "root", "plot-table").meta
+                for level in levels(meta):
+                    artifact.read(folder / level, "plot-table")
+                return Card(found, meta["base"], about={})
             case "domain":
                 artifact.read(folder / "lower", "lower")
                 meta = artifact.read(folder / "branch", "plot-table").meta
@@ -118,6 +121,11 @@ def read_card(store: Store, found: Found) -> Card:
                 return Card(found, meta["base"], meta["about"].get("domain", ""), about=meta["about"])
     except (ArtifactError, KeyError, TypeError, AttributeError, OSError) as error:
         return Card(found, fault=str(error) if isinstance(error, ArtifactError) else f"its manifest lacks {error}")
+
+
+def levels(root: Mapping[str, Any]) -> tuple[str, ...]:
+    """The tables of a PLOT whose root's manifest says this: of bigrams there is no other than the root."""
+    return ("root", "bigram", "unigram") if root.get("size", 3) > 2 else ("root", "unigram")
 
 
 def _made_s(folder: Path) -> float:
@@ -167,4 +175,15 @@ def _found(store: Store, path: Path, kind: Kind, *, held: bool = False) -> Found
     except FileNotFoundError:
         return None
     # A rename into place shows in the change time only.
-    return Found(store.relative(path), kind, about.st_ino, max(about.st_mtime, about.st_ctime), held)
+    changed_s = max(about.st_mtime, about.st_ctime)
+    if kind == "leftover":
+        # One that another machine fills may be held where nobody here can see it, and grow deep within.
+        changed_s = max([changed_s, *_changes_within(path)])
+    return Found(store.relative(path), kind, about.st_ino, changed_s, held)
+
+
+def _changes_within(folder: Path) -> Iterator[float]:
+    for parent, _, files in os.walk(folder):
+        for name in (".", *files):
+            with suppress(OSError):
+                yield os.stat(os.path.join(parent, name)).st_mtime

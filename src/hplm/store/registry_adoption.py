@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, insert, select, update
@@ -94,7 +94,7 @@ class Adoption:
             ids: dict[str, int] = {row.path: row.id for row in connection.execute(kept)}
             for one in new_domains:
                 row = domain_row(connection, one.base, one.name)
-                parent_id = ids[one.parent] if one.parent else None
+                parent_id = _kept(ids, one.parent) if one.parent else None
                 ids[one.path] = insert_domain_version(
                     connection, row, one.number, parent_id, one.path, now_s, one.about
                 )
@@ -108,6 +108,13 @@ class Adoption:
                 )
             if new_domains or new_tenants:
                 _insert_tenants(connection, new_tenants, ids, now_s)
+
+
+def _kept(ids: Mapping[str, int], path: str) -> int:
+    """Raises ConflictError for a domain version that was retired since the plan was made, which is no generation either."""
+    if path not in ids:
+        raise ConflictError(CHANGED)
+    return ids[path]
 
 
 def _insert_tenants(connection: Connection, new: Sequence[NewTenant], domain_ids: dict[str, int], now_s: float) -> None:
@@ -126,7 +133,7 @@ def _insert_tenants(connection: Connection, new: Sequence[NewTenant], domain_ids
         {
             "tenant": one.name,
             "number": one.number,
-            "domain_version_id": domain_ids[one.domain],
+            "domain_version_id": _kept(domain_ids, one.domain),
             "path": one.path,
             "created_s": now_s,
             "about": one.about,

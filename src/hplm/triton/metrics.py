@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections import Counter
@@ -54,8 +55,7 @@ class Published:
         """Publish what is left and end the timer."""
         self._stopped.set()
         self._thread.join(timeout=2.0)
-        end_if_orphaned(SERVER)
-        self._publish()
+        self._try()
         # While Triton still listens, and metrics before their families: later, the stub crashes on it.
         self._metrics.clear()
         self._gauges.clear()
@@ -66,17 +66,24 @@ class Published:
 
     def _loop(self) -> None:
         while not self._stopped.wait(self._period_s):
-            end_if_orphaned(SERVER)
+            self._try()
+
+    def _try(self) -> None:
+        end_if_orphaned(SERVER)
+        try:
             self._publish()
+        except Exception:
+            # As with shared memory full for a moment: the next time publishes what this one did not.
+            logging.getLogger(__name__).exception("metrics are not up to date")
 
     def _publish(self) -> None:
         for made, family, read in self._counters:
-            counts = Counter(read())
-            for value, count in (counts - self._published.get(family.name, Counter())).items():
+            published = self._published.setdefault(family.name, Counter())
+            for value, count in (Counter(read()) - published).items():
                 metric = self._metrics.get((family.name, value))
                 if metric is None:
                     metric = self._metrics[family.name, value] = made.Metric(labels={family.label: value})
                 metric.increment(count)
-            self._published[family.name] = counts
+                published[value] += count
         for metric, _, read_gauge in self._gauges:
             metric.set(read_gauge())

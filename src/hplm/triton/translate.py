@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import traceback
 from collections.abc import Callable, Sequence
@@ -108,25 +109,41 @@ def submit_all(
     """Hand requests over and return: each is answered through its sender whenever its answer is ready, of a model that is
     not decoupled exactly once.
 
-    `writer(request)` is asked before returning, for Triton takes the request's memory back then.
+    `writer(request)` is asked before returning, for Triton takes the request's memory back then. Raises nothing: Triton would
+    end all requests of the call, also those that another thread answers later.
     """
     for request in requests:
-        sender = _Sender(request.get_response_sender())
         try:
-            given = read(request)
-            reply = _replier(sender, given, writer(request))
-        except HplmError as error:
-            sender.send(refuse(error))
-            continue
+            _submit(request, read, submit, writer)
         except Exception:
             log_failure()
-            sender.send(refuse(BadInputError("the inputs of this request cannot be read")))
-            continue
-        try:
-            submit(given, reply, sender.is_cancelled)
-        except Exception:
-            log_failure()
-            reply(InternalError("the server failed on this request; its log says why"))
+
+
+def _submit(
+    request: Any,
+    read: Callable[[Any], Input],
+    submit: Callable[[Input, Reply[Answer], Callable[[], bool]], None],
+    writer: Callable[[Any], Callable[[Input, Answer], Any]],
+) -> None:
+    """One of `submit_all`. Raises where not even an error could be sent."""
+    sender = _Sender(request.get_response_sender())
+    try:
+        given = read(request)
+        reply = _replier(sender, given, writer(request))
+    except HplmError as error:
+        sender.send(refuse(error))
+        return
+    except Exception:
+        log_failure()
+        sender.send(refuse(BadInputError("the inputs of this request cannot be read")))
+        return
+    try:
+        submit(given, reply, sender.is_cancelled)
+    except Exception:
+        log_failure()
+        # One whose answer could not be sent has had its last response all the same.
+        if not sender.is_over:
+            sender.send(refuse(InternalError("the server failed on this request; its log says why")))
 
 
 def _replier(sender: _Sender, given: Input, write: Callable[[Input, Answer], Any]) -> Reply[Answer]:
@@ -150,18 +167,22 @@ class _Sender:
     def __init__(self, sender: Any) -> None:
         self._sender = sender
         self._using = threading.Lock()
-        self._is_over = False
+        self.is_over = False
 
     def is_cancelled(self) -> bool:
         with self._using:
-            return not self._is_over and bool(self._sender.is_cancelled())
+            return not self.is_over and bool(self._sender.is_cancelled())
 
     def send(self, response: Any, *, is_last: bool = True) -> None:
         with self._using:
-            self._is_over = self._is_over or is_last
+            self.is_over = self.is_over or is_last
             self._sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if is_last else 0)
 
 
 def log_failure() -> None:
-    """The current exception with its traceback, in Triton's log."""
-    pb_utils.Logger.log_error(traceback.format_exc())
+    """The current exception with its traceback, in Triton's log; on standard error where Triton takes nothing now."""
+    said = traceback.format_exc()
+    try:
+        pb_utils.Logger.log_error(said)
+    except Exception:
+        logging.getLogger(__name__).error("%s", said)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 
 import numpy as np
@@ -218,3 +218,49 @@ def test_a_tenant_replaced_again_and_again_is_read_whole_every_time(
     finally:
         stop.set()
         writer.join()
+
+
+def test_a_tenant_that_is_not_known_while_the_registry_cannot_be_read_is_not_said_to_be_unknown(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(Catalog(store, "tiny")) as catalog:
+        with pytest.raises(errors.UnknownTenantError):
+            catalog.find("late")
+        with monkeypatch.context() as patched:
+            patched.setattr(catalog._registry, "generation", lambda: 1 / 0)
+            catalog.start()
+            until(lambda: catalog.failures > 0)
+            with pytest.raises(errors.RegistryUnavailableError):
+                catalog.find("late")
+            assert catalog.find("alpha").name == "alpha"
+        until(lambda: raised(lambda: catalog.find("late")) is errors.UnknownTenantError)
+
+
+def test_a_look_that_hangs_counts_as_one_that_failed_and_is_not_waited_for(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hplm.store.catalog.BLIND_AFTER_S", 0.5)
+    entered, over = threading.Event(), threading.Event()
+
+    def hang() -> int:
+        entered.set()
+        over.wait(60)
+        return 0
+
+    with closing(Catalog(store, "tiny")) as catalog:
+        monkeypatch.setattr(catalog._registry, "generation", hang)
+        catalog.start()
+        assert entered.wait(10)
+        until(lambda: raised(lambda: catalog.find("late")) is errors.RegistryUnavailableError)
+        begun_s = time.monotonic()
+        catalog.close()
+        assert time.monotonic() - begun_s < 10
+        over.set()
+
+
+def raised(ask: Callable[[], object]) -> type[BaseException] | None:
+    try:
+        ask()
+    except errors.HplmError as error:
+        return type(error)
+    return None

@@ -166,7 +166,18 @@ def test_a_file_that_is_missing_empty_or_changes_is_refused_by_name(manage: Mana
 
 @pytest.mark.parametrize(
     ("name", "sent"),
-    [("a.csv", "a.csv"), ("my data (1).csv", "my-data--1-.csv"), ("../x.csv", "x.csv"), ("ä.jsonl", "jsonl")],
+    [
+        ("a.csv", "a.csv"),
+        ("my data (1).csv", "my-data--1-.csv"),
+        ("../x.csv", "x.csv"),
+        ("ä.jsonl", "file.jsonl"),
+        ("данные.csv", "file.csv"),
+        ("数据.txt.gz", "file.txt.gz"),
+        (".hidden.tsv", "file.hidden.tsv"),
+        ("ä-1.csv", "file1.csv"),
+        ("ü" * 200 + ".conll", "file.conll"),
+        ("x" * 200 + ".conll", "x" * 94 + ".conll"),
+    ],
 )
 def test_a_name_keeps_the_letters_that_the_server_takes(name: str, sent: str) -> None:
     assert name_on_server(Path(name)) == sent

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from hplm.store.layout import Store
 from hplm.store.records import BaseRecord, DomainVersion, NewDomain, NewTenant
 from hplm.store.registry import Registry
 from tests.unit.store.housekeeping.stores import NOTHING, fill, found, publish
-from tests.unit.store.making import NOW_S, put, put_bank, put_tenant
+from tests.unit.store.making import NOW_S, put, put_bank, put_base, put_tenant
 
 
 def test_an_adoption_puts_parents_before_children_whatever_their_order() -> None:
@@ -150,6 +151,11 @@ def test_an_adoption_is_all_or_nothing_and_not_over_what_was_changed_meanwhile(
     with pytest.raises(ConflictError):
         registry.adopt(generation, [BaseRecord("c", "f", "bases/c")], [], new, NOW_S)
     assert [one.name for one in registry.bases()] == ["b"]
+    # Retired since, which is no generation.
+    for gone in ([NewDomain("b", "law", 1, "domains/b/law/1", "plots/gone", {})], []):
+        tenant = NewTenant("z", 1, "tenants/z/1", "plots/gone", {})
+        with pytest.raises(ConflictError, match="look again"):
+            registry.adopt(generation, [], gone, [] if gone else [tenant], NOW_S)
     publish(store, registry, base, "x")
     with pytest.raises(ConflictError):
         registry.adopt(generation, [], [], [], NOW_S)
@@ -224,3 +230,34 @@ def test_files_that_nobody_uses_are_no_problem_but_named(
         ("tenants/films/2", "hplm store gc"),
         ("tenants/other", "hplm store adopt"),
     }
+
+
+def test_a_plot_of_bigrams_is_whole_without_a_table_of_them(store: Store, registry: Registry) -> None:
+    base = put_base(store)
+    for level, size in (("root", 2), ("unigram", 1)):
+        put(store, f"plots/general/{level}", "plot-table", base=base, size=size)
+    assert caretaker.adopt(store, registry, NOW_S).skipped == ()
+    assert caretaker.verify(store, registry, NOW_S) == caretaker.Verdict((), ())
+    shutil.rmtree(store.path("plots/general/unigram"))
+    assert len(caretaker.verify(store, registry, NOW_S).problems) == 1
+
+
+def test_what_is_published_or_collected_while_a_store_is_checked_is_no_problem(
+    store: Store, registry: Registry, base: str, root: DomainVersion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(store, registry, base, "first")
+    publish(store, registry, base, "second")
+    check, calls = caretaker._check_tenant, 0
+
+    def changing(folder: Path, **given: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            publish(store, registry, base, "new")
+            registry.delete_tenant("second", NOW_S)
+            caretaker.collect(store, registry, NOW_S + 1000)
+        check(folder, **given)
+
+    monkeypatch.setattr(caretaker, "_check_tenant", changing)
+    assert caretaker.verify(store, registry, NOW_S) == caretaker.Verdict((), ())
+    assert calls == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -258,3 +259,21 @@ def test_a_collection_that_was_killed_goes_on_at_the_next(
     collect(store, registry)
     assert paths(store) == registry.known_paths() == {"bases/b", "plots/general", "tenants/c/1"}
     assert list((store.root / "tenants").iterdir()) == [store.tenant("c")]
+
+
+def test_a_leftover_that_grows_deep_within_is_not_old(store: Store, registry: Registry) -> None:
+    partial = store.root / "domains" / "b" / "law" / f".5.{'0' * 32}.partial"
+    inner = partial / ".branch.partial"
+    inner.mkdir(parents=True)
+    (inner / "values.f16").write_bytes(b"1")
+    old_s = time.time() - 1000
+    for path in (partial, inner, inner / "values.f16"):
+        os.utime(path, (old_s, old_s))
+    # Its change time cannot be set back: seen from a time ahead of it.
+    (inner / "values.f16").write_bytes(b"12")
+    ahead_s = time.time() + 1000
+    os.utime(inner / "values.f16", (ahead_s, ahead_s))
+    assert caretaker.collect(store, registry, time.time() + 1000).leftovers == ()
+    assert [one.path for one in caretaker.collect(store, registry, ahead_s + 1000).leftovers] == [
+        f"domains/b/law/{partial.name}"
+    ]
