@@ -30,7 +30,8 @@ def export(
 ) -> None:
     """Write `target` beside its place, then rename; model folders that stood there are replaced, anything else is refused.
 
-    Settings with the names in `keep` stay as those folders have them, and with them the registry where the store has none.
+    Settings with the names in `keep` stay as those folders have them, and with them the registry of
+    the same store, where none is given.
     Without `manager` nobody can create or update tenants
     while it serves: the models for that are left out.
     The settings' `store` and `registry`, and the manager's `miss`, are filled in here; the store's path is relative to their
@@ -42,8 +43,7 @@ def export(
         raise DataError(f"{target} holds the templates; choose another folder")
     if target.exists() and (foreign := {path.name for path in target.iterdir()} - {*ROLES, *MANAGER_ROLES}):
         raise DataError(f"{target} holds {sorted(foreign)[0]!r}, which is no model of hplm; choose an empty folder")
-    # Whoever keeps settings need not know the registry's address, and its password, again.
-    registry = store.registry or _kept(target / "hbert_plot", plot, {*keep, "registry"} if keep else ()).registry
+    registry = store.registry or (_registry_of(target / "hbert_plot", store) if keep else "")
     plot, upper = _kept(target / "hbert_plot", plot, keep), _kept(target / "hbert_upper", upper, keep)
     with artifact.replacing(target) as partial:
         settings: dict[str, PlotSettings | UpperSettings | ManagerSettings | None] = {
@@ -72,6 +72,15 @@ def export(
             # A registry's URL may hold a password.
             path.touch(0o600 if registry else 0o666)
             path.write_text(json.dumps(values, indent=2) + "\n")
+
+
+def _registry_of(folder: Path, store: Store) -> str:
+    """What a model that was exported before has: whoever keeps settings need not know its address and password again."""
+    path = folder / "1" / "settings.json"
+    if not path.exists():
+        return ""
+    before = load(PlotSettings, path)
+    return before.registry if (path.parent / before.store).resolve() == store.root.resolve() else ""
 
 
 def _kept(folder: Path, given: Settings, keep: Collection[str]) -> Settings:

@@ -35,9 +35,8 @@ from hplm.store.registry_uploads import uploads_of
 from hplm_builder.job_bench import Bench
 from hplm_builder.job_report import JobReport, LeaseTimes
 
-# Of a disk: it may have room, be there, or take writes again. A file that is missing or forbidden stays so. Some libraries
-# do not say what it was.
-PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EROFS, None)
+# Of a disk: it may have room, be there, or take writes again. A file that is missing or forbidden stays so.
+PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EROFS)
 log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")

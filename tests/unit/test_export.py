@@ -116,7 +116,13 @@ def test_settings_that_are_kept_keep_the_registry_where_none_is_given(tmp_path: 
     url, other = "postgresql+psycopg://hplm:secret@db/hplm", "postgresql+psycopg://hplm:secret@other/hplm"
     path = tmp_path / "models" / "hbert_upper" / "1" / "settings.json"
     export(Store(tmp_path / "store", url), tmp_path / "models", PLOT, UPPER)
-    for given, keep, wanted in (("", {"miss"}, url), (other, {"miss"}, other), ("", set[str](), "")):
-        export(Store(tmp_path / "store", given), tmp_path / "models", PLOT, UPPER, keep=keep)
+    for name, given, keep, wanted in (
+        ("store", "", {"miss"}, url),
+        ("store", other, {"miss"}, other),
+        ("another", "", {"miss"}, ""),
+        ("store", url, {"miss"}, url),
+        ("store", "", set[str](), ""),
+    ):
+        export(Store(tmp_path / name, given), tmp_path / "models", PLOT, UPPER, keep=keep)
         assert json.loads(path.read_text())["registry"] == wanted
         assert bool(path.stat().st_mode & 0o077) == (not wanted)

@@ -159,11 +159,13 @@ def test_a_pool_that_cannot_start_a_thread_answers_once_and_leaves_the_room_as_i
     stage: ManageStage, monkeypatch: pytest.MonkeyPatch, takes: bool
 ) -> None:
     pool = stage._lanes[0].pool
-    submit = pool.submit
+    submit, left = pool.submit, []
 
     def failing(*args: Any) -> None:
         if takes:
             submit(*args).result(5)
+        else:
+            left.append(args)
         raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as patched:
@@ -175,6 +177,11 @@ def test_a_pool_that_cannot_start_a_thread_answers_once_and_leaves_the_room_as_i
                 assert answers.got == [b'{"ok": true, "length": 3}']
             else:
                 assert isinstance(answers.got[0], errors.QueueFullError)
+                # What the pool has queued comes to a thread later, and holds nothing any more.
+                run, box, room = left.pop()
+                run(box, room)
+                assert box == []
+            assert len(answers.got) == 1
     assert stage.waiting == 0
     assert stage._lanes[0].room._value == LANES[0].capacity
     assert ask(stage, b"abc").wait(1) == [b'{"ok": true, "length": 3}']

@@ -566,3 +566,22 @@ def test_a_refusal_that_cannot_be_sent_is_counted_and_raises_nothing(inbox: Inbo
     worker.refuse(deaf, QueueFullError("full"))
     assert worker.counts["failed_answers"] == 1
     worker.stop()
+
+
+def test_a_batch_of_which_a_part_failed_teaches_nothing_of_what_batches_cost(
+    inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(items: list[int], _: Batch) -> Answers:
+        yield range(len(items)), [InternalError("failed") if item == 1 else 2 * item for item in items]
+
+    worker = worker_of(run)
+    seen: list[float] = []
+    done = worker._queue.done
+    monkeypatch.setattr(worker._queue, "done", lambda seconds: (seen.append(seconds), done(seconds)))
+    worker.start()
+    for item in (1, 2):
+        submit(worker, inbox, item)
+        inbox.wait(item)
+    worker.stop()
+    assert seen[0] == 0
+    assert seen[1] > 0

@@ -17,6 +17,9 @@ from hplm.serving.counts import Counts
 
 Handle = Callable[[bytes], dict[str, Any]]
 Reply = Callable[[bytes | HplmError], None]
+Request = tuple[bytes, Reply, Callable[[], bool]]
+# A request, or nothing more once somebody has taken it.
+Box = list[Request]
 
 
 @dataclass(frozen=True)
@@ -73,12 +76,12 @@ class ManageStage:
             self._answer(reply, QueueFullError("too many manage requests wait; try again later"))
         else:
             self._count_waiting(1)
-            # A pool that cannot start a thread raises although it has queued the request: whoever takes this first answers.
-            claim = threading.Lock()
+            # A pool that cannot start a thread raises although it has queued the request: whoever takes it out of here answers.
+            box: Box = [(raw, reply, is_cancelled)]
             try:
-                lane.pool.submit(self._run, raw, reply, is_cancelled, lane.room, claim)
+                lane.pool.submit(self._run, box, lane.room)
             except RuntimeError as error:
-                if claim.acquire(blocking=False):
+                if _taken(box) is not None:
                     self._leave(lane.room)
                     self._answer(reply, self._unstarted(error))
 
@@ -94,16 +97,10 @@ class ManageStage:
         logging.getLogger(__name__).error("a manage request could not be started: %s", error)
         return QueueFullError("the server cannot start work on a manage request now; try again later")
 
-    def _run(
-        self,
-        raw: bytes,
-        reply: Reply,
-        is_cancelled: Callable[[], bool],
-        room: threading.Semaphore,
-        claim: threading.Lock,
-    ) -> None:
-        if not claim.acquire(blocking=False):
+    def _run(self, box: Box, room: threading.Semaphore) -> None:
+        if (request := _taken(box)) is None:
             return
+        raw, reply, is_cancelled = request
         if self._stopping:
             answer: bytes | HplmError = StoppingError("the server is shutting down")
         elif is_gone(is_cancelled):
@@ -129,6 +126,13 @@ class ManageStage:
         except Exception:
             logging.getLogger(__name__).exception("manager: an answer could not be sent")
             self._counts.add("failed_answers")
+
+
+def _taken(box: Box) -> Request | None:
+    try:
+        return box.pop()
+    except IndexError:
+        return None
 
 
 def answered(handle: Handle, raw: bytes) -> bytes | HplmError:

@@ -339,18 +339,19 @@ class PlotStage:
     def _open(self, lineage: Lineage) -> PlotLookup:
         if (lookup := self._open_now.get(lineage)) is not None:
             return lookup
-        since, error = self._broken.get(lineage, (0.0, None))
-        if error is not None and time.monotonic() - since < BROKEN_FOR_S:
+        since, known = self._broken.get(lineage, (0.0, None))
+        if known is not None and time.monotonic() - since < BROKEN_FOR_S:
             # Another one each time: a traceback grows with each raise, and holds what was under way there.
-            raise type(error)(*error.args)
+            raise type(known)(*known.args)
         try:
             lookup = self._open_now[lineage] = self._open_lineage(lineage)
-        except (HplmError, OSError) as found:
-            broken = (
-                found if isinstance(found, HplmError) else CorruptArtifactError(f"{lineage[0]} cannot be read: {found}")
-            )
-            self._broken[lineage] = time.monotonic(), type(broken)(*broken.args)
-            raise broken from found
+        except HplmError as error:
+            self._broken[lineage] = time.monotonic(), type(error)(*error.args)
+            raise
+        except OSError as error:
+            said = f"{lineage[0]} cannot be read: {error}"
+            self._broken[lineage] = time.monotonic(), CorruptArtifactError(said)
+            raise CorruptArtifactError(said) from error
         return lookup
 
     def _open_lineage(self, lineage: Lineage) -> PlotLookup:

@@ -190,12 +190,14 @@ class Worker(Generic[Item, Answer]):
         self._answers.counts.add("batches")
         self._answers.counts.add("tokens", tokens)
         answered: set[int] = set()
+        is_sound = True
         start = self._clock()
         try:
             with self._exclusive, self._tracer.span("batch", requests=len(jobs), tokens=tokens):
                 for indices, answers in self._run([job.item for job in jobs], batch):
                     for index, answer in zip(indices, answers, strict=True):
                         answered.add(index)
+                        is_sound = is_sound and not isinstance(answer, InternalError)
                         self._answers.give(jobs[index], answer)
         except BaseException:
             # Also what is no Exception, as a panic in Rust: without this thread the stage would take requests and answer none.
@@ -206,8 +208,9 @@ class Worker(Generic[Item, Answer]):
                 if index not in answered:
                     self._answers.give(job, InternalError("the server failed on this batch; its log says why"))
             with self._changed:
-                # A batch that failed says nothing about what batches cost.
-                self._queue.done(self._clock() - start if len(answered) == len(jobs) else 0.0)
+                # A batch that failed, or a part of it, says nothing about what batches cost.
+                is_whole = is_sound and len(answered) == len(jobs)
+                self._queue.done(self._clock() - start if is_whole else 0.0)
                 self._computing = False
 
     def _sweep_loop(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -155,9 +155,9 @@ def verify(store: Store, registry: Registry, now_s: float, *, grace_s: float = G
     found = look(store)
     known = registry.snapshot()
     problems = [Problem("registry", fault) for fault in registry.faults()]
-    if broken := list(_broken(store, known)):
-        kept = _paths(registry.snapshot())
-        problems += [one for one in broken if one.where in kept]
+    if broken := {one.where for one in _broken(store, known)}:
+        problems += _broken(store, registry.snapshot(), only=broken)
+    found = tuple(one for one in found if again(store, one))
     plan = housekeeping.plan_removal(found, known, (), now_s=now_s, grace_s=grace_s)
     loose = [Problem(one.path, "left over; `hplm store gc` removes it") for one in (*plan.leftovers, *plan.strays)]
     loose += [
@@ -185,12 +185,8 @@ def _remove_empty(folders: Sequence[Path]) -> None:
             break
 
 
-def _paths(known: Snapshot) -> set[str]:
-    return {one.path for kind in (known.bases, known.domains, known.tenants) for one in kind}
-
-
-def _broken(store: Store, known: Snapshot) -> Iterator[Problem]:
-    """Files that are missing, damaged, or not what the registry takes them for."""
+def _broken(store: Store, known: Snapshot, only: Collection[str] | None = None) -> Iterator[Problem]:
+    """Files that are missing, damaged, or not what the registry takes them for; of all paths, or of `only` these."""
     fingerprints = {base.name: base.fingerprint for base in known.bases}
     checks: list[tuple[str, Callable[[Path], None]]] = [
         (base.path, partial(_check_base, fingerprint=base.fingerprint)) for base in known.bases
@@ -205,9 +201,11 @@ def _broken(store: Store, known: Snapshot) -> Iterator[Problem]:
             (path, partial(check, names={claim.tenant for claim in claims}, bases=set(fingerprints.values())))
         )
     for path, run in checks:
+        if only is not None and path not in only:
+            continue
         try:
             run(store.path(path))
-        except (ArtifactError, OSError, KeyError) as error:
+        except (ArtifactError, OSError, KeyError, TypeError) as error:
             yield Problem(path, f"{error.code}: {error}" if isinstance(error, ArtifactError) else repr(error))
 
 

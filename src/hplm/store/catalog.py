@@ -51,8 +51,8 @@ class Catalog:
         self._stopped = threading.Event()
         self._complained_s = -COMPLAIN_EVERY_S
         self._has_failed = False
-        self._looked_s = clock()
-        self.failures = 0
+        self._looking_since_s: float | None = None
+        self._failures = 0
         self._thread = threading.Thread(target=self._follow, name="hplm-catalog", daemon=True)
         try:
             self.refresh()
@@ -65,7 +65,6 @@ class Catalog:
 
     def start(self) -> None:
         """Begin to follow."""
-        self._looked_s = self._clock()
         self._thread.start()
 
     def close(self) -> None:
@@ -76,9 +75,22 @@ class Catalog:
         self._registry.close()
 
     @property
+    def failures(self) -> int:
+        """Looks that failed, or took too long."""
+        return self._failures + self._hangs
+
+    @property
+    def _hangs(self) -> bool:
+        """Whether a look is under way for longer than any should take."""
+        since_s = self._looking_since_s
+        return since_s is not None and self._clock() - since_s > BLIND_AFTER_S
+
+    @property
     def _is_blind(self) -> bool:
-        """Whether the last look failed, or is still under way after a time in which many should have been."""
-        return self._has_failed or (self._thread.is_alive() and self._clock() - self._looked_s > BLIND_AFTER_S)
+        if self._hangs:
+            self._complain("a look at the registry hangs")
+            return True
+        return self._has_failed
 
     def find(self, name: str, version_id: int | None = None) -> ServedTenant:
         """What is served of a tenant now, or the version that another stage has found, which may have been replaced since.
@@ -87,10 +99,14 @@ class Catalog:
         """
         found = self._published.get(name)
         if version_id is None:
-            if found is None and self._is_blind:
-                raise RegistryUnavailableError("the registry cannot be read now, and this tenant is not known")
             if found is None:
-                raise UnknownTenantError(f"there is no tenant {name!r}")
+                # In this order: whoever can look again has published what it saw before it says so.
+                is_blind = self._is_blind
+                found = self._published.get(name)
+                if found is None and is_blind:
+                    raise RegistryUnavailableError("the registry cannot be read now, and this tenant is not known")
+                if found is None:
+                    raise UnknownTenantError(f"there is no tenant {name!r}")
             return found
         if found is None or found.version_id != version_id:
             _, found = self._replaced.get(version_id) or self._ask(name, version_id)
@@ -186,14 +202,19 @@ class Catalog:
             logging.getLogger(__name__).exception("what was replaced is not let go of yet; the next look tries again")
 
     def _look(self) -> None:
+        self._looking_since_s = self._clock()
         try:
             self.refresh()
+            self._failures += self._hangs
             self._has_failed = False
         except Exception as error:
             self._has_failed = True
-            self.failures += 1
-            if self._clock() - self._complained_s >= COMPLAIN_EVERY_S:
-                self._complained_s = self._clock()
-                logging.getLogger(__name__).error("what is known goes on being served: %r", error)
+            self._failures += 1
+            self._complain(repr(error))
         finally:
-            self._looked_s = self._clock()
+            self._looking_since_s = None
+
+    def _complain(self, why: str) -> None:
+        if self._clock() - self._complained_s >= COMPLAIN_EVERY_S:
+            self._complained_s = self._clock()
+            logging.getLogger(__name__).error("what is known goes on being served: %s", why)

@@ -218,7 +218,11 @@ class Database:
                 url,
                 json_serializer=_json,
                 pool_pre_ping=True,  # a server that was restarted costs one look, not an error
-                connect_args={"connect_timeout": int(BUSY_S), "options": POSTGRES_OPTIONS, **GONE_AFTER},
+                connect_args={
+                    "connect_timeout": int(BUSY_S),
+                    "options": POSTGRES_OPTIONS,
+                    **{key: value for key, value in GONE_AFTER.items() if key not in url.query},
+                },
             )
         except ModuleNotFoundError as error:
             raise ConfigError(f"{self.where}: {error}; `pip install 'hplm[postgres]'` brings it") from error

@@ -141,9 +141,7 @@ def _submit(
         submit(given, reply, sender.is_cancelled)
     except Exception:
         log_failure()
-        # One whose answer could not be sent has had its last response all the same.
-        if not sender.is_over:
-            sender.send(refuse(InternalError("the server failed on this request; its log says why")))
+        sender.send(refuse(InternalError("the server failed on this request; its log says why")))
 
 
 def _replier(sender: _Sender, given: Input, write: Callable[[Input, Answer], Any]) -> Reply[Answer]:
@@ -167,15 +165,18 @@ class _Sender:
     def __init__(self, sender: Any) -> None:
         self._sender = sender
         self._using = threading.Lock()
-        self.is_over = False
+        self._is_over = False
 
     def is_cancelled(self) -> bool:
         with self._using:
-            return not self.is_over and bool(self._sender.is_cancelled())
+            return not self._is_over and bool(self._sender.is_cancelled())
 
     def send(self, response: Any, *, is_last: bool = True) -> None:
+        """Nothing once a last response was sent, or could not be: Triton counts that one all the same."""
         with self._using:
-            self.is_over = self.is_over or is_last
+            if self._is_over:
+                return
+            self._is_over = is_last
             self._sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if is_last else 0)
 
 

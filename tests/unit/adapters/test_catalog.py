@@ -237,7 +237,7 @@ def test_a_tenant_that_is_not_known_while_the_registry_cannot_be_read_is_not_sai
 
 
 def test_a_look_that_hangs_counts_as_one_that_failed_and_is_not_waited_for(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+    store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("hplm.store.catalog.BLIND_AFTER_S", 0.5)
     entered, over = threading.Event(), threading.Event()
@@ -245,17 +245,21 @@ def test_a_look_that_hangs_counts_as_one_that_failed_and_is_not_waited_for(
     def hang() -> int:
         entered.set()
         over.wait(60)
-        return 0
+        raise OSError("too late")
 
     with closing(Catalog(store, "tiny")) as catalog:
         monkeypatch.setattr(catalog._registry, "generation", hang)
         catalog.start()
         assert entered.wait(10)
         until(lambda: raised(lambda: catalog.find("late")) is errors.RegistryUnavailableError)
+        assert catalog.failures == 1
+        assert "a look at the registry hangs" in caplog.text
         begun_s = time.monotonic()
         catalog.close()
         assert time.monotonic() - begun_s < 10
         over.set()
+        catalog._thread.join(10)
+        assert catalog.failures == 1
 
 
 def raised(ask: Callable[[], object]) -> type[BaseException] | None:
