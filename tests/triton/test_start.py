@@ -173,3 +173,15 @@ def test_a_signal_while_starting_leaves_no_triton_behind(tmp_path: Path, name: s
     assert process.returncode == 130
     running = subprocess.run(["pgrep", "-f", f"model-repository={models}"], capture_output=True, text=True, check=False)
     assert running.stdout == ""
+
+
+def test_a_triton_that_cannot_be_started_is_named_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    broken = tmp_path / "install" / "tritonserver"
+    broken.parent.mkdir()
+    broken.touch(0o644)
+    with pytest.raises(StartError, match=f"{broken} cannot be started: .*Permission denied"):
+        TritonServer(tmp_path, free_ports(), install=replace(find_triton(), binary=broken))
+    assert [path.name for path in tmp_path.iterdir()] == ["install"]

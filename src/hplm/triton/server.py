@@ -199,6 +199,26 @@ class TritonServer:
         self._models = (*ROLES, *managing) if models is None else tuple(models)
         # Stubs start with their working directory on sys.path: an empty folder shadows nothing.
         self._folder = Path(tempfile.mkdtemp(prefix="hplm-triton-"))
+        try:
+            self.process = self._launch(repository, backends, flags, output, tied)
+        except BaseException as error:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            if isinstance(error, OSError):
+                raise StartError(f"{self.install.binary} cannot be started: {error}") from error
+            raise
+        finally:
+            if output:
+                output.close()
+
+    def _launch(
+        self,
+        repository: Path,
+        backends: Sequence[Path],
+        flags: Sequence[str],
+        output: IO[bytes] | None,
+        tied: bool,
+    ) -> subprocess.Popen[bytes]:
+        ports = self.ports
         assembled = assemble_backends(self.install, self._folder, backends)
         command = [
             str(self.install.binary),
@@ -223,20 +243,16 @@ class TritonServer:
         ]
         work = self._folder / "work"
         work.mkdir()
-        try:
-            self.process = subprocess.Popen(
-                command,
-                cwd=work,
-                env=self._environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT if output else None,
-                start_new_session=True,
-                preexec_fn=partial(end_with_parent, os.getpid()) if tied else None,
-            )
-        finally:
-            if output:
-                output.close()
+        return subprocess.Popen(
+            command,
+            cwd=work,
+            env=self._environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT if output else None,
+            start_new_session=True,
+            preexec_fn=partial(end_with_parent, os.getpid()) if tied else None,
+        )
 
     def _environment(self) -> dict[str, str]:
         env = dict(os.environ)
