@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,16 +13,16 @@ from tokenizers import Tokenizer
 from hplm.errors import CorpusTooSmallError, DataError
 from hplm.nn.base import Base
 from hplm.progress import Report
+from hplm_builder import portions
 from hplm_builder.convert import Ids, PackedText
 from hplm_builder.corpora import passages
 from hplm_builder.masking import Vocabulary, vocabulary
 from hplm_builder.plots import Counted, count_packed
+from hplm_builder.portions import some_at_a_time
 
 HELD_OUT_SHARE = 0.05
 MOST_HELD_OUT_TOKENS = 10_000
 READING = "read the corpus"
-# What the tokenizer gives takes a hundred times as much memory as the text, for a while.
-SOME_CHARACTERS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ def prepare_corpus(documents: Sequence[str], base: Base, least_tokens: int, seed
     rng = np.random.default_rng(seed)
     size, parts = max(1, sum(map(len, documents))), []
     report(READING, 0.0)
-    for texts in _some_at_a_time(passages(documents, rng)):
+    for texts in some_at_a_time(passages(documents, rng), len):
         parts.append(_encoded(texts, tokenizer, base.config.max_tokens))
-        report(READING, min(1.0, len(parts) * SOME_CHARACTERS / size))
+        report(READING, min(1.0, len(parts) * portions.SOME_CHARACTERS / size))
     report(READING, 1.0)
     tokens = sum(int(np.isin(part.ids, known.special, invert=True).sum()) for part in parts)
     if tokens < (least := max(1, least_tokens)):
@@ -85,19 +85,6 @@ def prepare_corpus(documents: Sequence[str], base: Base, least_tokens: int, seed
         documents=len(documents),
         tokens=tokens,
     )
-
-
-def _some_at_a_time(texts: Iterable[str]) -> Iterator[list[str]]:
-    """In lists of `SOME_CHARACTERS` or a text more."""
-    some, size = [], 0
-    for text in texts:
-        some.append(text)
-        size += len(text)
-        if size >= SOME_CHARACTERS:
-            yield some
-            some, size = [], 0
-    if some:
-        yield some
 
 
 def _encoded(texts: list[str], tokenizer: Tokenizer, max_tokens: int) -> PackedText:

@@ -30,10 +30,9 @@ def export(
 ) -> None:
     """Write `target` beside its place, then rename; model folders that stood there are replaced, anything else is refused.
 
-    Settings with the names in `keep` stay as those folders have them, and with them the registry of
-    the same store, where none is given.
-    Without `manager` nobody can create or update tenants
-    while it serves: the models for that are left out.
+    Settings with the names in `keep` stay as those folders have them, and with them the registry of the same store,
+    where none is given. Without `manager` nobody can create or update tenants while it serves: the models for that are
+    left out.
     The settings' `store` and `registry`, and the manager's `miss`, are filled in here; the store's path is relative to their
     own folder, so that store and models can move together.
     Raises ConfigError where what is kept cannot be read, DataError where `target` holds something that is not ours.

@@ -17,12 +17,11 @@ from hplm.nn.memory import count_memory
 from hplm.progress import Report, silent
 from hplm.text import EncodedText, TextEncoder
 from hplm_builder.labelled import LabelledData, LabelledText
+from hplm_builder.portions import some_at_a_time
 
 IGNORED = -100
 FEATURE_SHARE = 0.25
 CHUNK = 64
-# A text is tokenised whole, and takes a hundred times its size meanwhile: so few go together where they are long.
-CHUNK_CHARACTERS = 1 << 20
 # Whose mean length stands for a part's.
 LENGTHS = 200
 
@@ -129,15 +128,7 @@ def prepare(
 
 def chunks(examples: Iterable[LabelledText]) -> Iterator[list[LabelledText]]:
     """So many at a time as are tokenised together."""
-    chunk, size = list[LabelledText](), 0
-    for example in examples:
-        chunk.append(example)
-        size += len(example.text) + len(example.pair or "")
-        if len(chunk) == CHUNK or size >= CHUNK_CHARACTERS:
-            yield chunk
-            chunk, size = [], 0
-    if chunk:
-        yield chunk
+    return some_at_a_time(examples, lambda one: len(one.text) + len(one.pair or ""), CHUNK)
 
 
 def targets_of(

@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hplm_builder import domain_corpus
+from hplm_builder import portions
 from hplm_builder.domain_corpus import prepare_corpus
 from hplm_builder.plots import count_packed
 
@@ -46,7 +46,7 @@ def test_however_it_is_cut_into_pieces_a_corpus_is_the_same(base: Base, monkeypa
     documents = tiny.sentences(80, words=(3, 60))
     whole = prepare_corpus(documents, base, 0, 0, silent)
     told: list[float] = []
-    monkeypatch.setattr(domain_corpus, "SOME_CHARACTERS", 300)
+    monkeypatch.setattr(portions, "SOME_CHARACTERS", 300)
     pieces = prepare_corpus(documents, base, 0, 0, lambda step, done: told.append(done))
     assert len(told) > 20
     assert told == sorted(told)

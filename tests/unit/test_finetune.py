@@ -16,7 +16,8 @@ from hplm_builder.bodies import ADAPTER_AT, adapter_body, fastest_format
 from hplm_builder.finetune import TrainSettings
 from hplm_builder.judging import scores_of
 from hplm_builder.labelled import Entity, LabelledData, LabelledText, check_data
-from hplm_builder.prepared import CHUNK, CHUNK_CHARACTERS, IGNORED, Room, chunks, prepare, prepare_all, tag_targets
+from hplm_builder.portions import SOME_CHARACTERS
+from hplm_builder.prepared import CHUNK, IGNORED, Room, chunks, prepare, prepare_all, tag_targets
 from hplm_builder.scores import METRICS
 from hplm_builder.tenants import REDUCTION_FACTOR, build_tenant, estimate_fine_tune, plot_features, train_tenant
 from rich.progress import Progress
@@ -402,8 +403,8 @@ def test_a_name_that_could_be_a_path_or_is_odd_is_refused_without_repeating_it(n
     [
         ([], []),
         ([1] * (CHUNK + 1), [CHUNK, 1]),
-        ([CHUNK_CHARACTERS] * 3, [1, 1, 1]),
-        ([1, CHUNK_CHARACTERS // 2, CHUNK_CHARACTERS // 2, 1], [3, 1]),
+        ([SOME_CHARACTERS] * 3, [1, 1, 1]),
+        ([1, SOME_CHARACTERS // 2, SOME_CHARACTERS // 2, 1], [3, 1]),
     ],
     ids=["none", "short", "long", "between"],
 )
@@ -412,5 +413,5 @@ def test_few_long_texts_are_tokenised_together(sizes: list[int], wanted: list[in
     found = list(chunks(examples))
     assert [len(chunk) for chunk in found] == wanted
     assert [one for chunk in found for one in chunk] == examples
-    pairs = [LabelledText("x", "a", pair="y" * CHUNK_CHARACTERS)] * 2
+    pairs = [LabelledText("x", "a", pair="y" * SOME_CHARACTERS)] * 2
     assert [len(chunk) for chunk in chunks(pairs)] == [1, 1]

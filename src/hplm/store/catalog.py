@@ -85,8 +85,8 @@ class Catalog:
         since_s = self._looking_since_s
         return since_s is not None and self._clock() - since_s > BLIND_AFTER_S
 
-    @property
-    def _is_blind(self) -> bool:
+    def _cannot_look(self) -> bool:
+        """Whether the registry cannot be read now. A look that hangs is told here: its own thread cannot tell."""
         if self._hangs:
             self._complain("a look at the registry hangs")
             return True
@@ -101,7 +101,7 @@ class Catalog:
         if version_id is None:
             if found is None:
                 # In this order: whoever can look again has published what it saw before it says so.
-                is_blind = self._is_blind
+                is_blind = self._cannot_look()
                 found = self._published.get(name)
                 if found is None and is_blind:
                     raise RegistryUnavailableError("the registry cannot be read now, and this tenant is not known")
@@ -116,7 +116,7 @@ class Catalog:
 
     def _ask(self, name: str, version_id: int) -> tuple[float, ServedTenant]:
         """A version that was current only between two looks of this catalog, or will be at the next."""
-        if self._is_blind:
+        if self._cannot_look():
             # Asking could take seconds, and all requests come through here.
             raise RegistryUnavailableError("the registry cannot be read now")
         try:
