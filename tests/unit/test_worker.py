@@ -557,17 +557,6 @@ def test_what_is_no_exception_ends_a_batch_and_not_the_stage(inbox: Inbox) -> No
     worker.stop()
 
 
-def test_a_refusal_that_cannot_be_sent_is_counted_and_raises_nothing(inbox: Inbox) -> None:
-    def deaf(answer: int | HplmError) -> None:
-        raise RuntimeError("no room")
-
-    worker = worker_of(double)
-    worker.start()
-    worker.refuse(deaf, QueueFullError("full"))
-    assert worker.counts["failed_answers"] == 1
-    worker.stop()
-
-
 def test_a_batch_of_which_a_part_failed_teaches_nothing_of_what_batches_cost(
     inbox: Inbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:

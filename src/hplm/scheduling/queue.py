@@ -9,7 +9,7 @@ import heapq
 import itertools
 import math
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -52,7 +52,10 @@ class RequestQueue:
     only itself.
 
     A request is refused at once when its deadline is past, or could not be met even if it ran alone right after the
-    batch that runs now. In a chosen batch, requests that the whole batch would make late are saved by leaving others for
+    batch that runs now; first come, first served, also where it could not be met behind what waits before it within its
+    tenant's share, while more waits than two batches hold (other policies may prefer a newcomer).
+
+    In a chosen batch, requests that the whole batch would make late are saved by leaving others for
     the next batch if that costs less than half of the batch, or if everything that waits fits in two batches anyway;
     otherwise they are refused, for under overload small batches would make more requests late than they save: unless less
     would be left of the batch than the small one has.
@@ -78,6 +81,7 @@ class RequestQueue:
         starve_after_s: float,
     ) -> None:
         self._policy = policy
+        self._is_in_order = isinstance(policy, Fcfs)
         self._budget = budget
         self.cost = cost
         self._capacity = capacity
@@ -85,6 +89,8 @@ class RequestQueue:
         self._starve_after_s = starve_after_s
         self._waiting: dict[int, Waiting] = {}
         self._of_tenant: dict[str, dict[int, Waiting]] = {}
+        # Of all tenants that wait.
+        self._total_weight = 0.0
         # What each had left when it came, which of a second stage is less than it was given.
         self._given_s: dict[int, float] = {}
         # Of the last `take`: what a batch may hold, and what it might if all were given the median of their time.
@@ -106,6 +112,8 @@ class RequestQueue:
             if self._running is None and not self._waiting and request.deadline_s > now_s:
                 self.cost.relax()
             return [Refused(request, "deadline")]
+        if self._is_in_order and start_s + self._seconds_before(request.tenant) > request.deadline_s:
+            return [Refused(request, "deadline")]
         refused = []
         if len(self._waiting) >= self._capacity:
             victim = self._victim(request)
@@ -114,8 +122,10 @@ class RequestQueue:
             self._remove(victim)
             refused.append(Refused(victim, "full"))
         self._waiting[request.id] = request
-        own = self._of_tenant.setdefault(request.tenant, {})
-        own[request.id] = request
+        if request.tenant not in self._of_tenant:
+            self._of_tenant[request.tenant] = {}
+            self._total_weight += self._weight(request.tenant)
+        self._of_tenant[request.tenant][request.id] = request
         self._given_s[request.id] = request.deadline_s - now_s
         self.waiting_tokens += request.tokens
         self._waiting_squares += request.tokens**2
@@ -216,7 +226,7 @@ class RequestQueue:
         """Of more than two batches, what a full batch would make late, unless its deadline was that close from the start."""
         found: list[Waiting] = []
         if self._fills_two_batches:
-            full_s = self._seconds_of_full_batch()
+            full_s = self._seconds_of_full_batch(self.cost.bound)
             pressed = [request for request in self._waiting.values() if request.deadline_s < now_s + full_s]
             for request in sorted(pressed, key=lambda r: r.deadline_s):
                 if not self._fills_two_batches:
@@ -226,17 +236,29 @@ class RequestQueue:
                     self._remove(request)
         return found
 
+    def _seconds_before(self, tenant: str) -> float:
+        """Until all has run that goes before a newcomer of a tenant, first come, first served; 0 up to two batches."""
+        if not self._fills_two_batches:
+            return 0.0
+        weight = self._weight(tenant)
+        own = len(self._of_tenant.get(tenant, ()))
+        share = weight / (self._total_weight + (0 if own else weight))
+        # As many of each other tenant as it would have itself, by weight: what others have beyond goes after it.
+        before = min(len(self._waiting), (own + 1) / share)
+        a_request = self.waiting_tokens / len(self._waiting) / self._in_time.tokens
+        return before * max(a_request, 1 / self._in_time.max_requests) * self._seconds_of_full_batch(self.cost.predict)
+
     @property
     def _fills_two_batches(self) -> bool:
         """Whether more waits than two batches hold."""
         usual = self._usual
         return self.waiting_tokens > 2 * usual.tokens or len(self._waiting) > 2 * usual.max_requests
 
-    def _seconds_of_full_batch(self) -> float:
+    def _seconds_of_full_batch(self, seconds_of: Callable[[int, int], float]) -> float:
         """Of requests as long as those that wait."""
         mean = self.waiting_tokens / len(self._waiting)
         tokens = min(self._in_time.tokens, int(self._in_time.max_requests * mean))
-        return self.cost.bound(tokens, int(tokens * mean))
+        return seconds_of(tokens, int(tokens * mean))
 
     def _fit_deadlines(self, batch: Batch, now_s: float) -> tuple[Batch, list[Waiting]]:
         """The batch without what it would make late, and what of that is refused (the rest goes on waiting)."""
@@ -273,9 +295,12 @@ class RequestQueue:
         end_s = now_s + self._seconds(requests)
         return [request for request in requests if request.deadline_s < end_s]
 
+    def _weight(self, tenant: str) -> float:
+        return self._weights.get(tenant, 1.0)
+
     def _fill_of(self, tenant: str) -> float:
         """How much of the queue a tenant has, by its weight."""
-        return len(self._of_tenant.get(tenant, ())) / self._weights.get(tenant, 1.0)
+        return len(self._of_tenant.get(tenant, ())) / self._weight(tenant)
 
     def _victim(self, newcomer: Waiting) -> Waiting:
         """Who gives way in a full queue: the newest request of the tenant furthest above its share, or the newcomer."""
@@ -286,7 +311,7 @@ class RequestQueue:
             heapq.heappop(self._fullest)
             if tenant in self._of_tenant:
                 heapq.heappush(self._fullest, (-self._fill_of(tenant), tenant))
-        after = self._fill_of(newcomer.tenant) + 1 / self._weights.get(newcomer.tenant, 1.0)
+        after = self._fill_of(newcomer.tenant) + 1 / self._weight(newcomer.tenant)
         if tenant == newcomer.tenant or after >= -fill:
             return newcomer
         return next(reversed(self._of_tenant[tenant].values()))
@@ -297,11 +322,13 @@ class RequestQueue:
         del own[request.id]
         if not own:
             del self._of_tenant[request.tenant]
+            self._total_weight -= self._weight(request.tenant)
         del self._given_s[request.id]
         self.waiting_tokens -= request.tokens
         self._waiting_squares -= request.tokens**2
         if not self._waiting:
             self._fullest.clear()
+            self._total_weight = 0.0
         if len(self._fullest) > 4 * len(self._of_tenant) + 64:
             self._fullest = [(-self._fill_of(tenant), tenant) for tenant in self._of_tenant]
             heapq.heapify(self._fullest)

@@ -17,6 +17,9 @@ from hplm.tracing import Tracer
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
+# Beyond these, who refuses sends the error too.
+MOST_ERRORS_WAITING = 256
+
 
 @dataclass(frozen=True)
 class Job(Generic[Item, Answer]):
@@ -36,53 +39,73 @@ def is_gone(is_cancelled: Callable[[], bool]) -> bool:
         return False
 
 
+Outbox = SimpleQueue[tuple[Callable[[Any], None], object] | None]
+
+
 class Answers:
-    """The threads that send a stage's answers. `counts`: those by outcome, and what else the stage counts."""
+    """The threads that send a stage's answers. `counts`: those by outcome, and what else the stage counts.
+
+    Errors leave by threads of their own: where many are refused, sending takes longer than computing (it is a round trip
+    to the server), and no answer waits behind them.
+    """
 
     def __init__(self, name: str, tracer: Tracer, threads: int = 2) -> None:
         self._name = name
         self._tracer = tracer
         self._posting = threading.Lock()
         self._senders_ended = False
-        self._outbox: SimpleQueue[tuple[Job[Any, Any], object] | None] = SimpleQueue()
-        self._senders = [
-            threading.Thread(target=self._send_loop, name=f"{name}-answer-{i}", daemon=True) for i in range(threads)
-        ]
+        self._outbox: Outbox = SimpleQueue()
+        self._errors: Outbox = SimpleQueue()
+        self._senders = {
+            threading.Thread(target=self._send_loop, args=(box,), name=f"{name}-{does}-{i}", daemon=True): box
+            for does, box in (("answer", self._outbox), ("refuse", self._errors))
+            for i in range(threads)
+        }
         for sender in self._senders:
             sender.start()
         self.counts = Counts()
 
     def give(self, job: Job[Any, Answer], answer: Answer | HplmError) -> None:
         """Send and count the one answer of a request."""
-        self.counts.add_answer(answer)
-        with self._posting:
-            is_posted = not self._senders_ended
-            if is_posted:
-                self._outbox.put((job, answer))
-        if not is_posted:
-            # The senders have gone, a late batch or a newcomer has not: its own thread sends.
-            self._send(job.reply, answer)
+        self._post(job.reply, answer)
 
     def refuse(self, reply: Callable[[Answer | HplmError], None], error: HplmError) -> None:
-        """Answer a request that never came to be a job, on this thread, and count it with the others."""
-        self.counts.add_answer(error)
-        self._send(reply, error)
+        """Answer a request that never came to be a job, and count it with the others.
+
+        On this thread where many errors wait to be sent: who lets requests in so lets in no more than are answered.
+        """
+        self._post(reply, error, at_once=self.errors_waiting >= MOST_ERRORS_WAITING)
+
+    @property
+    def errors_waiting(self) -> int:
+        """Errors that no thread sends yet."""
+        return self._errors.qsize()
 
     def stop(self, deadline_s: float) -> None:
         """Send all that was given; `deadline_s` in seconds of `time.monotonic`, half a second more at the least."""
         with self._posting:
             # What is posted is before the senders' end in the outbox, so it is sent; what comes later is sent directly.
             self._senders_ended = True
-            for _ in self._senders:
-                self._outbox.put(None)
+            for box in self._senders.values():
+                box.put(None)
         for sender in self._senders:
             sender.join(max(0.5, deadline_s - time.monotonic()))
 
-    def _send_loop(self) -> None:
-        while (one := self._outbox.get()) is not None:
-            job, answer = one
-            self._send(job.reply, answer)
-            del one, job, answer  # a thread that only waits must hold no job, for jobs hold tenants' weights
+    def _post(self, reply: Callable[[Any], None], answer: object, at_once: bool = False) -> None:
+        self.counts.add_answer(answer)
+        with self._posting:
+            # Once the senders have gone, a late batch's or a newcomer's own thread sends.
+            is_posted = not (at_once or self._senders_ended)
+            if is_posted:
+                (self._errors if isinstance(answer, HplmError) else self._outbox).put((reply, answer))
+        if not is_posted:
+            self._send(reply, answer)
+
+    def _send_loop(self, box: Outbox) -> None:
+        while (one := box.get()) is not None:
+            reply, answer = one
+            self._send(reply, answer)
+            del one, reply, answer  # a thread that only waits must hold no request, nor what it came with
 
     def _send(self, reply: Callable[[Any], None], answer: object) -> None:
         try:

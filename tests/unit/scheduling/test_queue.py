@@ -417,6 +417,41 @@ def test_a_request_that_cannot_be_met_behind_the_running_batch_is_refused_at_onc
     assert queue.offer(request(2, tokens=10, deadline_s=0.2), 0.0) == []
 
 
+def admitted(queue: RequestQueue, requests: Sequence[Waiting]) -> list[int]:
+    return [one.id for one in requests if not queue.offer(one, one.arrived_s)]
+
+
+def test_first_come_first_served_who_comes_too_late_behind_others_is_refused_at_once() -> None:
+    # Ten requests are a batch of 0.1 s; a hundred can end within a second.
+    requests = [request(i, deadline_s=1.0) for i in range(200)]
+    assert len(admitted(queue_of(Fcfs(), capacity=1000), requests)) == pytest.approx(100, abs=2)
+    # A policy may prefer whoever comes now.
+    assert len(admitted(queue_of(Das(), capacity=1000), requests)) == 200
+
+
+def test_a_newcomer_is_not_refused_for_what_others_have_beyond_their_share() -> None:
+    queue = queue_of(Fcfs(), capacity=1000, weights={"heavy": 3.0})
+    admitted(queue, [request(i, "flood", deadline_s=1.0) for i in range(200)])
+    # Half of a batch is theirs while two wait; with three times the weight, three quarters.
+    quiet = admitted(queue, [request(1000 + i, "quiet", deadline_s=0.4) for i in range(50)])
+    assert len(quiet) == pytest.approx(20, abs=2)
+    heavy = admitted(queue, [request(2000 + i, "heavy", deadline_s=0.4) for i in range(50)])
+    assert len(heavy) == pytest.approx(24, abs=2)
+
+
+def test_nobody_is_refused_for_what_two_batches_hold() -> None:
+    queue = queue_of(Fcfs())
+    assert len(admitted(queue, [request(i, deadline_s=0.015) for i in range(50)])) == 21
+
+
+def test_under_overload_first_come_first_served_most_are_told_at_once() -> None:
+    arrivals = [request(i, f"t{i % 40}", arrived_s=i / 300, deadline_s=i / 300 + 2.0) for i in range(3000)]
+    refused = [one for one in simulate(arrivals, queue_of(Fcfs(), capacity=4096), service_s) if one.kind != "answered"]
+    waited = [one.ended_s - one.request.arrived_s for one in refused]
+    assert len(refused) > 1500
+    assert np.percentile(waited, 90) == 0
+
+
 def test_an_urgent_request_is_saved_by_a_smaller_batch_when_little_waits() -> None:
     queue = queue_of(Edf())
     queue.offer(request(0, tokens=90, deadline_s=10.0), 0.0)
