@@ -19,6 +19,7 @@ from hplm_loadtest.lookup import plot_lookup
 from hplm_loadtest.memory import COUNTS as MEMORY_COUNTS
 from hplm_loadtest.memory import memory_by_tenants
 from hplm_loadtest.models import DEMO
+from hplm_loadtest.overload import TIMES, overload
 from hplm_loadtest.peers.systems import Limits, Shape, SystemName
 from hplm_loadtest.pipeline import pipeline
 from hplm_loadtest.request import whole_requests
@@ -37,6 +38,7 @@ app = typer.Typer(
     epilog="Example: hplm bench request --json request.json",
 )
 COUNTS = list(TENANTS)
+MULTIPLES = list(TIMES)
 FLEETS = list(SIZES)
 RESIDENT = list(MEMORY_COUNTS)
 SYSTEMS: list[str] = list(get_args(SystemName))
@@ -51,7 +53,9 @@ PictureOption = Annotated[Path | None, typer.Option("--picture", help="Also draw
 TextsOption = Annotated[
     str,
     typer.Option(
-        "--texts", help="pool: what a fleet's tables know; unseen: sentences of Wikipedia; examples: the tenants' own."
+        "--texts",
+        help="pool: what a fleet's tables know; unseen: sentences of Wikipedia; shuffled: their words in random orders; "
+        "examples: the tenants' own.",
     ),
 ]
 QuickOption = Annotated[bool, typer.Option("--quick", help="A look in seconds: one round, less load.")]
@@ -141,6 +145,29 @@ def bench_burst(
     if quick:
         rounds, scale, count = 1, 0.1 * scale, min(count, 5)
     burst(models, scale, count, rounds, texts, picture).publish(json_file)
+
+
+@app.command(name="overload")
+def bench_overload(
+    models: ModelsOption = DEMO,
+    times: Annotated[
+        list[float], typer.Option(min=0.1, help="Offered, times the capacity; again for more.")
+    ] = MULTIPLES,
+    rounds: RoundsOption = 3,
+    duration_s: Annotated[float, typer.Option("--duration", min=1, help="Seconds a load.")] = 20.0,
+    deadline_s: Annotated[float, typer.Option("--deadline", min=0.01, help="Of each request, seconds.")] = 2.0,
+    texts: TextsOption = "shuffled",
+    quick: QuickOption = False,
+    picture: PictureOption = None,
+    json_file: JsonOption = None,
+) -> None:
+    """What is answered in time, and how soon the rest is refused, where more comes than can be done.
+
+    Example: hplm bench overload --models build/fleet-minilm-10000/models --times 3 --times 10 --json overload.json
+    """
+    if quick:
+        rounds, duration_s = 1, min(duration_s, 5.0)
+    overload(models, times, rounds, duration_s, deadline_s, texts, picture).publish(json_file)
 
 
 @app.command(name="tenants")

@@ -11,18 +11,23 @@ import numpy as np
 from hplm.errors import ConfigError, DataError
 from hplm.samples import unseen_paragraphs
 
-Kind = Literal["pool", "unseen", "examples"]
+Kind = Literal["pool", "unseen", "shuffled", "examples"]
 POOL_FILE = "texts.txt"
+ORDERS = 10
 
 
 def texts(kind: str, models: Path) -> list[str]:
     """`pool`: the texts that a fleet's tables know (`hplm build fleet`). `unseen`: sentences of Wikipedia that no table
-    counted. `examples`: the example of each tenant of the repository.
+    counted. `shuffled`: their words in ten random orders each, so that texts and their n-grams hardly ever come again.
+    `examples`: the example of each tenant of the repository.
     """
     if kind == "pool":
         return pool(models)
     if kind == "unseen":
         return [s.strip() for p in unseen_paragraphs() for s in p.split(" . ") if 20 < len(s) < 200]
+    if kind == "shuffled":
+        rng = np.random.default_rng(0)
+        return [" ".join(rng.permutation(one.split())) for one in texts("unseen", models) for _ in range(ORDERS)]
     if kind == "examples":
         # Here and below: reading a store imports torch, which sending a file of texts does not need.
         from hplm_loadtest.models import examples

@@ -9,6 +9,7 @@ import pytest
 from hplm_loadtest.batching import batching
 from hplm_loadtest.burst import burst
 from hplm_loadtest.limit import limit
+from hplm_loadtest.overload import overload
 from hplm_loadtest.pipeline import pipeline
 from hplm_loadtest.response import response
 from hplm_loadtest.schedulers import Setting, schedulers
@@ -94,6 +95,19 @@ def test_response_and_burst_say_what_a_request_costs_each_process_and_that_none_
     (row,) = burst(fleet, 0.02, 3, 1, "pool", None).rows
     assert row["requests"] == 15
     assert not row["lost"] + row["failed"] + row["refused"]
+
+
+def test_overload_counts_what_is_in_time_and_how_soon_the_rest_is_refused(fleet: Path, tmp_path: Path) -> None:
+    report = overload(fleet, [0.2, 20.0], 1, 3.0, 0.1, "pool", tmp_path / "overload.svg")
+    few, many = report.rows
+    assert (few["times"], many["times"]) == (0.2, 20.0)
+    assert few["goodput_per_s"] > 0
+    assert many["offered_per_s"] > 20 * few["offered_per_s"]
+    assert not any(row["lost"] + row["failed"] for row in report.rows)
+    assert many["refused"] > 0
+    assert many["refused_p50_ms"] <= many["refused_p99_ms"]
+    assert report.goals[0].value == many["share"] == many["goodput_per_s"] / many["capacity_per_s"]
+    assert (tmp_path / "overload.svg").stat().st_size
 
 
 def test_trace_writes_what_perfetto_opens_and_a_picture(fleet: Path, tmp_path: Path) -> None:

@@ -1,0 +1,146 @@
+"""`hplm bench overload`: what is answered in time, and how soon the rest is refused, where more comes than can be done."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from hplm.progress import progress_bars
+from hplm.report import Goal, Report
+from hplm.triton.server import TritonServer
+from hplm_loadtest.arrivals import PoissonArrivals
+from hplm_loadtest.deadlines import DeadlineClasses
+from hplm_loadtest.models import served_names
+from hplm_loadtest.open_loop import closed_loop, open_loop
+from hplm_loadtest.pictures import check_picture, line_chart
+from hplm_loadtest.plan import Mix
+from hplm_loadtest.response import ask_each
+from hplm_loadtest.run import LATE_S, Run, goals_of
+from hplm_loadtest.tenants import UniformTenants
+from hplm_loadtest.texts import mean_tokens, texts
+from hplm_loadtest.variants import serving
+
+TIMES = (1.0, 3.0, 10.0)
+GOAL_SHARE = 0.9
+IN_FLIGHT = 64
+WARM_UP = 200
+
+
+def overload(
+    models: Path,
+    times: Sequence[float],
+    rounds: int,
+    duration_s: float,
+    deadline_s: float,
+    kind: str,
+    picture: Path | None,
+) -> Report:
+    """Goodput at `times` the capacity, Poisson arrivals, tenants drawn at random, each request with the same deadline.
+
+    Capacity is what 64 requests always under way get answered, measured before each load. Each tenant is asked once
+    before, with one word.
+    """
+    check_picture(picture)
+    names = served_names(models)
+    sent = texts(kind, models)
+    rng = np.random.default_rng(0)
+    unhurried = Mix(UniformTenants(names), sent)
+    hurried = Mix(UniformTenants(names), sent, DeadlineClasses({"all": (deadline_s, 1.0)}))
+    found: dict[float, list[dict[str, Any]]] = {share: [] for share in times}
+    with serving(models, plot={}, upper={}) as server, progress_bars() as progress:
+        url = server.ports.grpc_url
+        bar = progress.add_task("runs", total=1 + rounds * len(times))
+        ask_each(url, names, ["hello"], rng)
+        warm = closed_loop(url, unhurried.draw(WARM_UP, rng), IN_FLIGHT)
+        progress.update(bar, advance=1)
+        for _ in range(rounds):
+            for share in times:
+                count = max(WARM_UP, int(duration_s * WARM_UP / warm.span_s))
+                capacity = _capacity(server, unhurried, count, rng)
+                run = open_loop(url, hurried.plan(PoissonArrivals(share * capacity), duration_s, rng))
+                found[share].append({"capacity_per_s": capacity, **_row(run, deadline_s)})
+                progress.update(bar, advance=1)
+    rows = [{"times": share, **_medians(of)} for share, of in found.items()]
+    worst = rows[-1]
+    goals = [
+        Goal(
+            "overload-goodput",
+            f"answered in time at {worst['times']:g} times the capacity, over the capacity",
+            GOAL_SHARE,
+            worst["share"],
+            "",
+            "higher",
+        ),
+        *goals_of("overload", rows),
+    ]
+    if picture is not None:
+        places = list(times)
+        line_chart(
+            picture,
+            {
+                "answered in time": (places, [row["goodput_per_s"] for row in rows]),
+                "what is answered without hurry": (places, [row["capacity_per_s"] for row in rows]),
+            },
+            title=f"More than can be done, deadlines of {deadline_s:g} s",
+            x_label="offered, times what can be answered",
+            y_label="requests/s",
+        )
+    about = {
+        "rounds": rounds,
+        "duration_s": duration_s,
+        "deadline_s": deadline_s,
+        "names": len(names),
+        "texts": kind,
+        "mean_tokens": round(mean_tokens(sent[:1000], models), 1),
+        "protocol": "grpc",
+        "client": "same machine, a process of its own",
+    }
+    return Report("overload", about, rows, goals)
+
+
+def _capacity(server: TritonServer, mix: Mix, count: int, rng: np.random.Generator) -> float:
+    run = closed_loop(server.ports.grpc_url, mix.draw(count, rng), IN_FLIGHT)
+    return run.kinds["answered"] / run.span_s
+
+
+def _row(run: Run, deadline_s: float) -> dict[str, Any]:
+    """Counted from one deadline after the start to the last request: before, nobody was in danger of being late yet."""
+    in_time = run.answered_within(run.deadlines_s)
+    from_s = min(deadline_s, run.duration_s / 2)
+    steady = in_time & (run.done_s >= from_s) & (run.done_s <= run.duration_s)
+    refused_ms = 1000 * (run.done_s - run.sent_s)[~run.answered]
+    kinds = run.kinds
+    return {
+        "offered_per_s": len(run) / run.duration_s,
+        "goodput_per_s": float(np.count_nonzero(steady)) / (run.duration_s - from_s),
+        "late": int(np.count_nonzero(run.answered & ~in_time)),
+        "p50_ms": run.percentile_ms(50),
+        "p99_ms": run.percentile_ms(99),
+        **{kind: kinds[kind] for kind in ("refused", "failed", "lost")},
+        "refused_p50_ms": _percentile(refused_ms, 50),
+        "refused_p99_ms": _percentile(refused_ms, 99),
+        "kept_up": run.sent_within(LATE_S),
+    }
+
+
+def _percentile(values: Any, percent: float) -> float | None:
+    return float(np.percentile(values, percent)) if len(values) else None
+
+
+def _medians(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Of several rounds; sums of what must not be, the worst of what must hold in each."""
+    shares = [one["goodput_per_s"] / one["capacity_per_s"] for one in rounds]
+    row: dict[str, Any] = {"share": median(shares), "share_spread": f"{min(shares):.2f}-{max(shares):.2f}"}
+    for name in rounds[0]:
+        values = [one[name] for one in rounds if one[name] is not None]
+        if name in ("late", "refused", "failed", "lost"):
+            row[name] = sum(values)
+        elif name == "kept_up":
+            row[name] = min(values)
+        else:
+            row[name] = median(values) if values else None
+    return row
