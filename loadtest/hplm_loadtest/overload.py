@@ -19,15 +19,16 @@ from hplm_loadtest.open_loop import closed_loop, open_loop
 from hplm_loadtest.pictures import check_picture, line_chart
 from hplm_loadtest.plan import Mix
 from hplm_loadtest.response import ask_each
-from hplm_loadtest.run import LATE_S, Run, goals_of
+from hplm_loadtest.run import LATE_S, Run, goals_of, kind_of
 from hplm_loadtest.tenants import UniformTenants
 from hplm_loadtest.texts import mean_tokens, texts
 from hplm_loadtest.variants import serving
 
 TIMES = (1.0, 3.0, 10.0)
 GOAL_SHARE = 0.9
-IN_FLIGHT = 64
-WARM_UP = 200
+# Enough to fill the batches of both stages.
+IN_FLIGHT = 256
+WARM_UP = 512
 
 
 def overload(
@@ -41,10 +42,11 @@ def overload(
 ) -> Report:
     """Goodput at `times` the capacity, Poisson arrivals, tenants drawn at random, each request with the same deadline.
 
-    Capacity is what 64 requests always under way get answered, measured before each load. Each tenant is asked once
+    Capacity is what 256 requests always under way get answered, measured before each load. Each tenant is asked once
     before, with one word.
     """
     check_picture(picture)
+    times = sorted(set(times))
     names = served_names(models)
     sent = texts(kind, models)
     rng = np.random.default_rng(0)
@@ -95,7 +97,7 @@ def overload(
         "deadline_s": deadline_s,
         "names": len(names),
         "texts": kind,
-        "mean_tokens": round(mean_tokens(sent[:1000], models), 1),
+        "mean_tokens": round(mean_tokens(sent[:: max(1, len(sent) // 1000)], models), 1),
         "protocol": "grpc",
         "client": "same machine, a process of its own",
     }
@@ -112,7 +114,8 @@ def _row(run: Run, deadline_s: float) -> dict[str, Any]:
     in_time = run.answered_within(run.deadlines_s)
     from_s = min(deadline_s, run.duration_s / 2)
     steady = in_time & (run.done_s >= from_s) & (run.done_s <= run.duration_s)
-    refused_ms = 1000 * (run.done_s - run.sent_s)[~run.answered]
+    is_refused = np.array([kind_of(code) == "refused" for code in run.codes])
+    refused_ms = 1000 * (run.done_s - run.planned_s)[is_refused]
     kinds = run.kinds
     return {
         "offered_per_s": len(run) / run.duration_s,

@@ -13,12 +13,12 @@ from hplm.samples import unseen_paragraphs
 
 Kind = Literal["pool", "unseen", "shuffled", "examples"]
 POOL_FILE = "texts.txt"
-ORDERS = 10
+ORDERS = 30
 
 
 def texts(kind: str, models: Path) -> list[str]:
     """`pool`: the texts that a fleet's tables know (`hplm build fleet`). `unseen`: sentences of Wikipedia that no table
-    counted. `shuffled`: their words in ten random orders each, so that texts and their n-grams hardly ever come again.
+    counted. `shuffled`: their words in thirty random orders each, so that texts and their n-grams hardly ever come again.
     `examples`: the example of each tenant of the repository.
     """
     if kind == "pool":

@@ -98,14 +98,13 @@ def test_response_and_burst_say_what_a_request_costs_each_process_and_that_none_
 
 
 def test_overload_counts_what_is_in_time_and_how_soon_the_rest_is_refused(fleet: Path, tmp_path: Path) -> None:
-    report = overload(fleet, [0.2, 20.0], 1, 3.0, 0.1, "pool", tmp_path / "overload.svg")
+    report = overload(fleet, [5.0, 0.2, 5.0], 1, 1.5, 0.1, "pool", tmp_path / "overload.svg")
     few, many = report.rows
-    assert (few["times"], many["times"]) == (0.2, 20.0)
+    assert (few["times"], many["times"]) == (0.2, 5.0)
     assert few["goodput_per_s"] > 0
-    assert many["offered_per_s"] > 20 * few["offered_per_s"]
+    assert many["offered_per_s"] > 5 * few["offered_per_s"]
     assert not any(row["lost"] + row["failed"] for row in report.rows)
     assert many["refused"] > 0
-    assert many["refused_p50_ms"] <= many["refused_p99_ms"]
     assert report.goals[0].value == many["share"] == many["goodput_per_s"] / many["capacity_per_s"]
     assert (tmp_path / "overload.svg").stat().st_size
 

@@ -20,10 +20,12 @@ class Deaf:
     """Clients that take nothing before they are told to; `taken` counts, `by` says which threads brought it."""
 
     def __init__(self) -> None:
+        self.is_asked = threading.Semaphore(0)
         self.listens = threading.Event()
         self.by: list[str] = []
 
     def reply(self, _: int | HplmError) -> None:
+        self.is_asked.release()
         assert self.listens.wait(SOON_S)
         self.by.append(threading.current_thread().name)
 
@@ -64,6 +66,10 @@ def test_an_answer_waits_for_no_error_and_who_refuses_waits_for_nobody(answers: 
 
 def test_beyond_many_waiting_errors_who_refuses_sends_the_error(answers: Answers, deaf: Deaf) -> None:
     own = threading.current_thread().name
+    for _ in range(2):
+        # Both threads that send errors are busy: what comes now waits.
+        answers.refuse(deaf.reply, full())
+        assert deaf.is_asked.acquire(timeout=SOON_S)
     while answers.errors_waiting < MOST_ERRORS_WAITING:
         answers.refuse(deaf.reply, full())
     came: list[str] = []

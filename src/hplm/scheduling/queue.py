@@ -17,6 +17,7 @@ from hplm.scheduling.cost import CostModel
 from hplm.scheduling.fairness import fair_select
 from hplm.scheduling.policies import Fcfs
 from hplm.scheduling.policy import Batch, Budget, Policy, Waiting
+from hplm.scheduling.turns import Turns
 
 # A batch takes at most this share of the time that requests are given, so that who comes while one runs can go with the next.
 _SHARE_OF_TIME = 0.5
@@ -25,6 +26,8 @@ _SHARE_OF_TIME = 0.5
 _HASTIEST = 0.1
 # Shares of a batch mean nothing where it holds a request or two.
 _LEAST_REQUESTS = 4
+# Who goes before whom is worked out anew when so many times the requests wait.
+_TURNS_UP_TO = 1.06
 
 
 @dataclass(frozen=True)
@@ -52,8 +55,8 @@ class RequestQueue:
     only itself.
 
     A request is refused at once when its deadline is past, or could not be met even if it ran alone right after the
-    batch that runs now; first come, first served, also where it could not be met behind what waits before it within its
-    tenant's share, while more waits than two batches hold (other policies may prefer a newcomer).
+    batch that runs now. First come, first served, also where it could not be met behind what goes before it, if that is
+    more than two batches: of each tenant as much as its own would have, by weight. (Other policies may prefer a newcomer.)
 
     In a chosen batch, requests that the whole batch would make late are saved by leaving others for
     the next batch if that costs less than half of the batch, or if everything that waits fits in two batches anyway;
@@ -81,7 +84,8 @@ class RequestQueue:
         starve_after_s: float,
     ) -> None:
         self._policy = policy
-        self._is_in_order = isinstance(policy, Fcfs)
+        # Not of what is derived from it: that may prefer newcomers.
+        self._is_in_order = type(policy) is Fcfs
         self._budget = budget
         self.cost = cost
         self._capacity = capacity
@@ -89,8 +93,10 @@ class RequestQueue:
         self._starve_after_s = starve_after_s
         self._waiting: dict[int, Waiting] = {}
         self._of_tenant: dict[str, dict[int, Waiting]] = {}
-        # Of all tenants that wait.
-        self._total_weight = 0.0
+        self._tokens_of: dict[str, int] = {}
+        # Of all tenants, by requests and by tokens, when so many requests waited.
+        self._turns: tuple[Turns, Turns] | None = None
+        self._turns_of = 0
         # What each had left when it came, which of a second stage is less than it was given.
         self._given_s: dict[int, float] = {}
         # Of the last `take`: what a batch may hold, and what it might if all were given the median of their time.
@@ -112,7 +118,10 @@ class RequestQueue:
             if self._running is None and not self._waiting and request.deadline_s > now_s:
                 self.cost.relax()
             return [Refused(request, "deadline")]
-        if self._is_in_order and start_s + self._seconds_before(request.tenant) > request.deadline_s:
+        if not self._waiting:
+            # What was cut for others says nothing about whoever comes now.
+            self._in_time = self._usual = self._budget
+        if self._is_in_order and self._comes_too_late(request, start_s):
             return [Refused(request, "deadline")]
         refused = []
         if len(self._waiting) >= self._capacity:
@@ -122,10 +131,8 @@ class RequestQueue:
             self._remove(victim)
             refused.append(Refused(victim, "full"))
         self._waiting[request.id] = request
-        if request.tenant not in self._of_tenant:
-            self._of_tenant[request.tenant] = {}
-            self._total_weight += self._weight(request.tenant)
-        self._of_tenant[request.tenant][request.id] = request
+        self._of_tenant.setdefault(request.tenant, {})[request.id] = request
+        self._tokens_of[request.tenant] = self._tokens_of.get(request.tenant, 0) + request.tokens
         self._given_s[request.id] = request.deadline_s - now_s
         self.waiting_tokens += request.tokens
         self._waiting_squares += request.tokens**2
@@ -152,6 +159,7 @@ class RequestQueue:
         for request in (*batch.requests, *late):
             self._remove(request)
         refused += [Refused(request, "deadline") for request in late]
+        self._turns = None
         self._running = batch
         self._running_until_s = now_s + self._seconds(batch.requests)
         return Taken(batch, tuple(refused), failure)
@@ -236,23 +244,54 @@ class RequestQueue:
                     self._remove(request)
         return found
 
-    def _seconds_before(self, tenant: str) -> float:
-        """Until all has run that goes before a newcomer of a tenant, first come, first served; 0 up to two batches."""
+    def _comes_too_late(self, request: Waiting, start_s: float) -> bool:
+        """Whether a newcomer, first come, first served, would be late behind more than two batches that go before it.
+
+        Not where it comes late itself, because it waited for files: those who came meanwhile do not go before it.
+        """
         if not self._fills_two_batches:
-            return 0.0
-        weight = self._weight(tenant)
-        own = len(self._of_tenant.get(tenant, ()))
-        share = weight / (self._total_weight + (0 if own else weight))
-        # As many of each other tenant as it would have itself, by weight: what others have beyond goes after it.
-        before = min(len(self._waiting), (own + 1) / share)
-        a_request = self.waiting_tokens / len(self._waiting) / self._in_time.tokens
-        return before * max(a_request, 1 / self._in_time.max_requests) * self._seconds_of_full_batch(self.cost.predict)
+            return False
+        oldest, newest = (
+            next(iter(side)).arrived_s for side in (self._waiting.values(), reversed(self._waiting.values()))
+        )
+        if request.arrived_s < (oldest + newest) / 2:
+            return False
+        batch_s = self._seconds_of_full_batch(self.cost.predict)
+        last_s = start_s + self._seconds_of_full_batch(self.cost.bound)
+
+        def is_late(batches: float) -> bool:
+            return batches > 2 and last_s + math.floor(batches) * batch_s > request.deadline_s
+
+        # The most it can be is known at once.
+        if not is_late(self._batches(self.waiting_tokens, len(self._waiting))):
+            return False
+        by_requests, by_tokens = self._taking_turns()
+        requests = len(self._of_tenant.get(request.tenant, ())) + 1
+        tokens = self._tokens_of.get(request.tenant, 0) + request.tokens
+        batches = self._batches(by_tokens.before(request.tenant, tokens), by_requests.before(request.tenant, requests))
+        # There is always room for one request of each tenant, as far as a batch holds so many.
+        tenants = len(self._of_tenant)
+        of_each = self._batches(tenants * self.waiting_tokens / len(self._waiting), tenants)
+        return is_late(min(batches, requests * max(1.0, of_each)))
+
+    def _batches(self, tokens: float, requests: float) -> float:
+        """That hold so much, and something of each tenant."""
+        budget = self._in_time
+        return max(tokens / budget.tokens, requests / budget.max_requests, len(self._of_tenant) / budget.max_tenants)
+
+    def _taking_turns(self) -> tuple[Turns, Turns]:
+        if self._turns is None or len(self._waiting) > _TURNS_UP_TO * self._turns_of:
+            requests = {tenant: len(own) for tenant, own in self._of_tenant.items()}
+            self._turns = Turns(requests, self._weights), Turns(self._tokens_of, self._weights)
+            self._turns_of = len(self._waiting)
+        return self._turns
 
     @property
     def _fills_two_batches(self) -> bool:
         """Whether more waits than two batches hold."""
         usual = self._usual
-        return self.waiting_tokens > 2 * usual.tokens or len(self._waiting) > 2 * usual.max_requests
+        tenants = len(self._of_tenant) > 2 * usual.max_tenants
+        return tenants or self.waiting_tokens > 2 * usual.tokens or len(self._waiting) > 2 * usual.max_requests
 
     def _seconds_of_full_batch(self, seconds_of: Callable[[int, int], float]) -> float:
         """Of requests as long as those that wait."""
@@ -320,15 +359,14 @@ class RequestQueue:
         del self._waiting[request.id]
         own = self._of_tenant[request.tenant]
         del own[request.id]
+        self._tokens_of[request.tenant] -= request.tokens
         if not own:
-            del self._of_tenant[request.tenant]
-            self._total_weight -= self._weight(request.tenant)
+            del self._of_tenant[request.tenant], self._tokens_of[request.tenant]
         del self._given_s[request.id]
         self.waiting_tokens -= request.tokens
         self._waiting_squares -= request.tokens**2
         if not self._waiting:
             self._fullest.clear()
-            self._total_weight = 0.0
         if len(self._fullest) > 4 * len(self._of_tenant) + 64:
             self._fullest = [(-self._fill_of(tenant), tenant) for tenant in self._of_tenant]
             heapq.heapify(self._fullest)

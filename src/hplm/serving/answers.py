@@ -70,7 +70,7 @@ class Answers:
         self._post(job.reply, answer)
 
     def refuse(self, reply: Callable[[Answer | HplmError], None], error: HplmError) -> None:
-        """Answer a request that never came to be a job, and count it with the others.
+        """Answer a request that does not get in, or has to leave for one that does, and count it with the others.
 
         On this thread where many errors wait to be sent: who lets requests in so lets in no more than are answered.
         """
@@ -88,8 +88,9 @@ class Answers:
             self._senders_ended = True
             for box in self._senders.values():
                 box.put(None)
+        until_s = max(deadline_s, time.monotonic() + 0.5)
         for sender in self._senders:
-            sender.join(max(0.5, deadline_s - time.monotonic()))
+            sender.join(max(0.0, until_s - time.monotonic()))
 
     def _post(self, reply: Callable[[Any], None], answer: object, at_once: bool = False) -> None:
         self.counts.add_answer(answer)

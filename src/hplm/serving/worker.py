@@ -113,7 +113,8 @@ class Worker(Generic[Item, Answer]):
                 self._changed.notify()
         if stopping:
             self._answers.give(job, StoppingError("the server is shutting down"))
-        self._refuse(refused)
+        for refused_job, error in self._refused(refused):
+            self._answers.refuse(refused_job.reply, error)
         if self._upcoming is not None and self._computing and not self._knows_next:
             self._look_ahead.set()
 
@@ -122,7 +123,7 @@ class Worker(Generic[Item, Answer]):
         return self._held.hold(job, deadline_s, left)
 
     def refuse(self, reply: Callable[[Answer | HplmError], None], error: HplmError) -> None:
-        """Answer a request that never came to the queue: see Answers."""
+        """Answer a request that never came to the queue: see `Answers.refuse`."""
         self._answers.refuse(reply, error)
 
     def stop(self, timeout_s: float = 5.0) -> None:
@@ -178,7 +179,8 @@ class Worker(Generic[Item, Answer]):
                 logging.getLogger(__name__).error(
                     "policy: %s; this batch is first come, first served", taken.policy_failure
                 )
-            self._refuse(taken.refused)
+            for job, error in self._refused(taken.refused):
+                self._answers.give(job, error)
             if taken.batch is not None:
                 self._compute(taken.batch)
 
@@ -271,11 +273,11 @@ class Worker(Generic[Item, Answer]):
             logging.getLogger(__name__).exception("%s: prefetch failed", self._name)
             self._answers.counts.add("failed_prefetches")
 
-    def _refuse(self, refused: Sequence[Refused]) -> None:
+    def _refused(self, refused: Sequence[Refused]) -> Iterator[tuple[Job[Item, Answer], HplmError]]:
         for one in refused:
             if one.reason == "full":
                 error: HplmError = QueueFullError("too many requests wait; try again later")
             else:
                 error = DeadlineError("the deadline cannot be met; the request was not computed")
             if (job := self._jobs.pop(one.request.id, None)) is not None:
-                self._answers.give(job, error)
+                yield job, error
