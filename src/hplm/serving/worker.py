@@ -113,8 +113,7 @@ class Worker(Generic[Item, Answer]):
                 self._changed.notify()
         if stopping:
             self._answers.give(job, StoppingError("the server is shutting down"))
-        for refused_job, error in self._refused(refused):
-            self._answers.refuse(refused_job.reply, error)
+        self._refuse(refused, lambda job, error: self._answers.refuse(job.reply, error))
         if self._upcoming is not None and self._computing and not self._knows_next:
             self._look_ahead.set()
 
@@ -179,8 +178,7 @@ class Worker(Generic[Item, Answer]):
                 logging.getLogger(__name__).error(
                     "policy: %s; this batch is first come, first served", taken.policy_failure
                 )
-            for job, error in self._refused(taken.refused):
-                self._answers.give(job, error)
+            self._refuse(taken.refused, self._answers.give)
             if taken.batch is not None:
                 self._compute(taken.batch)
 
@@ -273,11 +271,11 @@ class Worker(Generic[Item, Answer]):
             logging.getLogger(__name__).exception("%s: prefetch failed", self._name)
             self._answers.counts.add("failed_prefetches")
 
-    def _refused(self, refused: Sequence[Refused]) -> Iterator[tuple[Job[Item, Answer], HplmError]]:
+    def _refuse(self, refused: Sequence[Refused], tell: Callable[[Job[Item, Answer], HplmError], None]) -> None:
         for one in refused:
             if one.reason == "full":
                 error: HplmError = QueueFullError("too many requests wait; try again later")
             else:
                 error = DeadlineError("the deadline cannot be met; the request was not computed")
             if (job := self._jobs.pop(one.request.id, None)) is not None:
-                yield job, error
+                tell(job, error)
