@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from hplm.progress import progress_bars
 from hplm.report import Goal, Report
@@ -18,8 +19,8 @@ from hplm_loadtest.models import served_names
 from hplm_loadtest.open_loop import closed_loop, open_loop
 from hplm_loadtest.pictures import check_picture, line_chart
 from hplm_loadtest.plan import Mix
-from hplm_loadtest.response import ask_each
-from hplm_loadtest.run import LATE_S, Run, goals_of, kind_of
+from hplm_loadtest.response import ask_each, median_row
+from hplm_loadtest.run import Run, goals_of, kind_of
 from hplm_loadtest.tenants import UniformTenants
 from hplm_loadtest.texts import mean_tokens, texts
 from hplm_loadtest.variants import serving
@@ -52,7 +53,7 @@ def overload(
     rng = np.random.default_rng(0)
     unhurried = Mix(UniformTenants(names), sent)
     hurried = Mix(UniformTenants(names), sent, DeadlineClasses({"all": (deadline_s, 1.0)}))
-    found: dict[float, list[dict[str, Any]]] = {share: [] for share in times}
+    found: dict[float, list[tuple[float, Run]]] = {share: [] for share in times}
     with serving(models, plot={}, upper={}) as server, progress_bars() as progress:
         url = server.ports.grpc_url
         bar = progress.add_task("runs", total=1 + rounds * len(times))
@@ -64,9 +65,9 @@ def overload(
                 count = max(WARM_UP, int(duration_s * WARM_UP / warm.span_s))
                 capacity = _capacity(server, unhurried, count, rng)
                 run = open_loop(url, hurried.plan(PoissonArrivals(share * capacity), duration_s, rng))
-                found[share].append({"capacity_per_s": capacity, **_row(run, deadline_s)})
+                found[share].append((capacity, run))
                 progress.update(bar, advance=1)
-    rows = [{"times": share, **_medians(of)} for share, of in found.items()]
+    rows = [{"times": share, **_row(rounds_of, deadline_s)} for share, rounds_of in found.items()]
     worst = rows[-1]
     goals = [
         Goal(
@@ -80,12 +81,11 @@ def overload(
         *goals_of("overload", rows),
     ]
     if picture is not None:
-        places = list(times)
         line_chart(
             picture,
             {
-                "answered in time": (places, [row["goodput_per_s"] for row in rows]),
-                "what is answered without hurry": (places, [row["capacity_per_s"] for row in rows]),
+                "answered in time": (times, [row["goodput_per_s"] for row in rows]),
+                "what is answered without hurry": (times, [row["capacity_per_s"] for row in rows]),
             },
             title=f"More than can be done, deadlines of {deadline_s:g} s",
             x_label="offered, times what can be answered",
@@ -109,41 +109,34 @@ def _capacity(server: TritonServer, mix: Mix, count: int, rng: np.random.Generat
     return run.kinds["answered"] / run.span_s
 
 
-def _row(run: Run, deadline_s: float) -> dict[str, Any]:
-    """Counted from one deadline after the start to the last request: before, nobody was in danger of being late yet."""
-    in_time = run.answered_within(run.deadlines_s)
-    from_s = min(deadline_s, run.duration_s / 2)
-    steady = in_time & (run.done_s >= from_s) & (run.done_s <= run.duration_s)
-    is_refused = np.array([kind_of(code) == "refused" for code in run.codes])
-    refused_ms = 1000 * (run.done_s - run.planned_s)[is_refused]
-    kinds = run.kinds
+def _row(rounds: Sequence[tuple[float, Run]], deadline_s: float) -> dict[str, Any]:
+    """Of several rounds, each with the capacity before it."""
+    capacities, runs = [capacity for capacity, _ in rounds], [run for _, run in rounds]
+    goodput = [_goodput(run, deadline_s) for run in runs]
+    shares = [per_s / capacity for per_s, capacity in zip(goodput, capacities, strict=True)]
+    refused_ms = np.concatenate([_refused_ms(run) for run in runs])
     return {
-        "offered_per_s": len(run) / run.duration_s,
-        "goodput_per_s": float(np.count_nonzero(steady)) / (run.duration_s - from_s),
-        "late": int(np.count_nonzero(run.answered & ~in_time)),
-        "p50_ms": run.percentile_ms(50),
-        "p99_ms": run.percentile_ms(99),
-        **{kind: kinds[kind] for kind in ("refused", "failed", "lost")},
-        "refused_p50_ms": _percentile(refused_ms, 50),
-        "refused_p99_ms": _percentile(refused_ms, 99),
-        "kept_up": run.sent_within(LATE_S),
+        "share": median(shares),
+        "share_spread": f"{min(shares):.2f}-{max(shares):.2f}",
+        "capacity_per_s": median(capacities),
+        **median_row(runs),
+        "goodput_per_s": median(goodput),
+        "late": sum(run.kinds["answered"] - run.in_time for run in runs),
+        **{
+            f"refused_p{percent}_ms": float(np.percentile(refused_ms, percent)) if len(refused_ms) else None
+            for percent in (50, 99)
+        },
     }
 
 
-def _percentile(values: Any, percent: float) -> float | None:
-    return float(np.percentile(values, percent)) if len(values) else None
+def _goodput(run: Run, deadline_s: float) -> float:
+    """From one deadline after the start to the last request: before, nobody was in danger of being late yet."""
+    from_s = min(deadline_s, run.duration_s / 2)
+    steady = run.answered_within(run.deadlines_s) & (run.done_s >= from_s) & (run.done_s <= run.duration_s)
+    return float(np.count_nonzero(steady)) / (run.duration_s - from_s)
 
 
-def _medians(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Of several rounds; sums of what must not be, the worst of what must hold in each."""
-    shares = [one["goodput_per_s"] / one["capacity_per_s"] for one in rounds]
-    row: dict[str, Any] = {"share": median(shares), "share_spread": f"{min(shares):.2f}-{max(shares):.2f}"}
-    for name in rounds[0]:
-        values = [one[name] for one in rounds if one[name] is not None]
-        if name in ("late", "refused", "failed", "lost"):
-            row[name] = sum(values)
-        elif name == "kept_up":
-            row[name] = min(values)
-        else:
-            row[name] = median(values) if values else None
-    return row
+def _refused_ms(run: Run) -> npt.NDArray[np.float64]:
+    """Planned time to refusal, of each that was refused."""
+    is_refused = np.array([kind_of(code) == "refused" for code in run.codes], dtype=np.bool_)
+    return 1000 * (run.done_s - run.planned_s)[is_refused]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hplm_loadtest.overload import _medians, _row
+from hplm_loadtest.overload import _row
 from hplm_loadtest.run import ANSWERED, Run
 
 from hplm.errors import DeadlineError, InternalError, UnreachableError
@@ -30,19 +30,23 @@ def test_a_row_counts_what_is_in_time_from_one_deadline_after_the_start_to_the_l
         duration_s=10.0,
         generator_s=0.0,
     )
-    row = _row(run, 2.0)
+    row = _row([(0.5, run)], 2.0)
     # The first ended before anybody was in danger, the fourth was late, the last ended after the load.
     assert row["goodput_per_s"] == pytest.approx(2 / 8)
+    assert row["share"] == pytest.approx(0.5)
     assert row["late"] == 1
     assert (row["refused"], row["failed"], row["lost"]) == (2, 1, 1)
     assert row["refused_p50_ms"] == pytest.approx(500.0)
     assert row["kept_up"] == 1.0
 
 
-def test_of_several_rounds_medians_sums_and_the_worst() -> None:
-    first = {"capacity_per_s": 10.0, "goodput_per_s": 9.0, "late": 1, "refused_p50_ms": None, "kept_up": 1.0}
-    second = {"capacity_per_s": 20.0, "goodput_per_s": 10.0, "late": 2, "refused_p50_ms": 4.0, "kept_up": 0.9}
-    row = _medians([first, second])
-    assert row["share"] == pytest.approx(0.7)
-    assert (row["late"], row["refused_p50_ms"], row["kept_up"]) == (3, 4.0, 0.9)
-    assert _medians([first])["refused_p50_ms"] is None
+def test_of_several_rounds_the_medians_and_where_nobody_was_refused_no_time() -> None:
+    def answered(seconds_between: float) -> Run:
+        planned = np.arange(0.0, 10.0, seconds_between)
+        count = len(planned)
+        return Run(10.0, planned, planned, planned + 0.01, [ANSWERED] * count, np.full(count, 2.0))
+
+    row = _row([(10.0, answered(0.1)), (10.0, answered(0.2))], 2.0)
+    assert row["goodput_per_s"] == pytest.approx(7.5, rel=0.02)
+    assert (row["share"], row["share_spread"]) == (pytest.approx(0.75, rel=0.02), "0.50-1.00")
+    assert (row["late"], row["refused_p50_ms"], row["kept_up"]) == (0, None, 1.0)
