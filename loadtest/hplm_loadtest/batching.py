@@ -26,7 +26,7 @@ from hplm_loadtest.models import read, served_names
 from hplm_loadtest.open_loop import closed_loop, open_loop
 from hplm_loadtest.pictures import check_picture, line_charts
 from hplm_loadtest.plan import Plan, Requests
-from hplm_loadtest.run import LATE_S, Run
+from hplm_loadtest.run import LATE_S, Run, across, kept_up
 from hplm_loadtest.slots import slot_speeds
 from hplm_loadtest.texts import pool
 from hplm_loadtest.variants import serving
@@ -131,7 +131,7 @@ def batching(
                 "mode": mode,
                 "length_variance": variance,
                 "offered_over_capacity": share,
-                **{key: median(one[key] for one in runs) for key in runs[0]},
+                **across(runs),
             }
         )
     if picture is not None and rates:
@@ -146,6 +146,8 @@ def batching(
         "capacity_per_s": capacity,
     }
     goals = _goals(rows) if policy == "fcfs" else []
+    if rates:
+        goals.append(kept_up("batching", [row for row in rows if "kept_up" in row]))
     return Report("batching", {**about, "base": served.base.config.name, "protocol": "grpc"}, [*rows, *speeds], goals)
 
 

@@ -192,6 +192,7 @@ def bench_tenants(
     threads: Annotated[int, typer.Option(min=1, help="That compute, of every system.")] = Limits.num_threads,
     budget_mb: Annotated[int, typer.Option(min=1, help="Memory for a peer's whole models.")] = Limits.budget_mb,
     disk_mb: Annotated[int, typer.Option(min=1, help="Disk for the files of a peer's models.")] = Limits.disk_mb,
+    texts: TextsOption = "pool",
     quick: QuickOption = False,
     picture: PictureOption = None,
     json_file: JsonOption = None,
@@ -216,6 +217,7 @@ def bench_tenants(
         Load(duration_s, warm_up_s, rounds, in_flight, response_s, response_share),
         Limits(threads, budget_mb, disk_mb),
         picture,
+        texts,
     )
     report.publish(json_file)
 

@@ -24,7 +24,7 @@ from hplm_loadtest.models import read, served_names
 from hplm_loadtest.open_loop import closed_loop, open_loop
 from hplm_loadtest.pictures import bars, check_picture
 from hplm_loadtest.plan import Plan, Requests
-from hplm_loadtest.run import LATE_S, Run
+from hplm_loadtest.run import LATE_S, Run, across, kept_up
 from hplm_loadtest.slot_model import SlotModel
 from hplm_loadtest.texts import pool
 from hplm_loadtest.variants import serving
@@ -103,7 +103,7 @@ def schedulers(
             {
                 "policy": policy,
                 **_keys(setting),
-                **{key: median(value[key] for value in values) for key in values[0]},
+                **across(values),
                 "spread": "{:.2f}-{:.2f}".format(*(f(v["utility_per_s"] for v in values) for f in (min, max))),
             }
         )
@@ -227,7 +227,7 @@ def goals_of(
     rows: Sequence[dict[str, Any]], modelled: Sequence[dict[str, Any]], costs: Sequence[dict[str, Any]]
 ) -> list[Goal]:
     """What the rows answer."""
-    goals = []
+    goals = [kept_up("schedulers", rows)]
     for model in modelled:
         keys = {key: model[key] for key in ("rows", "row_tokens", "length_variance")}
         utility = {row["policy"]: row["utility_per_s"] for row in rows if keys.items() <= row.items()}

@@ -13,15 +13,17 @@ import numpy as np
 from rich.progress import Progress
 
 from hplm.errors import ConfigError
+from hplm.nn.dtype import choose_device
 from hplm.progress import progress_bars
 from hplm.report import Goal, Report
 from hplm_loadtest.arrivals import PoissonArrivals
 from hplm_loadtest.open_loop import closed_loop, open_loop
-from hplm_loadtest.peers.systems import Fleet, Limits, Shape, SystemName, Systems, open_fleet
+from hplm_loadtest.peers.systems import PEERS, Fleet, Limits, Shape, SystemName, Systems, open_fleet
 from hplm_loadtest.pictures import check_picture, line_chart
 from hplm_loadtest.plan import Mix, Requests
 from hplm_loadtest.run import ANSWERED, Run
 from hplm_loadtest.tenants import UniformTenants, ZipfTenants
+from hplm_loadtest.texts import mean_tokens, texts
 
 Popularity = Literal["uniform", "zipf"]
 TENANTS = (1, 10, 16, 100, 1_000, 10_000)
@@ -58,11 +60,21 @@ def throughput_by_tenants(
     load: Load,
     limits: Limits,
     picture: Path | None,
+    kind: str = "pool",
 ) -> Report:
-    """Every system as a real server of its own, started and stopped in turn; medians over the rounds."""
+    """Every system as a real server of its own, started and stopped in turn; medians over the rounds.
+
+    `kind` of `hplm_loadtest.texts`: the tables know every n-gram of those of the pool. Raises ConfigError where hBERT would
+    have a GPU and peers, which compute on the processor, not.
+    """
     check_picture(picture)
     systems, counts = list(dict.fromkeys(systems)), sorted(set(counts))
+    if choose_device("auto").type != "cpu" and any(name in PEERS for name in systems):
+        raise ConfigError(
+            "peers compute on the processor, hBERT would on the GPU: hide it with CUDA_VISIBLE_DEVICES= before"
+        )
     fleet = open_fleet(folder, shape, max(counts))
+    fleet = replace(fleet, texts=texts(kind, fleet.models))
     servers = Systems(fleet, limits)
     rates: dict[tuple[SystemName, Popularity, int], list[float]] = {}
     errors: dict[tuple[SystemName, Popularity, int], Counter[str]] = {}
@@ -103,6 +115,8 @@ def throughput_by_tenants(
         "fleet": str(folder),
         **{key: getattr(load, key) for key in Load.__dataclass_fields__},
         **servers.about,
+        "texts": kind,
+        "mean_tokens": mean_tokens(fleet.texts, fleet.models),
         "protocol": "grpc",
         "client": "same machine, a process of its own",
         "swaps": "from the page cache into memory laid out beforehand; dedicated-disk past the page cache",
@@ -111,7 +125,7 @@ def throughput_by_tenants(
 
 
 def mix_of(fleet: Fleet, popularity: Popularity, count: int) -> Mix:
-    """Texts of the pool to the first `count` tenants."""
+    """Any of the texts to any of the first `count` tenants."""
     names = fleet.names[:count]
     return Mix(UniformTenants(names) if popularity == "uniform" else ZipfTenants(names), fleet.texts)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hplm_loadtest.loadtest_cli import judge
 from hplm_loadtest.response import median_row
-from hplm_loadtest.run import ANSWERED, NO_ANSWER, NOT_SENT, Recorder, Run, goals_of, kind_of
+from hplm_loadtest.run import ANSWERED, NO_ANSWER, NOT_SENT, Recorder, Run, across, goals_of, kept_up, kind_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -140,6 +140,12 @@ def test_a_load_that_fell_behind_says_so_loudly(capsys: pytest.CaptureFixture[st
     assert "1 requests lost" in capsys.readouterr().err
 
 
+def test_one_round_in_which_the_generator_fell_behind_spoils_a_point() -> None:
+    point = across([{"rate": 1.0, "kept_up": 1.0}, {"rate": 3.0, "kept_up": 0.97}, {"rate": 2.0, "kept_up": 1.0}])
+    assert point == {"rate": 2.0, "kept_up": 0.97}
+    assert not kept_up("x", [{"kept_up": 1.0}, point]).met
+
+
 def test_rounds_become_one_row_of_medians_sums_and_the_worst() -> None:
     runs = [run_of([0.0] * 10, took_s=took) for took in (0.01, 0.03, 0.02)]
     runs.append(run_of([0.1] * 10, took_s=0.01, codes=["UNREACHABLE", *[ANSWERED] * 9]))
@@ -149,6 +155,6 @@ def test_rounds_become_one_row_of_medians_sums_and_the_worst() -> None:
     assert row["lost"] == 1
     assert row["errors"] == {"UNREACHABLE": 1}
     assert row["kept_up"] == 0
-    lost, kept_up = goals_of("x", [row])
+    lost, on_time = goals_of("x", [row])
     assert not lost.met
-    assert not kept_up.met
+    assert not on_time.met
