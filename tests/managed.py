@@ -18,7 +18,7 @@ from hplm.nn import reference
 from hplm.nn.base import Base
 from hplm.store.layout import Store
 from hplm.store.registry import Registry
-from hplm.text import TextEncoder
+from hplm.text import TextEncoder, TextOrPair
 from hplm.triton.server import TritonServer, free_ports
 from tests import tiny
 
@@ -59,7 +59,7 @@ def at_work(
 
 
 def expected_logits(
-    store: Store, base: Base, tenant: str, text: str, domain: str | None = None
+    store: Store, base: Base, tenant: str, text: TextOrPair, domain: str | None = None
 ) -> npt.NDArray[np.float32]:
     """What the slow reference gives over the tenant's own lineage, or a domain's as it is now; every miss computed."""
     with closing(Registry.open(store)) as registry:
@@ -75,16 +75,23 @@ def expected_logits(
     return found
 
 
+def write_rows(path: Path) -> Path:
+    """A file of labelled rows: the class is whether the text names a cat."""
+    words = tiny.sentences(60, words=(3, 8))
+    path.write_text("text,label\n" + "".join(f"{text},{'cat' if 'cat' in text else 'none'}\n" for text in words))
+    return path
+
+
 @contextmanager
 def serving(folder: Path, registry: str = "", flags: Sequence[str] = ()) -> Iterator[Place]:
     """`flags` are Triton's. Chunks are small, so that every upload has several; the rows may also be named by their path."""
     files = folder / "files"
     files.mkdir()
     settings = {"upload_chunk_bytes": 1000, "min_corpus_tokens": 300, "allow_paths": True, "data_root": str(files)}
-    models = tiny.make_repository(folder, manager_settings=settings, registry=registry)
-    rows = files / "rows.csv"
-    words = tiny.sentences(60, words=(3, 8))
-    rows.write_text("text,label\n" + "".join(f"{text},{'cat' if 'cat' in text else 'none'}\n" for text in words))
+    # A file of a gigabyte is refused for what is in it, and a bomb is a bomb from 16 MiB on.
+    bounds = {"max_data_bytes": 2 << 30, "max_upload_bytes": 16 << 20}
+    models = tiny.make_repository(folder, manager_settings={**settings, **bounds}, registry=registry)
+    rows = write_rows(files / "rows.csv")
     with TritonServer(models, free_ports(), flags=flags, log=folder / "triton.log", tied=True) as server:
         server.wait_ready()
         yield Place(server, Store(folder / "store", registry), rows)

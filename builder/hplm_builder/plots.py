@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from rich.progress import Progress
 
 from hplm.config import BaseConfig
-from hplm.errors import ConfigError, DataError
+from hplm.errors import ArtifactError, ConfigError, DataError
 from hplm.nn import base as bases
 from hplm.nn.base import Base
 from hplm.nn.dtype import choose_dtype
@@ -22,6 +23,7 @@ from hplm.nn.lookup import compute_windows
 from hplm.plot import table as tables
 from hplm.plot.keys import fits, pack, unpack
 from hplm.plot.windows import Ids, centre, windows
+from hplm.store import artifact
 from hplm.store.layout import Store
 from hplm.text import TextEncoder
 
@@ -103,13 +105,15 @@ def build_plot(
 ) -> dict[str, Any]:
     """Publish root, bigram and unigram tables of a base; returns how large they became.
 
-    The root keeps the top `percent` of the distinct n-grams; as many bigrams are kept, and every unigram.
+    The root keeps the top `percent` of the distinct n-grams; as many bigrams are kept, and every unigram. Tables of that
+    name are replaced. Raises DataError where they are another base's, whose tenants stand on them.
     """
     if not 0 < percent <= 100:
         raise ConfigError(f"--top is a share in percent, above 0 and at most 100; got {percent:g}")
     if not documents:
         raise DataError("the corpus holds no text")
     base = bases.load(store.base(base_name))
+    _check_own(store, base, plot_name)
     lower = base.load_lower()
     counted = count_grams(documents, TextEncoder(base.tokenizer_path, base.config.max_tokens), base.config, progress)
     kept = counted.top(percent)
@@ -129,6 +133,17 @@ def build_plot(
             store, base, lower, plot_name, level, grams, report, choose_dtype(dtype, torch.device("cpu")), progress
         )
     return report
+
+
+def _check_own(store: Store, base: Base, plot_name: str) -> None:
+    with suppress(ArtifactError):
+        over = artifact.read(store.table(plot_name, "root"), "plot-table").meta["base"]
+        for folder in base.folder.parent.iterdir():
+            with suppress(ArtifactError):
+                if over != base.fingerprint and artifact.read(folder, bases.KIND).fingerprint == over:
+                    raise DataError(
+                        f"the tables {plot_name!r} are of base {folder.name!r}: choose another name with --plot"
+                    )
 
 
 def _write_level(

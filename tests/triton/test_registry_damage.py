@@ -66,10 +66,30 @@ def moved_away(place: Place, instead: bytes | None) -> Iterator[None]:
         aside.rmdir()
 
 
+def with_damaged_pages(place: Place, table: str = "") -> bytes:
+    """The registry with every page but the first overwritten, or of those only the one where a table begins."""
+    copy = place.store.root.parent / "copy.sqlite"
+    with (
+        closing(sqlite3.connect(place.store.root / "registry.sqlite")) as live,
+        closing(sqlite3.connect(copy)) as other,
+    ):
+        live.backup(other)
+        page_bytes = live.execute("PRAGMA page_size").fetchone()[0]
+        first = live.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", [table]).fetchone()[0] if table else 2
+    whole = copy.read_bytes()
+    copy.unlink()
+    start = (first - 1) * page_bytes
+    end = start + page_bytes if table else len(whole)
+    return whole[:start] + b"\xff" * (end - start) + whole[end:]
+
+
 DAMAGES: dict[str, tuple[Callable[[Place], AbstractContextManager[None]], type[errors.RegistryError]]] = {
     "locked": (locked, errors.RegistryUnavailableError),
     "gone": (lambda place: moved_away(place, None), errors.MissingRegistryError),
     "garbage": (lambda place: moved_away(place, b"not a database at all" * 1000), errors.CorruptRegistryError),
+    # The first page is whole, so that it opens as a database.
+    "pages": (lambda place: moved_away(place, with_damaged_pages(place)), errors.CorruptRegistryError),
+    "a-page": (lambda place: moved_away(place, with_damaged_pages(place, "tenants")), errors.CorruptRegistryError),
 }
 
 
