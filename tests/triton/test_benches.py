@@ -56,7 +56,7 @@ def test_batching_measures_each_mode_and_its_goals(fleet: Path, tmp_path: Path) 
         # Texts have 20 tokens on average; a packed batch is filled up to a multiple of eight.
         least, most = {"packed": (1.0, 1.2), "naive-100": (3.5, 7.0)}[row["mode"]]
         assert least <= row["computed_over_real_tokens"] < most
-    assert {goal.id for goal in report.goals} >= {"packed-naive-100-20", "fixed-row-100"}
+    assert {goal.id for goal in report.goals} >= {"packed-naive-100-20", "fixed-row-100", "batching-kept-up"}
     report.publish(tmp_path / "batching.json")
     assert (tmp_path / "batching.svg").stat().st_size
 
@@ -67,7 +67,7 @@ def test_schedulers_measures_utility_and_the_cost_of_choosing(fleet: Path, tmp_p
     assert {row["policy"] for row in measured} == {"das", "sjf"}
     assert all(row["utility_per_s"] > 0 and not row["lost"] for row in measured)
     assert columns(report, "waiting") == {400, 2_000, 10_000}
-    assert {goal.id for goal in report.goals} == {"das-16x100-100", "das-cost", "das-growth"}
+    assert {goal.id for goal in report.goals} == {"das-16x100-100", "das-cost", "das-growth", "schedulers-kept-up"}
 
 
 def test_pipeline_measures_every_variant(fleet: Path, tmp_path: Path) -> None:
@@ -83,8 +83,10 @@ def test_limit_measures_the_engine_alone_and_through_the_server(fleet: Path) -> 
     assert 0 < served["requests_per_s"] < engine["requests_per_s"]
 
 
-def test_response_and_burst_say_what_a_request_costs_each_process_and_that_none_was_lost(fleet: Path) -> None:
-    (row,) = response(fleet, [200], 1, 2.0, "pool", None).rows
+def test_response_and_burst_say_what_a_request_costs_each_process_and_that_none_was_lost_and_draw_it(
+    fleet: Path, tmp_path: Path
+) -> None:
+    (row,) = response(fleet, [200], 1, 2.0, "pool", tmp_path / "response.svg").rows
     assert row["requests"] > 10
     assert not row["lost"] + row["failed"] + row["refused"]
     processes = {name: spent for name, spent in row["cpu_ms"].items() if name != "all"}
@@ -92,9 +94,14 @@ def test_response_and_burst_say_what_a_request_costs_each_process_and_that_none_
     assert processes["generator"] > 0
     assert all(spent >= 0 for spent in processes.values())
     assert row["cpu_ms"]["all"] == pytest.approx(sum(processes.values()))
-    (row,) = burst(fleet, 0.02, 3, 1, "pool", None).rows
+    (row,) = burst(fleet, 0.02, 3, 1, "pool", tmp_path / "burst.png").rows
     assert row["requests"] == 15
     assert not row["lost"] + row["failed"] + row["refused"]
+    drawn = {picture.name: picture.read_bytes() for picture in tmp_path.iterdir()}
+    assert set(drawn) == {"response.svg", "burst.png"}
+    assert drawn["response.svg"].startswith(b"<?xml")
+    assert drawn["burst.png"].startswith(b"\x89PNG")
+    assert min(map(len, drawn.values())) > 5_000
 
 
 def test_overload_counts_what_is_in_time_and_how_soon_the_rest_is_refused(fleet: Path, tmp_path: Path) -> None:

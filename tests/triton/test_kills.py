@@ -11,10 +11,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,16 +35,25 @@ from hplm.store.registry import Registry
 from hplm.text import TextEncoder
 from hplm.triton.server import Ports, free_ports
 from hplm.triton.stubs import stubs_of
-from tests import tiny
+from tests import tiny, unlike
 from tests.waiting import until
 from tests.watching import runs
 
 pytestmark = [pytest.mark.triton, pytest.mark.stress, pytest.mark.timeout(280)]
-ONE_EPOCH = {"epochs": 1, "learning_rates": [0.003]}
+# At such a rate a text differs between a domain and the root by more than the tolerance of its answers.
+QUICK_DOMAIN = {"tokens": 400, "warmup_tokens": 400, "learning_rate": 2e-3, "top_percent": 20.0}
 TARGETS = ("worker", "hbert_plot", "hbert_upper", "manager", "manager_watch", "triton", "serve")
-STEADY, LANES = ("alpha", "beta", "gamma"), ("lane-0", "lane-1")
+STEADY = ("alpha", "beta", "gamma")
+# A tenant over the root, and one over a domain that comes and goes with it.
+LANES, DOMAIN, ROOT = ("lane-0", "lane-1"), "field", f"plots/{tiny.PLOT}"
+KINDS = (
+    *("create tenant", "update tenant", "roll back tenant", "delete tenant"),
+    *("create domain", "update domain", "delete domain"),
+)
 TEXTS = tiny.sentences(3, seed=5, words=(3, 12))
 TOLERANCE = 1e-2
+# Any two versions' answers to a text differ by so much.
+APART = 5 * TOLERANCE
 SOON_S = 60.0
 
 
@@ -81,15 +94,18 @@ class Service:
                 return next((stub for stub, model in stubs_of(child).items() if model == what), None)
         return None
 
-    def kill(self, what: str) -> None:
+    def kill(self, what: str, await_moment: Callable[[], None]) -> None:
         """And start what starts nothing again by itself: when `serve` ends, whoever runs it starts it again."""
         until(lambda: self.pid(what) is not None)
         pid = self.pid(what)
         assert pid is not None
         everything = {pid for child in children(self.process.pid) for pid in (child, *children(child))}
+        await_moment()
         os.kill(pid, signal.SIGKILL)
+        if what != "serve":
+            until(lambda: not runs(pid), 10)
         if what in ("triton", "serve"):
-            assert self.process.wait(SOON_S) != 0
+            assert self.process.wait(SOON_S) == (1 if what == "triton" else -signal.SIGKILL)
             # Nobody is left who holds the ports, a job or memory.
             until(lambda: not any(runs(one) for one in everything))
             self.start()
@@ -109,36 +125,82 @@ class Service:
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[Service]:
-    made = Service(tiny.make_repository(tmp_path, manager_settings={}), free_ports())
+    made = Service(tiny.make_repository(tmp_path, manager_settings={"min_corpus_tokens": 300}), free_ports())
     made.start()
     yield made
     if made.process.poll() is None:
         made.stop()
 
 
-def change(service: Service, name: str, rows: Path, done: threading.Event) -> int:
-    """Create, update, roll back and delete a tenant, over and over; what a kill spoils is left for the next turn."""
-    finished = 0
-    while not done.is_set():
-        with ManageClient(service.ports.grpc_url) as manage:
-            for step in (
-                lambda: manage.wait(manage.create_tenant(name, train=manage.upload(rows), settings=ONE_EPOCH)),
-                lambda: manage.wait(manage.update_tenant(name, train=manage.upload(rows), settings=ONE_EPOCH)),
-                lambda: manage.rollback_tenant(name),
-                lambda: manage.delete_tenant(name),
-            ):
-                try:
-                    step()
-                    finished += 1
-                except HplmError:
-                    # Nobody answered, or the request had come through before its answer was lost.
-                    time.sleep(0.1)
-    return finished
+@dataclass
+class Lane:
+    """Creates, updates, rolls back and deletes a tenant, and its `domain` where it has one, over and over.
+
+    What a kill spoils is left for the next turn. `finished` and `failed`: what was done, and what was not for which error.
+    """
+
+    number: int
+    folder: Path
+    domain: str | None = None
+    now: str = ""
+    finished: Counter[str] = field(default_factory=Counter)
+    failed: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def name(self) -> str:
+        return LANES[self.number]
+
+    def run(self, service: Service, done: threading.Event) -> None:
+        turn = 1000 * self.number
+        while not done.is_set():
+            turn += 2
+            with ManageClient(service.ports.grpc_url) as manage:
+                for kind, step in self._steps(manage, turn):
+                    if done.is_set():
+                        break
+                    self.now = kind
+                    try:
+                        step()
+                        self.finished[kind] += 1
+                    except HplmError as error:
+                        # Nobody answered, or the request had come through before its answer was lost.
+                        self.failed[f"{kind}: {error.code}"] += 1
+                        time.sleep(0.1)
+
+    def _steps(self, manage: ManageClient, turn: int) -> list[tuple[str, Callable[[], Any]]]:
+        def train(number: int, update: bool) -> None:
+            made = {"train": self._upload(manage, "csv", unlike.rows(self.name, number))}
+            given = {**made, "settings": unlike.settings(number, update=update)}
+            manage.wait(
+                manage.update_tenant(self.name, **given)
+                if update
+                else manage.create_tenant(self.name, domain=self.domain, **given)
+            )
+
+        def pretrain(make: Callable[..., str], number: int) -> None:
+            texts = tiny.sentences(60, seed=number, words=(8, 20))
+            manage.wait(make(DOMAIN, corpus=self._upload(manage, "txt", "\n".join(texts)), settings=QUICK_DOMAIN))
+
+        steps: dict[str, Callable[[], Any]] = {
+            "create domain": lambda: pretrain(manage.create_domain, turn),
+            "create tenant": lambda: train(turn, update=False),
+            "update domain": lambda: pretrain(manage.update_domain, turn + 1),
+            "update tenant": lambda: train(turn + 1, update=True),
+            "roll back tenant": lambda: manage.rollback_tenant(self.name),
+            "delete tenant": lambda: manage.delete_tenant(self.name),
+            "delete domain": lambda: manage.delete_domain(DOMAIN),
+        }
+        return [(kind, step) for kind, step in steps.items() if self.domain or kind.endswith("tenant")]
+
+    def _upload(self, manage: ManageClient, ending: str, content: str) -> dict[str, str]:
+        file = self.folder / f"{self.name}.{ending}"
+        file.write_text(content)
+        return manage.upload(file)
 
 
 @dataclass
 class Answers:
-    """What was asked all the while, and what came back."""
+    """What was asked all the while, and what came back: name, number of the text, logits."""
 
     logits: list[tuple[str, int, np.ndarray]] = field(default_factory=list)
     refused: set[tuple[str, type[HplmError]]] = field(default_factory=set)
@@ -161,81 +223,126 @@ class Answers:
 
 
 class Published:
-    """Every version that was ever in the registry."""
+    """Every tenant's version that was ever in the registry, with what it was made over, by its path."""
 
     def __init__(self, store: Store) -> None:
         self._store, self._base = store, bases.load(store.base("tiny"))
-        self.members: dict[str, list[tenants.Tenant]] = {}
+        self._upper = self._base.load_upper()
+        self._encoder = TextEncoder(self._base.tokenizer_path, self._base.config.max_tokens)
+        self._members: dict[str, tenants.Tenant] = {}
         self._seen: set[str] = set()
+        # Read at once: a domain version may be gone when its tenants' answers are looked at.
+        self._lineages = {ROOT: self._lineage(ROOT)}
 
     def follow(self, done: threading.Event) -> None:
         with closing(Registry.open_read_only(self._store)) as registry:
             last = False
             while not last:
                 last = done.is_set()
-                for path in registry.known_paths() - self._seen:
+                for path in sorted(registry.known_paths() - self._seen):
                     self._seen.add(path)
-                    if path.startswith("tenants/"):
-                        name = path.split("/")[1]
-                        member = tenants.load(self._store.path(path), name=name, fingerprint=self._base.fingerprint)
-                        self.members.setdefault(name, []).append(member)
+                    if path.startswith("domains/"):
+                        self._lineages[path] = self._lineage(path, ROOT)
+                    elif path.startswith("tenants/"):
+                        name, fingerprint = path.split("/")[1], self._base.fingerprint
+                        self._members[path] = tenants.load(self._store.path(path), name=name, fingerprint=fingerprint)
                 time.sleep(0.05)
 
-    def logits(self) -> dict[tuple[str, int], list[np.ndarray]]:
-        """By tenant and text: what its versions answer."""
-        levels, lower = reference.lineage(self._store, self._base, ["plots/general"], "compute")
-        encoder = TextEncoder(self._base.tokenizer_path, self._base.config.max_tokens)
-        upper = self._base.load_upper()
+    def _lineage(self, *folders: str) -> Any:
+        return reference.lineage(self._store, self._base, folders, "compute")
+
+    def over_domains(self) -> list[str]:
+        return [path for path, one in self._members.items() if _domain(one) != ROOT]
+
+    def trained(self) -> list[str]:
+        """All but those that kept the weights of the version before: nobody could tell them from it."""
+        return [path for path, one in self._members.items() if one.card.about.get("best_epoch") != 0]
+
+    def logits(self, text: str, over: str | None = None) -> dict[str, np.ndarray]:
+        """What each answers over its own domain version, or over another."""
+        ids = self._encoder.encode([text])[0].ids.tolist()
         found = {}
-        for number, text in enumerate(TEXTS):
-            ids = encoder.encode([text])[0].ids
-            merged = reference.merged(ids.tolist(), self._base.config, levels, lower)
-            for name, members in self.members.items():
-                found[name, number] = [reference.logits(upper, merged, one)[0].numpy() for one in members]
+        for path, one in self._members.items():
+            levels, lower = self._lineages[over or _domain(one)]
+            merged = reference.merged(ids, self._base.config, levels, lower)
+            found[path] = reference.logits(self._upper, merged, one).numpy()
         return found
 
 
-def test_whatever_is_killed_while_tenants_change_nothing_half_done_is_served_or_left(
-    service: Service, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    store = Store(tmp_path / "store")
-    rows = tmp_path / "rows.csv"
-    rows.write_text("text,label\n" + "".join(f"{t},{'cat' if 'cat' in t else 'none'}\n" for t in tiny.sentences(40)))
-    answers, published, done, finished = Answers(), Published(store), threading.Event(), [0, 0]
+def _domain(member: tenants.Tenant) -> str:
+    """The path of the domain version that it was made over."""
+    return str(member.card.about.get("domain", ROOT))
 
-    def lane(number: int) -> None:
-        finished[number] = change(service, LANES[number], rows, done)
 
-    threads = [threading.Thread(target=lane, args=(number,)) for number in range(2)]
-    threads += [threading.Thread(target=answers.ask, args=(service, done))]
-    threads += [threading.Thread(target=published.follow, args=(done,))]
-    for thread in threads:
-        thread.start()
-    rng = np.random.default_rng(int.from_bytes(os.urandom(4)))
-    try:
-        for what in rng.permutation(TARGETS):
-            time.sleep(rng.uniform(0.2, 2.0))
-            service.kill(str(what))
-            with closing(Registry.open_read_only(store)) as registry:
-                assert caretaker.verify(store, registry, time.time()).problems == (), what
-            with Client(service.ports.grpc_url) as client:
-                until(lambda client=client: answered(client))
-    finally:
-        done.set()
-        for thread in threads:
-            thread.join()
-    service.stop()
-    assert min(finished) > 0
-    wanted = published.logits()
-    for name, text, logits in answers.logits:
-        off = min(float(np.abs(logits - one).max()) for one in wanted[name, text])
-        assert off < TOLERANCE, f"{name} got the answer of no published version, {off} from the nearest"
+def check_answers(answers: Answers, published: Published) -> None:
+    """Each is that of one of the tenant's own versions; refused was only what was dead, or deleted."""
+    for text in range(len(TEXTS)):
+        wanted = published.logits(TEXTS[text])
+        # Else the answer of another tenant, version or domain could pass for the right one.
+        assert unlike.least_difference([wanted[path] for path in published.trained()]) > APART
+        over_the_root = published.logits(TEXTS[text], over=ROOT)
+        for path in published.over_domains():
+            assert unlike.difference(wanted[path], over_the_root[path]) > APART
+        for name, logits in ((name, found) for name, asked, found in answers.logits if asked == text):
+            off, path = min((unlike.difference(logits, one), path) for path, one in wanted.items())
+            assert off < TOLERANCE, f"{name} got the answer of no published version, {off} from that of {path}"
+            assert path.startswith(f"tenants/{name}/"), f"{name} got the answer of {path}"
     # No server, one that stops, or a stage that is dead; a tenant of a lane may be deleted just then.
     away = {errors.UnreachableError, errors.StoppingError, errors.InternalError}
     assert {kind for _, kind in answers.refused} <= {*away, errors.UnknownTenantError}, answers.refused
     assert {kind for name, kind in answers.refused if name in STEADY} <= away, answers.refused
+
+
+def test_whatever_is_killed_while_tenants_and_domains_change_nothing_half_done_is_served_or_left(
+    service: Service, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = Store(tmp_path / "store")
+    answers, published, done = Answers(), Published(store), threading.Event()
+    lanes = [Lane(0, tmp_path), Lane(1, tmp_path, DOMAIN)]
+    rng = np.random.default_rng(int.from_bytes(os.urandom(4)))
+    met = []
+
+    def await_change(what: str, kind: str) -> None:
+        """Any time while a lane does it; or another thing, where it does not come to it soon."""
+        deadline_s = time.monotonic() + 2.5
+        while kind not in [lane.now for lane in lanes] and time.monotonic() < deadline_s:
+            time.sleep(0.002)
+        time.sleep(rng.uniform(0.0, 0.02 if kind.startswith(("roll", "delete")) else 1.5))
+        met.append(f"{what} ({', '.join(lane.now for lane in lanes)})")
+
+    def missing() -> set[str]:
+        """Kinds of changes that were not done yet, and tenants that did not answer."""
+        done_kinds = {kind for lane in lanes for kind in lane.finished}
+        return ({*KINDS} - done_kinds) | ({*STEADY, *LANES} - {name for name, _, _ in answers.logits})
+
+    with ThreadPoolExecutor() as pool:
+        running = [pool.submit(lane.run, service, done) for lane in lanes]
+        running += [pool.submit(answers.ask, service, done), pool.submit(published.follow, done)]
+        try:
+            # Before its first job a worker imports for seconds: all kills would meet that.
+            until(lambda: all(lane.finished for lane in lanes) or any(one.done() for one in running))
+            for what, kind in zip(rng.permutation(TARGETS), rng.permutation(KINDS), strict=True):
+                service.kill(str(what), partial(await_change, str(what), str(kind)))
+                with closing(Registry.open_read_only(store)) as registry:
+                    assert caretaker.verify(store, registry, time.time()).problems == (), what
+                with Client(service.ports.grpc_url) as client:
+                    until(lambda client=client: answered(client))
+            # What the kills have spoilt comes through now; a lost worker's job waits for its lease to end.
+            until(lambda: not missing() or any(one.done() for one in running), 100)
+        finally:
+            done.set()
+    for one in running:
+        one.result()
+    with ManageClient(service.ports.grpc_url) as manage:
+        # One whose lane has lost sight of it would keep its files.
+        until(lambda: not manage.list_jobs(["queued", "running"]))
+    service.stop()
+    assert missing() == set()
+    check_answers(answers, published)
     with capsys.disabled():
-        print(f"\n{len(TARGETS)} kills, {sum(finished)} changes done, {len(answers.logits)} answers")
+        print(f"\nkilled {', '.join(met)}; {len(answers.logits)} answers")
+        for lane in lanes:
+            print(f"{lane.name}: done {dict(lane.finished)}, spoilt {dict(lane.failed)}")
     with closing(Registry.open(store)) as registry:
         caretaker.collect(store, registry, time.time() + 1e6, grace_s=0.0)
         assert caretaker.verify(store, registry, time.time()) == caretaker.Verdict((), ())

@@ -8,15 +8,15 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from math import inf
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Event
 
 import grpc  # type: ignore[import-untyped]
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 from hplm_client import ManageClient
@@ -32,30 +32,28 @@ from hplm.store.catalog import LOOK_EVERY_S
 from hplm.store.layout import Store
 from hplm.store.registry import Registry
 from hplm.triton.server import MANAGER_ROLES, ROLES, TritonServer, free_ports
-from tests import tiny
+from tests import tiny, unlike
 from tests.managed import Place
 from tests.messages import TEXTS, TOLERANCE, message, read, served_hidden
 
 pytestmark = [pytest.mark.triton, pytest.mark.stress, pytest.mark.alone, pytest.mark.timeout(280)]
-ONE_EPOCH = {"epochs": 1, "learning_rates": [0.003]}
 LANES, CYCLES, ROLLBACKS = 4, 9, 25
 PER_SECOND, QUIET_S = 100.0, 10.0
-# Until both stages have seen what was published.
-SEEN_S = 2.5 * LOOK_EVERY_S
+# Until both stages have seen what was published, and how long a version then stays that nothing else may answer for.
+SEEN_S, ALONE_S = 5 * LOOK_EVERY_S, 0.5
 STEADY = ("alpha", "beta", "gamma")
-Logits = npt.NDArray[np.float32]
+# Any two answers that the test tells apart differ by so much: other tenants, other versions, other texts.
+APART = 100 * TOLERANCE
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("manage-stress")
     models = tiny.make_repository(folder, num_slots=3, manager_settings={"keep_versions": 3})
-    rows = folder / "rows.csv"
-    rows.write_text("text,label\n" + "".join(f"{t},{'cat' if 'cat' in t else 'none'}\n" for t in tiny.sentences(40)))
     roles = (*ROLES, *MANAGER_ROLES)
     with TritonServer(models, free_ports(), models=roles, log=folder / "triton.log") as server:
         server.wait_ready()
-        yield Place(server, Store(folder / "store"), rows)
+        yield Place(server, Store(folder / "store"), folder / "rows.csv")
 
 
 @dataclass(frozen=True)
@@ -67,26 +65,40 @@ class Outcome:
     due_s: float
     took_s: float
     code: str
-    logits: Logits | None
+    label: str = ""
+    logits: unlike.Logits | None = None
+
+    def __str__(self) -> str:
+        return f"{self.name}, text {self.text}, asked at {self.due_s:.3f}, after {self.took_s:.3f} s"
 
 
-def ask_steadily(port: int, names: tuple[str, ...], ready: Event, done: Event, outcomes: Queue[list[Outcome]]) -> None:
+@dataclass(frozen=True)
+class Told:
+    """What the asking process says at its end: how many requests it sent, what became of them, what it did not expect."""
+
+    sent: int
+    outcomes: list[Outcome]
+    faults: list[str]
+
+
+def ask_steadily(port: int, names: tuple[str, ...], ready: Event, done: Event, told: Queue[Told]) -> None:
     """Open-loop infer requests: each has a time at which it is due, whatever became of the others, and counts from then.
 
     In a process of its own: threads that change tenants would make each answer look later than it came.
     """
     made = {(name, text): message(name, TEXTS[text]) for name in names for text in range(len(TEXTS))}
-    pairs, found = list(made), list[Outcome]()
+    pairs, found, asked = list(made), list[Outcome](), list[Future[None]]()
     rng = np.random.default_rng(0)
 
     def ask(due_s: float, name: str, text: int) -> None:
-        code, logits = "OK", None
         try:
-            logits = read(call(made[name, text], timeout=60))[1]
+            answer = call(made[name, text], timeout=60)
         except grpc.RpcError as error:
             known = errors.from_wire(str(error.details()))
             code = str(error) if known is None else known.code
-        found.append(Outcome(name, text, due_s, time.monotonic() - due_s, code, logits))
+            found.append(Outcome(name, text, due_s, time.monotonic() - due_s, code))
+        else:
+            found.append(Outcome(name, text, due_s, time.monotonic() - due_s, "OK", *read(answer)))
 
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel, ThreadPoolExecutor(32) as pool:
         call = channel.unary_unary(METHOD)
@@ -95,8 +107,8 @@ def ask_steadily(port: int, names: tuple[str, ...], ready: Event, done: Event, o
         while not done.is_set():
             due += rng.exponential(1 / PER_SECOND)
             time.sleep(max(0.0, due - time.monotonic()))
-            pool.submit(ask, due, *pairs[rng.integers(len(pairs))])
-    outcomes.put(found)
+            asked.append(pool.submit(ask, due, *pairs[rng.integers(len(pairs))]))
+    told.put(Told(len(asked), found, [repr(one.exception()) for one in asked if one.exception()]))
 
 
 @dataclass
@@ -106,21 +118,26 @@ class Traffic:
     server: TritonServer
     names: tuple[str, ...]
     outcomes: list[Outcome] = field(default_factory=list)
+    lasted_s: float = 0.0
 
     @contextmanager
     def flowing(self) -> Iterator[None]:
         spawn = multiprocessing.get_context("spawn")
-        ready, done, outcomes = spawn.Event(), spawn.Event(), spawn.Queue()
-        arguments = (self.server.ports.grpc, self.names, ready, done, outcomes)
-        asking = spawn.Process(target=ask_steadily, args=arguments)
+        ready, done, queue = spawn.Event(), spawn.Event(), spawn.Queue()
+        asking = spawn.Process(target=ask_steadily, args=(self.server.ports.grpc, self.names, ready, done, queue))
         asking.start()
         try:
             assert ready.wait(60)
+            start_s = time.monotonic()
             yield
+            self.lasted_s = time.monotonic() - start_s
         finally:
             done.set()
-            self.outcomes += outcomes.get(timeout=90)
+            told = queue.get(timeout=90)
             asking.join(30)
+        assert told.faults == []
+        assert len(told.outcomes) == told.sent, "a request got no answer at all, or two"
+        self.outcomes += told.outcomes
 
     def p99_ms(self) -> float:
         """Of tenants that nobody changes."""
@@ -140,74 +157,114 @@ def worker_of(place: Place) -> Iterator[None]:
         assert process.wait(60) == 0
 
 
+@dataclass(frozen=True)
+class Change:
+    """From when to when a tenant may have come to another of its versions; None where it is deleted."""
+
+    asked_s: float
+    done_s: float
+    version: int | None
+
+
 @dataclass
 class Lane:
     """A tenant that is created, updated, rolled back to and fro, and deleted, again and again.
 
-    `versions`: all that were published. `lives`: from when it was surely served until it was told to go.
+    `versions`: all that were published, `changes`: in order.
     """
 
     name: str
+    number: int = 0
     versions: list[tenants.Tenant] = field(default_factory=list)
-    lives: list[tuple[float, float]] = field(default_factory=list)
+    changes: list[Change] = field(default_factory=lambda: [Change(-inf, -inf, None)])
 
     def run(self, place: Place, base: Base) -> int:
         """Returns how many requests that took."""
         count = 0
         with ManageClient(place.url("grpc")) as manage:
-            for _ in range(CYCLES):
-                born_s = 0.0
-                for make in (manage.create_tenant, manage.update_tenant):
-                    manage.wait(make(self.name, train=manage.upload(place.rows), settings=ONE_EPOCH))
-                    born_s = born_s or time.monotonic() + SEEN_S
-                    version = manage.show_tenant(self.name).version
-                    folder = place.store.tenant_version(self.name, version)
-                    self.versions.append(tenants.load(folder, name=self.name, fingerprint=base.fingerprint))
-                for turn in range(ROLLBACKS):
-                    assert manage.rollback_tenant(self.name, version - 1 + turn % 2) == version - 1 + turn % 2
-                self.lives.append((born_s, time.monotonic()))
+            for cycle in range(CYCLES):
+                for update in (False, True):
+                    self._publish(place, base, manage, update=update)
+                newest, version = len(self.versions) - 1, manage.show_tenant(self.name).version
+                for turn in range(cycle, cycle + ROLLBACKS):
+                    asked_s, back = time.monotonic(), turn % 2
+                    assert manage.rollback_tenant(self.name, version - back) == version - back
+                    self.changes.append(Change(asked_s, time.monotonic(), newest - back))
+                time.sleep(SEEN_S + ALONE_S)
+                asked_s = time.monotonic()
                 manage.delete_tenant(self.name)
+                self.changes.append(Change(asked_s, time.monotonic(), None))
                 count += 3 + ROLLBACKS
                 # Seen by both stages: a name made again at once would look like one more update.
                 time.sleep(LOOK_EVERY_S)
         return count
 
-    def lived(self, one: Outcome) -> bool:
-        """Whether it was served all the while the request was under way."""
-        return any(born_s < one.due_s and one.due_s + one.took_s < gone_s for born_s, gone_s in self.lives)
+    def _publish(self, place: Place, base: Base, manage: ManageClient, *, update: bool) -> None:
+        number = 1000 * self.number + len(self.versions)
+        file = place.rows.with_stem(f"{self.name}-{number}")
+        file.write_text(unlike.rows(self.name, number))
+        make = manage.update_tenant if update else manage.create_tenant
+        train = manage.upload(file)
+        asked_s = time.monotonic()
+        manage.wait(make(self.name, train=train, settings=unlike.settings(number, update=update)))
+        self.changes.append(Change(asked_s, time.monotonic(), len(self.versions)))
+        folder = place.store.tenant_version(self.name, manage.show_tenant(self.name).version)
+        self.versions.append(tenants.load(folder, name=self.name, fingerprint=base.fingerprint))
+
+    def right(self, one: Outcome) -> set[int | None]:
+        """The versions that may have been served while the request was under way; None where there may have been none."""
+        following = [*self.changes[1:], Change(inf, inf, None)]
+        return {
+            change.version
+            for change, after in zip(self.changes, following, strict=True)
+            if change.asked_s < one.due_s + one.took_s and one.due_s < after.done_s + SEEN_S
+        }
 
 
 def test_a_thousand_changes_leave_every_answer_right(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     base = bases.load(place.store.base("tiny"))
-    lanes = {f"lane-{number}": Lane(f"lane-{number}") for number in range(LANES)}
+    changing = [Lane(f"lane-{number}", number) for number in range(LANES)]
+    always = [Change(-inf, -inf, 0)]
+    lanes = {name: Lane(name, 0, [tiny.load_tenant(place.store, base, name)], always) for name in STEADY}
+    lanes |= {lane.name: lane for lane in changing}
     states = [served_hidden(place.server, "alpha", text) for text in TEXTS]
-    quiet, traffic = Traffic(place.server, STEADY), Traffic(place.server, (*STEADY, *lanes))
+    quiet, traffic = Traffic(place.server, STEADY), Traffic(place.server, tuple(lanes))
     with quiet.flowing():
         time.sleep(QUIET_S)
     with traffic.flowing(), worker_of(place), ThreadPoolExecutor(LANES) as pool:
-        requests = sum(pool.map(lambda lane: lane.run(place, base), lanes.values()))
+        requests = sum(pool.map(lambda lane: lane.run(place, base), changing))
     assert requests >= 1000
+    assert len(traffic.outcomes) > 0.9 * PER_SECOND * traffic.lasted_s
     upper = base.load_upper()
-
-    def wanted(member: tenants.Tenant) -> list[Logits]:
-        return [reference.logits(upper, torch.Tensor(state), member)[0].numpy() for state in states]
-
-    right = {name: [wanted(tiny.load_tenant(place.store, base, name))] for name in STEADY}
-    right |= {name: [wanted(member) for member in lane.versions] for name, lane in lanes.items()}
-    codes = Counter(one.code for one in traffic.outcomes)
+    members = {(lane.name, version): one for lane in lanes.values() for version, one in enumerate(lane.versions)}
+    wanted = {
+        (whose, text): reference.logits(upper, torch.Tensor(state), member)[0].numpy()
+        for whose, member in members.items()
+        for text, state in enumerate(states)
+    }
+    # Else an answer of another tenant, version or text could pass for the right one.
+    assert unlike.least_difference([*wanted.values()]) > APART
+    alone = Counter[str]()
     for one in traffic.outcomes:
-        if one.name in STEADY or lanes[one.name].lived(one):
-            assert one.code == "OK", f"{one.name}: {one.code}"
-        if one.logits is not None:
-            off = min(float(np.abs(one.logits - version[one.text]).max()) for version in right[one.name])
-            assert off < TOLERANCE, f"{one.name} got nobody's answer, {off} from the nearest version"
+        right = lanes[one.name].right(one)
+        if one.logits is None:
+            assert one.code == "UNKNOWN_TENANT", f"{one}: {one.code}"
+            assert None in right, f"{one}: unknown, while there was one of the versions {right}"
+            continue
+        off, name, version = min((unlike.difference(one.logits, wanted[whose, one.text]), *whose) for whose in members)
+        assert off < TOLERANCE, f"{one}: nobody's answer, {off} from that of {name}, version {version}"
+        assert name == one.name, f"{one}: the answer of {name}"
+        assert version in right, f"{one}: the answer of version {version}, there were {right}"
+        assert one.label == members[name, version].card.labels[int(one.logits.argmax())]
+        alone[one.name] += len(right) == 1
+    codes = Counter(one.code for one in traffic.outcomes)
+    # Tenants that come and go were asked while they were not there, and while one version alone was right.
     assert set(codes) == {"OK", "UNKNOWN_TENANT"}
-    # Tenants that come and go were asked while they were there, not only refused while they were not.
-    assert all(any(lane.lived(one) for one in traffic.outcomes if one.name == name) for name, lane in lanes.items())
+    assert all(alone[name] > CYCLES for name in lanes), alone
     with capsys.disabled():
         print(
-            f"\n{requests} manage requests, {len(traffic.outcomes)} infer requests {dict(codes)}; p99 of the others "
-            f"{traffic.p99_ms():.1f} ms, {quiet.p99_ms():.1f} ms while quiet"
+            f"\n{requests} manage requests, {len(traffic.outcomes)} infer requests {dict(codes)}, of {alone.total()} one "
+            f"version alone was right; p99 of the others {traffic.p99_ms():.1f} ms, {quiet.p99_ms():.1f} ms while quiet"
         )
     with closing(Registry.open(place.store)) as registry:
         assert caretaker.verify(place.store, registry, time.time()).problems == ()

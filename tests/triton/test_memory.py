@@ -16,7 +16,8 @@ from tests.watching import pages_of, stubs_of
 pytestmark = [pytest.mark.triton, pytest.mark.stress, pytest.mark.timeout(600)]
 MOST_TOKENS = 256
 PART = 2_000
-PARTS = 10
+WARM_UP = 4
+PARTS = WARM_UP + 10
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,7 @@ def mixed(count: int, rng: np.random.Generator) -> Requests:
     return Requests(rng.choice(list(tiny.TASKS), count).tolist(), texts, np.full(count, np.nan))
 
 
-def test_memory_stays_flat_over_the_last_12000_of_20000_requests_of_all_lengths(server: TritonServer) -> None:
+def test_memory_stays_flat_over_20000_requests_of_all_lengths_after_a_warm_up(server: TritonServer) -> None:
     rng = np.random.default_rng(0)
     processes = {**stubs_of(server), "tritonserver": server.process.pid}
     seen: list[dict[str, dict[str, int]]] = []
@@ -46,7 +47,8 @@ def test_memory_stays_flat_over_the_last_12000_of_20000_requests_of_all_lengths(
         assert run.kinds == {"answered": PART}
         seen.append({role: pages_of(pid) for role, pid in processes.items()})
     print({role: [(p[role]["rss"] >> 20, p[role]["shm"] >> 20) for p in seen] for role in processes})
-    warm, last = seen[3], seen[-1]
+    warm, last = seen[WARM_UP - 1], seen[-1]
     for role in processes:
-        assert last[role]["rss"] < 1.03 * warm[role]["rss"] + 4e6
+        # What new sizes of batches need goes on growing a little; a leak of 2 KB a request is more.
+        assert last[role]["rss"] < 1.05 * warm[role]["rss"] + 4e6
         assert last[role]["shm"] == warm[role]["shm"]

@@ -51,6 +51,11 @@ def test_a_broken_store_is_named_when_the_server_starts(tmp_path: Path, break_it
         server.wait_ready(60)
 
 
+def test_what_fails_beside_a_server_is_not_lost_with_it(tiny_models: Path, tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), TritonServer(tiny_models, free_ports(), log=tmp_path / "log"):
+        raise ZeroDivisionError
+
+
 def test_backoff_mode_serves_too_and_what_the_last_server_wrote_stays_beside_the_new_log(tmp_path: Path) -> None:
     models = tiny.make_repository(tmp_path, miss="backoff")
     log = tmp_path / "triton.log"

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import grpc  # type: ignore[import-untyped]
@@ -112,27 +113,53 @@ class Outcome:
 
 
 class Traffic:
-    """Threads that ask for tenants all the time. A context manager; `outcomes` are whole when it ends."""
+    """Threads that ask for tenants all the time, of each one over gRPC and one over HTTP.
+
+    A context manager; `outcomes` are whole when it ends.
+    """
 
     def __init__(self, server: TritonServer, tenants: tuple[str, ...], changes: Callable[[], int]) -> None:
         self.outcomes: list[Outcome] = []
         self._changes = changes
         self._done = threading.Event()
+        self._server = server
         self._channel = grpc.insecure_channel(f"127.0.0.1:{server.ports.grpc}")
-        self._threads = [threading.Thread(target=self._ask, args=(tenant,)) for tenant in tenants for _ in range(2)]
+        ways = (self._ask_over_grpc, self._ask_over_http)
+        self._threads = [threading.Thread(target=way, args=(tenant,)) for tenant in tenants for way in ways]
 
-    def _ask(self, tenant: str) -> None:
+    def _ask_over_grpc(self, tenant: str) -> None:
         call = self._channel.unary_unary(METHOD)
         messages = [message(tenant, text) for text in TEXTS]
+
+        def logits_of(text: int) -> Logits:
+            try:
+                return read(call(messages[text], timeout=60))[1]
+            except grpc.RpcError as error:
+                raise errors.from_wire(str(error.details())) or error from None
+
+        self._ask(tenant, logits_of)
+
+    def _ask_over_http(self, tenant: str) -> None:
+        with Client(self._server.ports.http_url, timeout_s=60) as client:
+
+            def logits_of(text: int) -> Logits:
+                found = client.predict(tenant, TEXTS[text], logits=True).logits
+                assert found is not None
+                return found[0]
+
+            self._ask(tenant, logits_of)
+
+    def _ask(self, tenant: str, logits_of: Callable[[int], Logits]) -> None:
         turn = 0
         while not self._done.is_set():
             text = turn % len(TEXTS)
             before, start, code, logits = self._changes(), time.monotonic(), "OK", None
             try:
-                logits = read(call(messages[text], timeout=60))[1]
+                logits = logits_of(text)
+            except errors.HplmError as error:
+                code = error.code
             except grpc.RpcError as error:
-                found = errors.from_wire(str(error.details()))
-                code = str(error) if found is None else found.code
+                code = str(error)
             seconds = time.monotonic() - start
             self.outcomes.append(Outcome(tenant, text, before, self._changes(), seconds, code, logits))
             turn += 1
@@ -171,19 +198,28 @@ def others_unharmed(traffic: Traffic, place: Place, members: dict[str, list[Logi
         assert max(outcome.seconds for outcome in outcomes) < 50 * quiet_s + 2.0
 
 
-@pytest.fixture(scope="module")
-def members(place: Place) -> dict[str, list[Logits]]:
-    """What the others answer, whose files nobody touches."""
+def members_of(place: Place) -> dict[str, list[Logits]]:
+    """What each tenant answers as it was made with the repository."""
     seeds = {name: seed for seed, name in enumerate(tiny.TASKS, 1)}
-    return {name: place.wanted(tiny.tenant_of(place.base, name, seeds[name])) for name in OTHERS}
+    return {name: place.wanted(tiny.tenant_of(place.base, name, seeds[name])) for name in ("alpha", *OTHERS)}
 
 
-@pytest.fixture(scope="module")
-def quiet_s(place: Place) -> float:
+def quiet_s_of(place: Place) -> float:
     """What a request takes while nothing changes."""
     with Traffic(place.server, ("alpha", *OTHERS), lambda: 0) as traffic:
         time.sleep(2)
     return float(np.median([outcome.seconds for outcome in traffic.outcomes]))
+
+
+@pytest.fixture(scope="module")
+def members(place: Place) -> dict[str, list[Logits]]:
+    """What the others answer, whose files nobody touches."""
+    return members_of(place)
+
+
+@pytest.fixture(scope="module")
+def quiet_s(place: Place) -> float:
+    return quiet_s_of(place)
 
 
 def test_a_tenant_replaced_while_asked_answers_as_the_old_or_the_new_and_never_a_mixture(
@@ -269,25 +305,87 @@ def damage_next(place: Place, member: Tenant, damage: Callable[[Path], None]) ->
         )
 
 
-def test_a_damaged_tenant_answers_as_before_or_is_refused_and_answers_again_when_repaired(
-    place: Place, members: dict[str, list[Logits]], quiet_s: float
-) -> None:
-    damages = (damage_weights, damage_manifest, cut_weights, lose_weights, lose_folder)
-    versions = place.versions(1 + len(damages))
-    place.publish(0)
-    with Traffic(place.server, ("alpha", *OTHERS), lambda: 0) as traffic:
-        for version, damage in enumerate(damages, 1):
-            damaged = tiny.tenant_of(place.base, "alpha", 100 + version)
-            damage_next(place, damaged, damage)
-            time.sleep(SEEN_S)
-            place.publish(0)
-            assert place.ask("alpha") == "OK"
+DAMAGES = {
+    damage_weights: "CORRUPT_ARTIFACT",
+    damage_manifest: "CORRUPT_ARTIFACT",
+    cut_weights: "CORRUPT_ARTIFACT",
+    lose_weights: "CORRUPT_ARTIFACT",
+    lose_folder: "MISSING_ARTIFACT",
+}
+
+
+def refused_while_damaged(traffic: Traffic, whole: list[Logits]) -> None:
+    """Between changes 1 and 2, 3 and 4, ... `alpha` is damaged, and refused; all that it answers is its `whole` version's."""
     outcomes = traffic.of("alpha")
-    assert {"OK"} <= {outcome.code for outcome in outcomes} <= {"OK", "CORRUPT_ARTIFACT", "MISSING_ARTIFACT"}
+    for turn, code in enumerate(DAMAGES.values()):
+        damaged = [outcome.code for outcome in outcomes if outcome.before == outcome.after == 2 * turn + 1]
+        assert len(damaged) > 2
+        assert set(damaged) == {code}
+    assert {outcome.code for outcome in outcomes} == {"OK", *DAMAGES.values()}
     for outcome in outcomes:
         if outcome.code == "OK":
-            version_of(outcome, versions)
+            version_of(outcome, [whole])
+
+
+def test_a_tenant_whose_next_version_is_damaged_is_refused_and_answers_again_when_repaired(
+    place: Place, members: dict[str, list[Logits]], quiet_s: float
+) -> None:
+    place.publish(0)
+    changes = 0
+    with Traffic(place.server, ("alpha", *OTHERS), lambda: changes) as traffic:
+        for version, (damage, code) in enumerate(DAMAGES.items(), 1):
+            damage_next(place, tiny.tenant_of(place.base, "alpha", 100 + version), damage)
+            time.sleep(SEEN_S)
+            changes += 1
+            assert place.ask("alpha") == code
+            time.sleep(SEEN_S)
+            changes += 1
+            place.publish(0)
+            assert place.ask("alpha") == "OK"
+    refused_while_damaged(traffic, *place.versions(1))
     others_unharmed(traffic, place, members, quiet_s)
+
+
+def is_refused(traffic: Traffic, seen: int) -> bool:
+    """Whether an outcome is no answer, of those after the first `seen`."""
+    return any(outcome.code != "OK" for outcome in traffic.outcomes[seen:])
+
+
+@pytest.fixture
+def crowded(tmp_path: Path) -> Iterator[Place]:
+    """A server with host memory for one tenant: who is asked for beside others is read from the disk again and again."""
+    # Adapters are kept as wide as slots are: 0.6 MB each.
+    settings = {"host_cache_mb": 1, "reduction_factor": 1}
+    models = tiny.make_repository(tmp_path, shape=tiny.config(hidden_size=192), upper_settings=settings)
+    store = Store(tmp_path / "store")
+    base = bases.load(store.base("tiny"))
+    with TritonServer(models, free_ports(), log=tmp_path / "triton.log") as server:
+        server.wait_ready()
+        yield Place(server, store, base, base.load_upper(), [served_hidden(server, "alpha", text) for text in TEXTS])
+
+
+def test_a_tenant_damaged_while_it_is_served_is_refused_when_it_is_read_again_and_answers_when_repaired(
+    crowded: Place, tmp_path: Path
+) -> None:
+    members, quiet_s = members_of(crowded), quiet_s_of(crowded)
+    folder, kept = tiny.folder_of(crowded.store, "alpha"), tmp_path / "kept"
+    shutil.copytree(folder, kept)
+    changes = 0
+    with Traffic(crowded.server, ("alpha", *OTHERS), lambda: changes) as traffic:
+        for damage, code in DAMAGES.items():
+            seen = len(traffic.outcomes)
+            damage(folder)
+            until(partial(is_refused, traffic, seen))
+            # What was read while it was damaged is answered by now.
+            time.sleep(0.2)
+            changes += 1
+            assert crowded.ask("alpha") == code
+            time.sleep(SEEN_S)
+            changes += 1
+            shutil.copytree(kept, folder, dirs_exist_ok=True)
+            until(lambda: crowded.ask("alpha") == "OK")
+    refused_while_damaged(traffic, members["alpha"])
+    others_unharmed(traffic, crowded, members, quiet_s)
 
 
 def test_a_tenant_damaged_before_anybody_asked_is_refused_until_its_byte_is_repaired(place: Place) -> None:

@@ -39,9 +39,11 @@ class Nursery:
         """A worker does all there is to do, and is killed after a while where one is given; its exit status."""
         return self._run(store=str(store), crash_at=crash_at, later_s=later_s, kill_after_s=kill_after_s)
 
-    def ask(self, store: Path, crash_at: str, **request: Any) -> int:
-        """The manager answers a request; its exit status."""
-        return self._run(store=str(store), crash_at=crash_at, request=request)
+    def ask(
+        self, store: Path, crash_at: str | None = None, *, kill_after_s: float | None = None, **request: Any
+    ) -> int:
+        """The manager answers a request, and is killed as a worker is; its exit status."""
+        return self._run(store=str(store), crash_at=crash_at, request=request, kill_after_s=kill_after_s)
 
     def close(self) -> None:
         assert self._process.stdin is not None

@@ -7,7 +7,7 @@ import json
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,8 +40,8 @@ from tests.unit.manage.making import (
 from tests.unit.manage.nursery import ROOT, Nursery
 
 KILLED = 137
-# Of each change, at times by chance.
-SEEDS = 24
+# Of each change and of each deletion: times by chance, one in each such part of what it takes.
+PARTS, DELETION_PARTS = 24, 12
 # Later than a dead worker's lease; later than any grace.
 LEASE_S, LONG_S = 120.0, 200_000.0
 
@@ -92,21 +92,6 @@ def grown_store(made_store: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     return root
 
 
-@pytest.fixture(scope="module")
-def one_job_s(grown_store: Path, nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> float:
-    """How long a worker takes over a job here; the shortest of three, so that most are killed before they are done."""
-    store = Store(tmp_path_factory.mktemp("timed") / "store")
-    shutil.copytree(grown_store, store.root)
-    took = []
-    for _ in range(3):
-        with closing(make_service(store)) as service:
-            update_a_tenant(service)
-        start = time.monotonic()
-        assert nursery.work(store.root) == 0
-        took.append(time.monotonic() - start)
-    return min(took)
-
-
 @pytest.fixture
 def store(grown_store: Path, tmp_path: Path) -> Store:
     shutil.copytree(grown_store, tmp_path / "store")
@@ -154,6 +139,53 @@ CHANGES = {
     "create-domain": Change(create_a_domain, "domain", "new", 0),
     "update-domain": Change(update_a_domain, "domain", "law", 1),
 }
+
+
+# What must go before it, and the request itself.
+DELETIONS: dict[str, tuple[tuple[dict[str, str], ...], dict[str, str]]] = {
+    "tenant": ((), {"action": "tenant.delete", "tenant": "acme"}),
+    "domain": (({"action": "tenant.delete", "tenant": "acme"},), {"action": "domain.delete", "domain": "law"}),
+}
+
+
+@dataclass(frozen=True)
+class Timed:
+    """What each thing that is killed takes here when nobody kills it: jobs, deletions, and collecting what they leave."""
+
+    job_s: dict[str, float]
+    deletion_s: dict[str, float]
+    collection_s: dict[str, float]
+
+
+@pytest.fixture(scope="module")
+def timed(grown_store: Path, nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Timed:
+    def shortest_s(prepare: Callable[[ManageService], object], run: Callable[[Path], int]) -> float:
+        """Of three times, each in a store of its own: so most are killed before they are done."""
+        took = []
+        for _ in range(3):
+            store = Store(tmp_path_factory.mktemp("timed") / "store")
+            shutil.copytree(grown_store, store.root)
+            with closing(make_service(store)) as service:
+                prepare(service)
+            start = time.monotonic()
+            assert run(store.root) == 0
+            took.append(time.monotonic() - start)
+        return min(took)
+
+    def asked(requests: Sequence[dict[str, str]]) -> Callable[[ManageService], object]:
+        return lambda service: [ask(service, **request) for request in requests]
+
+    return Timed(
+        {name: shortest_s(one.submit, nursery.work) for name, one in CHANGES.items()},
+        {
+            kind: shortest_s(asked(before), lambda root, one=one: nursery.ask(root, **one))
+            for kind, (before, one) in DELETIONS.items()
+        },
+        {
+            kind: shortest_s(asked([*before, one]), lambda root: nursery.work(root, later_s=LONG_S))
+            for kind, (before, one) in DELETIONS.items()
+        },
+    )
 
 
 def check_sound(store: Store, registry: Registry) -> None:
@@ -208,17 +240,21 @@ def test_a_worker_killed_anywhere_leaves_one_version_or_the_other_and_another_wo
         check_clean(store, registry)
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("change", CHANGES)
 def test_workers_killed_at_any_time_leave_one_version_or_the_other_and_another_worker_finishes(
-    store: Store, nursery: Nursery, one_job_s: float, change: str, seed: int
+    store: Store, nursery: Nursery, timed: Timed, change: str, part: int
 ) -> None:
-    one, rng = CHANGES[change], np.random.default_rng([seed, list(CHANGES).index(change)])
+    one, rng = CHANGES[change], np.random.default_rng([part, list(CHANGES).index(change)])
     with closing(make_service(store)) as service, closing(Registry.open(store)) as registry:
         job = one.submit(service)
         # The last of the attempts that a job has is left to a worker that lives.
-        for attempt in range(MOST_ATTEMPTS - 1):
-            killed = nursery.work(store.root, later_s=attempt * LEASE_S, kill_after_s=rng.uniform(0, one_job_s))
+        # Once early, once late.
+        shares = (np.array(sorted([part, PARTS - 1 - part])) + rng.uniform(size=2)) / PARTS
+        assert len(shares) == MOST_ATTEMPTS - 1
+        for attempt, share in enumerate(shares):
+            kill_after_s = timed.job_s[change] * float(share)
+            killed = nursery.work(store.root, later_s=attempt * LEASE_S, kill_after_s=kill_after_s)
             assert killed in (0, -signal.SIGKILL)
             check_sound(store, registry)
             assert one.versions(registry) in (one.before, one.before + 1)
@@ -254,25 +290,50 @@ def test_a_roll_back_killed_is_done_or_not(store: Store, nursery: Nursery, point
         check_clean(store, registry)
 
 
+def is_there(registry: Registry, kind: str) -> bool:
+    """The tenant `acme`, or the domain `law`."""
+    return registry.tenant_count() == 1 if kind == "tenant" else len(registry.domains()) == 2
+
+
 @pytest.mark.parametrize("point", ["delete.before", "delete.after"])
-@pytest.mark.parametrize("kind", ["tenant", "domain"])
+@pytest.mark.parametrize("kind", DELETIONS)
 def test_a_deletion_killed_is_done_or_not_and_its_files_go(
     store: Store, nursery: Nursery, kind: str, point: str
 ) -> None:
     gone = point == "delete.after"
+    before, request = DELETIONS[kind]
     with closing(make_service(store)) as service, closing(Registry.open(store)) as registry:
-        request = {"action": "tenant.delete", "tenant": "acme"}
-        if kind == "domain":
-            ask(service, **request)
-            request = {"action": "domain.delete", "domain": "law"}
+        for one in before:
+            ask(service, **one)
         assert nursery.ask(store.root, point, **request) == KILLED
-        if kind == "tenant":
-            assert registry.tenant_count() == (0 if gone else 1)
-        else:
-            assert len(registry.domains()) == (1 if gone else 2)
+        assert is_there(registry, kind) != gone
         check_sound(store, registry)
         check_clean(store, registry)
         assert any(path.startswith("domains/") for path in files_below(store)) == (kind == "tenant" or not gone)
+
+
+@pytest.mark.parametrize("part", range(DELETION_PARTS))
+@pytest.mark.parametrize("kind", DELETIONS)
+def test_a_deletion_killed_at_any_time_is_done_or_not_and_killed_while_collected_its_files_go(
+    store: Store, nursery: Nursery, timed: Timed, kind: str, part: int
+) -> None:
+    before, request = DELETIONS[kind]
+    shares = (part + np.random.default_rng([part, list(DELETIONS).index(kind)]).uniform(size=2)) / DELETION_PARTS
+    with closing(make_service(store)) as service, closing(Registry.open(store)) as registry:
+        for one in before:
+            ask(service, **one)
+        killed = nursery.ask(store.root, kill_after_s=timed.deletion_s[kind] * float(shares[0]), **request)
+        assert killed in (0, -signal.SIGKILL)
+        check_sound(store, registry)
+        if is_there(registry, kind):
+            assert killed != 0
+            ask(service, **request)
+        assert not is_there(registry, kind)
+        killed = nursery.work(store.root, later_s=LONG_S, kill_after_s=timed.collection_s[kind] * float(shares[1]))
+        assert killed in (0, -signal.SIGKILL)
+        check_sound(store, registry)
+        check_clean(store, registry)
+        assert not [path for path in files_below(store) if path.startswith(f"{kind}s/")]
 
 
 @pytest.mark.parametrize("point", ["collect.removed", "collect.removed:2", "collect.forgotten", "collect.forgotten:2"])
@@ -319,7 +380,7 @@ def test_a_chunk_killed_before_it_counts_is_sent_again(store: Store, nursery: Nu
 def test_two_hundred_were_killed_before_this(nursery: Nursery, request: pytest.FixtureRequest) -> None:
     asked = [str(getattr(item, "originalname", "")) for item in request.session.items if item.path == request.path]
     timed = test_workers_killed_at_any_time_leave_one_version_or_the_other_and_another_worker_finishes.__name__
-    if asked.count(timed) < SEEDS * len(CHANGES) or not {name for name in globals() if name.startswith("test_")} <= {
+    if asked.count(timed) < PARTS * len(CHANGES) or not {name for name in globals() if name.startswith("test_")} <= {
         *asked
     }:
         pytest.skip("only some of the kills were asked for")
