@@ -137,7 +137,7 @@ def build_plot(
 
 def _check_own(store: Store, base: Base, plot_name: str) -> None:
     with suppress(ArtifactError):
-        over = artifact.read(store.table(plot_name, "root"), "plot-table").meta["base"]
+        over = artifact.read(store.table(plot_name, "root"), "plot-table").meta.get("base")
         for folder in base.folder.parent.iterdir():
             with suppress(ArtifactError):
                 if over != base.fingerprint and artifact.read(folder, bases.KIND).fingerprint == over:

@@ -23,7 +23,7 @@ from tests import tasks, tiny
 from tests.managed import FAST, Place, expected_logits
 
 pytestmark = pytest.mark.triton
-SEEN_S = 2.5 * LOOK_EVERY_S
+SEEN_S = 5 * LOOK_EVERY_S
 EXAMPLES = 40
 
 

@@ -16,8 +16,11 @@ from tests.watching import pages_of, stubs_of
 pytestmark = [pytest.mark.triton, pytest.mark.stress, pytest.mark.timeout(600)]
 MOST_TOKENS = 256
 PART = 2_000
-WARM_UP = 4
-PARTS = WARM_UP + 10
+# Requests under way, part by part. What a stage keeps for each size of a batch is all there when most sizes have come.
+WARM_UP = (96, 8, 1, 96, 96, 96, 96, 96, 96, 96)
+AFTER_IT = (96, 8, 96, 96, 1, 96, 96, 96, 96, 96)
+# One step by which Triton widens a segment: a slow machine may hold all that is under way at once, later than a quick one.
+STEP_BYTES = 1 << 20
 
 
 @pytest.fixture(scope="module")
@@ -42,13 +45,12 @@ def test_memory_stays_flat_over_20000_requests_of_all_lengths_after_a_warm_up(se
     rng = np.random.default_rng(0)
     processes = {**stubs_of(server), "tritonserver": server.process.pid}
     seen: list[dict[str, dict[str, int]]] = []
-    for part in range(PARTS):
-        run = closed_loop(server.ports.grpc_url, mixed(PART, rng), (96, 1, 8)[part % 3], own_process=False)
+    for in_flight in (*WARM_UP, *AFTER_IT):
+        run = closed_loop(server.ports.grpc_url, mixed(PART, rng), in_flight, own_process=False)
         assert run.kinds == {"answered": PART}
         seen.append({role: pages_of(pid) for role, pid in processes.items()})
     print({role: [(p[role]["rss"] >> 20, p[role]["shm"] >> 20) for p in seen] for role in processes})
-    warm, last = seen[WARM_UP - 1], seen[-1]
+    warm, last = seen[len(WARM_UP) - 1], seen[-1]
     for role in processes:
-        # What new sizes of batches need goes on growing a little; a leak of 2 KB a request is more.
-        assert last[role]["rss"] < 1.05 * warm[role]["rss"] + 4e6
-        assert last[role]["shm"] == warm[role]["shm"]
+        assert last[role]["rss"] < 1.03 * warm[role]["rss"] + 4e6
+        assert last[role]["shm"] <= warm[role]["shm"] + STEP_BYTES

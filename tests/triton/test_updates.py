@@ -384,6 +384,8 @@ def test_a_tenant_damaged_while_it_is_served_is_refused_when_it_is_read_again_an
             changes += 1
             shutil.copytree(kept, folder, dirs_exist_ok=True)
             until(lambda: crowded.ask("alpha") == "OK")
+            # What was refused before is told by now.
+            time.sleep(0.2)
     refused_while_damaged(traffic, members["alpha"])
     others_unharmed(traffic, crowded, members, quiet_s)
 
