@@ -16,12 +16,15 @@ from hplm_builder.worker import Worker
 
 from hplm.nn import reference
 from hplm.nn.base import Base
+from hplm.store.catalog import LOOK_EVERY_S
 from hplm.store.layout import Store
 from hplm.store.registry import Registry
 from hplm.text import TextEncoder, TextOrPair
 from hplm.triton.server import TritonServer, free_ports
 from tests import tiny
 
+# Until both stages have seen what was published, also on a slow machine.
+SEEN_S = 5 * LOOK_EVERY_S
 # Of a tenant's job, so that it takes a second.
 FAST = {"epochs": 2, "learning_rates": [0.003]}
 

@@ -136,14 +136,15 @@ def build_plot(
 
 
 def _check_own(store: Store, base: Base, plot_name: str) -> None:
+    over = None
     with suppress(ArtifactError):
         over = artifact.read(store.table(plot_name, "root"), "plot-table").meta.get("base")
-        for folder in base.folder.parent.iterdir():
-            with suppress(ArtifactError):
-                if over != base.fingerprint and artifact.read(folder, bases.KIND).fingerprint == over:
-                    raise DataError(
-                        f"the tables {plot_name!r} are of base {folder.name!r}: choose another name with --plot"
-                    )
+    if over in (None, base.fingerprint):
+        return
+    for other in base.folder.parent.iterdir():
+        with suppress(ArtifactError):
+            if artifact.read(other, bases.KIND).fingerprint == over:
+                raise DataError(f"the tables {plot_name!r} are of base {other.name!r}: choose another name with --plot")
 
 
 def _write_level(

@@ -23,7 +23,7 @@ from hplm_loadtest.pictures import check_picture, line_chart
 from hplm_loadtest.plan import Mix, Requests
 from hplm_loadtest.run import ANSWERED, Run
 from hplm_loadtest.tenants import UniformTenants, ZipfTenants
-from hplm_loadtest.texts import mean_tokens, texts
+from hplm_loadtest.texts import mean_tokens
 
 Popularity = Literal["uniform", "zipf"]
 TENANTS = (1, 10, 16, 100, 1_000, 10_000)
@@ -73,8 +73,7 @@ def throughput_by_tenants(
         raise ConfigError(
             "peers compute on the processor, hBERT would on the GPU: hide it with CUDA_VISIBLE_DEVICES= before"
         )
-    fleet = open_fleet(folder, shape, max(counts))
-    fleet = replace(fleet, texts=texts(kind, fleet.models))
+    fleet = open_fleet(folder, shape, max(counts), kind)
     servers = Systems(fleet, limits)
     rates: dict[tuple[SystemName, Popularity, int], list[float]] = {}
     errors: dict[tuple[SystemName, Popularity, int], Counter[str]] = {}

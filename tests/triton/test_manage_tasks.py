@@ -17,13 +17,11 @@ from hplm import errors
 from hplm.decode import DECODERS
 from hplm.nn import base as bases
 from hplm.nn.base import Base
-from hplm.store.catalog import LOOK_EVERY_S
 from hplm.text import TextEncoder, TextOrPair
 from tests import tasks, tiny
-from tests.managed import FAST, Place, expected_logits
+from tests.managed import FAST, SEEN_S, Place, expected_logits
 
 pytestmark = pytest.mark.triton
-SEEN_S = 5 * LOOK_EVERY_S
 EXAMPLES = 40
 
 

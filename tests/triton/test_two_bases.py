@@ -20,27 +20,23 @@ from hplm import errors
 from hplm.config import ManagerSettings, PlotSettings, UpperSettings
 from hplm.nn.base import Base
 from hplm.store import artifact, caretaker
-from hplm.store.catalog import LOOK_EVERY_S
 from hplm.store.layout import Store
 from hplm.store.registry import Registry
 from hplm.triton.server import TritonServer, free_ports
 from tests import tiny
-from tests.managed import FAST, at_work, expected_logits, write_rows
+from tests.managed import FAST, SEEN_S, Place, at_work, expected_logits, write_rows
 
 pytestmark = pytest.mark.triton
-SEEN_S = 5 * LOOK_EVERY_S
 QUICK = {"tokens": 400, "warmup_tokens": 400, "top_percent": 20.0, "learning_rate": 0.01}
 TEXTS = ["the red cat sings in Paris", "a slow dog runs over the green hill"]
 
 
 @dataclass(frozen=True)
-class Side:
-    """A base, its root, the server over it; `tenant` stands on its domain `law`, `plain` on its root."""
+class Side(Place):
+    """Beside a server and its store their base and its root; of its tenants one stands on its domain `law`, one on its root."""
 
-    store: Store
     base: Base
     root: str
-    server: TritonServer
 
     @property
     def name(self) -> str:
@@ -49,9 +45,6 @@ class Side:
     @property
     def tenants(self) -> tuple[str, str]:
         return f"{self.name}-judge", f"{self.name}-plain"
-
-    def url(self, protocol: str) -> str:
-        return self.server.ports.http_url if protocol == "http" else self.server.ports.grpc_url
 
 
 def exported(folder: Path, store: Store, base: Base, root: str) -> Path:
@@ -81,7 +74,7 @@ def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Side, Side
         build_plot(store, base.config.name, root, tiny.sentences(30), 30.0, Progress(disable=True), dtype="float32")
     with closing(Registry.open(store, create=True)) as registry:
         assert caretaker.adopt(store, registry, time.time()).skipped == ()
-    rows = write_rows(folder / "rows.csv").name
+    rows = write_rows(folder / "rows.csv")
     corpus = folder / "corpus.txt"
     corpus.write_text("\n".join(tiny.sentences(60, seed=3)) + "\n")
     with ExitStack() as stack:
@@ -89,12 +82,12 @@ def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Side, Side
         for base, root in zip(bases, roots, strict=True):
             models, log = exported(folder, store, base, root), folder / f"{root}.log"
             server = stack.enter_context(TritonServer(models, free_ports(), log=log, tied=True))
-            made.append(Side(store, base, root, server))
+            made.append(Side(server, store, rows, base, root))
         with at_work(store):
             for side in made:
                 side.server.wait_ready()
                 with ManageClient(side.url("grpc")) as manage:
-                    train, text = manage.on_server(rows), manage.on_server(corpus.name)
+                    train, text = manage.on_server(rows.name), manage.on_server(corpus.name)
                     judge, plain = side.tenants
                     manage.wait(manage.create_domain("law", corpus=text, settings=QUICK))
                     manage.create_tenant(judge, domain="law", train=train, settings=FAST)

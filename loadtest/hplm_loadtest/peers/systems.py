@@ -23,7 +23,7 @@ from hplm_loadtest.peers.repository import serve_peer, write_repository
 from hplm_loadtest.peers.settings import PeerSettings
 from hplm_loadtest.peers.settings import System as Peer
 from hplm_loadtest.peers.weights import write_models
-from hplm_loadtest.texts import lines
+from hplm_loadtest.texts import texts
 
 Shape = Literal["minilm", "bert-base"]
 SystemName = Literal["hbert", "dedicated", "dedicated-disk", "shared", "adapter", "onnxruntime"]
@@ -50,8 +50,11 @@ class Fleet:
         return self.folder / "models"
 
 
-def open_fleet(folder: Path, shape: Shape, tenants: int) -> Fleet:
-    """Raises MissingArtifactError with the command that builds it where it is not there or has too few tenants."""
+def open_fleet(folder: Path, shape: Shape, tenants: int, kind: str = "pool") -> Fleet:
+    """With texts of a `kind` of `hplm_loadtest.texts`.
+
+    Raises MissingArtifactError with the command that builds it where it is not there or has too few tenants.
+    """
     models = folder / "models"
     names = served_names(models) if models.is_dir() else []
     if len(names) < tenants:
@@ -59,7 +62,7 @@ def open_fleet(folder: Path, shape: Shape, tenants: int) -> Fleet:
             f"no fleet of {tenants} tenants in {folder}: "
             f"`hplm build fleet --shape {shape} --tenants {tenants} --out {folder}` builds it"
         )
-    return Fleet(folder, read(models).base, names, lines(folder / "texts.txt"))
+    return Fleet(folder, read(models).base, names, texts(kind, models))
 
 
 @dataclass(frozen=True)
