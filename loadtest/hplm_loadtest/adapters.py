@@ -13,11 +13,11 @@ from torch import Tensor
 from hplm.adapters.packed import PackedAdapter, Place, packed_width, to_bfloat16
 from hplm.adapters.tenant import Head, Tenant, TenantCard
 from hplm.config import BaseConfig
-from hplm.nn.adapters import AdapterSlots, AssignedSlots, plan_adapters
+from hplm.nn.adapters import AdapterSlots, AssignedSlots, gathers, plan_adapters
 from hplm.nn.dtype import choose_device, choose_dtype
 from hplm.nn.encoder import Adapt
 from hplm.nn.memory import keep_freed_memory
-from hplm.nn.scripted import adapt_planned
+from hplm.nn.scripted import adapt_planned, scripted
 from hplm.progress import progress_bars
 from hplm.report import Report
 from hplm_loadtest.timing import interleaved
@@ -29,7 +29,7 @@ SIZES = {"minilm": 384, "bert-base": 768}
 
 
 def adapters(rounds: int, num_threads: int, device_name: str) -> Report:
-    """Seconds of one layer's adapters for 64 texts of 1, 4, 16 and 64 tenants: ours, a loop, and `grouped_mm`."""
+    """Seconds of one layer's adapters for 64 texts of 1, 4, 16 and 64 tenants: our two ways, a loop, and `grouped_mm`."""
     keep_freed_memory()
     torch.set_num_threads(num_threads)
     device = choose_device(device_name)
@@ -45,7 +45,8 @@ def adapters(rounds: int, num_threads: int, device_name: str) -> Report:
                 tenants = [_tenant(i % count, hidden, rng) for i in range(BATCH)]
                 with slots.assigned(tenants) as assigned:
                     ways: dict[str, Adapt] = {
-                        "batched": planned(slots, assigned, lengths),
+                        "batched": planned(slots, assigned, lengths, gathered=True),
+                        "text by text": planned(slots, assigned, lengths, gathered=False),
                         "loop": slots.reference_adapt(assigned, lengths),
                     }
                     if dtype == torch.bfloat16:
@@ -67,16 +68,19 @@ def adapters(rounds: int, num_threads: int, device_name: str) -> Report:
                 ]
             slots.close()
     about = {"batch": BATCH, "mean_length": 20, "threads": num_threads, "dtype": str(dtype), "device": device.type}
-    return Report("adapters", {**about, "rounds": rounds}, rows)
+    served = "batched" if gathers(device, dtype) else "text by text"
+    return Report("adapters", {**about, "served": served, "rounds": rounds}, rows)
 
 
-def planned(slots: AdapterSlots, assigned: AssignedSlots, lengths: Sequence[int]) -> Adapt:
-    """As the engine does it, see `hplm.nn.scripted`."""
-    plan = plan_adapters(assigned.slots, lengths, slots.parts[0].device)
+def planned(slots: AdapterSlots, assigned: AssignedSlots, lengths: Sequence[int], *, gathered: bool) -> Adapt:
+    """As the engine does it, see `AdapterPlan`."""
+    plan = plan_adapters(assigned.slots, lengths, slots.parts[0].device, gathered=gathered)
+    run = scripted(adapt_planned)
 
     def adapt(place: Place, layer: int, tokens: Tensor) -> Tensor:
         assigned.wait(layer)
-        return adapt_planned(tokens, [part[layer] for part in slots.parts], plan)
+        adapted: Tensor = run(tokens, [part[layer] for part in slots.parts], plan)
+        return adapted
 
     return adapt
 

@@ -235,7 +235,7 @@ def bench_adapters(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     json_file: JsonOption = None,
 ) -> None:
-    """One layer's adapters of 1 to 64 tenants: in one batched product, tenant by tenant, and by grouped_mm. In-process.
+    """One layer's adapters of 1 to 64 tenants: gathered into batched products, text by text, in a plain loop, by grouped_mm.
 
     Example: hplm bench adapters --json adapters.json
     """

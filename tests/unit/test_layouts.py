@@ -90,9 +90,10 @@ def test_packed_wastes_nothing_and_turbo_less_than_naive() -> None:
 
 
 @pytest.mark.parametrize("fine_prefetch", [True, False])
+@pytest.mark.parametrize("gathered", [True, False], ids=["gathered", "text-by-text"])
 @pytest.mark.parametrize("lengths", [[1, 2, 3], [33, 32, 31, 64], [200, 5, 150], [130], [4] * 20])
 def test_a_layer_with_all_tenants_together_equals_the_readable_layer_with_a_loop_over_texts(
-    tiny_base: Base, tiny_store: Store, lengths: list[int], fine_prefetch: bool
+    tiny_base: Base, tiny_store: Store, lengths: list[int], gathered: bool, fine_prefetch: bool
 ) -> None:
     slots = AdapterSlots(tiny_base.config, 8, 3, CPU, torch.float32, fine_prefetch=fine_prefetch)
     tenants = [request.tenant for request in requests_of(tiny_base, tiny_store, lengths)]
@@ -101,7 +102,7 @@ def test_a_layer_with_all_tenants_together_equals_the_readable_layer_with_a_loop
     attend = packed_attention(tiny_base.config.num_heads, lengths)
     (layout,) = layouts.packed(lengths)
     with slots.assigned(tenants) as assigned:
-        plans = [plan_adapters(assigned.at(place), lengths, CPU) for place in get_args(Place)]
+        plans = [plan_adapters(assigned.at(place), lengths, CPU, gathered=gathered) for place in get_args(Place)]
         slow = slots.reference_adapt(assigned, lengths)
         fast = RunLayers(
             [layer_weights(layer) for layer in encoder.layers], slots.parts, 1e-12, tiny_base.config.num_heads, None
@@ -114,6 +115,13 @@ def test_a_layer_with_all_tenants_together_equals_the_readable_layer_with_a_loop
                 got = run.end()
                 torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-4)
     slots.close()
+
+
+def test_text_by_text_neighbours_of_one_tenant_go_together_and_no_token_goes_alone() -> None:
+    plan = plan_adapters([2, 2, 0, 3, 2], [3, 4, 1, 5, 6], CPU, gathered=False)
+    assert (plan.own_slots, plan.own_sizes) == ([2, 0, 3, 2], [7, 1, 5, 6])
+    assert plan_adapters([2, 3], [3, 1], CPU, gathered=False).own_sizes == []
+    assert plan_adapters([2, 3], [3, 4], CPU).own_sizes == []
 
 
 @pytest.mark.parametrize("lengths", [[1], [5, 5, 5], [9, 2, 2, 30]])

@@ -87,24 +87,27 @@ def test_the_order_of_a_batch_does_not_matter(tiny_base: Base, tiny_store: Store
     ],
     ids=str,
 )
-@pytest.mark.parametrize("tenants", [1, 3, 60], ids=["one-tenant", "products-of-their-own", "chunks"])
+@pytest.mark.parametrize("tenants", [1, 3, 60], ids=["one-tenant", "few-tenants", "tenants-of-their-own"])
+@pytest.mark.parametrize("shortest", [1, 2], ids=["a-token-and-more", "two-tokens-and-more"])
 @pytest.mark.parametrize("cls_from", [0, 1, 1000], ids=["all-read-cls", "all-but-one-read-cls", "all-read-the-mean"])
 def test_no_neighbour_changes_a_bit_of_an_answer(
-    tiny_base: Base, tenants: int, dtype: torch.dtype, cls_from: int
+    tiny_base: Base, tenants: int, dtype: torch.dtype, cls_from: int, shortest: int
 ) -> None:
     engine = engine_of(tiny_base, 64, dtype)
-    check_neighbours_change_nothing(engine, tiny_base, tenants, cls_from)
+    check_neighbours_change_nothing(engine, tiny_base, tenants, cls_from, shortest)
     engine.close()
 
 
-def check_neighbours_change_nothing(engine: UpperEngine, base: Base, tenants: int, cls_from: int) -> None:
+def check_neighbours_change_nothing(
+    engine: UpperEngine, base: Base, tenants: int, cls_from: int, shortest: int = 1
+) -> None:
     """Sixty texts of so many tenants, of which those from `cls_from` on read `[CLS]`: to the bit, whoever is beside them."""
     rng = np.random.default_rng(0)
     members = tiny.fleet_of(base, tenants)
     members[cls_from:] = [reading_cls(one) for one in members[cls_from:]]
     requests = [
         UpperRequest(members[i % tenants], rng.normal(size=(n, base.config.hidden_size)).astype(np.float16))
-        for i, n in enumerate(rng.integers(1, 41, 60))
+        for i, n in enumerate(rng.integers(shortest, 41, 60))
     ]
     alone = [engine.run([request])[0] for request in requests]
     for count in (2, 5, 48):

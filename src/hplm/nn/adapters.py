@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import queue
 import threading
@@ -26,7 +27,7 @@ from hplm.tracing import Tracer
 # Tokens of one tenant that go through one product of the batched form: more are cut, fewer filled up.
 CHUNK_WIDTHS = (8, 16, 32)
 CHUNK_STEP = 2
-# From this many tokens of a tenant on, a product of its own is faster than chunks (`hplm bench adapters`).
+# Where tokens are gathered, from this many of a tenant on a product of its own is faster than chunks (`hplm bench adapters`).
 OWN_PRODUCT_TOKENS = 64
 
 
@@ -340,10 +341,29 @@ class AdapterSlots:
         return torch.addmm(up_bias, reduced, up).add_(tokens)
 
 
-def plan_adapters(slots: Sequence[int], lengths: Sequence[int], device: torch.device) -> AdapterPlan:
+def gathers(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether adapters are applied faster to tokens brought together by tenant than text by text.
+
+    In float32 on a CPU bringing weights and tokens together costs more than it saves; oneDNN in bfloat16 and CUDA ask much
+    for each product.
+    """
+    return device.type != "cpu" or dtype != torch.float32
+
+
+def plan_adapters(
+    slots: Sequence[int], lengths: Sequence[int], device: torch.device, *, gathered: bool = True
+) -> AdapterPlan:
     """For texts one after another, each with its slot and its length."""
     if len(set(slots)) == 1:
         return UNCHANGED._replace(own_slots=[slots[0]])
+    # A product of one token alone may be rounded otherwise than the same token's beside others.
+    if gathered or any(length == 1 and slot != IDENTITY for slot, length in zip(slots, lengths, strict=True)):
+        return _plan_gathered(slots, lengths, device)
+    own_slots, own_sizes = _neighbours_merged(slots, lengths)
+    return UNCHANGED._replace(own_slots=own_slots, own_sizes=own_sizes)
+
+
+def _plan_gathered(slots: Sequence[int], lengths: Sequence[int], device: torch.device) -> AdapterPlan:
     starts = np.cumsum([0, *lengths])
     places: dict[int, list[npt.NDArray[np.int64]]] = {}
     for slot, start, end in zip(slots, starts, starts[1:], strict=False):
@@ -356,11 +376,19 @@ def plan_adapters(slots: Sequence[int], lengths: Sequence[int], device: torch.de
     _, back = np.unique(gathered, return_index=True)
     return AdapterPlan(
         list(own),
+        [],
         [torch.from_numpy(part).to(device) for part in own.values()],
         torch.tensor(chunk_slots, device=device) if chunks else None,
         torch.from_numpy(np.concatenate(chunks)).to(device) if chunks else None,
         torch.from_numpy(back).to(device),
     )
+
+
+def _neighbours_merged(slots: Sequence[int], lengths: Sequence[int]) -> tuple[list[int], list[int]]:
+    merged: list[tuple[int, int]] = []
+    for slot, own in itertools.groupby(zip(slots, lengths, strict=True), key=lambda text: text[0]):
+        merged.append((slot, sum(length for _, length in own)))
+    return [slot for slot, _ in merged], [size for _, size in merged]
 
 
 def _has_own(slot: int, places: npt.NDArray[np.int64]) -> bool:

@@ -24,9 +24,13 @@ from hplm.nn.onednn import can_pack, pack_matrix, rounded
 
 
 class AdapterPlan(NamedTuple):
-    """How the adapters of a batch are applied: all tenants in few products a layer, chosen by measurement.
+    """How the adapters of a batch are applied, in one of two ways, chosen by measurement (`hplm bench adapters`).
 
-    Tokens are brought together by slot. Slots with many tokens, `own_slots`, have a product each over `own_places` (all
+    Text by text, where `own_sizes` says how many tokens each of `own_slots` has, one after another: a product each over the
+    tokens where they lie, with the slot's weights where they lie.
+
+    Gathered, for where a product costs much besides its tokens: all tenants in few products a layer. Tokens are brought
+    together by slot. Slots with many tokens, `own_slots`, have a product each over `own_places` (all
     tokens where there are none). The others are cut into chunks of one length that go through one batched product with
     their slots' weights (HMI's baddbmm): chunk g is of slot `chunk_slots[g]` and takes the tokens `chunk_gather`. Fillers
     repeat a token. `back` is where each token of the batch is in what comes out of all of these one after another; None where
@@ -34,6 +38,7 @@ class AdapterPlan(NamedTuple):
     """
 
     own_slots: list[int]
+    own_sizes: list[int]
     own_places: list[Tensor]
     chunk_slots: Tensor | None
     chunk_gather: Tensor | None
@@ -41,21 +46,21 @@ class AdapterPlan(NamedTuple):
 
 
 # Every token keeps what it has.
-UNCHANGED = AdapterPlan([0], [], None, None, None)
+UNCHANGED = AdapterPlan([0], [], [], None, None, None)
 
 
 def adapt_planned(given: Tensor, parts: list[Tensor], plan: AdapterPlan) -> Tensor:
     """Each text's adapter (HMI eq. 1) over its tokens, `given` `[N, H]`; `parts` of one layer. May return `given` itself."""
+    if len(plan.own_sizes) > 0:
+        return _adapt_by_text(given, parts, plan.own_slots, plan.own_sizes)
     adapted: list[Tensor] = []
     for i in range(len(plan.own_slots)):
         tokens = given.index_select(0, plan.own_places[i]) if len(plan.own_places) > 0 else given
         slot = plan.own_slots[i]
         if slot != 0:
-            # As the chunks below: TorchScript takes `addmm` apart, into a product and a sum that are rounded one after the
-            # other, and a text's answer would depend on how many of its tenant's are in the batch.
-            one = tokens.unsqueeze(0)
-            reduced = torch.baddbmm(parts[1][slot].view(1, 1, -1), one, parts[0][slot].unsqueeze(0)).relu_()
-            tokens = torch.baddbmm(parts[3][slot].view(1, 1, -1), reduced, parts[2][slot].unsqueeze(0)).add_(one)[0]
+            change = torch.empty_like(tokens)
+            _change(tokens, parts, slot, change)
+            tokens = change.add_(tokens)
         adapted.append(tokens)
     chunk_slots = plan.chunk_slots
     chunk_gather = plan.chunk_gather
@@ -73,13 +78,38 @@ def adapt_planned(given: Tensor, parts: list[Tensor], plan: AdapterPlan) -> Tens
     return together if back is None else together.index_select(0, back)
 
 
+def _adapt_by_text(given: Tensor, parts: list[Tensor], slots: list[int], sizes: list[int]) -> Tensor:
+    change = torch.empty_like(given)
+    start = 0
+    for i in range(len(sizes)):
+        end = start + sizes[i]
+        if slots[i] == 0:
+            change[start:end] = 0
+        else:
+            _change(given[start:end], parts, slots[i], change[start:end])
+        start = end
+    # Fillers, which nobody reads.
+    change[start:] = 0
+    return change.add_(given)
+
+
+def _change(tokens: Tensor, parts: list[Tensor], slot: int, change: Tensor) -> None:
+    """What the adapter in `slot` adds to `tokens` `[n, H]`, into `change`.
+
+    As chunks have it: TorchScript takes `addmm` apart, into a product and a sum that are rounded one after the other, and a
+    text's answer would depend on how many of its tenant's are in the batch.
+    """
+    reduced = torch.baddbmm(parts[1][slot].view(1, 1, -1), tokens.unsqueeze(0), parts[0][slot].unsqueeze(0)).relu_()
+    torch.baddbmm(parts[3][slot].view(1, 1, -1), reduced, parts[2][slot].unsqueeze(0), out=change.unsqueeze(0))
+
+
 def _with_fillers(plan: AdapterPlan, more: int) -> AdapterPlan:
     """For a batch with `more` tokens behind its own, which get what comes first of all."""
     back = plan.back
     if more == 0 or back is None:
         return plan
     back = torch.cat([back, torch.zeros(more, dtype=torch.int64)])
-    return AdapterPlan(plan.own_slots, plan.own_places, plan.chunk_slots, plan.chunk_gather, back)
+    return AdapterPlan(plan.own_slots, plan.own_sizes, plan.own_places, plan.chunk_slots, plan.chunk_gather, back)
 
 
 def pack_matrices(weights: list[list[Tensor]]) -> tuple[list[list[Tensor]], bool]:
@@ -345,7 +375,7 @@ def fill_slots(parts: list[Tensor], layer: int, weights: list[Tensor], slots: li
             start = end
 
 
-def scripted(code: RunLayers | Callable[..., None]) -> Any:
+def scripted(code: RunLayers | Callable[..., object]) -> Any:
     """The module or function in TorchScript, or as it is where torch has that no more."""
     script = getattr(torch.jit, "script", None)
     if script is None:

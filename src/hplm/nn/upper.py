@@ -16,7 +16,7 @@ from hplm.adapters.packed import Place
 from hplm.adapters.slots import IDENTITY
 from hplm.adapters.tenant import Tenant
 from hplm.config import BaseConfig
-from hplm.nn.adapters import AdapterSlots, AssignedSlots, plan_adapters
+from hplm.nn.adapters import AdapterSlots, AssignedSlots, gathers, plan_adapters
 from hplm.nn.encoder import TransformerLayer, UpperEncoder
 from hplm.nn.int8 import Ranges, check_int8, covers_attention, quantise, quantise_attention
 from hplm.nn.layouts import Batching, Layout, lay_out
@@ -77,6 +77,7 @@ class UpperEngine:
         self._tracer = tracer or Tracer(None, "")
         # Of all batches so far, padding and fillers with them.
         self.computed_tokens = 0
+        self._gathers = gathers(device, dtype)
         self._batching: Batching = batching
         self._row_tokens = row_tokens
         self._pad_to = pad_to
@@ -221,7 +222,7 @@ class UpperEngine:
         if gap := layout.size - end:
             slots.append(IDENTITY)
             lengths.append(gap)
-        return plan_adapters(slots, lengths, self.device)
+        return plan_adapters(slots, lengths, self.device, gathered=self._gathers)
 
     def _logits(self, texts: list[UpperRequest], counts: list[int], state: Tensor) -> list[Logits]:
         """Pooling on the device, heads on the host: a head is a few KB and serves one text. `counts` of `state` a text."""
