@@ -314,15 +314,16 @@ def test_a_tenant_whose_adapter_is_far_stronger_than_any_trained_one_stays_near_
     ids=str,
 )
 @pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("shortest", [1, 2], ids=["a-token-and-more", "two-tokens-and-more"])
 @pytest.mark.parametrize("cls_from", [0, 1, 1000], ids=["all-read-cls", "all-but-one-read-cls", "all-read-the-mean"])
 def test_no_neighbour_changes_a_bit_of_what_an_engine_answers(
-    tiny_base: Base, ranges: list[Ranges], dtype: torch.dtype, threads: int, cls_from: int
+    tiny_base: Base, ranges: list[Ranges], dtype: torch.dtype, threads: int, cls_from: int, shortest: int
 ) -> None:
     engine = engine_of(tiny_base, ranges, num_slots=64, dtype=dtype)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        check_neighbours_change_nothing(engine, tiny_base, 3, cls_from)
+        check_neighbours_change_nothing(engine, tiny_base, 3, cls_from, shortest)
     finally:
         torch.set_num_threads(before)
     engine.close()

@@ -28,6 +28,7 @@ LENGTHS = {
     "distinct": [1, 40, 3, 17, 9, 26],
     "single": [5],
     "skewed": [40, 1, 1, 1, 1, 1, 1, 2],
+    "no-token-alone": [2, 40, 3, 17, 9, 26],
 }
 
 

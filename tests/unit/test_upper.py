@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -13,10 +14,11 @@ from hplm.adapters.tenant import Tenant
 from hplm.errors import ConfigError
 from hplm.nn import reference
 from hplm.nn import upper as uppers
+from hplm.nn.adapters import gathers, plan_adapters
 from hplm.nn.base import Base
 from hplm.nn.dtype import has_bfloat16
 from hplm.nn.onednn import can_pack, rounded
-from hplm.nn.scripted import RunLayers
+from hplm.nn.scripted import AdapterPlan, RunLayers, adapt_planned, scripted
 from hplm.nn.upper import UpperEngine, UpperRequest
 from hplm.store.layout import Store
 from tests import tiny
@@ -96,6 +98,44 @@ def test_no_neighbour_changes_a_bit_of_an_answer(
     engine = engine_of(tiny_base, 64, dtype)
     check_neighbours_change_nothing(engine, tiny_base, tenants, cls_from, shortest)
     engine.close()
+
+
+@pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() != "AVX512",
+    reason="without AVX-512, products in float32 are rounded by their size",
+)
+@pytest.mark.parametrize(("hidden", "reduced"), [(312, 19), (384, 24), (768, 48)], ids=str)
+def test_text_by_text_a_token_has_the_same_bits_however_many_go_with_it(hidden: int, reduced: int) -> None:
+    generator = torch.Generator().manual_seed(hidden)
+    shapes = ((3, hidden, reduced), (3, reduced), (3, reduced, hidden), (3, hidden))
+    parts = [torch.randn(shape, generator=generator) / 8 for shape in shapes]
+    tokens = torch.randn(272, hidden, generator=generator)
+    adapt = scripted(adapt_planned)
+    alone = adapt(tokens, parts, plan_adapters([1], [len(tokens)], CPU))
+    for count in (2, 3, 5, 8, 17, 33, 64, 200):
+        lengths = [count, len(tokens) - count]
+        for slots in ([1, 2], [2, 1], [1, 0]):
+            found = adapt(tokens, parts, plan_adapters(slots, lengths, CPU, gathered=False))
+            for slot, got, wanted in zip(slots, found.split(lengths), alone.split(lengths), strict=True):
+                assert torch.equal(got, wanted) == (slot == 1)
+
+
+def test_in_float32_on_a_cpu_adapters_are_applied_text_by_text(
+    tiny_base: Base, tiny_store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans: list[AdapterPlan] = []
+
+    def planning(slots: Sequence[int], lengths: Sequence[int], device: torch.device, *, gathered: bool) -> AdapterPlan:
+        plans.append(plan_adapters(slots, lengths, device, gathered=gathered))
+        return plans[-1]
+
+    monkeypatch.setattr(uppers, "plan_adapters", planning)
+    engine = engine_of(tiny_base, 8)
+    engine.run(requests_of(tiny_base, tiny_store, [3, 4, 5]))
+    engine.close()
+    assert any(plan.own_sizes == [3, 4, 5] for plan in plans)
+    assert gathers(CPU, torch.bfloat16)
+    assert gathers(torch.device("cuda"), torch.float32)
 
 
 def check_neighbours_change_nothing(

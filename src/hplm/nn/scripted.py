@@ -29,8 +29,8 @@ class AdapterPlan(NamedTuple):
     Text by text, where `own_sizes` says how many tokens each of `own_slots` has, one after another: a product each over the
     tokens where they lie, with the slot's weights where they lie.
 
-    Gathered, for where a product costs much besides its tokens: all tenants in few products a layer. Tokens are brought
-    together by slot. Slots with many tokens, `own_slots`, have a product each over `own_places` (all
+    Gathered, with no `own_sizes`, for where a product costs much besides its tokens: all tenants in few products a layer.
+    Tokens are brought together by slot. Slots with many tokens, `own_slots`, have a product each over `own_places` (all
     tokens where there are none). The others are cut into chunks of one length that go through one batched product with
     their slots' weights (HMI's baddbmm): chunk g is of slot `chunk_slots[g]` and takes the tokens `chunk_gather`. Fillers
     repeat a token. `back` is where each token of the batch is in what comes out of all of these one after another; None where

@@ -159,7 +159,8 @@ class UpperEngine:
             if holds_read_alone:
                 read = places_of(layout.starts, counts).to(self.device)
                 slots = assigned.at("attention")
-                at_attention_of_read = plan_adapters([slots[i] for i in layout.texts], counts, self.device)
+                slots = [slots[i] for i in layout.texts]
+                at_attention_of_read = plan_adapters(slots, counts, self.device, gathered=self._gathers)
             state = self._embed(texts, layout)
             if mask is not None:
                 mask = mask.to(self.device)
