@@ -44,7 +44,8 @@ QUICK = {
     "pipeline": "--quick --seconds 2",
     "batching": "--quick --models {minilm} --mode packed --mode turbo --mode naive --mode naive-100",
     "schedulers": "--quick --models {minilm}",
-    "tenants": "--quick --popularity uniform --in-flight 32 --tenants 1 --tenants 16 "
+    # A response under a load as short as that would say nothing.
+    "tenants": "--quick --popularity uniform --in-flight 32 --tenants 1 --tenants 16 --response-seconds 0 --disk-mb 2000 "
     "--system hbert --system dedicated --system shared --system adapter --system onnxruntime",
 }
 
