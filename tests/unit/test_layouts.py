@@ -122,7 +122,7 @@ def test_text_by_text_neighbours_of_one_tenant_go_together_and_no_token_goes_alo
     plan = plan_adapters([2, 2, 0, 3, 2], [3, 4, 1, 5, 6], CPU, gathered=False)
     assert (plan.own_slots, plan.own_sizes) == ([2, 0, 3, 2], [7, 1, 5, 6])
     assert plan_adapters([2, 3], [3, 1], CPU, gathered=False).own_sizes == []
-    assert plan_adapters([2, 3], [3, 4], CPU).own_sizes == []
+    assert plan_adapters([2, 3], [3, 4], CPU, gathered=True).own_sizes == []
 
 
 @pytest.mark.parametrize("lengths", [[1], [5, 5, 5], [9, 2, 2, 30]])

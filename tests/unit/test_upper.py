@@ -111,7 +111,7 @@ def test_text_by_text_a_token_has_the_same_bits_however_many_go_with_it(hidden: 
     parts = [torch.randn(shape, generator=generator) / 8 for shape in shapes]
     tokens = torch.randn(272, hidden, generator=generator)
     adapt = scripted(adapt_planned)
-    alone = adapt(tokens, parts, plan_adapters([1], [len(tokens)], CPU))
+    alone = adapt(tokens, parts, plan_adapters([1], [len(tokens)], CPU, gathered=False))
     for count in (2, 3, 5, 8, 17, 33, 64, 200):
         lengths = [count, len(tokens) - count]
         for slots in ([1, 2], [2, 1], [1, 0]):
@@ -120,7 +120,7 @@ def test_text_by_text_a_token_has_the_same_bits_however_many_go_with_it(hidden: 
                 assert torch.equal(got, wanted) == (slot == 1)
 
 
-def test_in_float32_on_a_cpu_adapters_are_applied_text_by_text(
+def test_in_float32_on_one_core_adapters_are_applied_text_by_text(
     tiny_base: Base, tiny_store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plans: list[AdapterPlan] = []
@@ -130,12 +130,15 @@ def test_in_float32_on_a_cpu_adapters_are_applied_text_by_text(
         return plans[-1]
 
     monkeypatch.setattr(uppers, "plan_adapters", planning)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     engine = engine_of(tiny_base, 8)
     engine.run(requests_of(tiny_base, tiny_store, [3, 4, 5]))
     engine.close()
     assert any(plan.own_sizes == [3, 4, 5] for plan in plans)
     assert gathers(CPU, torch.bfloat16)
     assert gathers(torch.device("cuda"), torch.float32)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert gathers(CPU, torch.float32)
 
 
 def check_neighbours_change_nothing(

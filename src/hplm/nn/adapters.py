@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from operator import itemgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -344,23 +345,24 @@ class AdapterSlots:
 def gathers(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether adapters are applied faster to tokens brought together by tenant than text by text.
 
-    In float32 on a CPU bringing weights and tokens together costs more than it saves; oneDNN in bfloat16 and CUDA ask much
-    for each product.
+    In float32 on a core of a CPU bringing weights and tokens together costs more than it saves; oneDNN in bfloat16, CUDA and
+    several threads ask much for each product. To be asked once torch has its number of threads.
     """
-    return device.type != "cpu" or dtype != torch.float32
+    return device.type != "cpu" or dtype != torch.float32 or torch.get_num_threads() > 1
 
 
-def plan_adapters(
-    slots: Sequence[int], lengths: Sequence[int], device: torch.device, *, gathered: bool = True
-) -> AdapterPlan:
-    """For texts one after another, each with its slot and its length."""
+def plan_adapters(slots: Sequence[int], lengths: Sequence[int], device: torch.device, *, gathered: bool) -> AdapterPlan:
+    """For texts one after another, each with its slot and its length, `gathered` or else text by text, see AdapterPlan."""
     if len(set(slots)) == 1:
         return UNCHANGED._replace(own_slots=[slots[0]])
     # A product of one token alone may be rounded otherwise than the same token's beside others.
     if gathered or any(length == 1 and slot != IDENTITY for slot, length in zip(slots, lengths, strict=True)):
         return _plan_gathered(slots, lengths, device)
-    own_slots, own_sizes = _neighbours_merged(slots, lengths)
-    return UNCHANGED._replace(own_slots=own_slots, own_sizes=own_sizes)
+    neighbours = [list(own) for _, own in itertools.groupby(zip(slots, lengths, strict=True), key=itemgetter(0))]
+    return UNCHANGED._replace(
+        own_slots=[own[0][0] for own in neighbours],
+        own_sizes=[sum(length for _, length in own) for own in neighbours],
+    )
 
 
 def _plan_gathered(slots: Sequence[int], lengths: Sequence[int], device: torch.device) -> AdapterPlan:
@@ -382,13 +384,6 @@ def _plan_gathered(slots: Sequence[int], lengths: Sequence[int], device: torch.d
         torch.from_numpy(np.concatenate(chunks)).to(device) if chunks else None,
         torch.from_numpy(back).to(device),
     )
-
-
-def _neighbours_merged(slots: Sequence[int], lengths: Sequence[int]) -> tuple[list[int], list[int]]:
-    merged: list[tuple[int, int]] = []
-    for slot, own in itertools.groupby(zip(slots, lengths, strict=True), key=lambda text: text[0]):
-        merged.append((slot, sum(length for _, length in own)))
-    return [slot for slot, _ in merged], [size for _, size in merged]
 
 
 def _has_own(slot: int, places: npt.NDArray[np.int64]) -> bool:
