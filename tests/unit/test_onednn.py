@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -60,6 +61,19 @@ def test_a_window_has_the_same_bits_whatever_others_are_computed_with_it(dtype: 
     together = compute_windows(lower, windows, dtype)
     for size in (1, 2, 3, 8, 15, 40, 150):
         np.testing.assert_array_equal(compute_windows(lower, windows[:size], dtype), together[:size])
+
+
+def test_any_number_of_windows_is_computed_in_parts_of_few_sizes(tiny_base: Base) -> None:
+    lower = tiny_base.load_lower()
+    sizes: Counter[int] = Counter()
+    lower.register_forward_pre_hook(lambda _, windows: sizes.update([len(windows[0])]))
+    windows = np.full((900, tiny_base.config.window), 7)
+    for count in range(1, 900):
+        assert len(compute_windows(lower, windows[:count], torch.float32)) == count
+    # What oneDNN makes ready for each size takes hundreds of KB a matrix, for as long as the stage lives.
+    assert min(sizes) == 2
+    assert max(sizes) == 256
+    assert len(sizes) == 64
 
 
 def test_packed_lower_layers_are_not_saved_without_their_matrices(tiny_base: Base, tmp_path: Path) -> None:

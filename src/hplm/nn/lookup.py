@@ -29,13 +29,16 @@ from hplm.store.layout import Store
 
 # A window costs as much as three tokens: few are filled up. More than one, see `hplm.nn.onednn`.
 WINDOW_STEP = 2
+# At once. On a CPU more take longer: 2,048 of MiniLM's shape at once a fifth, of BERT-base's a tenth (by hand); and they are
+# of more sizes.
+CPU_WINDOWS = 256
+CUDA_WINDOWS = 2048
 
 
-def compute_windows(
-    lower: WindowEncoder, grams: npt.NDArray[np.int64], dtype: torch.dtype, chunk_windows: int = 2048
-) -> Values:
+def compute_windows(lower: WindowEncoder, grams: npt.NDArray[np.int64], dtype: torch.dtype) -> Values:
     """What the lower layers give for windows `[W, n]`, as a table stores it: float16 `[W, n, H]`."""
     device = lower.window_position.device
+    chunk_windows = CPU_WINDOWS if device.type == "cpu" else CUDA_WINDOWS
     parts = []
     with torch.inference_mode(), computing_in(dtype, device):
         for chunk in torch.from_numpy(grams).split(chunk_windows):
