@@ -317,7 +317,7 @@ def export_models(
         int, typer.Option(help="Adapters on the device at once, the identity included.")
     ] = UpperSettings.num_slots,
     quantization: Annotated[
-        str, typer.Option(help="none, or int8: products of the upper layers in 8-bit integers, on a CPU with VNNI.")
+        str, typer.Option(help="none, or int8: products with layers' matrices in 8-bit integers, on a CPU with VNNI.")
     ] = UpperSettings.quantization,
     manager: Annotated[bool, typer.Option(help="Also the models that take manage requests.")] = True,
     keep_settings: Annotated[
@@ -349,7 +349,7 @@ def export_models(
         keep = set(fields).difference(
             {"store", "registry"}, *(EXPORTED[option] for option in EXPORTED if given(option))
         )
-    plot_values = {"store": "", "base": base, "table": plot, "miss": miss, "dtype": dtype}
+    plot_values = {"store": "", "base": base, "table": plot, "miss": miss, "dtype": dtype, "quantization": quantization}
     upper_values = {"store": "", "base": base, "num_slots": slots, "dtype": dtype, "quantization": quantization}
     export(
         Store.at(store),

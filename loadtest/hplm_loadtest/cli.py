@@ -110,7 +110,7 @@ def bench_response(
     texts: TextsOption = "unseen",
     quantization: Annotated[
         list[str] | None,
-        typer.Option(help="none or int8, of the upper stage; both: servers take turns. Default: as set."),
+        typer.Option(help="none or int8, of both stages; both: servers take turns. Default: as set."),
     ] = None,
     quick: QuickOption = False,
     picture: PictureOption = None,
@@ -344,7 +344,7 @@ def bench_int8(
     picture: PictureOption = None,
     json_file: JsonOption = None,
 ) -> None:
-    """What the upper stage's setting `quantization: int8` is worth, and how far it moves logits.
+    """What the stages' setting `quantization: int8` is worth, for known and for new text, and how far it moves values.
 
     Example: hplm bench int8 --json int8.json --picture int8.svg
     """

@@ -1,35 +1,51 @@
-"""`hplm bench int8`: products of the upper layers in int8 beside the engine's own format."""
+"""`hplm bench int8`: products with layers' matrices in int8 beside the engine's own format, both stages."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from statistics import median
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
+from hplm.nn import lower as lowers
+from hplm.nn.base import Base
 from hplm.nn.dtype import choose_dtype, choose_threads
 from hplm.nn.int8 import check_int8, in_int8
 from hplm.nn.int8_ranges import measure_ranges
+from hplm.nn.lookup import compute_windows
 from hplm.nn.memory import keep_freed_memory
 from hplm.nn.upper import UpperEngine
+from hplm.plot.windows import windows
 from hplm.progress import progress_bars
 from hplm.report import Report
+from hplm.text import TextEncoder
 from hplm_loadtest.models import read
 from hplm_loadtest.open_loop import closed_loop
 from hplm_loadtest.pictures import bars, check_picture
+from hplm_loadtest.plan import Requests
 from hplm_loadtest.saturated import BATCH, saturated
+from hplm_loadtest.texts import texts
 from hplm_loadtest.timing import interleaved
 from hplm_loadtest.variants import serving
 
 CPU = torch.device("cpu")
+UPPER = "upper layers, in-process"
+LOWER = "lower layers for new text, in-process"
+KNOWN = "known text through Triton, gRPC"
+NEW = "new text through Triton, gRPC"
+IN_FLIGHT = 2 * BATCH
 
 
 def int8(models: Path, rounds: int, seconds: float, picture: Path | None = None) -> Report:
-    """Requests/s of the engine in-process and through Triton, in turn, and how far the logits move."""
+    """Requests/s of both halves in-process and through Triton, in turn, and how far logits and windows move.
+
+    New text is of words in random order: hardly any of its n-grams is in a table.
+    """
     check_picture(picture)
     check_int8(CPU)
     keep_freed_memory()
@@ -39,6 +55,8 @@ def int8(models: Path, rounds: int, seconds: float, picture: Path | None = None)
     base = served.base
     dtype = choose_dtype("auto", CPU)
     load = saturated(models, served)
+    new = _NewText(texts("shuffled", models), load.names)
+    names = ("none", "int8")
     engines = {
         name: UpperEngine(
             base.config,
@@ -47,59 +65,67 @@ def int8(models: Path, rounds: int, seconds: float, picture: Path | None = None)
             reduced_size=load.reduced_size,
             device=CPU,
             dtype=dtype,
-            int8=ranges,
+            int8=measure_ranges(base, base.load_upper()) if name == "int8" else (),
         )
-        for name, ranges in (("none", ()), ("int8", measure_ranges(base, base.load_upper())))
+        for name in names
     }
-    plain, quantised = (
-        np.concatenate([one.ravel() for one in engine.run(load.requests)]) for engine in engines.values()
-    )
-    variants: dict[str, Callable[[], object]] = {
+    lower_layers = {name: base.load_lower() for name in names}
+    for name, layers in lower_layers.items():
+        lowers.pack(layers, dtype, base if name == "int8" else None)
+    grams = unique_windows(base, new.take(BATCH).texts)
+    logits = {
+        name: np.concatenate([one.ravel() for one in engine.run(load.requests)]) for name, engine in engines.items()
+    }
+    vectors = {
+        name: compute_windows(layers, grams, dtype)[grams != base.config.pad_id].astype(np.float32)
+        for name, layers in lower_layers.items()
+    }
+    run_upper: dict[str, Callable[[], object]] = {
         name: partial(engine.run, load.requests) for name, engine in engines.items()
     }
-    inside: dict[str, list[float]] = {name: [] for name in engines}
-    served_rates: dict[str, list[float]] = {name: [] for name in engines}
+    run_lower: dict[str, Callable[[], object]] = {
+        name: partial(compute_windows, layers, grams, dtype) for name, layers in lower_layers.items()
+    }
+    rates: dict[str, dict[str, list[float]]] = {
+        where: {name: [] for name in names} for where in (UPPER, LOWER, KNOWN, NEW)
+    }
     with ExitStack() as stack:
         for engine in engines.values():
             stack.callback(engine.close)
         progress = stack.enter_context(progress_bars())
         servers = {}
-        for name in engines:
-            upper = {"num_slots": BATCH + 1, "quantization": name, "device": "cpu"}
+        for name in names:
+            settings = {"quantization": name}
+            upper = {"num_slots": BATCH + 1, "device": "cpu", **settings}
             log = f"triton-bench-{name}.log"
-            servers[name] = stack.enter_context(serving(models, plot={}, upper=upper, log=log))
-            closed_loop(servers[name].ports.grpc_url, load.sent(2), 2 * BATCH)
+            servers[name] = stack.enter_context(serving(models, plot=settings, upper=upper, log=log))
+            closed_loop(servers[name].ports.grpc_url, load.sent(2), IN_FLIGHT)
+            closed_loop(servers[name].ports.grpc_url, new.take(2 * BATCH), IN_FLIGHT)
         bar = progress.add_task("int8", total=rounds)
         for turn in range(rounds):
-            timed = interleaved(variants, 3, 2, progress, "in-process")
-            for name in list(engines)[:: 1 if turn % 2 else -1]:
-                inside[name].append(BATCH / timed[name].median_s)
-                times = 2 * max(2, int(inside[name][-1] * seconds / (2 * BATCH)))
-                run = closed_loop(servers[name].ports.grpc_url, load.sent(times), 2 * BATCH)
-                served_rates[name].append(run.kinds["answered"] / run.span_s)
-            progress.update(bar, advance=1)
-    rows = []
-    for where, rates in (("engine in-process", inside), ("through Triton, gRPC", served_rates)):
-        ratios = [one / other for one, other in zip(rates["int8"], rates["none"], strict=True)]
-        rows.append(
-            {
-                "where": where,
-                "requests_per_s": median(rates["none"]),
-                "int8_requests_per_s": median(rates["int8"]),
-                "ratio": median(ratios),
-                "spread": f"{min(ratios):.2f}-{max(ratios):.2f}",
+            in_process = {
+                UPPER: interleaved(run_upper, 3, 2, progress, UPPER),
+                LOWER: interleaved(run_lower, 3, 1, progress, LOWER),
             }
-        )
+            for name in names[:: 1 if turn % 2 else -1]:
+                for where, timed in in_process.items():
+                    rates[where][name].append(BATCH / timed[name].median_s)
+                upper_rate, lower_rate = rates[UPPER][name][-1], rates[LOWER][name][-1]
+                for where, rate in ((KNOWN, upper_rate), (NEW, min(upper_rate, lower_rate))):
+                    batches = 2 * max(2, int(rate * seconds / (2 * BATCH)))
+                    sent = load.sent(batches) if where == KNOWN else new.take(batches * BATCH)
+                    run = closed_loop(servers[name].ports.grpc_url, sent, IN_FLIGHT)
+                    rates[where][name].append(run.kinds["answered"] / run.span_s)
+            progress.update(bar, advance=1)
     if picture is not None:
         bars(
             picture,
-            ["engine in-process", "through Triton, gRPC"],
-            {name: [median(rates[name]) for rates in (inside, served_rates)] for name in engines},
+            list(rates),
+            {name: [median(found[name]) for found in rates.values()] for name in names},
             title=f"{base.config.name} in {str(dtype).removeprefix('torch.')}, {in_int8(dtype)} in int8",
             x_label="",
             y_label="requests/s",
         )
-    moved = float(np.square(quantised - plain).mean() / plain.var())
     about = {
         "base": base.config.name,
         "dtype": str(dtype),
@@ -107,6 +133,50 @@ def int8(models: Path, rounds: int, seconds: float, picture: Path | None = None)
         "threads": threads,
         "batch": BATCH,
         "rounds": rounds,
+        "mean_tokens": round(load.tokens / BATCH, 1),
+        "new_windows_a_text": round(len(grams) / BATCH, 1),
+        "logits_moved_of_variance": _moved(logits),
+        "windows_moved_of_variance": _moved(vectors),
     }
-    mean_tokens = round(load.tokens / BATCH, 1)
-    return Report("int8", {**about, "mean_tokens": mean_tokens, "logits_moved_of_variance": moved}, rows)
+    return Report("int8", about, [_row(where, found) for where, found in rates.items()])
+
+
+class _NewText:
+    """Texts that come once each, as long as there are any, of tenants in turn."""
+
+    def __init__(self, some: Sequence[str], names: Sequence[str]) -> None:
+        self._texts, self._names = some, names
+        self._next = 0
+
+    def take(self, count: int) -> Requests:
+        places = range(self._next, self._next + count)
+        self._next += count
+        return Requests(
+            [self._names[i % len(self._names)] for i in places],
+            [self._texts[i % len(self._texts)] for i in places],
+            np.full(count, np.nan),
+        )
+
+
+def unique_windows(base: Base, some: Sequence[str]) -> npt.NDArray[np.int64]:
+    """Those of texts of one batch, each once: `[W, n]`."""
+    config = base.config
+    ids = [one.ids for one in TextEncoder(base.tokenizer_path, config.max_tokens).encode(some)]
+    grams, _ = windows(np.concatenate(ids), [len(one) for one in ids], config.window, config.pad_id)
+    return np.unique(grams.reshape(-1, config.window), axis=0)
+
+
+def _moved(found: Mapping[str, npt.NDArray[np.float32]]) -> float:
+    """Mean squared difference over the variance."""
+    return float(np.square(found["int8"] - found["none"]).mean() / found["none"].var())
+
+
+def _row(where: str, rates: Mapping[str, Sequence[float]]) -> dict[str, float | str]:
+    ratios = [one / other for one, other in zip(rates["int8"], rates["none"], strict=True)]
+    return {
+        "where": where,
+        "requests_per_s": median(rates["none"]),
+        "int8_requests_per_s": median(rates["int8"]),
+        "ratio": median(ratios),
+        "spread": f"{min(ratios):.2f}-{max(ratios):.2f}",
+    }

@@ -58,9 +58,9 @@ def response(
         bar = progress.add_task("runs", total=len(variants) * (1 + rounds * len(counts)))
         servers = {}
         for name in variants:
-            upper = {"quantization": name} if name else {}
+            stage = {"quantization": name} if name else {}
             log = f"triton-bench{name and '-'}{name}.log"
-            servers[name] = stack.enter_context(serving(models, plot={}, upper=upper, log=log))
+            servers[name] = stack.enter_context(serving(models, plot=stage, upper=stage, log=log))
             ask_each(servers[name].ports.grpc_url, names[: max(counts)], sent, rng)
             progress.update(bar, advance=1)
         for turn in range(rounds):

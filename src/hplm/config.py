@@ -73,6 +73,8 @@ class PlotSettings:
     `batch_every_ms` after it at the earliest: fewer and fuller ones cost less a request. `tenant_weights` are shares of this
     queue, as in UpperSettings. Of a request's time `reserve_s`, at most half of it, is kept for the upper stage.
 
+    `quantization` int8: what no table has is computed with products in 8-bit integers, see `hplm.nn.int8_windows`.
+
     For measuring: `trace`, a file for the stage's spans; `exclusive_lock`, a file whose lock is held while computing, so
     that stages that name the same one never compute at the same time.
     """
@@ -87,6 +89,7 @@ class PlotSettings:
     max_text_bytes: int = 65_536
     num_threads: int = 0
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    quantization: Quantization = "none"
     verify: bool = True
     batch_tokens: int = 2048
     batch_requests: int = 64

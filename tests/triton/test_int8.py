@@ -1,4 +1,4 @@
-"""A real server with products in int8: its answers are the engine's, over HTTP and gRPC."""
+"""A real server with products in int8: its answers are the engine's and its look-ups', over HTTP and gRPC."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from hplm_loadtest.int8 import int8
 from hplm_loadtest.response import response
 from hplm_loadtest.texts import POOL_FILE
 
+from hplm.config import Quantization
 from hplm.nn import base as bases
 from hplm.nn.int8_ranges import measure_ranges
+from hplm.nn.lookup import open_lineage
 from hplm.nn.upper import UpperRequest
 from hplm.store.layout import Store
+from hplm.text import TextEncoder
 from hplm.triton.server import TritonServer, free_ports
 from tests import tiny
 from tests.messages import served_hidden
@@ -28,7 +31,8 @@ pytestmark = [pytest.mark.triton, needs_vnni]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("int8")
-    tiny.make_repository(made, upper_settings={"quantization": "int8"})
+    settings = {"quantization": "int8"}
+    tiny.make_repository(made, plot_settings=settings, upper_settings=settings)
     return made
 
 
@@ -62,15 +66,42 @@ def test_served_logits_are_the_engines(folder: Path, server: TritonServer, proto
     plain.close()
 
 
+def test_what_no_table_has_is_looked_up_as_in_process(folder: Path, server: TritonServer) -> None:
+    store = Store(folder / "store")
+    base = bases.load(store.base("tiny"))
+    names: tuple[Quantization, ...] = ("none", "int8")
+    plain, quantised = (
+        open_lineage(store, base, [store.table(tiny.PLOT, "root").parent], quantization=name) for name in names
+    )
+    encoder = TextEncoder(base.tokenizer_path, base.config.max_tokens)
+    differing = 0
+    for text in tiny.sentences(30, seed=11):
+        (encoded,) = encoder.encode([text])
+        served = served_hidden(server, "alpha", text).numpy()
+        exact, found = (one.hidden_states(encoded.ids, [len(encoded.ids)]) for one in (plain, quantised))
+        # One thread or two may round the last bits otherwise, which may move a code by one.
+        off, off_plain = (np.square(served - one).mean() for one in (found, exact))
+        assert off <= off_plain
+        differing += bool(off < 0.1 * off_plain)
+    assert quantised.windows_by_level["computed"] > 100
+    assert differing > 20
+
+
 def test_benchmarks_measure_both_side_by_side_and_how_far_logits_move(folder: Path) -> None:
     store = Store(folder / "store")
     base = bases.load(store.base("tiny"))
     tiny.make_bank(store, base, [tiny.load_tenant(store, base, name) for name in sorted(tiny.TASKS)])
     (folder / POOL_FILE).write_text("\n".join(tiny.sentences(60)) + "\n")
     report = int8(folder / "models", 1, 0.1, folder / "int8.svg")
-    assert [row["where"] for row in report.rows] == ["engine in-process", "through Triton, gRPC"]
+    assert [row["where"] for row in report.rows] == [
+        "upper layers, in-process",
+        "lower layers for new text, in-process",
+        "known text through Triton, gRPC",
+        "new text through Triton, gRPC",
+    ]
     assert all(row["requests_per_s"] > 0 and row["int8_requests_per_s"] > 0 for row in report.rows)
     assert 0 < report.settings["logits_moved_of_variance"] < 0.05
+    assert 0 < report.settings["windows_moved_of_variance"] < 0.05
     assert (folder / "int8.svg").read_text().startswith("<?xml")
     plain, quantised = response(folder / "models", [100], 1, 1.0, "pool", None, ["none", "int8"]).rows
     assert (plain["quantization"], quantised["quantization"]) == ("none", "int8")

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hplm.adapters.packed import Place
+from hplm.config import Quantization
 from hplm.errors import ConfigError
 from hplm.nn.base import Base
 from hplm.nn.dtype import choose_dtype, computing_in
@@ -95,6 +96,7 @@ class Served:
     base: Base
     domain: str
     miss: str = "compute"
+    quantization: Quantization = "none"
 
     def __post_init__(self) -> None:
         if self.miss not in ("compute", "backoff"):
@@ -107,7 +109,9 @@ class Served:
 
     @cached_property
     def source(self) -> Source:
-        opened = cache(lambda: open_lineage(self.store, self.base, self.lineage, miss=self.miss))
+        opened = cache(
+            lambda: open_lineage(self.store, self.base, self.lineage, miss=self.miss, quantization=self.quantization)
+        )
         return Source(f"{self.domain}-{self.miss}", lambda task, report: plot_features(opened()))
 
     def about(self, task: EvalTask | None = None) -> dict[str, Any]:

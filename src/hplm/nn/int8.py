@@ -1,12 +1,14 @@
-"""Products with the upper layers' matrices in int8: a CPU with VNNI multiplies 8-bit integers faster than floats.
+"""Products with layers' matrices in int8: a CPU with VNNI multiplies 8-bit integers faster than floats.
 
-Feed-forward halves are two thirds of them, and both of their inputs lie behind a LayerNorm: it gives every token the same
-size, whatever a tenant's adapter did. So their scales are fixed (static quantisation), and values beyond the ranges of
-`hplm.nn.int8_ranges` are clipped.
+Feed-forward halves are two thirds of the upper layers' matrices, and both of their inputs lie behind a LayerNorm: it gives
+every token the same size, whatever a tenant's adapter did. So their scales are fixed (static quantisation), and values beyond
+the ranges of `hplm.nn.int8_ranges` are clipped.
 
 What goes into attention's two products an adapter may make as large as it likes: there each token has a scale of its own,
 and finding that takes its time. Beside float32 it pays (docs/measured.md); beside bfloat16 nobody has measured it, and an
 engine in bfloat16 keeps those two as they are.
+
+The lower layers have no adapters (`hplm.nn.int8_windows`): there the scales of all products are fixed.
 
 Scales of a batch would let a text's neighbours change its answer; neither of these does, and integer sums are exact in any
 order. Weights have a scale for each output. A few channels of an input are ten times as large as the others: but for the
@@ -15,6 +17,7 @@ second feed-forward product, half of that is put into the weights (SmoothQuant, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,6 +29,8 @@ from hplm.nn.encoder import TransformerLayer
 # How far beyond what was measured a value may lie before it is clipped.
 MARGIN = 1.1
 LEAST_GELU = -0.17
+# What goes into the second feed-forward product is not taken for smaller.
+LEAST_INNER = 0.1
 # No channel is taken for narrower; where an adapter may widen one, none than this share of the mean: in a token's own scale
 # it would be all that is left of that token.
 LEAST_RANGE = 1e-3
@@ -43,13 +48,13 @@ class Ranges:
     """The largest magnitudes of what goes into one layer's products.
 
     `attention`, `context` and `channels`, each `[H]`: of each input of the queries, keys and values, of attention's output,
-    of the feed-forward half's first product. `most`: of all inputs of its second.
+    of the feed-forward half's first product. `inner` `[F]`: the largest, not in magnitude, of each input of its second.
     """
 
     attention: Tensor
     context: Tensor
     channels: Tensor
-    most: float
+    inner: Tensor
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,14 @@ class Int8Linear:
         """What `onednn::qlinear_pointwise` takes of it: matrix in its order, scales, zero points and bias of outputs."""
         zeros = torch.zeros(len(self.scales), dtype=torch.long)
         return [torch.ops.onednn.qlinear_prepack(self.codes, None), self.scales, zeros, self.bias]
+
+
+@dataclass(frozen=True)
+class Int8StaticLinear:
+    """A product with fixed scales. An input `[in]` times `factor` `[in]` is `linear`'s code, less its zero point."""
+
+    factor: Tensor
+    linear: Int8Linear
 
 
 @dataclass(frozen=True)
@@ -130,19 +143,25 @@ def in_int8(dtype: torch.dtype) -> str:
     return "matrices" if covers_attention(dtype) else "matrices of feed-forward halves"
 
 
-def quantise(layer: nn.Module, ranges: Ranges) -> Int8FeedForward:
-    """The feed-forward half of a TransformerLayer in fp32."""
+def quantise(layer: nn.Module, ranges: Ranges, apart: Sequence[int] = ()) -> Int8FeedForward:
+    """The feed-forward half of a TransformerLayer in fp32, without the inner channels that are computed `apart`."""
     assert isinstance(layer, TransformerLayer)
-    weight = layer.ffn_in.weight.detach()
-    largest = (MARGIN * ranges.channels).clamp(min=LEAST_RANGE)
+    stays = torch.ones(len(ranges.inner))
+    stays[list(apart)] = 0
+    first = quantise_static(layer.ffn_in.weight * stays[:, None], layer.ffn_in.bias * stays, ranges.channels)
+    inner_scale = (MARGIN * max(float((ranges.inner * stays).max()), LEAST_INNER) - LEAST_GELU) / 255
+    zero_point = round(-LEAST_GELU / inner_scale)
+    second = _linear(layer.ffn_out.weight.detach() * stays, layer.ffn_out.bias, inner_scale, zero_point)
+    return Int8FeedForward(first.factor, first.linear, second)
+
+
+def quantise_static(weight: Tensor, bias: Tensor, channels: Tensor) -> Int8StaticLinear:
+    """A product whose inputs are no larger than `channels` `[in]`, and a margin."""
+    weight = weight.detach()
+    largest = (MARGIN * channels).clamp(min=LEAST_RANGE)
     smooth = _smooth(largest, weight)
     input_scale = float((largest / smooth).max()) / LARGEST
-    inner_scale = (MARGIN * max(ranges.most, 0.1) - LEAST_GELU) / 255
-    return Int8FeedForward(
-        1 / (smooth * input_scale),
-        _linear(weight * smooth, layer.ffn_in.bias, input_scale, ZERO_POINT),
-        _linear(layer.ffn_out.weight.detach(), layer.ffn_out.bias, inner_scale, round(-LEAST_GELU / inner_scale)),
-    )
+    return Int8StaticLinear(1 / (smooth * input_scale), _linear(weight * smooth, bias, input_scale, ZERO_POINT))
 
 
 def quantise_attention(layer: nn.Module, ranges: Ranges) -> Int8Attention:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hplm.config import BaseConfig, Miss
+from hplm.config import BaseConfig, Miss, Quantization
 from hplm.errors import MissingArtifactError
 from hplm.nn import lower as lowers
 from hplm.nn.base import Base
@@ -153,14 +153,15 @@ def open_lineage(
     dtype: torch.dtype | None = None,
     verify: bool = True,
     base_lower: WindowEncoder | None = None,
+    quantization: Quantization = "none",
 ) -> PlotLookup:
     """The look-up over a domain version, as serving, fine-tuning and measuring all do it.
 
     `lineage` holds the folders of its versions, its own first, its root's last, relative to the store or absolute. A miss
     is computed by the lower layers of the first and remembered for it alone. `base_lower`: the base's lower layers where
     they are in memory already; all domains of a base share their word embeddings. They are for look-ups alone from then on:
-    their matrices are put in oneDNN's order.
-    Raises MissingArtifactError, CorruptArtifactError or WrongBaseError.
+    their matrices are put in oneDNN's order, and with `quantization` int8 products with them are computed in int8.
+    Raises MissingArtifactError, CorruptArtifactError, WrongBaseError or ConfigError.
     """
     *branches, root = (store.root / path for path in lineage)
     shorter = ["bigram", "unigram"] if base.config.window > 2 else ["unigram"]
@@ -168,7 +169,7 @@ def open_lineage(
     dtype = dtype or choose_dtype("auto", torch.device("cpu"))
     lower = lowers.of_lineage(store, base, lineage, base_lower=base_lower, verify=verify) if miss == "compute" else None
     if lower is not None:
-        lowers.pack(lower, dtype)
+        lowers.pack(lower, dtype, base if quantization == "int8" else None)
     opened, room = tables.load_together(
         [*(branch / "branch" for branch in branches), root / "root", *(root / level for level in shorter)],
         fingerprint=base.fingerprint,

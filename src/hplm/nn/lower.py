@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ from torch import nn
 from hplm.errors import CorruptArtifactError, WrongBaseError
 from hplm.nn.base import Base
 from hplm.nn.encoder import WindowEncoder
+from hplm.nn.int8 import check_int8
+from hplm.nn.int8_ranges import measure_window_ranges
+from hplm.nn.int8_windows import Int8WindowLayer
 from hplm.nn.onednn import PackedLinear, can_pack, pack_linears
 from hplm.store import artifact
 from hplm.store.layout import Store
@@ -23,6 +27,7 @@ KIND = "lower"
 WEIGHTS = "lower.safetensors"
 # The base's, which further pretraining leaves as they are: most of a small model's bytes, on disk and in memory.
 SHARED = "word_embeddings.weight"
+_packing = threading.Lock()
 
 
 def save(folder: Path, base: Base, lower: WindowEncoder, about: dict[str, Any]) -> None:
@@ -58,12 +63,24 @@ def load(folder: Path, base: Base, *, words: nn.Embedding | None = None, verify:
     return lower.eval()
 
 
-def pack(lower: WindowEncoder, dtype: torch.dtype) -> None:
-    """Put the matrices in oneDNN's order where that can be, in place: for look-ups alone from then on. Again does nothing."""
-    if lower.packed_gate or not can_pack(lower.gate_weight.device, dtype):
-        return
-    pack_linears(lower, dtype)
-    lower.packed_gate = [PackedLinear(weight, None, dtype) for weight in lower.gate_weight]
+def pack(lower: WindowEncoder, dtype: torch.dtype, int8_of: Base | None = None) -> None:
+    """Put the matrices in oneDNN's order where that can be, in place: for look-ups alone from then on. Again does nothing.
+
+    `int8_of`: their base where the layers' products are to be computed in int8. Raises ConfigError where they cannot be.
+    """
+    device = lower.gate_weight.device
+    if int8_of is not None:
+        check_int8(device)
+    # A base's are shared by all that stand on its root, and may be opened twice at a time.
+    with _packing:
+        if lower.packed_gate or any(isinstance(one, Int8WindowLayer) for one in lower.layers):
+            return
+        if int8_of is not None:
+            pairs = zip(lower.layers, measure_window_ranges(int8_of, lower), strict=True)
+            lower.layers = nn.ModuleList(Int8WindowLayer(layer, ranges) for layer, ranges in pairs)
+        if can_pack(device, dtype):
+            pack_linears(lower, dtype)
+            lower.packed_gate = [PackedLinear(weight, None, dtype) for weight in lower.gate_weight]
 
 
 def of_lineage(

@@ -10,14 +10,24 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from hplm.adapters.tenant import Tenant
 from hplm.config import BaseConfig
 from hplm.nn import lower as lowers
 from hplm.nn.base import Base
-from hplm.nn.encoder import TransformerLayer, UpperEncoder, WindowEncoder
-from hplm.nn.int8 import LARGEST, LEAST_TOKEN, Int8Linear, Int8TokenLinear, Ranges, quantise
+from hplm.nn.encoder import Attend, TransformerLayer, UpperEncoder, WindowEncoder
+from hplm.nn.int8 import (
+    LARGEST,
+    LEAST_TOKEN,
+    Int8FeedForward,
+    Int8Linear,
+    Int8TokenLinear,
+    Ranges,
+    quantise,
+    quantise_static,
+)
+from hplm.nn.int8_windows import channels_apart
 from hplm.plot import table as tables
 from hplm.plot.keys import bits
 from hplm.plot.table import PlotTable
@@ -131,11 +141,31 @@ def logits(encoder: UpperEncoder, hidden: Tensor, tenant: Tenant) -> Tensor:
 
 def int8_feed_forward(layer: TransformerLayer, ranges: Ranges, hidden: Tensor) -> Tensor:
     """The feed-forward half of a layer as `hplm.nn.int8` has it, its integers multiplied in fp64: `[N, H]` -> `[N, H]`."""
-    half = quantise(layer, ranges)
+    return _int8_half(quantise(layer, ranges), hidden)
+
+
+def _int8_half(half: Int8FeedForward, hidden: Tensor) -> Tensor:
     codes = (hidden.float() * half.factor + half.first.zero_point + 0.5).clamp(0, 255).floor()
     inner = F.gelu(_int8_product(half.first, codes))
     codes = (inner / half.second.input_scale + half.second.zero_point).round().clamp(0, 255)
     return _int8_product(half.second, codes).float()
+
+
+def int8_window_layer(layer: TransformerLayer, ranges: Ranges, hidden: Tensor, attend: Attend) -> Tensor:
+    """A lower layer as `hplm.nn.int8_windows` has it, its integers multiplied in fp64: `[W, n, H]` -> `[W, n, H]`."""
+
+    def product(linear: nn.Linear, channels: Tensor, tokens: Tensor) -> Tensor:
+        given = quantise_static(linear.weight, linear.bias, channels)
+        codes = (tokens * given.factor + given.linear.zero_point + 0.5).clamp(0, 255).floor()
+        return _int8_product(given.linear, codes).float()
+
+    query, key, value = product(layer.qkv, ranges.attention, hidden).chunk(3, dim=-1)
+    attended = product(layer.attention_out, ranges.context, attend(query, key, value))
+    hidden = layer.attention_norm(hidden + attended)
+    apart = channels_apart(ranges)
+    half = quantise(layer, ranges, apart)
+    inner = F.gelu(F.linear(hidden, layer.ffn_in.weight[apart], layer.ffn_in.bias[apart]))
+    return layer.ffn_norm(hidden + _int8_half(half, hidden) + inner @ layer.ffn_out.weight[:, apart].T)
 
 
 def int8_by_token(linear: Int8TokenLinear, tokens: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from hplm.config import PlotSettings
 from hplm.errors import CorruptArtifactError, HplmError, InternalError, QueueFullError
 from hplm.nn import base as bases
 from hplm.nn.dtype import choose_dtype
+from hplm.nn.int8 import check_int8
 from hplm.nn.lookup import PlotLookup, open_lineage, verify_domain
 from hplm.nn.memory import keep_freed_memory, stop_searching_what_stays
 from hplm.scheduling.cost import CostModel
@@ -94,6 +95,7 @@ class _Asked:
     is_cancelled: Callable[[], bool]
 
 
+CPU = torch.device("cpu")
 # Folders of a domain version and those above it: ids would mean others in a registry that was made anew.
 Lineage = tuple[str, ...]
 # A domain whose files are broken is looked at again after this time: checking gigabytes takes seconds.
@@ -120,6 +122,8 @@ class PlotStage:
         torch.set_num_threads(threads)
         if threads == 1:
             tokenise_in_one_thread()
+        if settings.quantization == "int8":
+            check_int8(CPU)
         self._store = Store((folder / settings.store).resolve(), settings.registry)
         self._base = bases.load(self._store.base(settings.base), verify=settings.verify)
         self._settings = settings
@@ -367,9 +371,10 @@ class PlotStage:
             lineage,
             miss=self._settings.miss,
             overlay_windows=self._settings.overlay_windows,
-            dtype=choose_dtype(self._settings.dtype, torch.device("cpu")),
+            dtype=choose_dtype(self._settings.dtype, CPU),
             verify=False,
             base_lower=self._lower,
+            quantization=self._settings.quantization,
         )
         lookup.windows_by_level = self._windows
         return lookup

@@ -1,0 +1,220 @@
+"""Lower layers with products in int8: equal to their slow twin, near what they stand for, blind to a batch's neighbours."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from torch import Tensor
+
+from hplm.config import PlotSettings, Quantization
+from hplm.errors import ConfigError
+from hplm.nn import lower as lowers
+from hplm.nn import reference
+from hplm.nn.base import Base
+from hplm.nn.dtype import has_bfloat16
+from hplm.nn.encoder import TransformerLayer, WindowEncoder
+from hplm.nn.int8 import Ranges
+from hplm.nn.int8_ranges import WINDOWS, measure_window_ranges
+from hplm.nn.int8_windows import APART, Int8WindowLayer, channels_apart
+from hplm.nn.lookup import compute_windows, open_lineage
+from hplm.plot.table import PlotTable
+from hplm.serving.plot_stage import PlotStage
+from hplm.store.layout import Store
+from tests import tiny
+from tests.unit.test_int8 import needs_vnni
+
+FORMATS = pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.float32,
+        pytest.param(
+            torch.bfloat16, marks=pytest.mark.skipif(not has_bfloat16(), reason="this processor has no bfloat16")
+        ),
+    ],
+    ids=str,
+)
+
+
+def in_int8(base: Base, lower: WindowEncoder, dtype: torch.dtype = torch.float32) -> WindowEncoder:
+    lowers.pack(lower, dtype, base)
+    return lower
+
+
+def some_windows(base: Base, count: int, seed: int = 0) -> npt.NDArray[np.int64]:
+    return np.random.default_rng(seed).integers(5, base.config.vocab_size, (count, base.config.window))
+
+
+def first_of_three(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """What stands for attention: it mixes all it gets."""
+    return value.roll(1, 1) * torch.sigmoid((query * key).mean(-1, keepdim=True))
+
+
+def moved(found: npt.NDArray[np.float16], exact: npt.NDArray[np.float16]) -> float:
+    """By how much of its variance the vector that moves most does."""
+    off = np.square(found.astype(np.float32) - exact).mean(-1)
+    return float((off / exact.astype(np.float32).var(-1)).max())
+
+
+@needs_vnni
+@pytest.mark.parametrize("scale", [1.0, 30.0], ids=["within", "clipped"])
+def test_a_layer_equals_its_slow_twin(tiny_base: Base, scale: float) -> None:
+    lower = tiny_base.load_lower()
+    for layer, ranges in zip(lower.layers, measure_window_ranges(tiny_base, lower), strict=True):
+        assert isinstance(layer, TransformerLayer)
+        hidden = torch.randn(40, 3, tiny_base.config.hidden_size, generator=torch.Generator().manual_seed(0))
+        with torch.inference_mode():
+            hidden = scale * layer.ffn_norm(hidden)
+            found = Int8WindowLayer(layer, ranges)(hidden, first_of_three)
+            expected = reference.int8_window_layer(layer, ranges, hidden, first_of_three)
+        off, most = (found - expected).abs(), expected.abs().max()
+        # A code on the border between two may fall to either side, and moves what is computed from it a little.
+        assert off.max() < 0.05 * most
+        assert (off > 1e-4 * most).float().mean() < 0.2
+
+
+@needs_vnni
+@FORMATS
+def test_windows_stay_near_and_are_not_the_same(tiny_base: Base, dtype: torch.dtype) -> None:
+    windows = some_windows(tiny_base, 300)
+    windows[:20, 0] = windows[20:40, 2] = tiny_base.config.pad_id
+    exact = compute_windows(tiny_base.load_lower(), windows, torch.float32)
+    found = compute_windows(in_int8(tiny_base, tiny_base.load_lower(), dtype), windows, dtype)
+    seen = windows != tiny_base.config.pad_id
+    assert 0 < moved(found[seen], exact[seen]) < 0.05
+
+
+@needs_vnni
+@FORMATS
+def test_a_window_has_the_same_bits_whatever_others_are_computed_with_it(tmp_path: Path, dtype: torch.dtype) -> None:
+    if dtype == torch.float32 and torch.backends.cpu.get_cpu_capability() != "AVX512":
+        pytest.skip("without AVX-512, products in float32 are rounded by their size")
+    # Smaller products than any real base has are computed one way or another by their size.
+    base = tiny.make_base(Store(tmp_path), tiny.config(hidden_size=384))
+    lower = in_int8(base, base.load_lower(), dtype)
+    windows = some_windows(base, 600)
+    together = compute_windows(lower, windows, dtype)
+    for size in (1, 2, 3, 8, 15, 40, 150, 257):
+        np.testing.assert_array_equal(compute_windows(lower, windows[:size], dtype), together[:size])
+
+
+@needs_vnni
+def test_inner_channels_far_larger_than_the_others_take_nothing_from_them(tiny_base: Base) -> None:
+    exact, quantised = tiny_base.load_lower(), tiny_base.load_lower()
+    for lower in (exact, quantised):
+        for layer in lower.layers:
+            assert isinstance(layer, TransformerLayer)
+            with torch.inference_mode():
+                # As in a trained model: what is large is weighed little.
+                layer.ffn_in.weight[:APART] *= 60
+                layer.ffn_out.weight[:, :APART] /= 60
+    ranges = measure_window_ranges(tiny_base, quantised)
+    assert [sorted(channels_apart(one)) for one in ranges] == [list(range(APART))] * len(ranges)
+    windows = some_windows(tiny_base, 200)
+    found = compute_windows(in_int8(tiny_base, quantised), windows, torch.float32)
+    assert moved(found, compute_windows(exact, windows, torch.float32)) < 0.05
+
+
+def test_ranges_are_those_of_the_layers_that_are_given(tiny_base: Base) -> None:
+    ours, domains = tiny_base.load_lower(), tiny_base.load_lower()
+    with torch.no_grad():
+        for layer in domains.layers:
+            assert isinstance(layer, TransformerLayer)
+            layer.ffn_norm.weight *= 3
+    own = measure_window_ranges(tiny_base, ours)
+    wider = measure_window_ranges(tiny_base, domains)
+    # What goes into the first layer is the same; what goes into the next lies behind the first one's norm.
+    assert torch.equal(wider[0].attention, own[0].attention)
+    assert bool((wider[1].attention > 2 * own[1].attention).all())
+    assert not any(part._forward_pre_hooks for part in ours.modules())
+
+
+@needs_vnni
+def test_layers_that_two_open_at_once_are_put_in_integers_once(
+    tiny_base: Base, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lower = tiny_base.load_lower()
+    measured: list[WindowEncoder] = []
+    first_is_in, go_on = threading.Event(), threading.Event()
+
+    def measure(base: Base, given: WindowEncoder) -> list[Ranges]:
+        measured.append(given)
+        first_is_in.set()
+        assert go_on.wait(10)
+        return measure_window_ranges(base, given)
+
+    monkeypatch.setattr(lowers, "measure_window_ranges", measure)
+    with ThreadPoolExecutor(2) as pool:
+        one = pool.submit(in_int8, tiny_base, lower)
+        assert first_is_in.wait(10)
+        other = pool.submit(in_int8, tiny_base, lower)
+        assert not other.done()
+        go_on.set()
+        assert one.result() is other.result() is lower
+    assert len(measured) == 1
+    assert all(isinstance(layer, Int8WindowLayer) for layer in lower.layers)
+
+
+@needs_vnni
+def test_a_format_that_products_cannot_be_put_in_order_in_is_no_reason_to_leave_integers_out(
+    tiny_base: Base, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lowers, "can_pack", lambda *_: False)
+    lower = in_int8(tiny_base, tiny_base.load_lower())
+    assert all(isinstance(layer, Int8WindowLayer) for layer in lower.layers)
+    assert not lower.packed_gate
+    assert in_int8(tiny_base, lower) is lower
+
+
+@needs_vnni
+def test_layers_in_integers_are_not_saved(tiny_base: Base, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="before it is packed"):
+        lowers.save(tmp_path / "lower", tiny_base, in_int8(tiny_base, tiny_base.load_lower()), {})
+    assert not any(tmp_path.iterdir())
+
+
+@needs_vnni
+def test_a_base_that_knows_distances_has_it_too(tmp_path: Path) -> None:
+    base = tiny.make_base(Store(tmp_path), replace(tiny.config(), relative_buckets=16))
+    windows = some_windows(base, 100)
+    found = compute_windows(in_int8(base, base.load_lower()), windows, torch.float32)
+    assert moved(found, compute_windows(base.load_lower(), windows, torch.float32)) < 0.05
+
+
+@needs_vnni
+def test_a_lookup_computes_in_integers_what_no_table_has_and_that_alone(tiny_store: Store, tiny_base: Base) -> None:
+    root = tiny_store.table(tiny.PLOT, "root").parent
+    names: tuple[Quantization, ...] = ("none", "int8")
+    plain, quantised = (
+        open_lineage(tiny_store, tiny_base, [root], dtype=torch.float32, quantization=name) for name in names
+    )
+    assert isinstance(plain._chain[0], PlotTable)
+    known = np.array(list(reference.level(plain._chain[0]))[:4])
+    np.testing.assert_array_equal(plain.vectors(known), quantised.vectors(known))
+    ids = some_windows(tiny_base, 8, seed=5).ravel()
+    exact, found = (lookup.hidden_states(ids, [ids.size]) for lookup in (plain, quantised))
+    assert not np.array_equal(found, exact)
+    assert moved(found, exact) < 0.05
+    # What was computed is remembered as it was computed.
+    np.testing.assert_array_equal(quantised.hidden_states(ids, [ids.size]), found)
+
+
+def test_a_stage_on_a_processor_without_it_does_not_start(tiny_models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
+    settings = PlotSettings(store="../../../store", base="tiny", table="general", quantization="int8")
+    with pytest.raises(ConfigError, match="wants a CPU with AVX-512 VNNI"):
+        PlotStage(settings, tiny_models / "hbert_plot" / "1")
+
+
+def test_few_windows_are_enough_to_measure(tiny_base: Base) -> None:
+    counted: list[int] = []
+    lower = tiny_base.load_lower()
+    lower.register_forward_pre_hook(lambda _, given: counted.append(len(given[0])))
+    measure_window_ranges(tiny_base, lower)
+    assert counted == [WINDOWS]
