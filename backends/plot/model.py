@@ -13,6 +13,7 @@ class TritonPythonModel:
     def initialize(self, args):
         folder = translate.version_folder(args)
         self._stage = PlotStage(config.load(config.PlotSettings, folder / "settings.json"), folder)
+        translate.log(f"{args['model_name']}: what no table has is {self._stage.about}")
         self._metrics = metrics.Published(
             counters={
                 metrics.Family("hplm_plot_windows_total", "Windows looked up, by the level that answered", "level"): (

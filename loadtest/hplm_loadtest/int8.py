@@ -54,8 +54,10 @@ def int8(models: Path, rounds: int, seconds: float, picture: Path | None = None)
     served = read(models)
     base = served.base
     dtype = choose_dtype("auto", CPU)
+    which = f"{in_int8(dtype)} of upper layers, matrices of lower layers"
     load = saturated(models, served)
     new = _NewText(texts("shuffled", models), load.names)
+    batch, to_warm = new.take(BATCH), new.take(2 * BATCH)
     names = ("none", "int8")
     engines = {
         name: UpperEngine(
@@ -65,14 +67,14 @@ def int8(models: Path, rounds: int, seconds: float, picture: Path | None = None)
             reduced_size=load.reduced_size,
             device=CPU,
             dtype=dtype,
-            int8=measure_ranges(base, base.load_upper()) if name == "int8" else (),
+            int8=measure_ranges(base, base.load_upper(), dtype) if name == "int8" else (),
         )
         for name in names
     }
     lower_layers = {name: base.load_lower() for name in names}
     for name, layers in lower_layers.items():
         lowers.pack(layers, dtype, base if name == "int8" else None)
-    grams = unique_windows(base, new.take(BATCH).texts)
+    grams = unique_windows(base, batch.texts)
     logits = {
         name: np.concatenate([one.ravel() for one in engine.run(load.requests)]) for name, engine in engines.items()
     }
@@ -95,26 +97,27 @@ def int8(models: Path, rounds: int, seconds: float, picture: Path | None = None)
         progress = stack.enter_context(progress_bars())
         servers = {}
         for name in names:
-            settings = {"quantization": name}
-            upper = {"num_slots": BATCH + 1, "device": "cpu", **settings}
+            plot = {"miss": "compute", "quantization": name}
+            upper = {"num_slots": BATCH + 1, "device": "cpu", "quantization": name}
             log = f"triton-bench-{name}.log"
-            servers[name] = stack.enter_context(serving(models, plot=settings, upper=upper, log=log))
+            servers[name] = stack.enter_context(serving(models, plot=plot, upper=upper, log=log))
             closed_loop(servers[name].ports.grpc_url, load.sent(2), IN_FLIGHT)
-            closed_loop(servers[name].ports.grpc_url, new.take(2 * BATCH), IN_FLIGHT)
+            closed_loop(servers[name].ports.grpc_url, to_warm, IN_FLIGHT)
         bar = progress.add_task("int8", total=rounds)
         for turn in range(rounds):
             in_process = {
                 UPPER: interleaved(run_upper, 3, 2, progress, UPPER),
                 LOWER: interleaved(run_lower, 3, 1, progress, LOWER),
             }
-            for name in names[:: 1 if turn % 2 else -1]:
-                for where, timed in in_process.items():
+            for where, timed in in_process.items():
+                for name in names:
                     rates[where][name].append(BATCH / timed[name].median_s)
-                upper_rate, lower_rate = rates[UPPER][name][-1], rates[LOWER][name][-1]
-                for where, rate in ((KNOWN, upper_rate), (NEW, min(upper_rate, lower_rate))):
-                    batches = 2 * max(2, int(rate * seconds / (2 * BATCH)))
-                    sent = load.sent(batches) if where == KNOWN else new.take(batches * BATCH)
-                    run = closed_loop(servers[name].ports.grpc_url, sent, IN_FLIGHT)
+            known, fresh = rates[UPPER]["int8"][-1], min(rates[where]["int8"][-1] for where in (UPPER, LOWER))
+            # Both are asked the same, and no server what it was asked before: it would remember.
+            sent = {KNOWN: load.sent(_batches(known * seconds)), NEW: new.take(_batches(fresh * seconds) * BATCH)}
+            for name in names[:: 1 if turn % 2 else -1]:
+                for where, requests in sent.items():
+                    run = closed_loop(servers[name].ports.grpc_url, requests, IN_FLIGHT)
                     rates[where][name].append(run.kinds["answered"] / run.span_s)
             progress.update(bar, advance=1)
     if picture is not None:
@@ -122,14 +125,14 @@ def int8(models: Path, rounds: int, seconds: float, picture: Path | None = None)
             picture,
             list(rates),
             {name: [median(found[name]) for found in rates.values()] for name in names},
-            title=f"{base.config.name} in {str(dtype).removeprefix('torch.')}, {in_int8(dtype)} in int8",
+            title=f"{base.config.name} in {str(dtype).removeprefix('torch.')}, and in int8: {which}",
             x_label="",
             y_label="requests/s",
         )
     about = {
         "base": base.config.name,
         "dtype": str(dtype),
-        "in_int8": in_int8(dtype),
+        "in_int8": which,
         "threads": threads,
         "batch": BATCH,
         "rounds": rounds,
@@ -141,14 +144,20 @@ def int8(models: Path, rounds: int, seconds: float, picture: Path | None = None)
     return Report("int8", about, [_row(where, found) for where, found in rates.items()])
 
 
+def _batches(requests: float) -> int:
+    return 2 * max(2, int(requests / (2 * BATCH)))
+
+
 class _NewText:
-    """Texts that come once each, as long as there are any, of tenants in turn."""
+    """Texts that come once each, in random order, as long as there are any, of tenants in turn."""
 
     def __init__(self, some: Sequence[str], names: Sequence[str]) -> None:
-        self._texts, self._names = some, names
+        # One sentence's orders would lie side by side.
+        self._texts, self._names = np.random.default_rng(0).permutation(some).tolist(), names
         self._next = 0
 
     def take(self, count: int) -> Requests:
+        """The next `count`."""
         places = range(self._next, self._next + count)
         self._next += count
         return Requests(

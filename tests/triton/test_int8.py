@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,7 +48,7 @@ def server(folder: Path) -> Iterator[TritonServer]:
 def test_served_logits_are_the_engines(folder: Path, server: TritonServer, protocol: str) -> None:
     store = Store(folder / "store")
     base = bases.load(store.base("tiny"))
-    engine, plain = engine_of(base, measure_ranges(base, base.load_upper())), engine_of(base, [])
+    engine, plain = engine_of(base, measure_ranges(base, base.load_upper(), torch.float32)), engine_of(base, [])
     pairs = [(tenant, text) for text in tiny.sentences(12, seed=3) for tenant in tiny.TASKS]
     with Client(server.ports.http_url if protocol == "http" else server.ports.grpc_url) as client:
         answers = list(client.predict_many(pairs, logits=True))
@@ -64,6 +65,14 @@ def test_served_logits_are_the_engines(folder: Path, server: TritonServer, proto
     assert np.median(off) < 0.1 * np.median(off_plain)
     engine.close()
     plain.close()
+
+
+def test_the_log_says_what_is_in_integers(folder: Path, server: TritonServer) -> None:
+    said = (folder / "triton.log").read_text()
+    assert re.search(r"hbert_plot: what no table has is computed in \w+, layers' matrices in int8", said)
+    assert re.search(
+        r"hbert_upper: computing on cpu in \w+ with \d+ threads?, matrices( of feed-forward halves)? in int8", said
+    )
 
 
 def test_what_no_table_has_is_looked_up_as_in_process(folder: Path, server: TritonServer) -> None:
@@ -105,4 +114,8 @@ def test_benchmarks_measure_both_side_by_side_and_how_far_logits_move(folder: Pa
     assert (folder / "int8.svg").read_text().startswith("<?xml")
     plain, quantised = response(folder / "models", [100], 1, 1.0, "pool", None, ["none", "int8"]).rows
     assert (plain["quantization"], quantised["quantization"]) == ("none", "int8")
+    for name in ("none", "int8"):
+        log = (folder / f"triton-bench-{name}.log").read_text()
+        (said,) = re.findall(r"hbert_plot: what no table has is computed in (.*)", log)
+        assert ("layers' matrices in int8" in said) == (name == "int8")
     assert all(row["requests"] and not row["lost"] + row["failed"] + row["refused"] for row in (plain, quantised))

@@ -57,12 +57,14 @@ def test_what_fails_beside_a_server_is_not_lost_with_it(tiny_models: Path, tmp_p
 
 
 def test_backoff_mode_serves_too_and_what_the_last_server_wrote_stays_beside_the_new_log(tmp_path: Path) -> None:
-    models = tiny.make_repository(tmp_path, miss="backoff")
+    # No window is computed, so any processor will do.
+    models = tiny.make_repository(tmp_path, miss="backoff", plot_settings={"quantization": "int8"})
     log = tmp_path / "triton.log"
     log.write_text("Signal (6) received\n")
     with TritonServer(models, free_ports(), log=log) as server:
         server.wait_ready(60)
         assert re.search(r"hbert_upper: computing on cpu in float32 with \d+ threads?", log.read_text())
+        assert "what no table has is backed off, so quantization changes nothing" in log.read_text()
         with Client(server.ports.grpc_url) as client:
             assert client.predict("alpha", "zebra xylophone").label in ("yes", "no")
     assert (tmp_path / "triton.log.1").read_text() == "Signal (6) received\n"

@@ -68,7 +68,7 @@ def test_the_program_is_installed_and_knows_its_version() -> None:
         (["build", "base", "--model", "mpnet"], "BAD_CONFIG: minilm-l6 is MiniLM's: give another --name"),
         (["build", "base", "--shipped", "--start", "other"], "BAD_CONFIG: --shipped trains nothing"),
         (["build", "export", "--miss", "guess"], "BAD_CONFIG: hbert_plot: miss must be one of"),
-        (["build", "export", "--quantization", "int4"], "BAD_CONFIG: hbert_upper: quantization must be one of"),
+        (["build", "export", "--quantization", "int4"], "BAD_CONFIG: hbert_plot: quantization must be one of"),
         (["bench", "response", "--quantization", "int4"], "BAD_CONFIG: no quantization 'int4'"),
         (["predict", "-t", "x", "--url", "ftp://x", "hello"], "BAD_CONFIG: 'ftp://x' is not an address"),
         (["serve", "--models", "nowhere"], "BAD_CONFIG: nowhere/hbert_upper/1/settings.json cannot be read"),

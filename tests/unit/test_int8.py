@@ -17,7 +17,16 @@ from hplm.nn import reference
 from hplm.nn.base import Base
 from hplm.nn.dtype import has_bfloat16
 from hplm.nn.encoder import TransformerLayer, UpperEncoder
-from hplm.nn.int8 import Int8TokenLinear, Ranges, check_int8, in_int8, quantise, quantise_attention
+from hplm.nn.int8 import (
+    APART,
+    Int8TokenLinear,
+    Ranges,
+    channels_apart,
+    check_int8,
+    in_int8,
+    quantise,
+    quantise_attention,
+)
 from hplm.nn.int8_ranges import measure_ranges
 from hplm.nn.layouts import Batching
 from hplm.nn.scripted import RunLayers, scripted
@@ -31,7 +40,7 @@ needs_vnni = pytest.mark.skipif(not torch.cpu._is_vnni_supported(), reason="this
 
 @pytest.fixture(scope="module")
 def ranges(tiny_base: Base) -> list[Ranges]:
-    return measure_ranges(tiny_base, tiny_base.load_upper())
+    return measure_ranges(tiny_base, tiny_base.load_upper(), torch.float32)
 
 
 @pytest.fixture
@@ -71,10 +80,24 @@ def inputs_of(layer: TransformerLayer, count: int, scale: float = 1.0) -> torch.
         return scale * layer.attention_norm(hidden)
 
 
-def products_of(layers: list[TransformerLayer], ranges: list[Ranges]) -> RunLayers:
+def with_large_inner(layer: TransformerLayer, ranges: Ranges) -> Ranges:
+    """Make some inner channels far larger than the others, and weigh them little, as trained models do."""
+    with torch.inference_mode():
+        layer.ffn_in.weight[:2] *= 60
+        layer.ffn_out.weight[:, :2] /= 60
+    return some_apart(ranges)
+
+
+def some_apart(ranges: Ranges) -> Ranges:
+    inner = ranges.inner.clone()
+    inner[:2] *= 60
+    return replace(ranges, inner=inner)
+
+
+def products_of(layers: list[TransformerLayer], ranges: list[Ranges], dtype: torch.dtype = torch.float32) -> RunLayers:
     pairs = list(zip(layers, ranges, strict=True))
     return RunLayers(
-        [layer_weights(layer) for layer in layers],
+        [[one.to(dtype) for one in layer_weights(layer)] for layer in layers],
         [torch.zeros(len(layers), 1)] * 4,
         1e-12,
         4,
@@ -114,7 +137,10 @@ def test_the_fast_half_equals_its_slow_twin(
     tiny_base: Base, ranges: list[Ranges], scale: float, dtype: torch.dtype, is_scripted: bool
 ) -> None:
     layers = layers_of(tiny_base.load_upper())
-    run = products_of(layers, ranges)
+    # One of the layers has inner channels apart.
+    ranges = [with_large_inner(layers[0], ranges[0]), *ranges[1:]]
+    run = products_of(layers, ranges, dtype)
+    assert run.are_apart == [True] + [False] * (len(layers) - 1)
     if is_scripted:
         run = scripted(run)
     rounding = 1e-4 if dtype == torch.float32 else 2**-8
@@ -230,7 +256,7 @@ def test_ranges_are_of_what_goes_into_each_product(tiny_base: Base) -> None:
                 seen[key] = given[0].float()
 
             getattr(layer, name).register_forward_pre_hook(see)
-    for index, found in enumerate(measure_ranges(tiny_base, upper)):
+    for index, found in enumerate(measure_ranges(tiny_base, upper, torch.float32)):
         for values, name in ((found.attention, "qkv"), (found.context, "attention_out"), (found.channels, "ffn_in")):
             assert torch.equal(values, seen[index, name].abs().amax(0))
         assert torch.equal(found.inner, seen[index, "ffn_out"].amax(0))
@@ -259,6 +285,36 @@ def test_channels_that_are_far_larger_than_the_others_take_nothing_from_them(tin
         exact = layer.ffn_out(inner)
         moved = (reference.int8_feed_forward(layer, found, hidden) - exact).square().mean() / exact.var()
     assert float(moved) < 0.01
+
+
+def test_inner_channels_far_larger_than_the_others_take_nothing_from_them(tiny_base: Base) -> None:
+    layer = layers_of(tiny_base.load_upper())[0]
+    with torch.inference_mode():
+        layer.ffn_in.weight[:APART] *= 60
+        layer.ffn_out.weight[:, :APART] /= 60
+        hidden = inputs_of(layer, 200)
+        inner = F.gelu(layer.ffn_in(hidden))
+        exact = layer.ffn_out(inner)
+        most = hidden.abs().amax(0)
+        ranges = Ranges(most, most, most, inner.amax(0))
+        assert sorted(channels_apart(ranges)) == list(range(APART))
+        moved = (reference.int8_feed_forward(layer, ranges, hidden) - exact).square().mean() / exact.var()
+    assert float(moved) < 0.01
+
+
+@pytest.mark.parametrize(
+    ("largest", "count"), [([], 0), ([1.9], 0), ([2.1], APART), ([9.0] * APART, APART), ([9.0] * (APART + 1), 0)]
+)
+def test_inner_channels_are_apart_where_a_few_are_far_larger(
+    tiny_base: Base, ranges: list[Ranges], largest: list[float], count: int
+) -> None:
+    inner = torch.ones(40)
+    inner[10 : 10 + len(largest)] = torch.tensor(largest)
+    found = channels_apart(replace(ranges[0], inner=inner))
+    assert len(found) == count
+    assert set(range(10, 10 + len(largest))) <= set(found) or not count
+    # So narrow a layer has no few.
+    assert channels_apart(replace(ranges[0], inner=inner[10 : 10 + APART])) == []
 
 
 @needs_vnni
@@ -321,7 +377,7 @@ def test_a_tenant_whose_adapter_is_far_stronger_than_any_trained_one_stays_near_
 def test_no_neighbour_changes_a_bit_of_what_an_engine_answers(
     tiny_base: Base, ranges: list[Ranges], dtype: torch.dtype, threads: int, cls_from: int, shortest: int
 ) -> None:
-    engine = engine_of(tiny_base, ranges, num_slots=64, dtype=dtype)
+    engine = engine_of(tiny_base, [some_apart(ranges[0]), *ranges[1:]], num_slots=64, dtype=dtype)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -353,7 +409,7 @@ def test_a_base_that_knows_distances_has_it_too(tmp_path_factory: pytest.TempPat
     base = tiny.make_base(store, replace(tiny.config(), relative_buckets=16))
     for seed, name in enumerate(tiny.TASKS, 1):
         tiny.make_tenant(store, base, name, seed)
-    engine = engine_of(base, measure_ranges(base, base.load_upper()))
+    engine = engine_of(base, measure_ranges(base, base.load_upper(), torch.float32))
     for request, got in zip(requests := requests_of(base, store, [7, 31]), engine.run(requests), strict=True):
         exact = wanted(base, request)
         assert np.abs(got - exact).max() < 0.2 * max(1.0, float(np.abs(exact).max()))
@@ -362,7 +418,7 @@ def test_a_base_that_knows_distances_has_it_too(tmp_path_factory: pytest.TempPat
 
 def test_measuring_leaves_no_hook_behind_and_finds_the_same_twice(tiny_base: Base) -> None:
     upper = tiny_base.load_upper()
-    first, again = (measure_ranges(tiny_base, upper) for _ in range(2))
+    first, again = (measure_ranges(tiny_base, upper, torch.float32) for _ in range(2))
     assert len(first) == tiny_base.config.upper_layers
     for one, other in zip(first, again, strict=True):
         for name in ("attention", "context", "channels", "inner"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,9 +20,9 @@ from hplm.nn import reference
 from hplm.nn.base import Base
 from hplm.nn.dtype import has_bfloat16
 from hplm.nn.encoder import TransformerLayer, WindowEncoder
-from hplm.nn.int8 import Ranges
+from hplm.nn.int8 import APART, Ranges, channels_apart
 from hplm.nn.int8_ranges import WINDOWS, measure_window_ranges
-from hplm.nn.int8_windows import APART, Int8WindowLayer, channels_apart
+from hplm.nn.int8_windows import Int8WindowLayer
 from hplm.nn.lookup import compute_windows, open_lineage
 from hplm.plot.table import PlotTable
 from hplm.serving.plot_stage import PlotStage
@@ -66,7 +66,7 @@ def moved(found: npt.NDArray[np.float16], exact: npt.NDArray[np.float16]) -> flo
 @pytest.mark.parametrize("scale", [1.0, 30.0], ids=["within", "clipped"])
 def test_a_layer_equals_its_slow_twin(tiny_base: Base, scale: float) -> None:
     lower = tiny_base.load_lower()
-    for layer, ranges in zip(lower.layers, measure_window_ranges(tiny_base, lower), strict=True):
+    for layer, ranges in zip(lower.layers, measure_window_ranges(tiny_base, lower, torch.float32), strict=True):
         assert isinstance(layer, TransformerLayer)
         hidden = torch.randn(40, 3, tiny_base.config.hidden_size, generator=torch.Generator().manual_seed(0))
         with torch.inference_mode():
@@ -84,7 +84,9 @@ def test_a_layer_equals_its_slow_twin(tiny_base: Base, scale: float) -> None:
 def test_windows_stay_near_and_are_not_the_same(tiny_base: Base, dtype: torch.dtype) -> None:
     windows = some_windows(tiny_base, 300)
     windows[:20, 0] = windows[20:40, 2] = tiny_base.config.pad_id
-    exact = compute_windows(tiny_base.load_lower(), windows, torch.float32)
+    plain = tiny_base.load_lower()
+    lowers.pack(plain, dtype)
+    exact = compute_windows(plain, windows, dtype)
     found = compute_windows(in_int8(tiny_base, tiny_base.load_lower(), dtype), windows, dtype)
     seen = windows != tiny_base.config.pad_id
     assert 0 < moved(found[seen], exact[seen]) < 0.05
@@ -114,7 +116,7 @@ def test_inner_channels_far_larger_than_the_others_take_nothing_from_them(tiny_b
                 # As in a trained model: what is large is weighed little.
                 layer.ffn_in.weight[:APART] *= 60
                 layer.ffn_out.weight[:, :APART] /= 60
-    ranges = measure_window_ranges(tiny_base, quantised)
+    ranges = measure_window_ranges(tiny_base, quantised, torch.float32)
     assert [sorted(channels_apart(one)) for one in ranges] == [list(range(APART))] * len(ranges)
     windows = some_windows(tiny_base, 200)
     found = compute_windows(in_int8(tiny_base, quantised), windows, torch.float32)
@@ -127,8 +129,8 @@ def test_ranges_are_those_of_the_layers_that_are_given(tiny_base: Base) -> None:
         for layer in domains.layers:
             assert isinstance(layer, TransformerLayer)
             layer.ffn_norm.weight *= 3
-    own = measure_window_ranges(tiny_base, ours)
-    wider = measure_window_ranges(tiny_base, domains)
+    own = measure_window_ranges(tiny_base, ours, torch.float32)
+    wider = measure_window_ranges(tiny_base, domains, torch.float32)
     # What goes into the first layer is the same; what goes into the next lies behind the first one's norm.
     assert torch.equal(wider[0].attention, own[0].attention)
     assert bool((wider[1].attention > 2 * own[1].attention).all())
@@ -141,20 +143,26 @@ def test_layers_that_two_open_at_once_are_put_in_integers_once(
 ) -> None:
     lower = tiny_base.load_lower()
     measured: list[WindowEncoder] = []
-    first_is_in, go_on = threading.Event(), threading.Event()
+    first_is_in, other_begins, go_on = (threading.Event() for _ in range(3))
 
-    def measure(base: Base, given: WindowEncoder) -> list[Ranges]:
+    def measure(base: Base, given: WindowEncoder, dtype: torch.dtype) -> list[Ranges]:
         measured.append(given)
         first_is_in.set()
         assert go_on.wait(10)
-        return measure_window_ranges(base, given)
+        return measure_window_ranges(base, given, dtype)
+
+    def pack_too() -> WindowEncoder:
+        other_begins.set()
+        return in_int8(tiny_base, lower)
 
     monkeypatch.setattr(lowers, "measure_window_ranges", measure)
     with ThreadPoolExecutor(2) as pool:
         one = pool.submit(in_int8, tiny_base, lower)
         assert first_is_in.wait(10)
-        other = pool.submit(in_int8, tiny_base, lower)
-        assert not other.done()
+        other = pool.submit(pack_too)
+        assert other_begins.wait(10)
+        # Long enough for it to measure too, were there no lock.
+        assert not wait([other], timeout=0.1).done
         go_on.set()
         assert one.result() is other.result() is lower
     assert len(measured) == 1
@@ -212,9 +220,9 @@ def test_a_stage_on_a_processor_without_it_does_not_start(tiny_models: Path, mon
         PlotStage(settings, tiny_models / "hbert_plot" / "1")
 
 
-def test_few_windows_are_enough_to_measure(tiny_base: Base) -> None:
+def test_a_batch_of_windows_is_measured(tiny_base: Base) -> None:
     counted: list[int] = []
     lower = tiny_base.load_lower()
     lower.register_forward_pre_hook(lambda _, given: counted.append(len(given[0])))
-    measure_window_ranges(tiny_base, lower)
+    measure_window_ranges(tiny_base, lower, torch.float32)
     assert counted == [WINDOWS]

@@ -18,8 +18,9 @@ from hplm.decode import DECODERS
 from hplm.nn import base as bases
 from hplm.nn.base import Base
 from hplm.nn.dtype import choose_dtype, computing_in
-from hplm.nn.int8 import LEAST_INNER, LEAST_RANGE, MARGIN, Ranges, check_int8, in_int8
+from hplm.nn.int8 import LEAST_RANGE, MARGIN, Ranges, channels_apart, check_int8, in_int8, widest_inner
 from hplm.nn.int8_ranges import FEED_FORWARD, measure_ranges, product_inputs
+from hplm.nn.lookup import PlotLookup
 from hplm.nn.upper import UpperEngine, UpperRequest
 from hplm.progress import silent
 from hplm.report import Goal, Report
@@ -44,6 +45,8 @@ CLIPPED_OF = 200
 Judged = dict[str, float]
 # Points, on average: less than seeds differ by.
 GOAL = 0.2
+# Levels of a look-up: computed now, or lately.
+NO_TABLES = {"computed", "overlay"}
 
 
 class Int8Judge:
@@ -52,24 +55,28 @@ class Int8Judge:
     def __init__(self, served: Served, pooling: str) -> None:
         self._base: Base = served.base
         self._pooling = pooling
-        self._ranges = measure_ranges(self._base, self._base.load_upper())
-        self._sources = served.source, replace(served, quantization="int8").source
+        self._dtype = choose_dtype("auto", CPU)
+        self._ranges = measure_ranges(self._base, self._base.load_upper(), self._dtype)
+        self._plain, self._quantised = served, replace(served, quantization="int8")
+        # Of the same version both, whatever is published meanwhile.
+        assert self._plain.lineage == self._quantised.lineage
         self._examples: dict[str, list[list[Prepared]]] = {}
 
     def of_trained(self, task: EvalTask, data: LabelledData, trained: Trained) -> dict[str, Any]:
-        """As `Variant.more`: under `int8` the metric `plain` and `int8`, the share of `same` answers, and `clipped`.
+        """As `Variant.more`: under `int8` the metric `plain` and `int8`, the share of `same` answers, `clipped` and `computed`.
 
-        `same`: labels and places, not scores, so of a regression all. `clipped`: see `clipped_share`.
+        `same`: labels and places, not scores, so of a regression all. `clipped`, `computed`: see the functions of such names.
         """
         assert isinstance(trained.body, AdapterModel)
         if task.name not in self._examples:
             self._examples = {
                 task.name: [
-                    prepare(data.test, data, encoder_of(self._base), source.open(task, silent))
-                    for source in self._sources
+                    prepare(data.test, data, encoder_of(self._base), one.source.open(task, silent))
+                    for one in (self._plain, self._quantised)
                 ]
             }
-        examples, in_int8 = self._examples[task.name]
+            self._computed = computed_share(self._quantised.lookup)
+        examples, looked_up_in_int8 = self._examples[task.name]
         card = TenantCard(
             name=task.name,
             task=data.task,
@@ -84,7 +91,7 @@ class Int8Judge:
         )
         tenant = Tenant(card, pack(trained.body.adapter()), trained.head)
         plain = self._answers(tenant, examples, is_int8=False)
-        quantised = self._answers(tenant, in_int8, is_int8=True)
+        quantised = self._answers(tenant, looked_up_in_int8, is_int8=True)
         same = [
             [(span.label, span.start, span.end) for span in one]
             == [(span.label, span.start, span.end) for span in other]
@@ -94,9 +101,8 @@ class Int8Judge:
             name: scores_of(data, examples, answers)[task.metric]
             for name, answers in (("plain", plain), ("int8", quantised))
         }
-        # Of the upper layers: how far lower ones move vectors says `hplm bench int8`.
-        clipped = clipped_share(trained.body, self._ranges, examples[:CLIPPED_OF])
-        return {"int8": {**scores, "same": float(np.mean(same)), "clipped": clipped}}
+        clipped = clipped_share(trained.body, self._ranges, looked_up_in_int8[:CLIPPED_OF])
+        return {"int8": {**scores, "same": float(np.mean(same)), "clipped": clipped, "computed": self._computed}}
 
     def _answers(self, tenant: Tenant, examples: Sequence[Prepared], *, is_int8: bool) -> list[list[LabelledSpan]]:
         """Decoded answers, in the order of `examples`."""
@@ -106,7 +112,7 @@ class Int8Judge:
             num_slots=2,
             reduced_size=tenant.packed.reduced_size,
             device=CPU,
-            dtype=choose_dtype("auto", CPU),
+            dtype=self._dtype,
             int8=self._ranges if is_int8 else (),
         )
         card, transitions = tenant.card, tenant.head.transitions
@@ -124,6 +130,14 @@ class Int8Judge:
         ]
 
 
+def computed_share(lookup: PlotLookup) -> float:
+    """Of the windows looked up since the last call, those that no table had, each as often as it came."""
+    found, total = lookup.windows_by_level, sum(lookup.windows_by_level.values())
+    missed = sum(count for level, count in found.items() if level in NO_TABLES)
+    found.clear()
+    return missed / max(total, 1)
+
+
 def clipped_share(body: AdapterModel, ranges: Sequence[Ranges], examples: Sequence[Prepared]) -> float:
     """Of the values that go into the feed-forward halves of a trained tenant, those beyond the ranges and their margin.
 
@@ -137,11 +151,11 @@ def clipped_share(body: AdapterModel, ranges: Sequence[Ranges], examples: Sequen
         clipped += int((given.abs() > MARGIN * bounds[number]).sum())
         total += given.numel()
 
-    bounds: list[Tensor | float] = [
-        bound
-        for found in ranges
-        for bound in (found.channels.clamp(min=LEAST_RANGE), max(float(found.inner.max()), LEAST_INNER))
-    ]
+    bounds: list[Tensor] = []
+    for found in ranges:
+        inner = torch.full_like(found.inner, widest_inner(found))
+        inner[channels_apart(found)] = torch.inf
+        bounds += [found.channels.clamp(min=LEAST_RANGE), inner]
     features = torch.cat([one.features for one in examples])
     with product_inputs(body.upper, FEED_FORWARD, see), torch.no_grad(), computing_in(*fastest_format(CPU)):
         body(features, [len(one.tokens) for one in examples])
@@ -176,6 +190,7 @@ def _row(task: str, models: Sequence[Judged]) -> Row:
         "lost_by_seed": [round(points, 2) for points in lost],
         "same_answers": mean["same"],
         "clipped": mean["clipped"],
+        "computed": mean["computed"],
     }
 
 
@@ -198,7 +213,8 @@ def int8(
     check_int8(CPU)
     tasks, limits, where = shared.read()
     dtype = choose_dtype("auto", CPU)
-    about = {"base": base, "domain": domain, "plain_dtype": str(dtype), "in_int8": in_int8(dtype)}
+    which = f"{in_int8(dtype)} of upper layers, matrices of lower layers"
+    about = {"base": base, "domain": domain, "plain_dtype": str(dtype), "in_int8": which}
     store = Store.at(shared.store)
     served = Served(store, bases.load(store.base(base)), domain)
     variant = Variant(
@@ -207,7 +223,7 @@ def int8(
         served.source,
         hbert_body(served.base, where),
         RATES["hbert"],
-        with_adapters(lambda task: {**served.about(), "judged": f"{about['in_int8']} in int8, look-up's misses too"}),
+        with_adapters(lambda task: {**served.about(), "judged": f"in int8: {which}"}),
         Int8Judge(served, shared.pooling).of_trained,
         more_tests=2,
     )

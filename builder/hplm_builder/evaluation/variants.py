@@ -109,10 +109,13 @@ class Served:
 
     @cached_property
     def source(self) -> Source:
-        opened = cache(
-            lambda: open_lineage(self.store, self.base, self.lineage, miss=self.miss, quantization=self.quantization)
-        )
-        return Source(f"{self.domain}-{self.miss}", lambda task, report: plot_features(opened()))
+        name = f"{self.domain}-{self.miss}" + ("" if self.quantization == "none" else f"-{self.quantization}")
+        return Source(name, lambda task, report: plot_features(self.lookup))
+
+    @cached_property
+    def lookup(self) -> PlotLookup:
+        """Opened when features are first asked for."""
+        return open_lineage(self.store, self.base, self.lineage, miss=self.miss, quantization=self.quantization)
 
     def about(self, task: EvalTask | None = None) -> dict[str, Any]:
         """JSON values that tell it from others; the same for every task."""
@@ -123,6 +126,8 @@ class Served:
             "domain": self.domain,
             "tables": [artifact.read(folder, tables.KIND).fingerprint for folder in folders],
             "miss": self.miss,
+            # Results of before there was a choice say nothing.
+            **({} if self.quantization == "none" else {"quantization": self.quantization}),
         }
 
 

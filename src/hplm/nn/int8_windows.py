@@ -1,10 +1,7 @@
 """The lower layers with products in int8, for windows that no table has (see `hplm.nn.int8`).
 
-They have no adapters, and what goes into each product lies behind a LayerNorm, is a mean of what does, or has gone through a
-GELU: the scales of all products are fixed.
-
-A few of a layer's inner channels are several times as large as all others: in one scale with them, they would leave the others
-a few codes each. Those are computed apart, in fp32.
+They have no adapters, so what goes into a layer's products depends on n tokens of the vocabulary alone: the scales of all are
+fixed. The gate behind the layers stays as it is.
 """
 
 from __future__ import annotations
@@ -19,15 +16,6 @@ from hplm.nn.encoder import Attend, TransformerLayer
 from hplm.nn.int8 import Int8StaticLinear, Ranges, quantise, quantise_static
 from hplm.nn.onednn import PackedLinear
 
-# Of MiniLM's layers one or two are: with none apart vectors move by 1.2 % of their variance, with these by 0.1 % (by hand).
-APART = 8
-
-
-def channels_apart(ranges: Ranges) -> list[int]:
-    """The largest of the inner channels."""
-    found: list[int] = ranges.inner.topk(min(APART, len(ranges.inner))).indices.tolist()
-    return found
-
 
 class Int8WindowLayer(nn.Module):
     """A layer that is trained no more, in fp32 but for its products. The slow twin is `hplm.nn.reference.int8_window_layer`.
@@ -38,16 +26,19 @@ class Int8WindowLayer(nn.Module):
     def __init__(self, layer: nn.Module, ranges: Ranges) -> None:
         super().__init__()
         assert isinstance(layer, TransformerLayer)
-        apart = channels_apart(ranges)
-        half = quantise(layer, ranges, apart)
+        half = quantise(layer, ranges)
         out, inner, outer = layer.attention_out, layer.ffn_in, layer.ffn_out
         self._qkv = _Product(quantise_static(layer.qkv.weight, layer.qkv.bias, ranges.attention))
         self._out = _Product(quantise_static(out.weight, out.bias, ranges.context))
-        self._first = _Product(Int8StaticLinear(half.factor, half.first))
+        self._first = _Product(half.first)
         self._second = half.second.packed()
         self._inner = half.second.input_scale, half.second.zero_point
-        self._apart_in = PackedLinear(inner.weight[apart], inner.bias[apart], torch.float32)
-        self._apart_out = PackedLinear(outer.weight[:, apart], None, torch.float32)
+        self._apart: tuple[PackedLinear, PackedLinear] | None = None
+        if half.apart:
+            self._apart = (
+                PackedLinear(inner.weight[half.apart], inner.bias[half.apart], torch.float32),
+                PackedLinear(outer.weight[:, half.apart], None, torch.float32),
+            )
         self.attention_norm, self.ffn_norm = layer.attention_norm, layer.ffn_norm
 
     def forward(self, hidden: Tensor, attend: Attend) -> Tensor:
@@ -56,7 +47,14 @@ class Int8WindowLayer(nn.Module):
         hidden = self.attention_norm(hidden + self._out(attend(query, key, value)))
         codes = self._first(hidden, "gelu", *self._inner, torch.uint8)
         found = _multiply(codes, *self._inner, self._second).add_(hidden)
-        return self.ffn_norm(found.add_(self._apart_out(F.gelu(self._apart_in(hidden)))))
+        if self._apart is not None:
+            first, second = self._apart
+            found.add_(second(F.gelu(first(hidden))))
+        return self.ffn_norm(found)
+
+    def _save_to_state_dict(self, *_: object) -> None:
+        # Without this, a state would lack the matrices and nobody would know.
+        raise TypeError("a layer in integers cannot be saved: save the module before it is packed")
 
 
 class _Product:

@@ -29,8 +29,8 @@ from hplm.store.layout import Store
 
 # A window costs as much as three tokens: few are filled up. More than one, see `hplm.nn.onednn`.
 WINDOW_STEP = 2
-# At once. On a CPU more take longer: 2,048 of MiniLM's shape at once a fifth, of BERT-base's a tenth (by hand); and they are
-# of more sizes.
+# At once. On a CPU more take longer: 2,048 of MiniLM's shape at once a fifth, of BERT-base's a tenth, with one thread or two
+# (by hand); and they are of more sizes, for each of which oneDNN keeps memory.
 CPU_WINDOWS = 256
 CUDA_WINDOWS = 2048
 

@@ -73,10 +73,12 @@ def pack(lower: WindowEncoder, dtype: torch.dtype, int8_of: Base | None = None) 
         check_int8(device)
     # A base's are shared by all that stand on its root, and may be opened twice at a time.
     with _packing:
-        if lower.packed_gate or any(isinstance(one, Int8WindowLayer) for one in lower.layers):
+        in_int8 = any(isinstance(one, Int8WindowLayer) for one in lower.layers)
+        if in_int8 or lower.packed_gate:
+            assert in_int8 == (int8_of is not None), "lower layers are put in order once, in integers or in floats"
             return
         if int8_of is not None:
-            pairs = zip(lower.layers, measure_window_ranges(int8_of, lower), strict=True)
+            pairs = zip(lower.layers, measure_window_ranges(int8_of, lower, dtype), strict=True)
             lower.layers = nn.ModuleList(Int8WindowLayer(layer, ranges) for layer, ranges in pairs)
         if can_pack(device, dtype):
             pack_linears(lower, dtype)

@@ -20,14 +20,13 @@ from hplm.nn.encoder import Attend, TransformerLayer, UpperEncoder, WindowEncode
 from hplm.nn.int8 import (
     LARGEST,
     LEAST_TOKEN,
-    Int8FeedForward,
     Int8Linear,
+    Int8StaticLinear,
     Int8TokenLinear,
     Ranges,
     quantise,
     quantise_static,
 )
-from hplm.nn.int8_windows import channels_apart
 from hplm.plot import table as tables
 from hplm.plot.keys import bits
 from hplm.plot.table import PlotTable
@@ -141,31 +140,23 @@ def logits(encoder: UpperEncoder, hidden: Tensor, tenant: Tenant) -> Tensor:
 
 def int8_feed_forward(layer: TransformerLayer, ranges: Ranges, hidden: Tensor) -> Tensor:
     """The feed-forward half of a layer as `hplm.nn.int8` has it, its integers multiplied in fp64: `[N, H]` -> `[N, H]`."""
-    return _int8_half(quantise(layer, ranges), hidden)
-
-
-def _int8_half(half: Int8FeedForward, hidden: Tensor) -> Tensor:
-    codes = (hidden.float() * half.factor + half.first.zero_point + 0.5).clamp(0, 255).floor()
-    inner = F.gelu(_int8_product(half.first, codes))
+    half = quantise(layer, ranges)
+    inner = F.gelu(_int8_static(half.first, hidden))
     codes = (inner / half.second.input_scale + half.second.zero_point).round().clamp(0, 255)
-    return _int8_product(half.second, codes).float()
+    apart = F.gelu(F.linear(hidden.float(), layer.ffn_in.weight[half.apart], layer.ffn_in.bias[half.apart]))
+    return _int8_product(half.second, codes).float() + apart @ layer.ffn_out.weight[:, half.apart].T
 
 
 def int8_window_layer(layer: TransformerLayer, ranges: Ranges, hidden: Tensor, attend: Attend) -> Tensor:
     """A lower layer as `hplm.nn.int8_windows` has it, its integers multiplied in fp64: `[W, n, H]` -> `[W, n, H]`."""
 
     def product(linear: nn.Linear, channels: Tensor, tokens: Tensor) -> Tensor:
-        given = quantise_static(linear.weight, linear.bias, channels)
-        codes = (tokens * given.factor + given.linear.zero_point + 0.5).clamp(0, 255).floor()
-        return _int8_product(given.linear, codes).float()
+        return _int8_static(quantise_static(linear.weight, linear.bias, channels), tokens).float()
 
     query, key, value = product(layer.qkv, ranges.attention, hidden).chunk(3, dim=-1)
     attended = product(layer.attention_out, ranges.context, attend(query, key, value))
     hidden = layer.attention_norm(hidden + attended)
-    apart = channels_apart(ranges)
-    half = quantise(layer, ranges, apart)
-    inner = F.gelu(F.linear(hidden, layer.ffn_in.weight[apart], layer.ffn_in.bias[apart]))
-    return layer.ffn_norm(hidden + _int8_half(half, hidden) + inner @ layer.ffn_out.weight[:, apart].T)
+    return layer.ffn_norm(hidden + int8_feed_forward(layer, ranges, hidden))
 
 
 def int8_by_token(linear: Int8TokenLinear, tokens: Tensor) -> Tensor:
@@ -176,6 +167,11 @@ def int8_by_token(linear: Int8TokenLinear, tokens: Tensor) -> Tensor:
         scale = max(float(token.abs().max()), LEAST_TOKEN) / LARGEST
         rows.append(weights @ (token / scale).round() * scale + linear.bias)
     return torch.stack(rows).float()
+
+
+def _int8_static(given: Int8StaticLinear, tokens: Tensor) -> Tensor:
+    codes = (tokens.float() * given.factor + given.linear.zero_point + 0.5).clamp(0, 255).floor()
+    return _int8_product(given.linear, codes)
 
 
 def _int8_product(linear: Int8Linear, codes: Tensor) -> Tensor:

@@ -121,6 +121,12 @@ def pack_matrices(weights: list[list[Tensor]]) -> tuple[list[list[Tensor]], bool
     return [[pack_matrix(one) if one.dim() == 2 else one for one in layer] for layer in weights], True
 
 
+def _of_inner(half: list[Tensor], which: list[int]) -> list[Tensor]:
+    """Those of a feed-forward half's weights that some inner channels have; the second bias is not theirs."""
+    first, bias, second, outer_bias = half
+    return [first[which].contiguous(), bias[which], second[:, which].contiguous(), torch.zeros_like(outer_bias)]
+
+
 class RunLayers(nn.Module):
     """The upper layers, with weights, slots' parts and the batch under way inside.
 
@@ -129,8 +135,8 @@ class RunLayers(nn.Module):
     attention, the last layer goes on with what is read alone. `weights[i]` are those of upper layer i (see
     `layer_weights`), `parts` those of AdapterSlots, which it fills in place. `relative` `[heads, L, L]` is what a RelativeBias
     gives for the longest row. Without `pack` the matrices stay where they are, for whoever fills them anew. `int8` has the
-    feed-forward halves, `int8_attention` the products around attention, which then are not used of `weights`. One batch at a
-    time.
+    feed-forward halves, `int8_attention` the products around attention, which then are not used of `weights`, but for inner
+    channels apart. One batch at a time.
     """
 
     packed: Final[bool]
@@ -143,6 +149,7 @@ class RunLayers(nn.Module):
     int8_attention_out: list[list[Tensor]]
     int8_tensors: list[list[Tensor]]
     int8_scales: list[tuple[float, float, int]]
+    are_apart: list[bool]
     relative: Tensor | None
     size: int
     hidden: Tensor
@@ -171,10 +178,13 @@ class RunLayers(nn.Module):
         self.relative = relative
         self.is_int8 = len(int8) > 0
         self.input_zero = ZERO_POINT
-        self.int8_tensors = [[layer.factor, *layer.first.packed(), *layer.second.packed()] for layer in int8]
-        self.int8_scales = [
-            (layer.first.input_scale, layer.second.input_scale, layer.second.zero_point) for layer in int8
+        self.int8_tensors = [
+            [layer.first.factor, *layer.first.linear.packed(), *layer.second.packed()] for layer in int8
         ]
+        self.int8_scales = [
+            (layer.first.linear.input_scale, layer.second.input_scale, layer.second.zero_point) for layer in int8
+        ]
+        self.are_apart = [len(layer.apart) > 0 for layer in int8]
         self.is_attention_int8 = len(int8_attention) > 0
         self.largest = LARGEST
         self.least_token = LEAST_TOKEN
@@ -182,7 +192,10 @@ class RunLayers(nn.Module):
         self.int8_attention_out = [layer.out.packed() for layer in int8_attention]
         unused = [torch.empty(0)] * 4
         if self.is_int8:
-            weights = [[*layer[:6], *unused, *layer[10:]] for layer in weights]
+            weights = [
+                [*layer[:6], *(_of_inner(layer[6:10], half.apart) if half.apart else unused), *layer[10:]]
+                for layer, half in zip(weights, int8, strict=True)
+            ]
         if self.is_attention_int8:
             weights = [[*unused, *layer[4:]] for layer in weights]
         self.weights, self.packed = pack_matrices(weights) if pack else (weights, False)
@@ -270,11 +283,7 @@ class RunLayers(nn.Module):
             attended = self._linear(context, weights[2], weights[3])
         attended = adapt_planned(attended, self.parts[layer], at_attention)
         hidden = F.layer_norm(hidden + attended, [size], weights[4], weights[5], self.eps)
-        if self.is_int8:
-            outer = self._int8_feed_forward(layer, hidden)
-        else:
-            inner = self._linear_gelu(hidden, weights[6], weights[7])
-            outer = self._linear(inner, weights[8], weights[9])
+        outer = self._int8_feed_forward(layer, hidden) if self.is_int8 else self._feed_forward(layer, hidden)
         self.hidden = F.layer_norm(hidden + outer, [size], weights[10], weights[11], self.eps)
 
     def _mask(self, length: int) -> Tensor | None:
@@ -285,6 +294,11 @@ class RunLayers(nn.Module):
             return mask
         bias = relative[:, :length, :length].unsqueeze(0)
         return bias if mask is None else bias.masked_fill(mask.logical_not(), float("-inf"))
+
+    def _feed_forward(self, layer: int, hidden: Tensor) -> Tensor:
+        """What of the half is in floats."""
+        weights = self.weights[layer]
+        return self._linear(self._linear_gelu(hidden, weights[6], weights[7]), weights[8], weights[9])
 
     def _linear(self, tokens: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         if self.packed:
@@ -339,7 +353,7 @@ class RunLayers(nn.Module):
             [],
             "none",
         )
-        return torch.ops.onednn.qlinear_pointwise(
+        outer = torch.ops.onednn.qlinear_pointwise(
             inner,
             inner_scale,
             inner_zero,
@@ -354,6 +368,7 @@ class RunLayers(nn.Module):
             [],
             "",
         )
+        return outer.add_(self._feed_forward(layer, hidden)) if self.are_apart[layer] else outer
 
     @torch.jit.export
     def end(self) -> Tensor:

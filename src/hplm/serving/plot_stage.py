@@ -122,7 +122,7 @@ class PlotStage:
         torch.set_num_threads(threads)
         if threads == 1:
             tokenise_in_one_thread()
-        if settings.quantization == "int8":
+        if settings.quantization == "int8" and settings.miss == "compute":
             check_int8(CPU)
         self._store = Store((folder / settings.store).resolve(), settings.registry)
         self._base = bases.load(self._store.base(settings.base), verify=settings.verify)
@@ -152,6 +152,13 @@ class PlotStage:
             if len(lineage) == 1:
                 self._domains.fetch(lineage).result()
         self._tracer = Tracer(Path(settings.trace) if settings.trace else None, "plot")
+        # What is done with windows that no table has, in words.
+        if settings.miss == "compute":
+            self.about = f"computed in {str(choose_dtype(settings.dtype, CPU)).removeprefix('torch.')}"
+            self.about += ", layers' matrices in int8" if settings.quantization == "int8" else ""
+        else:
+            self.about = "backed off"
+            self.about += ", so quantization changes nothing" if settings.quantization == "int8" else ""
         self._worker: Worker[_Ready, LookedUp] = Worker(
             "plot",
             RequestQueue(

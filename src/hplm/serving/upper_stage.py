@@ -111,17 +111,18 @@ class UpperStage:
         )
         self._tracer = Tracer(Path(settings.trace) if settings.trace else None, "upper")
         upper = base.load_upper()
+        dtype = choose_dtype(settings.dtype, device)
         int8: list[Ranges] = []
         if settings.quantization == "int8":
             check_int8(device)
-            int8 = measure_ranges(base, upper)
+            int8 = measure_ranges(base, upper, dtype)
         self.engine = UpperEngine(
             base.config,
             upper,
             num_slots=settings.num_slots,
             reduced_size=self._reduced_size,
             device=device,
-            dtype=choose_dtype(settings.dtype, device),
+            dtype=dtype,
             batching=settings.batching,
             row_tokens=settings.row_tokens,
             pad_to=settings.pad_to,
@@ -148,7 +149,6 @@ class UpperStage:
         )
         self._loads = Places(settings.queue_capacity)
         count = "1 thread" if threads == 1 else f"{threads} threads"
-        dtype = self.engine.dtype
         products = f", {in_int8(dtype)} in int8" if int8 else ""
         # Where and how it computes, in words.
         self.about = f"on {device} in {str(dtype).removeprefix('torch.')} with {count}{products}"
