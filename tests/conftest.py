@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 import hplm_cli
 from hplm.nn import base as bases
@@ -43,6 +44,14 @@ def hplm(
     yield run
     for number, handler in handlers.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture
+def restored_threads() -> Iterator[None]:
+    """For a test that sets with how many threads torch computes."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -69,7 +69,9 @@ def test_served_logits_are_the_engines(folder: Path, server: TritonServer, proto
 
 def test_the_log_says_what_is_in_integers(folder: Path, server: TritonServer) -> None:
     said = (folder / "triton.log").read_text()
-    assert re.search(r"hbert_plot: what no table has is computed in \w+, layers' matrices in int8", said)
+    assert re.search(
+        r"hbert_plot: what no table has is computed with layers' matrices in int8, the gate's in float32", said
+    )
     assert re.search(
         r"hbert_upper: computing on cpu in \w+ with \d+ threads?, matrices( of feed-forward halves)? in int8", said
     )
@@ -80,7 +82,8 @@ def test_what_no_table_has_is_looked_up_as_in_process(folder: Path, server: Trit
     base = bases.load(store.base("tiny"))
     names: tuple[Quantization, ...] = ("none", "int8")
     plain, quantised = (
-        open_lineage(store, base, [store.table(tiny.PLOT, "root").parent], quantization=name) for name in names
+        open_lineage(store, base, [store.table(tiny.PLOT, "root").parent], dtype=torch.float32, quantization=name)
+        for name in names
     )
     encoder = TextEncoder(base.tokenizer_path, base.config.max_tokens)
     differing = 0
@@ -116,6 +119,6 @@ def test_benchmarks_measure_both_side_by_side_and_how_far_logits_move(folder: Pa
     assert (plain["quantization"], quantised["quantization"]) == ("none", "int8")
     for name in ("none", "int8"):
         log = (folder / f"triton-bench-{name}.log").read_text()
-        (said,) = re.findall(r"hbert_plot: what no table has is computed in (.*)", log)
-        assert ("layers' matrices in int8" in said) == (name == "int8")
+        (said,) = re.findall(r"hbert_plot: what no table has is computed (.*)", log)
+        assert ("with layers' matrices in int8" in said) == (name == "int8")
     assert all(row["requests"] and not row["lost"] + row["failed"] + row["refused"] for row in (plain, quantised))

@@ -59,7 +59,7 @@ def test_what_lies_beyond_the_ranges_is_counted_but_for_inner_channels_apart(tin
     wide = measure_ranges(tiny_base, body.upper, torch.float32)
     wide = [replace(one, channels=one.channels * 3, inner=one.inner.clamp(min=1) * 3) for one in wide]
     assert clipped_share(body, wide, [example]) == 0
-    # Three times as narrow as all others, an inner channel has their scale all the same.
+    # However narrow it was when measured, an inner channel has the scale of the widest.
     narrow = [one.inner.clone() for one in wide]
     narrow[0][3] /= 1000
     assert clipped_share(body, [replace(one, inner=n) for one, n in zip(wide, narrow, strict=True)], [example]) == 0

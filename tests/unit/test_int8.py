@@ -375,15 +375,18 @@ def test_a_tenant_whose_adapter_is_far_stronger_than_any_trained_one_stays_near_
 @pytest.mark.parametrize("shortest", [1, 2], ids=["a-token-and-more", "two-tokens-and-more"])
 @pytest.mark.parametrize("cls_from", [0, 1, 1000], ids=["all-read-cls", "all-but-one-read-cls", "all-read-the-mean"])
 def test_no_neighbour_changes_a_bit_of_what_an_engine_answers(
-    tiny_base: Base, ranges: list[Ranges], dtype: torch.dtype, threads: int, cls_from: int, shortest: int
+    tiny_base: Base,
+    ranges: list[Ranges],
+    dtype: torch.dtype,
+    threads: int,
+    cls_from: int,
+    shortest: int,
+    restored_threads: None,
 ) -> None:
-    engine = engine_of(tiny_base, [some_apart(ranges[0]), *ranges[1:]], num_slots=64, dtype=dtype)
-    before = torch.get_num_threads()
+    # Before there is an engine, which asks how many there are.
     torch.set_num_threads(threads)
-    try:
-        check_neighbours_change_nothing(engine, tiny_base, 3, cls_from, shortest)
-    finally:
-        torch.set_num_threads(before)
+    engine = engine_of(tiny_base, [some_apart(ranges[0]), *ranges[1:]], num_slots=64, dtype=dtype)
+    check_neighbours_change_nothing(engine, tiny_base, 3, cls_from, shortest)
     engine.close()
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hplm.config import PlotSettings, Quantization
 from hplm.errors import ConfigError
@@ -47,6 +47,14 @@ def in_int8(base: Base, lower: WindowEncoder, dtype: torch.dtype = torch.float32
     return lower
 
 
+def enlarge(layer: nn.Module) -> None:
+    """Make some of its inner channels far larger than the others, and weigh them little, as trained models do."""
+    assert isinstance(layer, TransformerLayer)
+    with torch.inference_mode():
+        layer.ffn_in.weight[:APART] *= 60
+        layer.ffn_out.weight[:, :APART] /= 60
+
+
 def some_windows(base: Base, count: int, seed: int = 0) -> npt.NDArray[np.int64]:
     return np.random.default_rng(seed).integers(5, base.config.vocab_size, (count, base.config.window))
 
@@ -66,7 +74,11 @@ def moved(found: npt.NDArray[np.float16], exact: npt.NDArray[np.float16]) -> flo
 @pytest.mark.parametrize("scale", [1.0, 30.0], ids=["within", "clipped"])
 def test_a_layer_equals_its_slow_twin(tiny_base: Base, scale: float) -> None:
     lower = tiny_base.load_lower()
-    for layer, ranges in zip(lower.layers, measure_window_ranges(tiny_base, lower, torch.float32), strict=True):
+    # One of the layers has inner channels apart.
+    enlarge(lower.layers[0])
+    found_ranges = measure_window_ranges(tiny_base, lower, torch.float32)
+    assert [bool(channels_apart(ranges)) for ranges in found_ranges] == [True] + [False] * (len(found_ranges) - 1)
+    for layer, ranges in zip(lower.layers, found_ranges, strict=True):
         assert isinstance(layer, TransformerLayer)
         hidden = torch.randn(40, 3, tiny_base.config.hidden_size, generator=torch.Generator().manual_seed(0))
         with torch.inference_mode():
@@ -94,12 +106,18 @@ def test_windows_stay_near_and_are_not_the_same(tiny_base: Base, dtype: torch.dt
 
 @needs_vnni
 @FORMATS
-def test_a_window_has_the_same_bits_whatever_others_are_computed_with_it(tmp_path: Path, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("hidden", [384, 768])
+def test_a_window_has_the_same_bits_whatever_others_are_computed_with_it(
+    tmp_path: Path, dtype: torch.dtype, hidden: int
+) -> None:
     if dtype == torch.float32 and torch.backends.cpu.get_cpu_capability() != "AVX512":
         pytest.skip("without AVX-512, products in float32 are rounded by their size")
     # Smaller products than any real base has are computed one way or another by their size.
-    base = tiny.make_base(Store(tmp_path), tiny.config(hidden_size=384))
-    lower = in_int8(base, base.load_lower(), dtype)
+    base = tiny.make_base(Store(tmp_path), tiny.config(hidden_size=hidden))
+    lower = base.load_lower()
+    enlarge(lower.layers[0])
+    in_int8(base, lower, dtype)
+    assert [isinstance(one, Int8WindowLayer) and one._apart is not None for one in lower.layers] == [True, False]
     windows = some_windows(base, 600)
     together = compute_windows(lower, windows, dtype)
     for size in (1, 2, 3, 8, 15, 40, 150, 257):
@@ -111,11 +129,7 @@ def test_inner_channels_far_larger_than_the_others_take_nothing_from_them(tiny_b
     exact, quantised = tiny_base.load_lower(), tiny_base.load_lower()
     for lower in (exact, quantised):
         for layer in lower.layers:
-            assert isinstance(layer, TransformerLayer)
-            with torch.inference_mode():
-                # As in a trained model: what is large is weighed little.
-                layer.ffn_in.weight[:APART] *= 60
-                layer.ffn_out.weight[:, :APART] /= 60
+            enlarge(layer)
     ranges = measure_window_ranges(tiny_base, quantised, torch.float32)
     assert [sorted(channels_apart(one)) for one in ranges] == [list(range(APART))] * len(ranges)
     windows = some_windows(tiny_base, 200)
@@ -178,6 +192,15 @@ def test_a_format_that_products_cannot_be_put_in_order_in_is_no_reason_to_leave_
     assert all(isinstance(layer, Int8WindowLayer) for layer in lower.layers)
     assert not lower.packed_gate
     assert in_int8(tiny_base, lower) is lower
+
+
+@needs_vnni
+def test_layers_in_one_format_are_not_silently_served_in_another(tiny_base: Base) -> None:
+    in_floats, in_integers = tiny_base.load_lower(), in_int8(tiny_base, tiny_base.load_lower())
+    lowers.pack(in_floats, torch.float32)
+    for lower, int8_of in ((in_floats, tiny_base), (in_integers, None)):
+        with pytest.raises(ConfigError, match="open already with another quantization"):
+            lowers.pack(lower, torch.float32, int8_of)
 
 
 @needs_vnni

@@ -105,17 +105,21 @@ def test_no_neighbour_changes_a_bit_of_an_answer(
     reason="without AVX-512, products in float32 are rounded by their size",
 )
 @pytest.mark.parametrize(("hidden", "reduced"), [(312, 19), (384, 24), (768, 48)], ids=str)
-def test_text_by_text_a_token_has_the_same_bits_however_many_go_with_it(hidden: int, reduced: int) -> None:
+@pytest.mark.parametrize(("gathered", "threads"), [(False, 1), (True, 2)], ids=["text-by-text", "by-tenant-on-cores"])
+def test_adapted_a_token_has_the_same_bits_however_many_go_with_it(
+    hidden: int, reduced: int, gathered: bool, threads: int, restored_threads: None
+) -> None:
+    torch.set_num_threads(threads)
     generator = torch.Generator().manual_seed(hidden)
     shapes = ((3, hidden, reduced), (3, reduced), (3, reduced, hidden), (3, hidden))
     parts = [torch.randn(shape, generator=generator) / 8 for shape in shapes]
     tokens = torch.randn(272, hidden, generator=generator)
     adapt = scripted(adapt_planned)
-    alone = adapt(tokens, parts, plan_adapters([1], [len(tokens)], CPU, gathered=False))
+    alone = adapt(tokens, parts, plan_adapters([1], [len(tokens)], CPU, gathered=gathered))
     for count in (2, 3, 5, 8, 17, 33, 64, 200):
         lengths = [count, len(tokens) - count]
         for slots in ([1, 2], [2, 1], [1, 0]):
-            found = adapt(tokens, parts, plan_adapters(slots, lengths, CPU, gathered=False))
+            found = adapt(tokens, parts, plan_adapters(slots, lengths, CPU, gathered=gathered))
             for slot, got, wanted in zip(slots, found.split(lengths), alone.split(lengths), strict=True):
                 assert torch.equal(got, wanted) == (slot == 1)
 

@@ -60,23 +60,22 @@ class Int8Judge:
         self._plain, self._quantised = served, replace(served, quantization="int8")
         # Of the same version both, whatever is published meanwhile.
         assert self._plain.lineage == self._quantised.lineage
-        self._examples: dict[str, list[list[Prepared]]] = {}
+        # Of the task under way: examples plain and in int8, and the share of windows computed.
+        self._examples: dict[str, tuple[list[list[Prepared]], float]] = {}
 
     def of_trained(self, task: EvalTask, data: LabelledData, trained: Trained) -> dict[str, Any]:
-        """As `Variant.more`: under `int8` the metric `plain` and `int8`, the share of `same` answers, `clipped` and `computed`.
+        """As `Variant.more`: under `int8` the metric `plain` and `int8`, the share of `same` answers, and two shares more.
 
-        `same`: labels and places, not scores, so of a regression all. `clipped`, `computed`: see the functions of such names.
+        `same`: labels and places, not scores, so of a regression all. `clipped` and `computed`: see `clipped_share`, `computed_share`.
         """
         assert isinstance(trained.body, AdapterModel)
         if task.name not in self._examples:
-            self._examples = {
-                task.name: [
-                    prepare(data.test, data, encoder_of(self._base), one.source.open(task, silent))
-                    for one in (self._plain, self._quantised)
-                ]
-            }
-            self._computed = computed_share(self._quantised.lookup)
-        examples, looked_up_in_int8 = self._examples[task.name]
+            both = [
+                prepare(data.test, data, encoder_of(self._base), one.source.open(task, silent))
+                for one in (self._plain, self._quantised)
+            ]
+            self._examples = {task.name: (both, computed_share(self._quantised.lookup))}
+        (examples, looked_up_in_int8), computed = self._examples[task.name]
         card = TenantCard(
             name=task.name,
             task=data.task,
@@ -102,7 +101,7 @@ class Int8Judge:
             for name, answers in (("plain", plain), ("int8", quantised))
         }
         clipped = clipped_share(trained.body, self._ranges, looked_up_in_int8[:CLIPPED_OF])
-        return {"int8": {**scores, "same": float(np.mean(same)), "clipped": clipped, "computed": self._computed}}
+        return {"int8": {**scores, "same": float(np.mean(same)), "clipped": clipped, "computed": computed}}
 
     def _answers(self, tenant: Tenant, examples: Sequence[Prepared], *, is_int8: bool) -> list[list[LabelledSpan]]:
         """Decoded answers, in the order of `examples`."""

@@ -345,8 +345,8 @@ class AdapterSlots:
 def gathers(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether adapters are applied faster to tokens brought together by tenant than text by text.
 
-    In float32 on a core of a CPU bringing weights and tokens together costs more than it saves; oneDNN in bfloat16, CUDA and
-    several threads ask much for each product. To be asked once torch has its number of threads.
+    In float32 on a core of a CPU bringing weights and tokens together costs more than it saves; oneDNN in bfloat16 and CUDA ask
+    much for each product, and with several threads neither way wins clearly. To be asked once torch has its number of threads.
     """
     return device.type != "cpu" or dtype != torch.float32 or torch.get_num_threads() > 1
 

@@ -32,7 +32,7 @@ class Int8WindowLayer(nn.Module):
         self._out = _Product(quantise_static(out.weight, out.bias, ranges.context))
         self._first = _Product(half.first)
         self._second = half.second.packed()
-        self._inner = half.second.input_scale, half.second.zero_point
+        self._inner_codes = half.second.input_scale, half.second.zero_point
         self._apart: tuple[PackedLinear, PackedLinear] | None = None
         if half.apart:
             self._apart = (
@@ -45,8 +45,8 @@ class Int8WindowLayer(nn.Module):
         """`[..., H]` -> `[..., H]`, as TransformerLayer does without adapters."""
         query, key, value = self._qkv(hidden).chunk(3, dim=-1)
         hidden = self.attention_norm(hidden + self._out(attend(query, key, value)))
-        codes = self._first(hidden, "gelu", *self._inner, torch.uint8)
-        found = _multiply(codes, *self._inner, self._second).add_(hidden)
+        codes = self._first(hidden, "gelu", *self._inner_codes, torch.uint8)
+        found = _multiply(codes, *self._inner_codes, self._second).add_(hidden)
         if self._apart is not None:
             first, second = self._apart
             found.add_(second(F.gelu(first(hidden))))
@@ -83,7 +83,7 @@ def _multiply(
     zero: int = 0,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """`matrix` as `Int8Linear.packed` has it; `then` is done to what comes out, whose `scale` and `zero` are those of codes."""
+    """`matrix` as `Int8Linear.packed` has it; `then` is done to what comes out: floats, or codes with `scale` and `zero`."""
     found: Tensor = torch.ops.onednn.qlinear_pointwise(
         codes, input_scale, input_zero, *matrix, scale, zero, dtype, then, [], "none" if then == "gelu" else ""
     )

@@ -13,7 +13,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as packed
 from torch import nn
 
-from hplm.errors import CorruptArtifactError, WrongBaseError
+from hplm.errors import ConfigError, CorruptArtifactError, WrongBaseError
 from hplm.nn.base import Base
 from hplm.nn.encoder import WindowEncoder
 from hplm.nn.int8 import check_int8
@@ -66,16 +66,19 @@ def load(folder: Path, base: Base, *, words: nn.Embedding | None = None, verify:
 def pack(lower: WindowEncoder, dtype: torch.dtype, int8_of: Base | None = None) -> None:
     """Put the matrices in oneDNN's order where that can be, in place: for look-ups alone from then on. Again does nothing.
 
-    `int8_of`: their base where the layers' products are to be computed in int8. Raises ConfigError where they cannot be.
+    `int8_of`: their base where the layers' products are to be computed in int8. Raises ConfigError where they cannot be, or
+    where they were put in order otherwise.
     """
     device = lower.gate_weight.device
     if int8_of is not None:
         check_int8(device)
-    # A base's are shared by all that stand on its root, and may be opened twice at a time.
+    # A base's are shared by all that stand on its root, and may be opened twice at a time; others wait with them, but what
+    # they wait for would take the processor from them anyway.
     with _packing:
         in_int8 = any(isinstance(one, Int8WindowLayer) for one in lower.layers)
         if in_int8 or lower.packed_gate:
-            assert in_int8 == (int8_of is not None), "lower layers are put in order once, in integers or in floats"
+            if in_int8 != (int8_of is not None):
+                raise ConfigError("these lower layers are open already with another quantization")
             return
         if int8_of is not None:
             pairs = zip(lower.layers, measure_window_ranges(int8_of, lower, dtype), strict=True)

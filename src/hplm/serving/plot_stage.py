@@ -154,8 +154,9 @@ class PlotStage:
         self._tracer = Tracer(Path(settings.trace) if settings.trace else None, "plot")
         # What is done with windows that no table has, in words.
         if settings.miss == "compute":
-            self.about = f"computed in {str(choose_dtype(settings.dtype, CPU)).removeprefix('torch.')}"
-            self.about += ", layers' matrices in int8" if settings.quantization == "int8" else ""
+            dtype = str(choose_dtype(settings.dtype, CPU)).removeprefix("torch.")
+            in_int8 = f"with layers' matrices in int8, the gate's in {dtype}"
+            self.about = f"computed {in_int8}" if settings.quantization == "int8" else f"computed in {dtype}"
         else:
             self.about = "backed off"
             self.about += ", so quantization changes nothing" if settings.quantization == "int8" else ""
