@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from statistics import median
+from textwrap import fill
 
 import numpy as np
 import numpy.typing as npt
@@ -123,9 +124,9 @@ def int8(models: Path, rounds: int, seconds: float, picture: Path | None = None)
     if picture is not None:
         bars(
             picture,
-            list(rates),
+            [fill(where, 18, break_on_hyphens=False) for where in rates],
             {name: [median(found[name]) for found in rates.values()] for name in names},
-            title=f"{base.config.name} in {str(dtype).removeprefix('torch.')}, and in int8: {which}",
+            title=f"{base.config.name} in {str(dtype).removeprefix('torch.')}, and both stages in int8",
             x_label="",
             y_label="requests/s",
         )

@@ -66,7 +66,7 @@ class Int8Judge:
     def of_trained(self, task: EvalTask, data: LabelledData, trained: Trained) -> dict[str, Any]:
         """As `Variant.more`: under `int8` the metric `plain` and `int8`, the share of `same` answers, and two shares more.
 
-        `same`: labels and places, not scores, so of a regression all. `clipped` and `computed`: see `clipped_share`, `computed_share`.
+        `same`: labels and places, not scores, so of a regression all. The others: see `clipped_share`, `computed_share`.
         """
         assert isinstance(trained.body, AdapterModel)
         if task.name not in self._examples:
