@@ -150,7 +150,7 @@ def in_int8(dtype: torch.dtype) -> str:
 
 
 def channels_apart(ranges: Ranges) -> list[int]:
-    """The largest APART of the inner channels, where one is FAR larger than all others; or none."""
+    """The largest APART of the inner channels, where one is more than FAR times as large as the rest; or none."""
     if len(ranges.inner) <= APART:
         return []
     largest = ranges.inner.topk(APART + 1)
