@@ -53,7 +53,7 @@ def export(
         if manager is not None:
             if keep and not (target / MANAGER_ROLES[0]).is_dir():
                 manager = replace(manager, base=plot.base, domain=plot.table)
-            # Tenants are trained over what they will be served.
+            # Tenants are trained over what they will be served, in floats where that is in int8.
             manager = replace(_kept(target / MANAGER_ROLES[0], manager, keep), miss=plot.miss)
             settings |= dict.fromkeys(MANAGER_ROLES, manager)
         for role, of_role in settings.items():

@@ -194,7 +194,7 @@ class ManagerSettings:
     `max_upload_bytes` bounds one upload, `max_uploads_bytes` all of them together, `upload_chunk_bytes` one chunk. A
     labelled file has at most `max_data_bytes`, a corpus at least `min_corpus_tokens`. The `keep_versions` of a tenant that
     were served last stay for a roll-back, and of a domain the newest. `miss` is the look-up stage's: tenants are trained
-    over what they will be served. `worker`: `hplm serve` starts one.
+    over what they will be served, in floats where that is in int8. `worker`: `hplm serve` starts one.
     """
 
     store: str

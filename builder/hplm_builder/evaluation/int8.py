@@ -18,7 +18,7 @@ from hplm.decode import DECODERS
 from hplm.nn import base as bases
 from hplm.nn.base import Base
 from hplm.nn.dtype import choose_dtype, computing_in
-from hplm.nn.int8 import LEAST_RANGE, MARGIN, Ranges, channels_apart, check_int8, in_int8, widest_inner
+from hplm.nn.int8 import LEAST_RANGE, MARGIN, Ranges, both_in_int8, channels_apart, check_int8, widest_inner
 from hplm.nn.int8_ranges import FEED_FORWARD, measure_ranges, product_inputs
 from hplm.nn.lookup import PlotLookup
 from hplm.nn.upper import UpperEngine, UpperRequest
@@ -31,6 +31,7 @@ from hplm_builder.bodies import CPU, AdapterModel, fastest_format
 from hplm_builder.demo import PLOT
 from hplm_builder.evaluation.options import BaseOption, EvalOptions, about_study, conduct, evaluation, kept_results
 from hplm_builder.evaluation.summary import AVERAGE, Row, Spread
+from hplm_builder.evaluation.table_judge import COMPUTED
 from hplm_builder.evaluation.tasks import EvalTask
 from hplm_builder.evaluation.variants import RATES, Served, Variant, hbert_body, with_adapters
 from hplm_builder.finetune import Trained
@@ -45,8 +46,6 @@ CLIPPED_OF = 200
 Judged = dict[str, float]
 # Points, on average: less than seeds differ by.
 GOAL = 0.2
-# Levels of a look-up: computed now, or lately.
-NO_TABLES = {"computed", "overlay"}
 
 
 class Int8Judge:
@@ -132,7 +131,7 @@ class Int8Judge:
 def computed_share(lookup: PlotLookup) -> float:
     """Of the windows looked up since the last call, those that no table had, each as often as it came."""
     found, total = lookup.windows_by_level, sum(lookup.windows_by_level.values())
-    missed = sum(count for level, count in found.items() if level in NO_TABLES)
+    missed = sum(found[level] for level in COMPUTED)
     found.clear()
     return missed / max(total, 1)
 
@@ -212,7 +211,7 @@ def int8(
     check_int8(CPU)
     tasks, limits, where = shared.read()
     dtype = choose_dtype("auto", CPU)
-    which = f"{in_int8(dtype)} of upper layers, matrices of lower layers"
+    which = both_in_int8(dtype)
     about = {"base": base, "domain": domain, "plain_dtype": str(dtype), "in_int8": which}
     store = Store.at(shared.store)
     served = Served(store, bases.load(store.base(base)), domain)

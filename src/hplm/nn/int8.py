@@ -149,6 +149,11 @@ def in_int8(dtype: torch.dtype) -> str:
     return "matrices" if covers_attention(dtype) else "matrices of feed-forward halves"
 
 
+def both_in_int8(dtype: torch.dtype) -> str:
+    """What two stages that compute in that format have in integers, in words."""
+    return f"{in_int8(dtype)} of upper layers, matrices of lower layers"
+
+
 def channels_apart(ranges: Ranges) -> list[int]:
     """The largest APART of the inner channels, where one is more than FAR times as large as the rest; or none."""
     if len(ranges.inner) <= APART:

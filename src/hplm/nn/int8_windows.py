@@ -6,14 +6,13 @@ fixed. The gate behind the layers stays as it is.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hplm.nn.encoder import Attend, TransformerLayer
 from hplm.nn.int8 import Int8StaticLinear, Ranges, quantise, quantise_static
+from hplm.nn.int8_products import gelu_codes, product, static_codes
 from hplm.nn.onednn import PackedLinear
 
 
@@ -45,8 +44,8 @@ class Int8WindowLayer(nn.Module):
         """`[..., H]` -> `[..., H]`, as TransformerLayer does without adapters."""
         query, key, value = self._qkv(hidden).chunk(3, dim=-1)
         hidden = self.attention_norm(hidden + self._out(attend(query, key, value)))
-        codes = self._first(hidden, "gelu", *self._inner_codes, torch.uint8)
-        found = _multiply(codes, *self._inner_codes, self._second).add_(hidden)
+        codes = self._first.gelu_codes(hidden, *self._inner_codes)
+        found = product(codes, *self._inner_codes, self._second, torch.float32).add_(hidden)
         if self._apart is not None:
             first, second = self._apart
             found.add_(second(F.gelu(first(hidden))))
@@ -62,29 +61,16 @@ class _Product:
 
     def __init__(self, given: Int8StaticLinear) -> None:
         self._factor = given.factor
-        self._input_scale, self._zero_point = given.linear.input_scale, given.linear.zero_point
+        self._scale, self._zero_point = given.linear.input_scale, given.linear.zero_point
         self._matrix = given.linear.packed()
-        # A conversion to bytes cuts off what is behind the point, and wraps what is out of range.
         self._rounding = torch.tensor(given.linear.zero_point + 0.5)
 
-    def __call__(self, tokens: Tensor, *into: Any) -> Tensor:
-        """`[..., in]` -> `[..., out]`, `into` as `_multiply` has it."""
-        codes = torch.addcmul(self._rounding, tokens, self._factor).clamp_(0, 255).to(torch.uint8)
-        return _multiply(codes, self._input_scale, self._zero_point, self._matrix, *into)
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """`[..., in]` -> `[..., out]`."""
+        codes = static_codes(tokens, self._factor, self._rounding)
+        return product(codes, self._scale, self._zero_point, self._matrix, torch.float32)
 
-
-def _multiply(
-    codes: Tensor,
-    input_scale: float,
-    input_zero: int,
-    matrix: list[Tensor],
-    then: str = "none",
-    scale: float = 1.0,
-    zero: int = 0,
-    dtype: torch.dtype = torch.float32,
-) -> Tensor:
-    """`matrix` as `Int8Linear.packed` has it; `then` is done to what comes out: floats, or codes with `scale` and `zero`."""
-    found: Tensor = torch.ops.onednn.qlinear_pointwise(
-        codes, input_scale, input_zero, *matrix, scale, zero, dtype, then, [], "none" if then == "gelu" else ""
-    )
-    return found
+    def gelu_codes(self, tokens: Tensor, scale: float, zero: int) -> Tensor:
+        """`[..., in]` -> the GELU of `[..., out]` as codes with `scale` and `zero`."""
+        codes = static_codes(tokens, self._factor, self._rounding)
+        return gelu_codes(codes, self._scale, self._zero_point, self._matrix, scale, zero)

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hplm.nn.int8 import LARGEST, LEAST_TOKEN, ZERO_POINT, Int8Attention, Int8FeedForward
+from hplm.nn.int8_products import gelu_codes, product, static_codes
 from hplm.nn.onednn import can_pack, pack_matrix, rounded
 
 
@@ -124,7 +125,7 @@ def pack_matrices(weights: list[list[Tensor]]) -> tuple[list[list[Tensor]], bool
 def _of_inner(half: list[Tensor], which: list[int]) -> list[Tensor]:
     """Those of a feed-forward half's weights that some inner channels have; the second bias is not theirs."""
     first, bias, second, outer_bias = half
-    return [first[which].contiguous(), bias[which], second[:, which].contiguous(), torch.zeros_like(outer_bias)]
+    return [first[which], bias[which], second[:, which], torch.zeros_like(outer_bias)]
 
 
 class RunLayers(nn.Module):
@@ -315,59 +316,16 @@ class RunLayers(nn.Module):
         scaled = tokens.float() * given[0]
         most = scaled.abs().amax(1, keepdim=True).clamp_(min=self.least_token)
         codes = scaled.div_(most).mul_(self.largest).add_(self.rounding).to(torch.uint8)
-        found = torch.ops.onednn.qlinear_pointwise(
-            codes,
-            1.0,
-            self.input_zero,
-            given[2],
-            given[3],
-            given[4],
-            None,
-            1.0,
-            0,
-            torch.float32,
-            "none",
-            [],
-            "",
-        )
+        found = product(codes, 1.0, self.input_zero, given[2:], torch.float32)
         return found.mul_(most).add_(given[1])
 
     def _int8_feed_forward(self, layer: int, hidden: Tensor) -> Tensor:
         """The slow twin is `hplm.nn.reference.int8_feed_forward`."""
         given = self.int8_tensors[layer]
         input_scale, inner_scale, inner_zero = self.int8_scales[layer]
-        # A conversion to bytes cuts off what is behind the point, and wraps what is out of range.
-        codes = torch.addcmul(self.rounding, hidden.float(), given[0]).clamp_(0, 255).to(torch.uint8)
-        inner = torch.ops.onednn.qlinear_pointwise(
-            codes,
-            input_scale,
-            self.input_zero,
-            given[1],
-            given[2],
-            given[3],
-            given[4],
-            inner_scale,
-            inner_zero,
-            torch.uint8,
-            "gelu",
-            [],
-            "none",
-        )
-        outer = torch.ops.onednn.qlinear_pointwise(
-            inner,
-            inner_scale,
-            inner_zero,
-            given[5],
-            given[6],
-            given[7],
-            given[8],
-            1.0,
-            0,
-            hidden.dtype,
-            "none",
-            [],
-            "",
-        )
+        codes = static_codes(hidden, given[0], self.rounding)
+        inner = gelu_codes(codes, input_scale, self.input_zero, given[1:5], inner_scale, inner_zero)
+        outer = product(inner, inner_scale, inner_zero, given[5:], hidden.dtype)
         return outer.add_(self._feed_forward(layer, hidden)) if self.are_apart[layer] else outer
 
     @torch.jit.export
