@@ -37,7 +37,7 @@ LEAST_INNER = 0.1
 LEAST_RANGE = 1e-3
 LEAST_SHARE = 0.1
 # As many inner channels are computed apart: two take as long, one takes a fifth less. MiniLM's windows move by 0.1 % of their
-# variance with them and by 1.2 % without, hidden states of its upper layers by 0.18 % and 0.33 % (attention in floats; by hand).
+# variance with them and by 1.2 % without, hidden states of its upper layers by 0.18 and 0.33 % (attention in floats; by hand).
 APART = 8
 # How many times as large as the largest of the others one of them must be.
 FAR = 2
