@@ -16,7 +16,7 @@ import torch
 from hplm.nn import lower as lowers
 from hplm.nn.base import Base
 from hplm.nn.dtype import choose_dtype, choose_threads
-from hplm.nn.int8 import both_in_int8, check_int8
+from hplm.nn.int8 import check_int8
 from hplm.nn.int8_ranges import measure_ranges
 from hplm.nn.lookup import compute_windows
 from hplm.nn.memory import keep_freed_memory
@@ -55,7 +55,6 @@ def int8(models: Path, rounds: int, seconds: float, picture: Path | None = None)
     served = read(models)
     base = served.base
     dtype = choose_dtype("auto", CPU)
-    which = both_in_int8(dtype)
     load = saturated(models, served)
     new = _NewText(texts("shuffled", models), load.names)
     batch, to_warm = new.take(BATCH), new.take(2 * BATCH)
@@ -133,7 +132,6 @@ def int8(models: Path, rounds: int, seconds: float, picture: Path | None = None)
     about = {
         "base": base.config.name,
         "dtype": str(dtype),
-        "in_int8": which,
         "threads": threads,
         "batch": BATCH,
         "rounds": rounds,

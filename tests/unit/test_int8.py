@@ -23,9 +23,7 @@ from hplm.nn.int8 import (
     Ranges,
     channels_apart,
     check_int8,
-    in_int8,
-    quantise,
-    quantise_attention,
+    quantise_layer,
 )
 from hplm.nn.int8_ranges import measure_ranges
 from hplm.nn.layouts import Batching
@@ -95,15 +93,13 @@ def some_apart(ranges: Ranges) -> Ranges:
 
 
 def products_of(layers: list[TransformerLayer], ranges: list[Ranges], dtype: torch.dtype = torch.float32) -> RunLayers:
-    pairs = list(zip(layers, ranges, strict=True))
     return RunLayers(
         [[one.to(dtype) for one in layer_weights(layer)] for layer in layers],
         [torch.zeros(len(layers), 1)] * 4,
         1e-12,
         4,
         None,
-        int8=[quantise(layer, found) for layer, found in pairs],
-        int8_attention=[quantise_attention(layer, found) for layer, found in pairs],
+        int8=[quantise_layer(layer, found) for layer, found in zip(layers, ranges, strict=True)],
     )
 
 
@@ -115,7 +111,7 @@ def given_of(run: RunLayers, product: str, layer: int) -> list[torch.Tensor]:
 
 def slow_of(layer: TransformerLayer, ranges: Ranges, product: str) -> Int8TokenLinear:
     """Its twin, without bias too."""
-    slow: Int8TokenLinear = getattr(quantise_attention(layer, ranges), product)
+    slow: Int8TokenLinear = getattr(quantise_layer(layer, ranges), product)
     return replace(slow, bias=torch.zeros_like(slow.bias))
 
 
@@ -126,7 +122,7 @@ def plain_of(layer: TransformerLayer, product: str, tokens: torch.Tensor) -> tor
         return linear(tokens) - linear.bias
 
 
-AROUND = pytest.mark.parametrize("product", ["qkv", "out"])
+AROUND = pytest.mark.parametrize("product", ["qkv", "attention_out"])
 
 
 @needs_vnni
@@ -329,20 +325,6 @@ def test_the_engine_stays_near_the_reference_and_says_something_else_than_withou
         assert np.abs(got - exact).max() < 0.2 * max(1.0, float(np.abs(exact).max()))
         assert not np.array_equal(got, unquantised)
     plain.close()
-
-
-@needs_vnni
-@pytest.mark.parametrize(
-    ("dtype", "is_all", "words"),
-    [(torch.float32, True, "matrices"), (torch.bfloat16, False, "matrices of feed-forward halves")],
-)
-def test_an_engine_in_bfloat16_keeps_the_products_around_attention_and_says_so(
-    tiny_base: Base, ranges: list[Ranges], dtype: torch.dtype, is_all: bool, words: str
-) -> None:
-    engine = engine_of(tiny_base, ranges, dtype=dtype)
-    assert (engine._layers.is_int8, engine._layers.is_attention_int8) == (True, is_all)
-    assert in_int8(engine.dtype) == words
-    engine.close()
 
 
 @needs_vnni

@@ -18,7 +18,7 @@ import torch
 from hplm_builder import register
 
 from hplm.adapters.host_cache import HostCache
-from hplm.adapters.packed import PackedAdapter
+from hplm.adapters.packed import PackedAdapter, widen
 from hplm.adapters.tenant import Tenant
 from hplm.config import UpperSettings
 from hplm.errors import CorruptArtifactError, DeadlineError, HplmError, QueueFullError, StoppingError
@@ -152,7 +152,7 @@ def test_a_pinned_slot_keeps_its_weights_and_threads_that_want_all_slots_do_not_
     base: Base, fleet: list[Tenant], fine_prefetch: bool
 ) -> None:
     slots = AdapterSlots(base.config, 4, 3, CPU, torch.float32, fine_prefetch=fine_prefetch)
-    rows = [torch.from_numpy(member.packed.weights).view(torch.bfloat16).float() for member in fleet]
+    rows = [torch.from_numpy(widen(member.packed, slots.reduced_size).weights) for member in fleet]
 
     def use(seed: int) -> None:
         rng = np.random.default_rng(seed)
@@ -336,8 +336,11 @@ def test_a_tenant_too_large_for_the_slots_is_the_operators_affair(
     store: Store, base: Base, fleet: list[Tenant], caplog: pytest.LogCaptureFixture
 ) -> None:
     stage = stage_of(store, reduction_factor=base.config.hidden_size)
+    large = widen(fleet[0].packed, stage.engine.slots.reduced_size + 1)
+    card = replace(fleet[0].card, name="large")
+    register.publish_tenant(store, base, tiny.PLOT, replace(fleet[0], card=card, packed=large))
     stage.start()
-    given = UpperInput(np.zeros((3, base.config.hidden_size), np.float16), np.zeros((3, 3), np.int32), b"t1")
+    given = UpperInput(np.zeros((3, base.config.hidden_size), np.float16), np.zeros((3, 3), np.int32), b"large")
     (answer,) = submit_all(stage, [given])
     error = answer.result(SOON_S)
     assert isinstance(error, CorruptArtifactError)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from hplm.adapters.packed import Adapter, pack
+from hplm.adapters.packed import Adapter, pack, widen
 from hplm.adapters.tenant import Tenant
 from hplm.errors import ConfigError
 from hplm.nn import reference
@@ -104,7 +104,7 @@ def test_no_neighbour_changes_a_bit_of_an_answer(
     torch.backends.cpu.get_cpu_capability() != "AVX512",
     reason="without AVX-512, products in float32 are rounded by their size",
 )
-@pytest.mark.parametrize(("hidden", "reduced"), [(312, 19), (384, 24), (768, 48)], ids=str)
+@pytest.mark.parametrize(("hidden", "reduced"), [(312, 24), (384, 24), (768, 48)], ids=str)
 @pytest.mark.parametrize(("gathered", "threads"), [(False, 1), (True, 2)], ids=["text-by-text", "by-tenant-on-cores"])
 def test_adapted_a_token_has_the_same_bits_however_many_go_with_it(
     hidden: int, reduced: int, gathered: bool, threads: int, restored_threads: None
@@ -221,12 +221,27 @@ def test_an_adapter_too_large_for_the_slots_fails_and_leaves_no_slot_behind(tiny
     engine = UpperEngine(
         tiny_base.config, tiny_base.load_upper(), num_slots=3, reduced_size=1, device=CPU, dtype=torch.float32
     )
-    requests = requests_of(tiny_base, tiny_store, [4])
+    (request,) = requests_of(tiny_base, tiny_store, [4])
+    large = replace(request.tenant, packed=widen(request.tenant.packed, engine.slots.reduced_size + 1))
+    requests = [replace(request, tenant=large)]
     for _ in range(3):  # the second time must not find a slot that was never filled
         with pytest.raises(ConfigError, match="lower reduction_factor"):
             engine.run(requests)
     assert engine.slots.table.find(requests[0].tenant.key) is None
     assert engine.slots.table.num_unpinned
+
+
+def test_slots_are_as_large_as_products_want_them_and_the_others_adapters_are_filled_up(
+    tiny_base: Base, tiny_store: Store
+) -> None:
+    requests = requests_of(tiny_base, tiny_store, [4, 9])
+    smallest = max(request.tenant.packed.reduced_size for request in requests)
+    engine = engine_of(tiny_base, 8)
+    assert smallest < engine.slots.reduced_size
+    assert engine.slots.reduced_size % 8 == 0
+    for request, got in zip(requests, engine.run(requests), strict=True):
+        np.testing.assert_allclose(got, wanted(tiny_base, request), atol=2e-4, rtol=2e-4)
+    engine.close()
 
 
 def test_a_batch_reuses_no_slot_of_its_own_tenants(tiny_base: Base, tiny_store: Store) -> None:

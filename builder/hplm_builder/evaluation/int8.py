@@ -18,7 +18,7 @@ from hplm.decode import DECODERS
 from hplm.nn import base as bases
 from hplm.nn.base import Base
 from hplm.nn.dtype import choose_dtype, computing_in
-from hplm.nn.int8 import LEAST_RANGE, MARGIN, Ranges, both_in_int8, channels_apart, check_int8, widest_inner
+from hplm.nn.int8 import LEAST_RANGE, MARGIN, Ranges, channels_apart, check_int8, widest_inner
 from hplm.nn.int8_ranges import FEED_FORWARD, measure_ranges, product_inputs
 from hplm.nn.lookup import PlotLookup
 from hplm.nn.upper import UpperEngine, UpperRequest
@@ -211,8 +211,7 @@ def int8(
     check_int8(CPU)
     tasks, limits, where = shared.read()
     dtype = choose_dtype("auto", CPU)
-    which = both_in_int8(dtype)
-    about = {"base": base, "domain": domain, "plain_dtype": str(dtype), "in_int8": which}
+    about = {"base": base, "domain": domain, "dtype": str(dtype)}
     store = Store.at(shared.store)
     served = Served(store, bases.load(store.base(base)), domain)
     variant = Variant(
@@ -221,7 +220,9 @@ def int8(
         served.source,
         hbert_body(served.base, where),
         RATES["hbert"],
-        with_adapters(lambda task: {**served.about(), "judged": f"in int8: {which}"}),
+        with_adapters(
+            lambda task: {**served.about(), "judged": f"matrices of both stages in int8, the rest in {dtype}"}
+        ),
         Int8Judge(served, shared.pooling).of_trained,
         more_tests=2,
     )

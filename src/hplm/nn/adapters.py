@@ -28,6 +28,9 @@ from hplm.tracing import Tracer
 # Tokens of one tenant that go through one product of the batched form: more are cut, fewer filled up.
 CHUNK_WIDTHS = (8, 16, 32)
 CHUNK_STEP = 2
+# MKL rounds a token otherwise in a product of fewer tokens, and on AMD's processors in one with an odd number of columns.
+LEAST_TOKENS = 4
+COLUMNS = 8
 # Where tokens are gathered, from this many of a tenant on a product of its own is faster than chunks (`hplm bench adapters`).
 OWN_PRODUCT_TOKENS = 64
 
@@ -108,6 +111,7 @@ class AssignedSlots:
 class AdapterSlots:
     """`parts`, of L layers and S slots: down `[L, S, H, r]`, its bias, up `[L, S, r, H]`, its bias; slot 0 is the identity.
 
+    r is `reduced_size`: as asked for, or so much larger that a token's neighbours do not change its bits.
     A slot goes by tenant and version. It is not overwritten while a batch has it pinned. With `fine_prefetch` a thread
     fills slots layer by layer while the caller computes (HMI 6.2), on a stream of its own where there is CUDA; without
     it whoever finds them empty fills them: `assign` those of its batch, `prefetch` those of one to come. Safe to use from
@@ -126,7 +130,7 @@ class AdapterSlots:
         tracer: Tracer | None = None,
     ) -> None:
         self._tracer = tracer or Tracer(None, "")
-        self.reduced_size = reduced_size
+        self.reduced_size = reduced_size = slot_size(reduced_size)
         self._num_layers = config.upper_layers
         self._device = device
         self.table = SlotTable(num_slots)
@@ -342,6 +346,11 @@ class AdapterSlots:
         return torch.addmm(up_bias, reduced, up).add_(tokens)
 
 
+def slot_size(reduced_size: int) -> int:
+    """The bottleneck of slots for adapters of `reduced_size`."""
+    return -(-reduced_size // COLUMNS) * COLUMNS
+
+
 def gathers(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether adapters are applied faster to tokens brought together by tenant than text by text.
 
@@ -355,8 +364,8 @@ def plan_adapters(slots: Sequence[int], lengths: Sequence[int], device: torch.de
     """For texts one after another, each with its slot and its length, `gathered` or else text by text, see AdapterPlan."""
     if len(set(slots)) == 1:
         return UNCHANGED._replace(own_slots=[slots[0]])
-    # A product of one token alone may be rounded otherwise than the same token's beside others.
-    if gathered or any(length == 1 and slot != IDENTITY for slot, length in zip(slots, lengths, strict=True)):
+    is_short = any(length < LEAST_TOKENS and slot != IDENTITY for slot, length in zip(slots, lengths, strict=True))
+    if gathered or is_short:
         return _plan_gathered(slots, lengths, device)
     neighbours = [list(own) for _, own in itertools.groupby(zip(slots, lengths, strict=True), key=itemgetter(0))]
     return UNCHANGED._replace(

@@ -4,9 +4,8 @@ Feed-forward halves are two thirds of the upper layers' matrices, and both of th
 every token the same size, whatever a tenant's adapter did. So their scales are fixed (static quantisation), and values beyond
 the ranges of `hplm.nn.int8_ranges` are clipped.
 
-What goes into attention's two products an adapter may make as large as it likes: there each token has a scale of its own,
-and finding that takes its time. Beside float32 it pays (docs/measured.md); beside bfloat16 nobody has measured it, and an
-engine in bfloat16 keeps those two as they are.
+What goes into attention's two products an adapter may make as large as it likes: there each token has a scale of its own.
+Finding that takes its time, and pays all the same, beside float32 and beside bfloat16 (docs/measured.md).
 
 The lower layers have no adapters (`hplm.nn.int8_windows`): there the scales of all products are fixed.
 
@@ -122,11 +121,12 @@ class Int8TokenLinear:
 
 
 @dataclass(frozen=True)
-class Int8Attention:
-    """Of one layer: queries, keys and values, and what their attention goes through."""
+class Int8Layer:
+    """Of an upper layer: queries, keys and values, what their attention goes through, and the feed-forward half."""
 
     qkv: Int8TokenLinear
-    out: Int8TokenLinear
+    attention_out: Int8TokenLinear
+    half: Int8FeedForward
 
 
 def check_int8(device: torch.device, *, has_vnni: bool | None = None) -> None:
@@ -137,21 +137,6 @@ def check_int8(device: torch.device, *, has_vnni: bool | None = None) -> None:
         raise ConfigError("quantization int8 wants a CPU with AVX-512 VNNI; leave it out on this one")
     if not hasattr(torch.ops.onednn, "qlinear_pointwise"):
         raise ConfigError(f"quantization int8 wants a torch with oneDNN, and {torch.__version__} is none; leave it out")
-
-
-def covers_attention(dtype: torch.dtype) -> bool:
-    """Whether an engine of that format has the products around attention in integers too."""
-    return dtype == torch.float32
-
-
-def in_int8(dtype: torch.dtype) -> str:
-    """What an engine of that format has in integers, in words."""
-    return "matrices" if covers_attention(dtype) else "matrices of feed-forward halves"
-
-
-def both_in_int8(dtype: torch.dtype) -> str:
-    """What two stages that compute in that format have in integers, in words."""
-    return f"{in_int8(dtype)} of upper layers, matrices of lower layers"
 
 
 def channels_apart(ranges: Ranges) -> list[int]:
@@ -172,7 +157,17 @@ def widest_inner(ranges: Ranges) -> float:
     return max(float(others.max()), LEAST_INNER)
 
 
-def quantise(layer: nn.Module, ranges: Ranges) -> Int8FeedForward:
+def quantise_layer(layer: nn.Module, ranges: Ranges) -> Int8Layer:
+    """A TransformerLayer in fp32."""
+    assert isinstance(layer, TransformerLayer)
+    return Int8Layer(
+        _token_linear(layer.qkv, ranges.attention),
+        _token_linear(layer.attention_out, ranges.context),
+        quantise_half(layer, ranges),
+    )
+
+
+def quantise_half(layer: nn.Module, ranges: Ranges) -> Int8FeedForward:
     """The feed-forward half of a TransformerLayer in fp32."""
     assert isinstance(layer, TransformerLayer)
     apart = channels_apart(ranges)
@@ -192,15 +187,6 @@ def quantise_static(weight: Tensor, bias: Tensor, channels: Tensor) -> Int8Stati
     smooth = _smooth(largest, weight)
     input_scale = float((largest / smooth).max()) / LARGEST
     return Int8StaticLinear(1 / (smooth * input_scale), _linear(weight * smooth, bias, input_scale, ZERO_POINT))
-
-
-def quantise_attention(layer: nn.Module, ranges: Ranges) -> Int8Attention:
-    """Both products around the attention of a TransformerLayer in fp32."""
-    assert isinstance(layer, TransformerLayer)
-    return Int8Attention(
-        _token_linear(layer.qkv, ranges.attention),
-        _token_linear(layer.attention_out, ranges.context),
-    )
 
 
 def _smooth(largest: Tensor, weight: Tensor) -> Tensor:

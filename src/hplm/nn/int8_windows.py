@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hplm.nn.encoder import Attend, TransformerLayer
-from hplm.nn.int8 import Int8StaticLinear, Ranges, quantise, quantise_static
+from hplm.nn.int8 import Int8StaticLinear, Ranges, quantise_half, quantise_static
 from hplm.nn.int8_products import gelu_codes, product, static_codes
 from hplm.nn.onednn import PackedLinear
 
@@ -25,7 +25,7 @@ class Int8WindowLayer(nn.Module):
     def __init__(self, layer: nn.Module, ranges: Ranges) -> None:
         super().__init__()
         assert isinstance(layer, TransformerLayer)
-        half = quantise(layer, ranges)
+        half = quantise_half(layer, ranges)
         out, inner, outer = layer.attention_out, layer.ffn_in, layer.ffn_out
         self._qkv = _Product(quantise_static(layer.qkv.weight, layer.qkv.bias, ranges.attention))
         self._out = _Product(quantise_static(out.weight, out.bias, ranges.context))

@@ -24,7 +24,7 @@ from hplm.nn.int8 import (
     Int8StaticLinear,
     Int8TokenLinear,
     Ranges,
-    quantise,
+    quantise_half,
     quantise_static,
 )
 from hplm.plot import table as tables
@@ -140,7 +140,7 @@ def logits(encoder: UpperEncoder, hidden: Tensor, tenant: Tenant) -> Tensor:
 
 def int8_feed_forward(layer: TransformerLayer, ranges: Ranges, hidden: Tensor) -> Tensor:
     """The feed-forward half of a layer as `hplm.nn.int8` has it, its integers multiplied in fp64: `[N, H]` -> `[N, H]`."""
-    half = quantise(layer, ranges)
+    half = quantise_half(layer, ranges)
     inner = F.gelu(_int8_static(half.first, hidden))
     codes = (inner / half.second.input_scale + half.second.zero_point).round().clamp(0, 255)
     apart = F.gelu(F.linear(hidden.float(), layer.ffn_in.weight[half.apart], layer.ffn_in.bias[half.apart]))

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hplm.nn.int8 import LARGEST, LEAST_TOKEN, ZERO_POINT, Int8Attention, Int8FeedForward
+from hplm.nn.int8 import LARGEST, LEAST_TOKEN, ZERO_POINT, Int8Layer
 from hplm.nn.int8_products import gelu_codes, product, static_codes
 from hplm.nn.onednn import can_pack, pack_matrix, rounded
 
@@ -135,14 +135,12 @@ class RunLayers(nn.Module):
     batch is handed in once, by `begin`, and out once, by `end`. Heads that read `[CLS]` read one token of a text: after its
     attention, the last layer goes on with what is read alone. `weights[i]` are those of upper layer i (see
     `layer_weights`), `parts` those of AdapterSlots, which it fills in place. `relative` `[heads, L, L]` is what a RelativeBias
-    gives for the longest row. Without `pack` the matrices stay where they are, for whoever fills them anew. `int8` has the
-    feed-forward halves, `int8_attention` the products around attention, which then are not used of `weights`, but for inner
-    channels apart. One batch at a time.
+    gives for the longest row. Without `pack` the matrices stay where they are, for whoever fills them anew. `int8` has each
+    layer's matrices in integers, which then are not used of `weights`, but for inner channels apart. One batch at a time.
     """
 
     packed: Final[bool]
     is_int8: Final[bool]
-    is_attention_int8: Final[bool]
     input_zero: Final[int]
     largest: Final[int]
     least_token: Final[float]
@@ -172,33 +170,28 @@ class RunLayers(nn.Module):
         relative: Tensor | None,
         *,
         pack: bool = True,
-        int8: Sequence[Int8FeedForward] = (),
-        int8_attention: Sequence[Int8Attention] = (),
+        int8: Sequence[Int8Layer] = (),
     ) -> None:
         super().__init__()
         self.relative = relative
         self.is_int8 = len(int8) > 0
         self.input_zero = ZERO_POINT
-        self.int8_tensors = [
-            [layer.first.factor, *layer.first.linear.packed(), *layer.second.packed()] for layer in int8
-        ]
+        halves = [layer.half for layer in int8]
+        self.int8_tensors = [[half.first.factor, *half.first.linear.packed(), *half.second.packed()] for half in halves]
         self.int8_scales = [
-            (layer.first.linear.input_scale, layer.second.input_scale, layer.second.zero_point) for layer in int8
+            (half.first.linear.input_scale, half.second.input_scale, half.second.zero_point) for half in halves
         ]
-        self.are_apart = [len(layer.apart) > 0 for layer in int8]
-        self.is_attention_int8 = len(int8_attention) > 0
+        self.are_apart = [len(half.apart) > 0 for half in halves]
         self.largest = LARGEST
         self.least_token = LEAST_TOKEN
-        self.int8_qkv = [layer.qkv.packed() for layer in int8_attention]
-        self.int8_attention_out = [layer.out.packed() for layer in int8_attention]
+        self.int8_qkv = [layer.qkv.packed() for layer in int8]
+        self.int8_attention_out = [layer.attention_out.packed() for layer in int8]
         unused = [torch.empty(0)] * 4
         if self.is_int8:
             weights = [
-                [*layer[:6], *(_of_inner(layer[6:10], half.apart) if half.apart else unused), *layer[10:]]
-                for layer, half in zip(weights, int8, strict=True)
+                [*unused, *layer[4:6], *(_of_inner(layer[6:10], half.apart) if half.apart else unused), *layer[10:]]
+                for layer, half in zip(weights, halves, strict=True)
             ]
-        if self.is_attention_int8:
-            weights = [[*unused, *layer[4:]] for layer in weights]
         self.weights, self.packed = pack_matrices(weights) if pack else (weights, False)
         self.parts = [[part[layer] for part in parts] for layer in range(len(weights))]
         self.eps = eps
@@ -252,13 +245,14 @@ class RunLayers(nn.Module):
         hidden = adapt_planned(self.hidden, self.parts[layer], self.at_input)
         weights = self.weights[layer]
         size = hidden.size(1)
-        if self.is_attention_int8:
+        if self.is_int8:
             qkv = self._int8_by_token(self.int8_qkv[layer], hidden)
         else:
             qkv = self._linear(hidden, weights[0], weights[1])
         # For texts as short as these, a CPU's attention is faster in float32 than with bfloat16's conversions inside.
         qkv = qkv if qkv.is_cuda else qkv.float()
-        context = torch.empty_like(hidden)
+        # What goes into integers goes from float32.
+        context = torch.empty(hidden.shape, dtype=qkv.dtype) if self.is_int8 else torch.empty_like(hidden)
         start = 0
         for i in range(len(self.counts)):
             end = start + self.counts[i] * self.lengths[i]
@@ -278,7 +272,7 @@ class RunLayers(nn.Module):
             context = context.index_select(0, read)
             hidden = hidden.index_select(0, read)
             at_attention = self.at_attention_of_read
-        if self.is_attention_int8:
+        if self.is_int8:
             attended = self._int8_by_token(self.int8_attention_out[layer], context).to(hidden.dtype)
         else:
             attended = self._linear(context, weights[2], weights[3])

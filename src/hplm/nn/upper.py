@@ -18,7 +18,7 @@ from hplm.adapters.tenant import Tenant
 from hplm.config import BaseConfig
 from hplm.nn.adapters import AdapterSlots, AssignedSlots, gathers, plan_adapters
 from hplm.nn.encoder import TransformerLayer, UpperEncoder
-from hplm.nn.int8 import Ranges, check_int8, covers_attention, quantise, quantise_attention
+from hplm.nn.int8 import Ranges, check_int8, quantise_layer
 from hplm.nn.layouts import Batching, Layout, lay_out
 from hplm.nn.scripted import AdapterPlan, RunLayers, scripted
 from hplm.tracing import Tracer
@@ -46,8 +46,7 @@ class UpperEngine:
     """Runs batches over one set of upper layers. Not thread-safe, but `slots.prefetch` may run beside it.
 
     `row_tokens` and `pad_to` are those of `hplm.nn.layouts`. With ranges of each layer, `int8`, products with their matrices
-    are computed so, see `hplm.nn.int8`; in bfloat16 those of the feed-forward halves alone. Raises ConfigError where the device
-    cannot.
+    are computed so, see `hplm.nn.int8`. Raises ConfigError where the device cannot.
     """
 
     def __init__(
@@ -82,9 +81,8 @@ class UpperEngine:
         self._row_tokens = row_tokens
         self._pad_to = pad_to
         self._upper = upper.to(device).eval().requires_grad_(False)
-        pairs = list(zip(self._upper.layers, int8, strict=True)) if int8 else []
-        halves = [quantise(layer, ranges) for layer, ranges in pairs]
-        around = [quantise_attention(layer, ranges) for layer, ranges in pairs] if covers_attention(dtype) else []
+        pairs = zip(self._upper.layers, int8, strict=True) if int8 else ()
+        quantised = [quantise_layer(layer, ranges) for layer, ranges in pairs]
         # All of the layers in one format: the residual stream is normalised after every sub-layer, so rounding does not
         # add up, and casting it to and fro took a tenth of the time.
         self._upper.layers.to(dtype)
@@ -101,8 +99,7 @@ class UpperEngine:
                 config.layer_norm_eps,
                 config.num_heads,
                 relative,
-                int8=halves,
-                int8_attention=around,
+                int8=quantised,
             )
         )
         # Their matrices may lie in another order now: once is enough.

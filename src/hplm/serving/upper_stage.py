@@ -32,8 +32,9 @@ from hplm.errors import (
     QueueFullError,
 )
 from hplm.nn import base as bases
+from hplm.nn.adapters import slot_size
 from hplm.nn.dtype import choose_device, choose_dtype, choose_threads, count_cores
-from hplm.nn.int8 import Ranges, check_int8, in_int8
+from hplm.nn.int8 import Ranges, check_int8
 from hplm.nn.int8_ranges import measure_ranges
 from hplm.nn.memory import keep_freed_memory, stop_searching_what_stays
 from hplm.nn.upper import UpperEngine, UpperRequest
@@ -103,7 +104,7 @@ class UpperStage:
         device = choose_device(settings.device, device_index)
         self._settings = settings
         self._config = base.config
-        self._reduced_size = max(1, base.config.hidden_size // settings.reduction_factor)
+        self._reduced_size = slot_size(max(1, base.config.hidden_size // settings.reduction_factor))
         self._catalog = Catalog(store, settings.base, on_forgotten=self._forget)
         self._bank = TenantBank(store, self._catalog, base.fingerprint, verify=settings.verify)
         self._cache: HostCache[ServedTenant, Tenant] = HostCache(
@@ -149,7 +150,7 @@ class UpperStage:
         )
         self._loads = Places(settings.queue_capacity)
         count = "1 thread" if threads == 1 else f"{threads} threads"
-        products = f", {in_int8(dtype)} in int8" if int8 else ""
+        products = ", layers' matrices in int8" if int8 else ""
         # Where and how it computes, in words.
         self.about = f"on {device} in {str(dtype).removeprefix('torch.')} with {count}{products}"
 
