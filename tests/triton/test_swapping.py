@@ -144,10 +144,11 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         engine.close()
         torch.set_num_threads(threads)
         slow = base.load_upper()
+        rounding = 0.02 if dtype == torch.float32 else 0.04
         for member, served in zip(members[:50], wanted, strict=False):
             found = [reference.logits(slow, state, member).numpy() for state in states]
             apart = np.concatenate([np.abs(s - f).ravel() for s, f in zip(served, found, strict=True)])
-            assert apart.mean() < 0.02 * np.concatenate([one.ravel() for one in found]).std()
+            assert apart.mean() < rounding * np.concatenate([one.ravel() for one in found]).std()
         is_exact = dtype == torch.bfloat16 or torch.backends.cpu.get_cpu_capability() == "AVX512"
         yield Fleet(server, wanted, 0.0 if is_exact else TOLERANCE)
 

@@ -24,7 +24,7 @@ from hplm.config import UpperSettings
 from hplm.errors import CorruptArtifactError, DeadlineError, HplmError, QueueFullError, StoppingError
 from hplm.nn import base as bases
 from hplm.nn import reference
-from hplm.nn.adapters import AdapterSlots, Fill
+from hplm.nn.adapters import AdapterSlots, Fill, slot_size
 from hplm.nn.base import Base
 from hplm.nn.scripted import fill_slots, scripted
 from hplm.nn.upper import UpperEngine, UpperRequest
@@ -335,10 +335,10 @@ def test_what_is_too_late_already_loads_nothing(
 def test_a_tenant_too_large_for_the_slots_is_the_operators_affair(
     store: Store, base: Base, fleet: list[Tenant], caplog: pytest.LogCaptureFixture
 ) -> None:
-    stage = stage_of(store, reduction_factor=base.config.hidden_size)
-    large = widen(fleet[0].packed, stage.engine.slots.reduced_size + 1)
     card = replace(fleet[0].card, name="large")
+    large = widen(fleet[0].packed, slot_size(1) + 1)
     register.publish_tenant(store, base, tiny.PLOT, replace(fleet[0], card=card, packed=large))
+    stage = stage_of(store, reduction_factor=base.config.hidden_size)
     stage.start()
     given = UpperInput(np.zeros((3, base.config.hidden_size), np.float16), np.zeros((3, 3), np.int32), b"large")
     (answer,) = submit_all(stage, [given])

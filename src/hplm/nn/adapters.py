@@ -364,14 +364,12 @@ def plan_adapters(slots: Sequence[int], lengths: Sequence[int], device: torch.de
     """For texts one after another, each with its slot and its length, `gathered` or else text by text, see AdapterPlan."""
     if len(set(slots)) == 1:
         return UNCHANGED._replace(own_slots=[slots[0]])
-    is_short = any(length < LEAST_TOKENS and slot != IDENTITY for slot, length in zip(slots, lengths, strict=True))
-    if gathered or is_short:
-        return _plan_gathered(slots, lengths, device)
     neighbours = [list(own) for _, own in itertools.groupby(zip(slots, lengths, strict=True), key=itemgetter(0))]
-    return UNCHANGED._replace(
-        own_slots=[own[0][0] for own in neighbours],
-        own_sizes=[sum(length for _, length in own) for own in neighbours],
-    )
+    own_slots = [own[0][0] for own in neighbours]
+    own_sizes = [sum(length for _, length in own) for own in neighbours]
+    if gathered or any(s != IDENTITY and size < LEAST_TOKENS for s, size in zip(own_slots, own_sizes, strict=True)):
+        return _plan_gathered(slots, lengths, device)
+    return UNCHANGED._replace(own_slots=own_slots, own_sizes=own_sizes)
 
 
 def _plan_gathered(slots: Sequence[int], lengths: Sequence[int], device: torch.device) -> AdapterPlan:
