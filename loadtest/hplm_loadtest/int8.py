@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from hplm.config import Quantization
 from hplm.nn import lower as lowers
 from hplm.nn.base import Base
 from hplm.nn.dtype import choose_dtype, choose_threads
@@ -58,7 +59,7 @@ def int8(models: Path, rounds: int, seconds: float, picture: Path | None = None)
     load = saturated(models, served)
     new = _NewText(texts("shuffled", models), load.names)
     batch, to_warm = new.take(BATCH), new.take(2 * BATCH)
-    names = ("none", "int8")
+    names: tuple[Quantization, ...] = ("none", "int8")
     engines = {
         name: UpperEngine(
             base.config,
@@ -66,7 +67,7 @@ def int8(models: Path, rounds: int, seconds: float, picture: Path | None = None)
             num_slots=BATCH + 1,
             reduced_size=load.reduced_size,
             device=CPU,
-            dtype=dtype,
+            dtype=choose_dtype("auto", CPU, name),
             int8=measure_ranges(base, base.load_upper(), dtype) if name == "int8" else (),
         )
         for name in names
@@ -88,7 +89,7 @@ def int8(models: Path, rounds: int, seconds: float, picture: Path | None = None)
     run_lower: dict[str, Callable[[], object]] = {
         name: partial(compute_windows, layers, grams, dtype) for name, layers in lower_layers.items()
     }
-    rates: dict[str, dict[str, list[float]]] = {
+    rates: dict[str, dict[Quantization, list[float]]] = {
         where: {name: [] for name in names} for where in (UPPER, LOWER, KNOWN, NEW)
     }
     with ExitStack() as stack:
@@ -174,12 +175,12 @@ def unique_windows(base: Base, some: Sequence[str]) -> npt.NDArray[np.int64]:
     return np.unique(grams.reshape(-1, config.window), axis=0)
 
 
-def _moved(found: Mapping[str, npt.NDArray[np.float32]]) -> float:
+def _moved(found: Mapping[Quantization, npt.NDArray[np.float32]]) -> float:
     """Mean squared difference over the variance."""
     return float(np.square(found["int8"] - found["none"]).mean() / found["none"].var())
 
 
-def _row(where: str, rates: Mapping[str, Sequence[float]]) -> dict[str, float | str]:
+def _row(where: str, rates: Mapping[Quantization, Sequence[float]]) -> dict[str, float | str]:
     ratios = [one / other for one, other in zip(rates["int8"], rates["none"], strict=True)]
     return {
         "where": where,

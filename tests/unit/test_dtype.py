@@ -34,6 +34,9 @@ def test_auto_is_the_format_whose_products_are_faster(slow: torch.dtype, monkeyp
     monkeypatch.setattr(dtypes, "has_bfloat16", lambda: True)
     monkeypatch.setattr(dtypes.F, "linear", slowed)
     assert choose_dtype("auto", CPU) == (torch.float32 if slow == torch.bfloat16 else torch.bfloat16)
+    # Beside integers neither is tried.
+    assert choose_dtype("auto", CPU, "int8") == torch.float32
+    assert choose_dtype("bfloat16", CPU, "int8") == torch.bfloat16
 
 
 @pytest.mark.usefixtures("untried")

@@ -54,8 +54,7 @@ class Int8Judge:
     def __init__(self, served: Served, pooling: str) -> None:
         self._base: Base = served.base
         self._pooling = pooling
-        self._dtype = choose_dtype("auto", CPU)
-        self._ranges = measure_ranges(self._base, self._base.load_upper(), self._dtype)
+        self._ranges = measure_ranges(self._base, self._base.load_upper(), choose_dtype("auto", CPU))
         self._plain, self._quantised = served, replace(served, quantization="int8")
         # Of the same version both, whatever is published meanwhile.
         assert self._plain.lineage == self._quantised.lineage
@@ -110,7 +109,7 @@ class Int8Judge:
             num_slots=2,
             reduced_size=tenant.packed.reduced_size,
             device=CPU,
-            dtype=self._dtype,
+            dtype=choose_dtype("auto", CPU, "int8" if is_int8 else "none"),
             int8=self._ranges if is_int8 else (),
         )
         card, transitions = tenant.card, tenant.head.transitions
@@ -220,9 +219,7 @@ def int8(
         served.source,
         hbert_body(served.base, where),
         RATES["hbert"],
-        with_adapters(
-            lambda task: {**served.about(), "judged": f"matrices of both stages in int8, the rest in {dtype}"}
-        ),
+        with_adapters(lambda task: {**served.about(), "judged": f"matrices of both stages in int8, beside {dtype}"}),
         Int8Judge(served, shared.pooling).of_trained,
         more_tests=2,
     )

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
+from hplm.config import Quantization
 from hplm.errors import ConfigError
 
 TRIES = 6
@@ -63,9 +64,15 @@ def choose_device(name: str, index: int = 0) -> torch.device:
     return torch.device(f"cuda:{index}" if name == "cuda" else "cpu")
 
 
-def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """`auto` is bf16 where the device is faster in it, else fp32."""
+def choose_dtype(name: str, device: torch.device, quantization: Quantization = "none") -> torch.dtype:
+    """`auto` is bf16 where the device is faster in it, else fp32.
+
+    Of upper layers whose matrices are in integers it is fp32: the rest of a large batch takes as long in either, of a small one
+    less in fp32 (docs/measured.md).
+    """
     if name == "auto":
+        if quantization == "int8":
+            return torch.float32
         has_bfloat16 = torch.cuda.is_bf16_supported() if device.type == "cuda" else bfloat16_is_fast()
         return torch.bfloat16 if has_bfloat16 else torch.float32
     if name not in ("bfloat16", "float32"):

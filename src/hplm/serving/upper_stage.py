@@ -112,11 +112,11 @@ class UpperStage:
         )
         self._tracer = Tracer(Path(settings.trace) if settings.trace else None, "upper")
         upper = base.load_upper()
-        dtype = choose_dtype(settings.dtype, device)
+        dtype = choose_dtype(settings.dtype, device, settings.quantization)
         int8: list[Ranges] = []
         if settings.quantization == "int8":
             check_int8(device)
-            int8 = measure_ranges(base, upper, dtype)
+            int8 = measure_ranges(base, upper, choose_dtype(settings.dtype, device))
         self.engine = UpperEngine(
             base.config,
             upper,
