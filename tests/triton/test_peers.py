@@ -273,11 +273,12 @@ def test_the_rate_leaves_out_the_time_when_no_new_requests_came() -> None:
     assert tenants_bench.steady_rate(make_run([0.0, 0.0, 1.0, 2.0], [1.0, 2.0, 8.0, 9.0], 9.0)) == 1.0
 
 
+@pytest.mark.parametrize("empty_s", [0.0, 3.0], ids=["", "empty-stages-first"])
 @pytest.mark.parametrize("batch", [1, 8, 64])
-def test_the_rate_does_not_depend_on_how_many_are_answered_at_once(batch: int) -> None:
+def test_the_rate_does_not_depend_on_how_many_are_answered_at_once(batch: int, empty_s: float) -> None:
     """A server that does 32 requests a second, in batches, each one's answers within some milliseconds."""
-    requests, in_flight = 300, 128
-    done_s = [(i // batch + 1) * batch / 32 + 1e-4 * (i % batch) for i in range(requests)]
+    requests, in_flight = 400, 128
+    done_s = [empty_s + (i // batch + 1) * batch / 32 + 1e-4 * (i % batch) for i in range(requests)]
     sent_s = [0.0] * in_flight + done_s[: requests - in_flight]
     assert tenants_bench.steady_rate(make_run(sent_s, done_s, done_s[-1])) == pytest.approx(32, rel=0.01)
 

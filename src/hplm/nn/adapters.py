@@ -28,8 +28,7 @@ from hplm.tracing import Tracer
 # Tokens of one tenant that go through one product of the batched form: more are cut, fewer filled up.
 CHUNK_WIDTHS = (8, 16, 32)
 CHUNK_STEP = 2
-# MKL rounds a token otherwise in a product of fewer tokens, and on AMD's processors in one with an odd number of columns.
-LEAST_TOKENS = 4
+# Bottlenecks are multiples of this: in narrow products of other widths MKL rounds a token by its place, on AMD's processors.
 COLUMNS = 8
 # Where tokens are gathered, from this many of a tenant on a product of its own is faster than chunks (`hplm bench adapters`).
 OWN_PRODUCT_TOKENS = 64
@@ -364,12 +363,13 @@ def plan_adapters(slots: Sequence[int], lengths: Sequence[int], device: torch.de
     """For texts one after another, each with its slot and its length, `gathered` or else text by text, see AdapterPlan."""
     if len(set(slots)) == 1:
         return UNCHANGED._replace(own_slots=[slots[0]])
-    neighbours = [list(own) for _, own in itertools.groupby(zip(slots, lengths, strict=True), key=itemgetter(0))]
-    own_slots = [own[0][0] for own in neighbours]
-    own_sizes = [sum(length for _, length in own) for own in neighbours]
-    if gathered or any(s != IDENTITY and size < LEAST_TOKENS for s, size in zip(own_slots, own_sizes, strict=True)):
+    if gathered:
         return _plan_gathered(slots, lengths, device)
-    return UNCHANGED._replace(own_slots=own_slots, own_sizes=own_sizes)
+    neighbours = [list(own) for _, own in itertools.groupby(zip(slots, lengths, strict=True), key=itemgetter(0))]
+    return UNCHANGED._replace(
+        own_slots=[own[0][0] for own in neighbours],
+        own_sizes=[sum(length for _, length in own) for own in neighbours],
+    )
 
 
 def _plan_gathered(slots: Sequence[int], lengths: Sequence[int], device: torch.device) -> AdapterPlan:

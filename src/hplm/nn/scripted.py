@@ -23,6 +23,9 @@ from hplm.nn.int8 import LARGEST, LEAST_TOKEN, ZERO_POINT, Int8Layer
 from hplm.nn.int8_products import gelu_codes, product, static_codes
 from hplm.nn.onednn import can_pack, pack_matrix, rounded
 
+# In a product of fewer MKL rounds a token otherwise than beside more.
+LEAST_TOKENS = 4
+
 
 class AdapterPlan(NamedTuple):
     """How the adapters of a batch are applied, in one of two ways, chosen by measurement (`hplm bench adapters`).
@@ -79,13 +82,22 @@ def adapt_planned(given: Tensor, parts: list[Tensor], plan: AdapterPlan) -> Tens
     return together if back is None else together.index_select(0, back)
 
 
-def _adapt_by_text(given: Tensor, parts: list[Tensor], slots: list[int], sizes: list[int]) -> Tensor:
+def _adapt_by_text(
+    given: Tensor, parts: list[Tensor], slots: list[int], sizes: list[int], least: int = LEAST_TOKENS
+) -> Tensor:
     change = torch.empty_like(given)
     start = 0
     for i in range(len(sizes)):
         end = start + sizes[i]
         if slots[i] == 0:
             change[start:end] = 0
+        elif sizes[i] < least:
+            # Beside its neighbours, of which nothing is taken.
+            first = max(0, min(start, given.size(0) - least))
+            some = given[first : first + least]
+            found = torch.empty_like(some)
+            _change(some, parts, slots[i], found)
+            change[start:end] = found[start - first : end - first]
         else:
             _change(given[start:end], parts, slots[i], change[start:end])
         start = end
