@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from torch import nn
@@ -14,11 +17,12 @@ from hplm.nn import lower as lowers
 from hplm.nn.base import Base
 from hplm.nn.dtype import computing_in
 from hplm.nn.encoder import WindowEncoder
-from hplm.nn.lookup import compute_windows
+from hplm.nn.lookup import SHARED_WINDOWS, Helpers, compute_windows
 from hplm.nn.onednn import PackedLinear, can_pack, pack_linears, rounded
 from tests import tiny
 
 CPU = torch.device("cpu")
+SOON_S = 30.0
 FORMATS = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 
 
@@ -46,18 +50,26 @@ def test_packed_lower_layers_give_what_they_gave(tiny_base: Base, dtype: torch.d
     torch.testing.assert_close(after, before, atol=1e-5 if dtype == torch.float32 else 2e-2, rtol=1e-4)
 
 
+def packed_lower(dtype: torch.dtype) -> WindowEncoder:
+    # Smaller products than any real base has are computed one way or another by their size.
+    torch.manual_seed(0)
+    lower = WindowEncoder(tiny.config(hidden_size=384))
+    torch.nn.init.normal_(lower.gate_weight, std=0.05)
+    lowers.pack(lower, dtype)
+    return lower
+
+
+def some_windows(lower: WindowEncoder, count: int) -> npt.NDArray[np.int64]:
+    return np.random.default_rng(0).integers(5, lower.config.vocab_size, (count, lower.config.window))
+
+
 @FORMATS
 def test_a_window_has_the_same_bits_whatever_others_are_computed_with_it(dtype: torch.dtype) -> None:
     skip_without(dtype)
     if dtype == torch.float32 and torch.backends.cpu.get_cpu_capability() != "AVX512":
         pytest.skip("without AVX-512, products in float32 are rounded by their size")
-    # Smaller products than any real base has are computed one way or another by their size.
-    shape = tiny.config(hidden_size=384)
-    torch.manual_seed(0)
-    lower = WindowEncoder(shape)
-    torch.nn.init.normal_(lower.gate_weight, std=0.05)
-    lowers.pack(lower, dtype)
-    windows = np.random.default_rng(0).integers(5, shape.vocab_size, (200, shape.window))
+    lower = packed_lower(dtype)
+    windows = some_windows(lower, 200)
     together = compute_windows(lower, windows, dtype)
     for size in (1, 2, 3, 8, 15, 40, 150):
         np.testing.assert_array_equal(compute_windows(lower, windows[:size], dtype), together[:size])
@@ -74,6 +86,60 @@ def test_any_number_of_windows_is_computed_in_parts_of_few_sizes(tiny_base: Base
     assert min(sizes) == 2
     assert max(sizes) == 256
     assert len(sizes) == 64
+
+
+@FORMATS
+@pytest.mark.parametrize("count", [0, 1, 127, 128, 129, 600])
+def test_shared_out_among_threads_windows_have_the_same_bits(count: int, dtype: torch.dtype) -> None:
+    skip_without(dtype)
+    lower = packed_lower(dtype)
+    by: Counter[str] = Counter()
+    begun = threading.Barrier(2)
+
+    def see(*_: object) -> None:
+        name = threading.current_thread().name
+        if not by[name] and count > SHARED_WINDOWS:
+            # Whoever is first waits for the other, so that both take part.
+            begun.wait(SOON_S)
+        by[name] += 1
+
+    windows = some_windows(lower, count)
+    alone = compute_windows(lower, windows, dtype)
+    lower.register_forward_pre_hook(see)
+    with ThreadPoolExecutor(1, "helper") as pool:
+        shared = compute_windows(lower, windows, dtype, Helpers(pool, 1))
+    if dtype == torch.float32 and torch.backends.cpu.get_cpu_capability() != "AVX512":
+        np.testing.assert_allclose(shared, alone, atol=1e-3)
+    else:
+        np.testing.assert_array_equal(shared, alone)
+    assert shared.shape == (count, lower.config.window, lower.config.hidden_size)
+    assert sum(by.values()) == -(-count // SHARED_WINDOWS)
+    assert len(by) == min(2, sum(by.values()))
+
+
+def test_nobody_waits_for_a_helper_that_has_not_begun(tiny_base: Base) -> None:
+    lower = tiny_base.load_lower()
+    windows = np.full((600, tiny_base.config.window), 7)
+    may_go_on = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(may_go_on.wait, SOON_S)
+        found = compute_windows(lower, windows, torch.float32, Helpers(pool, 1))
+        may_go_on.set()
+    np.testing.assert_array_equal(found, compute_windows(lower, windows, torch.float32))
+
+
+def test_what_a_helper_fails_at_is_raised(tiny_base: Base) -> None:
+    lower = tiny_base.load_lower()
+    begun = threading.Barrier(2)
+
+    def fail(*_: object) -> None:
+        begun.wait(SOON_S)
+        if threading.current_thread() is not threading.main_thread():
+            raise MemoryError("no room")
+
+    lower.register_forward_pre_hook(fail)
+    with ThreadPoolExecutor(1) as pool, pytest.raises(MemoryError, match="no room"):
+        compute_windows(lower, np.full((2 * SHARED_WINDOWS, 3), 7), torch.float32, Helpers(pool, 1))
 
 
 def test_packed_lower_layers_are_not_saved_without_their_matrices(tiny_base: Base, tmp_path: Path) -> None:

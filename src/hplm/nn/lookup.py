@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -32,23 +34,50 @@ WINDOW_STEP = 2
 # At once. On a CPU more take longer: 2,048 of MiniLM's shape at once a fifth, of BERT-base's a tenth, with one thread or two
 # (by hand); and they are of more sizes, for each of which oneDNN keeps memory.
 CPU_WINDOWS = 256
+# Shared out among threads: 4 % more time a window than 256 at once, and each waits less for the last (by hand).
+SHARED_WINDOWS = 128
 CUDA_WINDOWS = 2048
 
 
-def compute_windows(lower: WindowEncoder, grams: npt.NDArray[np.int64], dtype: torch.dtype) -> Values:
-    """What the lower layers give for windows `[W, n]`, as a table stores it: float16 `[W, n, H]`."""
+@dataclass(frozen=True)
+class Helpers:
+    """Threads that compute windows beside the one that asks for them, `count` for one look-up."""
+
+    pool: ThreadPoolExecutor
+    count: int
+
+
+def compute_windows(
+    lower: WindowEncoder, grams: npt.NDArray[np.int64], dtype: torch.dtype, helpers: Helpers | None = None
+) -> Values:
+    """What the lower layers give for windows `[W, n]`, as a table stores it: float16 `[W, n, H]`.
+
+    The same bits whoever computes which: what a helper that comes late would have done the others do.
+    """
     device = lower.window_position.device
-    chunk_windows = CPU_WINDOWS if device.type == "cpu" else CUDA_WINDOWS
-    parts = []
-    with torch.inference_mode(), computing_in(dtype, device):
-        for chunk in torch.from_numpy(grams).split(chunk_windows):
-            count = len(chunk)
-            if device.type == "cpu":
-                # The last window again and again, see `rounded`.
-                chunk = chunk[torch.arange(rounded(count, WINDOW_STEP)).clamp(max=count - 1)]
-            parts.append(lower(chunk.to(device))[:count].to("cpu", torch.float16).contiguous().numpy())
-    empty = np.zeros((0, lower.config.window, lower.config.hidden_size), dtype=np.float16)
-    return np.concatenate(parts) if parts else empty
+    values = np.empty((*grams.shape, lower.config.hidden_size), dtype=np.float16)
+    at_once = CUDA_WINDOWS if device.type != "cpu" else CPU_WINDOWS if helpers is None else SHARED_WINDOWS
+    # Threads may share an iterator of a range: each number goes to one of them.
+    starts = iter(range(0, len(grams), at_once))
+
+    def compute() -> None:
+        with torch.inference_mode(), computing_in(dtype, device):
+            for start in starts:
+                chunk = torch.from_numpy(grams[start : start + at_once])
+                count = len(chunk)
+                if device.type == "cpu":
+                    # The last window again and again, see `rounded`.
+                    chunk = chunk[torch.arange(rounded(count, WINDOW_STEP)).clamp(max=count - 1)]
+                values[start : start + count] = lower(chunk.to(device))[:count].to("cpu", torch.float16).numpy()
+
+    shares = -(-len(grams) // at_once)
+    at_work = [] if helpers is None else [helpers.pool.submit(compute) for _ in range(min(helpers.count, shares - 1))]
+    compute()
+    for one in at_work:
+        # Who has not begun finds nothing to do, and would begin late.
+        if not one.cancel():
+            one.result()
+    return values
 
 
 class PlotLookup:
@@ -69,12 +98,14 @@ class PlotLookup:
         overlay_windows: int = 0,
         room: Spare | None = None,
         dtype: torch.dtype = torch.float32,
+        helpers: Helpers | None = None,
     ) -> None:
         self.config = config
         self._chain = chain
         self._shorter = shorter
         self._lower = lower
         self._dtype = dtype
+        self._helpers = helpers
         self._overlay = (
             Overlay(overlay_windows, config.window, config.hidden_size, config.vocab_size, room)
             if lower is not None
@@ -95,7 +126,7 @@ class PlotLookup:
         def compute(grams: npt.NDArray[np.int64]) -> tuple[PlotTable, Rows]:
             unique, rows = np.unique(grams, axis=0, return_inverse=True)
             assert self._lower is not None
-            values = compute_windows(self._lower, unique, self._dtype)
+            values = compute_windows(self._lower, unique, self._dtype, self._helpers)
             fresh.append((unique, values))
             keys = pack(unique, config.vocab_size)
             memory = values.reshape(-1, config.hidden_size)
@@ -154,6 +185,7 @@ def open_lineage(
     verify: bool = True,
     base_lower: WindowEncoder | None = None,
     quantization: Quantization = "none",
+    helpers: Helpers | None = None,
 ) -> PlotLookup:
     """The look-up over a domain version, as serving, fine-tuning and measuring all do it.
 
@@ -184,6 +216,7 @@ def open_lineage(
         overlay_windows=overlay_windows,
         room=room,
         dtype=dtype,
+        helpers=helpers,
     )
 
 

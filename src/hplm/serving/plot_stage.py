@@ -7,7 +7,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,9 +23,9 @@ from hplm.adapters.host_cache import HostCache
 from hplm.config import PlotSettings
 from hplm.errors import CorruptArtifactError, HplmError, InternalError, QueueFullError
 from hplm.nn import base as bases
-from hplm.nn.dtype import choose_dtype
+from hplm.nn.dtype import choose_dtype, count_cores
 from hplm.nn.int8 import check_int8
-from hplm.nn.lookup import PlotLookup, open_lineage, verify_domain
+from hplm.nn.lookup import Helpers, PlotLookup, open_lineage, verify_domain
 from hplm.nn.memory import keep_freed_memory, stop_searching_what_stays
 from hplm.scheduling.cost import CostModel
 from hplm.scheduling.policies import Fcfs
@@ -35,7 +35,7 @@ from hplm.serving.answers import Job
 from hplm.serving.held import Held, check_time_left
 from hplm.serving.places import Places
 from hplm.serving.refusal import for_the_wire
-from hplm.serving.threads import SWITCH_INTERVAL_S, ExclusiveLock
+from hplm.serving.threads import SWITCH_INTERVAL_S, ExclusiveLock, be_nice
 from hplm.serving.worker import Worker
 from hplm.store.catalog import Catalog
 from hplm.store.layout import Store
@@ -96,6 +96,8 @@ class _Asked:
 
 
 CPU = torch.device("cpu")
+# Of threads that compute windows beside the one that looks up: they take what others leave of a core.
+HELPER_NICE = 10
 # Folders of a domain version and those above it: ids would mean others in a registry that was made anew.
 Lineage = tuple[str, ...]
 # A domain whose files are broken is looked at again after this time: checking gigabytes takes seconds.
@@ -118,10 +120,13 @@ class PlotStage:
     def __init__(self, settings: PlotSettings, folder: Path) -> None:
         keep_freed_memory()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        threads = settings.num_threads or 1
-        torch.set_num_threads(threads)
-        if threads == 1:
-            tokenise_in_one_thread()
+        torch.set_num_threads(1)
+        tokenise_in_one_thread()
+        threads = settings.num_threads or count_cores()
+        self._helpers: Helpers | None = None
+        if threads > 1:
+            pool = ThreadPoolExecutor(threads - 1, "hplm-window", be_nice, (HELPER_NICE, "hplm-window"))
+            self._helpers = Helpers(pool, threads - 1)
         if settings.quantization == "int8" and settings.miss == "compute":
             check_int8(CPU)
         self._store = Store((folder / settings.store).resolve(), settings.registry)
@@ -186,6 +191,8 @@ class PlotStage:
     def stop(self) -> None:
         """Refuse what waits, let the running batch end, end all threads."""
         self._worker.stop()
+        if self._helpers is not None:
+            self._helpers.pool.shutdown()
         self._texts.close()
         self._domains.close()
         self._catalog.close()
@@ -383,6 +390,7 @@ class PlotStage:
             verify=False,
             base_lower=self._lower,
             quantization=self._settings.quantization,
+            helpers=self._helpers,
         )
         lookup.windows_by_level = self._windows
         return lookup
