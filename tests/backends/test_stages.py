@@ -89,6 +89,35 @@ def test_what_is_too_late_already_opens_nothing(tiny_models: Path) -> None:
     stage.stop()
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+def test_windows_are_computed_by_as_many_threads_as_asked_for_the_others_at_low_priority(
+    tiny_models: Path, threads: int
+) -> None:
+    folder = tiny_models / "hbert_plot" / "1"
+    settings = replace(config.load(PlotSettings, folder / "settings.json"), num_threads=threads)
+    stage = PlotStage(settings, folder)
+    stage.start()
+    nice: dict[str, int] = {}
+    begun = threading.Barrier(threads)
+
+    def see(*_: object) -> None:
+        name = threading.current_thread().name
+        if name not in nice:
+            nice[name] = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+            # So that none is done before all have begun.
+            begun.wait(30)
+
+    assert stage._lower is not None
+    stage._lower.register_forward_pre_hook(see)
+    requests = [((text.encode(),), b"alpha") for text in tiny.sentences(200, seed=77)]
+    found = stage.run(requests)
+    assert all(isinstance(one, LookedUp) for one in found)
+    assert len(nice) == threads
+    usual = nice.pop(threading.current_thread().name)
+    assert set(nice.values()) == ({max(usual, 10)} if threads > 1 else set())
+    stage.stop()
+
+
 def test_no_error_names_another_tenant(plot_stage: PlotStage) -> None:
     for text, tenant, _ in BAD_REQUESTS:
         answer = plot_stage.run([((text,), tenant)])[0]
