@@ -303,17 +303,20 @@ def bench_pipeline(
     models: FleetOption = FLEET,
     rounds: RoundsOption = 3,
     seconds: SecondsOption = 15.0,
+    look_up_threads: Annotated[
+        int, typer.Option(min=0, help="That compute what no table has; 0: as many as there are cores.")
+    ] = 0,
     quick: QuickOption = False,
     picture: PictureOption = None,
     json_file: JsonOption = None,
 ) -> None:
     """What look-up and swapping at the same time as computing are worth (HMI Table 6).
 
-    Example: hplm bench pipeline --models build/fleet-minilm-10000/models --json pipeline.json
+    Example: hplm bench pipeline --models build/fleet-minilm-10000/models --look-up-threads 1 --json pipeline.json
     """
     if quick:
         rounds, seconds = 1, min(seconds, 4.0)
-    pipeline(models, rounds, seconds, picture).publish(json_file)
+    pipeline(models, rounds, seconds, picture, look_up_threads=look_up_threads).publish(json_file)
 
 
 @app.command(name="limit")

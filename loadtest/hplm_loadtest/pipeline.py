@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from hplm.nn.dtype import count_cores
 from hplm.progress import progress_bars
 from hplm.report import Goal, Report
 from hplm_loadtest.models import read, served_names
@@ -26,8 +27,14 @@ GOAL = 1.25
 SLOTS = 33
 
 
-def pipeline(models: Path, rounds: int, seconds: float, picture: Path | None) -> Report:
-    """Throughput with everything at the same time, without either kind of it, and with nothing."""
+def pipeline(
+    models: Path, rounds: int, seconds: float, picture: Path | None = None, *, look_up_threads: int = 0
+) -> Report:
+    """Throughput with everything at the same time, without either kind of it, and with nothing.
+
+    `look_up_threads` compute what no table has, see `PlotSettings.num_threads`: with more than one, what does one after
+    another uses several cores too.
+    """
     check_picture(picture)
     names = served_names(models)
     rng = np.random.default_rng(0)
@@ -45,7 +52,7 @@ def pipeline(models: Path, rounds: int, seconds: float, picture: Path | None) ->
         for _ in range(rounds):
             for variant, (plot, upper) in variants.items():
                 # Few windows remembered: new text stays new however often it comes. Few slots: adapters are swapped.
-                plot = {**plot, "overlay_windows": 64}
+                plot = {**plot, "overlay_windows": 64, "num_threads": look_up_threads}
                 with serving(models, plot=plot, upper={**upper, "num_slots": SLOTS, "host_cache_mb": 4096}) as server:
                     for load in LOADS:
                         url = server.ports.grpc_url
@@ -86,6 +93,7 @@ def pipeline(models: Path, rounds: int, seconds: float, picture: Path | None) ->
             y_label="requests/s",
         )
     about = {"base": read(models).base.config.name, "tenants": len(names), "slots": SLOTS, "rounds": rounds}
+    about |= {"look_up_threads": look_up_threads or count_cores()}
     return Report("pipeline", {**about, "seconds": seconds, "in_flight": 64}, rows, goals)
 
 
