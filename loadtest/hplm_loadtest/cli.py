@@ -58,6 +58,9 @@ TextsOption = Annotated[
         "examples: the tenants' own.",
     ),
 ]
+LookUpThreadsOption = Annotated[
+    int, typer.Option(min=0, help="That compute what no table has; 0: as many as there are cores.")
+]
 QuickOption = Annotated[bool, typer.Option("--quick", help="A look in seconds: one round, less load.")]
 RoundsOption = Annotated[int, typer.Option(min=1, help="Rounds that count.")]
 
@@ -303,9 +306,7 @@ def bench_pipeline(
     models: FleetOption = FLEET,
     rounds: RoundsOption = 3,
     seconds: SecondsOption = 15.0,
-    look_up_threads: Annotated[
-        int, typer.Option(min=0, help="That compute what no table has; 0: as many as there are cores.")
-    ] = 0,
+    look_up_threads: LookUpThreadsOption = 0,
     quick: QuickOption = False,
     picture: PictureOption = None,
     json_file: JsonOption = None,
@@ -343,6 +344,7 @@ def bench_int8(
     models: FleetOption = FLEET,
     rounds: RoundsOption = 5,
     seconds: SecondsOption = 10.0,
+    look_up_threads: LookUpThreadsOption = 0,
     quick: QuickOption = False,
     picture: PictureOption = None,
     json_file: JsonOption = None,
@@ -353,7 +355,7 @@ def bench_int8(
     """
     if quick:
         rounds, seconds = 1, 4.0
-    int8(models, rounds, seconds, picture).publish(json_file)
+    int8(models, rounds, seconds, picture, look_up_threads=look_up_threads).publish(json_file)
 
 
 @app.command(name="trace")

@@ -16,7 +16,7 @@ import torch
 from hplm.config import Quantization
 from hplm.nn import lower as lowers
 from hplm.nn.base import Base
-from hplm.nn.dtype import choose_dtype, choose_threads
+from hplm.nn.dtype import choose_dtype, choose_threads, count_cores
 from hplm.nn.int8 import check_int8
 from hplm.nn.int8_ranges import measure_ranges
 from hplm.nn.lookup import compute_windows
@@ -43,10 +43,11 @@ NEW = "new text through Triton, gRPC"
 IN_FLIGHT = 2 * BATCH
 
 
-def int8(models: Path, rounds: int, seconds: float, picture: Path | None = None) -> Report:
+def int8(models: Path, rounds: int, seconds: float, picture: Path | None = None, *, look_up_threads: int = 0) -> Report:
     """Requests/s of both halves in-process and through Triton, in turn, and how far logits and windows move.
 
-    New text is of words in random order: hardly any of its n-grams is in a table. In-process all of them are computed.
+    New text is of words in random order: hardly any of its n-grams is in a table. In-process all of them are computed, by one
+    thread; through Triton by `look_up_threads`, see `PlotSettings.num_threads`.
     """
     check_picture(picture)
     check_int8(CPU)
@@ -68,7 +69,7 @@ def int8(models: Path, rounds: int, seconds: float, picture: Path | None = None)
             reduced_size=load.reduced_size,
             device=CPU,
             dtype=choose_dtype("auto", CPU, name),
-            int8=measure_ranges(base, base.load_upper(), dtype) if name == "int8" else (),
+            int8=measure_ranges(base, base.load_upper()) if name == "int8" else (),
         )
         for name in names
     }
@@ -98,7 +99,7 @@ def int8(models: Path, rounds: int, seconds: float, picture: Path | None = None)
         progress = stack.enter_context(progress_bars())
         servers = {}
         for name in names:
-            plot = {"miss": "compute", "quantization": name}
+            plot = {"miss": "compute", "quantization": name, "num_threads": look_up_threads}
             upper = {"num_slots": BATCH + 1, "device": "cpu", "quantization": name}
             log = f"triton-bench-{name}.log"
             servers[name] = stack.enter_context(serving(models, plot=plot, upper=upper, log=log))
@@ -134,6 +135,7 @@ def int8(models: Path, rounds: int, seconds: float, picture: Path | None = None)
         "base": base.config.name,
         "dtype": str(dtype),
         "threads": threads,
+        "look_up_threads": look_up_threads or count_cores(),
         "batch": BATCH,
         "rounds": rounds,
         "mean_tokens": round(load.tokens / BATCH, 1),

@@ -77,6 +77,7 @@ def throughput_by_tenants(
     servers = Systems(fleet, limits)
     rates: dict[tuple[SystemName, Popularity, int], list[float]] = {}
     errors: dict[tuple[SystemName, Popularity, int], Counter[str]] = {}
+    steady: dict[tuple[SystemName, Popularity, int], bool] = {}
     with progress_bars() as progress:
         for name in systems:
             servers.prepare(name, progress)
@@ -93,7 +94,9 @@ def throughput_by_tenants(
                             run, newly = saturate(url, mix, fleet.names[asked:count], load, rng)
                             asked += newly
                             point = name, popularity, count
-                            rates.setdefault(point, []).append(steady_rate(run))
+                            rate, is_steady = steady_rate(run)
+                            rates.setdefault(point, []).append(rate)
+                            steady[point] = steady.get(point, True) and is_steady
                             errors.setdefault(point, Counter()).update(c for c in run.codes if c != ANSWERED)
                             progress.update(bar, advance=1)
         rows: list[dict[str, Any]] = [
@@ -102,6 +105,7 @@ def throughput_by_tenants(
                 **dict(zip(("system", "popularity", "tenants"), point, strict=True)),
                 "requests_per_s": median(found),
                 "spread": f"{min(found):.4g}-{max(found):.4g}",
+                "start_left_out": steady[point],
                 "errors": dict(errors[point]),
             }
             for point, found in rates.items()
@@ -149,8 +153,8 @@ def saturate(url: str, mix: Mix, cold: Sequence[str], load: Load, rng: np.random
     return run, len(asked)
 
 
-def steady_rate(run: Run) -> float:
-    """Answers a second while all of a closed loop's requests were under way: until the last was sent.
+def steady_rate(run: Run) -> tuple[float, bool]:
+    """Answers a second while all of a closed loop's requests were under way: until the last was sent. And `start_left_out`.
 
     Answers come a batch at a time, and the last request is sent in the midst of one, whose other answers are computed too:
     what counts is until the end of the last whole batch. Nor is what an empty server was sent at first, a batch of it in the
@@ -158,9 +162,9 @@ def steady_rate(run: Run) -> float:
     system with few and large batches, or with stages, looked slower by a batch or more in all that it answered.
     """
     done_s = np.sort(run.done_s[run.answered])
-    until_s = float(np.nanmax(run.sent_s))
     if not len(done_s):
-        return 0.0
+        return 0.0, False
+    until_s = float(np.nanmax(run.sent_s))
     first = int((run.sent_s < done_s[0]).sum()) - 1
     last = int(np.searchsorted(done_s, until_s, side="right")) - 1
     pauses = np.diff(done_s)
@@ -168,11 +172,11 @@ def steady_rate(run: Run) -> float:
     if len(ends):
         steady = ends[ends >= first]
         if len(steady) > 1:
-            return float((steady[-1] - steady[0]) / (done_s[steady[-1]] - done_s[steady[0]]))
-        return float((ends[-1] + 1) / done_s[ends[-1]])
+            return float((steady[-1] - steady[0]) / (done_s[steady[-1]] - done_s[steady[0]])), True
+        return float((ends[-1] + 1) / done_s[ends[-1]]), False
     if last > first >= 0 and until_s > done_s[first]:
-        return float((last - first) / (until_s - done_s[first]))
-    return float((last + 1) / until_s)
+        return float((last - first) / (until_s - done_s[first])), True
+    return float((last + 1) / until_s), False
 
 
 def responses(

@@ -70,9 +70,9 @@ class PlotSettings:
     `most_domains` domain versions are open at once, roots too, each with an overlay of `overlay_windows`.
 
     `num_threads` compute windows that no table has, all but one of them on what others leave of a core; 0: as many as there
-    are cores. After a batch of several requests the next begins
-    `batch_every_ms` after it at the earliest: fewer and fuller ones cost less a request. `tenant_weights` are shares of this
-    queue, as in UpperSettings. Of a request's time `reserve_s`, at most half of it, is kept for the upper stage.
+    are cores. After a batch of several requests the next begins `batch_every_ms` after it at the earliest: fewer and fuller
+    ones cost less a request. `tenant_weights` are shares of this queue, as in UpperSettings. Of a request's time `reserve_s`,
+    at most half of it, is kept for the upper stage.
 
     `quantization` int8: what no table has is computed with products in 8-bit integers, see `hplm.nn.int8_windows`.
 
@@ -128,8 +128,7 @@ class UpperSettings:
     without a deadline of its own has `default_deadline_s`. `tenant_weights` give shares, 1 where not named. Requests that
     waited `starve_after_s` go first whatever the policy says.
 
-    `quantization` int8: products with the layers' matrices in 8-bit integers, in bfloat16 those of the feed-forward halves
-    alone, see `hplm.nn.int8`.
+    `quantization` int8: products with the layers' matrices in 8-bit integers, see `hplm.nn.int8`; `dtype` auto is float32 then.
 
     `num_threads` 0: chosen from the machine. `compute_nice`, -20 to 19: how much the computing thread and those that torch
     starts for it matter beside others, -20 most; 0, and where they would leave no core to the others, as the process was

@@ -48,7 +48,7 @@ def server(folder: Path) -> Iterator[TritonServer]:
 def test_served_logits_are_the_engines(folder: Path, server: TritonServer, protocol: str) -> None:
     store = Store(folder / "store")
     base = bases.load(store.base("tiny"))
-    engine, plain = engine_of(base, measure_ranges(base, base.load_upper(), torch.float32)), engine_of(base, [])
+    engine, plain = engine_of(base, measure_ranges(base, base.load_upper())), engine_of(base, [])
     pairs = [(tenant, text) for text in tiny.sentences(12, seed=3) for tenant in tiny.TASKS]
     with Client(server.ports.http_url if protocol == "http" else server.ports.grpc_url) as client:
         answers = list(client.predict_many(pairs, logits=True))

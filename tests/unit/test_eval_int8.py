@@ -56,7 +56,7 @@ def test_what_lies_beyond_the_ranges_is_counted_but_for_inner_channels_apart(tin
     length = 30
     features = torch.randn(length, tiny_base.config.hidden_size, generator=torch.Generator().manual_seed(0))
     example = Prepared(features.half(), torch.zeros(1), np.zeros((length, 3), np.int32), LabelledText(""))
-    wide = measure_ranges(tiny_base, body.upper, torch.float32)
+    wide = measure_ranges(tiny_base, body.upper)
     wide = [replace(one, channels=one.channels * 3, inner=one.inner.clamp(min=1) * 3) for one in wide]
     assert clipped_share(body, wide, [example]) == 0
     # However narrow it was when measured, an inner channel has the scale of the widest.

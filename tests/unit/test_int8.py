@@ -38,7 +38,7 @@ needs_vnni = pytest.mark.skipif(not torch.cpu._is_vnni_supported(), reason="this
 
 @pytest.fixture(scope="module")
 def ranges(tiny_base: Base) -> list[Ranges]:
-    return measure_ranges(tiny_base, tiny_base.load_upper(), torch.float32)
+    return measure_ranges(tiny_base, tiny_base.load_upper())
 
 
 @pytest.fixture
@@ -252,7 +252,7 @@ def test_ranges_are_of_what_goes_into_each_product(tiny_base: Base) -> None:
                 seen[key] = given[0].float()
 
             getattr(layer, name).register_forward_pre_hook(see)
-    for index, found in enumerate(measure_ranges(tiny_base, upper, torch.float32)):
+    for index, found in enumerate(measure_ranges(tiny_base, upper)):
         for values, name in ((found.attention, "qkv"), (found.context, "attention_out"), (found.channels, "ffn_in")):
             assert torch.equal(values, seen[index, name].abs().amax(0))
         assert torch.equal(found.inner, seen[index, "ffn_out"].amax(0))
@@ -394,7 +394,7 @@ def test_a_base_that_knows_distances_has_it_too(tmp_path_factory: pytest.TempPat
     base = tiny.make_base(store, replace(tiny.config(), relative_buckets=16))
     for seed, name in enumerate(tiny.TASKS, 1):
         tiny.make_tenant(store, base, name, seed)
-    engine = engine_of(base, measure_ranges(base, base.load_upper(), torch.float32))
+    engine = engine_of(base, measure_ranges(base, base.load_upper()))
     for request, got in zip(requests := requests_of(base, store, [7, 31]), engine.run(requests), strict=True):
         exact = wanted(base, request)
         assert np.abs(got - exact).max() < 0.2 * max(1.0, float(np.abs(exact).max()))
@@ -403,7 +403,7 @@ def test_a_base_that_knows_distances_has_it_too(tmp_path_factory: pytest.TempPat
 
 def test_measuring_leaves_no_hook_behind_and_finds_the_same_twice(tiny_base: Base) -> None:
     upper = tiny_base.load_upper()
-    first, again = (measure_ranges(tiny_base, upper, torch.float32) for _ in range(2))
+    first, again = (measure_ranges(tiny_base, upper) for _ in range(2))
     assert len(first) == tiny_base.config.upper_layers
     for one, other in zip(first, again, strict=True):
         for name in ("attention", "context", "channels", "inner"):

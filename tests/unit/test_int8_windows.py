@@ -76,7 +76,7 @@ def test_a_layer_equals_its_slow_twin(tiny_base: Base, scale: float) -> None:
     lower = tiny_base.load_lower()
     # One of the layers has inner channels apart.
     enlarge(lower.layers[0])
-    found_ranges = measure_window_ranges(tiny_base, lower, torch.float32)
+    found_ranges = measure_window_ranges(tiny_base, lower)
     assert [bool(channels_apart(ranges)) for ranges in found_ranges] == [True] + [False] * (len(found_ranges) - 1)
     for layer, ranges in zip(lower.layers, found_ranges, strict=True):
         assert isinstance(layer, TransformerLayer)
@@ -130,7 +130,7 @@ def test_inner_channels_far_larger_than_the_others_take_nothing_from_them(tiny_b
     for lower in (exact, quantised):
         for layer in lower.layers:
             enlarge(layer)
-    ranges = measure_window_ranges(tiny_base, quantised, torch.float32)
+    ranges = measure_window_ranges(tiny_base, quantised)
     assert [sorted(channels_apart(one)) for one in ranges] == [list(range(APART))] * len(ranges)
     windows = some_windows(tiny_base, 200)
     found = compute_windows(in_int8(tiny_base, quantised), windows, torch.float32)
@@ -143,8 +143,8 @@ def test_ranges_are_those_of_the_layers_that_are_given(tiny_base: Base) -> None:
         for layer in domains.layers:
             assert isinstance(layer, TransformerLayer)
             layer.ffn_norm.weight *= 3
-    own = measure_window_ranges(tiny_base, ours, torch.float32)
-    wider = measure_window_ranges(tiny_base, domains, torch.float32)
+    own = measure_window_ranges(tiny_base, ours)
+    wider = measure_window_ranges(tiny_base, domains)
     # What goes into the first layer is the same; what goes into the next lies behind the first one's norm.
     assert torch.equal(wider[0].attention, own[0].attention)
     assert bool((wider[1].attention > 2 * own[1].attention).all())
@@ -159,11 +159,11 @@ def test_layers_that_two_open_at_once_are_put_in_integers_once(
     measured: list[WindowEncoder] = []
     first_is_in, other_begins, go_on = (threading.Event() for _ in range(3))
 
-    def measure(base: Base, given: WindowEncoder, dtype: torch.dtype) -> list[Ranges]:
+    def measure(base: Base, given: WindowEncoder) -> list[Ranges]:
         measured.append(given)
         first_is_in.set()
         assert go_on.wait(10)
-        return measure_window_ranges(base, given, dtype)
+        return measure_window_ranges(base, given)
 
     def pack_too() -> WindowEncoder:
         other_begins.set()
@@ -247,5 +247,5 @@ def test_a_batch_of_windows_is_measured(tiny_base: Base) -> None:
     counted: list[int] = []
     lower = tiny_base.load_lower()
     lower.register_forward_pre_hook(lambda _, given: counted.append(len(given[0])))
-    measure_window_ranges(tiny_base, lower, torch.float32)
+    measure_window_ranges(tiny_base, lower)
     assert counted == [WINDOWS]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -122,8 +123,9 @@ def test_nobody_waits_for_a_helper_that_has_not_begun(tiny_base: Base) -> None:
     windows = np.full((600, tiny_base.config.window), 7)
     may_go_on = threading.Event()
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(may_go_on.wait, SOON_S)
+        busy = pool.submit(may_go_on.wait, SOON_S)
         found = compute_windows(lower, windows, torch.float32, Helpers(pool, 1))
+        assert not busy.done()
         may_go_on.set()
     np.testing.assert_array_equal(found, compute_windows(lower, windows, torch.float32))
 
@@ -140,6 +142,30 @@ def test_what_a_helper_fails_at_is_raised(tiny_base: Base) -> None:
     lower.register_forward_pre_hook(fail)
     with ThreadPoolExecutor(1) as pool, pytest.raises(MemoryError, match="no room"):
         compute_windows(lower, np.full((2 * SHARED_WINDOWS, 3), 7), torch.float32, Helpers(pool, 1))
+
+
+def test_where_the_one_that_asks_fails_no_helper_goes_on(tiny_base: Base) -> None:
+    lower = tiny_base.load_lower()
+    begun, failed = threading.Barrier(2), threading.Event()
+    computed: list[str] = []
+
+    def see(*_: object) -> None:
+        begun.wait(SOON_S)
+        if threading.current_thread() is threading.main_thread():
+            failed.set()
+            raise MemoryError("no room")
+        assert failed.wait(SOON_S)
+        # The other is on its way out by now, or soon.
+        time.sleep(0.2)
+        computed.append(threading.current_thread().name)
+
+    lower.register_forward_pre_hook(see)
+    with ThreadPoolExecutor(1) as pool:
+        with pytest.raises(MemoryError, match="no room"):
+            compute_windows(lower, np.full((9 * SHARED_WINDOWS, 3), 7), torch.float32, Helpers(pool, 1))
+        # What had begun when it failed is done, and nothing else.
+        assert len(computed) == 1
+    assert len(computed) == 1
 
 
 def test_packed_lower_layers_are_not_saved_without_their_matrices(tiny_base: Base, tmp_path: Path) -> None:

@@ -117,8 +117,12 @@ def test_adapted_a_token_has_the_same_bits_however_many_go_with_it(
     adapt = scripted(adapt_planned)
     alone = adapt(tokens, parts, plan_adapters([1], [len(tokens)], CPU, gathered=gathered))
     for count in (1, 2, 3, 4, 5, 8, 17, 33, 64, 200):
-        lengths = [count, len(tokens) - count]
-        for slots in ([1, 2], [2, 1], [1, 0]):
+        rest = len(tokens) - count
+        for lengths, slots in (
+            *(([count, rest], slots) for slots in ([1, 2], [2, 1], [1, 0])),
+            ([rest, count], [2, 1]),
+            ([31, count, rest - 31], [2, 1, 0]),
+        ):
             found = adapt(tokens, parts, plan_adapters(slots, lengths, CPU, gathered=gathered))
             for slot, got, wanted in zip(slots, found.split(lengths), alone.split(lengths), strict=True):
                 assert torch.equal(got, wanted) == (slot == 1)

@@ -54,7 +54,7 @@ class Int8Judge:
     def __init__(self, served: Served, pooling: str) -> None:
         self._base: Base = served.base
         self._pooling = pooling
-        self._ranges = measure_ranges(self._base, self._base.load_upper(), choose_dtype("auto", CPU))
+        self._ranges = measure_ranges(self._base, self._base.load_upper())
         self._plain, self._quantised = served, replace(served, quantization="int8")
         # Of the same version both, whatever is published meanwhile.
         assert self._plain.lineage == self._quantised.lineage

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,11 +72,16 @@ def compute_windows(
 
     shares = -(-len(grams) // at_once)
     at_work = [] if helpers is None else [helpers.pool.submit(compute) for _ in range(min(helpers.count, shares - 1))]
-    compute()
-    for one in at_work:
-        # Who has not begun finds nothing to do, and would begin late.
-        if not one.cancel():
-            one.result()
+    try:
+        compute()
+    finally:
+        # Where this failed, nobody goes on. Who has not begun would begin late, and find nothing to do.
+        for _ in starts:
+            pass
+        begun = [one for one in at_work if not one.cancel()]
+        wait(begun)
+    for one in begun:
+        one.result()
     return values
 
 

@@ -81,7 +81,7 @@ def pack(lower: WindowEncoder, dtype: torch.dtype, int8_of: Base | None = None) 
                 raise ConfigError("these lower layers are open already with another quantization")
             return
         if int8_of is not None:
-            pairs = zip(lower.layers, measure_window_ranges(int8_of, lower, dtype), strict=True)
+            pairs = zip(lower.layers, measure_window_ranges(int8_of, lower), strict=True)
             lower.layers = nn.ModuleList(Int8WindowLayer(layer, ranges) for layer, ranges in pairs)
         if can_pack(device, dtype):
             pack_linears(lower, dtype)

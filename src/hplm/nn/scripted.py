@@ -31,7 +31,7 @@ class AdapterPlan(NamedTuple):
     """How the adapters of a batch are applied, in one of two ways, chosen by measurement (`hplm bench adapters`).
 
     Text by text, where `own_sizes` says how many tokens each of `own_slots` has, one after another: a product each over the
-    tokens where they lie, with the slot's weights where they lie.
+    tokens where they lie, fewer than LEAST_TOKENS beside their neighbours, with the slot's weights where they lie.
 
     Gathered, with no `own_sizes`, for where a product costs much besides its tokens: all tenants in few products a layer.
     Tokens are brought together by slot. Slots with many tokens, `own_slots`, have a product each over `own_places` (all

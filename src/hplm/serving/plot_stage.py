@@ -35,7 +35,7 @@ from hplm.serving.answers import Job
 from hplm.serving.held import Held, check_time_left
 from hplm.serving.places import Places
 from hplm.serving.refusal import for_the_wire
-from hplm.serving.threads import SWITCH_INTERVAL_S, ExclusiveLock, be_nice
+from hplm.serving.threads import SWITCH_INTERVAL_S, ExclusiveLock, give_way
 from hplm.serving.worker import Worker
 from hplm.store.catalog import Catalog
 from hplm.store.layout import Store
@@ -125,7 +125,7 @@ class PlotStage:
         threads = settings.num_threads or count_cores()
         self._helpers: Helpers | None = None
         if threads > 1:
-            pool = ThreadPoolExecutor(threads - 1, "hplm-window", be_nice, (HELPER_NICE, "hplm-window"))
+            pool = ThreadPoolExecutor(threads - 1, "hplm-window", give_way, (HELPER_NICE,))
             self._helpers = Helpers(pool, threads - 1)
         if settings.quantization == "int8" and settings.miss == "compute":
             check_int8(CPU)

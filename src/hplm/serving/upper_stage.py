@@ -116,7 +116,7 @@ class UpperStage:
         int8: list[Ranges] = []
         if settings.quantization == "int8":
             check_int8(device)
-            int8 = measure_ranges(base, upper, choose_dtype(settings.dtype, device))
+            int8 = measure_ranges(base, upper)
         self.engine = UpperEngine(
             base.config,
             upper,
