@@ -58,9 +58,7 @@ TextsOption = Annotated[
         "examples: the tenants' own.",
     ),
 ]
-LookUpThreadsOption = Annotated[
-    int, typer.Option(min=0, help="That compute what no table has; 0: as many as there are cores.")
-]
+LookUpThreadsOption = Annotated[int, typer.Option(min=0, help="That compute what no table has; 0: one, as served.")]
 QuickOption = Annotated[bool, typer.Option("--quick", help="A look in seconds: one round, less load.")]
 RoundsOption = Annotated[int, typer.Option(min=1, help="Rounds that count.")]
 
@@ -313,7 +311,7 @@ def bench_pipeline(
 ) -> None:
     """What look-up and swapping at the same time as computing are worth (HMI Table 6).
 
-    Example: hplm bench pipeline --models build/fleet-minilm-10000/models --look-up-threads 1 --json pipeline.json
+    Example: hplm bench pipeline --models build/fleet-minilm-10000/models --look-up-threads 2 --json pipeline.json
     """
     if quick:
         rounds, seconds = 1, min(seconds, 4.0)

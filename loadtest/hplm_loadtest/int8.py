@@ -16,7 +16,7 @@ import torch
 from hplm.config import Quantization
 from hplm.nn import lower as lowers
 from hplm.nn.base import Base
-from hplm.nn.dtype import choose_dtype, choose_threads, count_cores
+from hplm.nn.dtype import choose_dtype, choose_threads
 from hplm.nn.int8 import check_int8
 from hplm.nn.int8_ranges import measure_ranges
 from hplm.nn.lookup import compute_windows
@@ -135,7 +135,7 @@ def int8(models: Path, rounds: int, seconds: float, picture: Path | None = None,
         "base": base.config.name,
         "dtype": str(dtype),
         "threads": threads,
-        "look_up_threads": look_up_threads or count_cores(),
+        "look_up_threads": look_up_threads or 1,
         "batch": BATCH,
         "rounds": rounds,
         "mean_tokens": round(load.tokens / BATCH, 1),

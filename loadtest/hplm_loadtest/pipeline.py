@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from hplm.nn.dtype import count_cores
 from hplm.progress import progress_bars
 from hplm.report import Goal, Report
 from hplm_loadtest.models import read, served_names
@@ -93,7 +92,7 @@ def pipeline(
             y_label="requests/s",
         )
     about = {"base": read(models).base.config.name, "tenants": len(names), "slots": SLOTS, "rounds": rounds}
-    about |= {"look_up_threads": look_up_threads or count_cores()}
+    about |= {"look_up_threads": look_up_threads or 1}
     return Report("pipeline", {**about, "seconds": seconds, "in_flight": 64}, rows, goals)
 
 

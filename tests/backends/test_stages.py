@@ -89,21 +89,19 @@ def test_what_is_too_late_already_opens_nothing(tiny_models: Path) -> None:
     stage.stop()
 
 
-@pytest.mark.parametrize("threads", [1, 3])
-def test_windows_are_computed_by_as_many_threads_as_asked_for_the_others_at_low_priority(
-    tiny_models: Path, threads: int
-) -> None:
+@pytest.mark.parametrize(("wanted", "threads"), [(0, 1), (1, 1), (3, 3)])
+def test_windows_are_computed_by_as_many_threads_as_asked_for(tiny_models: Path, wanted: int, threads: int) -> None:
     folder = tiny_models / "hbert_plot" / "1"
-    settings = replace(config.load(PlotSettings, folder / "settings.json"), num_threads=threads)
+    settings = replace(config.load(PlotSettings, folder / "settings.json"), num_threads=wanted)
     stage = PlotStage(settings, folder)
     stage.start()
-    nice: dict[str, int] = {}
+    names: set[str] = set()
     begun = threading.Barrier(threads)
 
     def see(*_: object) -> None:
         name = threading.current_thread().name
-        if name not in nice:
-            nice[name] = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+        if name not in names:
+            names.add(name)
             # So that none is done before all have begun.
             begun.wait(30)
 
@@ -112,9 +110,7 @@ def test_windows_are_computed_by_as_many_threads_as_asked_for_the_others_at_low_
     requests = [((text.encode(),), b"alpha") for text in tiny.sentences(200, seed=77)]
     found = stage.run(requests)
     assert all(isinstance(one, LookedUp) for one in found)
-    assert len(nice) == threads
-    usual = nice.pop(threading.current_thread().name)
-    assert set(nice.values()) == ({max(usual, 10)} if threads > 1 else set())
+    assert len(names) == threads
     stage.stop()
 
 

@@ -23,7 +23,7 @@ from hplm.adapters.host_cache import HostCache
 from hplm.config import PlotSettings
 from hplm.errors import CorruptArtifactError, HplmError, InternalError, QueueFullError
 from hplm.nn import base as bases
-from hplm.nn.dtype import choose_dtype, count_cores
+from hplm.nn.dtype import choose_dtype
 from hplm.nn.int8 import check_int8
 from hplm.nn.lookup import Helpers, PlotLookup, open_lineage, verify_domain
 from hplm.nn.memory import keep_freed_memory, stop_searching_what_stays
@@ -35,7 +35,7 @@ from hplm.serving.answers import Job
 from hplm.serving.held import Held, check_time_left
 from hplm.serving.places import Places
 from hplm.serving.refusal import for_the_wire
-from hplm.serving.threads import SWITCH_INTERVAL_S, ExclusiveLock, give_way
+from hplm.serving.threads import SWITCH_INTERVAL_S, ExclusiveLock
 from hplm.serving.worker import Worker
 from hplm.store.catalog import Catalog
 from hplm.store.layout import Store
@@ -96,8 +96,6 @@ class _Asked:
 
 
 CPU = torch.device("cpu")
-# Of threads that compute windows beside the one that looks up: they take what others leave of a core.
-HELPER_NICE = 10
 # Folders of a domain version and those above it: ids would mean others in a registry that was made anew.
 Lineage = tuple[str, ...]
 # A domain whose files are broken is looked at again after this time: checking gigabytes takes seconds.
@@ -122,11 +120,10 @@ class PlotStage:
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         torch.set_num_threads(1)
         tokenise_in_one_thread()
-        threads = settings.num_threads or count_cores()
+        threads = settings.num_threads or 1
         self._helpers: Helpers | None = None
         if threads > 1:
-            pool = ThreadPoolExecutor(threads - 1, "hplm-window", give_way, (HELPER_NICE,))
-            self._helpers = Helpers(pool, threads - 1)
+            self._helpers = Helpers(ThreadPoolExecutor(threads - 1, "hplm-window"), threads - 1)
         if settings.quantization == "int8" and settings.miss == "compute":
             check_int8(CPU)
         self._store = Store((folder / settings.store).resolve(), settings.registry)

@@ -25,12 +25,6 @@ class ExclusiveLock:
         fcntl.flock(self._file, fcntl.LOCK_UN)
 
 
-def give_way(nice: int) -> None:
-    """Let this thread matter no more than that beside others; less, where the process does so already."""
-    thread = threading.get_native_id()
-    os.setpriority(os.PRIO_PROCESS, thread, max(nice, os.getpriority(os.PRIO_PROCESS, thread)))
-
-
 def be_nice(nice: int, name: str) -> None:
     """Tell the system how much this thread matters beside others, and the threads that it starts: -20 most, 19 least.
 
