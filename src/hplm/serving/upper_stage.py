@@ -32,7 +32,6 @@ from hplm.errors import (
     QueueFullError,
 )
 from hplm.nn import base as bases
-from hplm.nn.adapters import slot_size
 from hplm.nn.dtype import choose_device, choose_dtype, choose_threads, count_cores
 from hplm.nn.int8 import Ranges, check_int8
 from hplm.nn.int8_ranges import measure_ranges
@@ -104,7 +103,6 @@ class UpperStage:
         device = choose_device(settings.device, device_index)
         self._settings = settings
         self._config = base.config
-        self._reduced_size = slot_size(max(1, base.config.hidden_size // settings.reduction_factor))
         self._catalog = Catalog(store, settings.base, on_forgotten=self._forget)
         self._bank = TenantBank(store, self._catalog, base.fingerprint, verify=settings.verify)
         self._cache: HostCache[ServedTenant, Tenant] = HostCache(
@@ -121,7 +119,7 @@ class UpperStage:
             base.config,
             upper,
             num_slots=settings.num_slots,
-            reduced_size=self._reduced_size,
+            reduced_size=max(1, base.config.hidden_size // settings.reduction_factor),
             device=device,
             dtype=dtype,
             batching=settings.batching,
@@ -279,13 +277,13 @@ class UpperStage:
     def _load(self, key: ServedTenant) -> Tenant:
         """From disk to host memory, in the shape of a slot."""
         with self._tracer.span("load", tenant=key.name):
-            tenant = self._bank.load(key)
+            tenant, reduced_size = self._bank.load(key), self.engine.slots.reduced_size
             try:
-                packed = widen(tenant.packed, self._reduced_size)
+                packed = widen(tenant.packed, reduced_size)
             except ConfigError as error:
                 # Of `reduction_factor`, which is the operator's, not the client's.
                 raise CorruptArtifactError(str(error)) from error
-            shape = (self._config.upper_layers, packed_width(self._config.hidden_size, self._reduced_size))
+            shape = (self._config.upper_layers, packed_width(self._config.hidden_size, reduced_size))
             if packed.weights.shape != shape:
                 # In a slot it would fail the whole batch, others' requests too.
                 raise CorruptArtifactError(f"adapter of shape {packed.weights.shape}, slots hold {shape}")
