@@ -25,6 +25,7 @@ GOOD = {"store": "s", "base": "b", "table": "t"}
         ({"miss": "guess"}, "one of 'backoff', 'compute'"),
         ({"num_threads": "two"}, "num_threads must be int"),
         ({"num_threads": True}, "num_threads must be int"),
+        ({"num_threads": -1}, "num_threads must be at least 0"),
         ({"overlay_windows": 0}, "overlay_windows must be at least 1"),
         ({"batch_every_ms": -1.0}, "batch_every_ms must be 0 to 100"),
         ({"reserve_s": -0.1}, "reserve_s must be at least 0"),
