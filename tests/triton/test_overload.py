@@ -39,15 +39,18 @@ from tests.watching import pages_of, processor_time, session_of, stubs_of
 pytestmark = [pytest.mark.triton, pytest.mark.stress, pytest.mark.alone, pytest.mark.timeout(300)]
 OVERLOAD_S = 60.0
 MOST_STOLEN = 0.05
+# A base of which one core answers some ten requests of 60 tokens a second.
+SLOW = tiny.config(hidden_size=512, upper_layers=24, max_tokens=64)
+# `max_batch_size` of hbert_upper, and by how many bytes its segment grows at a time.
+TRITON_BATCH = 64
+SEGMENT_STEP = 1 << 20
 
 
 @pytest.fixture(scope="module")
 def slow_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A base of which one core answers some ten requests of 60 tokens a second."""
-    shape = tiny.config(hidden_size=512, upper_layers=24, max_tokens=64)
     return tiny.make_repository(
         tmp_path_factory.mktemp("slow"),
-        shape=shape,
+        shape=SLOW,
         num_slots=8,
         plot_settings={"overlay_windows": 65_536},
         # Batches of two requests or three: a batch must be short beside a deadline.
@@ -176,7 +179,9 @@ def test_under_ten_times_overload_queue_and_memory_stay_bounded(overload: Overlo
     assert 0 < max(overload.plot_waiting) <= PlotSettings.queue_capacity
     first, last = overload.pages[len(overload.pages) // 3], overload.pages[-1]
     assert last["rss"] < 1.05 * first["rss"] + 8e6
-    assert last["shm"] <= 1.5 * first["shm"]
+    # A stage's segment grows to the fullest batch that Triton ever hands over, by chance late, and is counted at both its ends.
+    hidden_and_tokens = SLOW.max_tokens * (2 * SLOW.hidden_size + 3 * 4)
+    assert last["shm"] <= first["shm"] + 2 * (TRITON_BATCH * hidden_and_tokens + SEGMENT_STEP)
 
 
 def test_a_full_queue_refuses_at_once_and_answers_all_that_it_took(slow_models: Path) -> None:
