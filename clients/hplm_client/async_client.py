@@ -27,15 +27,15 @@ class AsyncClient:
         headers: Mapping[str, str] | None = None,
     ) -> None:
         self.url = url
-        self._timeout_s = timeout_s
         address = split_url(url)
-        self._protocol = address.protocol
+        # Over HTTP the session has it.
+        self._bounded: dict[str, Any] = {"client_timeout": timeout_s} if address.protocol == "grpc" else {}
         self._module, self._triton = connect(address, headers, timeout_s=timeout_s, is_async=True)
 
     async def is_ready(self) -> bool:
         """Whether hBERT answers on that server; as `Client.is_ready`."""
         with typed_errors(self.url):
-            return bool(await self._triton.is_model_ready(wire.MODEL))
+            return bool(await self._triton.is_model_ready(wire.MODEL, **self._bounded))
 
     async def predict(
         self,
@@ -47,14 +47,13 @@ class AsyncClient:
         deadline_s: float | None = None,
     ) -> Prediction:
         """One text of one tenant, or two: `text` and `pair`; `deadline_s` as for `Client`."""
-        options: dict[str, Any] = {"client_timeout": self._timeout_s} if self._protocol == "grpc" else {}
         with typed_errors(self.url):
             result = await self._triton.infer(
                 wire.MODEL,
                 tensors_of(self._module, tenant, text, pair),
                 outputs=outputs_of(self._module, logits),
                 **options_of(deadline_s),
-                **options,
+                **self._bounded,
             )
             return prediction_of(result, tenant, text, pair, logits)
 

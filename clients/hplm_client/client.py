@@ -20,7 +20,7 @@ class Client:
 
     >>> with Client("grpc://127.0.0.1:8001") as client:  # doctest: +SKIP
     ...     client.predict("films", "A moving, beautifully acted film.").label
-    'pos'
+    'positive'
 
     One client for one thread. Raises the errors of `hplm.errors`, UnreachableError where nobody answers.
 
@@ -40,16 +40,17 @@ class Client:
         headers: Mapping[str, str] | None = None,
     ) -> None:
         self.url = url
-        self._timeout_s = timeout_s
         self._concurrency = concurrency
         address = split_url(url)
         self._protocol = address.protocol
+        # Over HTTP the connection has it.
+        self._bounded: dict[str, Any] = {"client_timeout": timeout_s} if address.protocol == "grpc" else {}
         self._module, self._triton = connect(address, headers, timeout_s=timeout_s, concurrency=concurrency)
 
     def is_ready(self) -> bool:
         """Whether hBERT answers on that server; over HTTP also False where who guards it lets nobody ask."""
         with typed_errors(self.url):
-            return bool(self._triton.is_model_ready(wire.MODEL))
+            return bool(self._triton.is_model_ready(wire.MODEL, **self._bounded))
 
     def predict(
         self,
@@ -105,7 +106,7 @@ class Client:
         failure: Exception | None = None
         with typed_errors(self.url):
             # A dead address shows here, as one error; later, gevent would print a traceback a request.
-            self._triton.is_server_live()
+            self._triton.is_server_live(**self._bounded)
 
         def finished() -> Prediction | HplmError:
             try:
@@ -141,10 +142,7 @@ class Client:
             raise failure
 
     def _call(self, logits: bool, deadline_s: float | None) -> dict[str, Any]:
-        call: dict[str, Any] = {"outputs": outputs_of(self._module, logits), **options_of(deadline_s)}
-        if self._protocol == "grpc":
-            call["client_timeout"] = self._timeout_s
-        return call
+        return {"outputs": outputs_of(self._module, logits), **options_of(deadline_s), **self._bounded}
 
     def _start(self, inputs: list[Any], call: dict[str, Any]) -> Any:
         if self._protocol == "http":

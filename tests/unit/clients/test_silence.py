@@ -1,0 +1,62 @@
+"""A server that takes calls and answers none, as one that is frozen."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc  # type: ignore[import-untyped]
+import pytest
+from hplm_client import AsyncClient, Client
+
+from hplm.errors import UnreachableError
+
+TIMEOUT_S = 0.2
+
+
+@pytest.fixture
+def frozen() -> Iterator[str]:
+    """The address of one that speaks gRPC."""
+    ended = threading.Event()
+
+    class Silent(grpc.GenericRpcHandler):  # type: ignore[misc]
+        def service(self, details: Any) -> Any:
+            return grpc.unary_unary_rpc_method_handler(lambda request, context: ended.wait())
+
+    server = grpc.server(ThreadPoolExecutor(8), handlers=[Silent()])
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield f"grpc://127.0.0.1:{port}"
+    ended.set()
+    server.stop(None).wait()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda client: client.is_ready(),
+        lambda client: client.predict("films", "good"),
+        lambda client: list(client.predict_many([("films", "good")])),
+    ],
+    ids=["is_ready", "predict", "predict_many"],
+)
+def test_every_call_ends_with_its_timeout(frozen: str, call: Callable[[Client], object]) -> None:
+    with Client(frozen, timeout_s=TIMEOUT_S) as client, pytest.raises(UnreachableError, match=frozen):
+        call(client)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [lambda client: client.is_ready(), lambda client: client.predict("films", "good")],
+    ids=["is_ready", "predict"],
+)
+def test_so_does_every_call_of_the_asynchronous_client(frozen: str, call: Callable[[AsyncClient], Any]) -> None:
+    async def ask() -> None:
+        async with AsyncClient(frozen, timeout_s=TIMEOUT_S) as client:
+            await call(client)
+
+    with pytest.raises(UnreachableError, match=frozen):
+        asyncio.run(ask())
