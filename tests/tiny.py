@@ -138,6 +138,14 @@ def tenant_of(base: bases.Base, name: str, seed: int, like: str = "") -> Tenant:
     return Tenant(card, pack(adapter), head)
 
 
+def name_root(store: Store, base: bases.Base, domain: str = PLOT) -> None:
+    """A root domain in the registry, without tables: enough where nothing is looked up."""
+    with closing(Registry.open(store, create=True)) as registry:
+        registry.publish_base(base.config.name, base.fingerprint, store.relative(store.base(base.config.name)), 1.0)
+        path = store.relative(store.table(domain, "root").parent)
+        registry.publish_domain(base.config.name, domain, path, 1.0, parent_id=None, about={})
+
+
 def make_tenant(store: Store, base: bases.Base, name: str, seed: int, like: str = "", *, domain: str = PLOT) -> Tenant:
     """As `tenant_of`, published as the tenant's next version."""
     made = tenant_of(base, name, seed, like)

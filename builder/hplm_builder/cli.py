@@ -223,7 +223,7 @@ def domain(
 
         if dry_run:
             check_parent(name, known, parent)
-            lineage = lineage_of(target, base, name if known else parent)
+            lineage = lineage_of(target, bases.load(target.base(base)), name if known else parent)
             found = estimate_domain(
                 *(target, base, lineage, corpus, settings, report), before=lineage[0] if known else None
             )

@@ -12,23 +12,49 @@ from typing import Any, Literal
 from hplm.adapters import tenant as tenants
 from hplm.adapters.bank_file import BankFile
 from hplm.adapters.tenant import Tenant, TenantCard, check_name
-from hplm.errors import ArtifactError, DataError, MissingRegistryError, UnknownDomainError, UnknownTenantError
+from hplm.errors import (
+    ArtifactError,
+    DataError,
+    MissingRegistryError,
+    UnknownDomainError,
+    UnknownTenantError,
+    WrongBaseError,
+)
 from hplm.nn.base import Base
-from hplm.store import caretaker
+from hplm.plot import table as tables
+from hplm.store import artifact, caretaker
 from hplm.store.layout import Store
 from hplm.store.records import DomainVersion, ServedTenant, TenantRecord, TenantVersion
 from hplm.store.registry import Registry
 
 
 def domain_version(registry: Registry, store: Store, base: Base, domain: str) -> DomainVersion:
-    """A domain that is there, at its current version; a root whose tables are in place is registered first."""
+    """A domain that is there, at its current version; a root whose tables are in place is registered first.
+
+    Raises UnknownDomainError, WrongBaseError where those tables are of another base.
+    """
     name = base.config.name
     registry.publish_base(name, base.fingerprint, store.relative(store.base(name)), time.time())
     try:
         return registry.current_domain(name, domain)
     except UnknownDomainError:
-        path = store.relative(store.table(domain, "root").parent)
+        path = _root_of(store, base, domain)
+        if path is None:
+            raise
         return registry.publish_domain(name, domain, path, time.time(), parent_id=None, about={}, expected=None)
+
+
+def _root_of(store: Store, base: Base, domain: str) -> str | None:
+    """The folder of a root's tables, None where there are none. Raises WrongBaseError where they are of another base."""
+    folder = store.table(domain, "root")
+    if not folder.is_dir():
+        return None
+    if artifact.read(folder, tables.KIND).meta.get("base") != base.fingerprint:
+        raise WrongBaseError(
+            f"PLOT {domain!r} was built for another base than {base.config.name!r}: name one of its own, "
+            f"`hplm build plot --base {base.config.name} --plot NAME` makes it"
+        )
+    return store.relative(folder.parent)
 
 
 def prepare(store: Store, base: Base, root: str) -> None:
@@ -43,17 +69,14 @@ def publish_domain(
     """The next version of a domain below `parent`, which may be a root that is not registered yet.
 
     `build(lineage, above, folder)` puts it in place below `above`, going on from the version before where there is one, and
-    says what is worth keeping of it. Raises UnknownDomainError for a parent that is not there, DataError for another than it
-    has, ConflictError where another published meanwhile.
+    says what is worth keeping of it. Raises UnknownDomainError for a parent that is not there, WrongBaseError for a root of
+    another base, DataError for another parent than it has, ConflictError where another published meanwhile.
     """
     check_name(name)
     base_name = base.config.name
     with closing(open_registry(store)) as registry:
         check_parent(name, _parent(registry, base_name, name), parent)
-        if store.table(parent, "root").is_dir():
-            above = domain_version(registry, store, base, parent)
-        else:
-            above = registry.current_domain(base_name, parent)
+        above = domain_version(registry, store, base, parent)
         try:
             before = registry.current_domain(base_name, name)
         except UnknownDomainError:
@@ -95,13 +118,19 @@ def _parent(registry: Registry, base_name: str, name: str) -> str | None:
         return None
 
 
-def lineage_of(store: Store, base_name: str, domain: str) -> list[str]:
-    """Folders of a domain's current version and those above it, also of a root that is not registered yet."""
-    root = store.table(domain, "root").parent
-    if root.is_dir():
-        return [store.relative(root)]
-    with closing(Registry.open_read_only(store)) as registry:
-        return [one.path for one in registry.lineage(registry.current_domain(base_name, domain).id)]
+def lineage_of(store: Store, base: Base, domain: str) -> list[str]:
+    """Folders of a domain's current version and those above it, also of a root that is not registered yet.
+
+    Raises as `domain_version` does, MissingRegistryError where there are neither tables nor a registry.
+    """
+    try:
+        with closing(Registry.open_read_only(store)) as registry:
+            return [one.path for one in registry.lineage(registry.current_domain(base.config.name, domain).id)]
+    except (UnknownDomainError, MissingRegistryError):
+        path = _root_of(store, base, domain)
+        if path is None:
+            raise
+        return [path]
 
 
 def open_registry(store: Store) -> Registry:

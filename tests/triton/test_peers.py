@@ -92,6 +92,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     folder = tmp_path_factory.mktemp(request.param)
     store = Store(folder / "store")
     base = tiny.make_base(store, tiny.config())
+    tiny.name_root(store, base, PLOT)
     for seed, name in enumerate(tiny.TASKS, 1):
         tiny.make_tenant(store, base, name, seed, domain=PLOT)
     make_fleet(store, base, BANK, 12, 0, QUIET)

@@ -32,6 +32,8 @@ from hplm.errors import (
     HplmError,
     MissingRegistryError,
     TenantNameError,
+    UnknownDomainError,
+    WrongBaseError,
 )
 from hplm.nn import base as bases
 from hplm.nn import reference
@@ -249,6 +251,23 @@ def test_a_tenant_over_a_domain_is_not_built_over_its_root_instead(tmp_path: Pat
     assert [register.parent_of(store, "tiny", name) for name in ("general", "law", "tax", "none")] == [
         *(None, "general", "law", None)
     ]
+
+
+def test_the_tables_of_another_base_are_no_root_of_this_one(tmp_path: Path) -> None:
+    store = Store(tiny.make_repository(tmp_path).parent / "store")
+    second = tiny.make_base(store, tiny.config(name="second"), seed=1)
+
+    def build(lineage: list[str], above: str, folder: Path) -> dict[str, Any]:
+        raise AssertionError("nothing is to be trained over them")
+
+    with pytest.raises(WrongBaseError, match="PLOT 'general' was built for another base than 'second'"):
+        register.publish_domain(store, second, tiny.PLOT, "law", build)
+    with pytest.raises(WrongBaseError, match="build plot --base second"):
+        register.lineage_of(store, second, tiny.PLOT)
+    with pytest.raises(UnknownDomainError):
+        register.lineage_of(store, second, "none")
+    with closing(Registry.open(store)) as registry, pytest.raises(UnknownDomainError):
+        registry.current_domain("second", tiny.PLOT)
 
 
 def test_tenants_of_a_bank_tell_how_they_were_made(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_one_seed_gives_one_fleet_and_another_seed_another(tmp_path: Path, base:
 
 def test_a_fleet_around_tenants_keeps_their_labels_and_lies_near_them(tmp_path: Path, base: Base) -> None:
     store = Store(tmp_path)
-    around = [tiny.make_tenant(store, base, name, seed) for seed, name in enumerate(("alpha", "tagger"))]
+    around = [tiny.tenant_of(base, name, seed) for seed, name in enumerate(("alpha", "tagger"))]
     make_fleet(store, base, BANK, 6, 0, QUIET, around=around, spread=0.01)
     bank = BankFile(store.bank(BANK), base.fingerprint)
     for number, name in enumerate(bank.names):

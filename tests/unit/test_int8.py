@@ -392,6 +392,7 @@ def test_every_batching_mode_gives_what_a_text_gets_alone(
 def test_a_base_that_knows_distances_has_it_too(tmp_path_factory: pytest.TempPathFactory) -> None:
     store = Store(tmp_path_factory.mktemp("relative"))
     base = tiny.make_base(store, replace(tiny.config(), relative_buckets=16))
+    tiny.name_root(store, base)
     for seed, name in enumerate(tiny.TASKS, 1):
         tiny.make_tenant(store, base, name, seed)
     engine = engine_of(base, measure_ranges(base, base.load_upper()))

@@ -42,6 +42,7 @@ def stored(request: pytest.FixtureRequest, tiny_store: Store, tmp_path_factory: 
         return bases.load(tiny_store.base("tiny")), tiny_store
     store = Store(tmp_path_factory.mktemp("relative"))
     base = tiny.make_base(store, replace(tiny.config(), relative_buckets=16))
+    tiny.name_root(store, base)
     for seed, name in enumerate(tiny.TASKS, 1):
         tiny.make_tenant(store, base, name, seed)
     return base, store

@@ -105,7 +105,7 @@ class Served:
     @cached_property
     def lineage(self) -> list[str]:
         """Folders of the domain's current version and those above it. Raises what finding it raises."""
-        return lineage_of(self.store, self.base.config.name, self.domain)
+        return lineage_of(self.store, self.base, self.domain)
 
     @cached_property
     def source(self) -> Source:

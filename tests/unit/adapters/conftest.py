@@ -20,6 +20,7 @@ from tests.unit.adapters.place import Place
 @pytest.fixture
 def store(tmp_path: Path, tiny_base: Base) -> Store:
     made = Store(tmp_path)
+    tiny.name_root(made, tiny_base)
     for seed, name in enumerate(tiny.TASKS, 1):
         tiny.make_tenant(made, tiny_base, name, seed)
     return made
