@@ -225,7 +225,8 @@ def check_data(
     expected_labels: Sequence[str] | None = None,
     seed: int = 0,
 ) -> LabelledData:
-    """Examples of one task; an empty `dev` is split off `train`, a tenth of every class, by `seed`.
+    """Examples of one task; an empty `dev` is split off `train`, a tenth of every class, by `seed`, of a tagging a tenth of
+    the texts with entities and of those without.
 
     Without `task`, entities mean tagging, numbers of which one is no integer mean regression, else it is classification.
     With `expected_labels`, those of an earlier version, the labels must be the same and keep that order. Raises DataError.
@@ -245,6 +246,9 @@ def check_data(
         train, dev = _split_off(found, train, seed)
     if found == "regression" and len({example.value for example in dev}) < 2:
         raise DataError("the dev data holds one value only: a regression's score needs two; give more dev data")
+    if found == "tagging" and not _types(dev):
+        # To find nothing would be the best score.
+        raise DataError("the dev data holds no entity: nothing tells a good model from a bad one; give more dev data")
     return LabelledData(found, labels, train, dev, test)
 
 
@@ -337,7 +341,10 @@ def _split_off(task: Task, train: list[LabelledText], seed: int) -> tuple[list[L
     else:
         kinds = [str(example.label or sorted({e.label for e in example.entities})) for example in train]
         sizes = Counter(kinds)
-        chosen = every_tenth(kinds, [i for i, kind in enumerate(kinds) if sizes[kind] > 1], seed)
+        chosen = set()
+        for has_entities in (True, False):
+            some = [i for i, one in enumerate(train) if sizes[kinds[i]] > 1 and bool(one.entities) == has_entities]
+            chosen |= every_tenth(kinds, some, seed)
     if not chosen:
         raise DataError(f"{len(train)} train examples are too few to split dev data off: give dev data")
     return [one for i, one in enumerate(train) if i not in chosen], [train[i] for i in sorted(chosen)]

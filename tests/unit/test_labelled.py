@@ -244,6 +244,22 @@ def test_without_dev_data_a_tenth_of_every_class_is_split_off_the_same_for_a_see
     assert check_data(train, [], [], seed=2).dev != data.dev
 
 
+def test_dev_data_split_off_a_tagging_has_some_of_the_few_texts_with_entities() -> None:
+    plain = [LabelledText(f"text {i}") for i in range(60)]
+    tagged = [LabelledText(f"Anna {i}", None, (Entity("PER", 0, 4),)) for i in range(5)]
+    for seed in range(3):
+        dev = check_data([*plain, *tagged], [], [], seed=seed).dev
+        assert Counter(len(example.entities) for example in dev) == {0: 6, 1: 1}
+
+
+def test_dev_data_of_a_tagging_without_an_entity_is_refused_for_to_find_nothing_would_be_best() -> None:
+    plain = [LabelledText(f"text {i}") for i in range(60)]
+    tagged = [LabelledText(f"Anna {i}", None, (Entity("PER", 0, 4),)) for i in range(5)]
+    for train, dev in ((tagged, plain), ([*plain, tagged[0]], [])):
+        with pytest.raises(DataError, match="the dev data holds no entity"):
+            check_data(train, dev, [])
+
+
 def test_dev_data_split_off_a_regression_has_values_from_all_over() -> None:
     data = check_data(texts(*(i / 10 for i in range(200))), [], [])
     assert Counter(example.value // 2 for example in data.dev) == dict.fromkeys(range(10), 2)
