@@ -81,7 +81,7 @@ def plan_tenant(job: Job, bench: Bench) -> dict[str, Any]:
         "labels": list(task.data.labels),
         "task": task.data.task,
         "estimated_s": estimate_fine_tune(task.data, task.settings, task.base, task.lookup(bench.store)),
-        "bytes": _bytes(task.base.config, len(task.data.labels)),
+        "bytes": _bytes(task.base.config, task.data),
     }
 
 
@@ -174,10 +174,11 @@ def _result(version: TenantVersion) -> dict[str, Any]:
     return {"tenant": version.tenant, "version": version.number, "scores": version.about.get("scores", {})}
 
 
-def _bytes(config: BaseConfig, labels: int) -> int:
-    """Of a tenant's weights on disk, in float32."""
-    hidden, reduced = config.hidden_size, max(1, config.hidden_size // REDUCTION_FACTOR)
-    return 4 * (config.upper_layers * (2 * hidden * reduced + reduced + hidden) + labels * (hidden + 1))
+def _bytes(config: BaseConfig, data: LabelledData) -> int:
+    """Of a tenant's weights on disk, in float32: adapters, head, and of a tagging its transitions."""
+    hidden, reduced, labels = config.hidden_size, max(1, config.hidden_size // REDUCTION_FACTOR), len(data.labels)
+    transitions = (1 + labels) * labels if data.task == "tagging" else 0
+    return 4 * (config.upper_layers * (2 * hidden * reduced + reduced + hidden) + labels * (hidden + 1) + transitions)
 
 
 def _texts(count: int) -> str:

@@ -156,7 +156,10 @@ class Worker:
                 log.exception("job %s failed", job.id)
                 error = StoreUnavailableError(f"the worker cannot read or write a file it needs: {failed.strerror}")
                 error.__cause__ = failed
-            except Exception:
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException:
+                # Also what is no Exception, as a panic in Rust: every worker that took the job would end with it.
                 log.exception("job %s failed", job.id)
                 error = InternalError("the worker failed on this job; its log says why")
             if _tries_again(job, error):

@@ -7,6 +7,7 @@ import os
 import sqlite3
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from hplm.store.layout import Store
 from hplm.store.records import Job
 from hplm.store.registry import Registry
 from hplm.store.registry_jobs import MOST_ATTEMPTS
+from hplm.text import TextEncoder
 from tests.managed import at_work
 from tests.unit.manage.making import (
     QUICK,
@@ -171,6 +173,30 @@ def test_a_worker_that_must_leave_in_the_middle_of_a_step_gives_its_job_back(
     thread.join()
     assert registry.job(job).state == "cancelled"
     assert not [path for path in files_below(store) if path.startswith("tenants/")]
+
+
+class Panic(BaseException):
+    """As a tokenizer in Rust has it: no Exception."""
+
+
+def test_what_is_no_exception_fails_its_job_and_not_the_worker(
+    service: ManageService, store: Store, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    really = TextEncoder.encode
+
+    def encode(self: TextEncoder, texts: Sequence[Any]) -> Any:
+        if any("panic" in text for text in texts if isinstance(text, str)):
+            raise Panic
+        return really(self, texts)
+
+    monkeypatch.setattr(TextEncoder, "encode", encode)
+    bad = create_tenant(service, "bad", colours(50, labels=["red", "panic"]))
+    good = create_tenant(service, "good")
+    Worker(store, "w").run(until_idle=True)
+    failed = registry.job(bad)
+    assert failed.error is not None
+    assert (failed.state, failed.error["code"], failed.attempts) == ("failed", "INTERNAL", 1)
+    assert registry.job(good).state == "done"
 
 
 @pytest.mark.parametrize(("refusals", "why"), [(1, errno.ENOSPC), (1, errno.EROFS), (MOST_ATTEMPTS, errno.ENOSPC)])

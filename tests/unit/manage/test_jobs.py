@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import threading
 from contextlib import closing
 from pathlib import Path
@@ -230,6 +231,24 @@ def test_a_dry_run_says_what_it_would_cost_and_changes_nothing(
     rest = {path for path in files_below(store) if not path.startswith(("tenants/", "uploads/"))}
     assert rest == before
     assert registry.tenant("acme").current.number == 1
+
+
+def test_what_a_tagging_takes_is_told_with_its_transitions(service: ManageService, store: Store) -> None:
+    entities = [{"label": f"KIND{i}", "start": 0, "end": 4} for i in range(20)]
+    rows = [{"text": f"Anna sings {i}", "entities": [entities[i % 20]]} for i in range(200)]
+    data = {"train": {"upload": upload(service, "".join(json.dumps(row) + "\n" for row in rows), "train.jsonl")}}
+    worker = Worker(store, "w")
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    try:
+        plan = ask(service, "tenant.create", tenant="names", data=data, dry_run=True)["plan"]
+    finally:
+        worker.stop.set()
+        thread.join()
+    ask(service, "tenant.create", tenant="names", data=data, settings=QUICK)
+    work(store)
+    weights = store.tenant_version("names", 1) / "weights.safetensors"
+    assert plan["bytes"] == pytest.approx(weights.stat().st_size, abs=1000)
 
 
 def test_old_versions_go_after_a_while_and_what_is_served_stays(store: Store, registry: Registry) -> None:
