@@ -233,7 +233,7 @@ class ManageService:
 
     def _roll_back(self, request: requests.RollBackTenant) -> Answer:
         crash_point("rollback.before")
-        version = self._registry.rollback_tenant(request.tenant, request.version, self._clock())
+        version = self._registry.rollback_tenant(request.tenant, request.version)
         crash_point("rollback.after")
         return {"tenant": request.tenant, "version": version.number}
 

@@ -160,7 +160,7 @@ class Domains:
         with self._database.writing() as connection:
             domain_id = _domain_id(connection, base, name)
             fallen = _standing_on(connection, domain_id)
-            in_the_way = [*_in_the_way(connection, domain_id, fallen), *jobs_on_domain(connection, base, name)]
+            in_the_way = _in_the_way(connection, base, name, domain_id, fallen)
             if in_the_way:
                 raise DomainInUseError(f"domain {name!r} cannot be deleted: {'; '.join(in_the_way)}")
             for table, column in (
@@ -292,8 +292,8 @@ def _standing_on(connection: Connection, domain_id: int) -> list[int]:
     return sorted(found)
 
 
-def _in_the_way(connection: Connection, domain_id: int, fallen: list[int]) -> list[str]:
-    """What stands on the versions `fallen` and is in use, in words."""
+def _in_the_way(connection: Connection, base: str, name: str, domain_id: int, fallen: list[int]) -> list[str]:
+    """What stands on the versions `fallen` of a domain and is in use, or will once its job is done, in words."""
     children = connection.execute(
         select(domains.c.name).where(domains.c.current_id.in_(fallen), domains.c.id != domain_id).order_by("name")
     ).scalars()
@@ -303,8 +303,13 @@ def _in_the_way(connection: Connection, domain_id: int, fallen: list[int]) -> li
         .where(tenant_versions.c.domain_version_id.in_(fallen))
         .order_by(tenants.c.name)
     )
+    found = {
+        "tenants": list(connection.execute(users).scalars()),
+        "domains": list(children),
+        "jobs": jobs_on_domain(connection, base, name),
+    }
     return [
         f"{kind} {', '.join(names[:NAMED])}" + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
-        for kind, names in (("tenants", list(connection.execute(users).scalars())), ("domains", list(children)))
+        for kind, names in found.items()
         if names
     ]

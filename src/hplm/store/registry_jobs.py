@@ -188,10 +188,10 @@ def unfinished_subjects(connection: Connection) -> set[str]:
 
 
 def jobs_on_domain(connection: Connection, base: str, name: str) -> list[str]:
-    """Unfinished jobs that make something which stands on a domain, in words; they would end in a conflict, hours later."""
+    """Ids of unfinished jobs, and what they make, which stands on a domain; they would end in a conflict, hours later."""
     found = connection.execute(select(jobs).where(jobs.c.state.in_(UNFINISHED)).order_by(jobs.c.seq)).all()
     return [
-        f"job {row.id}, which makes {row.subject}"
+        f"{row.id} ({row.subject})"
         for row in found
         if row.request.get("base") == base
         and row.subject != f"domain:{base}/{name}"

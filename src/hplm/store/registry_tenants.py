@@ -153,7 +153,7 @@ class Tenants:
         with self._database.reading() as connection:
             return {(row[0], row[1]): row[2] for row in connection.execute(query)}
 
-    def rollback_tenant(self, name: str, number: int | None, now_s: float) -> TenantVersion:
+    def rollback_tenant(self, name: str, number: int | None) -> TenantVersion:
         """Serve an earlier (or later) kept version again; None is, of the earlier ones, that which was served last.
 
         Only `current` moves. Raises UnknownTenantError or UnknownVersionError.

@@ -74,11 +74,11 @@ class RegistryMachine(RuleBasedStateMachine):
         earlier = [one for one in self.last[name] if one in self.kept[name] and one < self.current[name]]
         wanted = (earlier[-1] if earlier else None) if number is None else number
         if wanted in self.kept[name]:
-            assert self.registry.rollback_tenant(name, number, NOW_S).number == wanted
+            assert self.registry.rollback_tenant(name, number).number == wanted
             self.serve(name, wanted)
         else:
             with pytest.raises(UnknownVersionError):
-                self.registry.rollback_tenant(name, number, NOW_S)
+                self.registry.rollback_tenant(name, number)
 
     @precondition(lambda self: self.current)
     @rule(data=st.data())

@@ -127,7 +127,7 @@ def test_adopting_adds_what_came_later_and_leaves_alone_what_is_known(
 ) -> None:
     fill(store, base)
     caretaker.adopt(store, registry, NOW_S)
-    registry.rollback_tenant("old", 1, NOW_S)
+    registry.rollback_tenant("old", 1)
     registry.delete_tenant("a", NOW_S)
     put_tenant(store, "tenants/late", base)
     # A killed job's: neither served nor adopted.
