@@ -23,7 +23,7 @@ def send_file(ask: Callable[..., dict[str, Any]], path: Path, sent: Sent) -> str
     """Upload a file; returns the upload's id. Pieces are sent again where the server has no room for a moment.
 
     What is not sent to its end, interrupted or refused, is dropped on the server. Raises DataError where the file cannot be
-    read or changes meanwhile, and the server's errors.
+    read or is empty, and the server's errors: UploadError where the file changes meanwhile.
     """
     try:
         total_bytes = path.stat().st_size

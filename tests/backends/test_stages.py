@@ -10,7 +10,7 @@ import threading
 import time
 import weakref
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from hplm.store import catalog
 from hplm.store.catalog import LOOK_EVERY_S
 from hplm.store.layout import Store
 from hplm.store.records import ServedTenant
+from hplm.store.registry import Registry
 from hplm.wire import LabelledSpan
 from tests import tiny
 from tests.waiting import until
@@ -458,6 +459,29 @@ def test_a_missing_base_is_named_at_the_start(tmp_path: Path) -> None:
     folder = models / "hbert_upper" / "1"
     with pytest.raises(errors.MissingArtifactError, match="no base in"):
         UpperStage(config.load(UpperSettings, folder / "settings.json"), folder)
+
+
+def test_cut_weights_of_a_base_are_corrupt_also_where_no_checksum_is_looked_at(tmp_path: Path) -> None:
+    tiny.make_repository(tmp_path)
+    base = bases.load(Store(tmp_path / "store").base("tiny"), verify=False)
+    for name, read in (("upper", base.load_upper), ("lower", base.load_lower)):
+        weights = base.folder / f"{name}.safetensors"
+        weights.write_bytes(weights.read_bytes()[:100])
+        with pytest.raises(errors.CorruptArtifactError, match=name):
+            read()
+
+
+def test_a_broken_root_shows_at_the_start_where_no_tenant_stands_on_it(tmp_path: Path) -> None:
+    models = tiny.make_repository(tmp_path)
+    store = Store(tmp_path / "store")
+    with closing(Registry.open(store)) as registry:
+        for name in tiny.TASKS:
+            registry.delete_tenant(name, time.time())
+    values = store.table(tiny.PLOT, "root") / "values.f16"
+    values.write_bytes(values.read_bytes()[:-2])
+    folder = models / "hbert_plot" / "1"
+    with pytest.raises(errors.CorruptArtifactError, match=r"values\.f16"):
+        PlotStage(config.load(PlotSettings, folder / "settings.json"), folder)
 
 
 def test_a_copied_tenant_folder_is_never_served_as_the_tenant_it_was_copied_from(tmp_path: Path) -> None:

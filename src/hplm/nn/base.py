@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from safetensors.torch import save as packed
 from torch import Tensor
@@ -43,7 +44,7 @@ class Base:
 def _filled(module: Any, path: Path) -> Any:
     try:
         module.load_state_dict({name: tensor.float() for name, tensor in load_file(path).items()})
-    except (OSError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
         raise CorruptArtifactError(f"{path} does not hold this base's weights ({error}); build it again") from error
     return module.eval()
 

@@ -148,11 +148,9 @@ class PlotStage:
             capacity_bytes=MOST_CARDS,
         )
         self._opening = Places(settings.queue_capacity)
-        # The root is in every lineage: what is wrong with it shows now.
-        self._catalog.check_domain(settings.table)
-        for lineage in {one.lineage for one in self._catalog.served()}:
-            if len(lineage) == 1:
-                self._domains.fetch(lineage).result()
+        # A root is in every lineage: what is wrong with it shows now.
+        for root in {one.lineage[-1:] for one in self._catalog.served()} | {self._catalog.lineage(settings.table)[-1:]}:
+            self._domains.fetch(root).result()
         self._tracer = Tracer(Path(settings.trace) if settings.trace else None, "plot")
         # What is done with windows that no table has, in words.
         if settings.miss == "compute":

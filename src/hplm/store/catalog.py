@@ -138,9 +138,10 @@ class Catalog:
         """As `served`, and what was replaced so lately that requests under way may still ask for it."""
         return [*self._published.values(), *(one for _, one in list(self._replaced.values()))]
 
-    def check_domain(self, name: str) -> None:
-        """Raises UnknownDomainError where the base has no such domain."""
-        self._registry.domain(self._base, name)
+    def lineage(self, domain: str) -> tuple[str, ...]:
+        """Folders of a domain's current version and those above it. Raises UnknownDomainError where the base has no such."""
+        current = self._registry.current_domain(self._base, domain)
+        return tuple(version.path for version in self._registry.lineage(current.id))
 
     def refresh(self) -> None:
         """Take in what has changed since the last time. Raises RegistryError."""
