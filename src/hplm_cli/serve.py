@@ -15,6 +15,7 @@ from typing import Annotated
 
 import typer
 from hplm_client import Client
+from hplm_client.connection import headers_of_environment
 from rich.console import Console
 from rich.markup import escape
 
@@ -179,7 +180,8 @@ def bring_up_to_date(store: Store) -> None:
 def _predictions(console: Console, url: str, cards: list[TenantCard]) -> list[dict[str, object]]:
     """One real answer of each tenant; a tenant that cannot answer is named and left out."""
     answers = []
-    with Client(url) as client:
+    # Where its own options have it guarded, this asks as the commands do.
+    with Client(url, headers=headers_of_environment()) as client:
         for card in cards:
             try:
                 pair = (card.example_pair or ANY_TEXT) if card.texts == 2 else None
@@ -198,10 +200,21 @@ def _explain(console: Console, ports: Ports, predictions: list[dict[str, object]
         told = escape(f"  {p['tenant']!s:<12} {shown!r} -> ")
         console.print(f"{told}[bold]{escape(str(p['label']))}[/bold] ({score})")
     if not predictions:
-        console.print("  no tenants yet: `hplm build tenant --help`")
-        return
-    tenant = str(predictions[0]["tenant"])
-    texts = [str(predictions[0][key]) for key in ("text", "pair") if key in predictions[0]]
+        console.print(
+            "  no tenant answers: `hplm build tenant --help`, or `hplm tenant create --help` while this serves"
+        )
+    console.print(
+        f"\nServing HTTP on {ports.http_url}, gRPC on {ports.grpc_url}, metrics on http://{ports.host}:{ports.metrics}/metrics"
+    )
+    if predictions:
+        _show_calls(console, ports, predictions[0])
+    console.print("\nCtrl-C stops it.")
+
+
+def _show_calls(console: Console, ports: Ports, prediction: dict[str, object]) -> None:
+    """How to ask for one of the predictions: with curl, in Python and by our command."""
+    tenant = str(prediction["tenant"])
+    texts = [str(prediction[key]) for key in ("text", "pair") if key in prediction]
     body = json.dumps(
         {
             "inputs": [
@@ -210,9 +223,6 @@ def _explain(console: Console, ports: Ports, predictions: list[dict[str, object]
             ],
             "outputs": [{"name": "LABEL"}, {"name": "SCORE"}],
         }
-    )
-    console.print(
-        f"\nServing HTTP on {ports.http_url}, gRPC on {ports.grpc_url}, metrics on http://{ports.host}:{ports.metrics}/metrics"
     )
     # JSON strings are Python strings, and double quotes need no quoting inside the shell's single ones.
     asked = ", ".join(json.dumps(value) for value in (tenant, *texts))
@@ -224,4 +234,4 @@ def _explain(console: Console, ports: Ports, predictions: list[dict[str, object]
         shlex.join([sys.executable, "-c", code]),
         shlex.join([str(Path(sys.executable).parent / "hplm"), *call]),
     ]
-    console.print("\n" + "\n\n".join(lines) + "\n\nCtrl-C stops it.", markup=False)
+    console.print("\n" + "\n\n".join(lines), markup=False)

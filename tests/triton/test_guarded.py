@@ -10,13 +10,15 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from queue import Queue
 
 import pytest
+import tritonclient.grpc as triton_grpc
 from hplm_client import AsyncClient, Client, ManageClient
 from hplm_client.connection import HEADERS_VARIABLE
+from tritonclient.utils import InferenceServerException
 
 from hplm import errors
 from tests import managed
@@ -49,6 +51,8 @@ def place(tmp_path_factory: pytest.TempPathFactory, certificate: Path) -> Iterat
         f"--grpc-server-cert={certificate}",
         f"--grpc-server-key={certificate.with_name('key.pem')}",
         f"--grpc-restricted-protocol={guard}",
+        # As docs/operating.md has it.
+        "--grpc-restricted-protocol=model-repository,model-config,shared-memory,trace,logging:admin=the operator",
         f"--http-restricted-api={guard}",
     )
     with managed.serving(tmp_path_factory.mktemp("guarded"), flags=flags) as made:
@@ -156,6 +160,22 @@ def test_a_load_goes_over_tls_and_sends_the_headers_of_its_environment(
     (row,) = json.loads(report.read_text())["rows"]
     assert row["requests"] > 40
     assert (row["lost"], row["failed"], row["refused"]) == (0, 0, 0)
+
+
+def test_over_grpc_only_the_operator_loads_unloads_or_sets_anything(place: Place, certificate: Path) -> None:
+    url = f"127.0.0.1:{place.server.ports.grpc}"
+    with closing(triton_grpc.InferenceServerClient(url, ssl=True, root_certificates=str(certificate))) as triton:
+        for ask in (
+            lambda **how: triton.unload_model("hbert_plot", **how),
+            lambda **how: triton.get_model_config("hbert_plot", **how),
+            lambda **how: triton.get_system_shared_memory_status(**how),
+            lambda **how: triton.update_trace_settings(settings={"trace_level": ["TIMESTAMPS"]}, **how),
+            lambda **how: triton.update_log_settings({"log_verbose_level": 1}, **how),
+        ):
+            for headers in ({}, {"triton-grpc-protocol-guard": "let me in"}):
+                with pytest.raises(InferenceServerException, match="This protocol is restricted"):
+                    ask(headers=headers)
+        assert triton.get_model_config("hbert_plot", headers={"triton-grpc-protocol-admin": "the operator"})
 
 
 @pytest.mark.usefixtures("trusted")

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 from hplm_client import Client
+from hplm_client.connection import HEADERS_VARIABLE
 
 from hplm.errors import StartError, TritonNotFoundError
 from hplm.store.layout import Store
@@ -152,6 +153,39 @@ def test_hplm_serve_names_a_damaged_tenant_and_serves_the_others(tmp_path: Path)
     assert done.returncode == 0, done.stderr
     assert "tenant beta cannot answer: CORRUPT_ARTIFACT" in done.stderr
     assert {one["tenant"] for one in json.loads(done.stdout)} == {"alpha", "gamma", "tagger"}
+
+
+def test_hplm_serve_asks_a_guarded_server_with_the_headers_of_its_environment(tmp_path: Path) -> None:
+    models = tiny.make_repository(tmp_path)
+    command = [str(Path(sys.executable).parent / "hplm"), "serve", "--check", "--models", str(models)]
+    command.append("--http-restricted-api=inference:guard=let me in")
+    for headers, answering in (({}, set()), ({"guard": "let me in"}, set(tiny.TASKS))):
+        environment = {**os.environ, HEADERS_VARIABLE: json.dumps(headers)}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        assert done.returncode == 0, done.stderr
+        assert {one["tenant"] for one in json.loads(done.stdout)} == answering
+        assert ("FORBIDDEN" in done.stderr) == (not answering)
+
+
+def test_hplm_serve_says_where_it_serves_when_there_is_no_tenant_yet(tmp_path: Path) -> None:
+    models = tiny.make_repository(tmp_path)
+    for name in tiny.TASKS:
+        tiny.delete_tenant(Store(tmp_path / "store"), name)
+    ports = free_ports()
+    numbers = zip(("http", "grpc", "metrics"), (ports.http, ports.grpc, ports.metrics), strict=True)
+    command = [str(Path(sys.executable).parent / "hplm"), "serve", "--no-worker", "--models", str(models)]
+    command += [f"--{name}-port={number}" for name, number in numbers]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    said = []
+    for line in process.stderr:
+        said.append(line)
+        if line.startswith("Ctrl-C"):
+            break
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert "no tenant answers: `hplm build tenant --help`" in "".join(said)
+    assert f"Serving HTTP on {ports.http_url}, gRPC on {ports.grpc_url}" in "".join(said)
 
 
 def test_hplm_serve_brings_a_registry_of_the_first_schema_up_to_date(tmp_path: Path) -> None:
