@@ -14,7 +14,7 @@ from rich.table import Table
 
 from hplm.adapters.tenant import Pooling, Task, TenantCard
 from hplm.config import ManagerSettings, Miss, PlotSettings, UpperSettings, parse
-from hplm.errors import ConfigError
+from hplm.errors import ConfigError, MissingArtifactError
 from hplm.nn import base as bases
 from hplm.packages import cache_dir
 from hplm.progress import bar_report, progress_bars
@@ -351,8 +351,11 @@ def export_models(
         )
     plot_values = {"store": "", "base": base, "table": plot, "miss": miss, "dtype": dtype, "quantization": quantization}
     upper_values = {"store": "", "base": base, "num_slots": slots, "dtype": dtype, "quantization": quantization}
+    target = Store.at(store)
+    if not any((target.root / "bases").glob("*")):
+        raise MissingArtifactError(f"{store} has no base, so it is no store: give --store")
     export(
-        Store.at(store),
+        target,
         models,
         parse(PlotSettings, plot_values, "hbert_plot"),
         parse(UpperSettings, upper_values, "hbert_upper"),

@@ -119,7 +119,7 @@ def bench_response(
 ) -> None:
     """Response time by number of tenants, each one request every 20 s (HMI Fig. 12), on a real server started for it.
 
-    Example: hplm bench response --models build/fleet/models --json response.json --picture response.svg
+    Example: hplm bench response --models build/fleet-minilm-10000/models --json response.json --picture response.svg
     """
     if quick:
         tenants, rounds, duration_s = sorted(tenants)[:2], 1, min(duration_s, 10.0)
@@ -141,7 +141,7 @@ def bench_burst(
 ) -> None:
     """Response times of 250 clients started 0.05 s apart, each 50 requests, one every 1.2 s (HMI Fig. 13).
 
-    Example: hplm bench burst --models build/fleet/models --json burst.json --picture burst.svg
+    Example: hplm bench burst --models build/fleet-minilm-10000/models --json burst.json --picture burst.svg
     """
     if quick:
         rounds, scale, count = 1, 0.1 * scale, min(count, 5)

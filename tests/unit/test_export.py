@@ -34,6 +34,7 @@ def test_settings_that_are_kept_are_those_of_the_models_before_but_for_what_is_g
     tmp_path: Path, hplm: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
     models = tmp_path / "models"
+    (tmp_path / "store" / "bases" / "mine").mkdir(parents=True)
     command = ["build", "export", "--store", str(tmp_path / "store"), "--models", str(models)]
 
     def exported(*options: str) -> tuple[PlotSettings, UpperSettings]:
