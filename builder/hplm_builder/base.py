@@ -105,9 +105,6 @@ def convert_base(
         model.lower.load_state_dict(start.load_lower().state_dict())
         model.upper.load_state_dict(start.load_upper().state_dict())
     before = distance(model, original, held)
-    if where.type == "cpu":
-        # A tenth faster; the upper layers gain nothing.
-        model.lower.compile(dynamic=True)
     started_from = start.fingerprint if start else ""
     train(model, original, text, settings, cache_dir() / "work" / f"convert-{name}.pt", progress, started_from)
     after = distance(model, original, held)

@@ -66,8 +66,16 @@ def demo(
     show_scores(cards)
 
 
+def is_given(context: typer.Context, option: str) -> bool:
+    """Whether an option stands on the command line or in the environment."""
+    source = context.get_parameter_source(option)
+    # By its name: typer has click's own class or one that it brings.
+    return source is not None and source.name in ("COMMANDLINE", "ENVIRONMENT")
+
+
 @app.command()
 def base(
+    context: typer.Context,
     model: Annotated[
         Path, typer.Option(help="`minilm`, `mpnet` (440 MB), or a BERT or MPNet folder in Hugging Face format.")
     ] = Path("minilm"),
@@ -110,8 +118,12 @@ def base(
     target = Store.at(store)
     if name == DEFAULT_BASE and origin_of(model) != origin_of(Path("minilm")):
         raise ConfigError(f"{DEFAULT_BASE} is MiniLM's: give another --name, or the base that is served is replaced")
-    if shipped and start:
-        raise ConfigError("--shipped trains nothing: leave it out, or --start")
+    if shipped:
+        given = sorted(
+            option for option in context.params if option not in ("shipped", "store") and is_given(context, option)
+        )
+        if given:
+            raise ConfigError(f"--shipped trains nothing: leave it out, or --{given[0].replace('_', '-')}")
     if shipped:
         report = install_shipped(target)
     else:
@@ -337,17 +349,12 @@ def export_models(
     """
     keep: set[str] = set()
 
-    def given(option: str) -> bool:
-        source = context.get_parameter_source(option)
-        # By its name: typer has click's own class or one that it brings.
-        return source is not None and source.name in ("COMMANDLINE", "ENVIRONMENT")
-
     if keep_settings:
         fields = (
             one.name for kind in (PlotSettings, UpperSettings, ManagerSettings) for one in dataclasses.fields(kind)
         )
         keep = set(fields).difference(
-            {"store", "registry"}, *(EXPORTED[option] for option in EXPORTED if given(option))
+            {"store", "registry"}, *(EXPORTED[option] for option in EXPORTED if is_given(context, option))
         )
     plot_values = {"store": "", "base": base, "table": plot, "miss": miss, "dtype": dtype, "quantization": quantization}
     upper_values = {"store": "", "base": base, "num_slots": slots, "dtype": dtype, "quantization": quantization}

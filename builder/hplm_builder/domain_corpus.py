@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,7 +17,7 @@ from hplm_builder.convert import Ids, PackedText
 from hplm_builder.corpora import passages
 from hplm_builder.masking import Vocabulary, vocabulary
 from hplm_builder.plots import Counted, count_packed
-from hplm_builder.portions import some_at_a_time
+from hplm_builder.portions import tokenised
 
 HELD_OUT_SHARE = 0.05
 MOST_HELD_OUT_TOKENS = 10_000
@@ -56,8 +55,8 @@ def prepare_corpus(documents: Sequence[str], base: Base, least_tokens: int, seed
     rng = np.random.default_rng(seed)
     size, parts = max(1, sum(map(len, documents))), []
     report(READING, 0.0)
-    for texts in some_at_a_time(passages(documents, rng), len):
-        parts.append(_encoded(texts, tokenizer, base.config.max_tokens))
+    for ids, lengths in tokenised(passages(documents, rng), tokenizer, base.config.max_tokens):
+        parts.append(PackedText(ids, lengths))
         report(READING, min(1.0, len(parts) * portions.SOME_CHARACTERS / size))
     report(READING, 1.0)
     tokens = sum(int(np.isin(part.ids, known.special, invert=True).sum()) for part in parts)
@@ -85,15 +84,6 @@ def prepare_corpus(documents: Sequence[str], base: Base, least_tokens: int, seed
         documents=len(documents),
         tokens=tokens,
     )
-
-
-def _encoded(texts: list[str], tokenizer: Tokenizer, max_tokens: int) -> PackedText:
-    """Token ids; what is longer than a text may be is several."""
-    tokenizer.no_padding()
-    tokenizer.enable_truncation(max_tokens)
-    found = [part.ids for one in tokenizer.encode_batch_fast(texts) for part in (one, *one.overflowing)]
-    ids = np.fromiter(itertools.chain.from_iterable(found), dtype=np.int64)
-    return PackedText(ids, np.array([len(one) for one in found], dtype=np.int64))
 
 
 def _chosen(text: PackedText, chosen: npt.NDArray[np.bool_]) -> PackedText:

@@ -147,6 +147,8 @@ def conversion(
     target = Store.at(store)
     base = bases.load(target.base(DEFAULT_BASE))
     examples = read_folder(data)
+    if not examples.test:
+        raise ConfigError(f"{data} has no test data: there is nothing to report")
     metric = METRICS[examples.task]
     rows = []
     for one in method or METHODS:
@@ -190,7 +192,7 @@ def tables(
     config, encoder = base.config, TextEncoder(base.tokenizer_path, base.config.max_tokens)
     documents = [text for source in PLOT_SOURCES for text in SOURCES[source]()]
     with progress_bars() as progress:
-        counted = count_grams(documents, encoder, config, progress)
+        counted = count_grams(documents, base, progress)
     texts = {"wikipedia": unseen_paragraphs()}
     texts |= {tenant.name: [example.text for example in demo_data(tenant).test] for tenant in TENANTS}
     asked = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -15,8 +15,7 @@ from rich.progress import Progress
 from torch import nn
 
 from hplm.adapters import bank_file
-from hplm.adapters.packed import PackedAdapter, packed_width, unpack
-from hplm.adapters.packed import pack as pack_adapter
+from hplm.adapters.packed import PackedAdapter, packed_width
 from hplm.adapters.tenant import Head, Pooling, Tenant, TenantCard
 from hplm.config import BaseConfig, PlotSettings, UpperSettings
 from hplm.errors import ArtifactError, ConfigError
@@ -77,57 +76,40 @@ def make_fleet(
     seed: int,
     progress: Progress,
     *,
-    around: Sequence[Tenant] = (),
-    spread: float = ADAPTER_STD,
     pooling: Pooling = "mean",
 ) -> int:
-    """Publish a bank of `count` tenants `tenant-00000` ..., each a seeded step of size `spread` away from one of `around`.
-
-    Without `around` they lie around zero: random adapters, 2 to 20 labels, heads that read what `pooling` says. No two are
-    equal.
+    """Publish a bank of `count` tenants `tenant-00000` ..., seeded: random adapters, 2 to 20 labels, heads that read what
+    `pooling` says. No two are equal.
     """
     if count < 1:
         raise ConfigError(f"a fleet needs at least one tenant, got {count}")
     bar = progress.add_task(f"{name}: tenants", total=count)
 
     def members() -> Iterator[Tenant]:
-        for tenant in _perturbed(base, count, np.random.default_rng(seed), around, spread, pooling):
+        for tenant in _perturbed(base, count, np.random.default_rng(seed), pooling):
             yield tenant
             progress.update(bar, advance=1)
 
     return bank_file.write(store.bank(name), base.fingerprint, members())
 
 
-def _perturbed(
-    base: Base, count: int, rng: np.random.Generator, around: Sequence[Tenant], spread: float, pooling: Pooling
-) -> Iterator[Tenant]:
+def _perturbed(base: Base, count: int, rng: np.random.Generator, pooling: Pooling) -> Iterator[Tenant]:
     config = base.config
     hidden = config.hidden_size
-    reduced = around[0].packed.reduced_size if around else max(1, hidden // REDUCTION_FACTOR)
+    reduced = max(1, hidden // REDUCTION_FACTOR)
     layers, width = config.upper_layers, packed_width(hidden, reduced)
     # One stream of noise, read from another place for each tenant: drawing it anew would take minutes.
-    noise = torch.from_numpy(rng.standard_normal(layers * width + 8 * count, dtype=np.float32) * spread)
+    noise = torch.from_numpy(rng.standard_normal(layers * width + 8 * count, dtype=np.float32) * ADAPTER_STD)
     starts = rng.choice(8 * count, count, replace=False)
-    centres = [torch.from_numpy(pack_adapter(unpack(tenant.packed)).weights) for tenant in around]
     for number, start in enumerate(starts):
         weights = noise[start : start + layers * width].view(layers, width)
-        if around:
-            near = around[number % len(around)]
-            weights = weights + centres[number % len(around)]
-            card = replace(near.card, name=f"tenant-{number:05d}", about={})
-        else:
-            labels = tuple(f"label-{i:02d}" for i in range(rng.integers(2, MOST_LABELS + 1)))
-            name = f"tenant-{number:05d}"
-            card = TenantCard(name, "classification", labels, base.fingerprint, pooling, adapter_at=ADAPTER_AT)
+        labels = tuple(f"label-{i:02d}" for i in range(rng.integers(2, MOST_LABELS + 1)))
+        name = f"tenant-{number:05d}"
+        card = TenantCard(name, "classification", labels, base.fingerprint, pooling, adapter_at=ADAPTER_AT)
         head = Head(
             rng.standard_normal((len(card.labels), hidden), dtype=np.float32) * np.float32(HEAD_STD),
             rng.standard_normal(len(card.labels), dtype=np.float32) * np.float32(HEAD_STD),
         )
-        if around:
-            near_head = near.head
-            head = Head(
-                head.weight * spread + near_head.weight, head.bias * spread + near_head.bias, near_head.transitions
-            )
         bits = weights.to(torch.bfloat16).view(torch.uint16).numpy()
         yield Tenant(card, PackedAdapter(bits, hidden, reduced), head)
 
@@ -166,7 +148,7 @@ def make_pool_plot(store: Store, base: Base, texts: Sequence[str], progress: Pro
     config = base.config
     lower = base.load_lower()
     dtype = choose_dtype("auto", torch.device("cpu"))
-    counted = count_grams(texts, TextEncoder(base.tokenizer_path, config.max_tokens), config, progress)
+    counted = count_grams(texts, base, progress)
     grams = tables.sort_grams(counted.grams, config.vocab_size)
     bar = progress.add_task("compute root windows", total=len(grams))
 

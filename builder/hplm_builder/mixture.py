@@ -13,6 +13,7 @@ from hplm.errors import DataError
 from hplm_builder.convert import Ids, PackedText
 from hplm_builder.corpora import SOURCES, passages
 from hplm_builder.corpus_file import read_corpus
+from hplm_builder.portions import tokenised
 
 # Film reviews would outweigh the rest otherwise.
 SHARES: Mapping[str, float] = {
@@ -38,7 +39,7 @@ def read_source(name: str) -> list[str]:
 
 
 def read_to_count(name: str) -> list[str]:
-    """As `read_source`, but a file's documents are cut: of a text longer than a base reads only the start would be counted."""
+    """As `read_source`, but a file's documents are cut: texts that are served are shorter, and a table knows their ends."""
     documents = read_source(name)
     return documents if name in SOURCES else list(passages(documents, np.random.default_rng(0)))
 
@@ -48,20 +49,18 @@ def mixture(
 ) -> tuple[PackedText, PackedText]:
     """Tokenised passages of all sources: to train on, and held out."""
     tokenizer = Tokenizer.from_file(str(tokenizer_json))
-    tokenizer.no_padding()
-    tokenizer.enable_truncation(max_tokens)
     cutting, choosing = np.random.default_rng(0), np.random.default_rng(1)
     train: list[Ids] = []
     held: list[Ids] = []
     for name, share in progress.track(shares.items(), description="read text"):
-        encodings = tokenizer.encode_batch_fast(list(passages(read_source(name), cutting)))
-        draws = choosing.random(len(encodings))
-        kept = choosing.random(len(encodings)) < share
-        for encoding, draw, keep in zip(encodings, draws, kept, strict=True):
-            if draw > 1 - HELD_OUT:
-                held.append(np.array(encoding.ids, dtype=np.int64))
-            elif keep:
-                train.append(np.array(encoding.ids, dtype=np.int64))
+        for ids, lengths in tokenised(passages(read_source(name), cutting), tokenizer, max_tokens):
+            draws = choosing.random(len(lengths))
+            kept = choosing.random(len(lengths)) < share
+            for part, draw, keep in zip(np.split(ids, np.cumsum(lengths)[:-1]), draws, kept, strict=True):
+                if draw > 1 - HELD_OUT:
+                    held.append(part)
+                elif keep:
+                    train.append(part)
     return _packed(train), _packed(held)
 
 

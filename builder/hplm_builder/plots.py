@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from rich.progress import Progress
+from tokenizers import Tokenizer
 
 from hplm.config import BaseConfig
 from hplm.errors import ArtifactError, ConfigError, DataError
@@ -25,7 +26,7 @@ from hplm.plot.keys import fits, pack, unpack
 from hplm.plot.windows import Ids, centre, windows
 from hplm.store import artifact
 from hplm.store.layout import Store
-from hplm.text import TextEncoder
+from hplm_builder.portions import tokenised
 
 CHUNK = 4096
 
@@ -53,17 +54,18 @@ class Counted:
         return grams[np.argsort(-counts, kind="stable")]
 
 
-def count_grams(documents: Sequence[str], encoder: TextEncoder, config: BaseConfig, progress: Progress) -> Counted:
+def count_grams(documents: Sequence[str], base: Base, progress: Progress) -> Counted:
     """All windows of the corpus, with how often they occur; ties in the order of the ids."""
     bar = progress.add_task("count n-grams", total=len(documents))
 
-    def parts() -> Iterator[tuple[Ids, list[int]]]:
-        for start in range(0, len(documents), CHUNK):
-            encoded = encoder.encode(documents[start : start + CHUNK])
-            yield np.concatenate([one.ids for one in encoded]), [len(one.ids) for one in encoded]
-            progress.update(bar, advance=len(encoded))
+    def told() -> Iterator[str]:
+        for document in documents:
+            yield document
+            progress.update(bar, advance=1)
 
-    return count_packed(parts(), config)
+    tokenizer = Tokenizer.from_file(str(base.tokenizer_path))
+    parts = tokenised(told(), tokenizer, base.config.max_tokens)
+    return count_packed(((ids, lengths.tolist()) for ids, lengths in parts), base.config)
 
 
 def count_packed(texts: Iterable[tuple[Ids, Sequence[int]]], config: BaseConfig) -> Counted:
@@ -115,7 +117,7 @@ def build_plot(
     base = bases.load(store.base(base_name))
     _check_own(store, base, plot_name)
     lower = base.load_lower()
-    counted = count_grams(documents, TextEncoder(base.tokenizer_path, base.config.max_tokens), base.config, progress)
+    counted = count_grams(documents, base, progress)
     kept = counted.top(percent)
     seen = int(counted.counts[: len(kept)].sum())
     report: dict[str, Any] = {

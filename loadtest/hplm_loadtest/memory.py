@@ -14,6 +14,7 @@ import torch
 from hplm import config
 from hplm.adapters.bank_file import BankFile
 from hplm.config import UpperSettings
+from hplm.errors import ConfigError
 from hplm.nn.adapters import AdapterSlots
 from hplm.nn.dtype import choose_device, choose_dtype
 from hplm.progress import progress_bars
@@ -94,6 +95,8 @@ def memory_by_tenants(folder: Path, shape: Shape, counts: Sequence[int], picture
     """One server; each number of tenants sends a request each, and all of them stay in host memory."""
     check_picture(picture)
     counts = sorted(set(counts))
+    if len(counts) < 2:
+        raise ConfigError("what an added tenant takes is between two counts: give --tenants twice, and not the same")
     fleet = open_fleet(folder, shape, max(counts))
     bank = _bank(fleet)
     tenant = bank.load(bank.names[0], verify=False)
@@ -121,7 +124,7 @@ def memory_by_tenants(folder: Path, shape: Shape, counts: Sequence[int], picture
     if picture is not None:
         draw(picture, rows, shape)
     first, last = rows[0], rows[-1]
-    added = max(1, last["tenants"] - first["tenants"])
+    added = last["tenants"] - first["tenants"]
     per_tenant = {
         "device_bytes": (last["slot_mb"] - first["slot_mb"]) * 1e6 / added,
         "host_bytes": (last["private_mb"] - first["private_mb"]) * 1e6 / added,

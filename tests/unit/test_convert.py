@@ -101,11 +101,15 @@ def test_an_interrupted_conversion_goes_on_as_if_nothing_had_been(
     settings = ConvertSettings(total_tokens=8_000, batch_tokens=1000)
     monkeypatch.setattr(convert, "CHECKPOINT_STEPS", 3)
 
-    class Interrupted(Progress):
+    class Counting(Progress):
         steps = 0
 
         def update(self, *args: object, **kwargs: object) -> None:
             self.steps += 1
+
+    class Interrupted(Counting):
+        def update(self, *args: object, **kwargs: object) -> None:
+            super().update()
             if self.steps == 5:
                 raise KeyboardInterrupt
 
@@ -115,10 +119,13 @@ def test_an_interrupted_conversion_goes_on_as_if_nothing_had_been(
         convert.train(model, original, text_of(100, 0), settings, checkpoint, progress)
         return model.state_dict()
 
-    whole = trained(Progress(disable=True), tmp_path / "whole.pt")
+    steps, rest = Counting(disable=True), Counting(disable=True)
+    whole = trained(steps, tmp_path / "whole.pt")
     with pytest.raises(KeyboardInterrupt):
         trained(Interrupted(disable=True), tmp_path / "cut.pt")
-    resumed = trained(Progress(disable=True), tmp_path / "cut.pt")
+    resumed = trained(rest, tmp_path / "cut.pt")
+    # What was kept after three steps is not done again.
+    assert rest.steps == steps.steps - 3
     for name, value in whole.items():
         torch.testing.assert_close(resumed[name], value, atol=1e-4, rtol=1e-3)
 

@@ -7,8 +7,10 @@ from collections import Counter
 import numpy as np
 import pytest
 from hplm_builder import portions
+from hplm_builder.corpora import passages
 from hplm_builder.domain_corpus import prepare_corpus
-from hplm_builder.plots import count_packed
+from hplm_builder.plots import count_grams, count_packed
+from rich.progress import Progress
 
 from hplm.errors import CorpusTooSmallError, DataError
 from hplm.nn.base import Base
@@ -40,6 +42,14 @@ def test_a_document_longer_than_a_text_may_be_is_read_to_its_end(base: Base) -> 
     found = prepare_corpus([words], base, 0, 0, silent)
     assert found.tokens == len(words.split())
     assert max(*found.text.lengths, *found.held.lengths) == base.config.max_tokens
+
+
+def test_a_root_counts_a_text_without_ends_of_sentences_to_its_end_too(base: Base) -> None:
+    # As transcripts have it, and every script but ours.
+    words = " ".join(tiny.WORDS * 20)
+    counted = count_grams([*passages([words], np.random.default_rng(0))], base, Progress(disable=True))
+    parts = -(-20 * len(tiny.WORDS) // (base.config.max_tokens - 2))
+    assert counted.counts.sum() == 20 * len(tiny.WORDS) + 2 * parts
 
 
 def test_however_it_is_cut_into_pieces_a_corpus_is_the_same(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:

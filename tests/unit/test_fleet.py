@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hplm_builder.fleet import BANK, make_fleet, make_pool_plot
 from rich.progress import Progress
@@ -46,18 +45,6 @@ def test_one_seed_gives_one_fleet_and_another_seed_another(tmp_path: Path, base:
     for name in first.names:
         assert first.load(name).version == again.load(name).version
         assert first.load(name).version != other.load(name).version
-
-
-def test_a_fleet_around_tenants_keeps_their_labels_and_lies_near_them(tmp_path: Path, base: Base) -> None:
-    store = Store(tmp_path)
-    around = [tiny.tenant_of(base, name, seed) for seed, name in enumerate(("alpha", "tagger"))]
-    make_fleet(store, base, BANK, 6, 0, QUIET, around=around, spread=0.01)
-    bank = BankFile(store.bank(BANK), base.fingerprint)
-    for number, name in enumerate(bank.names):
-        made, near = bank.load(name), around[number % 2]
-        assert (made.card.task, made.card.labels) == (near.card.task, near.card.labels)
-        distance = np.abs(made.adapter.down - near.adapter.down)
-        assert 0 < distance.max() < 0.1
 
 
 def test_swapping_two_tenants_changes_the_hidden_states(tmp_path: Path, base: Base) -> None:

@@ -34,7 +34,7 @@ from hplm_builder.evaluation.variants import RATES, Served, Variant, hbert_body,
 from hplm_builder.mixture import read_source, read_to_count
 from hplm_builder.plots import Counted, count_grams
 from hplm_builder.register import published
-from hplm_builder.tenants import REDUCTION_FACTOR, encoder_of
+from hplm_builder.tenants import REDUCTION_FACTOR
 
 PERCENTS = (0.1, 1.0, 10.0, 100.0)
 SMALL_GIGABYTES = 1.5
@@ -48,7 +48,7 @@ def count_corpus(documents: Sequence[str], served: Served) -> Counted:
     with progress_bars() as progress:
         if len(served.lineage) > 1:
             return prepare_corpus(documents, served.base, 0, 0, bar_report(progress, "corpus")).grams
-        return count_grams(documents, encoder_of(served.base), served.base.config, progress)
+        return count_grams(documents, served.base, progress)
 
 
 def table_rows(judged: Judged, tree: VersionTree, percents: Sequence[float]) -> list[Row]:

@@ -25,7 +25,8 @@ class PeerSettings:
     weights: str
     budget_mb: int = 4096
     from_disk: bool = False
-    num_slots: int = 64
+    # For a batch of as many tenants, and the identity.
+    num_slots: int = 65
     reduction_factor: int = 16
     host_cache_mb: int = 1024
     batch_requests: int = 64
