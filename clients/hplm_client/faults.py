@@ -13,12 +13,21 @@ import rapidjson
 from geventhttpclient.response import HTTPParseError
 from tritonclient.utils import InferenceServerException
 
-from hplm.errors import BadInputError, ForbiddenError, HplmError, InternalError, UnreachableError, from_wire
+from hplm.errors import (
+    BadInputError,
+    ForbiddenError,
+    HplmError,
+    InternalError,
+    QueueFullError,
+    UnreachableError,
+    from_wire,
+)
 
 # tritonclient's own words.
 NOT_TRITONS = ("an exception occurred in the client while decoding", "client received an empty response")
 NEVER_TRITONS = re.compile("3..|408|413|429")
-# Triton's own words where one of its headers is missing; over gRPC its status is UNAVAILABLE.
+# Triton's own words where too much waits before a stage, and where one of its headers is missing: over gRPC UNAVAILABLE, both.
+FULL = "Exceeds maximum queue size"
 RESTRICTED = ("This protocol is restricted", "This API is restricted")
 
 
@@ -46,6 +55,8 @@ def from_triton(error: Any, url: str) -> HplmError:
         return _from_proxy(int(status), url)
     if found := from_wire(message):
         return found
+    if FULL in message:
+        return QueueFullError(f"{url}: more requests wait before a stage than Triton takes; try again later")
     if message.startswith(RESTRICTED) or any(word in status.upper() for word in ("UNAUTH", "PERMISSION", "401", "403")):
         return ForbiddenError(f"{url} refuses who asks: {message}")
     if message.startswith("Request for unknown model") or any(

@@ -154,7 +154,7 @@ def tables_accuracy(
 
     Models are trained once, over the domain as it is served with misses computed, and judged with every table. Examples:
 
-      hplm eval tables-accuracy --root data --resume runs --json tables-accuracy.json
+      hplm eval tables-accuracy --root data --resume runs-tables --json tables-accuracy.json
 
       hplm eval tables-accuracy --data data/chemprot --domain biology --text abstracts.txt --top 0 --top 1 --top 100
 
