@@ -124,7 +124,6 @@ def base(
         )
         if given:
             raise ConfigError(f"--shipped trains nothing: leave it out, or --{given[0].replace('_', '-')}")
-    if shipped:
         report = install_shipped(target)
     else:
         with progress_bars() as progress:
