@@ -54,6 +54,7 @@ def base(store: Store) -> Base:
 @pytest.fixture(scope="module")
 def fleet(store: Store, base: Base) -> list[Tenant]:
     """As they come out of the host cache: with a version."""
+    tiny.name_root(store, base)
     return [replace(member, version="1") for member in tiny.make_fleet(store, base, MEMBERS)]
 
 
