@@ -28,6 +28,9 @@ NOT_TRITONS = ("an exception occurred in the client while decoding", "client rec
 NEVER_TRITONS = re.compile("3..|408|413|429")
 # Triton's own words where too much waits before a stage, and where one of its headers is missing: over gRPC UNAVAILABLE, both.
 FULL = "Exceeds maximum queue size"
+# What it puts before the words of a step of the ensemble; and where a model is not there.
+STEP = re.compile(r"\Ain ensemble '[^']*', ")
+UNKNOWN_MODEL = "Request for unknown model"
 RESTRICTED = ("This protocol is restricted", "This API is restricted")
 
 
@@ -59,12 +62,14 @@ def from_triton(error: Any, url: str) -> HplmError:
         return QueueFullError(f"{url}: more requests wait before a stage than Triton takes; try again later")
     if message.startswith(RESTRICTED) or any(word in status.upper() for word in ("UNAUTH", "PERMISSION", "401", "403")):
         return ForbiddenError(f"{url} refuses who asks: {message}")
-    if message.startswith("Request for unknown model") or any(
+    said = STEP.sub("", message, count=1)
+    if said.startswith(UNKNOWN_MODEL) or any(
         word in status.upper() for word in ("UNAVAILABLE", "DEADLINE", "499", "502", "503", "504")
     ):
         # A model that is not there may be on its way: the server is starting, stopping, or reviving it.
         return UnreachableError(f"{url}: {message}")
-    if any(word in status.upper() for word in ("INVALID", "NOT_FOUND", "400", "404")):
+    # What comes from a step without a code of ours is no fault of the request: the server has checked it before.
+    if said == message and any(word in status.upper() for word in ("INVALID", "NOT_FOUND", "400", "404")):
         return BadInputError(message)
     return InternalError(f"{url}: {message}")
 

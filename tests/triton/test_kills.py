@@ -204,10 +204,10 @@ class Lane:
 
 @dataclass
 class Answers:
-    """What was asked all the while, and what came back: name, number of the text, logits."""
+    """What was asked all the while, and what came back: name, number of the text, logits; of errors what was said last."""
 
     logits: list[tuple[str, int, np.ndarray]] = field(default_factory=list)
-    refused: set[tuple[str, type[HplmError]]] = field(default_factory=set)
+    refused: dict[tuple[str, type[HplmError]], str] = field(default_factory=dict)
 
     def ask(self, service: Service, done: threading.Event) -> None:
         rng = np.random.default_rng(0)
@@ -219,7 +219,7 @@ class Answers:
                     try:
                         found = client.predict(name, TEXTS[text], logits=True).logits
                     except HplmError as error:
-                        self.refused.add((name, type(error)))
+                        self.refused[name, type(error)] = str(error)
                         time.sleep(0.05)
                         break
                     assert found is not None

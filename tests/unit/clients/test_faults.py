@@ -1,0 +1,30 @@
+"""What Triton says in its own words becomes the error that tells the caller whose fault it is."""
+
+from __future__ import annotations
+
+import pytest
+from hplm_client.faults import from_triton
+from tritonclient.utils import InferenceServerException
+
+from hplm import errors
+
+STOPPED = "Server is stopping, scheduler for model has stopped accepting new inference requests"
+
+
+@pytest.mark.parametrize(
+    ("message", "status", "kind"),
+    [
+        ("Request for unknown model: 'hbert' is not found", "StatusCode.NOT_FOUND", errors.UnreachableError),
+        # A stage that is being loaded again, while a request is between the two.
+        ("in ensemble 'hbert', Request for unknown model: 'x' is not found", "404", errors.UnreachableError),
+        (f"in ensemble 'hbert', [request id: 1] {STOPPED}", "StatusCode.UNAVAILABLE", errors.UnreachableError),
+        # A stage that ended without an answer: no fault of the request.
+        ("in ensemble 'hbert', unexpected deadlock", "StatusCode.INVALID_ARGUMENT", errors.InternalError),
+        ("in ensemble 'hbert', Stub process is not healthy.", "StatusCode.INTERNAL", errors.InternalError),
+        ("in ensemble 'hbert', Exceeds maximum queue size", "StatusCode.UNAVAILABLE", errors.QueueFullError),
+        ("[request id: 1] unexpected shape for input 'TEXT'", "400", errors.BadInputError),
+        (f"in ensemble 'hbert', {errors.EmptyTextError('no text').wire()}", "400", errors.EmptyTextError),
+    ],
+)
+def test_the_error_says_whose_fault_it_is(message: str, status: str, kind: type[errors.HplmError]) -> None:
+    assert type(from_triton(InferenceServerException(message, status), "grpc://host:1")) is kind
