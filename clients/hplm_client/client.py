@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Literal, overload
+
+import gevent
 
 from hplm import wire
 from hplm.errors import HplmError
@@ -105,7 +108,7 @@ class Client:
         call = self._call(logits, deadline_s)
         failure: Exception | None = None
         with typed_errors(self.url):
-            # A dead address shows here, as one error; later, gevent would print a traceback a request.
+            # A dead address shows here, as one error, not as one for each request.
             self._triton.is_server_live(**self._bounded)
 
         def finished() -> Prediction | HplmError:
@@ -145,26 +148,30 @@ class Client:
         return {"outputs": outputs_of(self._module, logits), **options_of(deadline_s), **self._bounded}
 
     def _start(self, inputs: list[Any], call: dict[str, Any]) -> Any:
+        """Something whose `get` waits for the result and the error, one of them None."""
         if self._protocol == "http":
-            return self._triton.async_infer(wire.MODEL, inputs, **call)
+            # Not `async_infer`, which sleeps 10 ms after each start.
+            return gevent.spawn(self._infer, inputs, call)
         # gRPC hands its answer to a callback; a queue of one makes it something to wait for.
-        from queue import SimpleQueue
-
         answer: SimpleQueue[tuple[Any, Any]] = SimpleQueue()
         self._triton.async_infer(wire.MODEL, inputs, callback=lambda result, error: answer.put((result, error)), **call)
         return answer
+
+    def _infer(self, inputs: list[Any], call: dict[str, Any]) -> tuple[Any, Exception | None]:
+        """In a greenlet, which must not raise: gevent would print it."""
+        try:
+            return self._triton.infer(wire.MODEL, inputs, **call), None
+        except Exception as error:
+            return None, error
 
     def _finish(self, started: tuple[str, str, str | None, Any], logits: bool) -> Prediction:
         tenant, text, pair, handle = started
         if isinstance(handle, HplmError):
             raise handle
         with typed_errors(self.url):
-            if self._protocol == "http":
-                result = handle.get_result()
-            else:
-                result, error = handle.get()
-                if error is not None:
-                    raise error
+            result, error = handle.get()
+            if error is not None:
+                raise error
             return prediction_of(result, tenant, text, pair, logits)
 
     def close(self) -> None:
