@@ -33,7 +33,7 @@ class TritonPythonModel:
         self._stage.start()
 
     def execute(self, requests):
-        translate.submit_all(requests, self._read, self._stage.submit, lambda request: self._write)
+        return translate.submit_all(requests, self._read, self._stage.submit, lambda request: self._write)
 
     def finalize(self):
         self._stage.stop()

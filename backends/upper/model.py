@@ -29,7 +29,7 @@ class TritonPythonModel:
         self._stage.start()
 
     def execute(self, requests):
-        translate.submit_all(requests, self._read, self._stage.submit, self._writer)
+        return translate.submit_all(requests, self._read, self._stage.submit, self._writer)
 
     def finalize(self):
         self._stage.stop()

@@ -25,6 +25,8 @@ from hplm.config import PlotSettings, UpperSettings
 from hplm.nn import base as bases
 from hplm.nn import reference
 from hplm.nn.base import Base
+from hplm.scheduling.backlog import Backlog
+from hplm.serving.backlog_file import READ_EVERY_S, BacklogFile
 from hplm.serving.plot_stage import BYTES_PER_TOKEN, CUT_PER_TOKEN, LookedUp, PlotInput, PlotStage, _Asked
 from hplm.serving.upper_stage import UpperAnswer, UpperInput, UpperStage
 from hplm.store import catalog
@@ -34,6 +36,7 @@ from hplm.store.records import ServedTenant
 from hplm.store.registry import Registry
 from hplm.wire import LabelledSpan
 from tests import tiny
+from tests.submitting import submit
 from tests.waiting import until
 
 BAD_REQUESTS: list[tuple[bytes, bytes, type[errors.HplmError]]] = [
@@ -84,9 +87,34 @@ def test_what_is_too_late_already_opens_nothing(tiny_models: Path) -> None:
     found: Future[LookedUp | errors.HplmError] = Future()
     given = PlotInput((b"the red cat",), b"alpha", 1e-6, time.monotonic() - 0.001)
     opened = stage._texts.misses
-    stage.submit(given, found.set_result)
+    submit(stage, given, found.set_result)
     assert isinstance(found.result(10), errors.DeadlineError)
     assert stage._texts.misses == opened
+    stage.stop()
+
+
+def test_what_the_upper_stage_could_not_answer_in_time_is_refused_before_it_is_looked_up(tmp_path: Path) -> None:
+    models = tiny.make_repository(tmp_path)
+    folder = models / "hbert_plot" / "1"
+    settings = config.load(PlotSettings, folder / "settings.json")
+    stage = PlotStage(settings, folder)
+    stage.start()
+
+    def ask(deadline_s: float) -> LookedUp | errors.HplmError:
+        found: Future[LookedUp | errors.HplmError] = Future()
+        submit(stage, PlotInput((b"the red cat",), b"alpha", deadline_s, time.monotonic()), found.set_result)
+        return found.result(10)
+
+    assert isinstance(ask(30.0), LookedUp)
+    told = BacklogFile((folder / settings.store).resolve(), settings.base)
+    now_s = time.monotonic()
+    told.publish(Backlog(now_s, now_s, 10, 1.0, now_s, (now_s + 1.0,), (1000,)))
+    time.sleep(2 * READ_EVERY_S)
+    batches = stage.counts["batches"]
+    assert isinstance(ask(30.0), errors.DeadlineError)
+    assert stage.counts["batches"] == batches
+    assert isinstance(ask(300.0), LookedUp)
+    told.remove()
     stage.stop()
 
 
@@ -226,7 +254,7 @@ def test_a_tenant_whose_card_is_slow_to_read_or_broken_keeps_nobody_waiting(
         name: Future() for name in ("alpha", "gamma", "tagger", "beta")
     }
     for name, answer in answers.items():
-        stage.submit(PlotInput((b"the red cat",), name.encode(), arrived_s=time.monotonic()), answer.set_result)
+        submit(stage, PlotInput((b"the red cat",), name.encode(), arrived_s=time.monotonic()), answer.set_result)
     assert isinstance(answers["beta"].result(10), LookedUp)
     slow = [answer for name, answer in answers.items() if name != "beta"]
     assert not any(answer.done() for answer in slow)
@@ -247,7 +275,7 @@ def test_a_flood_for_a_tenant_whose_card_does_not_come_leaves_room_for_others(
 
     def ask(name: bytes) -> Future[LookedUp | errors.HplmError]:
         answer: Future[LookedUp | errors.HplmError] = Future()
-        stage.submit(PlotInput((b"the red cat",), name, arrived_s=time.monotonic()), answer.set_result)
+        submit(stage, PlotInput((b"the red cat",), name, arrived_s=time.monotonic()), answer.set_result)
         return answer
 
     flood = [ask(b"alpha") for _ in range(15)]
@@ -334,12 +362,12 @@ def test_a_bank_that_was_replaced_is_open_no_longer_than_it_may_be_asked_for(
         # Through queues and threads: none of them may keep the last it had.
         for _ in range(8):
             looked_up: queue.SimpleQueue[LookedUp | errors.HplmError] = queue.SimpleQueue()
-            plot_stage.submit(PlotInput((b"the red cat",), b"t1", arrived_s=time.monotonic()), looked_up.put)
+            submit(plot_stage, PlotInput((b"the red cat",), b"t1", arrived_s=time.monotonic()), looked_up.put)
             found = looked_up.get(timeout=30)
             assert isinstance(found, LookedUp)
             answered: queue.SimpleQueue[UpperAnswer | errors.HplmError] = queue.SimpleQueue()
             given = UpperInput(found.hidden, found.tokens, b"t1", version_id=found.version_id)
-            upper_stage.submit(given, answered.put)
+            submit(upper_stage, given, answered.put)
             assert isinstance(answered.get(timeout=30), UpperAnswer)
 
     def is_open(bank: str) -> bool:
@@ -373,7 +401,7 @@ def test_tenants_whose_weights_are_slow_to_read_keep_nobody_waiting(
     }
     hidden = np.zeros((4, stage.engine.config.hidden_size), np.float16)
     for name, answer in answers.items():
-        stage.submit(UpperInput(hidden, np.zeros((4, 3), np.int32), name.encode()), answer.set_result)
+        submit(stage, UpperInput(hidden, np.zeros((4, 3), np.int32), name.encode()), answer.set_result)
     assert isinstance(answers["beta"].result(10), UpperAnswer)
     slow_ones = [answer for name, answer in answers.items() if name != "beta"]
     assert not any(answer.done() for answer in slow_ones)
@@ -400,20 +428,20 @@ def test_who_waits_for_files_that_hang_is_answered_at_the_deadline_or_when_the_c
     answers: dict[str, Future[Any]] = {name: Future() for name in ("late", "gone", "stopped")}
     asked: dict[str, weakref.ref[Any]] = {}
 
-    def submit(name: str, deadline_s: float | None) -> None:
+    def ask(name: str, deadline_s: float | None) -> None:
         is_cancelled = gone.is_set if name == "gone" else lambda: False
         if isinstance(stage, PlotStage):
             request = PlotInput((b"the red cat",), b"alpha", deadline_s, time.monotonic())
             asked[name] = weakref.ref(request)
-            stage.submit(request, answers[name].set_result, is_cancelled)
+            submit(stage, request, answers[name].set_result, is_cancelled)
         else:
             hidden = np.zeros((4, stage.engine.config.hidden_size), np.float16)
             given = UpperInput(hidden, np.zeros((4, 3), np.int32), b"alpha", deadline_s)
             asked[name] = weakref.ref(given)
-            stage.submit(given, answers[name].set_result, is_cancelled)
+            submit(stage, given, answers[name].set_result, is_cancelled)
 
     for name, deadline_s in (("late", 0.4), ("gone", None), ("stopped", None)):
-        submit(name, deadline_s)
+        ask(name, deadline_s)
     assert stage.waiting == 3
     assert isinstance(answers["late"].result(5), errors.DeadlineError)
     # Others may come in its place: what hangs must not hold on to all that were ever refused.
@@ -438,7 +466,7 @@ def test_a_weight_is_worth_places_in_the_queue_of_the_look_up(tmp_path: Path) ->
     answers: dict[bytes, list[LookedUp | errors.HplmError]] = {b"alpha": [], b"beta": []}
     for name, got in answers.items():
         for _ in range(8):
-            stage.submit(PlotInput((b"the red cat",), name, arrived_s=time.monotonic()), got.append)
+            submit(stage, PlotInput((b"the red cat",), name, arrived_s=time.monotonic()), got.append)
     until(lambda: sum(map(len, answers.values())) == 8)
     assert {type(one) for got in answers.values() for one in got} == {errors.QueueFullError}
     assert (len(answers[b"alpha"]), len(answers[b"beta"])) == (2, 6)

@@ -32,6 +32,7 @@ from hplm.serving.upper_stage import UpperAnswer, UpperInput, UpperStage
 from hplm.store.layout import Store
 from hplm.store.records import ServedTenant
 from tests import tiny
+from tests.submitting import submit
 
 CPU = torch.device("cpu")
 MEMBERS = 40
@@ -227,7 +228,7 @@ def submit_all(stage: UpperStage, inputs: list[UpperInput]) -> Found:
     """A future an input; fails where one is answered twice."""
     futures: Found = [Future() for _ in inputs]
     for given, future in zip(inputs, futures, strict=True):
-        stage.submit(given, future.set_result)
+        submit(stage, given, future.set_result)
     return futures
 
 

@@ -20,6 +20,7 @@ class Request:
 
     def __init__(self) -> None:
         self.asked_after_its_end = False
+        self.sent = 0
         self._is_over = False
 
     def get_response_sender(self) -> Request:
@@ -31,6 +32,7 @@ class Request:
         return False
 
     def send(self, response: Any, flags: int) -> None:
+        self.sent += 1
         self._is_over = bool(flags)
 
 
@@ -76,12 +78,28 @@ def test_nobody_asks_about_a_request_that_has_had_its_last_response(translate: A
     assert not any(request.asked_after_its_end for request in requests)
 
 
+def test_what_is_refused_at_once_is_returned_and_never_sent_nor_asked_about_again(translate: Any) -> None:
+    requests = [Request() for _ in range(3)]
+    translate.pb_utils.InferenceResponse = lambda error: error
+    translate.pb_utils.TritonError = MagicMock(side_effect=lambda message, code: message)
+    replies: list[Any] = []
+
+    def submit(given: Any, reply: Any, is_cancelled: Any) -> None:
+        replies.append((reply, is_cancelled))
+        if given is requests[1]:
+            raise errors.QueueFullError("too many")
+
+    found = translate.submit_all(requests, lambda one: one, submit, lambda one: lambda given, answer: answer)
+    assert found == [None, errors.QueueFullError("too many").wire(), None]
+    for reply, is_cancelled in replies:
+        reply("an answer")
+        is_cancelled()
+    assert [request.sent for request in requests] == [1, 0, 1]
+    assert not any(request.asked_after_its_end for request in requests)
+
+
 class Deaf(Request):
     """Its sender fails, as where shared memory is full."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sent = 0
 
     def send(self, response: Any, flags: int) -> None:
         self.sent += 1

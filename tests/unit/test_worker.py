@@ -123,7 +123,11 @@ def submit(
 ) -> None:
     now = time.monotonic() - waited_s
     job: Job[int, int] = Job(item, inbox.reply_to(item), is_cancelled)
-    worker.submit(job, tenant=tenant, tokens=1, arrived_s=now, deadline_s=now + within_s)
+    try:
+        worker.submit(job, tenant=tenant, tokens=1, arrived_s=now, deadline_s=now + within_s)
+    except HplmError as error:
+        # Refused at once, which stages count: the inbox has one answer to each, wherever it comes from.
+        job.reply(worker.refused(error))
 
 
 @pytest.fixture

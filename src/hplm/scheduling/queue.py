@@ -1,6 +1,7 @@
 """The bounded queue of a stage: who may wait, who is refused at once, what runs next.
 
-Not thread-safe but for `preview`: its owner holds a lock. Time is handed in, so tests and the simulator drive the same code.
+Not thread-safe but for `preview` and `backlog`: its owner holds a lock. Time is handed in, so tests and the simulator
+drive the same code.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from hplm.scheduling.backlog import Backlog, steps
 from hplm.scheduling.cost import CostModel
 from hplm.scheduling.fairness import fair_select
 from hplm.scheduling.policies import Fcfs
@@ -105,6 +107,9 @@ class RequestQueue:
         self._fullest: list[tuple[float, str]] = []
         self._running: Batch | None = None
         self._running_until_s = 0.0
+        # Of the last `take`: tokens and seconds of a full batch of requests as long as those that waited.
+        self._full = (0, 0.0)
+        self._newest_arrived_s = -math.inf
         self.waiting_tokens = 0
         self._waiting_squares = 0
 
@@ -113,6 +118,7 @@ class RequestQueue:
 
     def offer(self, request: Waiting, now_s: float) -> list[Refused]:
         """Let a request wait; returns who is refused for it, which may be the request itself."""
+        self._newest_arrived_s = max(self._newest_arrived_s, request.arrived_s)
         start_s = max(now_s, self._running_until_s if self._running is not None else now_s)
         if start_s + self._seconds((request,)) > request.deadline_s:
             if self._running is None and not self._waiting and request.deadline_s > now_s:
@@ -145,6 +151,7 @@ class RequestQueue:
         if not self._waiting:
             return Taken(None, tuple(refused))
         self._cut_budget()
+        self._full = self._tokens_of_full_batch, self._seconds_of_full_batch(self.cost.predict)
         refused += [Refused(request, "deadline") for request in self._drop_pressed(now_s)]
         waiting = self.snapshot()
         failure = None
@@ -176,6 +183,12 @@ class RequestQueue:
             _raise_on_main_thread(error)
             # `take` will meet the same failure and report it.
             return ()
+
+    def backlog(self, waiting: list[Waiting], now_s: float) -> Backlog:
+        """Of a snapshot, for the stage before this one. Needs no lock: it changes nothing."""
+        free_s = self._running_until_s if self._running is not None else now_s
+        deadlines_s, tokens = steps(waiting)
+        return Backlog(now_s, max(now_s, free_s), *self._full, self._newest_arrived_s, deadlines_s, tokens)
 
     def done(self, seconds: float) -> None:
         """The batch of the last `take` has ended after `seconds`; 0 where that says nothing about what batches cost."""
@@ -295,9 +308,13 @@ class RequestQueue:
 
     def _seconds_of_full_batch(self, seconds_of: Callable[[int, int], float]) -> float:
         """Of requests as long as those that wait."""
-        mean = self.waiting_tokens / len(self._waiting)
-        tokens = min(self._in_time.tokens, int(self._in_time.max_requests * mean))
-        return seconds_of(tokens, int(tokens * mean))
+        tokens = self._tokens_of_full_batch
+        return seconds_of(tokens, int(tokens * self.waiting_tokens / len(self._waiting)))
+
+    @property
+    def _tokens_of_full_batch(self) -> int:
+        """Of requests as long as those that wait."""
+        return min(self._in_time.tokens, int(self._in_time.max_requests * self.waiting_tokens / len(self._waiting)))
 
     def _fit_deadlines(self, batch: Batch, now_s: float) -> tuple[Batch, list[Waiting]]:
         """The batch without what it would make late, and what of that is refused (the rest goes on waiting)."""

@@ -21,17 +21,19 @@ import torch
 from hplm.adapters.bank import TenantBank
 from hplm.adapters.host_cache import HostCache
 from hplm.config import PlotSettings
-from hplm.errors import CorruptArtifactError, HplmError, InternalError, QueueFullError
+from hplm.errors import CorruptArtifactError, DeadlineError, HplmError, InternalError, QueueFullError
 from hplm.nn import base as bases
 from hplm.nn.dtype import choose_dtype
 from hplm.nn.int8 import check_int8
 from hplm.nn.lookup import Helpers, PlotLookup, open_lineage, verify_domain
 from hplm.nn.memory import keep_freed_memory, stop_searching_what_stays
+from hplm.scheduling.backlog import Ahead
 from hplm.scheduling.cost import CostModel
 from hplm.scheduling.policies import Fcfs
 from hplm.scheduling.policy import Batch, Budget
 from hplm.scheduling.queue import RequestQueue
 from hplm.serving.answers import Job
+from hplm.serving.backlog_file import BacklogFile
 from hplm.serving.held import Held, check_time_left
 from hplm.serving.places import Places
 from hplm.serving.refusal import for_the_wire
@@ -79,6 +81,7 @@ class _Ready:
     tenant: ServedTenant
     text: TextOrPair
     lookup: PlotLookup
+    arrived_s: float
 
 
 Reply = Callable[[LookedUp | HplmError], None]
@@ -160,18 +163,20 @@ class PlotStage:
         else:
             self.about = "backed off"
             self.about += ", so quantization changes nothing" if settings.quantization == "int8" else ""
+        self._ahead = Ahead(BacklogFile(self._store.root, settings.base).read)
+        self._waiting = RequestQueue(
+            Fcfs(),
+            Budget(1, settings.batch_tokens, settings.batch_requests, settings.batch_requests),
+            # What a batch costs depends on how much of its text was seen before: that may change from one to the next.
+            CostModel(forgetting=0.8),
+            capacity=settings.queue_capacity,
+            weights=settings.tenant_weights,
+            starve_after_s=settings.default_deadline_s,
+        )
         self._worker: Worker[_Ready, LookedUp] = Worker(
             "plot",
-            RequestQueue(
-                Fcfs(),
-                Budget(1, settings.batch_tokens, settings.batch_requests, settings.batch_requests),
-                # What a batch costs depends on how much of its text was seen before: that may change from one to the next.
-                CostModel(forgetting=0.8),
-                capacity=settings.queue_capacity,
-                weights=settings.tenant_weights,
-                starve_after_s=settings.default_deadline_s,
-            ),
-            self._run,
+            self._waiting,
+            self._run_and_pass_on,
             tracer=self._tracer,
             every_s=settings.batch_every_ms / 1000,
             exclusive=ExclusiveLock(settings.exclusive_lock) if settings.exclusive_lock else None,
@@ -220,7 +225,10 @@ class PlotStage:
         return len(self._catalog)
 
     def submit(self, given: PlotInput, reply: Reply, is_cancelled: Callable[[], bool] = lambda: False) -> None:
-        """Queue a request and return at once; `reply` is called exactly once, from another thread or from this one."""
+        """Queue a request and return at once; `reply` is called exactly once, from another thread or from this one.
+
+        Raises the error of a request that is refused at once: there is no reply then.
+        """
         try:
             tenant = self._bank.resolve(given.tenant)
             text = decode_texts(given.texts, self._settings.max_text_bytes)
@@ -233,8 +241,7 @@ class PlotStage:
             if not self._opening.take(tenant.name):
                 raise QueueFullError("too many requests wait for tenants and domains to be opened; try again later")
         except HplmError as error:
-            self._worker.refuse(reply, for_the_wire(error, given.tenant))
-            return
+            raise self._worker.refused(for_the_wire(error, given.tenant)) from None
         job: Job[Any, LookedUp] = Job(asked, reply, is_cancelled)
         held = self._worker.hold(job, self._deadline_of(given), partial(self._opening.leave, tenant.name))
         self._texts.fetch(tenant).add_done_callback(partial(self._card_read, held, tenant.lineage))
@@ -272,12 +279,14 @@ class PlotStage:
         self._worker.refuse(asked.reply, for_the_wire(error, asked.given.tenant))
 
     def _queue(self, asked: _Asked, texts: int, lookup: PlotLookup) -> None:
-        """Raises TextCountError."""
+        """Raises TextCountError, and DeadlineError where the upper stage has too much to do before it."""
         text = check_text_count(asked.text, texts)
         given = asked.given
+        if self._ahead.is_too_much(self._waiting.waiting_tokens, self._due_s(given), time.monotonic()):
+            raise DeadlineError("the deadline cannot be met; the request was not computed")
         tokens = sum(len(raw) // BYTES_PER_TOKEN + 1 for raw in given.texts) + 1
         self._worker.submit(
-            Job(_Ready(asked.tenant, text, lookup), asked.reply, asked.is_cancelled),
+            Job(_Ready(asked.tenant, text, lookup, given.arrived_s), asked.reply, asked.is_cancelled),
             tenant=asked.tenant.name,
             tokens=min(tokens, self._base.config.max_tokens) + tokens // CUT_PER_TOKEN,
             arrived_s=given.arrived_s,
@@ -286,8 +295,12 @@ class PlotStage:
 
     def _deadline_of(self, given: PlotInput) -> float:
         """When it must have been looked up: under overload that is just in time, and the second stage needs some too."""
-        whole_s = self._settings.default_deadline_s if given.deadline_s is None else given.deadline_s
-        return given.arrived_s + whole_s - min(whole_s / 2, self._settings.reserve_s)
+        due_s = self._due_s(given)
+        return due_s - min((due_s - given.arrived_s) / 2, self._settings.reserve_s)
+
+    def _due_s(self, given: PlotInput) -> float:
+        """When it must be answered."""
+        return given.arrived_s + (self._settings.default_deadline_s if given.deadline_s is None else given.deadline_s)
 
     @property
     def windows_by_level(self) -> Counter[str]:
@@ -303,7 +316,7 @@ class PlotStage:
                 tenant = self._bank.resolve(name)
                 text = decode_texts(raw, self._settings.max_text_bytes)
                 check_text_count(text, self._texts.fetch(tenant).result())
-                ready[index] = _Ready(tenant, text, self._domains.fetch(tenant.lineage).result())
+                ready[index] = _Ready(tenant, text, self._domains.fetch(tenant.lineage).result(), time.monotonic())
             except HplmError as error:
                 answers[index] = for_the_wire(error, name)
         indices = list(ready)
@@ -311,6 +324,16 @@ class PlotStage:
             for place, answer in zip(part, found, strict=True):
                 answers[indices[place]] = answer
         return [answer for answer in answers if answer is not None]
+
+    def _run_and_pass_on(
+        self, ready: list[_Ready], batch: Batch
+    ) -> Iterator[tuple[Sequence[int], Sequence[LookedUp | HplmError]]]:
+        for indices, answers in self._run(ready, batch):
+            now_s = time.monotonic()
+            for index, answer in zip(indices, answers, strict=True):
+                if isinstance(answer, LookedUp):
+                    self._ahead.passed(len(answer.hidden), ready[index].arrived_s, now_s)
+            yield indices, answers
 
     def _run(self, ready: list[_Ready], _: Batch) -> Iterator[tuple[Sequence[int], Sequence[LookedUp | HplmError]]]:
         """All texts tokenised together, then domain by domain; what fails on one fails its own requests alone."""

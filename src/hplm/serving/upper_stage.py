@@ -42,6 +42,7 @@ from hplm.scheduling.policy import Batch, Budget
 from hplm.scheduling.queue import RequestQueue
 from hplm.scheduling.registry import load_policy
 from hplm.serving.answers import Job
+from hplm.serving.backlog_file import BacklogFile
 from hplm.serving.held import Held, check_time_left
 from hplm.serving.places import Places
 from hplm.serving.refusal import for_the_wire
@@ -129,6 +130,7 @@ class UpperStage:
             int8=int8,
             tracer=self._tracer,
         )
+        self._backlog = BacklogFile(store.root, settings.base)
         self._worker: Worker[_Ready, UpperAnswer] = Worker(
             "upper",
             RequestQueue(
@@ -142,6 +144,7 @@ class UpperStage:
             self._run,
             tracer=self._tracer,
             upcoming=self._prefetch if settings.coarse_prefetch else None,
+            publish=self._backlog.publish,
             exclusive=ExclusiveLock(settings.exclusive_lock) if settings.exclusive_lock else None,
             # Computing first on every core would let no request in or out.
             nice=settings.compute_nice if threads < count_cores() else 0,
@@ -161,6 +164,7 @@ class UpperStage:
     def stop(self) -> None:
         """Refuse what waits, let the running batch end, end all threads."""
         self._worker.stop()
+        self._backlog.remove()
         self._cache.close()
         self._catalog.close()
         self.engine.close()
@@ -187,7 +191,10 @@ class UpperStage:
         return self._worker.waiting
 
     def submit(self, given: UpperInput, reply: Reply, is_cancelled: Callable[[], bool] = lambda: False) -> None:
-        """Queue a request and return at once; `reply` is called exactly once, from another thread or from this one."""
+        """Queue a request and return at once; `reply` is called exactly once, from another thread or from this one.
+
+        Raises the error of a request that is refused at once: there is no reply then.
+        """
         try:
             self._check(given)
             key = self._bank.resolve(given.tenant, given.version_id)
@@ -196,12 +203,11 @@ class UpperStage:
                 check_time_left(times[1])
                 if not self._loads.take(key.name):
                     raise QueueFullError("too many requests wait for their tenants' weights; try again later")
+            else:
+                self._queue(given, tenant, times, reply, is_cancelled)
+                return
         except HplmError as error:
-            self._worker.refuse(reply, for_the_wire(error, given.tenant))
-            return
-        if tenant is not None:
-            self._queue(given, tenant, times, reply, is_cancelled)
-            return
+            raise self._worker.refused(for_the_wire(error, given.tenant)) from None
         job: Job[Any, UpperAnswer] = Job((given, times), reply, is_cancelled)
         held = self._worker.hold(job, times[1], partial(self._loads.leave, key.name))
         self._cache.fetch(key).add_done_callback(partial(self._loaded, held))

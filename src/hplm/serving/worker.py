@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic
 
 from hplm.errors import CancelledError, DeadlineError, HplmError, InternalError, QueueFullError, StoppingError
+from hplm.scheduling.backlog import Backlog
 from hplm.scheduling.policy import Batch, Waiting
 from hplm.scheduling.queue import Refused, RequestQueue, Taken
 from hplm.serving.answers import Answer, Answers, Item, Job, is_gone
@@ -34,7 +35,8 @@ Run = Callable[[list[Item], Batch], Iterator[tuple[Sequence[int], Sequence[Answe
 class Worker(Generic[Item, Answer]):
     """Owns the queue and the threads of one stage. `run` computes a batch and yields answers as they are ready.
 
-    `upcoming`, where given, is told in a thread of its own what the policy would run next while a batch computes.
+    `upcoming`, where given, is told in a thread of its own what the policy would run next while a batch computes; `publish`,
+    ten times a second, what waits.
     After a batch of several requests the next begins `every_s` after it at the earliest: what comes in between goes
     together. `nice` is the computing thread's, see `be_nice`. Not started until `start`.
     """
@@ -47,6 +49,7 @@ class Worker(Generic[Item, Answer]):
         *,
         tracer: Tracer,
         upcoming: Callable[[list[Item]], None] | None = None,
+        publish: Callable[[Backlog], None] | None = None,
         exclusive: AbstractContextManager[None] | None = None,
         every_s: float = 0.0,
         nice: int = 0,
@@ -57,6 +60,7 @@ class Worker(Generic[Item, Answer]):
         self._run = run
         self._tracer = tracer
         self._upcoming = upcoming
+        self._publish = publish
         self._exclusive = exclusive or nullcontext()
         self._clock = clock
         self._every_s = every_s
@@ -100,19 +104,21 @@ class Worker(Generic[Item, Answer]):
         arrived_s: float,
         deadline_s: float,
     ) -> None:
-        """Queue a request, or refuse it at once; times are of the worker's clock. Never blocks on computing."""
+        """Queue a request; times are of the worker's clock. Never blocks on computing.
+
+        Raises DeadlineError, QueueFullError or StoppingError where it is refused at once: there is no reply then.
+        """
         with self._changed:
             if self._stopping:
-                refused: Sequence[Refused] = ()
-                stopping = True
-            else:
-                stopping = False
-                request = Waiting(next(self._ids), tenant, tokens, arrived_s, deadline_s)
+                raise StoppingError("the server is shutting down")
+            request = Waiting(next(self._ids), tenant, tokens, arrived_s, deadline_s)
+            refused = self._queue.offer(request, self._clock())
+            own = next((one for one in refused if one.request is request), None)
+            if own is None:
                 self._jobs[request.id] = job
-                refused = self._queue.offer(request, self._clock())
                 self._changed.notify()
-        if stopping:
-            self._answers.give(job, StoppingError("the server is shutting down"))
+        if own is not None:
+            raise _error_of(own)
         self._refuse(refused, lambda job, error: self._answers.refuse(job.reply, error))
         if self._upcoming is not None and self._computing and not self._knows_next:
             self._look_ahead.set()
@@ -124,6 +130,11 @@ class Worker(Generic[Item, Answer]):
     def refuse(self, reply: Callable[[Answer | HplmError], None], error: HplmError) -> None:
         """Answer a request that never came to the queue: see `Answers.refuse`."""
         self._answers.refuse(reply, error)
+
+    def refused(self, error: HplmError) -> HplmError:
+        """Count a request that is refused at once, by raising."""
+        self._answers.counts.add_answer(error)
+        return error
 
     def stop(self, timeout_s: float = 5.0) -> None:
         """Take nothing more, refuse what waits, let the running batch end, send all answers."""
@@ -217,6 +228,11 @@ class Worker(Generic[Item, Answer]):
         """Take requests whose clients have gone out of the queue: a few at a time, oldest first, for asking takes its time."""
         last = last_held = -1
         while not self._stopped.wait(SWEEP_EVERY_S):
+            if self._publish is not None:
+                with self._changed:
+                    waiting, now_s = self._queue.snapshot(), self._clock()
+                # Out of the lock: nobody who comes in waits for it.
+                self._publish(self._queue.backlog(waiting, now_s))
             last = self._sweep(last)
             last_held = self._held.sweep(last_held)
 
@@ -273,9 +289,11 @@ class Worker(Generic[Item, Answer]):
 
     def _refuse(self, refused: Sequence[Refused], tell: Callable[[Job[Item, Answer], HplmError], None]) -> None:
         for one in refused:
-            if one.reason == "full":
-                error: HplmError = QueueFullError("too many requests wait; try again later")
-            else:
-                error = DeadlineError("the deadline cannot be met; the request was not computed")
             if (job := self._jobs.pop(one.request.id, None)) is not None:
-                tell(job, error)
+                tell(job, _error_of(one))
+
+
+def _error_of(refused: Refused) -> HplmError:
+    if refused.reason == "full":
+        return QueueFullError("too many requests wait; try again later")
+    return DeadlineError("the deadline cannot be met; the request was not computed")

@@ -25,8 +25,8 @@ from typing import IO
 
 from hplm.errors import StartError, TritonNotFoundError
 from hplm.process import end_with_parent
+from hplm.serving.backlog_file import PREFIX, SHARED_MEMORY
 
-SHARED_MEMORY = Path("/dev/shm")
 PORTS = range(10_000, 32_768)
 ROLES = ("hbert_plot", "hbert_upper", "hbert")
 # Only in repositories that are managed while they serve.
@@ -308,8 +308,9 @@ class TritonServer:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
         status = self.process.wait()
-        for left in SHARED_MEMORY.glob(f"{self._folder.name}.*"):
-            left.unlink(missing_ok=True)
+        for names in (f"{self._folder.name}.*", f"{PREFIX}{self.process.pid}-*"):
+            for left in SHARED_MEMORY.glob(names):
+                left.unlink(missing_ok=True)
         shutil.rmtree(self._folder, ignore_errors=True)
         return status
 

@@ -105,18 +105,24 @@ def submit_all(
     read: Callable[[Any], Input],
     submit: Callable[[Input, Reply[Answer], Callable[[], bool]], None],
     writer: Callable[[Any], Callable[[Input, Answer], Any]],
-) -> None:
+) -> list[Any] | None:
     """Hand requests over and return: each is answered through its sender whenever its answer is ready, of a model that is
     not decoupled exactly once.
 
+    Returns for `execute` to return, unless the model is decoupled: a response for each request that is refused, where
+    `submit` raises an HplmError instead of ever replying, None for each other. Those of a call leave together at the price of
+    one: through senders each is a round trip to the server.
     `writer(request)` is asked before returning, for Triton takes the request's memory back then. Raises nothing: Triton would
     end all requests of the call, also those that another thread answers later.
     """
+    refused = []
     for request in requests:
         try:
-            _submit(request, read, submit, writer)
+            refused.append(_submit(request, read, submit, writer))
         except Exception:
             log_failure()
+            refused.append(None)
+    return refused if any(one is not None for one in refused) else None
 
 
 def _submit(
@@ -124,7 +130,7 @@ def _submit(
     read: Callable[[Any], Input],
     submit: Callable[[Input, Reply[Answer], Callable[[], bool]], None],
     writer: Callable[[Any], Callable[[Input, Answer], Any]],
-) -> None:
+) -> Any:
     """One of `submit_all`. Raises where not even an error could be sent."""
     sender = _Sender(request.get_response_sender())
     try:
@@ -132,16 +138,19 @@ def _submit(
         reply = _replier(sender, given, writer(request))
     except HplmError as error:
         sender.send(refuse(error))
-        return
+        return None
     except Exception:
         log_failure()
         sender.send(refuse(BadInputError("the inputs of this request cannot be read")))
-        return
+        return None
     try:
         submit(given, reply, sender.is_cancelled)
+    except HplmError as error:
+        return sender.returned(refuse(error))
     except Exception:
         log_failure()
         sender.send(refuse(InternalError("the server failed on this request; its log says why")))
+    return None
 
 
 def _replier(sender: _Sender, given: Input, write: Callable[[Input, Answer], Any]) -> Reply[Answer]:
@@ -178,6 +187,12 @@ class _Sender:
                 return
             self._is_over = is_last
             self._sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if is_last else 0)
+
+    def returned(self, response: Any) -> Any:
+        """A last response that `execute` returns; None where there was one before."""
+        with self._using:
+            was_over, self._is_over = self._is_over, True
+        return None if was_over else response
 
 
 def log_failure() -> None:

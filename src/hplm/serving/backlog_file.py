@@ -1,0 +1,82 @@
+"""How a stage tells the stage before it what waits: a small file in memory, for they are two processes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+
+from hplm import config
+from hplm.errors import ConfigError
+from hplm.scheduling.backlog import Backlog
+
+SHARED_MEMORY = Path("/dev/shm")
+PREFIX = "hplm-backlog-"
+# As a stub starts: the server that it belongs to.
+SERVER = os.getppid()
+READ_EVERY_S = 0.05
+# A stage that says nothing for so long is stopped, or gone.
+OLD_AFTER_S = 2.0
+
+
+class BacklogFile:
+    """Of the stages of one server that serve one base of one store. Only the user who writes it is believed."""
+
+    def __init__(self, store: Path, base: str, folder: Path = SHARED_MEMORY) -> None:
+        name = hashlib.sha256(f"{store}\0{base}".encode()).hexdigest()[:16]
+        self._path = folder / f"{PREFIX}{SERVER}-{name}.json"
+        self._written = self._path.with_suffix(f".{os.getpid()}")
+        self._has_failed = False
+        self._read_s = -READ_EVERY_S
+        self._last: Backlog | None = None
+
+    def publish(self, backlog: Backlog) -> None:
+        """Tell it. Where it cannot be written, that is logged once: the stage before then refuses nothing for this one."""
+        try:
+            with open(self._written, "x", opener=_private) as file:
+                json.dump(asdict(backlog), file)
+            self._written.replace(self._path)
+        except OSError as error:
+            with suppress(OSError):
+                self._written.unlink()
+            self._complain("cannot be written", error)
+
+    def read(self, now_s: float) -> Backlog | None:
+        """What was told last, looked at every 50 ms; None where nothing was told of late, or what is no backlog."""
+        if now_s - self._read_s >= READ_EVERY_S:
+            self._read_s = now_s
+            self._last = self._read()
+        return self._last if self._last is not None and now_s - self._last.at_s <= OLD_AFTER_S else None
+
+    def remove(self) -> None:
+        """At the end of the stage that tells."""
+        with suppress(OSError):
+            self._path.unlink()
+
+    def _read(self) -> Backlog | None:
+        try:
+            with open(os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW)) as file:
+                if os.fstat(file.fileno()).st_uid != os.geteuid():
+                    raise PermissionError("another user wrote it")
+                return config.parse(Backlog, json.load(file), str(self._path))
+        except FileNotFoundError:
+            # No such stage here, or not yet.
+            return None
+        except (OSError, ValueError, ConfigError) as error:
+            self._complain("cannot be read", error)
+            return None
+
+    def _complain(self, what: str, error: Exception) -> None:
+        if not self._has_failed:
+            logging.getLogger(__name__).warning(
+                "%s %s (%s): the look-up stage goes by its own queue alone", self._path, what, error
+            )
+        self._has_failed = True
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)

@@ -1,0 +1,83 @@
+"""How one stage tells another what waits: believed only where the same user wrote it of late, and never in the way."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hplm.scheduling.backlog import Backlog
+from hplm.serving.backlog_file import OLD_AFTER_S, READ_EVERY_S, BacklogFile
+
+TOLD = Backlog(100.0, 100.5, 64, 0.25, 99.5, (101.0, 102.0), (10, 30))
+STORE = Path("/srv/store")
+
+
+def file_in(folder: Path) -> Path:
+    (found,) = folder.iterdir()
+    return found
+
+
+def test_what_is_told_is_read_until_it_is_old_or_gone(tmp_path: Path) -> None:
+    told, heard = BacklogFile(STORE, "minilm", tmp_path), BacklogFile(STORE, "minilm", tmp_path)
+    assert heard.read(100.0) is None
+    told.publish(TOLD)
+    assert heard.read(100.0 + READ_EVERY_S / 2) is None
+    assert heard.read(100.01 + READ_EVERY_S) == TOLD
+    told.publish(later := replace(TOLD, at_s=101.0))
+    assert heard.read(101.0) == later
+    assert heard.read(101.1 + OLD_AFTER_S) is None
+    told.remove()
+    assert heard.read(103.5) is None
+    assert not list(tmp_path.iterdir())
+
+
+def test_other_stores_and_bases_have_files_of_their_own(tmp_path: Path) -> None:
+    BacklogFile(STORE, "minilm", tmp_path).publish(TOLD)
+    assert BacklogFile(STORE, "bert", tmp_path).read(100.0) is None
+    assert BacklogFile(STORE / "other", "minilm", tmp_path).read(100.0) is None
+
+
+@pytest.mark.parametrize("content", ["", "[1]", "{}", '{"at_s": "now"}', "\x00\xff"])
+def test_what_is_no_backlog_is_logged_once_and_not_believed(
+    tmp_path: Path, content: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    heard = BacklogFile(STORE, "minilm", tmp_path)
+    BacklogFile(STORE, "minilm", tmp_path).publish(TOLD)
+    file_in(tmp_path).write_text(content)
+    assert heard.read(100.0) is None
+    assert heard.read(101.0) is None
+    assert len(caplog.records) == 1
+
+
+def test_what_another_user_wrote_or_a_link_leads_to_is_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    BacklogFile(STORE, "minilm", tmp_path).publish(TOLD)
+    path = file_in(tmp_path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "geteuid", lambda: os.getuid() + 1)
+        assert BacklogFile(STORE, "minilm", tmp_path).read(100.0) is None
+    assert BacklogFile(STORE, "minilm", tmp_path).read(100.0) == TOLD
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    assert BacklogFile(STORE, "minilm", tmp_path).read(100.0) is None
+
+
+def test_where_nothing_can_be_written_that_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    told = BacklogFile(STORE, "minilm", tmp_path / "missing")
+    told.publish(TOLD)
+    told.publish(TOLD)
+    assert len(caplog.records) == 1
+
+
+def test_what_a_killed_process_left_half_written_is_no_hindrance(tmp_path: Path) -> None:
+    told = BacklogFile(STORE, "minilm", tmp_path)
+    told.publish(TOLD)
+    file_in(tmp_path).with_suffix(f".{os.getpid()}").write_text("{")
+    told.publish(replace(TOLD, at_s=101.0))
+    told.publish(later := replace(TOLD, at_s=102.0))
+    assert BacklogFile(STORE, "minilm", tmp_path).read(102.0) == later
