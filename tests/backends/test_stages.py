@@ -108,7 +108,7 @@ def test_what_the_upper_stage_could_not_answer_in_time_is_refused_before_it_is_l
     assert isinstance(ask(30.0), LookedUp)
     told = BacklogFile((folder / settings.store).resolve(), settings.base)
     now_s = time.monotonic()
-    told.publish(Backlog(now_s, now_s, 10, 1.0, now_s, (now_s + 1.0,), (1000,)))
+    told.publish(Backlog(now_s, now_s, 10, 1.0, now_s, (now_s + 1.0,), (1000,), {"alpha": 1000}))
     time.sleep(2 * READ_EVERY_S)
     batches = stage.counts["batches"]
     assert isinstance(ask(30.0), errors.DeadlineError)

@@ -11,7 +11,7 @@ import pytest
 from hplm.scheduling.backlog import Backlog
 from hplm.serving.backlog_file import OLD_AFTER_S, READ_EVERY_S, BacklogFile
 
-TOLD = Backlog(100.0, 100.5, 64, 0.25, 99.5, (101.0, 102.0), (10, 30))
+TOLD = Backlog(100.0, 100.5, 64, 0.25, 99.5, (101.0, 102.0), (10, 30), {"films": 30})
 STORE = Path("/srv/store")
 
 

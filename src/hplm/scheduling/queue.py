@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from hplm.scheduling.backlog import Backlog, steps
+from hplm.scheduling.backlog import Backlog, by_tenant, steps
 from hplm.scheduling.cost import CostModel
 from hplm.scheduling.fairness import fair_select
 from hplm.scheduling.policies import Fcfs
@@ -187,8 +187,8 @@ class RequestQueue:
     def backlog(self, waiting: list[Waiting], now_s: float) -> Backlog:
         """Of a snapshot, for the stage before this one. Needs no lock: it changes nothing."""
         free_s = self._running_until_s if self._running is not None else now_s
-        deadlines_s, tokens = steps(waiting)
-        return Backlog(now_s, max(now_s, free_s), *self._full, self._newest_arrived_s, deadlines_s, tokens)
+        told = (*self._full, self._newest_arrived_s, *steps(waiting), by_tenant(waiting))
+        return Backlog(now_s, max(now_s, free_s), *told)
 
     def done(self, seconds: float) -> None:
         """The batch of the last `take` has ended after `seconds`; 0 where that says nothing about what batches cost."""

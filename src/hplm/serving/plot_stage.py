@@ -163,19 +163,18 @@ class PlotStage:
         else:
             self.about = "backed off"
             self.about += ", so quantization changes nothing" if settings.quantization == "int8" else ""
-        self._ahead = Ahead(BacklogFile(self._store.root, settings.base).read)
-        self._waiting = RequestQueue(
-            Fcfs(),
-            Budget(1, settings.batch_tokens, settings.batch_requests, settings.batch_requests),
-            # What a batch costs depends on how much of its text was seen before: that may change from one to the next.
-            CostModel(forgetting=0.8),
-            capacity=settings.queue_capacity,
-            weights=settings.tenant_weights,
-            starve_after_s=settings.default_deadline_s,
-        )
+        self._ahead = Ahead(BacklogFile(self._store.root, settings.base).read, settings.tenant_weights)
         self._worker: Worker[_Ready, LookedUp] = Worker(
             "plot",
-            self._waiting,
+            RequestQueue(
+                Fcfs(),
+                Budget(1, settings.batch_tokens, settings.batch_requests, settings.batch_requests),
+                # What a batch costs depends on how much of its text was seen before: that may change from one to the next.
+                CostModel(forgetting=0.8),
+                capacity=settings.queue_capacity,
+                weights=settings.tenant_weights,
+                starve_after_s=settings.default_deadline_s,
+            ),
             self._run_and_pass_on,
             tracer=self._tracer,
             every_s=settings.batch_every_ms / 1000,
@@ -282,13 +281,14 @@ class PlotStage:
         """Raises TextCountError, and DeadlineError where the upper stage has too much to do before it."""
         text = check_text_count(asked.text, texts)
         given = asked.given
-        if self._ahead.is_too_much(self._waiting.waiting_tokens, self._due_s(given), time.monotonic()):
-            raise DeadlineError("the deadline cannot be met; the request was not computed")
         tokens = sum(len(raw) // BYTES_PER_TOKEN + 1 for raw in given.texts) + 1
+        read_tokens = min(tokens, self._base.config.max_tokens)
+        if self._ahead.is_too_much(asked.tenant.name, read_tokens, self._due_s(given), time.monotonic()):
+            raise DeadlineError("the deadline cannot be met; the request was not computed")
         self._worker.submit(
             Job(_Ready(asked.tenant, text, lookup, given.arrived_s), asked.reply, asked.is_cancelled),
             tenant=asked.tenant.name,
-            tokens=min(tokens, self._base.config.max_tokens) + tokens // CUT_PER_TOKEN,
+            tokens=read_tokens + tokens // CUT_PER_TOKEN,
             arrived_s=given.arrived_s,
             deadline_s=self._deadline_of(given),
         )
@@ -332,7 +332,8 @@ class PlotStage:
             now_s = time.monotonic()
             for index, answer in zip(indices, answers, strict=True):
                 if isinstance(answer, LookedUp):
-                    self._ahead.passed(len(answer.hidden), ready[index].arrived_s, now_s)
+                    one = ready[index]
+                    self._ahead.passed(one.tenant.name, len(answer.hidden), one.arrived_s, now_s)
             yield indices, answers
 
     def _run(self, ready: list[_Ready], _: Batch) -> Iterator[tuple[Sequence[int], Sequence[LookedUp | HplmError]]]:

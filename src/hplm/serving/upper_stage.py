@@ -54,6 +54,11 @@ from hplm.store.records import ServedTenant
 from hplm.tracing import Tracer
 from hplm.wire import LabelledSpan
 
+# Of a request's time so much, and no more seconds than that, is kept for its way to the stages and back: under overload
+# answers end just in time.
+WAY_BACK = 0.05
+MOST_WAY_BACK_S = 0.1
+
 
 @dataclass(frozen=True)
 class UpperInput:
@@ -246,13 +251,12 @@ class UpperStage:
             )
 
     def _times_of(self, given: UpperInput) -> tuple[float, float]:
-        """When a request arrived, and its deadline."""
+        """When a request arrived, and by when it must be computed."""
         now = time.monotonic()
         # A client that calls this stage itself may claim any time of arrival: only a sound one counts.
         arrived_s = given.arrived_s if given.arrived_s is not None and 0 <= now - given.arrived_s < 3600 else now
-        return arrived_s, arrived_s + (
-            self._settings.default_deadline_s if given.deadline_s is None else given.deadline_s
-        )
+        whole_s = self._settings.default_deadline_s if given.deadline_s is None else given.deadline_s
+        return arrived_s, arrived_s + whole_s - min(WAY_BACK * whole_s, MOST_WAY_BACK_S)
 
     def _queue(
         self,

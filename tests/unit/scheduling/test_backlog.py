@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,11 +18,13 @@ from hplm.scheduling.queue import RequestQueue
 
 # A full batch takes a second; ten of them wait, due one after the other from second 10 on.
 BATCH = 100
-TEN = Backlog(0.0, 0.0, BATCH, 1.0, -math.inf, tuple(range(10, 20)), tuple(range(BATCH, 11 * BATCH, BATCH)))
+TEN = Backlog(
+    0.0, 0.0, BATCH, 1.0, -math.inf, tuple(range(10, 20)), tuple(range(BATCH, 11 * BATCH, BATCH)), {"t": 10 * BATCH}
+)
 
 
 def ahead_of(backlog: Backlog | None) -> Ahead:
-    return Ahead(lambda _: backlog)
+    return Ahead(lambda _: backlog, {})
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.integers(1, 256)), max_size=300), st.floats(-1, 101))
@@ -40,7 +43,7 @@ def test_what_is_due_is_told_in_few_numbers_and_nearly_right(queue: list[tuple[f
 def test_a_queue_tells_what_waits_what_runs_and_how_long_a_full_batch_takes() -> None:
     cost = CostModel.fit([(n, n * 10, 0.1 + n * 1e-3) for n in (1, 10, 100, 1000)])
     queue = RequestQueue(Das(), Budget(1, 100, 64, 64), cost, capacity=100, weights={}, starve_after_s=math.inf)
-    assert queue.backlog([], 0.0) == Backlog(0.0, 0.0, 0, 0.0, -math.inf, (), ())
+    assert queue.backlog([], 0.0) == Backlog(0.0, 0.0, 0, 0.0, -math.inf, (), (), {})
     for number in range(25):
         queue.offer(Waiting(number, "t", 10, 0.1 * number, 100.0 + number), 3.0)
     queue.take(3.0)
@@ -49,45 +52,61 @@ def test_a_queue_tells_what_waits_what_runs_and_how_long_a_full_batch_takes() ->
     assert found.batch_s == pytest.approx(0.2, rel=0.1)
     assert found.free_s == pytest.approx(3.0 + found.batch_s, rel=0.01)
     assert found.newest_arrived_s == pytest.approx(2.4)
-    assert found.due(1000.0) == found.tokens[-1] == 150
+    assert found.due(1000.0) == found.tokens[-1] == found.of_tenant["t"] == 150
 
 
 def test_where_nothing_is_known_nothing_is_refused() -> None:
-    assert not ahead_of(None).is_too_much(10**9, 1.0, 0.0)
-    unknown = Backlog(0.0, 0.0, 0, 0.0, -math.inf, (), ())
-    assert not ahead_of(unknown).is_too_much(10**9, 1.0, 0.0)
+    assert not ahead_of(None).is_too_much("t", 10**9, 1.0, 0.0)
+    unknown = Backlog(0.0, 0.0, 0, 0.0, -math.inf, (), (), {})
+    assert not ahead_of(unknown).is_too_much("t", 10**9, 1.0, 0.0)
 
 
 def test_what_is_due_later_is_not_before_a_request() -> None:
     due_s = 1.2
-    assert ahead_of(replace(TEN, deadlines_s=(1.0,), tokens=(10 * BATCH,))).is_too_much(0, due_s, 0.0)
-    assert not ahead_of(TEN).is_too_much(0, due_s, 0.0)
+    assert ahead_of(replace(TEN, deadlines_s=(1.0,), tokens=(10 * BATCH,))).is_too_much("t", 1, due_s, 0.0)
+    assert not ahead_of(TEN).is_too_much("t", 1, due_s, 0.0)
 
 
-def test_twice_what_can_be_computed_in_time_is_let_in_and_no_more() -> None:
+def test_a_quarter_more_than_can_be_computed_in_time_is_let_in_and_no_more() -> None:
     ahead = ahead_of(replace(TEN, deadlines_s=(1.0,), tokens=(10 * BATCH,)))
-    assert ahead.is_too_much(0, 4.9, 0.0)
-    assert not ahead.is_too_much(0, 5.1, 0.0)
-    # What waits in the stage itself comes on top.
-    assert ahead.is_too_much(BATCH, 5.1, 0.0)
+    assert ahead.is_too_much("t", 1, 7.9, 0.0)
+    assert not ahead.is_too_much("t", 1, 8.1, 0.0)
     # And the batch that runs.
-    assert ahead_of(replace(TEN, deadlines_s=(1.0,), tokens=(10 * BATCH,), free_s=1.0)).is_too_much(0, 5.1, 0.0)
+    assert ahead_of(replace(TEN, deadlines_s=(1.0,), tokens=(10 * BATCH,), free_s=1.0)).is_too_much("t", 1, 8.1, 0.0)
 
 
 def test_with_two_batches_before_it_the_next_stage_says_itself_what_is_late() -> None:
-    assert not ahead_of(replace(TEN, deadlines_s=(1.0,), tokens=(2 * BATCH,))).is_too_much(0, 0.0, 0.0)
+    assert not ahead_of(replace(TEN, deadlines_s=(1.0,), tokens=(2 * BATCH,))).is_too_much("t", 1, 0.0, 0.0)
 
 
 def test_what_was_passed_on_counts_until_the_next_stage_has_seen_it_or_it_must_be_lost() -> None:
-    told = [replace(TEN, deadlines_s=(), tokens=())]
-    ahead = Ahead(lambda _: told[0])
+    told = [replace(TEN, at_s=1.0, free_s=1.0, deadlines_s=(), tokens=(), of_tenant={})]
+    ahead = Ahead(lambda _: told[0], {})
     for number in range(10):
-        ahead.passed(BATCH, arrived_s=0.1 * number, now_s=1.0)
-    assert ahead.is_too_much(0, 4.0, 1.0)
+        ahead.passed("t", BATCH, arrived_s=0.1 * number, now_s=1.0)
+    assert ahead.is_too_much("t", 1, 8.0, 1.0)
     # Seven of them: three are left.
     told[0] = replace(told[0], newest_arrived_s=0.65)
-    assert not ahead.is_too_much(0, 4.0, 1.0)
-    assert ahead.is_too_much(0, 2.0, 1.0)
+    assert not ahead.is_too_much("t", 1, 4.0, 1.0)
+    assert ahead.is_too_much("t", 1, 3.0, 1.0)
     # The three never come.
-    assert not ahead.is_too_much(0, 7.0, 6.0)
-    assert not ahead.is_too_much(0, 6.1, 6.0)
+    assert not ahead.is_too_much("t", 1, 7.0, 6.0)
+    assert not ahead.is_too_much("t", 1, 6.1, 6.0)
+
+
+def test_who_floods_refuses_itself_alone_and_a_weight_is_worth_turns() -> None:
+    flood = replace(TEN, deadlines_s=(1.0,), tokens=(10 * BATCH,), of_tenant={"flood": 9 * BATCH, "b": BATCH})
+    ahead = Ahead(lambda _: flood, {"heavy": 3.0})
+
+    def latest(tenant: str, tokens: int) -> float:
+        """Seconds from now by which it must be due to be let in: four fifths of the batches before it."""
+        return next(s for s in np.arange(1.0, 20.0, 0.1) if not ahead.is_too_much(tenant, tokens, s, 0.0))
+
+    assert latest("flood", 20) == pytest.approx(0.8 * 10, abs=0.1)
+    # Before it goes as much of each other as it has itself.
+    assert latest("newcomer", BATCH) == pytest.approx(0.8 * 3, abs=0.1)
+    assert latest("b", BATCH) == pytest.approx(0.8 * 4, abs=0.1)
+    assert latest("heavy", 3 * BATCH) == pytest.approx(0.8 * 5, abs=0.1)
+    # What was passed on since is before everybody, until it is known whose turn it is.
+    ahead.passed("flood", 2 * BATCH, arrived_s=0.0, now_s=0.0)
+    assert latest("newcomer", BATCH) == pytest.approx(0.8 * 5, abs=0.1)
