@@ -1,10 +1,12 @@
 """Triton backend `plot`: TEXT, TENANT -> HIDDEN, TOKENS, TRUNCATED, ARRIVED, VERSION."""
 
+import json
 import time
 
 import numpy as np
 
 from hplm import config, wire
+from hplm.serving.intake import Intake
 from hplm.serving.plot_stage import PlotInput, PlotStage
 from hplm.triton import metrics, translate
 
@@ -13,6 +15,9 @@ class TritonPythonModel:
     def initialize(self, args):
         folder = translate.version_folder(args)
         self._stage = PlotStage(config.load(config.PlotSettings, folder / "settings.json"), folder)
+        given = json.loads(args["model_config"])
+        waiting = given.get("dynamic_batching", {}).get("default_queue_policy", {}).get("max_queue_size", 0)
+        self._intake = Intake(given["max_batch_size"], waiting)
         translate.log(f"{args['model_name']}: what no table has is {self._stage.about}")
         self._metrics = metrics.Published(
             counters={
@@ -33,6 +38,8 @@ class TritonPythonModel:
         self._stage.start()
 
     def execute(self, requests):
+        now_s = time.monotonic()
+        self._arrived_s = now_s - self._intake.waited_s(len(requests), now_s)
         return translate.submit_all(requests, self._read, self._stage.submit, lambda request: self._write)
 
     def finalize(self):
@@ -44,7 +51,7 @@ class TritonPythonModel:
             translate.texts(request, wire.TEXT),
             translate.text(request, wire.TENANT),
             translate.deadline_s(request),
-            time.monotonic(),
+            self._arrived_s,
         )
 
     def _write(self, given, answer):
