@@ -11,6 +11,9 @@ from pathlib import Path
 from hplm.errors import StartError
 
 PR_SET_PDEATHSIG = 1
+SHARED_MEMORY = Path("/dev/shm")
+# Of files there by which the stubs of a Triton process tell each other what waits; its id follows.
+BACKLOGS = "hplm-backlog-"
 # Loaded here, not between a fork and its exec.
 _LIBC = ctypes.CDLL(None)
 

@@ -12,10 +12,9 @@ from pathlib import Path
 
 from hplm import config
 from hplm.errors import ConfigError
+from hplm.process import BACKLOGS, SHARED_MEMORY
 from hplm.scheduling.backlog import Backlog
 
-SHARED_MEMORY = Path("/dev/shm")
-PREFIX = "hplm-backlog-"
 # As a stub starts: the server that it belongs to.
 SERVER = os.getppid()
 READ_EVERY_S = 0.05
@@ -28,7 +27,7 @@ class BacklogFile:
 
     def __init__(self, store: Path, base: str, folder: Path = SHARED_MEMORY) -> None:
         name = hashlib.sha256(f"{store}\0{base}".encode()).hexdigest()[:16]
-        self._path = folder / f"{PREFIX}{SERVER}-{name}.json"
+        self._path = folder / f"{BACKLOGS}{SERVER}-{name}.json"
         self._written = self._path.with_suffix(f".{os.getpid()}")
         self._has_failed = False
         self._read_s = -READ_EVERY_S

@@ -24,8 +24,7 @@ from pathlib import Path
 from typing import IO
 
 from hplm.errors import StartError, TritonNotFoundError
-from hplm.process import end_with_parent
-from hplm.serving.backlog_file import PREFIX, SHARED_MEMORY
+from hplm.process import BACKLOGS, SHARED_MEMORY, end_with_parent
 
 PORTS = range(10_000, 32_768)
 ROLES = ("hbert_plot", "hbert_upper", "hbert")
@@ -308,7 +307,7 @@ class TritonServer:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
         status = self.process.wait()
-        for names in (f"{self._folder.name}.*", f"{PREFIX}{self.process.pid}-*"):
+        for names in (f"{self._folder.name}.*", f"{BACKLOGS}{self.process.pid}-*"):
             for left in SHARED_MEMORY.glob(names):
                 left.unlink(missing_ok=True)
         shutil.rmtree(self._folder, ignore_errors=True)
