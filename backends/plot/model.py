@@ -40,7 +40,9 @@ class TritonPythonModel:
     def execute(self, requests):
         now_s = time.monotonic()
         self._arrived_s = now_s - self._intake.waited_s(len(requests), now_s)
-        return translate.submit_all(requests, self._read, self._stage.submit, lambda request: self._write)
+        refused = translate.submit_all(requests, self._read, self._stage.submit, lambda request: self._write)
+        self._intake.returned(time.monotonic())
+        return refused
 
     def finalize(self):
         self._stage.stop()

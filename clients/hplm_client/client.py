@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Literal, overload
 
 import gevent
+from gevent.pool import Group
 
 from hplm import wire
 from hplm.errors import HplmError
@@ -48,6 +49,7 @@ class Client:
         self._protocol = address.protocol
         # Over HTTP the connection has it.
         self._bounded: dict[str, Any] = {"client_timeout": timeout_s} if address.protocol == "grpc" else {}
+        self._under_way = Group()
         self._module, self._triton = connect(address, headers, timeout_s=timeout_s, concurrency=concurrency)
 
     def is_ready(self) -> bool:
@@ -150,8 +152,10 @@ class Client:
     def _start(self, inputs: list[Any], call: dict[str, Any]) -> Any:
         """Something whose `get` waits for the result and the error, one of them None."""
         if self._protocol == "http":
-            # Not `async_infer`, which sleeps 10 ms after each start.
-            return gevent.spawn(self._infer, inputs, call)
+            # Not `async_infer`, which sleeps 10 ms after each start. This begins to send it.
+            started = self._under_way.spawn(self._infer, inputs, call)
+            gevent.sleep(0)
+            return started
         # gRPC hands its answer to a callback; a queue of one makes it something to wait for.
         answer: SimpleQueue[tuple[Any, Any]] = SimpleQueue()
         self._triton.async_infer(wire.MODEL, inputs, callback=lambda result, error: answer.put((result, error)), **call)
@@ -175,7 +179,8 @@ class Client:
             return prediction_of(result, tenant, text, pair, logits)
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections; what is still under way is given up."""
+        self._under_way.kill()
         self._triton.close()
 
     def __enter__(self) -> Client:

@@ -12,8 +12,6 @@ from hplm.errors import StartError
 
 PR_SET_PDEATHSIG = 1
 SHARED_MEMORY = Path("/dev/shm")
-# Of files there by which the stubs of a Triton process tell each other what waits; its id follows.
-BACKLOGS = "hplm-backlog-"
 # Loaded here, not between a fork and its exec.
 _LIBC = ctypes.CDLL(None)
 
@@ -38,3 +36,11 @@ def end_if_orphaned(parent: int) -> None:
     """
     if os.getppid() != parent:
         os._exit(1)
+
+
+def backlogs_of(server: int) -> str:
+    """How the names of files in shared memory begin by which the stubs of a Triton process tell each other what waits.
+
+    Containers may share that memory, and then each has a process of the same number.
+    """
+    return f"hplm-backlog-{os.stat('/proc/self/ns/pid').st_ino}-{server}-"

@@ -65,6 +65,13 @@ def test_what_another_user_wrote_or_a_link_leads_to_is_not_believed(
     path.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
     assert BacklogFile(STORE, "minilm", tmp_path).read(100.0) is None
+    path.unlink()
+    # Nobody ever writes to it.
+    os.mkfifo(path)
+    assert BacklogFile(STORE, "minilm", tmp_path).read(100.0) is None
+    path.unlink()
+    path.mkdir()
+    assert BacklogFile(STORE, "minilm", tmp_path).read(100.0) is None
 
 
 def test_where_nothing_can_be_written_that_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,31 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
-from hplm.serving.intake import Intake
+from hplm.serving.intake import CALLS, Intake
+
+
+def waited(intake: Intake, counts: Sequence[int], every_s: float, start_s: float = 10.0) -> list[float]:
+    """Of calls one after another, each taking as long as it is until the next."""
+    found = []
+    for call, count in enumerate(counts):
+        found.append(intake.waited_s(count, start_s + call * every_s))
+        intake.returned(start_s + (call + 1) * every_s)
+    return found
 
 
 def test_calls_that_are_not_full_have_waited_for_nothing() -> None:
-    intake = Intake(64, 1024)
-    assert [intake.waited_s(count, float(now)) for now, count in enumerate((1, 63, 64, 12, 64))] == [0.0] * 5
+    assert waited(Intake(64, 1024), (1, 63, 64, 12, 64), 1.0) == [0.0] * 5
 
 
 def test_full_calls_one_after_another_have_waited_since_the_first_of_them() -> None:
     intake = Intake(64, 1024)
-    assert [intake.waited_s(64, now) for now in (10.0, 10.1, 10.2)] == pytest.approx([0.0, 0.1, 0.2])
-    assert intake.waited_s(63, 10.3) == 0.0
-    assert intake.waited_s(64, 10.4) == 0.0
+    assert waited(intake, (64, 64, 64, 63, 64), 0.1) == pytest.approx([0.0, 0.1, 0.2, 0.0, 0.0])
 
 
-def test_nobody_waits_longer_than_those_in_front_take() -> None:
+def test_a_stage_that_was_left_alone_had_nothing_waiting() -> None:
+    intake = Intake(64, 1024)
+    assert waited(intake, (64, 64), 0.1) == pytest.approx([0.0, 0.1])
+    assert waited(intake, (64, 64), 0.1, start_s=20.0) == pytest.approx([0.0, 0.1])
+
+
+def test_nobody_waits_longer_than_those_in_front_take_at_the_rate_of_now() -> None:
     intake = Intake(64, 128)
     # 640 requests a second are taken: two full calls wait for 0.2 s.
-    waited = [intake.waited_s(64, 0.1 * call) for call in range(100)]
-    assert waited[-1] == pytest.approx(0.2, rel=0.02)
-    assert max(waited) <= 0.2
+    slow = waited(intake, [64] * 100, 0.1)
+    assert slow[-1] == pytest.approx(0.2)
+    assert max(slow) <= 0.2 + 1e-9
+    # Then ten times as many.
+    assert waited(intake, [64] * 2 * CALLS, 0.01, start_s=20.0)[-1] == pytest.approx(0.02)
 
 
-def test_where_nothing_bounds_what_waits_nothing_is_told() -> None:
-    intake = Intake(64, 0)
-    assert [intake.waited_s(64, 0.1 * call) for call in range(10)] == [0.0] * 10
+@pytest.mark.parametrize(("most", "queue_size"), [(64, 0), (1, 1024)])
+def test_where_a_full_call_says_nothing_nothing_is_told(most: int, queue_size: int) -> None:
+    assert waited(Intake(most, queue_size), [most] * 10, 0.1) == [0.0] * 10

@@ -21,6 +21,8 @@ from hplm.scheduling.turns import Turns
 _CHOICE = 1.25
 # While no more than so many batches are before a request, the stage itself knows better.
 _LEAST_BATCHES = 2.0
+# What was passed on since the turns were worked out is before everybody: no more of it than this share of a batch.
+_NEW_SHARE = 0.1
 # Deadlines of a queue that are told, at most.
 _STEPS = 64
 # What was passed on and not seen by the next stage after this time was lost on the way.
@@ -106,8 +108,8 @@ class Ahead:
     def is_too_much(self, tenant: str, tokens: int, deadline_s: float, now_s: float) -> bool:
         """Whether a newcomer of `tokens` would be far too late in the next stage.
 
-        Who is due later there is not before it, nor what others have beyond their turns. A quarter more than could be computed
-        by its deadline is let in, for a policy to choose from.
+        Who waits there and is due later is not before it, nor what others have beyond their turns. A quarter more than could
+        be computed by its deadline is let in, for a policy to choose from.
         """
         backlog = self._read(now_s)
         with self._lock:
@@ -121,7 +123,7 @@ class Ahead:
             ahead: float = backlog.due(deadline_s) + self._passed_tokens
             if ahead <= _LEAST_BATCHES * backlog.batch_tokens:
                 return False
-            if backlog is not self._backlog:
+            if backlog is not self._backlog or self._newly_passed_tokens > _NEW_SHARE * backlog.batch_tokens:
                 self._take_turns(backlog)
             own = self._of_tenant[tenant] + tokens
             ahead = min(ahead, self._turns.before(tenant, own) + self._newly_passed_tokens)

@@ -6,13 +6,13 @@ import hashlib
 import json
 import logging
 import os
+import stat
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 
 from hplm import config
 from hplm.errors import ConfigError
-from hplm.process import BACKLOGS, SHARED_MEMORY
+from hplm.process import SHARED_MEMORY, backlogs_of
 from hplm.scheduling.backlog import Backlog
 
 # As a stub starts: the server that it belongs to.
@@ -27,7 +27,7 @@ class BacklogFile:
 
     def __init__(self, store: Path, base: str, folder: Path = SHARED_MEMORY) -> None:
         name = hashlib.sha256(f"{store}\0{base}".encode()).hexdigest()[:16]
-        self._path = folder / f"{BACKLOGS}{SERVER}-{name}.json"
+        self._path = folder / f"{backlogs_of(SERVER)}{name}.json"
         self._written = self._path.with_suffix(f".{os.getpid()}")
         self._has_failed = False
         self._read_s = -READ_EVERY_S
@@ -37,7 +37,7 @@ class BacklogFile:
         """Tell it. Where it cannot be written, that is logged once: the stage before then refuses nothing for this one."""
         try:
             with open(self._written, "x", opener=_private) as file:
-                json.dump(asdict(backlog), file)
+                json.dump(vars(backlog), file)
             self._written.replace(self._path)
         except OSError as error:
             with suppress(OSError):
@@ -49,7 +49,9 @@ class BacklogFile:
         if now_s - self._read_s >= READ_EVERY_S:
             self._read_s = now_s
             self._last = self._read()
-        return self._last if self._last is not None and now_s - self._last.at_s <= OLD_AFTER_S else None
+        # Several threads read.
+        last = self._last
+        return last if last is not None and now_s - last.at_s <= OLD_AFTER_S else None
 
     def remove(self) -> None:
         """At the end of the stage that tells."""
@@ -58,9 +60,10 @@ class BacklogFile:
 
     def _read(self) -> Backlog | None:
         try:
-            with open(os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW)) as file:
-                if os.fstat(file.fileno()).st_uid != os.geteuid():
-                    raise PermissionError("another user wrote it")
+            with open(self._path, opener=_at_once) as file:
+                about = os.fstat(file.fileno())
+                if about.st_uid != os.geteuid() or not stat.S_ISREG(about.st_mode):
+                    raise PermissionError("another user wrote it, or it is no file")
                 return config.parse(Backlog, json.load(file), str(self._path))
         except FileNotFoundError:
             # No such stage here, or not yet.
@@ -75,6 +78,11 @@ class BacklogFile:
                 "%s %s (%s): the look-up stage goes by its own queue alone", self._path, what, error
             )
         self._has_failed = True
+
+
+def _at_once(path: str, flags: int) -> int:
+    """Whatever another user may have put there: a pipe would wait for who writes to it."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def _private(path: str, flags: int) -> int:

@@ -2,28 +2,44 @@
 
 from __future__ import annotations
 
+from collections import deque
+
+# A stage that Triton left alone for longer had nothing waiting there.
+PAUSE_S = 0.01
+# Over which the rate is taken.
+CALLS = 32
+
 
 class Intake:
-    """Of a stage that takes every request at once: where Triton's calls are full one after another, more waits there.
+    """Of a stage that takes every request at once: where full calls of Triton's follow each other, more waits there.
 
-    `most` is what a call holds, `queue_size` what may wait there, 0 for any number: then nothing is told. Rather too long than
-    too short: who waited longer is refused sooner, which is quick, so that soon less waits.
+    `most` is what a call holds, `queue_size` what may wait there, 0 for any number: then nothing is told, nor where a call
+    holds one. Rather too long than too short: who waited longer is refused sooner, which is quick, so that soon less waits.
     """
 
     def __init__(self, most: int, queue_size: int) -> None:
         self._most = most
         self._queue_size = queue_size
-        self._full_since_s: float | None = None
-        self._taken = 0
+        # When each of the last full calls came that followed each other; and when the first of all of them did.
+        self._full: deque[float] = deque(maxlen=CALLS)
+        self._since_s = 0.0
+        self._returned_s = 0.0
 
     def waited_s(self, count: int, now_s: float) -> float:
         """Seconds, of a call of `count` requests."""
-        if count < self._most:
-            self._full_since_s = None
+        if count < self._most or self._most == 1 or now_s - self._returned_s > PAUSE_S:
+            self._full.clear()
+        if count < self._most or self._most == 1:
             return 0.0
-        if self._full_since_s is None:
-            self._full_since_s, self._taken = now_s, 0
-        self._taken += count
-        full_s = now_s - self._full_since_s
+        if not self._full:
+            self._since_s = now_s
+        self._full.append(now_s)
+        if len(self._full) == 1:
+            return 0.0
         # Those in front of it were taken at the rate of these.
-        return min(full_s, full_s * self._queue_size / self._taken)
+        per_call_s = (now_s - self._full[0]) / (len(self._full) - 1)
+        return min(now_s - self._since_s, per_call_s * self._queue_size / self._most)
+
+    def returned(self, now_s: float) -> None:
+        """The stage is ready for another call."""
+        self._returned_s = now_s

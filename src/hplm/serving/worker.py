@@ -36,7 +36,7 @@ class Worker(Generic[Item, Answer]):
     """Owns the queue and the threads of one stage. `run` computes a batch and yields answers as they are ready.
 
     `upcoming`, where given, is told in a thread of its own what the policy would run next while a batch computes; `publish`,
-    ten times a second, what waits.
+    about ten times a second, what waits.
     After a batch of several requests the next begins `every_s` after it at the earliest: what comes in between goes
     together. `nice` is the computing thread's, see `be_nice`. Not started until `start`.
     """

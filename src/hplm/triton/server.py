@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO
 
 from hplm.errors import StartError, TritonNotFoundError
-from hplm.process import BACKLOGS, SHARED_MEMORY, end_with_parent
+from hplm.process import SHARED_MEMORY, backlogs_of, end_with_parent
 
 PORTS = range(10_000, 32_768)
 ROLES = ("hbert_plot", "hbert_upper", "hbert")
@@ -307,9 +307,11 @@ class TritonServer:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
         status = self.process.wait()
-        for names in (f"{self._folder.name}.*", f"{BACKLOGS}{self.process.pid}-*"):
+        for names in (f"{self._folder.name}.*", f"{backlogs_of(self.process.pid)}*"):
             for left in SHARED_MEMORY.glob(names):
-                left.unlink(missing_ok=True)
+                # Also what another user has put there, for whatever reason.
+                with contextlib.suppress(OSError):
+                    left.unlink()
         shutil.rmtree(self._folder, ignore_errors=True)
         return status
 

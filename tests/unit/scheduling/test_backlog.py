@@ -107,6 +107,7 @@ def test_who_floods_refuses_itself_alone_and_a_weight_is_worth_turns() -> None:
     assert latest("newcomer", BATCH) == pytest.approx(0.8 * 3, abs=0.1)
     assert latest("b", BATCH) == pytest.approx(0.8 * 4, abs=0.1)
     assert latest("heavy", 3 * BATCH) == pytest.approx(0.8 * 5, abs=0.1)
-    # What was passed on since is before everybody, until it is known whose turn it is.
+    # What was passed on since is of those whose it is, too.
     ahead.passed("flood", 2 * BATCH, arrived_s=0.0, now_s=0.0)
-    assert latest("newcomer", BATCH) == pytest.approx(0.8 * 5, abs=0.1)
+    assert latest("newcomer", BATCH) == pytest.approx(0.8 * 3, abs=0.1)
+    assert latest("flood", 20) == pytest.approx(0.8 * 12, abs=0.1)
