@@ -357,14 +357,16 @@ def export_models(
         )
     plot_values = {"store": "", "base": base, "table": plot, "miss": miss, "dtype": dtype, "quantization": quantization}
     upper_values = {"store": "", "base": base, "num_slots": slots, "dtype": dtype, "quantization": quantization}
+    plot_settings = parse(PlotSettings, plot_values, "hbert_plot")
+    upper_settings = parse(UpperSettings, upper_values, "hbert_upper")
     target = Store.at(store)
     if not any((target.root / "bases").glob("*")):
         raise MissingArtifactError(f"{store} has no base, so it is no store: give --store")
     export(
         target,
         models,
-        parse(PlotSettings, plot_values, "hbert_plot"),
-        parse(UpperSettings, upper_values, "hbert_upper"),
+        plot_settings,
+        upper_settings,
         ManagerSettings(store="", base=base, domain=plot) if manager else None,
         keep=keep,
     )
