@@ -11,7 +11,7 @@ class TritonPythonModel:
     def initialize(self, args):
         folder = translate.version_folder(args)
         settings = config.load(config.UpperSettings, folder / "settings.json")
-        self._stage = UpperStage(settings, folder, int(args["model_instance_device_id"]))
+        self._stage = UpperStage(settings, folder, int(args["model_instance_device_id"]), translate.instances(args))
         self._metrics = metrics.Published(
             counters={
                 metrics.Family("hplm_upper_events_total", "Answers by outcome, batches, tokens, loads", "event"): (
@@ -23,6 +23,7 @@ class TritonPythonModel:
                     self._stage.waiting
                 )
             },
+            instance=args["model_instance_name"],
         )
         # What `auto` has come to: a GPU that torch does not see is no error.
         translate.log(f"{args['model_name']}: computing {self._stage.about}")

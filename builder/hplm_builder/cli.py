@@ -330,6 +330,9 @@ def export_models(
     quantization: Annotated[
         str, typer.Option(help="none, or int8: products with layers' matrices in 8-bit integers, on a CPU with VNNI.")
     ] = UpperSettings.quantization,
+    instances: Annotated[
+        int, typer.Option(min=1, help="Processes of the upper stage beside each other, each with slots of its own.")
+    ] = 1,
     manager: Annotated[bool, typer.Option(help="Also the models that take manage requests.")] = True,
     keep_settings: Annotated[
         bool,
@@ -343,6 +346,8 @@ def export_models(
     Models that stand there are replaced, their settings too unless they are kept. Examples:
 
       hplm build export --miss backoff --slots 256
+
+      hplm build export --instances 2
 
       hplm build export --models /srv/hplm/models --store /srv/hplm/store --keep-settings
     """
@@ -369,6 +374,7 @@ def export_models(
         upper_settings,
         ManagerSettings(store="", base=base, domain=plot) if manager else None,
         keep=keep,
+        instances=None if keep_settings and not is_given(context, "instances") else instances,
     )
     print(f"wrote {models}; serve it with `hplm serve --models {models}`")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
+import re
 from collections.abc import Collection
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -15,6 +15,8 @@ from hplm.errors import DataError
 from hplm.store import artifact
 from hplm.store.layout import Store
 from hplm.triton.server import MANAGER_ROLES, ROLES, share_folder
+
+_INSTANCES = re.compile(r"\bcount: (\d+) kind")
 
 Settings = TypeVar("Settings", PlotSettings, UpperSettings, ManagerSettings)
 
@@ -27,12 +29,14 @@ def export(
     manager: ManagerSettings | None = None,
     *,
     keep: Collection[str] = (),
+    instances: int | None = None,
 ) -> None:
     """Write `target` beside its place, then rename; model folders that stood there are replaced, anything else is refused.
 
     Settings with the names in `keep` stay as those folders have them, and with them the registry of the same store,
-    where none is given. Without `manager` nobody can create or update tenants while it serves: the models for that are
-    left out.
+    where none is given. `instances` processes of the upper stage run beside each other; None for as many as those folders
+    have where settings are kept, else one. Without `manager` nobody can create or update tenants while it serves: the
+    models for that are left out.
     The settings' `store` and `registry`, and the manager's `miss`, are filled in here; the store's path is relative to their
     own folder, so that store and models can move together.
     Raises ConfigError where what is kept cannot be read, DataError where `target` holds something that is not ours.
@@ -43,6 +47,8 @@ def export(
     if target.exists() and (foreign := {path.name for path in target.iterdir()} - {*ROLES, *MANAGER_ROLES}):
         raise DataError(f"{target} holds {sorted(foreign)[0]!r}, which is no model of hplm; choose an empty folder")
     registry = store.registry or (_registry_of(target / "hbert_plot", store) if keep else "")
+    if instances is None:
+        instances = (_instances_of(target / "hbert_upper") if keep else None) or 1
     plot, upper = _kept(target / "hbert_plot", plot, keep), _kept(target / "hbert_upper", upper, keep)
     with artifact.replacing(target) as partial:
         settings: dict[str, PlotSettings | UpperSettings | ManagerSettings | None] = {
@@ -59,7 +65,10 @@ def export(
         for role, of_role in settings.items():
             version = partial / role / "1"
             version.mkdir(parents=True)
-            shutil.copy2(share_folder("model_repository") / role / "config.pbtxt", partial / role / "config.pbtxt")
+            text = (share_folder("model_repository") / role / "config.pbtxt").read_text()
+            if role == "hbert_upper":
+                text = _INSTANCES.sub(f"count: {instances} kind", text)
+            (partial / role / "config.pbtxt").write_text(text)
             if of_role is None:
                 # Triton wants the folder of a version even of an ensemble; copying tools drop empty ones.
                 (version / "README").write_text("An ensemble has no files; Triton wants its version's folder.\n")
@@ -80,6 +89,13 @@ def _registry_of(folder: Path, store: Store) -> str:
         return ""
     before = load(PlotSettings, path)
     return before.registry if (path.parent / before.store).resolve() == store.root.resolve() else ""
+
+
+def _instances_of(folder: Path) -> int | None:
+    """How many processes of it a model that was exported before has, where its groups are still as they were written."""
+    path = folder / "config.pbtxt"
+    found = _INSTANCES.findall(path.read_text()) if path.exists() else []
+    return int(found[0]) if len(found) == 1 else None
 
 
 def _kept(folder: Path, given: Settings, keep: Collection[str]) -> Settings:

@@ -12,7 +12,7 @@ UP_TO_DATE_S = 1.5
 
 
 def metric(server: TritonServer, name: str) -> float:
-    """Of `name`, labels and all, as it stands there; 0 where it is not there."""
+    """Of `name`: with labels, as it stands there, without, the sum over all labels; 0 where it is not there."""
     with urllib.request.urlopen(f"http://127.0.0.1:{server.ports.metrics}/metrics", timeout=10) as answer:
-        found = re.findall(rf"^{re.escape(name)} (\S+)$", answer.read().decode(), flags=re.MULTILINE)
-    return float(found[0]) if found else 0.0
+        found = re.findall(rf"^{re.escape(name)}(?:{{.*}})? (\S+)$", answer.read().decode(), flags=re.MULTILINE)
+    return sum(float(value) for value in found)

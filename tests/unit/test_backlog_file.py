@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hplm.scheduling.backlog import Backlog
+from hplm.scheduling.backlog import Backlog, combine
 from hplm.serving.backlog_file import OLD_AFTER_S, READ_EVERY_S, BacklogFile
 
 TOLD = Backlog(100.0, 100.5, 64, 0.25, 99.5, (101.0, 102.0), (10, 30), {"films": 30})
@@ -84,7 +84,26 @@ def test_where_nothing_can_be_written_that_is_logged_once(tmp_path: Path, caplog
 def test_what_a_killed_process_left_half_written_is_no_hindrance(tmp_path: Path) -> None:
     told = BacklogFile(STORE, "minilm", tmp_path)
     told.publish(TOLD)
-    file_in(tmp_path).with_suffix(f".{os.getpid()}").write_text("{")
+    file_in(tmp_path).with_suffix(".new").write_text("{")
     told.publish(replace(TOLD, at_s=101.0))
     told.publish(later := replace(TOLD, at_s=102.0))
     assert BacklogFile(STORE, "minilm", tmp_path).read(102.0) == later
+
+
+def test_stages_beside_each_other_tell_each_its_own_and_are_read_as_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard, one = BacklogFile(STORE, "minilm", tmp_path), BacklogFile(STORE, "minilm", tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "getpid", lambda: 1)
+        other = BacklogFile(STORE, "minilm", tmp_path)
+    one.publish(TOLD)
+    other.publish(beside := replace(TOLD, at_s=101.0, tokens=(7, 8)))
+    assert heard.read(101.0) == combine([TOLD, beside])
+    # One that says nothing any more counts no longer; nor does one that has ended.
+    other.publish(beside := replace(beside, at_s=103.0))
+    assert heard.read(99.9 + OLD_AFTER_S) == combine([TOLD, beside]) != beside
+    assert heard.read(100.1 + OLD_AFTER_S) == beside
+    one.remove()
+    other.remove()
+    assert heard.read(103.5) is None

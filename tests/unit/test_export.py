@@ -55,6 +55,11 @@ def test_settings_that_are_kept_are_those_of_the_models_before_but_for_what_is_g
     exported("--keep-settings", "--quantization", "int8")
     plot, upper = exported("--keep-settings")
     assert (plot.quantization, upper.quantization) == ("int8", "int8")
+    pbtxt = models / "hbert_upper" / "config.pbtxt"
+    assert "count: 1 kind" in pbtxt.read_text()
+    exported("--keep-settings", "--instances", "2")
+    exported("--keep-settings")
+    assert "count: 2 kind" in pbtxt.read_text()
     exported("--keep-settings", "--no-manager", "--miss", "compute")
     exported("--keep-settings", "--miss", "backoff")
     manager = config.load(ManagerSettings, models / "manager" / "1" / "settings.json")

@@ -85,12 +85,12 @@ def computing_in(dtype: torch.dtype, device: torch.device) -> AbstractContextMan
     return nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)
 
 
-def choose_threads(wanted: int) -> int:
-    """0: all cores but one, which the server, the look-up stage and the client's side need.
+def choose_threads(wanted: int, instances: int = 1) -> int:
+    """0: all cores but one, which the server, the look-up stage and the client's side need, shared among `instances`.
 
     Threads that wait for each other on cores that others want stall in steps of milliseconds, so more is less here.
     """
-    return wanted or max(1, count_cores() - 1)
+    return wanted or max(1, (count_cores() - 1) // instances)
 
 
 def count_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:

@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from hplm.scheduling.policy import Waiting
 from hplm.scheduling.turns import Turns
@@ -69,6 +69,32 @@ def by_tenant(waiting: Sequence[Waiting]) -> dict[str, int]:
     return dict(found)
 
 
+def combine(backlogs: Sequence[Backlog]) -> Backlog | None:
+    """Of stages that share what comes, as one; None where none of them has run a batch yet."""
+    known = [one for one in backlogs if one.batch_tokens and one.batch_s]
+    if len(known) < 2:
+        return known[0] if known else None
+    speeds = [one.batch_tokens / one.batch_s for one in known]
+    batch_tokens = sum(one.batch_tokens for one in known)
+    free_s = sum(one.free_s * speed for one, speed in zip(known, speeds, strict=True)) / sum(speeds)
+    of_tenant: Counter[str] = Counter()
+    due: list[tuple[float, int]] = []
+    for one in known:
+        of_tenant.update(one.of_tenant)
+        due += zip(one.deadlines_s, (later - sooner for sooner, later in pairwise((0, *one.tokens))), strict=True)
+    due.sort()
+    return Backlog(
+        min(one.at_s for one in known),
+        free_s,
+        batch_tokens,
+        batch_tokens / sum(speeds),
+        max(one.newest_arrived_s for one in known),
+        tuple(deadline_s for deadline_s, _ in due),
+        tuple(accumulate(tokens for _, tokens in due)),
+        dict(of_tenant),
+    )
+
+
 @dataclass(frozen=True)
 class _Passed:
     """A request between the two stages."""
@@ -118,7 +144,7 @@ class Ahead:
                 self._passed[0].arrived_s <= newest_s or self._passed[0].passed_s <= now_s - _LOST_AFTER_S
             ):
                 self._passed_tokens -= self._passed.popleft().tokens
-            if backlog is None or not backlog.batch_tokens:
+            if backlog is None:
                 return False
             ahead: float = backlog.due(deadline_s) + self._passed_tokens
             if ahead <= _LEAST_BATCHES * backlog.batch_tokens:

@@ -13,7 +13,7 @@ from pathlib import Path
 from hplm import config
 from hplm.errors import ConfigError
 from hplm.process import SHARED_MEMORY, backlogs_of
-from hplm.scheduling.backlog import Backlog
+from hplm.scheduling.backlog import Backlog, combine
 
 # As a stub starts: the server that it belongs to.
 SERVER = os.getppid()
@@ -23,12 +23,14 @@ OLD_AFTER_S = 2.0
 
 
 class BacklogFile:
-    """Of the stages of one server that serve one base of one store. Only the user who writes it is believed."""
+    """Of the stages of one server that serve one base of one store, each its own. Only the user who writes it is believed."""
 
     def __init__(self, store: Path, base: str, folder: Path = SHARED_MEMORY) -> None:
         name = hashlib.sha256(f"{store}\0{base}".encode()).hexdigest()[:16]
-        self._path = folder / f"{backlogs_of(SERVER)}{name}.json"
-        self._written = self._path.with_suffix(f".{os.getpid()}")
+        self._folder = folder
+        self._name = f"{backlogs_of(SERVER)}{name}"
+        self._path = folder / f"{self._name}.{os.getpid()}.json"
+        self._written = self._path.with_suffix(".new")
         self._has_failed = False
         self._read_s = -READ_EVERY_S
         self._last: Backlog | None = None
@@ -42,13 +44,14 @@ class BacklogFile:
         except OSError as error:
             with suppress(OSError):
                 self._written.unlink()
-            self._complain("cannot be written", error)
+            self._complain(self._path, "cannot be written", error)
 
     def read(self, now_s: float) -> Backlog | None:
-        """What was told last, looked at every 50 ms; None where nothing was told of late, or what is no backlog."""
+        """What was told last, of all stages together, looked at every 50 ms; None where nothing was told of late."""
         if now_s - self._read_s >= READ_EVERY_S:
             self._read_s = now_s
-            self._last = self._read()
+            told = (self._read(path) for path in self._folder.glob(f"{self._name}.*.json"))
+            self._last = combine([one for one in told if one is not None and now_s - one.at_s <= OLD_AFTER_S])
         # Several threads read.
         last = self._last
         return last if last is not None and now_s - last.at_s <= OLD_AFTER_S else None
@@ -58,24 +61,24 @@ class BacklogFile:
         with suppress(OSError):
             self._path.unlink()
 
-    def _read(self) -> Backlog | None:
+    def _read(self, path: Path) -> Backlog | None:
         try:
-            with open(self._path, opener=_at_once) as file:
+            with open(path, opener=_at_once) as file:
                 about = os.fstat(file.fileno())
                 if about.st_uid != os.geteuid() or not stat.S_ISREG(about.st_mode):
                     raise PermissionError("another user wrote it, or it is no file")
-                return config.parse(Backlog, json.load(file), str(self._path))
+                return config.parse(Backlog, json.load(file), str(path))
         except FileNotFoundError:
-            # No such stage here, or not yet.
+            # Its stage has just ended.
             return None
         except (OSError, ValueError, ConfigError) as error:
-            self._complain("cannot be read", error)
+            self._complain(path, "cannot be read", error)
             return None
 
-    def _complain(self, what: str, error: Exception) -> None:
+    def _complain(self, path: Path, what: str, error: Exception) -> None:
         if not self._has_failed:
             logging.getLogger(__name__).warning(
-                "%s %s (%s): the look-up stage goes by its own queue alone", self._path, what, error
+                "%s %s (%s): the look-up stage goes by its own queue alone", path, what, error
             )
         self._has_failed = True
 

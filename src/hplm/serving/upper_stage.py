@@ -99,10 +99,11 @@ Reply = Callable[[UpperAnswer | HplmError], None]
 class UpperStage:
     """Check, queue, run, decode. Raises RegistryError, ArtifactError or ConfigError where the store is not sound."""
 
-    def __init__(self, settings: UpperSettings, folder: Path, device_index: int = 0) -> None:
+    def __init__(self, settings: UpperSettings, folder: Path, device_index: int = 0, instances: int = 1) -> None:
+        """`instances`: processes of this stage that one server runs beside each other."""
         keep_freed_memory()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        threads = choose_threads(settings.num_threads)
+        threads = choose_threads(settings.num_threads, instances)
         torch.set_num_threads(threads)
         store = Store((folder / settings.store).resolve(), settings.registry)
         base = bases.load(store.base(settings.base), verify=settings.verify)
@@ -152,7 +153,7 @@ class UpperStage:
             publish=self._backlog.publish,
             exclusive=ExclusiveLock(settings.exclusive_lock) if settings.exclusive_lock else None,
             # Computing first on every core would let no request in or out.
-            nice=settings.compute_nice if threads < count_cores() else 0,
+            nice=settings.compute_nice if threads * instances < count_cores() else 0,
         )
         self._loads = Places(settings.queue_capacity)
         count = "1 thread" if threads == 1 else f"{threads} threads"

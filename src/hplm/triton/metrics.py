@@ -30,6 +30,7 @@ class Family:
 class Published:
     """Brings metrics up to date every `period_s`: each update is a round trip to the server.
 
+    `instance` labels gauges where several processes of one model publish them; their counters add up in Triton.
     Where the server was killed, a round trip would wait for ever, and the stub with it: it ends instead.
     """
 
@@ -37,13 +38,15 @@ class Published:
         self,
         counters: Mapping[Family, Callable[[], Counter[str]]],
         gauges: Mapping[Family, Callable[[], float]],
+        instance: str = "",
         period_s: float = 1.0,
     ) -> None:
         end_if_orphaned(SERVER)
         self._counters = [(self._family(f, pb_utils.MetricFamily.COUNTER), f, read) for f, read in counters.items()]
         # Triton forgets a family's metrics with the family: all are kept.
         made = [(self._family(f, pb_utils.MetricFamily.GAUGE), read) for f, read in gauges.items()]
-        self._gauges = [(family.Metric(labels={}), family, read) for family, read in made]
+        labels = {"model_instance": instance} if instance else {}
+        self._gauges = [(family.Metric(labels=labels), family, read) for family, read in made]
         self._metrics: dict[tuple[str, str], Any] = {}
         self._published: dict[str, Counter[str]] = {}
         self._period_s = period_s

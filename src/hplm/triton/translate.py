@@ -32,6 +32,11 @@ def version_folder(args: dict[str, str]) -> Path:
     return Path(args["model_repository"]) / args["model_version"]
 
 
+def instances(args: dict[str, str]) -> int:
+    """How many processes of the model this server runs beside each other, for each device."""
+    return sum(group["count"] for group in json.loads(args["model_config"])["instance_group"])
+
+
 def log(message: str) -> None:
     """A line of Triton's log that is no warning."""
     pb_utils.Logger.log_info(message)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hplm.scheduling.backlog import Ahead, Backlog, steps
+from hplm.scheduling.backlog import Ahead, Backlog, combine, steps
 from hplm.scheduling.cost import CostModel
 from hplm.scheduling.policies import Das
 from hplm.scheduling.policy import Budget, Waiting
@@ -21,6 +21,8 @@ BATCH = 100
 TEN = Backlog(
     0.0, 0.0, BATCH, 1.0, -math.inf, tuple(range(10, 20)), tuple(range(BATCH, 11 * BATCH, BATCH)), {"t": 10 * BATCH}
 )
+
+UNKNOWN = Backlog(0.0, 0.0, 0, 0.0, -math.inf, (), (), {})
 
 
 def ahead_of(backlog: Backlog | None) -> Ahead:
@@ -57,8 +59,26 @@ def test_a_queue_tells_what_waits_what_runs_and_how_long_a_full_batch_takes() ->
 
 def test_where_nothing_is_known_nothing_is_refused() -> None:
     assert not ahead_of(None).is_too_much("t", 10**9, 1.0, 0.0)
-    unknown = Backlog(0.0, 0.0, 0, 0.0, -math.inf, (), (), {})
-    assert not ahead_of(unknown).is_too_much("t", 10**9, 1.0, 0.0)
+    assert combine([]) is combine([UNKNOWN]) is combine([UNKNOWN, UNKNOWN]) is None
+    assert combine([UNKNOWN, TEN]) is combine([TEN]) is TEN
+
+
+def test_stages_that_share_what_comes_are_as_fast_as_all_of_them_together() -> None:
+    twice_as_fast = Backlog(0.5, 3.0, BATCH, 0.5, 2.0, (12.5, 30.0), (50, 150), {"t": 50, "u": 100})
+    both = combine([TEN, twice_as_fast])
+    assert both is not None
+    assert both.batch_tokens / both.batch_s == pytest.approx(3 * BATCH)
+    assert both.free_s == pytest.approx(2.0)
+    assert (both.at_s, both.newest_arrived_s, both.of_tenant) == (0.0, 2.0, {"t": 10 * BATCH + 50, "u": 100})
+    for by_s in (9.0, 10.0, 12.4, 12.5, 19.0, 29.0, 30.0):
+        assert both.due(by_s) == TEN.due(by_s) + twice_as_fast.due(by_s)
+    # What one alone could not compute in time is no more than a third of the work of both.
+    crowded, idle = (
+        replace(TEN, free_s=9.0, deadlines_s=(10.0,) * 10),
+        replace(twice_as_fast, free_s=9.0, tokens=(0, 0)),
+    )
+    assert ahead_of(crowded).is_too_much("t", 1, 13.0, 9.0)
+    assert not ahead_of(combine([crowded, idle])).is_too_much("t", 1, 13.0, 9.0)
 
 
 def test_what_is_due_later_is_not_before_a_request() -> None:

@@ -1,0 +1,73 @@
+"""A real server whose upper stage is two processes beside each other: the same answers, counted and told together."""
+
+from __future__ import annotations
+
+import asyncio
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hplm_client import AsyncClient
+from hplm_client.answers import Prediction
+from hplm_loadtest.metrics import metric
+
+from hplm.nn import base as bases
+from hplm.nn import reference
+from hplm.process import SHARED_MEMORY, backlogs_of
+from hplm.store.layout import Store
+from hplm.triton.server import TritonServer, free_ports
+from tests import tiny
+from tests.messages import TOLERANCE, served_hidden
+from tests.waiting import until
+
+pytestmark = pytest.mark.triton
+TEXTS = tiny.sentences(6)
+ASKED = 240
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    # What comes from tables alone is the same whoever is looked up beside it.
+    return tiny.make_repository(tmp_path_factory.mktemp("two"), plot_settings={"miss": "backoff"}, instances=2)
+
+
+@pytest.fixture(scope="module")
+def server(models: Path) -> Iterator[TritonServer]:
+    with TritonServer(models, free_ports(), log=models.parent / "triton.log") as running:
+        running.wait_ready()
+        yield running
+
+
+def test_both_answer_as_the_reference_and_are_counted_together(models: Path, server: TritonServer) -> None:
+    store = Store(models.parent / "store")
+    base = bases.load(store.base("tiny"))
+    upper = base.load_upper()
+    states = {text: served_hidden(server, "alpha", text) for text in TEXTS}
+    members = {name: tiny.load_tenant(store, base, name) for name in tiny.TASKS}
+    rng = np.random.default_rng(0)
+    pairs = [(str(rng.choice(list(members))), str(rng.choice(TEXTS))) for _ in range(ASKED)]
+
+    async def ask() -> list[Prediction]:
+        async with AsyncClient(server.ports.grpc_url) as client:
+            return await asyncio.gather(*(client.predict(*pair, logits=True) for pair in pairs))
+
+    for (name, text), answer in zip(pairs, asyncio.run(ask()), strict=True):
+        assert answer.logits is not None
+        wanted = reference.logits(upper, states[text], members[name]).numpy()
+        np.testing.assert_allclose(answer.logits, wanted, atol=TOLERANCE, rtol=0, err_msg=name)
+    until(lambda: metric(server, 'hplm_upper_events_total{event="ok"}') == ASKED)
+    # A gauge is one process's: each has its own.
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.ports.metrics}/metrics", timeout=10) as page:
+        found = page.read().decode()
+    for number in range(2):
+        assert f'hplm_upper_waiting{{model_instance="hbert_upper_0_{number}"}} 0' in found
+
+
+def test_each_tells_what_waits_and_leaves_nothing_behind(models: Path) -> None:
+    with TritonServer(models, free_ports(), log=models.parent / "other.log") as running:
+        running.wait_ready()
+        pattern = f"{backlogs_of(running.process.pid)}*.json"
+        until(lambda: len(list(SHARED_MEMORY.glob(pattern))) == 2)
+    assert not list(SHARED_MEMORY.glob(pattern))
