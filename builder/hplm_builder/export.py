@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Collection
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -14,9 +13,8 @@ from hplm.config import ManagerSettings, PlotSettings, UpperSettings, load
 from hplm.errors import DataError
 from hplm.store import artifact
 from hplm.store.layout import Store
+from hplm.triton.instances import instances_in, with_instances
 from hplm.triton.server import MANAGER_ROLES, ROLES, share_folder
-
-_INSTANCES = re.compile(r"\bcount: (\d+) kind")
 
 Settings = TypeVar("Settings", PlotSettings, UpperSettings, ManagerSettings)
 
@@ -67,7 +65,7 @@ def export(
             version.mkdir(parents=True)
             text = (share_folder("model_repository") / role / "config.pbtxt").read_text()
             if role == "hbert_upper":
-                text = _INSTANCES.sub(f"count: {instances} kind", text)
+                text = with_instances(text, instances)
             (partial / role / "config.pbtxt").write_text(text)
             if of_role is None:
                 # Triton wants the folder of a version even of an ensemble; copying tools drop empty ones.
@@ -94,8 +92,7 @@ def _registry_of(folder: Path, store: Store) -> str:
 def _instances_of(folder: Path) -> int | None:
     """How many processes of it a model that was exported before has, where its groups are still as they were written."""
     path = folder / "config.pbtxt"
-    found = _INSTANCES.findall(path.read_text()) if path.exists() else []
-    return int(found[0]) if len(found) == 1 else None
+    return instances_in(path.read_text()) if path.exists() else None
 
 
 def _kept(folder: Path, given: Settings, keep: Collection[str]) -> Settings:

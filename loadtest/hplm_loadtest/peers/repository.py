@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from hplm import wire
+from hplm.triton.instances import with_instances
 from hplm.triton.server import Ports, TritonServer, free_ports
 from hplm_loadtest.peers.settings import PeerSettings
 
@@ -33,11 +34,14 @@ instance_group [ {{ count: 1 kind: KIND_CPU }} ]
 """
 
 
-def write_repository(folder: Path, settings: PeerSettings) -> Path:
-    """Model folders with `settings`, whose paths must be absolute or relative to `folder/hbert/1`."""
+def write_repository(folder: Path, settings: PeerSettings, instances: int = 1) -> Path:
+    """Model folders with `settings`, whose paths must be absolute or relative to `folder/hbert/1`.
+
+    Each of the `instances`, processes beside each other, has all that the settings give it.
+    """
     version = folder / wire.MODEL / "1"
     version.mkdir(parents=True, exist_ok=True)
-    (folder / wire.MODEL / "config.pbtxt").write_text(_CONFIG)
+    (folder / wire.MODEL / "config.pbtxt").write_text(with_instances(_CONFIG, instances))
     (version / "settings.json").write_text(json.dumps(asdict(settings), indent=2) + "\n")
     return folder
 

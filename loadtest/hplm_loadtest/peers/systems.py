@@ -13,7 +13,8 @@ from rich.progress import Progress
 
 from hplm.errors import MissingArtifactError
 from hplm.nn.base import Base
-from hplm.nn.dtype import choose_dtype
+from hplm.nn.dtype import choose_dtype, count_cores
+from hplm.triton.instances import with_instances
 from hplm.triton.server import TritonServer, free_ports
 from hplm_loadtest.models import read, served_names
 from hplm_loadtest.page_cache import into_page_cache
@@ -67,7 +68,11 @@ def open_fleet(folder: Path, shape: Shape, tenants: int, kind: str = "pool") -> 
 
 @dataclass(frozen=True)
 class Limits:
-    """What every system may use: threads that compute, memory for what it loads of tenants, disk for files of whole models."""
+    """What every system may use: threads that compute, memory for what it loads of tenants, disk for files of whole models.
+
+    Threads beyond the first are processes of their own, which do not wait for each other; of whole models they are of one
+    process, whose memory can hold more of them than that of several.
+    """
 
     num_threads: int = 1
     budget_mb: int = 4096
@@ -123,11 +128,13 @@ class Systems:
             base=self._fleet.base.config.name,
             weights=str(weights.resolve()),
             budget_mb=self._limits.budget_mb,
-            host_cache_mb=self._limits.budget_mb,
+            host_cache_mb=self._limits.budget_mb // (1 if is_dedicated else self._limits.num_threads),
             from_disk=from_disk,
-            num_threads=self._limits.num_threads,
+            num_threads=self._limits.num_threads if is_dedicated else 1,
+            # Computing first on every core would let no request in or out: hBERT's upper stage sees to that itself.
+            compute_nice=PeerSettings.compute_nice if self._limits.num_threads < count_cores() else 0,
         )
-        write_repository(target, settings)
+        write_repository(target, settings, 1 if is_dedicated else self._limits.num_threads)
 
     def start(self, name: SystemName) -> TritonServer:
         """A server that is being started; wait until it is ready."""
@@ -144,7 +151,9 @@ class Systems:
     def _copy_hbert(self, target: Path) -> None:
         """The fleet's own repository with this many threads; tenants may take what whole models of a peer may."""
         shutil.copytree(self._fleet.models, target)
-        limits = {"num_threads": self._limits.num_threads, "host_cache_mb": self._limits.budget_mb}
+        config = target / "hbert_upper" / "config.pbtxt"
+        config.write_text(with_instances(config.read_text(), self._limits.num_threads))
+        limits = {"num_threads": 1, "host_cache_mb": self._limits.budget_mb // self._limits.num_threads}
         upper = {**limits, **self._upper}
         for role, changes in (("hbert_plot", {"num_threads": 1}), ("hbert_upper", upper)):
             path = target / role / "1" / "settings.json"
