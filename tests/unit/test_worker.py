@@ -98,6 +98,7 @@ def worker_of(
     upcoming: Callable[[list[int]], None] | None = None,
     every_s: float = 0.0,
     nice: int = 0,
+    crowded_nice: int | None = None,
 ) -> Worker[int, int]:
     queue = RequestQueue(
         policy or Fcfs(),
@@ -108,7 +109,9 @@ def worker_of(
         starve_after_s=SOON_S,
     )
     tracer = tracer or Tracer(None, "test")
-    return Worker("test", queue, run, tracer=tracer, upcoming=upcoming, every_s=every_s, nice=nice)
+    return Worker(
+        "test", queue, run, tracer=tracer, upcoming=upcoming, every_s=every_s, nice=nice, crowded_nice=crowded_nice
+    )
 
 
 def submit(
@@ -525,6 +528,19 @@ def test_the_computing_thread_alone_has_another_priority(inbox: Inbox) -> None:
     assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before
 
 
+def test_while_more_than_two_batches_wait_the_computing_thread_has_a_third_priority(inbox: Inbox) -> None:
+    before = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    crowded, usual = min(19, before + 1), min(19, before + 3)
+    worker = worker_of(niceness, batch=8, nice=usual, crowded_nice=crowded)
+    for number in range(25):
+        submit(worker, inbox, number)
+    worker.start()
+    found = inbox.wait(25)
+    worker.stop()
+    # 25 and 17 waited, then 9 and 1.
+    assert [found[number] for number in range(25)] == [crowded] * 16 + [usual] * 9
+
+
 def test_a_priority_that_is_refused_is_told_and_everything_is_answered(
     inbox: Inbox, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -532,12 +548,13 @@ def test_a_priority_that_is_refused_is_told_and_everything_is_answered(
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(os, "setpriority", refuse)
-    worker = worker_of(double, nice=-20)
+    worker = worker_of(double, nice=-20, crowded_nice=-5)
+    for number in range(25):
+        submit(worker, inbox, number)
     worker.start()
-    submit(worker, inbox, 2)
-    assert inbox.wait(1) == {2: 4}
+    assert len(inbox.wait(25)) == 25
     worker.stop()
-    assert "--cap-add SYS_NICE" in caplog.text
+    assert caplog.text.count("--cap-add SYS_NICE") == 1
 
 
 class Panic(BaseException):

@@ -246,11 +246,11 @@ class RequestQueue:
     def _drop_pressed(self, now_s: float) -> list[Waiting]:
         """Of more than two batches, what a full batch would make late, unless its deadline was that close from the start."""
         found: list[Waiting] = []
-        if self._fills_two_batches:
+        if self.fills_two_batches:
             full_s = self._seconds_of_full_batch(self.cost.bound)
             pressed = [request for request in self._waiting.values() if request.deadline_s < now_s + full_s]
             for request in sorted(pressed, key=lambda r: r.deadline_s):
-                if not self._fills_two_batches:
+                if not self.fills_two_batches:
                     break
                 if request.deadline_s - request.arrived_s > 2 * full_s:
                     found.append(request)
@@ -262,7 +262,7 @@ class RequestQueue:
 
         Not where it comes late itself, because it waited for files: those who came meanwhile do not go before it.
         """
-        if not self._fills_two_batches:
+        if not self.fills_two_batches:
             return False
         oldest, newest = (
             next(iter(side)).arrived_s for side in (self._waiting.values(), reversed(self._waiting.values()))
@@ -300,7 +300,7 @@ class RequestQueue:
         return self._turns
 
     @property
-    def _fills_two_batches(self) -> bool:
+    def fills_two_batches(self) -> bool:
         """Whether more waits than two batches hold."""
         usual = self._usual
         tenants = len(self._of_tenant) > 2 * usual.max_tenants
@@ -323,7 +323,7 @@ class RequestQueue:
             return batch, []
         ids = {request.id for request in self._ending_in_time(batch.requests, now_s)}
         small = _without(batch, [request for request in batch.requests if request.id not in ids])
-        if 2 * _tokens(small.requests) >= _tokens(batch.requests) or not self._fills_two_batches:
+        if 2 * _tokens(small.requests) >= _tokens(batch.requests) or not self.fills_two_batches:
             return small, []
         large, refused = batch, []
         while late_of_whole:

@@ -25,11 +25,12 @@ class ExclusiveLock:
         fcntl.flock(self._file, fcntl.LOCK_UN)
 
 
-def be_nice(nice: int, name: str) -> None:
+def be_nice(nice: int, name: str) -> bool:
     """Tell the system how much this thread matters beside others, and the threads that it starts: -20 most, 19 least.
 
     A thread that computes all the time is made to wait whenever one that only passes a request on wakes on its core, even
-    while another core is idle. Logged, not raised, where the process has no right to: it then computes as any other.
+    while another core is idle. Logged, not raised, where the process has no right to: it then computes as any other. Returns
+    whether it had.
     """
     try:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), nice)
@@ -39,3 +40,5 @@ def be_nice(nice: int, name: str) -> None:
             "with `--cap-add SYS_NICE` or set compute_nice to 0",
             *(name, nice, error.strerror),
         )
+        return False
+    return True

@@ -60,6 +60,11 @@ WAY_BACK = 0.05
 MOST_WAY_BACK_S = 0.1
 
 
+# Of the computing thread while more waits than can be answered soon: at -20 nobody else lets in and refuses the others, so
+# most wait before the stages until it is too late for all of them.
+CROWDED_NICE = -5
+
+
 @dataclass(frozen=True)
 class UpperInput:
     """One request: `hidden` float16 `[T, H]`, `tokens` int32 `[T, 3]`, `tenant` as it came.
@@ -136,6 +141,8 @@ class UpperStage:
             int8=int8,
             tracer=self._tracer,
         )
+        # Computing first on every core would let no request in or out.
+        nice = settings.compute_nice if threads * instances < count_cores() else 0
         self._backlog = BacklogFile(store.root, settings.base)
         self._worker: Worker[_Ready, UpperAnswer] = Worker(
             "upper",
@@ -152,8 +159,9 @@ class UpperStage:
             upcoming=self._prefetch if settings.coarse_prefetch else None,
             publish=self._backlog.publish,
             exclusive=ExclusiveLock(settings.exclusive_lock) if settings.exclusive_lock else None,
-            # Computing first on every core would let no request in or out.
-            nice=settings.compute_nice if threads * instances < count_cores() else 0,
+            nice=nice,
+            # Threads that torch has started would stay as they are, and wait for this one.
+            crowded_nice=max(nice, CROWDED_NICE) if threads == 1 else None,
         )
         self._loads = Places(settings.queue_capacity)
         count = "1 thread" if threads == 1 else f"{threads} threads"

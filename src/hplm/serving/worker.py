@@ -38,7 +38,8 @@ class Worker(Generic[Item, Answer]):
     `upcoming`, where given, is told in a thread of its own what the policy would run next while a batch computes; `publish`,
     about ten times a second, what waits.
     After a batch of several requests the next begins `every_s` after it at the earliest: what comes in between goes
-    together. `nice` is the computing thread's, see `be_nice`. Not started until `start`.
+    together. `nice` is the computing thread's, see `be_nice`, and `crowded_nice`, where given, while more than two batches
+    wait: more would only be refused later for computing first. Not started until `start`.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Worker(Generic[Item, Answer]):
         exclusive: AbstractContextManager[None] | None = None,
         every_s: float = 0.0,
         nice: int = 0,
+        crowded_nice: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._name = name
@@ -65,6 +67,9 @@ class Worker(Generic[Item, Answer]):
         self._clock = clock
         self._every_s = every_s
         self._nice = nice
+        self._crowded_nice = nice if crowded_nice is None else crowded_nice
+        # As the thread is now.
+        self._is_nice = 0
         self._next_from_s = -math.inf
         self._ids = itertools.count()
         self._jobs: dict[int, Job[Item, Answer]] = {}
@@ -153,9 +158,8 @@ class Worker(Generic[Item, Answer]):
         self._answers.stop(deadline)
 
     def _compute_loop(self) -> None:
-        if self._nice:
-            be_nice(self._nice, self._name)
         while True:
+            self._take_priority()
             with self._changed:
                 while not self._stopping and not len(self._queue):
                     self._changed.wait()
@@ -192,6 +196,15 @@ class Worker(Generic[Item, Answer]):
             self._refuse(taken.refused, self._answers.give)
             if taken.batch is not None:
                 self._compute(taken.batch)
+
+    def _take_priority(self) -> None:
+        nice = self._crowded_nice if self._queue.fills_two_batches else self._nice
+        if nice == self._is_nice:
+            return
+        self._is_nice = nice
+        if not be_nice(nice, self._name):
+            # Once is enough to know it.
+            self._nice = self._crowded_nice = nice
 
     def _compute(self, batch: Batch) -> None:
         jobs = [self._jobs.pop(request.id) for request in batch.requests]
