@@ -58,8 +58,6 @@ from hplm.wire import LabelledSpan
 # answers end just in time.
 WAY_BACK = 0.05
 MOST_WAY_BACK_S = 0.1
-
-
 # Of the computing thread while more waits than can be answered soon: at -20 nobody else lets in and refuses the others, so
 # most wait before the stages until it is too late for all of them.
 CROWDED_NICE = -5
