@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from hplm.config import ManagerSettings, PlotSettings, UpperSettings, load
-from hplm.errors import DataError
+from hplm.errors import ConfigError, DataError
 from hplm.store import artifact
 from hplm.store.layout import Store
 from hplm.triton.instances import instances_in, with_instances
@@ -46,7 +46,7 @@ def export(
         raise DataError(f"{target} holds {sorted(foreign)[0]!r}, which is no model of hplm; choose an empty folder")
     registry = store.registry or (_registry_of(target / "hbert_plot", store) if keep else "")
     if instances is None:
-        instances = (_instances_of(target / "hbert_upper") if keep else None) or 1
+        instances = _instances_of(target / "hbert_upper") if keep else 1
     plot, upper = _kept(target / "hbert_plot", plot, keep), _kept(target / "hbert_upper", upper, keep)
     with artifact.replacing(target) as partial:
         settings: dict[str, PlotSettings | UpperSettings | ManagerSettings | None] = {
@@ -89,10 +89,14 @@ def _registry_of(folder: Path, store: Store) -> str:
     return before.registry if (path.parent / before.store).resolve() == store.root.resolve() else ""
 
 
-def _instances_of(folder: Path) -> int | None:
-    """How many processes of it a model that was exported before has, where its groups are still as they were written."""
+def _instances_of(folder: Path) -> int:
+    """How many processes of it a model has that was exported before. Raises ConfigError where it cannot be told."""
     path = folder / "config.pbtxt"
-    return instances_in(path.read_text()) if path.exists() else None
+    if not path.exists():
+        return 1
+    if (found := instances_in(path.read_text())) is None:
+        raise ConfigError(f"{path}: its instance_group is not as it was exported; say how many with --instances")
+    return found
 
 
 def _kept(folder: Path, given: Settings, keep: Collection[str]) -> Settings:

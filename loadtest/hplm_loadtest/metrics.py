@@ -12,7 +12,9 @@ UP_TO_DATE_S = 1.5
 
 
 def metric(server: TritonServer, name: str) -> float:
-    """Of `name`: with labels, as it stands there, without, the sum over all labels; 0 where it is not there."""
+    """Of `name`, as `requests` or `requests{event="ok"}`: the sum of all that have these labels; 0 where there are none."""
+    family, _, labels = name.rstrip("}").partition("{")
+    wanted = set(labels.split(",")) - {""}
     with urllib.request.urlopen(f"http://127.0.0.1:{server.ports.metrics}/metrics", timeout=10) as answer:
-        found = re.findall(rf"^{re.escape(name)}(?:{{.*}})? (\S+)$", answer.read().decode(), flags=re.MULTILINE)
-    return sum(float(value) for value in found)
+        found = re.findall(rf"^{re.escape(family)}(?:{{(.*)}})? (\S+)$", answer.read().decode(), flags=re.MULTILINE)
+    return sum(float(value) for labels, value in found if wanted <= set(labels.split(",")))

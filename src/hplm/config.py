@@ -132,8 +132,8 @@ class UpperSettings:
 
     `num_threads` 0: chosen from the machine. `compute_nice`, -20 to 19: how much the computing thread and those that torch
     starts for it matter beside others, -20 most; 0, and where they would leave no core to the others, as the process was
-    started. While more than two batches wait one thread is at -5 at the least. For measuring: `pad_to`, at least this many
-    tokens a row in mode `naive`; `trace` and `exclusive_lock` as in PlotSettings.
+    started. Below -5 it is -5 while more than two batches wait, where one thread computes. For measuring: `pad_to`, at least
+    this many tokens a row in mode `naive`; `trace` and `exclusive_lock` as in PlotSettings.
     """
 
     store: str

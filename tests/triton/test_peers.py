@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Iterator
@@ -46,6 +47,7 @@ from hplm.nn.onednn import can_pack
 from hplm.nn.upper import pool
 from hplm.store.layout import Store
 from hplm.text import TextEncoder
+from hplm.triton.instances import instances_in
 from hplm.triton.server import TritonServer
 from tests import tiny
 
@@ -347,6 +349,17 @@ def test_peers_on_a_processor_are_not_compared_with_a_gpu(tiny_fleet: Path, monk
         tenants_bench.throughput_by_tenants(
             tiny_fleet, "minilm", ["hbert", "shared"], [1], ["uniform"], tenants_bench.Load(), Limits(), None
         )
+
+
+@pytest.mark.parametrize("name", ["hbert", "dedicated", "shared", "adapter"])
+def test_threads_beyond_the_first_are_processes_but_of_whole_models(tiny_fleet: Path, name: SystemName) -> None:
+    Systems(open_fleet(tiny_fleet, "minilm", 12), Limits(2, 8, 2)).prepare(name, QUIET)
+    model = "hbert_upper" if name == "hbert" else "hbert"
+    folder = tiny_fleet / "peers" / f"models-{name}" / model
+    settings = json.loads((folder / "1" / "settings.json").read_text())
+    wanted = (1, 2, 8) if name == "dedicated" else (2, 1, 4)
+    found = instances_in((folder / "config.pbtxt").read_text())
+    assert (found, settings["num_threads"], settings["host_cache_mb"]) == wanted
 
 
 @pytest.mark.triton

@@ -12,7 +12,8 @@ import pytest
 from hplm import config
 from hplm.config import BaseConfig, ManagerSettings, PlotSettings, UpperSettings
 from hplm.errors import ConfigError
-from hplm.nn.dtype import count_cores
+from hplm.nn import dtype
+from hplm.nn.dtype import choose_threads, count_cores
 from tests import tiny
 
 GOOD = {"store": "s", "base": "b", "table": "t"}
@@ -108,3 +109,14 @@ def test_a_containers_quota_bounds_the_cores(tmp_path: Path, quota: str, most: i
     without = count_cores(tmp_path)
     (tmp_path / "cpu.max").write_text(f"{quota}\n")
     assert count_cores(tmp_path) == min(without, most)
+
+
+@pytest.mark.parametrize(
+    ("cores", "wanted", "instances", "threads"),
+    [(1, 0, 1, 1), (2, 0, 1, 1), (2, 0, 2, 1), (8, 0, 1, 7), (8, 0, 2, 3), (8, 4, 2, 4)],
+)
+def test_processes_beside_each_other_share_all_cores_but_one(
+    cores: int, wanted: int, instances: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dtype, "count_cores", lambda: cores)
+    assert choose_threads(wanted, instances) == threads

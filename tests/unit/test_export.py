@@ -60,6 +60,12 @@ def test_settings_that_are_kept_are_those_of_the_models_before_but_for_what_is_g
     exported("--keep-settings", "--instances", "2")
     exported("--keep-settings")
     assert "count: 2 kind" in pbtxt.read_text()
+    pbtxt.write_text(pbtxt.read_text().replace("count: 2 kind: KIND_AUTO", "kind: KIND_CPU count: 3"))
+    done = hplm(*command, "--keep-settings")
+    assert done.returncode == 1
+    assert "BAD_CONFIG" in done.stderr
+    assert "--instances" in done.stderr
+    exported("--keep-settings", "--instances", "1")
     exported("--keep-settings", "--no-manager", "--miss", "compute")
     exported("--keep-settings", "--miss", "backoff")
     manager = config.load(ManagerSettings, models / "manager" / "1" / "settings.json")

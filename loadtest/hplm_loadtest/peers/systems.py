@@ -89,6 +89,8 @@ class Systems:
         self._limits = limits
         self._config = whole(fleet.base.config)
         self._dtype = choose_dtype("auto", CPU)
+        # Of each of the processes that share it.
+        self._cache_mb = max(1, limits.budget_mb // limits.num_threads)
         self.about: dict[str, Any] = {"dtype": str(self._dtype), **asdict(limits)}
 
     def prepare(self, name: SystemName, progress: Progress) -> None:
@@ -128,7 +130,7 @@ class Systems:
             base=self._fleet.base.config.name,
             weights=str(weights.resolve()),
             budget_mb=self._limits.budget_mb,
-            host_cache_mb=self._limits.budget_mb // (1 if is_dedicated else self._limits.num_threads),
+            host_cache_mb=self._limits.budget_mb if is_dedicated else self._cache_mb,
             from_disk=from_disk,
             num_threads=self._limits.num_threads if is_dedicated else 1,
             # Computing first on every core would let no request in or out: hBERT's upper stage sees to that itself.
@@ -153,7 +155,7 @@ class Systems:
         shutil.copytree(self._fleet.models, target)
         config = target / "hbert_upper" / "config.pbtxt"
         config.write_text(with_instances(config.read_text(), self._limits.num_threads))
-        limits = {"num_threads": 1, "host_cache_mb": self._limits.budget_mb // self._limits.num_threads}
+        limits = {"num_threads": 1, "host_cache_mb": self._cache_mb}
         upper = {**limits, **self._upper}
         for role, changes in (("hbert_plot", {"num_threads": 1}), ("hbert_upper", upper)):
             path = target / role / "1" / "settings.json"

@@ -88,6 +88,7 @@ def combine(backlogs: Sequence[Backlog]) -> Backlog | None:
         free_s,
         batch_tokens,
         batch_tokens / sum(speeds),
+        # Who went to another since that one told it is not counted for so long: a tenth of a second.
         max(one.newest_arrived_s for one in known),
         tuple(deadline_s for deadline_s, _ in due),
         tuple(accumulate(tokens for _, tokens in due)),

@@ -50,7 +50,7 @@ class BacklogFile:
         """What was told last, of all stages together, looked at every 50 ms; None where nothing was told of late."""
         if now_s - self._read_s >= READ_EVERY_S:
             self._read_s = now_s
-            told = (self._read(path) for path in self._folder.glob(f"{self._name}.*.json"))
+            told = (self._read(path) for path in self._folder.glob(f"{self._name}.[0-9]*.json"))
             self._last = combine([one for one in told if one is not None and now_s - one.at_s <= OLD_AFTER_S])
         # Several threads read.
         last = self._last
@@ -77,9 +77,7 @@ class BacklogFile:
 
     def _complain(self, path: Path, what: str, error: Exception) -> None:
         if not self._has_failed:
-            logging.getLogger(__name__).warning(
-                "%s %s (%s): the look-up stage goes by its own queue alone", path, what, error
-            )
+            logging.getLogger(__name__).warning("%s %s (%s): the look-up stage does not go by it", path, what, error)
         self._has_failed = True
 
 

@@ -8,8 +8,11 @@ _COUNT = re.compile(r"\bcount: (\d+) kind")
 
 
 def with_instances(config: str, count: int) -> str:
-    """The text of a config.pbtxt with so many."""
-    return _COUNT.sub(f"count: {count} kind", config)
+    """The text of a config.pbtxt with so many. Raises ValueError where that is not as it was written."""
+    changed, places = _COUNT.subn(f"count: {count} kind", config)
+    if places != 1:
+        raise ValueError(f"{places} groups of instances as hplm writes them, where there should be one")
+    return changed
 
 
 def instances_in(config: str) -> int | None:

@@ -30,7 +30,8 @@ class Family:
 class Published:
     """Brings metrics up to date every `period_s`: each update is a round trip to the server.
 
-    `instance` labels gauges where several processes of one model publish them; their counters add up in Triton.
+    `instance` labels all of them where several processes of one model publish: Triton has one value for the same labels, and
+    would let go of it with the first process that ends.
     Where the server was killed, a round trip would wait for ever, and the stub with it: it ends instead.
     """
 
@@ -45,8 +46,8 @@ class Published:
         self._counters = [(self._family(f, pb_utils.MetricFamily.COUNTER), f, read) for f, read in counters.items()]
         # Triton forgets a family's metrics with the family: all are kept.
         made = [(self._family(f, pb_utils.MetricFamily.GAUGE), read) for f, read in gauges.items()]
-        labels = {"model_instance": instance} if instance else {}
-        self._gauges = [(family.Metric(labels=labels), family, read) for family, read in made]
+        self._labels = {"model_instance": instance} if instance else {}
+        self._gauges = [(family.Metric(labels=self._labels), family, read) for family, read in made]
         self._metrics: dict[tuple[str, str], Any] = {}
         self._published: dict[str, Counter[str]] = {}
         self._period_s = period_s
@@ -85,7 +86,9 @@ class Published:
             for value, count in (Counter(read()) - published).items():
                 metric = self._metrics.get((family.name, value))
                 if metric is None:
-                    metric = self._metrics[family.name, value] = made.Metric(labels={family.label: value})
+                    metric = self._metrics[family.name, value] = made.Metric(
+                        labels={family.label: value, **self._labels}
+                    )
                 metric.increment(count)
                 published[value] += count
         for metric, _, read_gauge in self._gauges:
