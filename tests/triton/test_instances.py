@@ -49,8 +49,11 @@ def test_both_answer_as_the_reference_and_are_counted_together(models: Path, ser
     pairs = [(str(rng.choice(list(members))), str(rng.choice(TEXTS))) for _ in range(ASKED)]
 
     async def ask() -> list[Prediction]:
-        async with AsyncClient(server.ports.grpc_url) as client:
-            return await asyncio.gather(*(client.predict(*pair, logits=True) for pair in pairs))
+        async with AsyncClient(server.ports.http_url) as http, AsyncClient(server.ports.grpc_url) as grpc:
+            by_turns = ((http, grpc)[number % 2] for number in range(ASKED))
+            return await asyncio.gather(
+                *(client.predict(*pair, logits=True) for client, pair in zip(by_turns, pairs, strict=True))
+            )
 
     for (name, text), answer in zip(pairs, asyncio.run(ask()), strict=True):
         assert answer.logits is not None

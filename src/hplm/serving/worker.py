@@ -39,7 +39,7 @@ class Worker(Generic[Item, Answer]):
     about ten times a second, what waits.
     After a batch of several requests the next begins `every_s` after it at the earliest: what comes in between goes
     together. `nice` is the computing thread's, see `be_nice`, and `crowded_nice`, where given, while more than two batches
-    wait: more would only be refused later for computing first. Not started until `start`.
+    wait: computing first would then keep others from being let in, or refused in time. Not started until `start`.
     """
 
     def __init__(

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import re
 
+from hplm.errors import ConfigError
+
 _COUNT = re.compile(r"\bcount: (\d+) kind")
 
 
 def with_instances(config: str, count: int) -> str:
-    """The text of a config.pbtxt with so many. Raises ValueError where that is not as it was written."""
+    """The text of a config.pbtxt with so many. Raises ConfigError where that is not as it was written."""
     changed, places = _COUNT.subn(f"count: {count} kind", config)
     if places != 1:
-        raise ValueError(f"{places} groups of instances as hplm writes them, where there should be one")
+        raise ConfigError(
+            f"config.pbtxt has {places} groups of instances as hplm writes them, and should have one: export anew"
+        )
     return changed
 
 
