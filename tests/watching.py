@@ -7,8 +7,13 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
+from hplm.config import BaseConfig
 from hplm.triton import stubs
 from hplm.triton.server import TritonServer
+
+# `max_batch_size` of hbert_upper, and by how many bytes its segment grows at a time.
+TRITON_BATCH = 64
+SEGMENT_STEP = 1 << 20
 
 
 def runs(pid: int) -> bool:
@@ -24,6 +29,12 @@ def pages_of(pid: int) -> dict[str, int]:
     segments = set(re.findall(r"/dev/shm/hplm-triton\S+", Path(f"/proc/{pid}/maps").read_text()))
     shared = sum(os.stat(path).st_blocks * 512 for path in segments)
     return {"rss": 1024 * int(re.findall(r"VmRSS:\s+(\d+)", status)[0]), "shm": shared}
+
+
+def segment_growth(shape: BaseConfig) -> int:
+    """By how many bytes `shm` may yet grow: to the fullest batch that Triton hands over, by chance late, at both ends."""
+    hidden_and_tokens = shape.max_tokens * (2 * shape.hidden_size + 3 * 4)
+    return 2 * (TRITON_BATCH * hidden_and_tokens + SEGMENT_STEP)
 
 
 def processor_time() -> tuple[int, int]:

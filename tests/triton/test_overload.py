@@ -34,16 +34,14 @@ from hplm.triton.server import TritonServer, free_ports
 from tests import tiny
 from tests.messages import served_hidden
 from tests.waiting import until
-from tests.watching import pages_of, processor_time, session_of, stubs_of
+from tests.watching import pages_of, processor_time, segment_growth, session_of, stubs_of
 
 pytestmark = [pytest.mark.triton, pytest.mark.stress, pytest.mark.alone, pytest.mark.timeout(300)]
 OVERLOAD_S = 60.0
 MOST_STOLEN = 0.05
+WAITING_S = 5.0
 # A base of which one core answers some ten requests of 60 tokens a second.
 SLOW = tiny.config(hidden_size=512, upper_layers=24, max_tokens=64)
-# `max_batch_size` of hbert_upper, and by how many bytes its segment grows at a time.
-TRITON_BATCH = 64
-SEGMENT_STEP = 1 << 20
 
 
 @pytest.fixture(scope="module")
@@ -189,13 +187,12 @@ def test_under_ten_times_overload_what_is_computed_is_in_time_and_goodput_stays_
 
 
 def test_under_ten_times_overload_queue_and_memory_stay_bounded(overload: Overload) -> None:
-    assert max(overload.upper_waiting) <= 300
-    assert 0 < max(overload.plot_waiting) <= PlotSettings.queue_capacity
+    assert 0 < max(overload.upper_waiting) <= 300
+    # Nobody may wait there when the gauge is read: the first stage refuses as requests come.
+    assert max(overload.plot_waiting) <= PlotSettings.queue_capacity
     first, last = overload.pages[len(overload.pages) // 3], overload.pages[-1]
     assert last["rss"] < 1.05 * first["rss"] + 8e6
-    # A stage's segment grows to the fullest batch that Triton ever hands over, by chance late, and is counted at both its ends.
-    hidden_and_tokens = SLOW.max_tokens * (2 * SLOW.hidden_size + 3 * 4)
-    assert last["shm"] <= first["shm"] + 2 * (TRITON_BATCH * hidden_and_tokens + SEGMENT_STEP)
+    assert last["shm"] <= first["shm"] + segment_growth(SLOW)
 
 
 def test_a_full_queue_refuses_at_once_and_answers_all_that_it_took(slow_models: Path) -> None:
@@ -235,8 +232,10 @@ def upper_messages(server: TritonServer, count: int) -> list[bytes]:
 
 @pytest.mark.parametrize("model", ["hbert", "hbert_upper"])
 def test_clients_that_cancel_or_hang_up_harm_nobody_and_leave_nothing_behind(slow: TritonServer, model: str) -> None:
-    requests = long_texts().draw(40, rng())
-    messages = upper_messages(slow, 40) if model == "hbert_upper" else infer_messages(requests)
+    # So much that requests wait for seconds, however fast the machine: who has gone is asked for a few times a second.
+    count = min(250, max(40, round(WAITING_S * capacity_per_s(slow))))
+    requests = long_texts().draw(count, rng())
+    messages = upper_messages(slow, count) if model == "hbert_upper" else infer_messages(requests)
     with grpc.insecure_channel(f"127.0.0.1:{slow.ports.grpc}") as channel:
         call = channel.unary_unary(METHOD)
         started = [call.future(one, timeout=60) for one in messages]

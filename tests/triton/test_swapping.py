@@ -30,7 +30,7 @@ from hplm.store.layout import Store
 from hplm.triton.server import TritonServer, free_ports
 from tests import tiny
 from tests.messages import TOLERANCE, ask_all, message, read, served_hidden
-from tests.watching import pages_of, stubs_of
+from tests.watching import pages_of, segment_growth, stubs_of
 
 pytestmark = [pytest.mark.triton, pytest.mark.stress, pytest.mark.timeout(600)]
 FLEET = 1000
@@ -39,6 +39,8 @@ SLOTS = 8
 TAGGING_EVERY = 10
 HTTP_EVERY = 10
 MAX_TOKENS = 40
+# Smaller products than any real base has are computed one way or another by their size.
+SHAPE = tiny.config(hidden_size=128, max_tokens=MAX_TOKENS)
 # From one word to as many as the base reads, beside the two tokens around them.
 WORDS = (1, 2, 3, 5, 7, 9, 12, 16, 20, 26, 32, MAX_TOKENS - 2)
 TEXTS = [" ".join(np.random.default_rng(count).choice(tiny.WORDS, count)) for count in WORDS]
@@ -110,13 +112,11 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     dtype = choose_dtype("auto", torch.device("cpu"))
     name = str(dtype).removeprefix("torch.")
     upper_settings = {"host_cache_mb": 10, "device": "cpu", "num_threads": 1}
-    # Smaller products than any real base has are computed one way or another by their size.
-    shape = tiny.config(hidden_size=128, max_tokens=MAX_TOKENS)
     models = tiny.make_repository(
         folder,
         num_slots=SLOTS,
         dtype=name,
-        shape=shape,
+        shape=SHAPE,
         # Room for all windows of all texts: what is computed again may be rounded in another way.
         plot_settings={"overlay_windows": 4096},
         upper_settings=upper_settings,
@@ -208,7 +208,7 @@ def test_memory_of_server_and_stages_and_shared_memory_stay_flat_over_30000_requ
     print({role: [(p[role]["rss"] >> 20, p[role]["shm"] >> 20) for p in traffic.pages] for role in last})
     for role in ("hbert_plot", "hbert_upper", "tritonserver"):
         assert last[role]["rss"] < 1.03 * warm[role]["rss"] + 4e6
-        assert last[role]["shm"] == warm[role]["shm"]
+        assert last[role]["shm"] <= warm[role]["shm"] + segment_growth(SHAPE)
 
 
 @pytest.mark.parametrize(
