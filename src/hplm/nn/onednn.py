@@ -1,8 +1,9 @@
 """Products on a CPU through oneDNN with matrices in its own order, and batches of few sizes, which it wants.
 
 Handed plain matrices, it or MKL puts them in order again in every call. In its order a product is faster, most with few
-tokens. With AVX-512 it also rounds a token the same whatever number of others goes with it, in bfloat16 and in float32; one
-token alone it may round otherwise in float32, so nothing goes alone.
+tokens. With AVX-512 it also rounds a token the same whatever number of others goes with it, in bfloat16 and in float32, but for
+bfloat16 with AMX, where it cuts sums over more than some 512 channels by the number of tokens; one token alone it may round
+otherwise in float32, so nothing goes alone.
 """
 
 # No `from __future__ import annotations` here: TorchScript compiles `rounded`.
