@@ -25,6 +25,7 @@ from tests import tiny
 
 # Until both stages have seen what was published, also on a slow machine.
 SEEN_S = 5 * LOOK_EVERY_S
+REDUCTION_FACTOR = 4
 # Of a tenant's job, so that it takes a second.
 FAST = {"epochs": 2, "learning_rates": [0.003]}
 
@@ -71,11 +72,9 @@ def expected_logits(
         folders = [one.path for one in registry.lineage(version_id)]
     levels, lower = reference.lineage(store, base, folders, "compute")
     encoder = TextEncoder(base.tokenizer_path, base.config.max_tokens)
-    merged = reference.merged(encoder.encode([text])[0].ids.tolist(), base.config, levels, lower)
-    found: npt.NDArray[np.float32] = reference.logits(
-        base.load_upper(), merged, tiny.load_tenant(store, base, tenant)
-    ).numpy()
-    return found
+    encoded = encoder.encode([text])[0]
+    merged = reference.merged(encoded.ids.tolist(), base.config, levels, lower)
+    return reference.answered(base.load_upper(), merged, tiny.load_tenant(store, base, tenant), encoded.tokens)
 
 
 def write_rows(path: Path) -> Path:
@@ -93,7 +92,11 @@ def serving(folder: Path, registry: str = "", flags: Sequence[str] = ()) -> Iter
     settings = {"upload_chunk_bytes": 1000, "min_corpus_tokens": 300, "allow_paths": True, "data_root": str(files)}
     # A file of a gigabyte is refused for what is in it, and a bomb is a bomb from 16 MiB on.
     bounds = {"max_data_bytes": 2 << 30, "max_upload_bytes": 16 << 20}
-    models = tiny.make_repository(folder, manager_settings={**settings, **bounds}, registry=registry)
+    # Tenants that it makes have wider adapters than those that stand in the store already.
+    wide = {"reduction_factor": REDUCTION_FACTOR}
+    models = tiny.make_repository(
+        folder, upper_settings=wide, manager_settings={**settings, **bounds}, registry=registry
+    )
     rows = write_rows(files / "rows.csv")
     with TritonServer(models, free_ports(), flags=flags, log=folder / "triton.log", tied=True) as server:
         server.wait_ready()

@@ -120,8 +120,8 @@ def tenant_of(base: bases.Base, name: str, seed: int, like: str = "") -> Tenant:
     task, labels, texts = OTHER_TASKS[kind] if kind in OTHER_TASKS else (*TASKS[kind], 1)
     hidden = base.config.hidden_size
     adapter = random_adapter(base.config, rng)
-    count = len(labels)
-    shapes = [(count, hidden), (count,), *([(1 + count, count)] if task == "tagging" else [])]
+    count, words = len(labels), 3 if task == "tagging" else 1
+    shapes = [(words * count, hidden), (words * count,), *([(1 + count, count)] if task == "tagging" else [])]
     head = Head(*(rng.normal(0, 0.5, shape).astype(np.float32) for shape in shapes))
     pooling = "cls" if name == "gamma" else "mean"
     card = TenantCard(
@@ -134,6 +134,7 @@ def tenant_of(base: bases.Base, name: str, seed: int, like: str = "") -> Tenant:
         texts=texts,
         adapter_at=PLACES[seed % 2],
         transitions=task == "tagging",
+        word_window=words,
     )
     return Tenant(card, pack(adapter), head)
 

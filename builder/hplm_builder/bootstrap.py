@@ -17,7 +17,7 @@ from hplm.nn.base import Base
 from hplm.nn.lookup import PlotLookup
 from hplm.progress import Report
 from hplm.store.layout import Store
-from hplm_builder.finetune import TrainSettings
+from hplm_builder.finetune import REDUCTION_FACTOR, WORD_WINDOW, TrainSettings
 from hplm_builder.labelled import LabelledData, read_folder
 from hplm_builder.prepared import prepare_all
 from hplm_builder.tenants import encoder_of, plot_features, tune
@@ -63,11 +63,15 @@ class TaskFleet:
     @property
     def about(self) -> dict[str, Any]:
         """JSON values that tell one fleet from another."""
-        tasks = [{"name": task.name, "tenants": task.tenants, "samples": task.samples} for task in self.tasks]
-        return {
-            "tasks": tasks,
-            "settings": {**asdict(self.settings), "learning_rates": [*self.settings.learning_rates]},
-        }
+        tasks = [
+            {"name": task.name, "tenants": task.tenants, "samples": task.samples}
+            | ({"word_window": WORD_WINDOW} if task.data.task == "tagging" else {})
+            for task in self.tasks
+        ]
+        settings = {**asdict(self.settings), "learning_rates": [*self.settings.learning_rates]}
+        if self.settings.reduction_factor == REDUCTION_FACTOR:
+            del settings["reduction_factor"]  # fleets from before it was a choice do not say
+        return {"tasks": tasks, "settings": settings}
 
 
 def in_proportion(sizes: Sequence[int], count: int) -> list[int]:

@@ -279,6 +279,12 @@ def tenant(
     miss: Annotated[
         Miss, typer.Option(help="What a window that no table has gets, as you will serve it: see `build export`.")
     ] = "compute",
+    reduction_factor: Annotated[
+        int,
+        typer.Option(
+            help="The adapter's bottleneck is the hidden size over this; not below what `build export` is told."
+        ),
+    ] = TrainSettings.reduction_factor,
 ) -> None:
     """Fine-tune adapters and a head on labelled data: columns text and label (a class or a number), of pairs also
     text_pair, or tokens and IOB tags. docs/tasks.md has all of it.
@@ -297,6 +303,7 @@ def tenant(
         pooling=pooling,
         seed=seed,
         patience=patience,
+        reduction_factor=reduction_factor,
     )
     data = read_data(train, dev, test, unlabelled, task=task, seed=seed)
     with progress_bars() as progress:
@@ -311,6 +318,7 @@ EXPORTED = {
     "miss": {"miss"},
     "dtype": {"dtype"},
     "slots": {"num_slots"},
+    "reduction_factor": {"reduction_factor"},
     "quantization": {"quantization"},
 }
 
@@ -327,6 +335,12 @@ def export_models(
     slots: Annotated[
         int, typer.Option(help="Adapters on the device at once, the identity included.")
     ] = UpperSettings.num_slots,
+    reduction_factor: Annotated[
+        int,
+        typer.Option(
+            help="Slots for adapters with a bottleneck of the hidden size over this; taggings that the server makes have it."
+        ),
+    ] = UpperSettings.reduction_factor,
     quantization: Annotated[
         str, typer.Option(help="none, or int8: products with layers' matrices in 8-bit integers, on a CPU with VNNI.")
     ] = UpperSettings.quantization,
@@ -349,6 +363,8 @@ def export_models(
 
       hplm build export --instances 2
 
+      hplm build export --reduction-factor 4
+
       hplm build export --models /srv/hplm/models --store /srv/hplm/store --keep-settings
     """
     keep: set[str] = set()
@@ -361,7 +377,14 @@ def export_models(
             {"store", "registry"}, *(EXPORTED[option] for option in EXPORTED if is_given(context, option))
         )
     plot_values = {"store": "", "base": base, "table": plot, "miss": miss, "dtype": dtype, "quantization": quantization}
-    upper_values = {"store": "", "base": base, "num_slots": slots, "dtype": dtype, "quantization": quantization}
+    upper_values = {
+        "store": "",
+        "base": base,
+        "num_slots": slots,
+        "reduction_factor": reduction_factor,
+        "dtype": dtype,
+        "quantization": quantization,
+    }
     plot_settings = parse(PlotSettings, plot_values, "hbert_plot")
     upper_settings = parse(UpperSettings, upper_values, "hbert_upper")
     target = Store.at(store)
@@ -396,8 +419,12 @@ def fleet(
     pooling: Annotated[
         Pooling, typer.Option(help="What heads read: the mean of all tokens, or [CLS], for which less is computed.")
     ] = "mean",
+    reduction_factor: Annotated[
+        int, typer.Option(min=1, help="Adapters' bottleneck is the hidden size over this.")
+    ] = TrainSettings.reduction_factor,
     out: Annotated[
-        Path | None, typer.Option(help="Default: build/fleet-SHAPE-TENANTS, with cls build/fleet-SHAPE-TENANTS-cls.")
+        Path | None,
+        typer.Option(help="Default: build/fleet-SHAPE-TENANTS, with -cls or -rFACTOR behind it where those are given."),
     ] = None,
     seed: Annotated[int, typer.Option(min=0)] = 0,
 ) -> None:
@@ -415,15 +442,18 @@ def fleet(
 
       hplm build fleet --shape minilm --tenants 10000 --pooling cls
 
+      hplm build fleet --shape minilm --tenants 1000 --reduction-factor 4
+
       hplm build fleet --tenants 20 --task data/chemprot --task data/sci-cite --samples 1000 --epochs 3 --out build/fleet-tasks
 
       hplm serve --models build/fleet-bert-base-1000/models
     """
-    folder = out or Path(f"build/fleet-{shape}-{tenants}{'-cls' if pooling == 'cls' else ''}")
-    settings = TrainSettings(epochs=epochs, seed=seed, pooling=pooling)
+    width = "" if reduction_factor == TrainSettings.reduction_factor else f"-r{reduction_factor}"
+    folder = out or Path(f"build/fleet-{shape}-{tenants}{'-cls' if pooling == 'cls' else ''}{width}")
+    settings = TrainSettings(epochs=epochs, seed=seed, pooling=pooling, reduction_factor=reduction_factor)
     tuned = TaskFleet.read(task, tenants, samples, settings) if task else None
     with progress_bars() as progress:
-        models = make_bench_repository(folder, shape, tenants, seed, progress, tuned, pooling)
+        models = make_bench_repository(folder, shape, tenants, seed, progress, tuned, pooling, reduction_factor)
     print(f"wrote {models}; serve it with `hplm serve --models {models}`")
 
 

@@ -32,7 +32,7 @@ from hplm_builder.evaluation.domains import domains
 from hplm_builder.evaluation.int8 import int8
 from hplm_builder.evaluation.methods import methods
 from hplm_builder.evaluation.tables_accuracy import tables_accuracy
-from hplm_builder.finetune import Trained, TrainSettings, fine_tune
+from hplm_builder.finetune import REDUCTION_FACTOR, Trained, TrainSettings, fine_tune
 from hplm_builder.labelled import LabelledData, read_folder
 from hplm_builder.original import load_original
 from hplm_builder.plots import count_grams
@@ -40,7 +40,7 @@ from hplm_builder.prepared import Featurise, prepare_all
 from hplm_builder.pseudo_labels import upper_body
 from hplm_builder.register import published
 from hplm_builder.scores import METRICS
-from hplm_builder.tenants import REDUCTION_FACTOR, plot_features, token_ids
+from hplm_builder.tenants import plot_features, token_ids
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -35,8 +35,8 @@ def export(
     where none is given. `instances` processes of the upper stage run beside each other; None for as many as those folders
     have where settings are kept, else one. Without `manager` nobody can create or update tenants while it serves: the
     models for that are left out.
-    The settings' `store` and `registry`, and the manager's `miss`, are filled in here; the store's path is relative to their
-    own folder, so that store and models can move together.
+    The settings' `store` and `registry`, and the manager's `miss` and `reduction_factor`, are filled in here; the store's path
+    is relative to their own folder, so that store and models can move together.
     Raises ConfigError where what is kept cannot be read, DataError where `target` holds something that is not ours.
     """
     target = target.resolve()
@@ -57,8 +57,12 @@ def export(
         if manager is not None:
             if keep and not (target / MANAGER_ROLES[0]).is_dir():
                 manager = replace(manager, base=plot.base, domain=plot.table)
-            # Tenants are trained over what they will be served, in floats where that is in int8.
-            manager = replace(_kept(target / MANAGER_ROLES[0], manager, keep), miss=plot.miss)
+            # Tenants are trained over what they will be served, in floats where that is in int8, and to fit the slots.
+            manager = replace(
+                _kept(target / MANAGER_ROLES[0], manager, keep),
+                miss=plot.miss,
+                reduction_factor=upper.reduction_factor,
+            )
             settings |= dict.fromkeys(MANAGER_ROLES, manager)
         for role, of_role in settings.items():
             version = partial / role / "1"

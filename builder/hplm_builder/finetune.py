@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hplm.adapters.tenant import Head, Pooling
-from hplm.decode import beginnings
+from hplm.config import UpperSettings
+from hplm.decode import beginnings, word_ranges
 from hplm.errors import ConfigError
 from hplm.nn.dtype import computing_in
 from hplm.nn.upper import pool
@@ -32,13 +33,18 @@ from hplm_builder.scores import METRICS
 TRAINING_COST = 3
 # Of a tagging's transitions, which start from no preference: full fine-tuning's rates would hardly move them.
 TRANSITIONS_RATE = 1e-2
+# Of how many words, one of them its own, a new tagging's head tells each tag: an odd number, MOST_WORDS at most.
+WORD_WINDOW = 3
+# As HMI and servers have it by default.
+REDUCTION_FACTOR = UpperSettings.reduction_factor
 
 
 @dataclass(frozen=True)
 class TrainSettings:
     """How to fine-tune. Of several learning rates the one with the best dev score stays.
 
-    A rate's run ends after `patience` epochs without a better dev score; the best epoch's weights are kept.
+    A rate's run ends after `patience` epochs without a better dev score; the best epoch's weights are kept. New adapters have
+    a bottleneck of the hidden size over `reduction_factor`.
     """
 
     epochs: int = 10
@@ -50,6 +56,7 @@ class TrainSettings:
     pooling: str = "mean"
     seed: int = 0
     patience: int = 3
+    reduction_factor: int = REDUCTION_FACTOR
 
     def __post_init__(self) -> None:
         if self.epochs < 1 or not self.learning_rates or min(self.learning_rates) <= 0:
@@ -58,6 +65,8 @@ class TrainSettings:
             raise ConfigError("learning rates must be finite and the seed at least 0")
         if self.patience < 1:
             raise ConfigError(f"patience must be at least 1, got {self.patience}")
+        if self.reduction_factor < 1:
+            raise ConfigError(f"reduction_factor must be at least 1, got {self.reduction_factor}")
         if self.pooling not in get_args(Pooling):
             raise ConfigError(f"pooling must be cls or mean, got {self.pooling!r}")
 
@@ -104,7 +113,7 @@ def fine_tune(
     dev_by_rate: dict[float, float] = {}
     for number, rate in enumerate(settings.learning_rates, 1):
         torch.manual_seed(settings.seed)
-        body, head = make_body().to(device), TaskHead(hidden_size, data).to(device)
+        body, head = make_body().to(device), TaskHead(hidden_size, data, start).to(device)
         run = _Run(data, settings, rate, body, head, Scale.of(data.task, train), metric)
         run.train(train, dev, ticker, start)
         ticker.end_run(number)
@@ -129,17 +138,27 @@ def fine_tune(
 
 
 class TaskHead(nn.Linear):
-    """What a tenant's Head is while it is trained; `forbidden` are transitions that no tagging makes."""
+    """What a tenant's Head is while it is trained; `forbidden` are transitions that no tagging makes.
+
+    One that goes on from `start` reads as many words as that one does.
+    """
 
     forbidden: Tensor
 
-    def __init__(self, hidden_size: int, data: LabelledData) -> None:
-        super().__init__(hidden_size, len(data.labels))
+    def __init__(self, hidden_size: int, data: LabelledData, start: Head | None = None) -> None:
+        window = word_window(data.task) if start is None else start.words(data.labels)
+        super().__init__(hidden_size, window * len(data.labels))
+        self.window = window
         self.transitions: nn.Parameter | None = None
         if data.task == "tagging":
             forbidden = torch.from_numpy(beginnings(data.labels).copy())
             self.register_buffer("forbidden", forbidden, persistent=False)
             self.transitions = nn.Parameter(torch.zeros_like(forbidden))
+
+
+def word_window(task: str) -> int:
+    """How many words a new tenant's tags are told from: docs/quality.md has what more than the first token gives."""
+    return WORD_WINDOW if task == "tagging" else 1
 
 
 class _Ticker:
@@ -293,13 +312,25 @@ class Trainer:
             hidden = self._body(features, lengths)
         parts = hidden.float().split(lengths)
         pooled = torch.cat([pool(self._task, self._settings.pooling, part) for part in parts])
-        logits = self._head(F.dropout(pooled, self._settings.dropout))
+        found = self._head(F.dropout(pooled, self._settings.dropout))
         targets = torch.cat([one.targets for one in batch]).to(device)
         if self._task == "regression":
-            return F.mse_loss(logits[:, 0], (targets - self._scale.mean) / self._scale.deviation)
+            return F.mse_loss(found[:, 0], (targets - self._scale.mean) / self._scale.deviation)
         if self._head.transitions is not None:
-            are_words = targets != IGNORED
-            words = [int(part.sum()) for part in are_words.split(lengths)]
+            by_text = zip(found.split(lengths), batch, strict=True)
+            of_words = [self._of_words(part, word_ranges(one.tokens)) for part, one in by_text]
             moves = self._head.transitions + self._head.forbidden
-            return sequence_loss(logits[are_words], targets[are_words], [n for n in words if n], moves)
-        return F.cross_entropy(logits, targets)
+            counts = [len(one) for one in of_words]
+            return sequence_loss(torch.cat(of_words), targets[targets != IGNORED], counts, moves)
+        return F.cross_entropy(found, targets)
+
+    def _of_words(self, found: Tensor, words: Sequence[tuple[int, int]]) -> Tensor:
+        """As `hplm.decode.word_logits`, of one text's words alone: `[T, n * labels]` -> `[words, labels]`."""
+        window = self._head.window
+        if window == 1:
+            return found[[first for first, _ in words]]
+        sizes = torch.tensor([last - first for first, last in words], device=found.device)
+        means = torch.segment_reduce(found[words[0][0] : words[-1][1]], "mean", lengths=sizes)
+        # Nothing beyond the ends of the text.
+        padded = F.pad(means.view(len(words), window, -1), (0, 0, 0, 0, window // 2, window // 2))
+        return torch.stack([padded[place : place + len(words), place] for place in range(window)]).sum(0)

@@ -34,9 +34,9 @@ from hplm_builder.base import DEFAULT_BASE, install_shipped, minilm_folder, toke
 from hplm_builder.bodies import ADAPTER_AT
 from hplm_builder.bootstrap import TaskFleet, tune_fleet
 from hplm_builder.export import export
+from hplm_builder.finetune import REDUCTION_FACTOR
 from hplm_builder.plots import CHUNK, count_grams
 from hplm_builder.register import banks_of, fresh_bank, prepare, publish_bank, served
-from hplm_builder.tenants import REDUCTION_FACTOR
 
 Shape = Literal["minilm", "bert-base"]
 BERT_BASE = "bert-base"
@@ -77,26 +77,29 @@ def make_fleet(
     progress: Progress,
     *,
     pooling: Pooling = "mean",
+    reduction_factor: int = REDUCTION_FACTOR,
 ) -> int:
-    """Publish a bank of `count` tenants `tenant-00000` ..., seeded: random adapters, 2 to 20 labels, heads that read what
-    `pooling` says. No two are equal.
+    """Publish a bank of `count` tenants `tenant-00000` ..., seeded: random adapters of a bottleneck of the hidden size over
+    `reduction_factor`, 2 to 20 labels, heads that read what `pooling` says. No two are equal.
     """
     if count < 1:
         raise ConfigError(f"a fleet needs at least one tenant, got {count}")
     bar = progress.add_task(f"{name}: tenants", total=count)
 
     def members() -> Iterator[Tenant]:
-        for tenant in _perturbed(base, count, np.random.default_rng(seed), pooling):
+        for tenant in _perturbed(base, count, np.random.default_rng(seed), pooling, reduction_factor):
             yield tenant
             progress.update(bar, advance=1)
 
     return bank_file.write(store.bank(name), base.fingerprint, members())
 
 
-def _perturbed(base: Base, count: int, rng: np.random.Generator, pooling: Pooling) -> Iterator[Tenant]:
+def _perturbed(
+    base: Base, count: int, rng: np.random.Generator, pooling: Pooling, reduction_factor: int
+) -> Iterator[Tenant]:
     config = base.config
     hidden = config.hidden_size
-    reduced = max(1, hidden // REDUCTION_FACTOR)
+    reduced = max(1, hidden // reduction_factor)
     layers, width = config.upper_layers, packed_width(hidden, reduced)
     # One stream of noise, read from another place for each tenant: drawing it anew would take minutes.
     noise = torch.from_numpy(rng.standard_normal(layers * width + 8 * count, dtype=np.float32) * ADAPTER_STD)
@@ -184,19 +187,22 @@ def make_bench_repository(
     progress: Progress,
     tuned: TaskFleet | None = None,
     pooling: Pooling = "mean",
+    reduction_factor: int = REDUCTION_FACTOR,
 ) -> Path:
     """Build what `folder` lacks of `store/`, `texts.txt` and `models/`; what is there and sound is kept. Returns `models`.
 
     `texts.txt` holds the pool, a sentence a line. `tuned` are tenants to fine-tune instead of made-up ones, whose heads read
-    what `pooling` says. Raises ConfigError where the folder is of another shape, seed, pooling or fleet.
+    what `pooling` says and whose adapters are as wide as `reduction_factor` has them. Raises ConfigError where the folder is
+    of another shape, seed, pooling, width or fleet.
     """
     if tuned and shape == BERT_BASE:
         raise ConfigError("bert-base has seeded weights, which learn no task: tune tenants of shape minilm")
     about: dict[str, object] = {"shape": shape, "seed": seed}
     if tuned:
         about |= tuned.about
-    elif pooling != "mean":  # folders from before it was a choice do not say
-        about["pooling"] = pooling
+    else:  # folders from before they were choices do not say
+        about |= {"pooling": pooling} if pooling != "mean" else {}
+        about |= {"reduction_factor": reduction_factor} if reduction_factor != REDUCTION_FACTOR else {}
     _check_same(folder, about)
     store = Store(folder / "store")
     steps = progress.add_task(f"{shape}: base, tables, {tenants:,} tenants, models", total=4)
@@ -216,13 +222,13 @@ def make_bench_repository(
         if tuned:
             tune_fleet(store, base, open_lookup(store, base, PLOT), bank, tuned, bar_report(progress, BANK))
         else:
-            make_fleet(store, base, bank, tenants, seed, progress, pooling=pooling)
+            make_fleet(store, base, bank, tenants, seed, progress, pooling=pooling, reduction_factor=reduction_factor)
     if not any(one.path == store.relative(store.bank(bank)) for one in served(store)):
         publish_bank(store, base, PLOT, bank)
     progress.update(steps, advance=1)
     models = folder / "models"
     plot = PlotSettings(store="", base=base.config.name, table=PLOT)
-    export(store, models, plot, UpperSettings(store="", base=base.config.name))
+    export(store, models, plot, UpperSettings(store="", base=base.config.name, reduction_factor=reduction_factor))
     progress.update(steps, advance=1)
     return models
 

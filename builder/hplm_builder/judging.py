@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from hplm.adapters.tenant import Head
-from hplm.decode import DECODERS
+from hplm.decode import read
 from hplm.nn.dtype import computing_in
 from hplm.nn.upper import pool
 from hplm.wire import LabelledSpan
@@ -39,8 +39,8 @@ def predict(
         with torch.no_grad(), computing_in(*fastest_format(device)):
             hidden = body(features, lengths).float().cpu()
         for i, part in zip(chunk, hidden.split(lengths), strict=True):
-            logits = (pool(data.task, pooling, part) @ weight.T + bias).numpy()
-            answers[i] = DECODERS[data.task](logits, data.labels, examples[i].tokens, head.transitions)
+            found = (pool(data.task, pooling, part) @ weight.T + bias).numpy()
+            answers[i], _ = read(data.task, found, data.labels, examples[i].tokens, head.transitions)
         tick(sum(lengths))
     return answers
 

@@ -11,7 +11,7 @@ from hplm.adapters import tenant as tenants
 from hplm.adapters.bank import is_banked
 from hplm.adapters.bank_file import BankFile
 from hplm.adapters.tenant import Tenant, TenantCard
-from hplm.config import BaseConfig, Miss
+from hplm.config import Miss
 from hplm.crash import crash_point
 from hplm.errors import AlreadyThereError, BadManageRequestError, DataError, UnknownTenantError
 from hplm.manage.inputs import locate
@@ -22,10 +22,10 @@ from hplm.progress import Report
 from hplm.store.layout import Store
 from hplm.store.records import DomainVersion, Job, TenantVersion
 from hplm.store.registry import Registry
-from hplm_builder.finetune import TrainSettings
+from hplm_builder.finetune import REDUCTION_FACTOR, TrainSettings, word_window
 from hplm_builder.job_bench import Bench, made_by, published
 from hplm_builder.labelled import LabelledData, LabelledFile, read_data
-from hplm_builder.tenants import REDUCTION_FACTOR, estimate_fine_tune, train_tenant
+from hplm_builder.tenants import estimate_fine_tune, train_tenant
 
 # Where each step ends, as a share of the job: texts through the tables, then the epochs; and where there are unlabelled texts.
 STEPS = {"features": 0.25, "fine-tune": 1.0}
@@ -81,7 +81,7 @@ def plan_tenant(job: Job, bench: Bench) -> dict[str, Any]:
         "labels": list(task.data.labels),
         "task": task.data.task,
         "estimated_s": estimate_fine_tune(task.data, task.settings, task.base, task.lookup(bench.store)),
-        "bytes": _bytes(task.base.config, task.data),
+        "bytes": _bytes(task),
     }
 
 
@@ -122,8 +122,12 @@ class _Task:
         )
         if start and data.texts != start.card.texts:
             raise DataError(f"the tenant was trained on {_texts(start.card.texts)}, the data has {_texts(data.texts)}")
-        # Jobs from before were queued without it, and trained so.
-        return cls(base, lineage, current, start, data, settings, request.get("miss", "compute"))
+        # Jobs from before were queued without these two, and trained so.
+        miss, factor = request.get("miss", "compute"), request.get("reduction_factor", REDUCTION_FACTOR)
+        if data.task != "tagging":
+            # Wider ones gain nothing there, docs/quality.md.
+            factor = max(factor, REDUCTION_FACTOR)
+        return cls(base, lineage, current, start, data, replace(settings, reduction_factor=factor), miss)
 
     def lookup(self, store: Store) -> PlotLookup:
         return open_lineage(store, self.base, [version.path for version in self.lineage], miss=self.miss)
@@ -174,11 +178,14 @@ def _result(version: TenantVersion) -> dict[str, Any]:
     return {"tenant": version.tenant, "version": version.number, "scores": version.about.get("scores", {})}
 
 
-def _bytes(config: BaseConfig, data: LabelledData) -> int:
-    """Of a tenant's weights on disk, in float32: adapters, head, and of a tagging its transitions."""
-    hidden, reduced, labels = config.hidden_size, max(1, config.hidden_size // REDUCTION_FACTOR), len(data.labels)
-    transitions = (1 + labels) * labels if data.task == "tagging" else 0
-    return 4 * (config.upper_layers * (2 * hidden * reduced + reduced + hidden) + labels * (hidden + 1) + transitions)
+def _bytes(task: _Task) -> int:
+    """Of a tenant's weights on disk, in float32: adapters, head, a tagging's transitions. An update keeps their shapes."""
+    config, start, labels = task.base.config, task.start, len(task.data.labels)
+    hidden = config.hidden_size
+    reduced = start.packed.reduced_size if start else max(1, hidden // task.settings.reduction_factor)
+    head = (start.card.word_window if start else word_window(task.data.task)) * labels * (hidden + 1)
+    transitions = (1 + labels) * labels if task.data.task == "tagging" else 0
+    return 4 * (config.upper_layers * (2 * hidden * reduced + reduced + hidden) + head + transitions)
 
 
 def _texts(count: int) -> str:

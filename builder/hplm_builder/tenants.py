@@ -43,7 +43,6 @@ from hplm_builder.prepared import (
 from hplm_builder.pseudo_labels import pseudo_labelled, upper_body
 from hplm_builder.register import parent_of, publish_tenant, published
 
-REDUCTION_FACTOR = 16
 MEASURED_EXAMPLES = 64
 
 
@@ -113,7 +112,7 @@ def tune(
     """As `train_tenant`, on examples that have their features already."""
     # What was trained for one place is nothing at another.
     at = start.card.adapter_at if start else ADAPTER_AT
-    make_body = adapter_body(base.load_upper(), REDUCTION_FACTOR, start.adapter if start else None, at=at)
+    make_body = adapter_body(base.load_upper(), settings.reduction_factor, start.adapter if start else None, at=at)
     head = start.head if start else None
     trained = fine_tune(make_body, base.config.hidden_size, data, parts, settings, report, start=head)
     assert isinstance(trained.body, AdapterModel)
@@ -140,6 +139,7 @@ def tune(
         example_pair="" if example else shown.pair or "",
         adapter_at=at,
         transitions=trained.head.transitions is not None,
+        word_window=trained.head.words(data.labels),
     )
     return Tenant(card, pack(trained.body.adapter()), trained.head)
 
@@ -203,7 +203,7 @@ def estimate_fine_tune(data: LabelledData, settings: TrainSettings, base: Base, 
     seconds = feature_s * (train + dev + test + unlabelled)
     if unlabelled:
         seconds += training_s(upper_body(base), settings.epochs, train, dev + unlabelled)
-    make_adapters = adapter_body(base.load_upper(), REDUCTION_FACTOR)
+    make_adapters = adapter_body(base.load_upper(), settings.reduction_factor)
     epochs = settings.epochs * len(settings.learning_rates)
     return seconds + training_s(make_adapters, epochs, train + unlabelled, dev + test)
 

@@ -8,6 +8,7 @@ import math
 import reprlib
 import types
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -194,7 +195,8 @@ class ManagerSettings:
     `max_upload_bytes` bounds one upload, `max_uploads_bytes` all of them together, `upload_chunk_bytes` one chunk. A
     labelled file has at most `max_data_bytes`, a corpus at least `min_corpus_tokens`. The `keep_versions` of a tenant that
     were served last stay for a roll-back, and of a domain the newest. `miss` is the look-up stage's: tenants are trained
-    over what they will be served, in floats where that is in int8. `worker`: `hplm serve` starts one.
+    over what they will be served, in floats where that is in int8. `reduction_factor` is the upper stage's: a new
+    tagging's adapters are as wide as it serves, others' at most as wide as 16 has them. `worker`: `hplm serve` starts one.
     """
 
     store: str
@@ -210,12 +212,13 @@ class ManagerSettings:
     min_corpus_tokens: int = 50_000
     keep_versions: int = 3
     miss: Miss = "compute"
+    reduction_factor: int = UpperSettings.reduction_factor
     worker: bool = True
 
     def __post_init__(self) -> None:
         for key in (
             *("max_upload_bytes", "max_uploads_bytes", "upload_chunk_bytes", "max_data_bytes"),
-            *("min_corpus_tokens", "keep_versions"),
+            *("min_corpus_tokens", "keep_versions", "reduction_factor"),
         ):
             _at_least(self, key, 1)
         if self.upload_chunk_bytes > MOST_CHUNK_BYTES:
@@ -251,7 +254,7 @@ def parse(kind: type[Settings], values: Any, where: str) -> Settings:
     if not isinstance(values, dict):
         raise ConfigError(f"{where}: expected an object, got {type(values).__name__}")
     fields = {known.name: known for known in dataclasses.fields(kind)}
-    hints = get_type_hints(kind)
+    hints = _hints(kind)
     for key in values:
         if key not in fields:
             raise ConfigError(f"{where}: unknown key {reprlib.repr(key)}; known are {', '.join(fields)}")
@@ -267,6 +270,12 @@ def parse(kind: type[Settings], values: Any, where: str) -> Settings:
         return kind(**built)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    """Worked out once: a backlog is read twenty times a second."""
+    return get_type_hints(kind)
 
 
 def load(kind: type[Settings], path: Path) -> Settings:

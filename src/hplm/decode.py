@@ -53,7 +53,7 @@ def decode_tagging(
 ) -> list[LabelledSpan]:
     """`logits` `[T, labels]` over B-, I- and O tags -> entities.
 
-    A word's tag is its first token's. Of all sequences of tags in which entities begin with their B- tag, the best by the
+    A word's logits are its first token's. Of all sequences of tags in which entities begin with their B- tag, the best by the
     sum of logits and `transitions` (`[1 + labels, labels]`: of the first word's tag, then from each tag to each; None is no
     preference) is taken. An entity's score is the mean over its words of the tag's probability among all sequences.
     """
@@ -138,12 +138,51 @@ def marginals(emissions: Logits, moves: Logits) -> npt.NDArray[np.float64]:
     return probabilities
 
 
+def word_logits(found: Logits, num_labels: int, tokens: Tokens) -> Logits:
+    """What a tagging's head gives for tokens -> logits of words, at each of their tokens: `[T, n * labels]` -> `[T, labels]`.
+
+    With n 1, `found` as it is. Else a head has outputs for n words, the word's own in the middle: each is the mean over that
+    word's tokens, and they are summed up; beyond an end of the text there is nothing to add. Tokens of no word have zeros.
+    """
+    window = found.shape[1] // num_labels
+    if window == 1:
+        return found
+    logits = np.zeros((len(found), num_labels), np.float32)
+    own = np.flatnonzero(tokens[:, 2] >= 0)
+    if not len(own):
+        return logits
+    starts = np.flatnonzero(np.diff(tokens[own, 2], prepend=-2))
+    sizes = np.diff(starts, append=len(own))
+    means: Logits = np.add.reduceat(found[own], starts) / np.float32(sizes[:, None])
+    logits[own] = np.repeat(sum_around(means.reshape(len(starts), window, num_labels)), sizes, axis=0)
+    return logits
+
+
+def sum_around(means: Logits) -> Logits:
+    """Of each word what its neighbours' outputs say of it and its own: `[words, n, labels]` -> `[words, labels]`."""
+    count, window = means.shape[:2]
+    total = np.zeros_like(means[:, 0])
+    for place, away in enumerate(range(-(window // 2), window // 2 + 1)):
+        first, end = max(0, -away), count - max(0, away)
+        if first < end:
+            total[first:end] += means[first + away : end + away, place]
+    return total
+
+
 # By the task of a tenant's card.
 DECODERS: Mapping[str, Decoder] = {
     "classification": decode_classification,
     "regression": decode_regression,
     "tagging": decode_tagging,
 }
+
+
+def read(
+    task: str, found: Logits, labels: Sequence[str], tokens: Tokens, transitions: Logits | None = None
+) -> tuple[list[LabelledSpan], Logits]:
+    """What a head gave for a text -> its answer, and the logits `[1 or T, labels]` that it is read from."""
+    logits = word_logits(found, len(labels), tokens) if task == "tagging" else found
+    return DECODERS[task](logits, labels, tokens, transitions), logits
 
 
 def word_ranges(tokens: Tokens) -> list[tuple[int, int]]:

@@ -7,16 +7,17 @@ from collections.abc import Callable
 import pytest
 import torch
 from hplm_builder.bodies import ConvertedModel, HeadModel, UpperModel, adapter_body
-from hplm_builder.finetune import TrainSettings, fine_tune
+from hplm_builder.finetune import REDUCTION_FACTOR, TrainSettings, fine_tune
+from hplm_builder.labelled import LabelledData
 from hplm_builder.prepared import prepare_all
-from hplm_builder.tenants import REDUCTION_FACTOR, encoder_of, plot_features, token_ids
+from hplm_builder.tenants import encoder_of, plot_features, token_ids
 from torch import nn
 
 from hplm.nn.base import Base
 from hplm.nn.lookup import open_lookup
 from hplm.store.layout import Store
 from tests import tiny
-from tests.tasks import colour_data
+from tests.tasks import colour_data, place_data
 
 pytestmark = [
     pytest.mark.gpu,
@@ -30,16 +31,20 @@ BODIES: dict[str, Callable[[Base, torch.device], Callable[[], nn.Module]]] = {
 }
 
 
+@pytest.mark.parametrize(
+    ("data", "score"), [(colour_data(), "accuracy"), (place_data(), "f1")], ids=["class", "entities"]
+)
 @pytest.mark.parametrize("name", BODIES)
-def test_a_task_is_learnt_on_the_gpu_as_on_the_cpu(tiny_base: Base, tiny_store: Store, name: str) -> None:
-    data = colour_data()
+def test_a_task_is_learnt_on_the_gpu_as_on_the_cpu(
+    tiny_base: Base, tiny_store: Store, name: str, data: LabelledData, score: str
+) -> None:
     features = token_ids if name == "both" else plot_features(open_lookup(tiny_store, tiny_base, tiny.PLOT))
     parts = prepare_all(data, encoder_of(tiny_base), features)
     settings = TrainSettings(epochs=20, learning_rates=(1e-2,), batch_tokens=256, dropout=0.0, patience=20)
     hidden = tiny_base.config.hidden_size
     scores = {
         kind: fine_tune(BODIES[name](tiny_base, device), hidden, data, parts, settings, device=device).scores[
-            "test_accuracy"
+            f"test_{score}"
         ]
         for kind, device in (("cuda", torch.device("cuda")), ("cpu", torch.device("cpu")))
     }

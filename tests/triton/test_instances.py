@@ -16,6 +16,7 @@ from hplm.nn import base as bases
 from hplm.nn import reference
 from hplm.process import SHARED_MEMORY, backlogs_of
 from hplm.store.layout import Store
+from hplm.text import TextEncoder
 from hplm.triton.server import TritonServer, free_ports
 from tests import tiny
 from tests.messages import TOLERANCE, served_hidden
@@ -43,7 +44,8 @@ def test_both_answer_as_the_reference_and_are_counted_together(models: Path, ser
     store = Store(models.parent / "store")
     base = bases.load(store.base("tiny"))
     upper = base.load_upper()
-    states = {text: served_hidden(server, "alpha", text) for text in TEXTS}
+    encoded = TextEncoder(base.tokenizer_path, base.config.max_tokens).encode(TEXTS)
+    given = {text: (served_hidden(server, "alpha", text), one.tokens) for text, one in zip(TEXTS, encoded, strict=True)}
     members = {name: tiny.load_tenant(store, base, name) for name in tiny.TASKS}
     rng = np.random.default_rng(0)
     pairs = [(str(rng.choice(list(members))), str(rng.choice(TEXTS))) for _ in range(ASKED)]
@@ -57,7 +59,8 @@ def test_both_answer_as_the_reference_and_are_counted_together(models: Path, ser
 
     for (name, text), answer in zip(pairs, asyncio.run(ask()), strict=True):
         assert answer.logits is not None
-        wanted = reference.logits(upper, states[text], members[name]).numpy()
+        state, tokens = given[text]
+        wanted = reference.answered(upper, state, members[name], tokens)
         np.testing.assert_allclose(answer.logits, wanted, atol=TOLERANCE, rtol=0, err_msg=name)
     until(lambda: metric(server, 'hplm_upper_events_total{event="ok"}') == ASKED)
     each = [

@@ -10,15 +10,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hplm_builder.finetune import WORD_WINDOW
 from hplm_builder.labelled import LabelledData, LabelledText
 from hplm_client import Client, ManageClient
 
 from hplm import errors
+from hplm.config import UpperSettings
 from hplm.decode import DECODERS
 from hplm.nn import base as bases
 from hplm.nn.base import Base
 from hplm.text import TextEncoder, TextOrPair
-from tests import tasks, tiny
+from tests import managed, tasks, tiny
 from tests.managed import FAST, SEEN_S, Place, expected_logits
 
 pytestmark = pytest.mark.triton
@@ -77,10 +79,14 @@ def file_of(kind: str, folder: Path, part: str = "train") -> Path:
 def check_served(place: Place, base: Base, tenant: str, texts: Sequence[TextOrPair]) -> None:
     """Over both protocols: logits as the slow reference has them, and what they mean by the tenant's own labels."""
     card = tiny.load_tenant(place.store, base, tenant)
+    factor = managed.REDUCTION_FACTOR if card.card.task == "tagging" else UpperSettings.reduction_factor
+    assert card.packed.reduced_size == base.config.hidden_size // factor
     encoder = TextEncoder(base.tokenizer_path, base.config.max_tokens)
     for asked in texts:
         wanted = expected_logits(place.store, base, tenant, asked)
         tokens = encoder.encode([asked])[0].tokens
+        if card.card.task == "tagging":
+            assert card.card.word_window == WORD_WINDOW
         spans = DECODERS[card.card.task](wanted, card.card.labels, tokens, card.head.transitions)
         texts_asked = [asked] if isinstance(asked, str) else asked
         for protocol in ("http", "grpc"):
@@ -88,8 +94,8 @@ def check_served(place: Place, base: Base, tenant: str, texts: Sequence[TextOrPa
                 answer = client.predict(tenant, *texts_asked, logits=True)
             assert answer.logits is not None
             np.testing.assert_allclose(answer.logits, wanted, atol=0.05, rtol=0.02)
-            found = [(one.label, one.start, one.end) for one in answer.spans]
-            assert found == [(one.label, one.start, one.end) for one in spans]
+            answered = [(one.label, one.start, one.end) for one in answer.spans]
+            assert answered == [(one.label, one.start, one.end) for one in spans]
             for one, meant in zip(answer.spans, spans, strict=True):
                 assert one.score == pytest.approx(meant.score, abs=0.05)
 

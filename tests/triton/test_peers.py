@@ -80,13 +80,15 @@ class Served:
         files = model_files(self.weights)
         number = files.index(file_of(name, files)) if is_own else 0
         model = seeded_model(config, number)
-        ids = TextEncoder(self.base.tokenizer_path, config.max_tokens).encode([text])[0].ids
+        encoded = TextEncoder(self.base.tokenizer_path, config.max_tokens).encode([text])[0]
         with torch.inference_mode():
-            embedded = model.word_embeddings(torch.from_numpy(ids))
+            embedded = model.word_embeddings(torch.from_numpy(encoded.ids))
             adapted = in_every_layer(tenant, config.upper_layers) if self.system == "adapter" else None
             last = reference.upper(model.body, embedded, adapted)
             seen = pool(tenant.card.task, tenant.card.pooling, last).numpy()
-        return seen @ tenant.head.weight.T + tenant.head.bias
+        found = seen @ tenant.head.weight.T + tenant.head.bias
+        is_tagging = tenant.card.task == "tagging"
+        return reference.word_logits(found, len(tenant.card.labels), encoded.tokens) if is_tagging else found
 
 
 @pytest.fixture(scope="module", params=SYSTEMS)

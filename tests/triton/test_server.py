@@ -50,10 +50,9 @@ def expected_logits(store: Store, base: Base, pairs: Sequence[tuple[str, TextOrP
     encoder = TextEncoder(base.tokenizer_path, base.config.max_tokens)
     answers = []
     for tenant, text in pairs:
-        ids = encoder.encode([text])[0].ids.tolist()
-        merged = reference.merged(ids, base.config, [], lower)
-        member = tiny.load_tenant(store, base, tenant)
-        answers.append(reference.logits(upper, merged, member).numpy())
+        encoded = encoder.encode([text])[0]
+        merged = reference.merged(encoded.ids.tolist(), base.config, [], lower)
+        answers.append(reference.answered(upper, merged, tiny.load_tenant(store, base, tenant), encoded.tokens))
     return answers
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hplm_builder.bootstrap import TaskFleet, in_proportion, tune_fleet
-from hplm_builder.finetune import TrainSettings
+from hplm_builder.finetune import WORD_WINDOW, TrainSettings
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -71,6 +71,15 @@ def test_a_fleet_has_fine_tuned_tenants_of_every_task_each_on_its_own_sample(
         assert first.card(name).about["examples"]["train"] == (40 if name.startswith("large") else 30)
         assert 0 <= first.card(name).about["scores"]["test_accuracy"] <= 1
     assert json.loads(json.dumps(fleet.about)) == fleet.about
+
+
+def test_a_fleet_of_taggings_from_when_they_were_told_from_one_word_is_another(tmp_path: Path) -> None:
+    places = [{"text": "in Paris", "entities": [{"label": "PLACE", "start": 3, "end": 8}]}] * 20
+    (tmp_path / "places").mkdir()
+    for part in ("train", "dev"):
+        (tmp_path / "places" / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in places))
+    fleet = TaskFleet.read([write_task(tmp_path / "colours", 20), tmp_path / "places"], 4, 0, FAST)
+    assert [task.get("word_window") for task in fleet.about["tasks"]] == [None, WORD_WINDOW]
 
 
 def test_two_tasks_of_one_name_are_refused(tmp_path: Path) -> None:

@@ -48,6 +48,13 @@ def test_a_priority_that_cannot_be_is_refused() -> None:
         config.parse(UpperSettings, {"store": "s", "base": "b", "compute_nice": -21}, "here")
 
 
+def test_a_reduction_factor_that_cannot_be_is_refused_by_the_upper_stage_and_the_manager() -> None:
+    manager = {"store": "s", "base": "b", "domain": "d"}
+    for settings, given in ((UpperSettings, {"store": "s", "base": "b"}), (ManagerSettings, manager)):
+        with pytest.raises(ConfigError, match="reduction_factor must be at least 1"):
+            config.parse(settings, {**given, "reduction_factor": 0}, "here")
+
+
 @pytest.mark.parametrize("weight", [0, -1.0, float("nan"), float("inf"), True, "three"])
 def test_a_share_that_cannot_be_is_refused_in_both_stages(weight: object) -> None:
     for settings, given in ((PlotSettings, GOOD), (UpperSettings, {"store": "s", "base": "b"})):

@@ -19,7 +19,11 @@ from hplm.decode import (
     decode_regression,
     decode_tagging,
     marginals,
+    read,
+    word_logits,
+    word_ranges,
 )
+from hplm.nn import reference
 from hplm.wire import LabelledSpan
 
 TAGS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
@@ -151,3 +155,34 @@ def test_a_regression_is_its_value_over_what_was_read() -> None:
 
 def test_every_task_has_a_decoder() -> None:
     assert set(DECODERS) == set(get_args(Task))
+
+
+@st.composite
+def texts(draw: st.DrawFn) -> np.ndarray:
+    """Tokens of words of some pieces each, special ones before and behind."""
+    sizes = draw(st.lists(st.integers(1, 4), max_size=6))
+    words = [number for number, size in enumerate(sizes) for _ in range(size)]
+    return np.array([(0, 0, -1), *((i, i + 1, word) for i, word in enumerate(words)), (0, 0, -1)], np.int32)
+
+
+@given(texts(), st.sampled_from([1, 3, 5, 9]), st.integers(1, 4), st.integers(0, 99))
+def test_logits_of_words_are_those_of_the_slow_twin(tokens: np.ndarray, window: int, labels: int, seed: int) -> None:
+    found = np.random.default_rng(seed).normal(0, 3, (len(tokens), window * labels)).astype(np.float32)
+    got = word_logits(found, labels, tokens)
+    assert got.dtype == np.float32
+    np.testing.assert_allclose(got, reference.word_logits(found, labels, tokens), atol=1e-5)
+
+
+def test_a_tag_is_told_from_the_words_beside_it_and_all_tokens_of_its_own() -> None:
+    found = np.zeros((len(TOKENS), 3, len(TAGS)), np.float32)
+    found[:, 1, 0] = 1.0
+    # The second piece of the first word alone says that a person begins, and the second word that a place begins behind it.
+    found[2, 1, TAGS.index("B-PER")] = 8.0
+    found[3, 0, TAGS.index("B-LOC")] = 8.0
+    spans, logits = read("tagging", found.reshape(len(TOKENS), -1), TAGS, TOKENS)
+    assert [(one.label, one.start, one.end) for one in spans] == [("PER", 0, 4), ("LOC", 9, 14)]
+    assert logits.shape == (len(TOKENS), len(TAGS))
+    # A client that asks for logits finds a word's at each of its tokens.
+    for first, last in word_ranges(TOKENS):
+        np.testing.assert_array_equal(logits[first:last], np.broadcast_to(logits[first], (last - first, len(TAGS))))
+    assert not logits[[0, -1]].any()

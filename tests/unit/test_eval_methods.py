@@ -77,6 +77,21 @@ def test_on_demand_adapters_stand_where_the_paper_has_them(bench: Place, task: E
     assert places == {name: "attention" if name.endswith("-attention") else "input" for name in methods}
 
 
+def test_on_demand_adapters_are_four_times_as_wide(bench: Place, tmp_path: Path) -> None:
+    methods = ("adapter", "adapter-wide", "hbert", "hbert-wide")
+    asked = [option for method in methods for option in ("--method", method)]
+    report = report_of(bench, "methods", *with_original(bench), *asked, "--resume", str(tmp_path))
+    trained = {name: one["parameters"] for name, one in report["settings"]["trained"]["colours"].items()}
+    hidden, layers = bench.base.config.hidden_size, bench.base.config.upper_layers
+    more = layers * (2 * hidden + 1) * (hidden // 4 - hidden // 16)
+    assert trained == dict.fromkeys(("adapter", "hbert"), trained["hbert"]) | dict.fromkeys(
+        ("adapter-wide", "hbert-wide"), trained["hbert"] + more
+    )
+    for method in methods:
+        found = [json.loads(path.read_text())["about"] for path in tmp_path.glob(f"*/{method}/*.json")]
+        assert {about.get("reduction_factor") for about in found} == {4 if method.endswith("-wide") else None}
+
+
 def test_on_demand_hbert_learns_from_unlabelled_texts_too(bench: Place, task: EvalTask, tmp_path: Path) -> None:
     asked = ["--method", "dedicated", "--method", "hbert", "--method", "hbert-taught", "--resume", str(tmp_path)]
     report = report_of(bench, "methods", *with_original(bench), *asked)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,9 +52,12 @@ def test_settings_that_are_kept_are_those_of_the_models_before_but_for_what_is_g
     plot, upper = exported("--keep-settings", "--slots", "32")
     assert (plot.miss, plot.base, upper.num_slots, upper.tenant_weights) == ("backoff", "mine", 32, {"acme": 3})
     manager = config.load(ManagerSettings, models / "manager" / "1" / "settings.json")
-    assert (manager.miss, manager.base) == ("backoff", "mine")
+    assert (manager.miss, manager.base, manager.reduction_factor) == ("backoff", "mine", UpperSettings.reduction_factor)
+    exported("--keep-settings", "--reduction-factor", "4")
     exported("--keep-settings", "--quantization", "int8")
     plot, upper = exported("--keep-settings")
+    manager = config.load(ManagerSettings, models / "manager" / "1" / "settings.json")
+    assert (upper.reduction_factor, manager.reduction_factor) == (4, 4)
     assert (plot.quantization, upper.quantization) == ("int8", "int8")
     pbtxt = models / "hbert_upper" / "config.pbtxt"
     assert "count: 1 kind" in pbtxt.read_text()
@@ -80,13 +84,14 @@ def test_settings_that_are_kept_are_those_of_the_models_before_but_for_what_is_g
 
 def test_a_managed_repository_has_both_of_the_managers_models_with_its_settings(tmp_path: Path) -> None:
     manager = ManagerSettings(store="", base="b", domain="t", keep_versions=7)
-    export(Store(tmp_path / "store"), tmp_path / "models", PLOT, UPPER, manager)
+    export(Store(tmp_path / "store"), tmp_path / "models", PLOT, replace(UPPER, reduction_factor=8), manager)
     for role in MANAGER_ROLES:
         assert f'name: "{role}"' in (tmp_path / "models" / role / "config.pbtxt").read_text()
         folder = tmp_path / "models" / role / "1"
         settings = config.load(ManagerSettings, folder / "settings.json")
         assert settings.keep_versions == 7
         assert settings.miss == PLOT.miss
+        assert settings.reduction_factor == 8
         assert (folder / settings.store).resolve() == tmp_path / "store"
 
 

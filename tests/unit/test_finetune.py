@@ -12,19 +12,22 @@ import numpy as np
 import pytest
 import torch
 from hplm_builder import domains, finetune, register
-from hplm_builder.bodies import ADAPTER_AT, adapter_body, fastest_format
-from hplm_builder.finetune import TrainSettings
+from hplm_builder.bodies import ADAPTER_AT, HeadModel, adapter_body, fastest_format
+from hplm_builder.finetune import REDUCTION_FACTOR, TrainSettings
 from hplm_builder.judging import scores_of
 from hplm_builder.labelled import Entity, LabelledData, LabelledText, check_data
 from hplm_builder.portions import SOME_CHARACTERS
-from hplm_builder.prepared import CHUNK, IGNORED, Room, chunks, prepare, prepare_all, tag_targets
+from hplm_builder.prepared import CHUNK, IGNORED, Prepared, Room, chunks, prepare, prepare_all, tag_targets
 from hplm_builder.scores import METRICS
-from hplm_builder.tenants import REDUCTION_FACTOR, build_tenant, estimate_fine_tune, plot_features, train_tenant
+from hplm_builder.tenants import build_tenant, estimate_fine_tune, plot_features, train_tenant
 from rich.progress import Progress
 
+from hplm.adapters import bank_file
 from hplm.adapters import tenant as tenants
 from hplm.adapters.packed import Place
+from hplm.adapters.tenant import Tenant
 from hplm.config import UpperSettings
+from hplm.decode import word_logits, word_ranges
 from hplm.errors import (
     ConfigError,
     CorruptArtifactError,
@@ -325,6 +328,35 @@ def test_a_published_tenant_reads_back_bit_by_bit(tiny_base: Base, tiny_store: S
         np.testing.assert_array_equal(array, getattr(again.head, name))
 
 
+@pytest.mark.parametrize("window", [1, 3, 9])
+def test_a_head_over_some_words_reads_back_and_older_servers_hear_of_it_where_it_is_more_than_one(
+    tiny_base: Base, tmp_path: Path, window: int
+) -> None:
+    made = with_window(tiny.tenant_of(tiny_base, "tagger", 1), window)
+    assert ("word_window" in tenants.card_meta(made.card)) == (window > 1)
+    tenants.save(tmp_path / "tagger", made)
+    again = tenants.load(tmp_path / "tagger", fingerprint=tiny_base.fingerprint)
+    assert again.card == made.card
+    np.testing.assert_array_equal(again.head.weight, made.head.weight)
+    bank_file.write(tmp_path / "bank", tiny_base.fingerprint, [made])
+    banked = bank_file.BankFile(tmp_path / "bank", tiny_base.fingerprint).load("tagger")
+    assert banked.card == made.card
+    for name, array in made.head.arrays.items():
+        np.testing.assert_array_equal(getattr(banked.head, name), array)
+    tenants.save(tmp_path / "odd" / "tagger", replace(made, card=replace(made.card, word_window=5)))
+    with pytest.raises(CorruptArtifactError, match="do not fit"):
+        tenants.load(tmp_path / "odd" / "tagger", fingerprint=tiny_base.fingerprint)
+
+
+def with_window(tagger: Tenant, window: int) -> Tenant:
+    """With a head of random weights over so many words."""
+    rng = np.random.default_rng(0)
+    outputs, hidden = window * len(tagger.card.labels), tagger.head.weight.shape[1]
+    weight, bias = rng.normal(0, 0.5, (outputs, hidden)), rng.normal(0, 0.5, outputs)
+    head = replace(tagger.head, weight=weight.astype(np.float32), bias=bias.astype(np.float32))
+    return replace(tagger, card=replace(tagger.card, word_window=window), head=head)
+
+
 def test_transitions_that_do_not_fit_the_labels_or_the_task_are_corrupt(tiny_base: Base, tmp_path: Path) -> None:
     for name, moves in (
         ("tagger", np.zeros((5, 4), np.float32)),
@@ -372,6 +404,67 @@ def test_a_tagging_learns_which_tags_follow_each_other_and_goes_on_from_a_head_t
     assert train_tenant(tiny_base, lookup, "colour", colour_data(), SHORT).head.transitions is None
 
 
+def test_tags_are_learned_from_the_words_beside_them() -> None:
+    """What a word is, its neighbours alone say: nothing below the head mixes them here."""
+    rng = np.random.default_rng(0)
+    data = LabelledData("tagging", ("O", "B-X"), [], [], [])
+    examples = []
+    for _ in range(60):
+        signs = rng.choice([-1.0, 1.0], 6)
+        # Each word has two pieces; the second one tells what the next word is.
+        features = np.zeros((14, 4), np.float32)
+        features[2:14:2, 0] = signs
+        tokens = np.array([(0, 0, -1), *((i, i + 1, i // 2) for i in range(12)), (0, 0, -1)], np.int32)
+        targets = torch.full((14,), IGNORED)
+        targets[1:13:2] = torch.tensor([0, *(int(sign > 0) for sign in signs[:-1])])
+        spans = tuple(Entity("X", 2 * word, 2 * word + 2) for word in range(1, 6) if signs[word - 1] > 0)
+        text = LabelledText("x" * 12, None, spans)
+        examples.append(Prepared(torch.from_numpy(features).half(), targets, tokens, text))
+    settings = replace(FAST, learning_rates=(0.1,))
+    parts = examples[:40], examples[40:50], examples[50:]
+    scores = {}
+    for window in (1, 3):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(finetune, "WORD_WINDOW", window)
+            trained = finetune.fine_tune(HeadModel, 4, data, parts, settings)
+        assert len(trained.head.bias) == 2 * window
+        scores[window] = trained.scores["test_f1"]
+    assert scores[3] == 1.0
+    assert scores[1] < 0.8
+
+
+def test_training_tells_words_as_serving_does(tiny_base: Base, lookup: PlotLookup) -> None:
+    data = place_data()
+    examples = prepare(data.test[:7], data, TextEncoder(tiny_base.tokenizer_path, 40), plot_features(lookup))
+    head = finetune.TaskHead(tiny_base.config.hidden_size, data)
+    trainer = finetune.Trainer("tagging", SHORT, 1e-3, HeadModel(), head, finetune.Scale())
+    for one in examples:
+        words = word_ranges(one.tokens)
+        with torch.no_grad():
+            found = head(one.features.float())
+            got = trainer._of_words(found, words)
+        wanted = word_logits(found.numpy(), len(data.labels), one.tokens)[[first for first, _ in words]]
+        np.testing.assert_allclose(got.numpy(), wanted, atol=1e-5)
+
+
+def test_a_reduction_factor_that_cannot_be_is_refused() -> None:
+    with pytest.raises(ConfigError, match="reduction_factor must be at least 1, got 0"):
+        TrainSettings(reduction_factor=0)
+
+
+def test_an_update_reads_as_many_words_as_the_version_before(tiny_base: Base, lookup: PlotLookup) -> None:
+    data = place_data()
+    first = train_tenant(tiny_base, lookup, "places", data, SHORT)
+    assert first.card.word_window == finetune.WORD_WINDOW
+    centre = slice(len(data.labels), 2 * len(data.labels))
+    old_head = replace(first.head, weight=first.head.weight[centre], bias=first.head.bias[centre])
+    old = replace(first, card=replace(first.card, word_window=1), head=old_head)
+    for start in (first, old):
+        again = train_tenant(tiny_base, lookup, "places", data, SHORT, start=start)
+        assert again.card.word_window == start.card.word_window
+        assert again.head.weight.shape == start.head.weight.shape
+
+
 def test_an_entity_that_starts_within_a_word_or_goes_on_after_another_begins_with_its_beginning_tag() -> None:
     tokens = np.array([(0, 0, -1), (0, 3, 0), (4, 7, 1), (8, 11, 2), (12, 15, 3), (0, 0, -1)], dtype=np.int32)
     ids = {tag: number for number, tag in enumerate(("O", "B-X", "I-X", "B-Y", "I-Y"))}
@@ -389,11 +482,13 @@ def test_a_card_from_before_has_one_text_and_the_papers_place_and_impossible_car
     tiny_store: Store,
 ) -> None:
     meta = asdict(tenants.load_card(tiny.folder_of(tiny_store, "alpha")))
-    for key in ("texts", "example_pair", "adapter_at"):
+    for key in ("texts", "example_pair", "adapter_at", "word_window"):
         del meta[key]
     old = tenants.parse_card(meta, "old")
-    assert (old.texts, old.adapter_at) == (1, "attention")
-    for changed in ({"texts": 3}, {"adapter_at": "end"}, {"task": "regression"}, {"task": "tagging", "texts": 2}):
+    assert (old.texts, old.adapter_at, old.word_window) == (1, "attention", 1)
+    odd_windows = [{"task": "tagging", "word_window": odd} for odd in (0, 2, 11, -1, 3.0, True, "3", None)]
+    odd = [{"texts": 3}, {"adapter_at": "end"}, {"task": "regression"}, {"task": "tagging", "texts": 2}]
+    for changed in (*odd, *odd_windows, {"word_window": 3}):
         with pytest.raises(CorruptArtifactError, match="not a tenant's card"):
             tenants.parse_card({**meta, **changed}, "odd")
     with pytest.raises(CorruptArtifactError, match="another version of hplm, which knows 'taste'"):

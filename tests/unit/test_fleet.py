@@ -47,6 +47,13 @@ def test_one_seed_gives_one_fleet_and_another_seed_another(tmp_path: Path, base:
         assert first.load(name).version != other.load(name).version
 
 
+def test_a_fleet_has_adapters_as_wide_as_asked_for(tmp_path: Path, base: Base) -> None:
+    store = Store(tmp_path)
+    make_fleet(store, base, BANK, 2, 0, QUIET, reduction_factor=4)
+    bank = BankFile(store.bank(BANK), base.fingerprint)
+    assert {bank.load(name).packed.reduced_size for name in bank.names} == {base.config.hidden_size // 4}
+
+
 def test_swapping_two_tenants_changes_the_hidden_states(tmp_path: Path, base: Base) -> None:
     bank = open_fleet(tmp_path, base, 2)
     hidden = reference.merged([2, 10, 11, 12, 3], base.config, [], base.load_lower())

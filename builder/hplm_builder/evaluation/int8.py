@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hplm.adapters.packed import pack
 from hplm.adapters.tenant import Tenant, TenantCard
-from hplm.decode import DECODERS
+from hplm.decode import read
 from hplm.nn import base as bases
 from hplm.nn.base import Base
 from hplm.nn.dtype import choose_dtype, computing_in
@@ -85,6 +85,7 @@ class Int8Judge:
             texts=data.texts,
             adapter_at=trained.body.at,
             transitions=trained.head.transitions is not None,
+            word_window=trained.head.words(data.labels),
         )
         tenant = Tenant(card, pack(trained.body.adapter()), trained.head)
         plain = self._answers(tenant, examples, is_int8=False)
@@ -122,7 +123,7 @@ class Int8Judge:
                 )
             ]
         return [
-            DECODERS[card.task](found, card.labels, one.tokens, transitions)
+            read(card.task, found, card.labels, one.tokens, transitions)[0]
             for one, found in zip(examples, logits, strict=True)
         ]
 

@@ -30,10 +30,12 @@ from hplm_builder.evaluation.variants import (
     plot_body,
     with_adapters,
 )
+from hplm_builder.finetune import REDUCTION_FACTOR
 
 METHODS = tuple(RATES)
-# With adapters where HMI has them, and with unlabelled texts too.
-ON_DEMAND = ("adapter-attention", "hbert-attention", "hbert-taught")
+# With adapters where HMI has them, with wider ones, and with unlabelled texts too.
+ON_DEMAND = ("adapter-attention", "hbert-attention", "adapter-wide", "hbert-wide", "hbert-taught")
+WIDE = 4
 MOST_POINTS = 1.0
 
 
@@ -44,12 +46,12 @@ def method_variants(original: Original, served: Served, device: torch.device) ->
     def whole(task: EvalTask) -> dict[str, Any]:
         return {"base": base.fingerprint, "original": original.fingerprint}
 
-    def adapter(name: str, at: Place = ADAPTER_AT) -> Variant:
-        body, about = original.adapter_body(at), with_adapters(whole, at)
+    def adapter(name: str, at: Place = ADAPTER_AT, factor: int = REDUCTION_FACTOR) -> Variant:
+        body, about = original.adapter_body(at, factor), with_adapters(whole, at, factor)
         return Variant(name, base, original.cut_states(), body, RATES["adapter"], about)
 
-    def hbert(name: str, at: Place = ADAPTER_AT) -> Variant:
-        body, about = hbert_body(base, device, at), with_adapters(served.about, at)
+    def hbert(name: str, at: Place = ADAPTER_AT, factor: int = REDUCTION_FACTOR) -> Variant:
+        body, about = hbert_body(base, device, at, factor), with_adapters(served.about, at, factor)
         return Variant(name, base, served.source, body, RATES["hbert"], about)
 
     return [
@@ -57,9 +59,11 @@ def method_variants(original: Original, served: Served, device: torch.device) ->
         Variant("shared", base, original.last_states(), original.head_body, RATES["shared"], whole),
         adapter("adapter"),
         adapter("adapter-attention", "attention"),
+        adapter("adapter-wide", factor=WIDE),
         Variant("plot", base, served.source, plot_body(base), RATES["plot"], served.about),
         hbert("hbert"),
         hbert("hbert-attention", "attention"),
+        hbert("hbert-wide", factor=WIDE),
         replace(hbert("hbert-taught"), taught=True),
     ]
 
@@ -78,7 +82,7 @@ def goals_of(rows: Sequence[Row]) -> list[Goal]:
         ]
 
     goals = []
-    for name, ending in (("hbert", ""), ("hbert-taught", "-taught")):
+    for name, ending in (("hbert", ""), ("hbert-wide", "-wide"), ("hbert-taught", "-taught")):
         if gaps := lost(name, "dedicated"):
             text = f"points that {name} loses against dedicated, average over tasks"
             goals.append(Goal(f"gap-to-dedicated{ending}", text, MOST_POINTS, sum(gaps) / len(gaps), "points", "lower"))
@@ -109,8 +113,9 @@ def methods(
     dedicated: all of the original trains. shared: a head over the frozen original. adapter: adapters in the original's upper
     layers. plot: all upper layers over PLOT features. hbert: adapters over PLOT features, as served.
 
-    On demand, adapter-attention and hbert-attention: adapters after the attention sub-layer, where HMI has them; hbert-taught:
-    hbert that also learns from as many unlabelled texts of the train part, labelled by a plot of the labelled ones. Examples:
+    On demand, adapter-attention and hbert-attention: adapters after the attention sub-layer, where HMI has them; adapter-wide
+    and hbert-wide: adapters four times as wide (a reduction factor of 4); hbert-taught: hbert that also learns from as many
+    unlabelled texts of the train part, labelled by a plot of the labelled ones. Examples:
 
       hplm eval methods --root data --quick
 

@@ -31,10 +31,10 @@ from hplm_builder.evaluation.summary import AVERAGE, Row, Spread
 from hplm_builder.evaluation.table_judge import MISSES, TableJudge
 from hplm_builder.evaluation.tasks import EvalTask
 from hplm_builder.evaluation.variants import RATES, Served, Variant, hbert_body, with_adapters
+from hplm_builder.finetune import REDUCTION_FACTOR
 from hplm_builder.mixture import read_source, read_to_count
 from hplm_builder.plots import Counted, count_grams
 from hplm_builder.register import published
-from hplm_builder.tenants import REDUCTION_FACTOR
 
 PERCENTS = (0.1, 1.0, 10.0, 100.0)
 SMALL_GIGABYTES = 1.5

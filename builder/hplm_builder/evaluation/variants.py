@@ -37,13 +37,13 @@ from hplm_builder.bodies import (
     fastest_format,
 )
 from hplm_builder.evaluation.tasks import EvalTask
-from hplm_builder.finetune import Trained
+from hplm_builder.finetune import REDUCTION_FACTOR, Trained
 from hplm_builder.labelled import LabelledData
 from hplm_builder.original import base_config, load_original
 from hplm_builder.prepared import Featurise
 from hplm_builder.pseudo_labels import TEACHER_RATE, upper_body
 from hplm_builder.register import lineage_of
-from hplm_builder.tenants import REDUCTION_FACTOR, plot_features, token_ids
+from hplm_builder.tenants import plot_features, token_ids
 
 MakeBody = Callable[[], nn.Module]
 About = Callable[[EvalTask], Mapping[str, Any]]
@@ -131,14 +131,21 @@ class Served:
         }
 
 
-def hbert_body(base: Base, device: torch.device = CPU, at: Place = ADAPTER_AT) -> Callable[[EvalTask], MakeBody]:
+def hbert_body(
+    base: Base, device: torch.device = CPU, at: Place = ADAPTER_AT, reduction_factor: int = REDUCTION_FACTOR
+) -> Callable[[EvalTask], MakeBody]:
     """Adapters in the base's frozen upper layers."""
-    return lambda task: adapter_body(base.load_upper(), REDUCTION_FACTOR, device=device, at=at)
+    return lambda task: adapter_body(base.load_upper(), reduction_factor, device=device, at=at)
 
 
-def with_adapters(about: About, at: Place = ADAPTER_AT) -> About:
-    """The same where adapters train: results depend on where they stand. Those of HMI's place say nothing, as all once did."""
-    return about if at == "attention" else lambda task: {**about(task), "adapter_at": at}
+def with_adapters(about: About, at: Place = ADAPTER_AT, reduction_factor: int = REDUCTION_FACTOR) -> About:
+    """The same where adapters train: results depend on where they stand, and on how large they are. Those of HMI's place, and
+    of its size, say nothing, as all once did.
+    """
+    more: dict[str, Any] = {} if at == "attention" else {"adapter_at": at}
+    if reduction_factor != REDUCTION_FACTOR:
+        more["reduction_factor"] = reduction_factor
+    return lambda task: {**about(task), **more}
 
 
 def plot_body(base: Base) -> Callable[[EvalTask], MakeBody]:
@@ -206,9 +213,11 @@ class Original:
         """Everything trains."""
         return lambda: FullModel(copy.deepcopy(self.model()))
 
-    def adapter_body(self, at: Place = ADAPTER_AT) -> Callable[[EvalTask], MakeBody]:
+    def adapter_body(
+        self, at: Place = ADAPTER_AT, reduction_factor: int = REDUCTION_FACTOR
+    ) -> Callable[[EvalTask], MakeBody]:
         """Adapters in its own frozen upper layers."""
-        return lambda task: adapter_body(OriginalUpper.of(self.model()), REDUCTION_FACTOR, device=self.device, at=at)
+        return lambda task: adapter_body(OriginalUpper.of(self.model()), reduction_factor, device=self.device, at=at)
 
     def head_body(self, task: EvalTask) -> MakeBody:
         return HeadModel

@@ -206,7 +206,7 @@ class FlatModel:
 
 
 def head_logits(tenant: Tenant, states: Logits, mean: Logits) -> Logits:
-    """A tenant's head over last hidden states `[T, H]` and their mean `[H]`: `[1, labels]` or `[T, labels]`."""
+    """A tenant's head over last hidden states `[T, H]` and their mean `[H]`: `[1, labels]` or `[T, n * labels]`."""
     card, head = tenant.card, tenant.head
     if card.task != "tagging":
         states = states[:1] if card.pooling == "cls" else mean[None]

@@ -16,7 +16,7 @@ import torch
 from hplm.adapters.bank import TenantBank
 from hplm.adapters.host_cache import HostCache
 from hplm.adapters.tenant import Tenant
-from hplm.decode import DECODERS
+from hplm.decode import read
 from hplm.errors import ArtifactError, HplmError, InternalError
 from hplm.nn import base as bases
 from hplm.nn.dtype import choose_dtype
@@ -132,7 +132,7 @@ class PeerStage:
 
 
 def _reply_all(jobs: list[_Job], answers: list[Logits]) -> None:
-    for job, logits in zip(jobs, answers, strict=True):
+    for job, found in zip(jobs, answers, strict=True):
         tenant = job.request.tenant
-        spans = DECODERS[tenant.card.task](logits, tenant.card.labels, job.encoded.tokens, tenant.head.transitions)
+        spans, logits = read(tenant.card.task, found, tenant.card.labels, job.encoded.tokens, tenant.head.transitions)
         job.reply(PeerAnswer(spans, logits, job.encoded.truncated))

@@ -91,16 +91,16 @@ class BankFile:
         """One tenant, read from the disk or the page cache. Raises CorruptArtifactError, OSError where the disk fails."""
         entry = self._entry(name)
         card = self.card(name)
-        labels = len(card.labels)
-        size = labels * (self._hidden + 1 + (1 + labels if card.transitions else 0))
+        labels, outputs = len(card.labels), card.outputs
+        size = outputs * (self._hidden + 1) + (labels * (1 + labels) if card.transitions else 0)
         packed, head = np.empty(self._shape, np.uint16), np.empty(size, np.float32)
         is_whole = _fill(packed, self._adapters, entry.row * packed.nbytes)
         is_whole = is_whole and _fill(head, self._heads, entry.head_start * head.itemsize)
         if not is_whole or (verify and _digest(entry.card, packed, head) != entry.sha256):
             raise CorruptArtifactError(f"{self.folder}: the weights of {name} do not match their checksum")
-        weight, bias, transitions = np.split(head, (labels * self._hidden, labels * (self._hidden + 1)))
+        weight, bias, transitions = np.split(head, (outputs * self._hidden, outputs * (self._hidden + 1)))
         moves = transitions.reshape(1 + labels, labels) if card.transitions else None
-        parts = Head(weight.reshape(labels, self._hidden), bias, moves)
+        parts = Head(weight.reshape(outputs, self._hidden), bias, moves)
         return Tenant(card, PackedAdapter(packed, self._hidden, self._reduced), parts, entry.sha256[:16])
 
     def _entry(self, name: str) -> _Entry:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +22,8 @@ from hplm.wire import REGRESSION_LABEL
 KIND = "tenant"
 Task = Literal["classification", "tagging", "regression"]
 Pooling = Literal["cls", "mean"]
+# Words that a tag may be told from.
+MOST_WORDS = 9
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9_.-]{0,62}[a-z0-9])?")
 
 
@@ -35,7 +38,9 @@ def check_name(name: str) -> str:
 
 @dataclass(frozen=True)
 class Head:
-    """A linear layer over a token or the pooled text: `weight` `[labels, H]`, `bias` `[labels]`.
+    """A linear layer over a token or the pooled text: `weight` `[n * labels, H]`, `bias` `[n * labels]`.
+
+    n is the card's `word_window`: a tagging's outputs for so many words, see `hplm.decode.word_logits`.
 
     `transitions` `[1 + labels, labels]` of a tagging: how much the first word's tag, and each tag after each, is preferred
     (a linear-chain CRF); None for other tasks, and for taggings from before it was trained.
@@ -50,6 +55,10 @@ class Head:
         """What there is of it, by name."""
         return {name: array for name, array in vars(self).items() if array is not None}
 
+    def words(self, labels: Sequence[str]) -> int:
+        """From how many words it tells a tag: a card's `word_window`."""
+        return len(self.bias) // len(labels)
+
 
 @dataclass(frozen=True)
 class TenantCard:
@@ -57,7 +66,8 @@ class TenantCard:
 
     `texts`: 1, or 2 where a request is a pair. `labels` of a regression are just REGRESSION_LABEL. `example` and, of a pair,
     `example_pair` show what to ask. `adapter_at`: where in each layer the adapter stands; cards from before it was a choice do
-    not say. `transitions`: the head has some; answered without them, its taggings would be wrong.
+    not say. `transitions`: the head has some; answered without them, its taggings would be wrong. `word_window`: how many words
+    a tag is told from, by the mean of each one's tokens; 1, as before it was a choice, is the word's first token alone.
     """
 
     name: str
@@ -71,6 +81,12 @@ class TenantCard:
     example_pair: str = ""
     adapter_at: Place = "attention"
     transitions: bool = False
+    word_window: int = 1
+
+    @property
+    def outputs(self) -> int:
+        """How many its head has."""
+        return self.word_window * len(self.labels)
 
 
 @dataclass(frozen=True)
@@ -110,12 +126,14 @@ def save(folder: Path, tenant: Tenant) -> None:
 
 
 def card_meta(card: TenantCard) -> dict[str, Any]:
-    """The card in JSON values. What servers from before `adapter_at` and `transitions` can serve, they can read."""
+    """The card in JSON values. What servers from before its newer fields can serve, they can read."""
     meta = asdict(card)
     if card.adapter_at == "attention":
         del meta["adapter_at"]
     if not card.transitions:
         del meta["transitions"]
+    if card.word_window == 1:
+        del meta["word_window"]
     return meta
 
 
@@ -142,6 +160,9 @@ def parse_card(meta: dict[str, Any], where: str) -> TenantCard:
             raise ValueError(f"a {card.task} over {card.texts!r} texts")
         if card.transitions not in ((True, False) if card.task == "tagging" else (False,)):
             raise ValueError(f"transitions {card.transitions!r} of a {card.task}")
+        windows = range(1, MOST_WORDS + 1, 2) if card.task == "tagging" else (1,)
+        if type(card.word_window) is not int or card.word_window not in windows:
+            raise ValueError(f"a word window of {card.word_window!r} of a {card.task}")
         if card.task == "regression" and card.labels != (REGRESSION_LABEL,):
             raise ValueError(f"labels {card.labels!r} of a regression")
         return card
@@ -175,7 +196,8 @@ def load(folder: Path, *, fingerprint: str, name: str | None = None, verify: boo
     labels = len(card.labels)
     moves = None if head.transitions is None else head.transitions.shape
     fits = moves == ((1 + labels, labels) if card.transitions else None)
-    wanted = [(layers, reduced), (layers, hidden, reduced), (layers, hidden), (labels, hidden), (labels,)]
+    outputs = card.outputs
+    wanted = [(layers, reduced), (layers, hidden, reduced), (layers, hidden), (outputs, hidden), (outputs,)]
     if shapes != wanted or not fits:
         raise CorruptArtifactError(
             f"{folder}: the weights do not fit each other or the {labels} labels; fine-tune it again"

@@ -179,6 +179,7 @@ class ManageService:
             "settings": given(request.settings),
             "keep_versions": self._settings.keep_versions,
             "miss": self._settings.miss,
+            "reduction_factor": self._settings.reduction_factor,
             "dry_run": request.dry_run,
         }
         # A dry run changes nothing: it need not wait for its subject's jobs.

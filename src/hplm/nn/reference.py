@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from hplm.adapters.tenant import Tenant
 from hplm.config import BaseConfig
+from hplm.decode import Logits, Tokens
 from hplm.nn import lower as lowers
 from hplm.nn.base import Base
 from hplm.nn.encoder import Attend, TransformerLayer, UpperEncoder, WindowEncoder
@@ -131,11 +132,33 @@ def adapt(tenant: Tenant, layer: int, tokens: Tensor) -> Tensor:
 
 
 def logits(encoder: UpperEncoder, hidden: Tensor, tenant: Tenant) -> Tensor:
-    """`[1, labels]` of a classification, `[1, 1]` of a regression, `[T, labels]` of a tagging."""
+    """What the head gives: `[1, labels]` of a classification, `[1, 1]` of a regression, `[T, n * labels]` of a tagging."""
     last = upper(encoder, hidden, tenant)
     if tenant.card.task != "tagging":
         last = last[:1] if tenant.card.pooling == "cls" else last.mean(0, keepdim=True)
     return last @ torch.from_numpy(tenant.head.weight).T + torch.from_numpy(tenant.head.bias)
+
+
+def answered(encoder: UpperEncoder, hidden: Tensor, tenant: Tenant, tokens: Tokens) -> Logits:
+    """The logits that an answer is read from: `[1, labels]`, of a tagging `[T, labels]`."""
+    found: Logits = logits(encoder, hidden, tenant).numpy()
+    return word_logits(found, len(tenant.card.labels), tokens) if tenant.card.task == "tagging" else found
+
+
+def word_logits(found: Logits, num_labels: int, tokens: Tokens) -> Logits:
+    """As `hplm.decode.word_logits`, word by word."""
+    window = found.shape[1] // num_labels
+    if window == 1:
+        return found
+    result = np.zeros((len(found), num_labels), np.float32)
+    numbers = list(dict.fromkeys(int(number) for number in tokens[:, 2] if number >= 0))
+    for at, number in enumerate(numbers):
+        for place in range(window):
+            beside = at + place - window // 2
+            if 0 <= beside < len(numbers):
+                outputs = found[tokens[:, 2] == numbers[beside], place * num_labels : (place + 1) * num_labels]
+                result[tokens[:, 2] == number] += outputs.mean(0)
+    return result
 
 
 def int8_feed_forward(layer: TransformerLayer, ranges: Ranges, hidden: Tensor) -> Tensor:

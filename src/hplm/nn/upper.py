@@ -110,7 +110,7 @@ class UpperEngine:
         self.slots.close()
 
     def run(self, requests: Sequence[UpperRequest], slot_tokens: int | None = None) -> list[Logits]:
-        """Logits of each request, in order: `[1, labels]` of a classification, `[T, labels]` of a tagging."""
+        """Logits of each request, in order: `[1, labels]` of a classification, `[T, n * labels]` of a tagging."""
         logits: list[Logits | None] = [None] * len(requests)
         for indices, answers in self.run_each(requests, slot_tokens):
             for index, answer in zip(indices, answers, strict=True):

@@ -22,7 +22,7 @@ from hplm.adapters.host_cache import HostCache
 from hplm.adapters.packed import PackedAdapter, packed_width, widen
 from hplm.adapters.tenant import Head, Tenant, TenantCard
 from hplm.config import UpperSettings
-from hplm.decode import DECODERS
+from hplm.decode import read
 from hplm.errors import (
     ConfigError,
     CorruptArtifactError,
@@ -325,9 +325,10 @@ def host_bytes(tenant: Tenant) -> int:
     return tenant.packed.weights.nbytes + sum(array.nbytes for array in tenant.head.arrays.values())
 
 
-def _answer(one: _Ready, logits: npt.NDArray[np.float32]) -> UpperAnswer | HplmError:
+def _answer(one: _Ready, found: npt.NDArray[np.float32]) -> UpperAnswer | HplmError:
     try:
-        return UpperAnswer(decode(one.request.tenant, logits, one.tokens), logits)
+        tenant = one.request.tenant
+        return UpperAnswer(*read(tenant.card.task, found, tenant.card.labels, one.tokens, tenant.head.transitions))
     except Exception:
         # One tenant's odd labels are not the batch's fault.
         logging.getLogger(__name__).exception("tenant %s: its answer cannot be decoded", one.request.tenant.card.name)
@@ -369,8 +370,3 @@ def _nobody(engine: UpperEngine) -> Tenant:
     head = Head(np.zeros((2, hidden), np.float32), np.zeros(2, np.float32))
     card = TenantCard("nobody", "classification", ("a", "b"), base="")
     return Tenant(card, PackedAdapter(weights, hidden, reduced), head, version="measuring")
-
-
-def decode(tenant: Tenant, logits: npt.NDArray[np.float32], tokens: npt.NDArray[np.int32]) -> list[LabelledSpan]:
-    """Labels of one text by its tenant's kind of task."""
-    return DECODERS[tenant.card.task](logits, tenant.card.labels, tokens, tenant.head.transitions)

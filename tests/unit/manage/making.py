@@ -77,15 +77,24 @@ def corpus(documents: int = 60, seed: int = 1) -> str:
     return "\n".join(tiny.sentences(documents, seed=seed, words=(8, 20))) + "\n"
 
 
-def create_tenant(service: ManageService, name: str = "acme", content: str | None = None, **values: Any) -> str:
+def names() -> str:
+    """Texts with names of twenty kinds, as `.jsonl`."""
+    entities = [{"label": f"KIND{i}", "start": 0, "end": 4} for i in range(20)]
+    rows = [{"text": f"Anna sings {i}", "entities": [entities[i % 20]]} for i in range(200)]
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def create_tenant(
+    service: ManageService, name: str = "acme", content: str | None = None, *, file: str = "train.csv", **values: Any
+) -> str:
     """Ask for a tenant; returns the job's id."""
-    data = {"train": {"upload": upload(service, content or colours())}}
+    data = {"train": {"upload": upload(service, content or colours(), file)}}
     return str(ask(service, "tenant.create", tenant=name, data=data, settings=QUICK, **values)["job"])
 
 
-def update(service: ManageService, name: str, content: str, **values: Any) -> str:
+def update(service: ManageService, name: str, content: str, *, file: str = "train.csv", **values: Any) -> str:
     """Ask for a tenant's next version; returns the job's id."""
-    data = {"train": {"upload": upload(service, content)}}
+    data = {"train": {"upload": upload(service, content, file)}}
     return str(ask(service, "tenant.update", tenant=name, data=data, **{"settings": QUICK, **values})["job"])
 
 

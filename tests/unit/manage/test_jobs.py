@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gzip
-import json
 import threading
+import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from tests.unit.manage.making import (
     create_tenant,
     files_below,
     make_service,
+    names,
     update,
     upload,
     work,
@@ -75,6 +76,36 @@ def test_a_tenant_is_trained_over_what_it_will_be_served(
     assert registry.job(job).state == "done"
     assert opened == [miss]
     assert registry.tenant("acme").current.about["miss"] == miss
+
+
+def test_a_taggings_adapters_are_as_wide_as_the_server_has_them_and_stay_so_through_updates(
+    store: Store, registry: Registry
+) -> None:
+    base = bases.load(store.base("tiny"))
+    hidden = base.config.hidden_size
+
+    def widths(*names: str) -> list[int]:
+        folders = {name: store.path(registry.tenant(name).current.path) for name in names}
+        made = (tenants.load(folder, fingerprint=base.fingerprint, name=name) for name, folder in folders.items())
+        return [one.packed.reduced_size for one in made]
+
+    with closing(make_service(store, reduction_factor=4)) as service:
+        create_tenant(service, "colours")
+        create_tenant(service, "names", names(), file="train.jsonl")
+        said = registry.job(create_tenant(service, "early", names(), file="train.jsonl"))
+        ask(service, "job.cancel", job=said.id)
+    with closing(make_service(store, reduction_factor=24)) as service:
+        create_tenant(service, "small")
+    # As a job that was queued before servers said it.
+    request = {key: value for key, value in said.request.items() if key != "reduction_factor"}
+    registry.submit_job(said.kind, said.subject, request, time.time())
+    work(store)
+    assert widths("colours", "names", "early", "small") == [hidden // 16, hidden // 4, hidden // 16, hidden // 24]
+    with closing(make_service(store)) as service:
+        update(service, "names", names(), file="train.jsonl")
+    work(store)
+    assert registry.tenant("names").current.number == 2
+    assert widths("names") == [hidden // 4]
 
 
 def test_an_update_is_a_new_version_that_goes_on_from_the_one_before(
@@ -233,10 +264,10 @@ def test_a_dry_run_says_what_it_would_cost_and_changes_nothing(
     assert registry.tenant("acme").current.number == 1
 
 
-def test_what_a_tagging_takes_is_told_with_its_transitions(service: ManageService, store: Store) -> None:
-    entities = [{"label": f"KIND{i}", "start": 0, "end": 4} for i in range(20)]
-    rows = [{"text": f"Anna sings {i}", "entities": [entities[i % 20]]} for i in range(200)]
-    data = {"train": {"upload": upload(service, "".join(json.dumps(row) + "\n" for row in rows), "train.jsonl")}}
+@pytest.mark.parametrize("reduction_factor", [16, 4])
+def test_what_a_tagging_takes_is_told_with_its_transitions(store: Store, reduction_factor: int) -> None:
+    service = make_service(store, reduction_factor=reduction_factor)
+    data = {"train": {"upload": upload(service, names(), "train.jsonl")}}
     worker = Worker(store, "w")
     thread = threading.Thread(target=worker.run)
     thread.start()
@@ -246,6 +277,7 @@ def test_what_a_tagging_takes_is_told_with_its_transitions(service: ManageServic
         worker.stop.set()
         thread.join()
     ask(service, "tenant.create", tenant="names", data=data, settings=QUICK)
+    service.close()
     work(store)
     weights = store.tenant_version("names", 1) / "weights.safetensors"
     assert plan["bytes"] == pytest.approx(weights.stat().st_size, abs=1000)
