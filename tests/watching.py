@@ -32,9 +32,9 @@ def pages_of(pid: int) -> dict[str, int]:
 
 
 def segment_growth(shape: BaseConfig) -> int:
-    """By how many bytes `shm` may yet grow: to the fullest batch that Triton hands over, by chance late, at both ends."""
+    """By how many bytes a stage's segment may yet grow: to the fullest batch that Triton hands over, by chance late."""
     hidden_and_tokens = shape.max_tokens * (2 * shape.hidden_size + 3 * 4)
-    return 2 * (TRITON_BATCH * hidden_and_tokens + SEGMENT_STEP)
+    return TRITON_BATCH * hidden_and_tokens + SEGMENT_STEP
 
 
 def processor_time() -> tuple[int, int]:

@@ -84,6 +84,21 @@ def export(
             path.write_text(json.dumps(values, indent=2) + "\n")
 
 
+def check_width(target: Path, reduction_factor: int) -> None:
+    """Raises ConfigError where the models in `target` have slots for wider adapters than `reduction_factor` would leave."""
+    path = target / "hbert_upper" / "1" / "settings.json"
+    try:
+        before = load(UpperSettings, path).reduction_factor
+    except ConfigError:
+        # None there, or none that can be read: what it had nobody knows, and it is to be replaced.
+        return
+    if before < reduction_factor:
+        raise ConfigError(
+            f"{target} has slots for adapters of a reduction factor of {before}; with {reduction_factor} the taggings that "
+            f"are as wide could not be asked any more: give --reduction-factor {before}, or {reduction_factor} to narrow it"
+        )
+
+
 def _registry_of(folder: Path, store: Store) -> str:
     """What a model that was exported before has: whoever keeps settings need not know its address and password again."""
     path = folder / "1" / "settings.json"

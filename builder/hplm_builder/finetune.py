@@ -43,8 +43,8 @@ REDUCTION_FACTOR = UpperSettings.reduction_factor
 class TrainSettings:
     """How to fine-tune. Of several learning rates the one with the best dev score stays.
 
-    A rate's run ends after `patience` epochs without a better dev score; the best epoch's weights are kept. New adapters have
-    a bottleneck of the hidden size over `reduction_factor`.
+    A rate's run ends after `patience` epochs without a better dev score; the best epoch's weights are kept. A new tenant's
+    adapters have a bottleneck of the hidden size over `reduction_factor` (`fine_tune`, which is handed bodies, does not ask).
     """
 
     epochs: int = 10
@@ -146,9 +146,9 @@ class TaskHead(nn.Linear):
     forbidden: Tensor
 
     def __init__(self, hidden_size: int, data: LabelledData, start: Head | None = None) -> None:
-        window = word_window(data.task) if start is None else start.words(data.labels)
+        window = new_word_window(data.task) if start is None else start.word_window(data.labels)
         super().__init__(hidden_size, window * len(data.labels))
-        self.window = window
+        self.word_window = window
         self.transitions: nn.Parameter | None = None
         if data.task == "tagging":
             forbidden = torch.from_numpy(beginnings(data.labels).copy())
@@ -156,7 +156,7 @@ class TaskHead(nn.Linear):
             self.transitions = nn.Parameter(torch.zeros_like(forbidden))
 
 
-def word_window(task: str) -> int:
+def new_word_window(task: str) -> int:
     """How many words a new tenant's tags are told from: docs/quality.md has what more than the first token gives."""
     return WORD_WINDOW if task == "tagging" else 1
 
@@ -326,7 +326,7 @@ class Trainer:
 
     def _of_words(self, found: Tensor, words: Sequence[tuple[int, int]]) -> Tensor:
         """As `hplm.decode.word_logits`, of one text's words alone: `[T, n * labels]` -> `[words, labels]`."""
-        window = self._head.window
+        window = self._head.word_window
         if window == 1:
             return found[[first for first, _ in words]]
         sizes = torch.tensor([last - first for first, last in words], device=found.device)

@@ -191,12 +191,14 @@ def make_bench_repository(
 ) -> Path:
     """Build what `folder` lacks of `store/`, `texts.txt` and `models/`; what is there and sound is kept. Returns `models`.
 
-    `texts.txt` holds the pool, a sentence a line. `tuned` are tenants to fine-tune instead of made-up ones, whose heads read
-    what `pooling` says and whose adapters are as wide as `reduction_factor` has them. Raises ConfigError where the folder is
-    of another shape, seed, pooling, width or fleet.
+    `texts.txt` holds the pool, a sentence a line. `tuned` are tenants to fine-tune, as its settings say, instead of made-up
+    ones, whose heads read what `pooling` says and whose adapters are as wide as `reduction_factor` has them. Raises
+    ConfigError where the folder is of another shape, seed, pooling, width or fleet.
     """
     if tuned and shape == BERT_BASE:
         raise ConfigError("bert-base has seeded weights, which learn no task: tune tenants of shape minilm")
+    if tuned:
+        reduction_factor = tuned.settings.reduction_factor
     about: dict[str, object] = {"shape": shape, "seed": seed}
     if tuned:
         about |= tuned.about

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from hplm.adapters.tenant import Head
-from hplm.decode import read
+from hplm.decode import answer_of
 from hplm.nn.dtype import computing_in
 from hplm.nn.upper import pool
 from hplm.wire import LabelledSpan
@@ -40,7 +40,7 @@ def predict(
             hidden = body(features, lengths).float().cpu()
         for i, part in zip(chunk, hidden.split(lengths), strict=True):
             found = (pool(data.task, pooling, part) @ weight.T + bias).numpy()
-            answers[i], _ = read(data.task, found, data.labels, examples[i].tokens, head.transitions)
+            answers[i], _ = answer_of(data.task, found, data.labels, examples[i].tokens, head.transitions)
         tick(sum(lengths))
     return answers
 

@@ -162,7 +162,7 @@ def publish_tenant(
         number = registry.next_number(name, lambda n: store.tenant_version(name, n))
         folder = store.tenant_version(name, number)
         tenants.save(folder, made)
-        about = _about(made.card)
+        about = told_of(made.card)
         return registry.publish_tenant(
             *(name, version.id, store.relative(folder), time.time()),
             about=about,
@@ -171,7 +171,7 @@ def publish_tenant(
         )
 
 
-def _about(card: TenantCard) -> dict[str, Any]:
+def told_of(card: TenantCard) -> dict[str, Any]:
     """What the registry says of a tenant version: all that its card has of how it was made."""
     return {**card.about, "task": card.task, "labels": list(card.labels)}
 
@@ -195,7 +195,7 @@ def publish_bank(store: Store, base: Base, domain: str, bank: str) -> int:
     folder, now_s = store.bank(bank), time.time()
     members = BankFile(folder, base.fingerprint)
     # What is made up, by seeded perturbation, has nothing to tell.
-    about = {card.name: _about(card) for card in map(members.card, members.names) if card.about}
+    about = {card.name: told_of(card) for card in map(members.card, members.names) if card.about}
     others = [store.relative(other) for other in banks_of(store, base) if other != folder]
     with closing(Registry.open(store)) as registry:
         root = domain_version(registry, store, base, domain)

@@ -22,9 +22,10 @@ from hplm.progress import Report
 from hplm.store.layout import Store
 from hplm.store.records import DomainVersion, Job, TenantVersion
 from hplm.store.registry import Registry
-from hplm_builder.finetune import REDUCTION_FACTOR, TrainSettings, word_window
+from hplm_builder.finetune import REDUCTION_FACTOR, TrainSettings, new_word_window
 from hplm_builder.job_bench import Bench, made_by, published
 from hplm_builder.labelled import LabelledData, LabelledFile, read_data
+from hplm_builder.register import told_of
 from hplm_builder.tenants import estimate_fine_tune, train_tenant
 
 # Where each step ends, as a share of the job: texts through the tables, then the epochs; and where there are unlabelled texts.
@@ -50,10 +51,10 @@ def make_tenant(job: Job, bench: Bench) -> dict[str, Any]:
     )
     crash_point("job.trained")
     number = bench.insist(lambda: registry.next_number(name, lambda n: bench.store.tenant_version(name, n)))
-    about = {**trained.card.about, "job": job.id, "domain": task.lineage[0].path}
+    card = replace(trained.card, about={**trained.card.about, "job": job.id, "domain": task.lineage[0].path})
     folder = bench.store.tenant_version(name, number)
     bench.report("publish", 1.0)
-    tenants.save(folder, replace(trained, card=replace(trained.card, about=about)))
+    tenants.save(folder, replace(trained, card=card))
     made = published(
         bench,
         folder,
@@ -62,7 +63,7 @@ def make_tenant(job: Job, bench: Bench) -> dict[str, Any]:
             task.lineage[0].id,
             path,
             bench.clock(),
-            about={**about, "task": task.data.task, "labels": list(task.data.labels)},
+            about=told_of(card),
             number=number,
             expected=task.current.number if task.current else None,
         ),
@@ -80,7 +81,9 @@ def plan_tenant(job: Job, bench: Bench) -> dict[str, Any]:
         "examples": task.data.counts,
         "labels": list(task.data.labels),
         "task": task.data.task,
-        "estimated_s": estimate_fine_tune(task.data, task.settings, task.base, task.lookup(bench.store)),
+        "estimated_s": estimate_fine_tune(
+            task.data, task.settings, task.base, task.lookup(bench.store), start=task.start
+        ),
         "bytes": _bytes(task),
     }
 
@@ -183,7 +186,7 @@ def _bytes(task: _Task) -> int:
     config, start, labels = task.base.config, task.start, len(task.data.labels)
     hidden = config.hidden_size
     reduced = start.packed.reduced_size if start else max(1, hidden // task.settings.reduction_factor)
-    head = (start.card.word_window if start else word_window(task.data.task)) * labels * (hidden + 1)
+    head = (start.card.word_window if start else new_word_window(task.data.task)) * labels * (hidden + 1)
     transitions = (1 + labels) * labels if task.data.task == "tagging" else 0
     return 4 * (config.upper_layers * (2 * hidden * reduced + reduced + hidden) + head + transitions)
 

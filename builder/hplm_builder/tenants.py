@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from hplm.adapters import tenant as tenants
 from hplm.adapters.bank import is_banked
 from hplm.adapters.packed import pack
-from hplm.adapters.tenant import Tenant, TenantCard, check_name
+from hplm.adapters.tenant import Head, Tenant, TenantCard, check_name
 from hplm.config import Miss
 from hplm.errors import DataError
 from hplm.nn import base as bases
@@ -139,7 +139,7 @@ def tune(
         example_pair="" if example else shown.pair or "",
         adapter_at=at,
         transitions=trained.head.transitions is not None,
-        word_window=trained.head.words(data.labels),
+        word_window=trained.head.word_window(data.labels),
     )
     return Tenant(card, pack(trained.body.adapter()), trained.head)
 
@@ -178,7 +178,9 @@ def build_tenant(
     return made.card
 
 
-def estimate_fine_tune(data: LabelledData, settings: TrainSettings, base: Base, lookup: PlotLookup) -> float:
+def estimate_fine_tune(
+    data: LabelledData, settings: TrainSettings, base: Base, lookup: PlotLookup, *, start: Tenant | None = None
+) -> float:
     """Seconds that `train_tenant` would take on this machine now, from a few measured examples; early stopping takes less.
 
     Raises DataError for more than the machine's memory holds.
@@ -195,25 +197,28 @@ def estimate_fine_tune(data: LabelledData, settings: TrainSettings, base: Base, 
         unlabelled = len(data.unlabelled) * mean_tokens(data.unlabelled, encoder)
     train, dev, test = (labelled * len(part) for part in data.labelled.values())
 
-    def training_s(make_body: Callable[[], nn.Module], epochs: int, trained: float, judged: float) -> float:
+    def training_s(
+        make_body: Callable[[], nn.Module], epochs: int, trained: float, judged: float, head: Head | None = None
+    ) -> float:
         """Of so many epochs over so many tokens, dev after each, and of predicting `judged` tokens."""
-        token_s = _token_s(make_body(), base.config.hidden_size, data, sample, settings)
+        token_s = _token_s(make_body(), TaskHead(base.config.hidden_size, data, head), data, sample, settings)
         return token_s * (epochs * (TRAINING_COST * trained + dev) + judged)
 
     seconds = feature_s * (train + dev + test + unlabelled)
     if unlabelled:
         seconds += training_s(upper_body(base), settings.epochs, train, dev + unlabelled)
-    make_adapters = adapter_body(base.load_upper(), settings.reduction_factor)
+    adapter, head = (start.adapter, start.head) if start else (None, None)
+    make_adapters = adapter_body(base.load_upper(), settings.reduction_factor, adapter)
     epochs = settings.epochs * len(settings.learning_rates)
-    return seconds + training_s(make_adapters, epochs, train + unlabelled, dev + test)
+    return seconds + training_s(make_adapters, epochs, train + unlabelled, dev + test, head)
 
 
 def _token_s(
-    body: nn.Module, hidden_size: int, data: LabelledData, sample: list[Prepared], settings: TrainSettings
+    body: nn.Module, head: TaskHead, data: LabelledData, sample: list[Prepared], settings: TrainSettings
 ) -> float:
     """Seconds that predicting a token takes, from a measured step of training."""
     rate = settings.learning_rates[0]
-    trainer = Trainer(data.task, settings, rate, body, TaskHead(hidden_size, data), Scale.of(data.task, sample))
+    trainer = Trainer(data.task, settings, rate, body, head, Scale.of(data.task, sample))
     batch, *_ = packed_batches(sample, settings.batch_tokens, np.random.default_rng(0))
     trainer.step(batch, rate)  # the first pays for what the others find warm
     start_s = time.perf_counter()

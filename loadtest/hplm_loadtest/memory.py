@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from hplm import config
 from hplm.adapters.bank_file import BankFile
 from hplm.config import UpperSettings
 from hplm.errors import ConfigError
@@ -101,7 +100,7 @@ def memory_by_tenants(folder: Path, shape: Shape, counts: Sequence[int], picture
     bank = _bank(fleet)
     tenant = bank.load(bank.names[0], verify=False)
     disk_bytes = sum(path.stat().st_size for path in bank.folder.iterdir()) / len(bank.names)
-    settings = config.load(UpperSettings, fleet.models / "hbert_upper" / "1" / "settings.json")
+    settings = fleet.upper
     # Room for all of them, and some more.
     host_cache_mb = int(1.2 * max(counts) * tenant.packed.weights.nbytes / 1e6) + 64
     servers = Systems(fleet, Limits(), {"host_cache_mb": host_cache_mb})

@@ -148,13 +148,15 @@ def word_logits(found: Logits, num_labels: int, tokens: Tokens) -> Logits:
     if window == 1:
         return found
     logits = np.zeros((len(found), num_labels), np.float32)
-    own = np.flatnonzero(tokens[:, 2] >= 0)
-    if not len(own):
+    words = np.array(word_ranges(tokens), np.int64).reshape(-1, 2)
+    if not len(words):
         return logits
-    starts = np.flatnonzero(np.diff(tokens[own, 2], prepend=-2))
-    sizes = np.diff(starts, append=len(own))
-    means: Logits = np.add.reduceat(found[own], starts) / np.float32(sizes[:, None])
-    logits[own] = np.repeat(sum_around(means.reshape(len(starts), window, num_labels)), sizes, axis=0)
+    sizes = words[:, 1] - words[:, 0]
+    # Sums from each word's first token to behind its last, and from there to the next word, which nobody wants; the row of
+    # zeros is what lies behind the last token.
+    sums = np.add.reduceat(np.concatenate([found, np.zeros_like(found[:1])]), words.ravel())[::2]
+    means: Logits = sums / np.float32(sizes[:, None])
+    logits[tokens[:, 2] >= 0] = np.repeat(sum_around(means.reshape(len(words), window, num_labels)), sizes, axis=0)
     return logits
 
 
@@ -177,7 +179,7 @@ DECODERS: Mapping[str, Decoder] = {
 }
 
 
-def read(
+def answer_of(
     task: str, found: Logits, labels: Sequence[str], tokens: Tokens, transitions: Logits | None = None
 ) -> tuple[list[LabelledSpan], Logits]:
     """What a head gave for a text -> its answer, and the logits `[1 or T, labels]` that it is read from."""

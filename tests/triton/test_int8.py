@@ -15,7 +15,7 @@ from hplm_loadtest.response import response
 from hplm_loadtest.texts import POOL_FILE
 
 from hplm.config import Quantization
-from hplm.decode import read
+from hplm.decode import answer_of
 from hplm.nn import base as bases
 from hplm.nn.int8_ranges import measure_ranges
 from hplm.nn.lookup import open_lineage
@@ -61,7 +61,7 @@ def test_served_logits_are_the_engines(folder: Path, server: TritonServer, proto
         request = UpperRequest(tiny.load_tenant(store, base, tenant), hidden)
         card, tokens = request.tenant.card, encoder.encode([text])[0].tokens
         wanted, floats = (
-            read(card.task, one.run([request])[0], card.labels, tokens, request.tenant.head.transitions)[1]
+            answer_of(card.task, one.run([request])[0], card.labels, tokens, request.tenant.head.transitions)[1]
             for one in (engine, plain)
         )
         assert answer.logits is not None

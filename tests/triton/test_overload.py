@@ -192,7 +192,8 @@ def test_under_ten_times_overload_queue_and_memory_stay_bounded(overload: Overlo
     assert max(overload.plot_waiting) <= PlotSettings.queue_capacity
     first, last = overload.pages[len(overload.pages) // 3], overload.pages[-1]
     assert last["rss"] < 1.05 * first["rss"] + 8e6
-    assert last["shm"] <= first["shm"] + segment_growth(SLOW)
+    # The stage and Triton both count it.
+    assert last["shm"] <= first["shm"] + 2 * segment_growth(SLOW)
 
 
 def test_a_full_queue_refuses_at_once_and_answers_all_that_it_took(slow_models: Path) -> None:

@@ -307,17 +307,17 @@ def test_the_memory_of_a_session_counts_this_process() -> None:
 
 @pytest.fixture(scope="module")
 def tiny_fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as `hplm build fleet` writes it, over the tiny base."""
+    """A folder as `hplm build fleet --reduction-factor 4` writes it, over the tiny base."""
     folder = tmp_path_factory.mktemp("fleet")
     store = Store(folder / "store")
     base = tiny.make_base(store, tiny.config())
     texts = tiny.sentences(20)
     make_pool_plot(store, base, texts, QUIET)
     register.prepare(store, base, PLOT)
-    make_fleet(store, base, BANK, 12, 0, QUIET)
+    make_fleet(store, base, BANK, 12, 0, QUIET, reduction_factor=4)
     register.publish_bank(store, base, PLOT, BANK)
     (folder / "texts.txt").write_text("\n".join(texts) + "\n")
-    upper = UpperSettings(store="", base="tiny", num_slots=4)
+    upper = UpperSettings(store="", base="tiny", num_slots=4, reduction_factor=4)
     export(store, folder / "models", PlotSettings(store="", base="tiny", table="pool"), upper)
     return folder
 

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from hplm.adapters.tenant import Task
 from hplm.decode import (
     DECODERS,
+    answer_of,
     beginnings,
     best_path,
     decode_classification,
     decode_regression,
     decode_tagging,
     marginals,
-    read,
     word_logits,
     word_ranges,
 )
@@ -165,7 +165,7 @@ def texts(draw: st.DrawFn) -> np.ndarray:
     return np.array([(0, 0, -1), *((i, i + 1, word) for i, word in enumerate(words)), (0, 0, -1)], np.int32)
 
 
-@given(texts(), st.sampled_from([1, 3, 5, 9]), st.integers(1, 4), st.integers(0, 99))
+@given(texts(), st.sampled_from([3, 5, 9]), st.integers(1, 4), st.integers(0, 99))
 def test_logits_of_words_are_those_of_the_slow_twin(tokens: np.ndarray, window: int, labels: int, seed: int) -> None:
     found = np.random.default_rng(seed).normal(0, 3, (len(tokens), window * labels)).astype(np.float32)
     got = word_logits(found, labels, tokens)
@@ -179,7 +179,7 @@ def test_a_tag_is_told_from_the_words_beside_it_and_all_tokens_of_its_own() -> N
     # The second piece of the first word alone says that a person begins, and the second word that a place begins behind it.
     found[2, 1, TAGS.index("B-PER")] = 8.0
     found[3, 0, TAGS.index("B-LOC")] = 8.0
-    spans, logits = read("tagging", found.reshape(len(TOKENS), -1), TAGS, TOKENS)
+    spans, logits = answer_of("tagging", found.reshape(len(TOKENS), -1), TAGS, TOKENS)
     assert [(one.label, one.start, one.end) for one in spans] == [("PER", 0, 4), ("LOC", 9, 14)]
     assert logits.shape == (len(TOKENS), len(TAGS))
     # A client that asks for logits finds a word's at each of its tokens.

@@ -78,8 +78,27 @@ def test_settings_that_are_kept_are_those_of_the_models_before_but_for_what_is_g
     done = hplm(*command, "--keep-settings")
     assert done.returncode == 1
     assert "unknown key 'slots_of_yore'" in done.stderr
+    # Whose width nobody can read any more either.
     plot, upper = exported()
     assert (plot.miss, upper.num_slots, upper.tenant_weights) == ("compute", UpperSettings.num_slots, {})
+
+
+def test_slots_are_narrowed_only_by_who_says_so(
+    tmp_path: Path, hplm: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    (tmp_path / "store" / "bases" / "mine").mkdir(parents=True)
+    command = ["build", "export", "--store", str(tmp_path / "store"), "--models", str(tmp_path / "models")]
+    assert hplm(*command, "--reduction-factor", "4").returncode == 0
+    path = tmp_path / "models" / "hbert_upper" / "1" / "settings.json"
+    before = path.read_text()
+    done = hplm(*command, "--instances", "2")
+    assert done.returncode == 1
+    assert "BAD_CONFIG" in done.stderr
+    assert "--reduction-factor 4" in done.stderr
+    assert path.read_text() == before
+    assert hplm(*command, "--reduction-factor", "16").returncode == 0
+    assert config.load(UpperSettings, path).reduction_factor == 16
+    assert hplm(*command).returncode == 0
 
 
 def test_a_managed_repository_has_both_of_the_managers_models_with_its_settings(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hplm.adapters.packed import pack
 from hplm.adapters.tenant import Tenant, TenantCard
-from hplm.decode import read
+from hplm.decode import answer_of
 from hplm.nn import base as bases
 from hplm.nn.base import Base
 from hplm.nn.dtype import choose_dtype, computing_in
@@ -85,7 +85,7 @@ class Int8Judge:
             texts=data.texts,
             adapter_at=trained.body.at,
             transitions=trained.head.transitions is not None,
-            word_window=trained.head.words(data.labels),
+            word_window=trained.head.word_window(data.labels),
         )
         tenant = Tenant(card, pack(trained.body.adapter()), trained.head)
         plain = self._answers(tenant, examples, is_int8=False)
@@ -123,7 +123,7 @@ class Int8Judge:
                 )
             ]
         return [
-            read(card.task, found, card.labels, one.tokens, transitions)[0]
+            answer_of(card.task, found, card.labels, one.tokens, transitions)[0]
             for one, found in zip(examples, logits, strict=True)
         ]
 

@@ -16,7 +16,7 @@ import torch
 from hplm.adapters.bank import TenantBank
 from hplm.adapters.host_cache import HostCache
 from hplm.adapters.tenant import Tenant
-from hplm.decode import read
+from hplm.decode import answer_of
 from hplm.errors import ArtifactError, HplmError, InternalError
 from hplm.nn import base as bases
 from hplm.nn.dtype import choose_dtype
@@ -134,5 +134,7 @@ class PeerStage:
 def _reply_all(jobs: list[_Job], answers: list[Logits]) -> None:
     for job, found in zip(jobs, answers, strict=True):
         tenant = job.request.tenant
-        spans, logits = read(tenant.card.task, found, tenant.card.labels, job.encoded.tokens, tenant.head.transitions)
+        spans, logits = answer_of(
+            tenant.card.task, found, tenant.card.labels, job.encoded.tokens, tenant.head.transitions
+        )
         job.reply(PeerAnswer(spans, logits, job.encoded.truncated))

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from rich.progress import Progress
 
+from hplm.config import UpperSettings, load
 from hplm.errors import MissingArtifactError
 from hplm.nn.base import Base
 from hplm.nn.dtype import choose_dtype, count_cores
@@ -49,6 +50,11 @@ class Fleet:
     @property
     def models(self) -> Path:
         return self.folder / "models"
+
+    @property
+    def upper(self) -> UpperSettings:
+        """Of its upper stage. Raises ConfigError."""
+        return load(UpperSettings, self.models / "hbert_upper" / "1" / "settings.json")
 
 
 def open_fleet(folder: Path, shape: Shape, tenants: int, kind: str = "pool") -> Fleet:
@@ -132,6 +138,8 @@ class Systems:
             budget_mb=self._limits.budget_mb,
             host_cache_mb=self._limits.budget_mb if is_dedicated else self._cache_mb,
             from_disk=from_disk,
+            # Tenants of the fleet may have wider adapters than usual.
+            reduction_factor=self._fleet.upper.reduction_factor,
             num_threads=self._limits.num_threads if is_dedicated else 1,
             # Computing first on every core would let no request in or out: hBERT's upper stage sees to that itself.
             compute_nice=PeerSettings.compute_nice if self._limits.num_threads < count_cores() else 0,

@@ -55,8 +55,8 @@ class Head:
         """What there is of it, by name."""
         return {name: array for name, array in vars(self).items() if array is not None}
 
-    def words(self, labels: Sequence[str]) -> int:
-        """From how many words it tells a tag: a card's `word_window`."""
+    def word_window(self, labels: Sequence[str]) -> int:
+        """From how many words it tells a tag, as the card says."""
         return len(self.bias) // len(labels)
 
 

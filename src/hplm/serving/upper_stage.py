@@ -22,7 +22,7 @@ from hplm.adapters.host_cache import HostCache
 from hplm.adapters.packed import PackedAdapter, packed_width, widen
 from hplm.adapters.tenant import Head, Tenant, TenantCard
 from hplm.config import UpperSettings
-from hplm.decode import read
+from hplm.decode import answer_of
 from hplm.errors import (
     ConfigError,
     CorruptArtifactError,
@@ -328,7 +328,7 @@ def host_bytes(tenant: Tenant) -> int:
 def _answer(one: _Ready, found: npt.NDArray[np.float32]) -> UpperAnswer | HplmError:
     try:
         tenant = one.request.tenant
-        return UpperAnswer(*read(tenant.card.task, found, tenant.card.labels, one.tokens, tenant.head.transitions))
+        return UpperAnswer(*answer_of(tenant.card.task, found, tenant.card.labels, one.tokens, tenant.head.transitions))
     except Exception:
         # One tenant's odd labels are not the batch's fault.
         logging.getLogger(__name__).exception("tenant %s: its answer cannot be decoded", one.request.tenant.card.name)

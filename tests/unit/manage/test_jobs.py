@@ -265,22 +265,29 @@ def test_a_dry_run_says_what_it_would_cost_and_changes_nothing(
 
 
 @pytest.mark.parametrize("reduction_factor", [16, 4])
-def test_what_a_tagging_takes_is_told_with_its_transitions(store: Store, reduction_factor: int) -> None:
-    service = make_service(store, reduction_factor=reduction_factor)
-    data = {"train": {"upload": upload(service, names(), "train.jsonl")}}
-    worker = Worker(store, "w")
-    thread = threading.Thread(target=worker.run)
-    thread.start()
-    try:
-        plan = ask(service, "tenant.create", tenant="names", data=data, dry_run=True)["plan"]
-    finally:
-        worker.stop.set()
-        thread.join()
-    ask(service, "tenant.create", tenant="names", data=data, settings=QUICK)
-    service.close()
-    work(store)
+def test_what_a_tagging_takes_is_told_with_its_transitions_and_an_update_takes_what_the_version_before_does(
+    store: Store, reduction_factor: int
+) -> None:
+    def planned(service: ManageService, action: str) -> int:
+        data = {"train": {"upload": upload(service, names(), "train.jsonl")}}
+        worker = Worker(store, "w")
+        thread = threading.Thread(target=worker.run)
+        thread.start()
+        try:
+            return int(ask(service, action, tenant="names", data=data, dry_run=True)["plan"]["bytes"])
+        finally:
+            worker.stop.set()
+            thread.join()
+
+    with closing(make_service(store, reduction_factor=reduction_factor)) as service:
+        first = planned(service, "tenant.create")
+        create_tenant(service, "names", names(), file="train.jsonl")
+        work(store)
+    # On a server of another width by now.
+    with closing(make_service(store, reduction_factor=20 - reduction_factor)) as service:
+        again = planned(service, "tenant.update")
     weights = store.tenant_version("names", 1) / "weights.safetensors"
-    assert plan["bytes"] == pytest.approx(weights.stat().st_size, abs=1000)
+    assert (first, again) == pytest.approx((weights.stat().st_size,) * 2, abs=1000)
 
 
 def test_old_versions_go_after_a_while_and_what_is_served_stays(store: Store, registry: Registry) -> None:
