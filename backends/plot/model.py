@@ -49,9 +49,10 @@ class TritonPythonModel:
         self._metrics.stop()
 
     def _read(self, request):
+        inputs = translate.inputs(request)
         return PlotInput(
-            translate.texts(request, wire.TEXT),
-            translate.text(request, wire.TENANT),
+            translate.texts(inputs, wire.TEXT),
+            translate.text(inputs, wire.TENANT),
             translate.deadline_s(request),
             self._arrived_s,
         )

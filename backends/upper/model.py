@@ -37,12 +37,13 @@ class TritonPythonModel:
         self._metrics.stop()
 
     def _read(self, request):
-        arrived = translate.optional(request, wire.ARRIVED)
-        version = translate.optional(request, wire.VERSION)
+        inputs = translate.inputs(request)
+        arrived = translate.optional(inputs, wire.ARRIVED)
+        version = translate.optional(inputs, wire.VERSION)
         return UpperInput(
-            translate.tensor(request, wire.HIDDEN),
-            translate.tensor(request, wire.TOKENS),
-            translate.text(request, wire.TENANT),
+            translate.tensor(inputs, wire.HIDDEN),
+            translate.tensor(inputs, wire.TOKENS),
+            translate.text(inputs, wire.TENANT),
             translate.deadline_s(request),
             None if arrived is None else float(arrived[0]) / 1e9,
             None if version is None else int(version[0]),

@@ -295,7 +295,11 @@ def _built(value: Any, hint: Any, where: str, key: str) -> Any:
         (hint,) = (each for each in get_args(hint) if each is not types.NoneType)
         return _built(value, hint, where, key)
     if get_origin(hint) is tuple and isinstance(value, list):
-        return tuple(_built(each, get_args(hint)[0], where, key) for each in value)
+        each_hint = get_args(hint)[0]
+        # Numbers are looked at together: of a backlog there are a hundred, twenty times a second.
+        if each_hint in (int, float) and {*map(type, value)} <= {int, each_hint}:
+            return tuple(value)
+        return tuple(_built(each, each_hint, where, key) for each in value)
     if not _fits(value, hint):
         raise ConfigError(f"{where}: {key} must be {_words(hint)}, got {reprlib.repr(value)}")
     return value

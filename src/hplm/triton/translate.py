@@ -6,7 +6,7 @@ import json
 import logging
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -19,6 +19,8 @@ from hplm.errors import BadInputError, BatchShapeError, HplmError, InternalError
 Input = TypeVar("Input")
 Answer = TypeVar("Answer")
 AnswerIn = TypeVar("AnswerIn", contravariant=True)
+# Triton's tensors by name.
+Inputs = Mapping[str, Any]
 
 
 class Reply(Protocol[AnswerIn]):
@@ -42,19 +44,24 @@ def log(message: str) -> None:
     pb_utils.Logger.log_info(message)
 
 
-def tensor(request: Any, name: str) -> npt.NDArray[Any]:
-    """One request's tensor without its batch dimension, copied: Triton takes the memory back when `execute` returns."""
-    return np.array(_one(pb_utils.get_input_tensor_by_name(request, name), name))
+def inputs(request: Any) -> Inputs:
+    """One request's tensors by name. Asked for one by one, Triton's module makes a list of all of them for each."""
+    return {one.name(): one for one in request.inputs()}
 
 
-def texts(request: Any, name: str) -> tuple[bytes, ...]:
-    """One request's BYTES elements."""
-    return tuple(_one(pb_utils.get_input_tensor_by_name(request, name), name).tolist())
+def tensor(given: Inputs, name: str) -> npt.NDArray[Any]:
+    """A tensor without its batch dimension, copied: Triton takes the memory back when `execute` returns."""
+    return np.array(_one(given[name], name))
 
 
-def text(request: Any, name: str) -> bytes:
-    """One request's single BYTES element."""
-    return texts(request, name)[0]
+def texts(given: Inputs, name: str) -> tuple[bytes, ...]:
+    """BYTES elements."""
+    return tuple(_one(given[name], name).tolist())
+
+
+def text(given: Inputs, name: str) -> bytes:
+    """A single BYTES element."""
+    return texts(given, name)[0]
 
 
 def _one(found: Any, name: str) -> npt.NDArray[Any]:
@@ -68,7 +75,7 @@ def _one(found: Any, name: str) -> npt.NDArray[Any]:
 
 def single(request: Any, name: str) -> bytes:
     """The BYTES element of a request to a model without a batch dimension, which Triton has seen to be one."""
-    return bytes(pb_utils.get_input_tensor_by_name(request, name).as_numpy()[0])
+    return bytes(inputs(request)[name].as_numpy()[0])
 
 
 def is_decoupled(args: dict[str, str]) -> bool:
@@ -76,10 +83,9 @@ def is_decoupled(args: dict[str, str]) -> bool:
     return bool(pb_utils.using_decoupled_model_transaction_policy(json.loads(args["model_config"])))
 
 
-def optional(request: Any, name: str) -> npt.NDArray[Any] | None:
+def optional(given: Inputs, name: str) -> npt.NDArray[Any] | None:
     """As `tensor`, None where the client sent none."""
-    found = pb_utils.get_input_tensor_by_name(request, name)
-    return None if found is None else np.array(_one(found, name))
+    return tensor(given, name) if name in given else None
 
 
 def wants(request: Any, name: str) -> bool:

@@ -34,7 +34,8 @@ class TritonPythonModel:
         self._stage.stop()
 
     def _read(self, request: Any) -> Given:
-        return translate.text(request, wire.TEXT), translate.text(request, wire.TENANT)
+        inputs = translate.inputs(request)
+        return translate.text(inputs, wire.TEXT), translate.text(inputs, wire.TENANT)
 
     def _writer(self, request: Any) -> Callable[[Given, PeerAnswer], Any]:
         with_logits = translate.wants(request, wire.LOGITS)
