@@ -128,7 +128,7 @@ class _Task:
         # Jobs from before were queued without these two, and trained so.
         miss, factor = request.get("miss", "compute"), request.get("reduction_factor", REDUCTION_FACTOR)
         if data.task != "tagging":
-            # Wider ones gain nothing there, docs/quality.md.
+            # Wider ones gain little there or lose, docs/quality.md.
             factor = max(factor, REDUCTION_FACTOR)
         return cls(base, lineage, current, start, data, replace(settings, reduction_factor=factor), miss)
 
