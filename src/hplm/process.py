@@ -39,8 +39,25 @@ def end_if_orphaned(parent: int) -> None:
 
 
 def backlogs_of(server: int) -> str:
-    """How the names of files in shared memory begin by which the stubs of a Triton process tell each other what waits.
+    """How the names of files in shared memory begin by which the stubs of a Triton process tell each other what waits."""
+    return f"hplm-backlog-{_numbered(server)}-"
 
-    Containers may share that memory, and then each has a process of the same number.
+
+def stopping_file(server: int) -> Path:
+    """The file in shared memory by which whoever runs a Triton process tells its stubs that it is about to end it.
+
+    Triton itself tells them when no request is under way any more, which under load is never.
     """
-    return f"hplm-backlog-{os.stat('/proc/self/ns/pid').st_ino}-{server}-"
+    return SHARED_MEMORY / f"hplm-stopping-{_numbered(server)}"
+
+
+def is_told_to_stop(server: int) -> bool:
+    """Whether the file is there. Only our own user's word counts."""
+    with suppress(OSError):
+        return stopping_file(server).lstat().st_uid == os.geteuid()
+    return False
+
+
+def _numbered(server: int) -> str:
+    """Containers may share that memory, and then each has a process of the same number."""
+    return f"{os.stat('/proc/self/ns/pid').st_ino}-{server}"

@@ -71,7 +71,8 @@ def serve(
       hplm serve --models build/mine/models --host 0.0.0.0 --log-verbose=1
     """
     console = Console(stderr=True, soft_wrap=True, highlight=False)
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    # SIGINT too: a shell without job control has it ignored in what it starts in the background.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     # `--check` takes free ports: it may run beside a server that holds the usual ones.
     ports = free_ports() if check else Ports(http_port, grpc_port, metrics_port, host)

@@ -30,6 +30,7 @@ from tritonclient.grpc import service_pb2
 
 from hplm import errors, wire
 from hplm.config import PlotSettings
+from hplm.process import stopping_file
 from hplm.triton.server import TritonServer, free_ports
 from tests import tiny
 from tests.messages import served_hidden
@@ -281,21 +282,25 @@ def test_stopping_with_hundreds_of_requests_under_way_ends_each_of_them_and_leav
     try:
         server.wait_ready()
         assert len(session_of(server)) >= 3
-        with grpc.insecure_channel(f"127.0.0.1:{server.ports.grpc}") as channel:
+        with (
+            grpc.insecure_channel(f"127.0.0.1:{server.ports.grpc}") as channel,
+            Client(server.ports.http_url) as idle,
+        ):
+            # Triton waits for clients that keep their connection open and ask nothing, and has no time left for the others.
+            idle.predict("alpha", "the red cat")
             call = channel.unary_unary(METHOD)
             started = [call.future(one, timeout=60) for one in infer_messages(long_texts().draw(300, rng()))]
             started[0].result(timeout=30)
             start = time.monotonic()
-            status = server.stop()
+            server.stop()
             assert time.monotonic() - start < 15
             ends = [one.exception(timeout=5) for one in started]
-        # Not found: the first stage was done with it when the second was gone already; Triton says so.
-        found = {"answered" if end is None else end.code().name for end in ends}
-        assert found <= {"answered", "UNAVAILABLE", "NOT_FOUND"}
-        assert all("unknown model" in str(e.details()) for e in ends if e and e.code().name == "NOT_FOUND")
-        if models == "fast_models":
-            # Not so where the work takes longer than Triton's `--exit-timeout-secs`.
-            assert status == 0
+        said = [str(end.details()) for end in ends if end is not None]
+        # Unknown: Triton had not taken it yet when its model was unloaded.
+        assert all("STOPPING: " in one or "unknown model" in one for one in said), set(said)
+        if models == "slow_models":
+            assert sum("STOPPING: " in one for one in said) > 100
         until(lambda: not session_of(server), 5)
+        assert not stopping_file(server.process.pid).exists()
     finally:
         server.stop()

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from hplm import process
 from hplm.errors import (
     CancelledError,
     DeadlineError,
@@ -99,6 +100,7 @@ def worker_of(
     every_s: float = 0.0,
     nice: int = 0,
     crowded_nice: int | None = None,
+    is_told_to_stop: Callable[[], bool] = lambda: False,
 ) -> Worker[int, int]:
     queue = RequestQueue(
         policy or Fcfs(),
@@ -110,7 +112,13 @@ def worker_of(
     )
     tracer = tracer or Tracer(None, "test")
     return Worker(
-        "test", queue, run, tracer=tracer, upcoming=upcoming, every_s=every_s, nice=nice, crowded_nice=crowded_nice
+        *("test", queue, run),
+        tracer=tracer,
+        upcoming=upcoming,
+        is_told_to_stop=is_told_to_stop,
+        every_s=every_s,
+        nice=nice,
+        crowded_nice=crowded_nice,
     )
 
 
@@ -233,6 +241,38 @@ def test_a_worker_stopped_while_many_threads_send_answers_them_all(inbox: Inbox)
         sender.join()
     inbox.wait(1200)
     assert set(inbox.kinds) <= {"int", "StoppingError"}
+
+
+def test_one_that_is_told_to_stop_refuses_what_waits_and_who_comes_and_answers_what_runs(inbox: Inbox) -> None:
+    gate, told = Gate(), threading.Event()
+    worker = worker_of(gate.run, batch=2, is_told_to_stop=told.is_set)
+    for item in range(2):
+        submit(worker, inbox, item)
+    worker.start()
+    assert gate.entered.wait(SOON_S)
+    for item in range(2, 5):
+        submit(worker, inbox, item)
+    told.set()
+    assert {type(answer) for answer in inbox.wait(3).values()} == {StoppingError}
+    submit(worker, inbox, 5)
+    gate.open.set()
+    found = inbox.wait(6)
+    assert {item: found[item] for item in (0, 1)} == {0: 0, 1: 2}
+    assert isinstance(found[5], StoppingError)
+    worker.stop()
+    assert worker.counts["stopping"] == 4
+
+
+def test_who_is_about_to_end_a_server_is_believed_where_it_is_our_own_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "SHARED_MEMORY", tmp_path)
+    assert not process.is_told_to_stop(17)
+    process.stopping_file(17).touch()
+    assert process.is_told_to_stop(17)
+    assert not process.is_told_to_stop(18)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    assert not process.is_told_to_stop(17)
 
 
 def test_a_reply_that_raises_harms_nobody_else(inbox: Inbox) -> None:

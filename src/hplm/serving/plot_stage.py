@@ -27,13 +27,14 @@ from hplm.nn.dtype import choose_dtype
 from hplm.nn.int8 import check_int8
 from hplm.nn.lookup import Helpers, PlotLookup, open_lineage, verify_domain
 from hplm.nn.memory import keep_freed_memory, stop_searching_what_stays
+from hplm.process import is_told_to_stop
 from hplm.scheduling.backlog import Ahead
 from hplm.scheduling.cost import CostModel
 from hplm.scheduling.policies import Fcfs
 from hplm.scheduling.policy import Batch, Budget
 from hplm.scheduling.queue import RequestQueue
 from hplm.serving.answers import Job
-from hplm.serving.backlog_file import BacklogFile
+from hplm.serving.backlog_file import SERVER, BacklogFile
 from hplm.serving.held import Held, check_time_left
 from hplm.serving.places import Places
 from hplm.serving.refusal import for_the_wire
@@ -177,6 +178,7 @@ class PlotStage:
             ),
             self._run_and_pass_on,
             tracer=self._tracer,
+            is_told_to_stop=partial(is_told_to_stop, SERVER),
             every_s=settings.batch_every_ms / 1000,
             exclusive=ExclusiveLock(settings.exclusive_lock) if settings.exclusive_lock else None,
         )

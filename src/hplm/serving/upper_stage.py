@@ -37,12 +37,13 @@ from hplm.nn.int8 import Ranges, check_int8
 from hplm.nn.int8_ranges import measure_ranges
 from hplm.nn.memory import keep_freed_memory, stop_searching_what_stays
 from hplm.nn.upper import UpperEngine, UpperRequest
+from hplm.process import is_told_to_stop
 from hplm.scheduling.cost import CostModel
 from hplm.scheduling.policy import Batch, Budget
 from hplm.scheduling.queue import RequestQueue
 from hplm.scheduling.registry import load_policy
 from hplm.serving.answers import Job
-from hplm.serving.backlog_file import BacklogFile
+from hplm.serving.backlog_file import SERVER, BacklogFile
 from hplm.serving.held import Held, check_time_left
 from hplm.serving.places import Places
 from hplm.serving.refusal import for_the_wire
@@ -156,6 +157,7 @@ class UpperStage:
             tracer=self._tracer,
             upcoming=self._prefetch if settings.coarse_prefetch else None,
             publish=self._backlog.publish,
+            is_told_to_stop=partial(is_told_to_stop, SERVER),
             exclusive=ExclusiveLock(settings.exclusive_lock) if settings.exclusive_lock else None,
             nice=nice,
             # Threads that torch has started would stay as they are, and wait for this one.

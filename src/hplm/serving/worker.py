@@ -36,7 +36,7 @@ class Worker(Generic[Item, Answer]):
     """Owns the queue and the threads of one stage. `run` computes a batch and yields answers as they are ready.
 
     `upcoming`, where given, is told in a thread of its own what the policy would run next while a batch computes; `publish`,
-    about ten times a second, what waits.
+    about ten times a second, what waits. Where `is_told_to_stop`, asked as often, says so, it closes by itself.
     After a batch of several requests the next begins `every_s` after it at the earliest: what comes in between goes
     together. `nice` is the computing thread's, see `be_nice`, and `crowded_nice`, where given, while more than two batches
     wait: computing first would then keep others from being let in, or refused in time. Not started until `start`.
@@ -51,6 +51,7 @@ class Worker(Generic[Item, Answer]):
         tracer: Tracer,
         upcoming: Callable[[list[Item]], None] | None = None,
         publish: Callable[[Backlog], None] | None = None,
+        is_told_to_stop: Callable[[], bool] = lambda: False,
         exclusive: AbstractContextManager[None] | None = None,
         every_s: float = 0.0,
         nice: int = 0,
@@ -63,6 +64,7 @@ class Worker(Generic[Item, Answer]):
         self._tracer = tracer
         self._upcoming = upcoming
         self._publish = publish
+        self._is_told_to_stop = is_told_to_stop
         self._exclusive = exclusive or nullcontext()
         self._clock = clock
         self._every_s = every_s
@@ -141,8 +143,8 @@ class Worker(Generic[Item, Answer]):
         self._answers.counts.add_answer(error)
         return error
 
-    def stop(self, timeout_s: float = 5.0) -> None:
-        """Take nothing more, refuse what waits, let the running batch end, send all answers."""
+    def close(self) -> None:
+        """Take nothing more and refuse what waits; the batch that runs is answered."""
         with self._changed:
             self._stopping = True
             left = self._queue.drain()
@@ -152,6 +154,10 @@ class Worker(Generic[Item, Answer]):
             self._answers.give(self._jobs.pop(request.id), StoppingError("the server is shutting down"))
         self._stopped.set()
         self._look_ahead.set()
+
+    def stop(self, timeout_s: float = 5.0) -> None:
+        """Close, let the running batch end, send all answers."""
+        self.close()
         deadline = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -238,7 +244,10 @@ class Worker(Generic[Item, Answer]):
                 self._computing = False
 
     def _sweep_loop(self) -> None:
-        """Take requests whose clients have gone out of the queue: a few at a time, oldest first, for asking takes its time."""
+        """Tell what waits, take requests whose clients have gone out of the queue, close where that is told.
+
+        A few clients at a time, the oldest requests' first, for asking takes its time.
+        """
         last = last_held = -1
         while not self._stopped.wait(SWEEP_EVERY_S):
             if self._publish is not None:
@@ -248,6 +257,8 @@ class Worker(Generic[Item, Answer]):
                 self._publish(self._queue.backlog(waiting, now_s))
             last = self._sweep(last)
             last_held = self._held.sweep(last_held)
+            if self._is_told_to_stop():
+                self.close()
 
     def _sweep(self, last: int) -> int:
         """Ask for those behind request `last`; returns the last that was asked for, -1 to begin at the front again.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import importlib.util
+import json
 import os
 import random
 import shutil
@@ -24,12 +25,15 @@ from pathlib import Path
 from typing import IO
 
 from hplm.errors import StartError, TritonNotFoundError
-from hplm.process import SHARED_MEMORY, backlogs_of, end_with_parent
+from hplm.process import SHARED_MEMORY, backlogs_of, end_with_parent, stopping_file
 
 PORTS = range(10_000, 32_768)
-ROLES = ("hbert_plot", "hbert_upper", "hbert")
+STAGES = ("hbert_plot", "hbert_upper")
+ROLES = (*STAGES, "hbert")
 # Only in repositories that are managed while they serve.
 MANAGER_ROLES = ("manager", "manager_watch")
+# What a Triton without models may take to end: it waits longer for clients that keep their connection open and ask nothing.
+EMPTY_ENDS_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -242,7 +246,7 @@ class TritonServer:
         ]
         work = self._folder / "work"
         work.mkdir()
-        return subprocess.Popen(
+        process = subprocess.Popen(
             command,
             cwd=work,
             env=self._environment(),
@@ -252,6 +256,10 @@ class TritonServer:
             start_new_session=True,
             preexec_fn=partial(end_with_parent, os.getpid()) if tied else None,
         )
+        # Of a process of the same number, whose launcher was killed as it ended that one.
+        with contextlib.suppress(OSError):
+            stopping_file(process.pid).unlink()
+        return process
 
     def _environment(self) -> dict[str, str]:
         env = dict(os.environ)
@@ -297,12 +305,19 @@ class TritonServer:
         return self.process.returncode is not None
 
     def stop(self, timeout_s: float = 10.0) -> int:
-        """Ask, wait, then kill the whole group; returns the exit status. Safe to call twice."""
+        """Have what runs answered and what waits refused, ask Triton to end, then kill the whole group.
+
+        Returns the exit status. Safe to call twice.
+        """
+        told = stopping_file(self.process.pid)
         try:
             if self.process.poll() is None:
+                with contextlib.suppress(OSError):
+                    told.touch(0o600)
+                is_empty = self._unload(time.monotonic() + timeout_s / 2)
                 self.process.send_signal(signal.SIGTERM)
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    self.process.wait(timeout_s)
+                    self.process.wait(EMPTY_ENDS_S if is_empty else timeout_s)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
@@ -312,8 +327,41 @@ class TritonServer:
                 # Also what another user has put there, for whatever reason.
                 with contextlib.suppress(OSError):
                     left.unlink()
+        with contextlib.suppress(OSError):
+            told.unlink()
         shutil.rmtree(self._folder, ignore_errors=True)
         return status
+
+    def _unload(self, until_s: float) -> bool:
+        """Unload the models, those that use the stages first, when nothing is under way; False where that cannot be had.
+
+        Triton's own end gives the time that it has to clients' open connections first, then breaks off what is under way.
+        """
+        url = f"{self.ports.http_url}/v2/repository"
+        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+        def ask(path: str) -> bytes:
+            left_s = max(0.1, until_s - time.monotonic())
+            with direct.open(urllib.request.Request(f"{url}/{path}", data=b"{}"), timeout=left_s) as answer:
+                return bytes(answer.read())
+
+        def index() -> list[dict[str, str]]:
+            found: list[dict[str, str]] = json.loads(ask("index"))
+            return found
+
+        stages = {*STAGES}.intersection(self._models)
+        try:
+            for models in ({*self._models} - stages, stages):
+                for model in models:
+                    ask(f"models/{model}/unload")
+                while any(one["name"] in models and one.get("state") != "UNAVAILABLE" for one in index()):
+                    if time.monotonic() > until_s:
+                        return False
+                    time.sleep(0.02)
+        except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError):
+            # It does not let us, or it is about to end by itself.
+            return False
+        return True
 
     def __enter__(self) -> TritonServer:
         return self
