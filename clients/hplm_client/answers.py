@@ -53,9 +53,11 @@ class Prediction:
 
 
 def tensors_of(module: Any, tenant: str, text: str, pair: str | None = None) -> list[Any]:
-    """Inputs for `tritonclient.http` or `tritonclient.grpc`, whichever `module` is."""
+    """Inputs for `tritonclient.http` or `tritonclient.grpc`, whichever `module` is. Raises BadInputError, TextEncodingError."""
     inputs = []
     for name, values in ((wire.TEXT, [text] if pair is None else [text, pair]), (wire.TENANT, [tenant])):
+        if odd := [type(value).__name__ for value in values if not isinstance(value, str)]:
+            raise BadInputError(f"{name} must be a str, not {odd[0]}")
         tensor = module.InferInput(name, [1, len(values)], "BYTES")
         try:
             encoded = [value.encode() for value in values]
@@ -66,6 +68,14 @@ def tensors_of(module: Any, tenant: str, text: str, pair: str | None = None) -> 
     return inputs
 
 
+def parts_of(request: Any) -> tuple[str, str, str | None]:
+    """Tenant, text and pair of one of many. Raises BadInputError where it is something else."""
+    if not isinstance(request, tuple | list) or len(request) not in (2, 3):
+        raise BadInputError(f"a request is (tenant, text) or (tenant, text, pair), not {request!r:.100}")
+    tenant, text, *pair = request
+    return tenant, text, pair[0] if pair else None
+
+
 def outputs_of(module: Any, logits: bool) -> list[Any]:
     """The outputs to ask for."""
     names = [wire.LABEL, wire.SCORE, wire.SPAN, wire.TRUNCATED, *([wire.LOGITS] if logits else [])]
@@ -74,9 +84,9 @@ def outputs_of(module: Any, logits: bool) -> list[Any]:
 
 def deadline_us(deadline_s: float) -> int:
     """As Triton's `timeout` of a request: whole microseconds, at least one, since 0 means none. Raises BadInputError."""
-    if not 0 < deadline_s <= LONGEST_DEADLINE_S:
+    if not (isinstance(deadline_s, int | float) and 0 < deadline_s <= LONGEST_DEADLINE_S):
         raise BadInputError(
-            f"a deadline is a number of seconds above 0 and at most {LONGEST_DEADLINE_S:.0f}, not {deadline_s}"
+            f"a deadline is a number of seconds above 0 and at most {LONGEST_DEADLINE_S:.0f}, not {deadline_s!r}"
         )
     return max(1, round(deadline_s * 1e6))
 

@@ -4,26 +4,34 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
-from hplm.errors import BadInputError, TextEncodingError
+from hplm.errors import BadInputError, HplmError, TextEncodingError
 
 TextAndPair = tuple[str, str | None]
 
 
-def texts_asked(lines: Iterable[str], text: str | None, pair: str | None, *, jsonl: bool) -> Iterator[TextAndPair]:
-    """`text` with its `pair`, or else each of `lines`: a text, or with `jsonl` an object under the names of labelled data.
+@dataclass(frozen=True)
+class Asked:
+    """A text with its pair, and the number of the `line` it is from; an error where that line is none."""
 
-    Raises BadInputError, for a line when it is that line's turn.
+    texts: TextAndPair | HplmError
+    line: int | None = None
+
+
+def texts_asked(raw: Iterable[bytes], text: str | None, pair: str | None, *, jsonl: bool) -> Iterator[Asked]:
+    """`text` with its `pair`, or else each line of `raw`: a text, or with `jsonl` an object under the names of labelled data.
+
+    Blank lines are left out. Raises BadInputError, where `raw` cannot be read when that shows.
     """
     if text is not None and jsonl:
         raise BadInputError("--jsonl reads standard input: leave the text out")
     if text is None and pair is not None:
         raise BadInputError("--pair is the second text of a pair: give the first one too, or --jsonl for many")
-    return _each(lines, jsonl) if text is None else iter([(text, pair)])
+    return _each(raw, jsonl) if text is None else iter([Asked((text, pair))])
 
 
-def lines_of(raw: Iterable[bytes]) -> Iterator[str]:
-    """Lines of standard input. Raises TextEncodingError or BadInputError, for a line when it is that line's turn."""
+def _each(raw: Iterable[bytes], jsonl: bool) -> Iterator[Asked]:
     lines = enumerate(raw, 1)
     while True:
         try:
@@ -32,27 +40,27 @@ def lines_of(raw: Iterable[bytes]) -> Iterator[str]:
             raise BadInputError(f"standard input cannot be read: {error.strerror}") from None
         if not number:
             return
-        try:
-            yield line.decode()
-        except UnicodeDecodeError as error:
-            raise TextEncodingError(f"line {number} is not UTF-8: byte {error.start} of it") from None
-
-
-def _each(lines: Iterable[str], jsonl: bool) -> Iterator[TextAndPair]:
-    for number, line in enumerate(lines, 1):
         if line.strip():
-            yield _from_json(number, line) if jsonl else (line.rstrip("\r\n"), None)
+            yield Asked(_texts_of(number, line, jsonl), number)
 
 
-def _from_json(number: int, line: str) -> TextAndPair:
+def _texts_of(number: int, line: bytes, jsonl: bool) -> TextAndPair | HplmError:
+    try:
+        text = line.decode()
+    except UnicodeDecodeError as error:
+        return TextEncodingError(f"line {number} is not UTF-8: byte {error.start} of it")
+    return _from_json(number, text) if jsonl else (text.rstrip("\r\n"), None)
+
+
+def _from_json(number: int, line: str) -> TextAndPair | HplmError:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise BadInputError(f"line {number} is not JSON: {error}") from None
+        return BadInputError(f"line {number} is not JSON: {error}")
     if not isinstance(row, dict):
-        raise BadInputError(f"line {number}: expected an object")
+        return BadInputError(f"line {number}: expected an object")
     text = row.get("text", row.get("sentence1", row.get("sentence")))
     pair = row.get("text_pair", row.get("sentence2"))
     if not isinstance(text, str) or not (pair is None or isinstance(pair, str)):
-        raise BadInputError(f"line {number}: expected an object with text and, of a pair, text_pair")
+        return BadInputError(f"line {number}: expected an object with text and, of a pair, text_pair")
     return text, pair

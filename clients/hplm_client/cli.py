@@ -11,9 +11,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from hplm.errors import TenantNameError, UnknownTenantError, UnreachableError
+from hplm.errors import HplmError, TenantNameError, UnknownTenantError, UnreachableError
 from hplm_client.answers import Prediction
-from hplm_client.asked import lines_of, texts_asked
+from hplm_client.asked import Asked, texts_asked
 from hplm_client.client import Client
 from hplm_client.connection import headers_of_environment
 
@@ -41,7 +41,8 @@ def predict(
 ) -> None:
     """Ask a tenant's model.
 
-    Of many lines those that are refused say so in their place, with --json in `error`, and the exit status is 1. Examples:
+    Of many lines those that are refused, or are no text, say so in their place, with --json in `error`, and the exit status is 1.
+    With --json each has the number of its `line`. Blank lines are left out. Examples:
 
       hplm predict --tenant films "A moving, beautifully acted film."
 
@@ -55,30 +56,43 @@ def predict(
 
       hplm predict -t alike --jsonl --json < pairs.jsonl
     """
-    asked = texts_asked(lines_of(sys.stdin.buffer), text, pair, jsonl=jsonl)
-    sent: deque[tuple[str, str | None]] = deque()
+    asked = texts_asked(sys.stdin.buffer, text, pair, jsonl=jsonl)
+    # In their order, those that are not sent too.
+    waiting: deque[Asked] = deque()
     refused = 0
 
     def requests() -> Iterator[tuple[str, str, str | None]]:
-        for texts in asked:
-            sent.append(texts)
-            yield tenant, *texts
+        for one in asked:
+            waiting.append(one)
+            if not isinstance(one.texts, HplmError):
+                yield tenant, *one.texts
+
+    def show(one: Asked, answer: Prediction | HplmError) -> None:
+        nonlocal refused
+        first, second = (None, None) if isinstance(one.texts, HplmError) else one.texts
+        if isinstance(answer, Prediction):
+            shown, lines = answer.as_dict(), list(_lines(answer))
+        else:
+            refused += 1
+            shown = {"tenant": tenant, "text": first, "pair": second, "error": answer.wire()}
+            lines = [*([] if first is None else [first]), f"  {answer.wire()}"]
+        if as_json:
+            line = {} if one.line is None else {"line": one.line}
+            print(json.dumps({**line, **shown}, ensure_ascii=False), flush=True)
+        else:
+            Console(highlight=False, soft_wrap=True).print("\n".join(lines), markup=False)
+
+    def show_unsent() -> None:
+        while waiting and isinstance(error := waiting[0].texts, HplmError):
+            show(waiting.popleft(), error)
 
     with Client(url, headers=headers_of_environment()) as client:
         for answer in client.predict_many(requests(), deadline_s=deadline_s, on_error="yield"):
-            first, second = sent.popleft()
-            if isinstance(answer, Prediction):
-                shown, lines = answer.as_dict(), list(_lines(answer))
-            elif text is not None or isinstance(answer, HOPELESS):
+            show_unsent()
+            if isinstance(answer, HOPELESS) or (text is not None and isinstance(answer, HplmError)):
                 raise answer
-            else:
-                refused += 1
-                shown = {"tenant": tenant, "text": first, "pair": second, "error": answer.wire()}
-                lines = [first, f"  {answer.wire()}"]
-            if as_json:
-                print(json.dumps(shown, ensure_ascii=False), flush=True)
-            else:
-                Console(highlight=False, soft_wrap=True).print("\n".join(lines), markup=False)
+            show(waiting.popleft(), answer)
+        show_unsent()
     if refused:
         raise typer.Exit(1)
 

@@ -14,7 +14,7 @@ from gevent.pool import Group
 from hplm import wire
 from hplm.errors import HplmError
 from hplm_client.address import split_url
-from hplm_client.answers import Prediction, options_of, outputs_of, prediction_of, tensors_of
+from hplm_client.answers import Prediction, options_of, outputs_of, parts_of, prediction_of, tensors_of
 from hplm_client.connection import connect
 from hplm_client.faults import typed_errors
 
@@ -130,17 +130,18 @@ class Client:
             except Exception as error:
                 failure = error
                 break
-            tenant, text, pair = request if len(request) == 3 else (*request, None)
             if len(pending) == self._concurrency:
                 yield finished()
+            parts: tuple[str, str, str | None] = "", "", None
             try:
+                parts = parts_of(request)
                 with typed_errors(self.url):
-                    started = self._start(tensors_of(self._module, tenant, text, pair), call)
+                    started = self._start(tensors_of(self._module, *parts), call)
             except HplmError as error:
                 if on_error == "raise":
                     raise
                 started = error
-            pending.append((tenant, text, pair, started))
+            pending.append((*parts, started))
         while pending:
             yield finished()
         if failure is not None:

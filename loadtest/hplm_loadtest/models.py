@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from hplm import config
 from hplm.adapters.bank import TenantBank, is_banked
 from hplm.adapters.tenant import Tenant
 from hplm.config import PlotSettings
+from hplm.errors import ArtifactError
 from hplm.nn import base as bases
 from hplm.nn.base import Base
 from hplm.store.catalog import Catalog
@@ -56,8 +58,26 @@ def read(models: Path) -> Served:
 
 
 def served_names(models: Path) -> list[str]:
-    """Names of all tenants that a server over this repository answers for, sorted."""
-    return [one.name for one in read(models).published()]
+    """Names of the tenants that a server over this repository answers single texts for, sorted.
+
+    Loads are of single texts: tenants of pairs, which would refuse them, are left out, with a warning.
+    """
+    served = read(models)
+    published = served.published()
+    with closing(Catalog(served.store, served.plot.base)) as catalog:
+        bank = TenantBank(served.store, catalog, served.base.fingerprint)
+        names = [one.name for one in published if not _is_of_pairs(bank, one)]
+    if left_out := len(published) - len(names):
+        logging.getLogger(__name__).warning("%d tenants of pairs get no requests: loads are of single texts", left_out)
+    return names
+
+
+def _is_of_pairs(bank: TenantBank, tenant: ServedTenant) -> bool:
+    try:
+        return bank.card(tenant).texts == 2
+    except ArtifactError:
+        # Its requests will say what is wrong with it.
+        return False
 
 
 def examples(models: Path) -> list[str]:

@@ -214,34 +214,42 @@ def test_the_typed_client_raises_typed_errors(client: Client) -> None:
 
 
 def test_of_many_the_refused_stand_in_their_place_where_that_is_asked_for(client: Client) -> None:
-    asked = [("alpha", "the red cat"), ("nobody", "hello"), ("beta", " "), ("alpha", "\ud800"), ("beta", "a dog")]
-    asked = asked * 8
+    each: dict[Any, type[Prediction | errors.HplmError]] = {
+        ("alpha", "the red cat"): Prediction,
+        ("nobody", "hello"): errors.UnknownTenantError,
+        ("beta", " "): errors.EmptyTextError,
+        ("alpha", "\ud800"): errors.TextEncodingError,
+        ("alpha", None): errors.BadInputError,
+        ("alpha", b"bytes"): errors.BadInputError,
+        "alpha": errors.BadInputError,
+        ("beta", "a dog"): Prediction,
+    }
+    asked = [*each] * 8
     answers = list(client.predict_many(asked, on_error="yield"))
-    kinds = [type(one) for one in answers]
-    assert (
-        kinds
-        == [*(Prediction, errors.UnknownTenantError, errors.EmptyTextError, errors.TextEncodingError, Prediction)] * 8
-    )
-    for (tenant, text), answer in zip(asked, answers, strict=True):
-        assert not isinstance(answer, Prediction) or (answer.tenant, answer.text) == (tenant, text)
+    assert [type(one) for one in answers] == [*each.values()] * 8
+    for request, answer in zip(asked, answers, strict=True):
+        assert not isinstance(answer, Prediction) or (answer.tenant, answer.text) == request
 
 
 def test_lines_that_are_refused_say_so_and_the_others_are_answered(server: TritonServer) -> None:
-    def predict(lines: list[str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    def predict(lines: list[str | None], *arguments: str) -> subprocess.CompletedProcess[bytes]:
         command = [str(HPLM), "predict", "--url", server.ports.grpc_url, *arguments]
-        return subprocess.run(command, input="\n".join(lines), capture_output=True, text=True, check=False)
+        typed = b"\n".join(b"\xff" if line is None else line.encode() for line in lines)
+        return subprocess.run(command, input=typed, capture_output=True, check=False)
 
-    lines = ["the red cat", "x" * 100_000, "a dog"]
+    # What is no text is not sent, wherever it stands.
+    lines = [None, "the red cat", "x" * 100_000, None, None, "", "a dog", None]
     done = predict(lines, "-t", "alpha", "--json")
     found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [one["text"] for one in found] == lines
-    assert ["error" in one for one in found] == [False, True, False]
-    assert found[1]["error"].startswith("TEXT_TOO_LARGE: ")
+    assert [one["text"] for one in found] == [line for line in lines if line != ""]
+    assert [one["line"] for one in found] == [1, 2, 3, 4, 5, 7, 8]
+    codes = [one["error"].partition(":")[0] if "error" in one else "" for one in found]
+    assert codes == ["TEXT_NOT_UTF8", "", "TEXT_TOO_LARGE", "TEXT_NOT_UTF8", "TEXT_NOT_UTF8", "", "TEXT_NOT_UTF8"]
     assert done.returncode == 1
     # What every line would meet ends it at the first.
-    done = predict(lines, "-t", "nobody")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "there is no tenant 'nobody'" in done.stderr
+    done = predict(["the red cat", "a dog"], "-t", "nobody")
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert b"there is no tenant 'nobody'" in done.stderr
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])

@@ -12,7 +12,7 @@ import tritonclient.grpc
 import tritonclient.http
 from hplm_client import LabelledSpan, Prediction
 from hplm_client.answers import tensors_of
-from hplm_client.asked import lines_of, texts_asked
+from hplm_client.asked import Asked, texts_asked
 
 from hplm.errors import BadInputError, TextEncodingError
 
@@ -42,11 +42,19 @@ def test_an_answer_says_what_it_was_asked() -> None:
 
 
 def test_a_line_is_a_text_or_an_object_under_the_names_of_labelled_data() -> None:
-    lines = ["a, b\n", "\n", '{"text": "c"}\n']
-    assert list(texts_asked(lines, None, None, jsonl=False)) == [("a, b", None), ('{"text": "c"}', None)]
-    objects = ['{"text": "a", "text_pair": "b"}', '{"sentence1": "a", "sentence2": "b"}', '{"text": "a", "label": 1}']
-    assert list(texts_asked(objects, None, None, jsonl=True)) == [("a", "b"), ("a", "b"), ("a", None)]
-    assert list(texts_asked(["never read"], "a", "b", jsonl=False)) == [("a", "b")]
+    lines = [b"a, b\r\n", b"\n", '{"text": "ö"}\n'.encode()]
+    assert list(texts_asked(lines, None, None, jsonl=False)) == [
+        Asked(("a, b", None), 1),
+        Asked(('{"text": "ö"}', None), 3),
+    ]
+    objects = [
+        b'{"text": "a", "text_pair": "b"}',
+        b'{"sentence1": "a", "sentence2": "b"}',
+        b'{"text": "a", "label": 1}',
+    ]
+    asked = texts_asked(objects, None, None, jsonl=True)
+    assert [one.texts for one in asked] == [("a", "b"), ("a", "b"), ("a", None)]
+    assert list(texts_asked([b"never read"], "a", "b", jsonl=False)) == [Asked(("a", "b"))]
 
 
 @pytest.mark.parametrize(
@@ -58,17 +66,18 @@ def test_a_line_is_a_text_or_an_object_under_the_names_of_labelled_data() -> Non
         ('{"text": "a", "text_pair": 1}', "line 1: expected an object with text"),
     ],
 )
-def test_a_line_that_is_no_object_with_texts_is_named(typed: str, words: str) -> None:
-    with pytest.raises(BadInputError, match=words):
-        list(texts_asked(typed.split("\n"), None, None, jsonl=True))
+def test_a_line_that_is_no_object_with_texts_is_named_and_those_behind_it_are_asked(typed: str, words: str) -> None:
+    *_, bad, good = texts_asked([*typed.encode().split(b"\n"), b'{"text": "a"}'], None, None, jsonl=True)
+    assert isinstance(bad.texts, BadInputError)
+    assert words in str(bad.texts)
+    assert good.texts == ("a", None)
 
 
-def test_lines_come_until_one_is_no_text() -> None:
-    lines = lines_of([b"a\r\n", "ö\n".encode(), b"\xf6\n", b"never\n"])
-    asked = texts_asked(lines, None, None, jsonl=False)
-    assert [next(asked), next(asked)] == [("a", None), ("ö", None)]
-    with pytest.raises(TextEncodingError, match="line 3 is not UTF-8: byte 0"):
-        next(asked)
+def test_a_line_that_is_no_text_is_named_and_those_behind_it_are_asked() -> None:
+    first, bad, last = texts_asked([b"a\n", b"\xf6\n", b"b\n"], None, None, jsonl=False)
+    assert (first, last) == (Asked(("a", None), 1), Asked(("b", None), 3))
+    assert isinstance(bad.texts, TextEncodingError)
+    assert "line 2 is not UTF-8: byte 0" in str(bad.texts)
 
 
 @pytest.mark.parametrize(
