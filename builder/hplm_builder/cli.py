@@ -24,7 +24,7 @@ from hplm_builder.bootstrap import TaskFleet
 from hplm_builder.convert import ConvertSettings
 from hplm_builder.demo import DEMO_FOLDER, PLOT, PLOT_SOURCES, TOP_PERCENT, build_demo
 from hplm_builder.domains import DomainSettings, build_domain, estimate_domain
-from hplm_builder.export import check_width, export
+from hplm_builder.export import check_there, check_width, export
 from hplm_builder.finetune import TrainSettings
 from hplm_builder.fleet import Shape, make_bench_repository
 from hplm_builder.labelled import read_data
@@ -390,8 +390,10 @@ def export_models(
     target = Store.at(store)
     if not any((target.root / "bases").glob("*")):
         raise MissingArtifactError(f"{store} has no base, so it is no store: give --store")
-    if not keep_settings and not is_given(context, "reduction_factor"):
-        check_width(models, reduction_factor)
+    if not keep_settings:
+        check_there(target, base, plot)
+        if not is_given(context, "reduction_factor"):
+            check_width(models, reduction_factor)
     export(
         target,
         models,

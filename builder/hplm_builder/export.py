@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Collection
+from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TypeVar
 
 from hplm.config import ManagerSettings, PlotSettings, UpperSettings, load
-from hplm.errors import ConfigError, DataError
+from hplm.errors import ConfigError, DataError, MissingArtifactError, RegistryError, UnknownDomainError
 from hplm.store import artifact
 from hplm.store.layout import Store
+from hplm.store.registry import Registry
 from hplm.triton.instances import instances_in, with_instances
 from hplm.triton.server import MANAGER_ROLES, ROLES, share_folder
 
@@ -82,6 +84,22 @@ def export(
             # A registry's URL may hold a password.
             path.touch(0o600 if registry else 0o666)
             path.write_text(json.dumps(values, indent=2) + "\n")
+
+
+def check_there(store: Store, base: str, plot: str) -> None:
+    """Raises MissingArtifactError where the store lacks the base, or both a PLOT and a domain called `plot`."""
+    if not store.base(base).is_dir():
+        there = ", ".join(sorted(path.name for path in (store.root / "bases").glob("[!.]*")))
+        raise MissingArtifactError(f"{store.root} has no base {base!r}, it has {there}: give --base")
+    if store.table(plot, "root").is_dir():
+        return
+    try:
+        with closing(Registry.open_read_only(store)) as registry:
+            registry.current_domain(base, plot)
+    except (RegistryError, UnknownDomainError):
+        raise MissingArtifactError(
+            f"{store.root} has no tables {plot!r}: give --plot, or make them with `hplm build plot`"
+        ) from None
 
 
 def check_width(target: Path, reduction_factor: int) -> None:

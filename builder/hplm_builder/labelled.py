@@ -203,17 +203,23 @@ def _checked_label(where: str, value: Any) -> str:
 
 def _entities(where: str, text: str, rows: Any) -> tuple[Entity, ...]:
     try:
-        entities = tuple(
-            Entity(_checked_label(where, row["label"]), int(row["start"]), int(row["end"])) for row in rows
-        )
-    except (TypeError, KeyError, ValueError, OverflowError):
+        entities = [Entity(_checked_label(where, row["label"]), row["start"], row["end"]) for row in rows]
+    except (TypeError, KeyError):
         raise DataError(f"{where}: entities must be a list of objects with label, start and end") from None
     for entity in entities:
+        if {type(entity.start), type(entity.end)} != {int}:
+            raise DataError(f"{where}: start and end of an entity are numbers of characters")
         if not 0 <= entity.start < entity.end <= len(text):
             raise DataError(
                 f"{where}: entity {entity.start}-{entity.end} lies outside the text of {len(text)} characters"
             )
-    return entities
+    entities.sort(key=lambda entity: entity.start)
+    for first, second in itertools.pairwise(entities):
+        if second.start < first.end:
+            raise DataError(
+                f"{where}: entities {first.start}-{first.end} and {second.start}-{second.end} overlap: a word has one tag"
+            )
+    return tuple(entities)
 
 
 def check_data(
@@ -266,10 +272,10 @@ def _check_alike(train: list[LabelledText], dev: list[LabelledText], test: list[
 def _task_of(train: list[LabelledText], asked: Task | None) -> Task:
     if train[0].label is None:
         if asked not in (None, "tagging"):
-            raise DataError(f"a {asked} was asked for, but the data has entities, no labels")
+            raise DataError(f"a {asked} is expected, but the data has entities, no labels")
         return "tagging"
     if asked == "tagging":
-        raise DataError("a tagging was asked for, but the data has labels, no entities")
+        raise DataError("a tagging is expected, but the data has labels, no entities")
     if asked is not None:
         return asked
     values = [_number(example.label) for example in train]

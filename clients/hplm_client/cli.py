@@ -41,8 +41,8 @@ def predict(
 ) -> None:
     """Ask a tenant's model.
 
-    Of many lines those that are refused, or are no text, say so in their place, with --json in `error`, and the exit status is 1.
-    With --json each has the number of its `line`. Blank lines are left out. Examples:
+    Of many lines those that are refused, or are no text, say so in their place, with --json in `error`, and the exit status
+    is 1. With --json each has the number of its `line`. Blank lines are left out. Examples:
 
       hplm predict --tenant films "A moving, beautifully acted film."
 

@@ -14,7 +14,19 @@ app = typer.Typer(
     help="Look after the jobs of a running server.\n\nExample: hplm job list --state running",
 )
 IdArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's id, as it was printed.")]
-SHOWN = ("kind", "subject", "state", "step", "progress", "eta_s", "created_s", "started_s", "ended_s", "attempts")
+SHOWN = (
+    "kind",
+    "subject",
+    "dry_run",
+    "state",
+    "step",
+    "progress",
+    "eta_s",
+    "created_s",
+    "started_s",
+    "ended_s",
+    "attempts",
+)
 
 
 @app.command(name="list")
@@ -36,14 +48,14 @@ def list_all(
     """
     with opened(url) as client:
         found = client.list_jobs(state or None, limit=limit)
-    show_all(found, ("id", "kind", "subject", "state", "step", "progress", "created_s"), as_json)
+    show_all(found, ("id", "kind", "subject", "dry_run", "state", "step", "progress", "created_s", "failure"), as_json)
 
 
 @app.command(name="show")
 def show_one(job: IdArgument, as_json: JsonOption = False, url: UrlOption = DEFAULT_URL) -> None:
     """How far a job is, or how it ended.
 
-    Example: hplm job show 3f2a --json
+    Example: hplm job show ID --json
     """
     with opened(url) as client:
         found = client.show_job(job)
@@ -61,9 +73,9 @@ def watch(job: IdArgument, as_json: JsonOption = False, url: UrlOption = DEFAULT
 
     Examples:
 
-      hplm job watch 3f2a
+      hplm job watch ID
 
-      hplm job watch 3f2a --json
+      hplm job watch ID --json
     """
     with opened(url) as client:
         if as_json:
@@ -78,7 +90,7 @@ def watch(job: IdArgument, as_json: JsonOption = False, url: UrlOption = DEFAULT
 def cancel(job: IdArgument, as_json: JsonOption = False, url: UrlOption = DEFAULT_URL) -> None:
     """End a job: at once where it waits, within seconds where it runs. What is served stays as it is.
 
-    Example: hplm job cancel 3f2a
+    Example: hplm job cancel ID
     """
     with opened(url) as client:
         found = client.cancel_job(job)

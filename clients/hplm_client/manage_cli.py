@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -167,8 +168,14 @@ def left(eta_s: float | None) -> str:
 
 def sure(question: str, yes: bool) -> None:
     """Ask before something that cannot be taken back; anything but yes ends the program."""
-    if not yes:
+    if yes:
+        return
+    try:
         typer.confirm(question, abort=True, err=True)
+    except typer.Abort:
+        if not sys.stdin.isatty():
+            console().print("Nobody can be asked here: give --yes.")
+        raise
 
 
 def show(value: Any) -> None:
@@ -193,7 +200,13 @@ def cell(name: str, value: Any) -> str:
     """A field's value for people; times are those of this machine's clock."""
     if value is None:
         return "-"
-    if name.endswith("_s") and name != "eta_s":
+    if isinstance(value, HplmError):
+        return value.code
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if name == "eta_s":
+        return left(value).removesuffix(" left")
+    if name.endswith("_s"):
         return datetime.fromtimestamp(value).isoformat(sep=" ", timespec="seconds")
     if name == "progress":
         return f"{value:.0%}"

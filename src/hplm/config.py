@@ -282,6 +282,10 @@ def load(kind: type[Settings], path: Path) -> Settings:
     """Read settings of `kind` from a JSON file. Raises ConfigError naming the file and the key."""
     try:
         values = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{path} is not there: `hplm build export` writes model folders with their settings"
+        ) from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read as JSON: {error}") from error
     return parse(kind, values, str(path))

@@ -73,12 +73,17 @@ def make_app(wanted: str | None) -> typer.Typer:
         try:
             found = getattr(importlib.import_module(module), attribute)
         except ModuleNotFoundError as error:
-            raise SystemExit(f"hplm {name}: {error}; `pip install 'hplm[{command.extra}]'` brings it") from error
+            raise SystemExit(_lacking(name, error)) from error
         if isinstance(found, typer.Typer):
             app.add_typer(found, name=name)
         else:
             app.command(name, context_settings=PASSING if name == "serve" else None)(found)
     return app
+
+
+def _lacking(name: str, error: ModuleNotFoundError) -> str:
+    extra = COMMANDS[name].extra
+    return f"hplm {name}: {error}; install hplm with its extra {extra}: `pip install 'PATH/TO/hplm[{extra}]'`"
 
 
 def main() -> None:
@@ -90,3 +95,8 @@ def main() -> None:
         console = Console(stderr=True, soft_wrap=True, highlight=False)
         console.print(f"hplm: {error.code}: {error}", style="red", markup=False)
         sys.exit(1)
+    except ModuleNotFoundError as error:
+        # What a command imports when it is under way.
+        if wanted not in COMMANDS or (error.name or "").startswith("hplm"):
+            raise
+        raise SystemExit(_lacking(wanted, error)) from error

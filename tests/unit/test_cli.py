@@ -77,7 +77,7 @@ def test_the_program_is_installed_and_knows_its_version() -> None:
         (["build", "export", "--store", "nowhere"], "MISSING_ARTIFACT: nowhere has no base"),
         (["bench", "response", "--quantization", "int4"], "BAD_CONFIG: no quantization 'int4'"),
         (["predict", "-t", "x", "--url", "ftp://x", "hello"], "BAD_CONFIG: 'ftp://x' is not an address"),
-        (["serve", "--models", "nowhere"], "BAD_CONFIG: nowhere/hbert_upper/1/settings.json cannot be read"),
+        (["serve", "--models", "nowhere"], "BAD_CONFIG: nowhere/hbert_upper/1/settings.json is not there: `hplm build export`"),
     ],
     ids=[
         *(

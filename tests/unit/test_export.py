@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hplm_builder.base import DEFAULT_BASE
 from hplm_builder.export import export
 
 from hplm import config
@@ -31,11 +32,18 @@ def test_every_role_has_its_config_a_version_and_settings_that_find_the_store(tm
     assert (folder / settings.store).resolve() == tmp_path / "store"
 
 
+def make_folders(store: Path) -> None:
+    """Of bases and tables, empty: an export does not look into them."""
+    for base in ("mine", DEFAULT_BASE):
+        (store / "bases" / base).mkdir(parents=True)
+    (store / "plots" / "general" / "root").mkdir(parents=True)
+
+
 def test_settings_that_are_kept_are_those_of_the_models_before_but_for_what_is_given(
     tmp_path: Path, hplm: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
     models = tmp_path / "models"
-    (tmp_path / "store" / "bases" / "mine").mkdir(parents=True)
+    make_folders(tmp_path / "store")
     command = ["build", "export", "--store", str(tmp_path / "store"), "--models", str(models)]
 
     def exported(*options: str) -> tuple[PlotSettings, UpperSettings]:
@@ -83,10 +91,27 @@ def test_settings_that_are_kept_are_those_of_the_models_before_but_for_what_is_g
     assert (plot.miss, upper.num_slots, upper.tenant_weights) == ("compute", UpperSettings.num_slots, {})
 
 
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [(("--base", "nope"), "no base 'nope', it has mine, minilm-l6"), (("--plot", "nope"), "no tables 'nope'")],
+)
+def test_a_base_or_tables_that_the_store_lacks_are_refused_and_models_stay(
+    tmp_path: Path, hplm: Callable[..., subprocess.CompletedProcess[str]], asked: tuple[str, str], words: str
+) -> None:
+    make_folders(tmp_path / "store")
+    command = ["build", "export", "--store", str(tmp_path / "store"), "--models", str(tmp_path / "models")]
+    assert hplm(*command).returncode == 0
+    before = (tmp_path / "models" / "hbert_plot" / "1" / "settings.json").read_text()
+    done = hplm(*command, *asked)
+    assert done.returncode == 1
+    assert words in done.stderr
+    assert (tmp_path / "models" / "hbert_plot" / "1" / "settings.json").read_text() == before
+
+
 def test_slots_are_narrowed_only_by_who_says_so(
     tmp_path: Path, hplm: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
-    (tmp_path / "store" / "bases" / "mine").mkdir(parents=True)
+    make_folders(tmp_path / "store")
     command = ["build", "export", "--store", str(tmp_path / "store"), "--models", str(tmp_path / "models")]
     assert hplm(*command, "--reduction-factor", "4").returncode == 0
     path = tmp_path / "models" / "hbert_upper" / "1" / "settings.json"

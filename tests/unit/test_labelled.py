@@ -82,6 +82,13 @@ BROKEN: list[tuple[str, str | bytes, str]] = [
     ("a.jsonl", '{"text": "a", "score": 1}\n{"text": "a", "score": NaN}', "line 2 is not JSON: NaN is no number"),
     ("a.jsonl", '{"text": "a", "score": 1e999}', "line 1 is not JSON: 1e999 is no number"),
     ("a.jsonl", '{"text": "a", "entities": [1]}', "must be a list of objects"),
+    ("a.jsonl", '{"text": "ab", "entities": [{"label": "x", "start": "0", "end": 1}]}', "are numbers of characters"),
+    ("a.jsonl", '{"text": "ab", "entities": [{"label": "x", "start": 0, "end": true}]}', "are numbers of characters"),
+    (
+        "a.jsonl",
+        '{"text": "a b c", "entities": [{"label": "x", "start": 2, "end": 5}, {"label": "y", "start": 0, "end": 3}]}',
+        "entities 0-3 and 2-5 overlap",
+    ),
     ("a.csv", 'text,label\n"open,x\n', "not valid CSV"),
     ("a.csv", "text,label\na,b,c\n", "columns of the header"),
     ("a.csv", "text,label\na\n", "columns of the header"),
@@ -219,12 +226,12 @@ def test_a_regression_that_cannot_be_is_refused(train: tuple[str, ...], dev: tup
 
 def test_a_task_that_the_data_is_not_of_is_refused() -> None:
     tagged = [LabelledText("a b", None, (Entity("T", 0, 1),))] * 20
-    with pytest.raises(DataError, match="classification was asked for, but the data has entities"):
+    with pytest.raises(DataError, match="classification is expected, but the data has entities"):
         check_data(tagged, tagged, [], task="classification")
     many = [LabelledText("a b", None, (Entity(f"T{i}", 0, 1),)) for i in range(101)]
     with pytest.raises(DataError, match="101 types of entities, at most 100"):
         check_data(many, many[:1], [])
-    with pytest.raises(DataError, match="tagging was asked for, but the data has labels"):
+    with pytest.raises(DataError, match="tagging is expected, but the data has labels"):
         check_data(texts("x", "y"), texts("x"), [], task="tagging")
 
 

@@ -137,7 +137,7 @@ class ManageService:
             self._forget([request.corpus])
             # A token has a byte at least: how many there are is counted by the job.
             raise CorpusTooSmallError(
-                f"the corpus has {seen:,} bytes, a domain needs {least:,} tokens: at least {least - seen:,} more"
+                f"the corpus has {seen:,} bytes, so no more tokens; a domain needs {least:,}: at least {least - seen:,} more"
             )
         details = {
             "parent": parent,

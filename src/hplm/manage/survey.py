@@ -39,7 +39,7 @@ class Survey:
 def survey(path: Path, endings: tuple[str, ...], most_bytes: int) -> Survey:
     """Look through a file. Raises DataError with the reason why it cannot be used."""
     name = path.name
-    if not name.endswith(endings):
+    if not name.lower().endswith(endings):
         raise DataError(f"{name}: the ending must be one of {', '.join(endings)}")
     try:
         found = path.stat().st_size
@@ -47,7 +47,7 @@ def survey(path: Path, endings: tuple[str, ...], most_bytes: int) -> Survey:
             raise DataError(f"{name} has {found:,} bytes, at most {most_bytes:,} are accepted")
         with path.open("rb") as file:
             start = file.read(8)
-            if name.endswith(".gz"):
+            if name.lower().endswith(".gz"):
                 if not start.startswith(GZIP):
                     raise DataError(f"{name} is no gzip file")
                 return Survey(found * MOST_GZIP_RATIO, 0)
@@ -66,10 +66,12 @@ def _look(read: Callable[[int], bytes], name: str) -> Survey:
     while block := read(MOST_LINE_BYTES):
         try:
             decoder.decode(block)
-        except UnicodeDecodeError:
-            raise DataError(f"{name} is not UTF-8: see after line {lines}") from None
-        if b"\0" in block:
-            raise DataError(f"{name} is not text: it holds a zero byte after line {lines}")
+        except UnicodeDecodeError as error:
+            bad_line = lines + error.object.count(b"\n", 0, error.start) + 1
+            raise DataError(f"{name}, line {bad_line} is not UTF-8") from None
+        if (zero := block.find(b"\0")) >= 0:
+            bad_line = lines + block.count(b"\n", 0, zero) + 1
+            raise DataError(f"{name} is no text: line {bad_line} holds a zero byte")
         # A line inside a block is no longer than the block, so only those that cross a border need a look.
         first, last = block.find(b"\n"), block.rfind(b"\n")
         open_line += len(block) if first < 0 else first

@@ -225,7 +225,9 @@ class Database:
                 },
             )
         except ModuleNotFoundError as error:
-            raise ConfigError(f"{self.where}: {error}; `pip install 'hplm[postgres]'` brings it") from error
+            raise ConfigError(
+                f"{self.where}: {error}; install hplm with its extra postgres: `pip install 'PATH/TO/hplm[postgres]'`"
+            ) from error
 
     @contextmanager
     def _translated(self) -> Iterator[None]:

@@ -295,8 +295,10 @@ class TritonServer:
         if self.log_path is None:
             return ""
         lines = self.log_path.read_text(errors="replace").splitlines()
+        # After it come pages of help.
+        unknown = [line for line in lines if "unrecognized option" in line or "requires an argument" in line]
         errors = [line for line in lines if line.startswith("E") or "Error:" in line]
-        return f"; {self.log_path} says:\n" + "\n".join((errors or lines)[-12:])
+        return f"; {self.log_path} says:\n" + "\n".join(unknown or (errors or lines)[-12:])
 
     def ends(self, within_s: float = 0.5) -> bool:
         """Whether its process has ended or does so in a moment."""
