@@ -355,7 +355,7 @@ def export_models(
         ),
     ] = False,
 ) -> None:
-    """Write the Triton model folders hbert_plot, hbert_upper, hbert and manager over a store.
+    """Write the Triton model folders hbert_plot, hbert_upper, hbert, manager and manager_watch over a store.
 
     Models that stand there are replaced, their settings too unless they are kept. Examples:
 

@@ -79,8 +79,8 @@ def train_tenant(
 ) -> Tenant:
     """A tenant fine-tuned over what `lookup` gives, not published yet; with `start`, going on from that version of it.
 
-    Its card's `about` has `scores`, `examples`, `learning_rate`, `epochs`, `best_epoch`, `patience`, `seed`, `miss`, `curve`,
-    and `confusion` or `types`, see `Trained`; where there are unlabelled texts also their `teacher`. Raises TenantNameError,
+    Its card's `about` has `scores`, `examples`, `bottleneck`, `learning_rate`, `epochs`, `best_epoch`, `patience`, `seed`,
+    `miss`, `curve`, and `confusion` or `types`, see `Trained`; of unlabelled texts their `teacher` too. Raises TenantNameError,
     DataError or ConfigError, and what `report` raises.
     """
     check_name(name)
@@ -116,6 +116,7 @@ def tune(
     head = start.head if start else None
     trained = fine_tune(make_body, base.config.hidden_size, data, parts, settings, report, start=head)
     assert isinstance(trained.body, AdapterModel)
+    adapter = pack(trained.body.adapter())
     shown = (data.test or data.dev)[0]
     card = TenantCard(
         name=name,
@@ -127,6 +128,7 @@ def tune(
         about={
             "scores": trained.scores,
             "examples": {"train": len(parts[0]), "dev": len(parts[1]), "test": len(parts[2])},
+            "bottleneck": adapter.reduced_size,
             "learning_rate": trained.learning_rate,
             "epochs": settings.epochs,
             "best_epoch": trained.best_epoch,
@@ -141,7 +143,7 @@ def tune(
         transitions=trained.head.transitions is not None,
         word_window=trained.head.word_window(data.labels),
     )
-    return Tenant(card, pack(trained.body.adapter()), trained.head)
+    return Tenant(card, adapter, trained.head)
 
 
 def build_tenant(

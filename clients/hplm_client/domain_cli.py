@@ -30,7 +30,13 @@ app = typer.Typer(
 )
 NameArgument = Annotated[str, typer.Argument(help="Name of the domain.")]
 CorpusOption = Annotated[Path, typer.Option(help="Text: .txt, or .jsonl with `text`; .gz of both too.")]
-TokensOption = Annotated[int | None, typer.Option(help="How many to train on.")]
+TokensOption = Annotated[int | None, typer.Option(help="How many to train on; without it 2,000,000.")]
+WarmUpOption = Annotated[
+    int | None,
+    typer.Option(
+        "--warmup-tokens", help="Before them, for the head that names masked words alone; without it 400,000."
+    ),
+]
 RateOption = Annotated[float | None, typer.Option()]
 TopOption = Annotated[float | None, typer.Option("--top", help="Percent of the corpus's n-grams that the table holds.")]
 
@@ -43,6 +49,7 @@ def create(
     corpus: CorpusOption,
     parent: Annotated[str | None, typer.Option(help="To branch from; without it the root of the base.")] = None,
     tokens: TokensOption = None,
+    warmup_tokens: WarmUpOption = None,
     learning_rate: RateOption = None,
     top_percent: TopOption = None,
     base: BaseOption = None,
@@ -58,7 +65,8 @@ def create(
       hplm domain create medical --corpus notes.txt --dry-run
     """
     request = {"domain": name, "parent": parent, "base": base}
-    settings = {"tokens": tokens, "learning_rate": learning_rate, "top_percent": top_percent, "seed": way.seed}
+    steps = {"tokens": tokens, "warmup_tokens": warmup_tokens}
+    settings = {**steps, "learning_rate": learning_rate, "top_percent": top_percent, "seed": way.seed}
     _make("domain.create", request, corpus, settings, way)
 
 
@@ -69,6 +77,7 @@ def update(
     name: NameArgument,
     corpus: CorpusOption,
     tokens: TokensOption = None,
+    warmup_tokens: WarmUpOption = None,
     learning_rate: RateOption = None,
     top_percent: TopOption = None,
     base: BaseOption = None,
@@ -78,7 +87,8 @@ def update(
     Example: hplm domain update medical --corpus more-notes.txt
     """
     request = {"domain": name, "base": base}
-    settings = {"tokens": tokens, "learning_rate": learning_rate, "top_percent": top_percent, "seed": way.seed}
+    steps = {"tokens": tokens, "warmup_tokens": warmup_tokens}
+    settings = {**steps, "learning_rate": learning_rate, "top_percent": top_percent, "seed": way.seed}
     _make("domain.update", request, corpus, settings, way)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -173,8 +172,7 @@ def sure(question: str, yes: bool) -> None:
     try:
         typer.confirm(question, abort=True, err=True)
     except typer.Abort:
-        if not sys.stdin.isatty():
-            console().print("Nobody can be asked here: give --yes.")
+        console().print("Nothing was done; where nobody can be asked, give --yes.")
         raise
 
 

@@ -93,7 +93,10 @@ def test_a_tenant_goes_through_its_life(terminal: Terminal, place: Place) -> Non
     assert terminal.json("tenant", "rollback", "acme") == [{"tenant": "acme", "version": first}]
     assert f"at version {second}" in terminal.out("tenant", "rollback", "acme", "--version", str(second))
     assert "general" in terminal.out("tenant", "show", "acme")
-    assert terminal.run("tenant", "delete", "acme", answer="n\n").exit_code == 1
+    for answer in ("n\n", ""):
+        kept = terminal.run("tenant", "delete", "acme", answer=answer)
+        assert kept.exit_code == 1
+        assert "give --yes" in kept.stderr
     assert terminal.out("tenant", "delete", "acme", answer="y\n").endswith("tenant acme is deleted\n")
     assert terminal.json("tenant", "list", "--prefix", "acme") == []
 
@@ -126,6 +129,7 @@ def test_a_detached_job_is_listed_shown_and_cancelled(terminal: Terminal, place:
     assert job in [one["id"] for one in terminal.json("job", "list", "--state", "queued")]
     assert job in terminal.out("job", "list")
     assert "state: queued" in terminal.out("job", "show", job)
+    assert "dry_run: no" in terminal.out("job", "show", job)
     assert terminal.out("job", "cancel", job) == f"job {job} is cancelled\n"
     done = terminal.run("job", "watch", job)
     assert isinstance(done.exception, JobCancelledError)

@@ -52,6 +52,16 @@ def test_a_broken_store_is_named_when_the_server_starts(tmp_path: Path, break_it
         server.wait_ready(60)
 
 
+def test_an_option_that_triton_does_not_know_is_named_in_one_line(tiny_models: Path, tmp_path: Path) -> None:
+    flags = ["--nonsense=1"]
+    with TritonServer(tiny_models, free_ports(), log=tmp_path / "log", flags=flags) as server:
+        with pytest.raises(StartError) as caught:
+            server.wait_ready(60)
+        assert str(caught.value).splitlines()[1:] == [
+            line for line in str(caught.value).splitlines() if "nonsense" in line
+        ]
+
+
 def test_what_fails_beside_a_server_is_not_lost_with_it(tiny_models: Path, tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), TritonServer(tiny_models, free_ports(), log=tmp_path / "log"):
         raise ZeroDivisionError

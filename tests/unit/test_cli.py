@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -77,7 +78,10 @@ def test_the_program_is_installed_and_knows_its_version() -> None:
         (["build", "export", "--store", "nowhere"], "MISSING_ARTIFACT: nowhere has no base"),
         (["bench", "response", "--quantization", "int4"], "BAD_CONFIG: no quantization 'int4'"),
         (["predict", "-t", "x", "--url", "ftp://x", "hello"], "BAD_CONFIG: 'ftp://x' is not an address"),
-        (["serve", "--models", "nowhere"], "BAD_CONFIG: nowhere/hbert_upper/1/settings.json is not there: `hplm build export`"),
+        (
+            ["serve", "--models", "nowhere"],
+            "BAD_CONFIG: nowhere/hbert_upper/1/settings.json is not there: `hplm build export`",
+        ),
     ],
     ids=[
         *(
@@ -114,6 +118,18 @@ def test_no_rounds_are_refused_by_name(hplm: Run, name: str) -> None:
 
 def test_an_unknown_command_is_refused(hplm: Run) -> None:
     assert hplm("sevre").returncode == 2
+
+
+@pytest.mark.parametrize("when", ["at once", "under way"])
+def test_what_is_not_installed_is_named_with_the_extra_that_has_it(when: str) -> None:
+    # As in an installation for clients alone, where a benchmark's libraries lack.
+    lacking = "locust" if when == "under way" else "hplm_loadtest.loadtest_cli"
+    code = f"import sys; sys.modules[{lacking!r}] = None; from hplm_cli import main; main()"
+    command = [sys.executable, "-c", code, "loadtest", "steady", "--tenants", os.devnull, "--text", os.devnull]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].endswith("`pip install 'PATH/TO/hplm[loadtest]'`")
+    assert "Traceback" not in done.stderr
 
 
 def test_predict_never_imports_torch() -> None:

@@ -100,7 +100,7 @@ def check_name_of(key: str, name: str) -> None:
     except TenantNameError as error:
         if key == "tenant":
             raise
-        raise ConfigError(f"{key}: not a name; {error}") from None
+        raise ConfigError(f"{key}: {str(error).replace('a tenant name', 'a name')}") from None
 
 
 def check_id(key: str, found: str) -> None:

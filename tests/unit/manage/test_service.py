@@ -173,7 +173,9 @@ def test_an_upload_that_is_no_text_is_refused_and_nothing_is_left(
 def test_a_corpus_far_too_small_is_refused_before_a_worker_sees_it(store: Store) -> None:
     with closing(make_service(store, min_corpus_tokens=50_000)) as service:
         source = {"upload": upload(service, "too short\n", "c.txt")}
-        with pytest.raises(CorpusTooSmallError, match="10 bytes, so no more tokens; a domain needs 50,000: at least 49,990 more"):
+        with pytest.raises(
+            CorpusTooSmallError, match="10 bytes, so no more tokens; a domain needs 50,000: at least 49,990 more"
+        ):
             ask(service, "domain.create", domain="law", corpus=source)
 
 
