@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from hplm.config import ManagerSettings, PlotSettings, UpperSettings, load
-from hplm.errors import ConfigError, DataError, MissingArtifactError, RegistryError, UnknownDomainError
+from hplm.errors import ConfigError, DataError, MissingArtifactError, MissingRegistryError, UnknownDomainError
 from hplm.store import artifact
 from hplm.store.layout import Store
 from hplm.store.registry import Registry
@@ -96,7 +96,7 @@ def check_there(store: Store, base: str, plot: str) -> None:
     try:
         with closing(Registry.open_read_only(store)) as registry:
             registry.current_domain(base, plot)
-    except (RegistryError, UnknownDomainError):
+    except (MissingRegistryError, UnknownDomainError):
         raise MissingArtifactError(
             f"{store.root} has no tables {plot!r}: give --plot, or make them with `hplm build plot`"
         ) from None

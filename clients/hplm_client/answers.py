@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -84,7 +85,7 @@ def outputs_of(module: Any, logits: bool) -> list[Any]:
 
 def deadline_us(deadline_s: float) -> int:
     """As Triton's `timeout` of a request: whole microseconds, at least one, since 0 means none. Raises BadInputError."""
-    if not (isinstance(deadline_s, int | float) and 0 < deadline_s <= LONGEST_DEADLINE_S):
+    if not (isinstance(deadline_s, Real) and 0 < deadline_s <= LONGEST_DEADLINE_S):
         raise BadInputError(
             f"a deadline is a number of seconds above 0 and at most {LONGEST_DEADLINE_S:.0f}, not {deadline_s!r}"
         )

@@ -40,16 +40,13 @@ def _each(raw: Iterable[bytes], jsonl: bool) -> Iterator[Asked]:
             raise BadInputError(f"standard input cannot be read: {error.strerror}") from None
         if not number:
             return
-        if line.strip():
-            yield Asked(_texts_of(number, line, jsonl), number)
-
-
-def _texts_of(number: int, line: bytes, jsonl: bool) -> TextAndPair | HplmError:
-    try:
-        text = line.decode()
-    except UnicodeDecodeError as error:
-        return TextEncodingError(f"line {number} is not UTF-8: byte {error.start} of it")
-    return _from_json(number, text) if jsonl else (text.rstrip("\r\n"), None)
+        try:
+            text = line.decode()
+        except UnicodeDecodeError as error:
+            yield Asked(TextEncodingError(f"line {number} is not UTF-8: byte {error.start} of it"), number)
+            continue
+        if text.strip():
+            yield Asked(_from_json(number, text) if jsonl else (text.rstrip("\r\n"), None), number)
 
 
 def _from_json(number: int, line: str) -> TextAndPair | HplmError:
@@ -63,4 +60,8 @@ def _from_json(number: int, line: str) -> TextAndPair | HplmError:
     pair = row.get("text_pair", row.get("sentence2"))
     if not isinstance(text, str) or not (pair is None or isinstance(pair, str)):
         return BadInputError(f"line {number}: expected an object with text and, of a pair, text_pair")
+    try:
+        f"{text}{pair}".encode()
+    except UnicodeEncodeError:
+        return TextEncodingError(f"line {number} has a lone surrogate: it is no text")
     return text, pair

@@ -64,6 +64,7 @@ def predict(
     def requests() -> Iterator[tuple[str, str, str | None]]:
         for one in asked:
             waiting.append(one)
+            show_unsent()
             if not isinstance(one.texts, HplmError):
                 yield tenant, *one.texts
 

@@ -11,7 +11,7 @@ from hplm import config
 from hplm.adapters.bank import TenantBank, is_banked
 from hplm.adapters.tenant import Tenant
 from hplm.config import PlotSettings
-from hplm.errors import ArtifactError
+from hplm.errors import ArtifactError, ConfigError
 from hplm.nn import base as bases
 from hplm.nn.base import Base
 from hplm.store.catalog import Catalog
@@ -60,13 +60,16 @@ def read(models: Path) -> Served:
 def served_names(models: Path) -> list[str]:
     """Names of the tenants that a server over this repository answers single texts for, sorted.
 
-    Loads are of single texts: tenants of pairs, which would refuse them, are left out, with a warning.
+    Loads are of single texts: tenants of pairs, which would refuse them, are left out, with a warning. Raises ConfigError
+    where there are no others.
     """
     served = read(models)
     published = served.published()
     with closing(Catalog(served.store, served.plot.base)) as catalog:
         bank = TenantBank(served.store, catalog, served.base.fingerprint)
         names = [one.name for one in published if not _is_of_pairs(bank, one)]
+    if published and not names:
+        raise ConfigError(f"all tenants of {models} are of pairs, and loads are of single texts")
     if left_out := len(published) - len(names):
         logging.getLogger(__name__).warning("%d tenants of pairs get no requests: loads are of single texts", left_out)
     return names

@@ -51,10 +51,22 @@ def stopping_file(server: int) -> Path:
     return SHARED_MEMORY / f"hplm-stopping-{_numbered(server)}"
 
 
-def is_told_to_stop(server: int) -> bool:
-    """Whether the file is there. Only our own user's word counts."""
+def tell_to_stop(server: int) -> None:
+    """Put the file there. Raises OSError."""
+    path = stopping_file(server)
+    with suppress(FileNotFoundError):
+        path.unlink()
+    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o600))
+
+
+def is_told_to_stop(server: int, since_s: float) -> bool:
+    """Whether the file is there, and no older than `since_s`, in unix seconds. Only our own user's word counts.
+
+    What is older was for a process of the same number, whose launcher was killed as it ended that one.
+    """
     with suppress(OSError):
-        return stopping_file(server).lstat().st_uid == os.geteuid()
+        found = stopping_file(server).lstat()
+        return found.st_uid == os.geteuid() and found.st_mtime >= since_s
     return False
 
 

@@ -267,12 +267,18 @@ def test_who_is_about_to_end_a_server_is_believed_where_it_is_our_own_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process, "SHARED_MEMORY", tmp_path)
-    assert not process.is_told_to_stop(17)
-    process.stopping_file(17).touch()
-    assert process.is_told_to_stop(17)
-    assert not process.is_told_to_stop(18)
+    begun_s = time.time() - 1
+    assert not process.is_told_to_stop(17, begun_s)
+    # Where somebody has put a link, it is not followed.
+    process.stopping_file(17).symlink_to(tmp_path / "elsewhere")
+    process.tell_to_stop(17)
+    assert not (tmp_path / "elsewhere").exists()
+    assert process.is_told_to_stop(17, begun_s)
+    assert not process.is_told_to_stop(18, begun_s)
+    # Left by a launcher that was killed as it ended a process of the same number.
+    assert not process.is_told_to_stop(17, time.time() + 1)
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    assert not process.is_told_to_stop(17)
+    assert not process.is_told_to_stop(17, begun_s)
 
 
 def test_a_reply_that_raises_harms_nobody_else(inbox: Inbox) -> None:

@@ -157,7 +157,7 @@ class UpperStage:
             tracer=self._tracer,
             upcoming=self._prefetch if settings.coarse_prefetch else None,
             publish=self._backlog.publish,
-            is_told_to_stop=partial(is_told_to_stop, SERVER),
+            is_told_to_stop=partial(is_told_to_stop, SERVER, time.time()),
             exclusive=ExclusiveLock(settings.exclusive_lock) if settings.exclusive_lock else None,
             nice=nice,
             # Threads that torch has started would stay as they are, and wait for this one.

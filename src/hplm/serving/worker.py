@@ -258,6 +258,7 @@ class Worker(Generic[Item, Answer]):
             last = self._sweep(last)
             last_held = self._held.sweep(last_held)
             if self._is_told_to_stop():
+                logging.getLogger(__name__).warning("%s: the server is about to end; what waits is refused", self._name)
                 self.close()
 
     def _sweep(self, last: int) -> int:

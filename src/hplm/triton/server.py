@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import importlib.util
 import json
+import logging
 import os
 import random
 import shutil
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import IO
 
 from hplm.errors import StartError, TritonNotFoundError
-from hplm.process import SHARED_MEMORY, backlogs_of, end_with_parent, stopping_file
+from hplm.process import SHARED_MEMORY, backlogs_of, end_with_parent, stopping_file, tell_to_stop
 
 PORTS = range(10_000, 32_768)
 STAGES = ("hbert_plot", "hbert_upper")
@@ -33,7 +34,11 @@ ROLES = (*STAGES, "hbert")
 # Only in repositories that are managed while they serve.
 MANAGER_ROLES = ("manager", "manager_watch")
 # What a Triton without models may take to end: it waits longer for clients that keep their connection open and ask nothing.
-EMPTY_ENDS_S = 2.0
+EMPTY_ENDS_S = 4.0
+# The stages look ten times a second whether they are told to end.
+TOLD_S = 0.3
+# Of a model, as Triton's index has it.
+LOADED = ("LOADING", "READY", "UNLOADING")
 
 
 @dataclass(frozen=True)
@@ -246,7 +251,7 @@ class TritonServer:
         ]
         work = self._folder / "work"
         work.mkdir()
-        process = subprocess.Popen(
+        return subprocess.Popen(
             command,
             cwd=work,
             env=self._environment(),
@@ -256,10 +261,6 @@ class TritonServer:
             start_new_session=True,
             preexec_fn=partial(end_with_parent, os.getpid()) if tied else None,
         )
-        # Of a process of the same number, whose launcher was killed as it ended that one.
-        with contextlib.suppress(OSError):
-            stopping_file(process.pid).unlink()
-        return process
 
     def _environment(self) -> dict[str, str]:
         env = dict(os.environ)
@@ -311,15 +312,14 @@ class TritonServer:
 
         Returns the exit status. Safe to call twice.
         """
-        told = stopping_file(self.process.pid)
+        until_s = time.monotonic() + timeout_s
         try:
             if self.process.poll() is None:
-                with contextlib.suppress(OSError):
-                    told.touch(0o600)
-                is_empty = self._unload(time.monotonic() + timeout_s / 2)
+                self._tell_stages()
+                is_empty = self._unload(until_s - timeout_s / 2)
                 self.process.send_signal(signal.SIGTERM)
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    self.process.wait(EMPTY_ENDS_S if is_empty else timeout_s)
+                    self.process.wait(EMPTY_ENDS_S if is_empty else max(1.0, until_s - time.monotonic()))
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
@@ -330,9 +330,18 @@ class TritonServer:
                 with contextlib.suppress(OSError):
                     left.unlink()
         with contextlib.suppress(OSError):
-            told.unlink()
+            stopping_file(self.process.pid).unlink()
         shutil.rmtree(self._folder, ignore_errors=True)
         return status
+
+    def _tell_stages(self) -> None:
+        """Have them refuse what waits and who comes: with STOPPING, for a moment, before their models are unloaded."""
+        try:
+            tell_to_stop(self.process.pid)
+        except OSError as error:
+            logging.getLogger(__name__).warning("the stages cannot be told that the server ends: %s", error)
+        else:
+            time.sleep(TOLD_S)
 
     def _unload(self, until_s: float) -> bool:
         """Unload the models, those that use the stages first, when nothing is under way; False where that cannot be had.
@@ -347,23 +356,26 @@ class TritonServer:
             with direct.open(urllib.request.Request(f"{url}/{path}", data=b"{}"), timeout=left_s) as answer:
                 return bytes(answer.read())
 
-        def index() -> list[dict[str, str]]:
-            found: list[dict[str, str]] = json.loads(ask("index"))
-            return found
+        def index() -> dict[str, str]:
+            return {one["name"]: one.get("state", "") for one in json.loads(ask("index"))}
 
         stages = {*STAGES}.intersection(self._models)
+        states: dict[str, str] = {}
         try:
             for models in ({*self._models} - stages, stages):
                 for model in models:
                     ask(f"models/{model}/unload")
-                while any(one["name"] in models and one.get("state") != "UNAVAILABLE" for one in index()):
+                states = index()
+                while any(states.get(model) in LOADED for model in models):
                     if time.monotonic() > until_s:
                         return False
                     time.sleep(0.02)
-        except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError):
-            # It does not let us, or it is about to end by itself.
+                    states = index()
+        except (OSError, http.client.HTTPException, ValueError, TypeError, KeyError, AttributeError):
+            # It does not let us, or it is about to end by itself, or that is no Triton.
             return False
-        return True
+        # One whose folder has gone is not listed, and others' models may be there too.
+        return states.keys() >= {*self._models} and not any(state in LOADED for state in states.values())
 
     def __enter__(self) -> TritonServer:
         return self

@@ -64,18 +64,19 @@ def test_a_line_is_a_text_or_an_object_under_the_names_of_labelled_data() -> Non
         ("\n[1]", "line 2: expected an object"),
         ('{"text_pair": "a"}', "line 1: expected an object with text"),
         ('{"text": "a", "text_pair": 1}', "line 1: expected an object with text"),
+        (r'{"text": "a", "text_pair": "\ud800"}', "line 1 has a lone surrogate"),
     ],
 )
 def test_a_line_that_is_no_object_with_texts_is_named_and_those_behind_it_are_asked(typed: str, words: str) -> None:
     *_, bad, good = texts_asked([*typed.encode().split(b"\n"), b'{"text": "a"}'], None, None, jsonl=True)
-    assert isinstance(bad.texts, BadInputError)
+    assert isinstance(bad.texts, BadInputError | TextEncodingError)
     assert words in str(bad.texts)
     assert good.texts == ("a", None)
 
 
 def test_a_line_that_is_no_text_is_named_and_those_behind_it_are_asked() -> None:
-    first, bad, last = texts_asked([b"a\n", b"\xf6\n", b"b\n"], None, None, jsonl=False)
-    assert (first, last) == (Asked(("a", None), 1), Asked(("b", None), 3))
+    first, bad, last = texts_asked([b"a\n", b"\xf6\n", "\u3000\n".encode(), b"b\n"], None, None, jsonl=False)
+    assert (first, last) == (Asked(("a", None), 1), Asked(("b", None), 4))
     assert isinstance(bad.texts, TextEncodingError)
     assert "line 2 is not UTF-8: byte 0" in str(bad.texts)
 
