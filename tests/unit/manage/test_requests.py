@@ -99,7 +99,7 @@ def test_nested_parts_become_classes_and_what_is_not_given_stays_open() -> None:
         ({"settings": {"learning_rates": 0.1}}, "learning_rates must be a list"),
         ({"settings": {"pooling": "max"}}, "pooling must be one of 'cls', 'mean'"),
         ({"task": "poetry"}, "task must be one of 'classification'"),
-        ({"domain": "../law"}, "domain: not a name"),
+        ({"domain": "../law"}, "domain: a name is 1 to 64"),
         ({"dry_run": "yes"}, "dry_run must be bool"),
     ],
 )
