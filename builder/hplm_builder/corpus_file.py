@@ -32,13 +32,13 @@ def read_corpus(
     lines over 1 MB, more than `most_bytes` unpacked and more than `most_documents`.
     """
     name = name or path.name
-    plain = name.removesuffix(".gz")
-    ending = Path(plain).suffix
+    is_packed = name.lower().endswith(".gz")
+    ending = Path(name.lower().removesuffix(".gz")).suffix
     if ending not in ENDINGS:
         raise DataError(f"{name}: a corpus ends in .txt or .jsonl, or in .gz after that")
     documents: dict[str, None] = {}
     try:
-        with _opened(path, plain != name) as file:
+        with _opened(path, is_packed) as file:
             separated = ending != ".jsonl" and _has_blank_lines(_lines(file, name, most_bytes))
             file.seek(0)
             lines = _lines(file, name, most_bytes)

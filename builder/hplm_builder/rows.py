@@ -63,7 +63,7 @@ def read_rows(path: Path, name: str = "") -> Generator[tuple[str, Row]]:
     format: .jsonl, .csv, .tsv, .conll. Raises DataError.
     """
     name = name or str(path)
-    ending = Path(name).suffix
+    ending = Path(name).suffix.lower()
     if ending not in READERS:
         raise DataError(f"{name}: the ending must be one of {', '.join(READERS)}")
     if path.exists() and not path.is_file():

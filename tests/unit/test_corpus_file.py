@@ -28,6 +28,7 @@ def corpus(folder: Path, name: str, data: str | bytes) -> Path:
         ("paragraphs.txt", "one\ntwo\n \n\nthree\nfour\n", ["one two", "three four"]),
         ("no-ending", "\ufeffone\ntwo\n", ["one", "two"]),
         ("twice.txt", "one\ntwo\none\n", ["one", "two"]),
+        ("CAPITALS.JSONL.GZ", gzip.compress(b'{"text": "one"}\n'), ["one"]),
         ("a.jsonl", '{"text": "one\\ntwo", "id": 1}\n\n{"text": " "}\n{"text": "three"}', ["one\ntwo", "three"]),
         ("a.txt.gz", gzip.compress(b"one\ntwo\n"), ["one", "two"]),
         ("a.jsonl.gz", gzip.compress(b'{"text": "one"}'), ["one"]),

@@ -38,7 +38,7 @@ def test_the_three_formats_read_alike(tmp_path: Path) -> None:
     jsonl = read_file(
         write(tmp_path, "a.jsonl", '{"text": "one, two", "label": "x"}\n\n{"text": "three", "label": 7}\n')
     )
-    csv = read_file(write(tmp_path, "a.csv", 'label,text\nx,"one, two"\n7,three\n'))
+    csv = read_file(write(tmp_path, "A.CSV", 'label,text\nx,"one, two"\n7,three\n'))
     tsv = read_file(write(tmp_path, "a.tsv", "sentence\tlabel\none, two\tx\nthree\t7\n"))
     assert jsonl == csv == tsv
 

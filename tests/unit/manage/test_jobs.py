@@ -108,6 +108,12 @@ def test_a_taggings_adapters_are_as_wide_as_the_server_has_them_and_stay_so_thro
     assert widths("names") == [hidden // 4]
 
 
+def test_an_uploads_ending_may_be_in_capitals(service: ManageService, store: Store, registry: Registry) -> None:
+    create_tenant(service, "acme", file="TRAIN.CSV")
+    work(store)
+    assert registry.tenant("acme").current.number == 1
+
+
 def test_an_update_is_a_new_version_that_goes_on_from_the_one_before(
     service: ManageService, store: Store, registry: Registry
 ) -> None:
