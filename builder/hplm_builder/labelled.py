@@ -120,9 +120,7 @@ def read_data(
 
 def with_unlabelled(data: LabelledData, texts: Sequence[LabelledText]) -> LabelledData:
     """The same with the `texts` that are in none of its parts, each once. Raises DataError where none is left."""
-    is_pair = data.texts == 2
-    if odd := sum((one.pair is not None) != is_pair for one in texts):
-        raise DataError(f"{odd} of {len(texts)} unlabelled texts are not {'pairs' if is_pair else 'single texts'}")
+    _check_texts("unlabelled texts", texts, is_pair=data.texts == 2)
     labelled = {one.asked for part in data.labelled.values() for one in part}
     left = [one for one in {one.asked: one for one in texts}.values() if one.asked not in labelled]
     if not left:
@@ -258,11 +256,18 @@ def check_data(
     return LabelledData(found, labels, train, dev, test)
 
 
+def _check_texts(name: str, part: Sequence[LabelledText], *, is_pair: bool) -> None:
+    if odd := [one for one in part if (one.pair is not None) != is_pair]:
+        expected = "pairs" if is_pair else "single texts"
+        raise DataError(
+            f"{len(odd)} of {len(part)} {name} are not {expected}; the first of those begins {odd[0].text[:60]!r}"
+        )
+
+
 def _check_alike(train: list[LabelledText], dev: list[LabelledText], test: list[LabelledText]) -> None:
     is_pair, is_labelled = train[0].pair is not None, train[0].label is not None
     for name, part in (("train", train), ("dev", dev), ("test", test)):
-        if odd := sum((example.pair is not None) != is_pair for example in part):
-            raise DataError(f"{odd} of {len(part)} {name} examples are not {'pairs' if is_pair else 'single texts'}")
+        _check_texts(f"{name} examples", part, is_pair=is_pair)
         if odd := sum((example.label is not None) != is_labelled for example in part):
             raise DataError(f"{odd} of {len(part)} {name} examples have no {'label' if is_labelled else 'entities'}")
     if is_pair and not is_labelled:

@@ -132,8 +132,11 @@ def delete(
 
     Example: hplm domain delete medical --yes
     """
-    sure(f"Delete domain {name} with all its versions?", yes)
     with opened(url) as client:
+        if not yes:
+            # Whoever mistook the name is told so, not asked.
+            client.show_domain(name, base=base)
+        sure(f"Delete domain {name} with all its versions?", yes)
         client.delete_domain(name, base=base)
     if as_json:
         show({"domain": name})

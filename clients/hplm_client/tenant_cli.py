@@ -168,8 +168,11 @@ def delete(
 
     Example: hplm tenant delete acme --yes
     """
-    sure(f"Delete tenant {name} with all its versions?", yes)
     with opened(url) as client:
+        if not yes:
+            # Whoever mistook the name is told so, not asked.
+            client.show_tenant(name)
+        sure(f"Delete tenant {name} with all its versions?", yes)
         client.delete_tenant(name)
     if as_json:
         show({"tenant": name})

@@ -87,7 +87,7 @@ def serve(
             console.print(f"No models in {models} yet: building them, a few minutes once.")
             with progress_bars() as progress:
                 show_scores(build_demo(DEMO_FOLDER, progress))
-    cards = served_tenants(models)
+    cards, left = served_tenants(models)
     install = find_triton()
     console.print(f"Triton: {install.origin} ({install.binary})")
     server = jobs = None
@@ -101,7 +101,7 @@ def serve(
             print(json.dumps(predictions, indent=2, ensure_ascii=False))
             return
         jobs = start_worker(models, wanted=worker, log=log.with_name("worker.log"))
-        _explain(console, ports, predictions)
+        _explain(console, ports, predictions, left)
         while server.process.poll() is None:
             for said in stubs.look():
                 console.print(said, style="yellow", markup=False)
@@ -142,8 +142,8 @@ def start_worker(models: Path, *, wanted: bool | None, log: Path) -> Supervisor 
     return Supervisor(command, log, environment={"HPLM_REGISTRY": settings.registry})
 
 
-def served_tenants(models: Path) -> list[TenantCard]:
-    """The first tenants behind a repository, those with a folder of their own before those in a bank.
+def served_tenants(models: Path) -> tuple[list[TenantCard], int]:
+    """The first tenants behind a repository, those with a folder of their own before those in a bank, and how many more.
 
     Raises before Triton starts where settings, registry or base are not sound.
     """
@@ -155,15 +155,18 @@ def served_tenants(models: Path) -> list[TenantCard]:
     with closing(Catalog(store, settings.base)) as catalog:
         bank = TenantBank(store, catalog, base.fingerprint)
         cards: list[TenantCard] = []
-        for tenant in sorted(catalog.served(), key=lambda one: (is_banked(store, store.path(one.path)), one.name)):
+        served = catalog.served()
+        left = len(served)
+        for tenant in sorted(served, key=lambda one: (is_banked(store, store.path(one.path)), one.name)):
             if len(cards) == SHOWN_TENANTS:
                 break
+            left -= 1
             try:
                 cards.append(bank.card(tenant))
             except ArtifactError as error:
                 where = Console(stderr=True, soft_wrap=True)
                 where.print(f"tenant {tenant.name} cannot be served: {error}", style="yellow", markup=False)
-    return cards
+    return cards, left
 
 
 def bring_up_to_date(store: Store) -> None:
@@ -193,13 +196,15 @@ def _predictions(console: Console, url: str, cards: list[TenantCard]) -> list[di
     return [{key: a.as_dict()[key] for key in shown if key != "pair" or a.pair is not None} for a in answers]
 
 
-def _explain(console: Console, ports: Ports, predictions: list[dict[str, object]]) -> None:
+def _explain(console: Console, ports: Ports, predictions: list[dict[str, object]], left: int) -> None:
     for p in predictions:
         text = str(p["text"])
         shown = text if len(text) <= 70 else f"{text[:67]}..."
         score = f"{p['score']:.3f}" if isinstance(p["score"], float) else "-"
         told = escape(f"  {p['tenant']!s:<12} {shown!r} -> ")
         console.print(f"{told}[bold]{escape(str(p['label']))}[/bold] ({score})")
+    if left:
+        console.print(f"  and {left:,} more tenants")
     if not predictions:
         console.print(
             "  no tenant answers: `hplm build tenant --help`, or `hplm tenant create --help` while this serves"

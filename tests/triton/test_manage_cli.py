@@ -22,7 +22,7 @@ from hplm_builder.domains import DomainSettings
 from hplm_client import Client, ManageClient
 from typer.testing import CliRunner, Result
 
-from hplm.errors import DomainInUseError, JobCancelledError
+from hplm.errors import DomainInUseError, JobCancelledError, UnknownDomainError, UnknownTenantError
 from hplm.nn import base as bases
 from hplm.store.registry import Registry
 from hplm_cli import make_app
@@ -98,6 +98,10 @@ def test_a_tenant_goes_through_its_life(terminal: Terminal, place: Place) -> Non
         assert kept.exit_code == 1
         assert "give --yes" in kept.stderr
     assert terminal.out("tenant", "delete", "acme", answer="y\n").endswith("tenant acme is deleted\n")
+    for kind, error in (("tenant", UnknownTenantError), ("domain", UnknownDomainError)):
+        unknown = terminal.run(kind, "delete", "acme", answer="y\n")
+        assert isinstance(unknown.exception, error)
+        assert "Delete" not in unknown.stderr
     assert terminal.json("tenant", "list", "--prefix", "acme") == []
 
 

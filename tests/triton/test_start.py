@@ -25,6 +25,7 @@ from hplm.errors import StartError, TritonNotFoundError
 from hplm.store.layout import Store
 from hplm.triton import server as launcher
 from hplm.triton.server import Ports, TritonServer, check_free, find_triton, free_ports
+from hplm_cli import serve
 from tests import tiny
 
 pytestmark = pytest.mark.triton
@@ -196,6 +197,17 @@ def test_hplm_serve_says_where_it_serves_when_there_is_no_tenant_yet(tmp_path: P
     process.communicate(timeout=30)
     assert "no tenant answers: `hplm build tenant --help`" in "".join(said)
     assert f"Serving HTTP on {ports.http_url}, gRPC on {ports.grpc_url}" in "".join(said)
+
+
+def test_of_many_tenants_hplm_serve_asks_some_and_counts_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = tiny.make_repository(tmp_path)
+    cards, left = serve.served_tenants(models)
+    assert ({card.name for card in cards}, left) == (set(tiny.TASKS), 0)
+    monkeypatch.setattr(serve, "SHOWN_TENANTS", 1)
+    cards, left = serve.served_tenants(models)
+    assert (len(cards), left) == (1, len(tiny.TASKS) - 1)
 
 
 def test_hplm_serve_brings_a_registry_of_the_first_schema_up_to_date(tmp_path: Path) -> None:

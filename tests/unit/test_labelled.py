@@ -189,7 +189,7 @@ def test_pairs_and_single_texts_do_not_mix_nor_do_labels_and_entities() -> None:
     pairs = [LabelledText("a", label, (), "b") for label in ("x", "y")]
     tagged = LabelledText("a b", None, (Entity("T", 0, 1),))
     for train, dev, words in (
-        ([*pairs, *texts("x")], pairs, "1 of 3 train examples are not pairs"),
+        ([*pairs, *texts("x")], pairs, "1 of 3 train examples are not pairs; the first of those begins"),
         (pairs, texts("x"), "1 of 1 dev examples are not pairs"),
         ([*texts("x", "y"), tagged], texts("x"), "1 of 3 train examples have no label"),
         (texts("x", "y"), [tagged], "1 of 1 dev examples have no label"),
