@@ -14,7 +14,10 @@ from hplm.triton import metrics, translate
 class TritonPythonModel:
     def initialize(self, args):
         folder = translate.version_folder(args)
-        self._stage = PlotStage(config.load(config.PlotSettings, folder / "settings.json"), folder)
+        settings = config.load(config.PlotSettings, folder / "settings.json")
+        self._stage = PlotStage(settings, folder)
+        # No look-up of several requests begins before that anyway.
+        self._hold_s = settings.batch_every_ms / 1000
         given = json.loads(args["model_config"])
         waiting = given.get("dynamic_batching", {}).get("default_queue_policy", {}).get("max_queue_size", 0)
         self._intake = Intake(given["max_batch_size"], waiting)
@@ -40,9 +43,11 @@ class TritonPythonModel:
     def execute(self, requests):
         now_s = time.monotonic()
         self._arrived_s = now_s - self._intake.waited_s(len(requests), now_s)
-        refused = translate.submit_all(requests, self._read, self._stage.submit, lambda request: self._write)
+        found = translate.submit_all(
+            requests, self._read, self._stage.submit, lambda request: self._write, hold_s=self._hold_s
+        )
         self._intake.returned(time.monotonic())
-        return refused
+        return found
 
     def finalize(self):
         self._stage.stop()

@@ -6,6 +6,9 @@ from hplm import config, wire
 from hplm.serving.upper_stage import UpperInput, UpperStage
 from hplm.triton import metrics, translate
 
+# Short beside a batch of several requests, so that nobody misses one; long enough for what a look-up passes on together.
+HOLD_S = 0.005
+
 
 class TritonPythonModel:
     def initialize(self, args):
@@ -30,7 +33,7 @@ class TritonPythonModel:
         self._stage.start()
 
     def execute(self, requests):
-        return translate.submit_all(requests, self._read, self._stage.submit, self._writer)
+        return translate.submit_all(requests, self._read, self._stage.submit, self._writer, hold_s=HOLD_S)
 
     def finalize(self):
         self._stage.stop()

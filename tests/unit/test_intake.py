@@ -1,4 +1,4 @@
-"""What waits in Triton is told from full calls alone: nothing while they are not, and not for longer than all can wait."""
+"""What waits in Triton is told from the last call, and from full ones: for longer than all can wait, nobody does."""
 
 from __future__ import annotations
 
@@ -9,22 +9,28 @@ import pytest
 from hplm.serving.intake import CALLS, Intake
 
 
-def waited(intake: Intake, counts: Sequence[int], every_s: float, start_s: float = 10.0) -> list[float]:
-    """Of calls one after another, each taking as long as it is until the next."""
+def waited(
+    intake: Intake, counts: Sequence[int], every_s: float, start_s: float = 10.0, pause_s: float = 0.0
+) -> list[float]:
+    """Of calls one after another, each taking as long as it is until the next but for `pause_s`."""
     found = []
     for call, count in enumerate(counts):
         found.append(intake.waited_s(count, start_s + call * every_s))
-        intake.returned(start_s + (call + 1) * every_s)
+        intake.returned(start_s + (call + 1) * every_s - pause_s)
     return found
 
 
-def test_calls_that_are_not_full_have_waited_for_nothing() -> None:
-    assert waited(Intake(64, 1024), (1, 63, 64, 12, 64), 1.0) == [0.0] * 5
+def test_a_call_that_comes_after_a_while_has_waited_for_nothing() -> None:
+    assert waited(Intake(64, 1024), (1, 63, 12, 64), 1.0, pause_s=0.002) == [0.0] * 4
+
+
+def test_a_call_that_comes_at_once_may_have_waited_while_the_last_lasted() -> None:
+    assert waited(Intake(64, 1024), (1, 63, 12), 0.01, pause_s=0.0005) == pytest.approx([0.0, 0.01, 0.01])
 
 
 def test_full_calls_one_after_another_have_waited_since_the_first_of_them() -> None:
     intake = Intake(64, 1024)
-    assert waited(intake, (64, 64, 64, 63, 64), 0.1) == pytest.approx([0.0, 0.1, 0.2, 0.0, 0.0])
+    assert waited(intake, (64, 64, 64, 63, 64), 0.1) == pytest.approx([0.0, 0.1, 0.2, 0.1, 0.1])
 
 
 def test_a_stage_that_was_left_alone_had_nothing_waiting() -> None:
@@ -44,5 +50,5 @@ def test_nobody_waits_longer_than_those_in_front_take_at_the_rate_of_now() -> No
 
 
 @pytest.mark.parametrize(("most", "queue_size"), [(64, 0), (1, 1024)])
-def test_where_a_full_call_says_nothing_nothing_is_told(most: int, queue_size: int) -> None:
-    assert waited(Intake(most, queue_size), [most] * 10, 0.1) == [0.0] * 10
+def test_where_a_full_call_says_nothing_the_last_one_is_all_that_is_told_of(most: int, queue_size: int) -> None:
+    assert waited(Intake(most, queue_size), [most] * 10, 0.1) == pytest.approx([0.0] + [0.1] * 9)

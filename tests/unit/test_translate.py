@@ -78,24 +78,83 @@ def test_nobody_asks_about_a_request_that_has_had_its_last_response(translate: A
     assert not any(request.asked_after_its_end for request in requests)
 
 
-def test_what_is_refused_at_once_is_returned_and_never_sent_nor_asked_about_again(translate: Any) -> None:
-    requests = [Request() for _ in range(3)]
+@pytest.fixture
+def plain(translate: Any) -> Any:
+    """Responses are what they are made of."""
     translate.pb_utils.InferenceResponse = lambda error: error
     translate.pb_utils.TritonError = MagicMock(side_effect=lambda message, code: message)
-    replies: list[Any] = []
+    return translate
 
-    def submit(given: Any, reply: Any, is_cancelled: Any) -> None:
-        replies.append((reply, is_cancelled))
-        if given is requests[1]:
+
+Submitted = list[tuple[Any, Any]]
+
+
+def submit_all(translate: Any, requests: list[Any], refused: Any = None, **given: Any) -> tuple[Any, Submitted]:
+    """What `execute` would return, and how each request's answer can be given and its client be asked for."""
+    handed: Submitted = []
+
+    def submit(one: Any, reply: Any, is_cancelled: Any) -> None:
+        handed.append((reply, is_cancelled))
+        if one is refused:
             raise errors.QueueFullError("too many")
 
-    found = translate.submit_all(requests, lambda one: one, submit, lambda one: lambda given, answer: answer)
+    def write(one: Any, answer: Any) -> Any:
+        return answer
+
+    return translate.submit_all(requests, lambda one: one, submit, lambda one: write, **given), handed
+
+
+def test_what_is_refused_at_once_is_returned_and_never_sent_nor_asked_about_again(plain: Any) -> None:
+    requests = [Request() for _ in range(3)]
+    found, handed = submit_all(plain, requests, refused=requests[1], hold_s=0.0)
     assert found == [None, errors.QueueFullError("too many").wire(), None]
-    for reply, is_cancelled in replies:
+    for reply, is_cancelled in handed:
         reply("an answer")
         is_cancelled()
     assert [request.sent for request in requests] == [1, 0, 1]
     assert not any(request.asked_after_its_end for request in requests)
+
+
+def test_answers_that_come_while_a_call_is_held_leave_with_it_once(plain: Any) -> None:
+    requests = [Request() for _ in range(3)]
+    handed: Submitted = []
+
+    def submit(one: Any, reply: Any, is_cancelled: Any) -> None:
+        handed.append((reply, is_cancelled))
+
+    def answer_two() -> None:
+        while len(handed) < 3:
+            time.sleep(1e-3)
+        for reply, is_cancelled in handed[:2]:
+            for answer in ("the answer", "another"):
+                reply(answer)
+                is_cancelled()
+
+    threading.Thread(target=answer_two).start()
+    found = plain.submit_all(requests, lambda one: one, submit, lambda one: lambda given, answer: answer, hold_s=0.5)
+    assert found == ["the answer", "the answer", None]
+    handed[2][0]("too late for the call")
+    assert [request.sent for request in requests] == [0, 0, 1]
+    assert not any(request.asked_after_its_end for request in requests)
+
+
+def test_a_held_call_ends_when_all_are_answered(plain: Any) -> None:
+    requests = [Request()]
+
+    def submit(one: Any, reply: Any, is_cancelled: Any) -> None:
+        threading.Timer(0.05, reply, ["the answer"]).start()
+
+    # Held for as long as this it would not end.
+    found = plain.submit_all(requests, lambda one: one, submit, lambda one: lambda given, answer: answer, hold_s=1e6)
+    assert found == ["the answer"]
+
+
+def test_a_call_that_is_not_held_returns_nothing_not_even_what_is_refused_at_once(plain: Any) -> None:
+    requests = [Request() for _ in range(2)]
+    found, handed = submit_all(plain, requests, refused=requests[1])
+    assert found is None
+    handed[0][0]("an answer")
+    assert [request.sent for request in requests] == [1, 1]
 
 
 class Deaf(Request):

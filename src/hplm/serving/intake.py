@@ -6,20 +6,24 @@ from collections import deque
 
 # A stage that Triton left alone for longer had nothing waiting there.
 PAUSE_S = 0.01
+# One that comes sooner after the last has waited for that one's end.
+AT_ONCE_S = 0.001
 # Over which the rate is taken.
 CALLS = 32
 
 
 class Intake:
-    """Of a stage that takes every request at once: where full calls of Triton's follow each other, more waits there.
+    """Of a stage that takes all that Triton has for a call: while one lasts the next wait there, and longer behind full ones.
 
-    `most` is what a call holds, `queue_size` what may wait there, 0 for any number: then nothing is told, nor where a call
-    holds one. Rather too long than too short: who waited longer is refused sooner, which is quick, so that soon less waits.
+    `most` is what a call holds, `queue_size` what may wait there, 0 for any number: then the last call is all that is told
+    of, and so it is where a call holds one. Rather too long than too short: who waited longer is refused sooner, which is
+    quick, so that soon less waits.
     """
 
     def __init__(self, most: int, queue_size: int) -> None:
         self._most = most
         self._queue_size = queue_size
+        self._called_s = 0.0
         # When each of the last full calls came that followed each other; and when the first of all of them did.
         self._full: deque[float] = deque(maxlen=CALLS)
         self._since_s = 0.0
@@ -27,15 +31,19 @@ class Intake:
 
     def waited_s(self, count: int, now_s: float) -> float:
         """Seconds, of a call of `count` requests."""
-        if count < self._most or self._most == 1 or now_s - self._returned_s > PAUSE_S:
+        # Who came while the last call lasted; of others it says too much, by no more than that.
+        meanwhile_s = now_s - self._called_s if now_s - self._returned_s < AT_ONCE_S else 0.0
+        self._called_s = now_s
+        says_more = count == self._most > 1 and self._queue_size > 0
+        if not says_more or now_s - self._returned_s > PAUSE_S:
             self._full.clear()
-        if count < self._most or self._most == 1:
-            return 0.0
+        if not says_more:
+            return meanwhile_s
         if not self._full:
             self._since_s = now_s
         self._full.append(now_s)
         if len(self._full) == 1:
-            return 0.0
+            return meanwhile_s
         # Those in front of it were taken at the rate of these.
         per_call_s = (now_s - self._full[0]) / (len(self._full) - 1)
         return min(now_s - self._since_s, per_call_s * self._queue_size / self._most)

@@ -7,6 +7,7 @@ import logging
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -116,52 +117,80 @@ def submit_all(
     read: Callable[[Any], Input],
     submit: Callable[[Input, Reply[Answer], Callable[[], bool]], None],
     writer: Callable[[Any], Callable[[Input, Answer], Any]],
+    *,
+    hold_s: float | None = None,
 ) -> list[Any] | None:
     """Hand requests over and return: each is answered through its sender whenever its answer is ready, of a model that is
-    not decoupled exactly once.
+    not decoupled exactly once. `submit` replies, or raises an HplmError instead.
 
-    Returns for `execute` to return, unless the model is decoupled: a response for each request that is refused, where
-    `submit` raises an HplmError instead of ever replying, None for each other. Those of a call leave together at the price of
-    one: through senders each is a round trip to the server.
+    With `hold_s`, for a model that is not decoupled, the call lasts until all are answered, that long at most, and the answers
+    that there are by then, refusals too, are returned for `execute` to return: they leave together at the price of one, where
+    through senders each is a round trip to the server. Who comes meanwhile waits in Triton, for the next call, which is fuller.
     `writer(request)` is asked before returning, for Triton takes the request's memory back then. Raises nothing: Triton would
     end all requests of the call, also those that another thread answers later.
     """
-    refused = []
-    for request in requests:
+    call = _Call(len(requests), takes_answers=hold_s is not None)
+    for index, request in enumerate(requests):
         try:
-            refused.append(_submit(request, read, submit, writer))
+            _submit(_Sender(request.get_response_sender(), partial(call.take, index)), request, read, submit, writer)
         except Exception:
+            # Not even an error could be sent.
             log_failure()
-            refused.append(None)
-    return refused if any(one is not None for one in refused) else None
+    return call.end(hold_s or 0.0)
+
+
+class _Call:
+    """The requests of one `execute`, and those of their answers that leave with it. Several threads answer."""
+
+    def __init__(self, count: int, *, takes_answers: bool) -> None:
+        self._answers: list[Any] = [None] * count
+        self._missing = count
+        self._takes_answers = takes_answers
+        self._changed = threading.Condition()
+
+    def take(self, index: int, response: Any) -> bool:
+        """Whether a request's response leaves with the call; False where it has to be sent."""
+        with self._changed:
+            if self._takes_answers:
+                self._answers[index] = response
+                self._missing -= 1
+                if not self._missing:
+                    self._changed.notify()
+            return self._takes_answers
+
+    def end(self, within_s: float) -> list[Any] | None:
+        """Those taken until all are there, within so much time; None where there is none."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._missing, within_s)
+            self._takes_answers = False
+        return self._answers if any(one is not None for one in self._answers) else None
 
 
 def _submit(
+    sender: _Sender,
     request: Any,
     read: Callable[[Any], Input],
     submit: Callable[[Input, Reply[Answer], Callable[[], bool]], None],
     writer: Callable[[Any], Callable[[Input, Answer], Any]],
-) -> Any:
+) -> None:
     """One of `submit_all`. Raises where not even an error could be sent."""
-    sender = _Sender(request.get_response_sender())
     try:
         given = read(request)
         reply = _replier(sender, given, writer(request))
     except HplmError as error:
         sender.send(refuse(error))
-        return None
+        return
     except Exception:
         log_failure()
         sender.send(refuse(BadInputError("the inputs of this request cannot be read")))
-        return None
+        return
     try:
         submit(given, reply, sender.is_cancelled)
     except HplmError as error:
-        return sender.returned(refuse(error))
+        sender.send(refuse(error))
     except Exception:
         log_failure()
         sender.send(refuse(InternalError("the server failed on this request; its log says why")))
-    return None
 
 
 def _replier(sender: _Sender, given: Input, write: Callable[[Input, Answer], Any]) -> Reply[Answer]:
@@ -177,13 +206,14 @@ def _replier(sender: _Sender, given: Input, write: Callable[[Input, Answer], Any
 
 
 class _Sender:
-    """One request's sender, asked and used by several threads.
+    """One request's sender, asked and used by several threads. A last response that `leaves` with its call is not sent.
 
     Triton forgets a request with its last response: asked about it afterwards, the whole server dies (seen on 24.10).
     """
 
-    def __init__(self, sender: Any) -> None:
+    def __init__(self, sender: Any, leaves: Callable[[Any], bool]) -> None:
         self._sender = sender
+        self._leaves = leaves
         self._using = threading.Lock()
         self._is_over = False
 
@@ -197,13 +227,8 @@ class _Sender:
             if self._is_over:
                 return
             self._is_over = is_last
-            self._sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if is_last else 0)
-
-    def returned(self, response: Any) -> Any:
-        """A last response that `execute` returns; None where there was one before."""
-        with self._using:
-            was_over, self._is_over = self._is_over, True
-        return None if was_over else response
+            if not (is_last and self._leaves(response)):
+                self._sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if is_last else 0)
 
 
 def log_failure() -> None:
