@@ -10,17 +10,22 @@ from hplm.serving.intake import Intake
 from hplm.serving.plot_stage import PlotInput, PlotStage
 from hplm.triton import metrics, translate
 
+# What a look-up of a call takes where the tables know its text.
+LOOK_UP_S = 0.003
+# Whoever comes meanwhile waits so much longer to be let in, or refused.
+MOST_HOLD_S = 0.015
+
 
 class TritonPythonModel:
     def initialize(self, args):
         folder = translate.version_folder(args)
         settings = config.load(config.PlotSettings, folder / "settings.json")
         self._stage = PlotStage(settings, folder)
-        # No look-up of several requests begins before that anyway.
-        self._hold_s = settings.batch_every_ms / 1000
+        self._hold_s = min(settings.batch_every_ms / 1000 + LOOK_UP_S, MOST_HOLD_S)
         given = json.loads(args["model_config"])
         waiting = given.get("dynamic_batching", {}).get("default_queue_policy", {}).get("max_queue_size", 0)
-        self._intake = Intake(given["max_batch_size"], waiting)
+        self._most = given["max_batch_size"]
+        self._intake = Intake(self._most, waiting)
         translate.log(f"{args['model_name']}: what no table has is {self._stage.about}")
         self._metrics = metrics.Published(
             counters={
@@ -43,8 +48,10 @@ class TritonPythonModel:
     def execute(self, requests):
         now_s = time.monotonic()
         self._arrived_s = now_s - self._intake.waited_s(len(requests), now_s)
+        # Behind a full one more waits already.
+        hold_s = self._hold_s if len(requests) < self._most else 0.0
         found = translate.submit_all(
-            requests, self._read, self._stage.submit, lambda request: self._write, hold_s=self._hold_s
+            requests, self._read, self._stage.submit, lambda request: self._write, hold_s=hold_s
         )
         self._intake.returned(time.monotonic())
         return found

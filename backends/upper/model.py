@@ -6,7 +6,7 @@ from hplm import config, wire
 from hplm.serving.upper_stage import UpperInput, UpperStage
 from hplm.triton import metrics, translate
 
-# Short beside a batch of several requests, so that nobody misses one; long enough for what a look-up passes on together.
+# Of a call, for what the look-up passes on together to come in few. Who comes meanwhile may miss a batch that begins.
 HOLD_S = 0.005
 
 
@@ -28,12 +28,14 @@ class TritonPythonModel:
             },
             instance=args["model_instance_name"],
         )
+        # A GPU is done with a batch in less: nobody's requests would be read meanwhile.
+        self._hold_s = HOLD_S if self._stage.engine.device.type == "cpu" else 0.0
         # What `auto` has come to: a GPU that torch does not see is no error.
         translate.log(f"{args['model_name']}: computing {self._stage.about}")
         self._stage.start()
 
     def execute(self, requests):
-        return translate.submit_all(requests, self._read, self._stage.submit, self._writer, hold_s=HOLD_S)
+        return translate.submit_all(requests, self._read, self._stage.submit, self._writer, hold_s=self._hold_s)
 
     def finalize(self):
         self._stage.stop()

@@ -96,7 +96,7 @@ class PlotSettings:
     verify: bool = True
     batch_tokens: int = 2048
     batch_requests: int = 64
-    batch_every_ms: float = 10.0
+    batch_every_ms: float = 7.0
     queue_capacity: int = 4096
     default_deadline_s: float = 30.0
     reserve_s: float = 0.5

@@ -6,10 +6,13 @@ import importlib
 import sys
 import threading
 import time
-from types import ModuleType
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
+import numpy as np
 import pytest
 
 from hplm import errors
@@ -21,19 +24,19 @@ class Request:
     def __init__(self) -> None:
         self.asked_after_its_end = False
         self.sent = 0
-        self._is_over = False
+        self.is_over = False
 
     def get_response_sender(self) -> Request:
         return self
 
     def is_cancelled(self) -> bool:
         time.sleep(1e-4)  # long enough for a last response to come in between
-        self.asked_after_its_end |= self._is_over
+        self.asked_after_its_end |= self.is_over
         return False
 
     def send(self, response: Any, flags: int) -> None:
         self.sent += 1
-        self._is_over = bool(flags)
+        self.is_over = bool(flags)
 
 
 @pytest.fixture
@@ -78,83 +81,121 @@ def test_nobody_asks_about_a_request_that_has_had_its_last_response(translate: A
     assert not any(request.asked_after_its_end for request in requests)
 
 
+@dataclass(frozen=True)
+class Response:
+    """What an answer or an error is written as: some bytes of shared memory."""
+
+    answer: Any
+    size: int = 1
+
+    def output_tensors(self) -> list[Any]:
+        return [SimpleNamespace(as_numpy=lambda: np.zeros(self.size, dtype=np.uint8))]
+
+
+REFUSED = errors.QueueFullError("too many")
+Handed = list[tuple[Any, Any]]
+
+
 @pytest.fixture
 def plain(translate: Any) -> Any:
-    """Responses are what they are made of."""
-    translate.pb_utils.InferenceResponse = lambda error: error
+    """Errors are written as what they say."""
+    translate.pb_utils.InferenceResponse = lambda error: Response(error)
     translate.pb_utils.TritonError = MagicMock(side_effect=lambda message, code: message)
     return translate
 
 
-Submitted = list[tuple[Any, Any]]
+def call(
+    translate: Any, requests: list[Any], then: Callable[[Handed], None] = lambda _: None, **given: Any
+) -> tuple[Any, Handed]:
+    """What `execute` returns where a thread of its own does `then` once all are handed over; and what was handed over.
 
-
-def submit_all(translate: Any, requests: list[Any], refused: Any = None, **given: Any) -> tuple[Any, Submitted]:
-    """What `execute` would return, and how each request's answer can be given and its client be asked for."""
-    handed: Submitted = []
+    A request of 2 is refused.
+    """
+    handed: Handed = []
+    is_handed_over = threading.Event()
 
     def submit(one: Any, reply: Any, is_cancelled: Any) -> None:
         handed.append((reply, is_cancelled))
-        if one is refused:
-            raise errors.QueueFullError("too many")
+        if len(handed) == len(requests):
+            is_handed_over.set()
+        if one is requests[1]:
+            raise REFUSED
 
-    def write(one: Any, answer: Any) -> Any:
-        return answer
+    def answer_all() -> None:
+        is_handed_over.wait()
+        then(handed)
 
-    return translate.submit_all(requests, lambda one: one, submit, lambda one: write, **given), handed
+    thread = threading.Thread(target=answer_all)
+    thread.start()
+    found = translate.submit_all(
+        requests, lambda one: one, submit, lambda one: lambda given, answer: Response(*answer), **given
+    )
+    thread.join()
+    for request, response in zip(requests, found or [None] * len(requests), strict=True):
+        request.is_over |= response is not None
+    return found, handed
 
 
-def test_what_is_refused_at_once_is_returned_and_never_sent_nor_asked_about_again(plain: Any) -> None:
+def replied(*given: Any, to: slice = slice(None)) -> Callable[[Handed], None]:
+    """To answer those `to`, each twice."""
+
+    def reply_to(handed: Handed) -> None:
+        for reply, is_cancelled in handed[to]:
+            for _ in range(2):
+                reply(given)
+                is_cancelled()
+
+    return reply_to
+
+
+def test_what_is_refused_at_once_leaves_with_the_call_and_is_never_sent_nor_asked_about_again(plain: Any) -> None:
     requests = [Request() for _ in range(3)]
-    found, handed = submit_all(plain, requests, refused=requests[1], hold_s=0.0)
-    assert found == [None, errors.QueueFullError("too many").wire(), None]
-    for reply, is_cancelled in handed:
-        reply("an answer")
-        is_cancelled()
+    found, handed = call(plain, requests, hold_s=0.0)
+    assert found == [None, Response(REFUSED.wire()), None]
+    replied("an answer")(handed)
     assert [request.sent for request in requests] == [1, 0, 1]
     assert not any(request.asked_after_its_end for request in requests)
 
 
 def test_answers_that_come_while_a_call_is_held_leave_with_it_once(plain: Any) -> None:
     requests = [Request() for _ in range(3)]
-    handed: Submitted = []
-
-    def submit(one: Any, reply: Any, is_cancelled: Any) -> None:
-        handed.append((reply, is_cancelled))
-
-    def answer_two() -> None:
-        while len(handed) < 3:
-            time.sleep(1e-3)
-        for reply, is_cancelled in handed[:2]:
-            for answer in ("the answer", "another"):
-                reply(answer)
-                is_cancelled()
-
-    threading.Thread(target=answer_two).start()
-    found = plain.submit_all(requests, lambda one: one, submit, lambda one: lambda given, answer: answer, hold_s=0.5)
-    assert found == ["the answer", "the answer", None]
-    handed[2][0]("too late for the call")
+    found, handed = call(plain, requests, replied("an answer", to=slice(1)), hold_s=2.0)
+    assert found == [Response("an answer"), Response(REFUSED.wire()), None]
+    replied("too late for the call")(handed)
     assert [request.sent for request in requests] == [0, 0, 1]
     assert not any(request.asked_after_its_end for request in requests)
 
 
 def test_a_held_call_ends_when_all_are_answered(plain: Any) -> None:
-    requests = [Request()]
-
-    def submit(one: Any, reply: Any, is_cancelled: Any) -> None:
-        threading.Timer(0.05, reply, ["the answer"]).start()
-
     # Held for as long as this it would not end.
-    found = plain.submit_all(requests, lambda one: one, submit, lambda one: lambda given, answer: answer, hold_s=1e6)
-    assert found == ["the answer"]
+    found, _ = call(plain, [Request() for _ in range(3)], replied("an answer"), hold_s=1e6)
+    assert found == [Response("an answer"), Response(REFUSED.wire()), Response("an answer")]
 
 
-def test_a_call_that_is_not_held_returns_nothing_not_even_what_is_refused_at_once(plain: Any) -> None:
-    requests = [Request() for _ in range(2)]
-    found, handed = submit_all(plain, requests, refused=requests[1])
+def test_a_call_that_takes_no_answers_returns_nothing_not_even_what_is_refused_at_once(plain: Any) -> None:
+    requests = [Request() for _ in range(3)]
+    found, handed = call(plain, requests)
     assert found is None
-    handed[0][0]("an answer")
-    assert [request.sent for request in requests] == [1, 1]
+    replied("an answer")(handed)
+    assert [request.sent for request in requests] == [1, 1, 1]
+
+
+def test_no_more_than_so_many_bytes_leave_with_a_call(plain: Any) -> None:
+    requests = [Request() for _ in range(4)]
+    large = plain.MOST_BYTES // 2
+    found, _ = call(plain, requests, replied("a long one", large), hold_s=1e6)
+    assert [response is not None for response in found] == [True, True, False, False]
+    assert [request.sent for request in requests] == [0, 0, 1, 1]
+
+
+def test_where_shared_memory_is_nearly_full_each_answer_is_sent_by_itself(
+    plain: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plain.shutil, "disk_usage", lambda path: SimpleNamespace(free=plain.LEAST_ROOM))
+    requests = [Request() for _ in range(3)]
+    found, _ = call(plain, requests, replied("an answer"), hold_s=1e6)
+    assert found is None
+    assert [request.sent for request in requests] == [1, 1, 1]
 
 
 class Deaf(Request):

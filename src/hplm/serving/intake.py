@@ -6,8 +6,8 @@ from collections import deque
 
 # A stage that Triton left alone for longer had nothing waiting there.
 PAUSE_S = 0.01
-# One that comes sooner after the last has waited for that one's end.
-AT_ONCE_S = 0.001
+# A call that comes sooner after the last waited for its end: before that Triton passes the answers on that it brought back.
+AT_ONCE_S = 0.003
 # Over which the rate is taken.
 CALLS = 32
 
@@ -40,7 +40,7 @@ class Intake:
         if not says_more:
             return meanwhile_s
         if not self._full:
-            self._since_s = now_s
+            self._since_s = now_s - meanwhile_s
         self._full.append(now_s)
         if len(self._full) == 1:
             return meanwhile_s

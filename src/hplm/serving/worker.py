@@ -1,6 +1,6 @@
 """What makes a stage asynchronous: a bounded queue, a thread that computes, threads that answer.
 
-Triton hands requests over and gets its thread back at once; a policy chooses what runs next; answers leave from threads
+Triton's thread hands requests over and computes nothing; a policy chooses what runs next; answers leave from threads
 of their own, so that sending never stalls computing. Everything that comes in gets exactly one answer.
 """
 

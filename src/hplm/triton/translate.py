@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,11 @@ from hplm.errors import BadInputError, BatchShapeError, HplmError, InternalError
 Input = TypeVar("Input")
 Answer = TypeVar("Answer")
 AnswerIn = TypeVar("AnswerIn", contravariant=True)
+# Of answers that leave with one call: all of them lie in shared memory at once. Where that has no room for one of them, all of
+# the call fail; so where little of it is left, each is sent by itself.
+MOST_BYTES = 4_000_000
+SHARED_MEMORY = Path("/dev/shm")
+LEAST_ROOM = 4 * MOST_BYTES
 # Triton's tensors by name.
 Inputs = Mapping[str, Any]
 
@@ -120,16 +126,19 @@ def submit_all(
     *,
     hold_s: float | None = None,
 ) -> list[Any] | None:
-    """Hand requests over and return: each is answered through its sender whenever its answer is ready, of a model that is
-    not decoupled exactly once. `submit` replies, or raises an HplmError instead.
+    """Hand requests over to be answered from other threads, exactly once of a model that is not decoupled: `submit` replies
+    whenever its answer is ready, or raises an HplmError instead.
 
-    With `hold_s`, for a model that is not decoupled, the call lasts until all are answered, that long at most, and the answers
-    that there are by then, refusals too, are returned for `execute` to return: they leave together at the price of one, where
-    through senders each is a round trip to the server. Who comes meanwhile waits in Triton, for the next call, which is fuller.
+    Without `hold_s` every response is sent through its request's sender, a round trip to the server each. With it, for a model
+    that is not decoupled, this waits until all are answered, that long at most, and returns what is there by then, refusals
+    too, as far as shared memory allows: what `execute` returns leaves together at the price of one, the rest is sent. Who
+    comes meanwhile waits in Triton for the next call, which is fuller.
+
     `writer(request)` is asked before returning, for Triton takes the request's memory back then. Raises nothing: Triton would
     end all requests of the call, also those that another thread answers later.
     """
-    call = _Call(len(requests), takes_answers=hold_s is not None)
+    takes_answers = hold_s is not None and shutil.disk_usage(SHARED_MEMORY).free > LEAST_ROOM
+    call = _Call(len(requests), takes_answers=takes_answers)
     for index, request in enumerate(requests):
         try:
             _submit(_Sender(request.get_response_sender(), partial(call.take, index)), request, read, submit, writer)
@@ -140,30 +149,36 @@ def submit_all(
 
 
 class _Call:
-    """The requests of one `execute`, and those of their answers that leave with it. Several threads answer."""
+    """The requests of one `execute`, and those of their responses that leave with it. Several threads answer."""
 
     def __init__(self, count: int, *, takes_answers: bool) -> None:
-        self._answers: list[Any] = [None] * count
+        self._responses: list[Any] = [None] * count
         self._missing = count
+        self._bytes = 0
         self._takes_answers = takes_answers
         self._changed = threading.Condition()
 
     def take(self, index: int, response: Any) -> bool:
         """Whether a request's response leaves with the call; False where it has to be sent."""
         with self._changed:
-            if self._takes_answers:
-                self._answers[index] = response
-                self._missing -= 1
-                if not self._missing:
-                    self._changed.notify()
-            return self._takes_answers
+            self._missing -= 1
+            if not self._missing:
+                self._changed.notify()
+            if not self._takes_answers:
+                return False
+            size = sum(one.as_numpy().nbytes for one in response.output_tensors())
+            if self._bytes + size > MOST_BYTES:
+                return False
+            self._bytes += size
+            self._responses[index] = response
+            return True
 
     def end(self, within_s: float) -> list[Any] | None:
-        """Those taken until all are there, within so much time; None where there is none."""
+        """Those taken until all are answered, within so much time; None where there is none."""
         with self._changed:
             self._changed.wait_for(lambda: not self._missing, within_s)
             self._takes_answers = False
-        return self._answers if any(one is not None for one in self._answers) else None
+        return self._responses if any(one is not None for one in self._responses) else None
 
 
 def _submit(
