@@ -6,6 +6,7 @@ import importlib
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
@@ -92,7 +93,7 @@ class Response:
         return [SimpleNamespace(as_numpy=lambda: np.zeros(self.size, dtype=np.uint8))]
 
 
-REFUSED = errors.QueueFullError("too many")
+REFUSED = "too many"
 Handed = list[tuple[Any, Any]]
 
 
@@ -119,7 +120,7 @@ def call(
         if len(handed) == len(requests):
             is_handed_over.set()
         if one is requests[1]:
-            raise REFUSED
+            raise errors.QueueFullError(REFUSED)
 
     def answer_all() -> None:
         is_handed_over.wait()
@@ -151,7 +152,7 @@ def replied(*given: Any, to: slice = slice(None)) -> Callable[[Handed], None]:
 def test_what_is_refused_at_once_leaves_with_the_call_and_is_never_sent_nor_asked_about_again(plain: Any) -> None:
     requests = [Request() for _ in range(3)]
     found, handed = call(plain, requests, hold_s=0.0)
-    assert found == [None, Response(REFUSED.wire()), None]
+    assert found == [None, Response(errors.QueueFullError(REFUSED).wire()), None]
     replied("an answer")(handed)
     assert [request.sent for request in requests] == [1, 0, 1]
     assert not any(request.asked_after_its_end for request in requests)
@@ -160,7 +161,7 @@ def test_what_is_refused_at_once_leaves_with_the_call_and_is_never_sent_nor_aske
 def test_answers_that_come_while_a_call_is_held_leave_with_it_once(plain: Any) -> None:
     requests = [Request() for _ in range(3)]
     found, handed = call(plain, requests, replied("an answer", to=slice(1)), hold_s=2.0)
-    assert found == [Response("an answer"), Response(REFUSED.wire()), None]
+    assert found == [Response("an answer"), Response(errors.QueueFullError(REFUSED).wire()), None]
     replied("too late for the call")(handed)
     assert [request.sent for request in requests] == [0, 0, 1]
     assert not any(request.asked_after_its_end for request in requests)
@@ -169,7 +170,15 @@ def test_answers_that_come_while_a_call_is_held_leave_with_it_once(plain: Any) -
 def test_a_held_call_ends_when_all_are_answered(plain: Any) -> None:
     # Held for as long as this it would not end.
     found, _ = call(plain, [Request() for _ in range(3)], replied("an answer"), hold_s=1e6)
-    assert found == [Response("an answer"), Response(REFUSED.wire()), Response("an answer")]
+    assert found == [Response("an answer"), Response(errors.QueueFullError(REFUSED).wire()), Response("an answer")]
+
+
+def test_what_has_left_with_a_call_is_not_kept_by_those_who_still_wait(plain: Any) -> None:
+    found, handed = call(plain, [Request() for _ in range(3)], replied("an answer", to=slice(1)), hold_s=2.0)
+    left = weakref.ref(found[0])
+    del found
+    assert left() is None
+    assert len(handed) == 3
 
 
 def test_a_call_that_takes_no_answers_returns_nothing_not_even_what_is_refused_at_once(plain: Any) -> None:

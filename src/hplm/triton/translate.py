@@ -178,7 +178,9 @@ class _Call:
         with self._changed:
             self._changed.wait_for(lambda: not self._missing, within_s)
             self._takes_answers = False
-        return self._responses if any(one is not None for one in self._responses) else None
+            # Senders of what is not answered yet keep the call, which must not keep the others' shared memory.
+            responses, self._responses = self._responses, []
+        return responses if any(one is not None for one in responses) else None
 
 
 def _submit(
