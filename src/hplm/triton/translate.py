@@ -17,6 +17,7 @@ import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
 from hplm.errors import BadInputError, BatchShapeError, HplmError, InternalError
+from hplm.process import SHARED_MEMORY
 
 Input = TypeVar("Input")
 Answer = TypeVar("Answer")
@@ -24,7 +25,6 @@ AnswerIn = TypeVar("AnswerIn", contravariant=True)
 # Of answers that leave with one call: all of them lie in shared memory at once. Where that has no room for one of them, all of
 # the call fail; so where little of it is left, each is sent by itself.
 MOST_BYTES = 4_000_000
-SHARED_MEMORY = Path("/dev/shm")
 LEAST_ROOM = 4 * MOST_BYTES
 # Triton's tensors by name.
 Inputs = Mapping[str, Any]
