@@ -8,8 +8,12 @@ from torch import Tensor
 
 def static_codes(tokens: Tensor, factor: Tensor, rounding: Tensor) -> Tensor:
     """`[..., in]` -> codes, uint8, of an Int8StaticLinear with `factor`; `rounding` is its zero point and a half."""
-    # A conversion to bytes cuts off what is behind the point, and wraps what is out of range.
-    return torch.addcmul(rounding, tokens.float(), factor).clamp_(0, 255).to(torch.uint8)
+    return cut_off(torch.addcmul(rounding, tokens.float(), factor).clamp_(0, 255))
+
+
+def cut_off(values: Tensor) -> Tensor:
+    """Of fp32 from 0 to below 256 what is before the point: uint8. By way of 16 bits, for a quarter of the time."""
+    return values.to(torch.int16).to(torch.uint8)
 
 
 def product(codes: Tensor, input_scale: float, input_zero: int, matrix: list[Tensor], dtype: torch.dtype) -> Tensor:

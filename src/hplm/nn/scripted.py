@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hplm.nn.int8 import LARGEST, LEAST_TOKEN, ZERO_POINT, Int8Layer
-from hplm.nn.int8_products import gelu_codes, product, static_codes
+from hplm.nn.int8_products import cut_off, gelu_codes, product, static_codes
 from hplm.nn.onednn import can_pack, pack_matrix, rounded
 
 # In a product of fewer MKL rounds a token otherwise than beside more.
@@ -321,7 +321,7 @@ class RunLayers(nn.Module):
         """`[N, in]` -> fp32 `[N, out]`, `given` by `Int8TokenLinear.packed`. Slow twin: `hplm.nn.reference.int8_by_token`."""
         scaled = tokens.float() * given[0]
         most = scaled.abs().amax(1, keepdim=True).clamp_(min=self.least_token)
-        codes = scaled.div_(most).mul_(self.largest).add_(self.rounding).to(torch.uint8)
+        codes = cut_off(scaled.div_(most).mul_(self.largest).add_(self.rounding))
         found = product(codes, 1.0, self.input_zero, given[2:], torch.float32)
         return found.mul_(most).add_(given[1])
 
