@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import math
 import threading
 import time
 from collections import Counter
@@ -18,6 +17,7 @@ from typing import Any, Generic
 
 from hplm.errors import CancelledError, DeadlineError, HplmError, InternalError, QueueFullError, StoppingError
 from hplm.scheduling.backlog import Backlog
+from hplm.scheduling.pace import Pace
 from hplm.scheduling.policy import Batch, Waiting
 from hplm.scheduling.queue import Refused, RequestQueue, Taken
 from hplm.serving.answers import Answer, Answers, Item, Job, is_gone
@@ -37,9 +37,9 @@ class Worker(Generic[Item, Answer]):
 
     `upcoming`, where given, is told in a thread of its own what the policy would run next while a batch computes; `publish`,
     about ten times a second, what waits. Where `is_told_to_stop`, asked as often, says so, it closes by itself.
-    After a batch of several requests the next begins `every_s` after it at the earliest: what comes in between goes
-    together. `nice` is the computing thread's, see `be_nice`, and `crowded_nice`, where given, while more than two batches
-    wait: computing first would then keep others from being let in, or refused in time. Not started until `start`.
+    `every_s` is what `Pace` keeps between batches. `nice` is the computing thread's, see `be_nice`, and `crowded_nice`, where
+    given, while more than two batches wait: computing first would then keep others from being let in, or refused in time.
+    Not started until `start`.
     """
 
     def __init__(
@@ -67,12 +67,11 @@ class Worker(Generic[Item, Answer]):
         self._is_told_to_stop = is_told_to_stop
         self._exclusive = exclusive or nullcontext()
         self._clock = clock
-        self._every_s = every_s
+        self._pace = Pace(every_s)
         self._nice = nice
         self._crowded_nice = nice if crowded_nice is None else crowded_nice
         # As the thread is now.
         self._is_nice = 0
-        self._next_from_s = -math.inf
         self._ids = itertools.count()
         self._jobs: dict[int, Job[Item, Answer]] = {}
         self._answers = Answers(name, tracer)
@@ -170,7 +169,7 @@ class Worker(Generic[Item, Answer]):
                 while not self._stopping and not len(self._queue):
                     self._changed.wait()
             # Out of the lock: whoever comes meanwhile is in the batch too.
-            if (pause_s := self._next_from_s - self._clock()) > 0:
+            if (pause_s := self._pace.left_s(self._clock())) > 0:
                 self._stopped.wait(pause_s)
             with self._changed:
                 if self._stopping:
@@ -189,9 +188,8 @@ class Worker(Generic[Item, Answer]):
                 else:
                     failed = []
                 self._computing = taken.batch is not None
-                # One alone says that requests come one by one: waiting for others would only delay them.
-                if taken.batch is not None and len(taken.batch.requests) > 1:
-                    self._next_from_s = now_s + self._every_s
+                if taken.batch is not None:
+                    self._pace.began(len(taken.batch.requests), now_s)
             for job in failed:
                 self._answers.give(job, InternalError("the server failed to schedule this request; its log says why"))
             if taken.policy_failure is not None:
