@@ -34,7 +34,7 @@ from hplm_builder.finetune import REDUCTION_FACTOR
 
 METHODS = tuple(RATES)
 # With adapters where HMI has them, with wider ones, and with unlabelled texts too.
-ON_DEMAND = ("adapter-attention", "hbert-attention", "adapter-wide", "hbert-wide", "hbert-taught")
+ON_DEMAND = ("adapter-attention", "hbert-attention", "adapter-wide", "hbert-wide", "hbert-taught", "hbert-wide-taught")
 WIDE = 4
 MOST_POINTS = 1.0
 
@@ -65,6 +65,7 @@ def method_variants(original: Original, served: Served, device: torch.device) ->
         hbert("hbert-attention", "attention"),
         hbert("hbert-wide", factor=WIDE),
         replace(hbert("hbert-taught"), taught=True),
+        replace(hbert("hbert-wide-taught", factor=WIDE), taught=True),
     ]
 
 
@@ -82,7 +83,8 @@ def goals_of(rows: Sequence[Row]) -> list[Goal]:
         ]
 
     goals = []
-    for name, ending in (("hbert", ""), ("hbert-wide", "-wide"), ("hbert-taught", "-taught")):
+    for name in ("hbert", "hbert-wide", "hbert-taught", "hbert-wide-taught"):
+        ending = name.removeprefix("hbert")
         if gaps := lost(name, "dedicated"):
             text = f"points that {name} loses against dedicated, average over tasks"
             goals.append(Goal(f"gap-to-dedicated{ending}", text, MOST_POINTS, sum(gaps) / len(gaps), "points", "lower"))
@@ -114,8 +116,8 @@ def methods(
     layers. plot: all upper layers over PLOT features. hbert: adapters over PLOT features, as served.
 
     On demand, adapter-attention and hbert-attention: adapters after the attention sub-layer, where HMI has them; adapter-wide
-    and hbert-wide: adapters four times as wide (a reduction factor of 4); hbert-taught: hbert that also learns from as many
-    unlabelled texts of the train part, labelled by a plot of the labelled ones. Examples:
+    and hbert-wide: adapters four times as wide (a reduction factor of 4); hbert-taught, hbert-wide-taught: hbert that
+    also learns from as many unlabelled texts of the train part, labelled by a plot of the labelled ones. Examples:
 
       hplm eval methods --root data --quick
 
