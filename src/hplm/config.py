@@ -72,8 +72,8 @@ class PlotSettings:
 
     `num_threads` compute windows that no table has; 0: one, for the upper stage computes beside it. After a batch of several
     requests the next begins `batch_every_ms` after it at the earliest, where two or more come in such a time: fewer and fuller
-    ones cost less a request. `tenant_weights` are shares of this queue, as in UpperSettings. Of a request's time `reserve_s`, at most half of it, is kept
-    for the upper stage.
+    ones cost less a request. `tenant_weights` are shares of this queue, as in UpperSettings. Of a request's time `reserve_s`,
+    at most half of it, is kept for the upper stage.
 
     `quantization` int8: what no table has is computed with products in 8-bit integers, see `hplm.nn.int8_windows`.
 
