@@ -21,7 +21,7 @@ from hplm.report import Goal, Report
 from hplm.store import artifact
 from hplm.store.layout import Store
 from hplm_loadtest.open_loop import closed_loop
-from hplm_loadtest.peers.plain import CPU, file_bytes, whole
+from hplm_loadtest.peers.plain import file_bytes, whole
 from hplm_loadtest.peers.systems import Fleet, Limits, Shape, Systems, open_fleet
 from hplm_loadtest.pictures import check_picture, line_chart
 from hplm_loadtest.plan import Requests
@@ -129,7 +129,7 @@ def memory_by_tenants(folder: Path, shape: Shape, counts: Sequence[int], picture
         "host_bytes": (last["private_mb"] - first["private_mb"]) * 1e6 / added,
         "disk_bytes": disk_bytes,
     }
-    full = file_bytes(whole(fleet.base.config), choose_dtype("auto", CPU))
+    full = file_bytes(whole(fleet.base.config), choose_dtype("auto", choose_device("auto")))
     head = sum(array.nbytes for array in tenant.head.arrays.values())
     rows += [
         {"system": "hbert, an added tenant", **per_tenant},

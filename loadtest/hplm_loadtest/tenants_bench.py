@@ -13,12 +13,11 @@ import numpy as np
 from rich.progress import Progress
 
 from hplm.errors import ConfigError
-from hplm.nn.dtype import choose_device
 from hplm.progress import progress_bars
 from hplm.report import Goal, Report
 from hplm_loadtest.arrivals import PoissonArrivals
 from hplm_loadtest.open_loop import closed_loop, open_loop
-from hplm_loadtest.peers.systems import PEERS, Fleet, Limits, Shape, SystemName, Systems, open_fleet
+from hplm_loadtest.peers.systems import Fleet, Limits, Shape, SystemName, Systems, open_fleet
 from hplm_loadtest.pictures import check_picture, line_chart
 from hplm_loadtest.plan import Mix, Requests
 from hplm_loadtest.run import ANSWERED, Run
@@ -64,15 +63,11 @@ def throughput_by_tenants(
 ) -> Report:
     """Every system as a real server of its own, started and stopped in turn; medians over the rounds.
 
-    `kind` of `hplm_loadtest.texts`: the tables know every n-gram of those of the pool. Raises ConfigError where hBERT would
-    have a GPU and peers, which compute on the processor, not.
+    `kind` of `hplm_loadtest.texts`: the tables know every n-gram of those of the pool. Where there is a GPU all compute on it
+    but `onnxruntime`.
     """
     check_picture(picture)
     systems, counts = list(dict.fromkeys(systems)), sorted(set(counts))
-    if choose_device("auto").type != "cpu" and "hbert" in systems and any(name in PEERS for name in systems):
-        raise ConfigError(
-            "peers compute on the processor, hBERT would on the GPU: hide it with CUDA_VISIBLE_DEVICES= before"
-        )
     fleet = open_fleet(folder, shape, max(counts), kind)
     servers = Systems(fleet, limits)
     rates: dict[tuple[SystemName, Popularity, int], list[float]] = {}

@@ -323,12 +323,7 @@ def tiny_fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.triton
-def test_the_tenants_benchmark_measures_every_point_of_every_system(
-    tiny_fleet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Also where there is a GPU, which peers do not compute on.
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr(tenants_bench, "choose_device", lambda _: torch.device("cpu"))
+def test_the_tenants_benchmark_measures_every_point_of_every_system(tiny_fleet: Path, tmp_path: Path) -> None:
     load = tenants_bench.Load(duration_s=0.3, warm_up_s=0.3, rounds=1, in_flight=8, response_s=1.0, response_share=0.2)
     picture = tmp_path / "tenants.svg"
     report = tenants_bench.throughput_by_tenants(
@@ -343,14 +338,6 @@ def test_the_tenants_benchmark_measures_every_point_of_every_system(
     assert report.settings["dedicated_files"] > 1
     assert report.settings["texts"] == "unseen"
     assert picture.is_file()
-
-
-def test_peers_on_a_processor_are_not_compared_with_a_gpu(tiny_fleet: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tenants_bench, "choose_device", lambda _: torch.device("cuda"))
-    with pytest.raises(errors.ConfigError, match="CUDA_VISIBLE_DEVICES"):
-        tenants_bench.throughput_by_tenants(
-            tiny_fleet, "minilm", ["hbert", "shared"], [1], ["uniform"], tenants_bench.Load(), Limits(), None
-        )
 
 
 @pytest.mark.parametrize("name", ["hbert", "dedicated", "shared", "adapter"])

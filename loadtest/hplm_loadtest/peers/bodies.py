@@ -16,7 +16,7 @@ from hplm.config import BaseConfig
 from hplm.errors import ConfigError
 from hplm.nn.upper import UpperEngine, UpperRequest, count_read
 from hplm_loadtest.peers.files import file_of, model_files
-from hplm_loadtest.peers.plain import CPU, FlatModel, Logits, PeerRequest, head_logits
+from hplm_loadtest.peers.plain import FlatModel, Logits, PeerRequest, head_logits
 from hplm_loadtest.peers.settings import PeerSettings, System
 
 BODY = "body"
@@ -51,8 +51,10 @@ class SharedBody:
 
     num_places = 1
 
-    def __init__(self, settings: PeerSettings, config: BaseConfig, dtype: torch.dtype, weights: Path) -> None:
-        self._flat = FlatModel(config, dtype)
+    def __init__(
+        self, settings: PeerSettings, config: BaseConfig, dtype: torch.dtype, weights: Path, device: torch.device
+    ) -> None:
+        self._flat = FlatModel(config, dtype, device)
         self._flat.fill(model_files(weights)[0])
 
     def keep(self, tenant: Tenant) -> Tenant:
@@ -73,7 +75,9 @@ class AdapterBody:
 
     num_places = 1
 
-    def __init__(self, settings: PeerSettings, config: BaseConfig, dtype: torch.dtype, weights: Path) -> None:
+    def __init__(
+        self, settings: PeerSettings, config: BaseConfig, dtype: torch.dtype, weights: Path, device: torch.device
+    ) -> None:
         flat = FlatModel(config, dtype)
         flat.fill(model_files(weights)[0])
         self._layers = config.upper_layers
@@ -84,12 +88,13 @@ class AdapterBody:
             flat.model.body,
             num_slots=settings.num_slots,
             reduced_size=max(1, config.hidden_size // settings.reduction_factor),
-            device=CPU,
+            device=device,
             dtype=dtype,
         )
 
     def keep(self, tenant: Tenant) -> Tenant:
-        return in_every_layer(tenant, self._layers)
+        tiled = in_every_layer(tenant, self._layers)
+        return replace(tiled, packed=self._engine.slots.staged(tiled.packed))
 
     def model_of(self, tenant: Tenant) -> str:
         return BODY
@@ -109,12 +114,14 @@ class AdapterBody:
 class DedicatedBody:
     """BERT-dedicated: a whole model a tenant, as many in memory as the budget holds, the others a read away."""
 
-    def __init__(self, settings: PeerSettings, config: BaseConfig, dtype: torch.dtype, weights: Path) -> None:
+    def __init__(
+        self, settings: PeerSettings, config: BaseConfig, dtype: torch.dtype, weights: Path, device: torch.device
+    ) -> None:
         self._files = model_files(weights)
         self._from_disk = settings.from_disk
-        first = FlatModel(config, dtype)
+        first = FlatModel(config, dtype, device)
         self.num_places = places_in(settings, first.num_bytes)
-        self._models = [first, *(FlatModel(config, dtype) for _ in range(self.num_places - 1))]
+        self._models = [first, *(FlatModel(config, dtype, device) for _ in range(self.num_places - 1))]
 
     def keep(self, tenant: Tenant) -> Tenant:
         return without_adapter(tenant)
@@ -130,9 +137,11 @@ class DedicatedBody:
 
 
 class OnnxBody:
-    """BERT-dedicated on ONNX Runtime: a session a tenant, fp32, texts of a batch padded to the longest."""
+    """BERT-dedicated on ONNX Runtime: a session a tenant, fp32 on the processor, texts of a batch padded to the longest."""
 
-    def __init__(self, settings: PeerSettings, config: BaseConfig, dtype: torch.dtype, weights: Path) -> None:
+    def __init__(
+        self, settings: PeerSettings, config: BaseConfig, dtype: torch.dtype, weights: Path, device: torch.device
+    ) -> None:
         import onnxruntime
 
         self._files = model_files(weights)
@@ -184,7 +193,7 @@ def places_in(settings: PeerSettings, model_bytes: int) -> int:
     return places
 
 
-BODIES: dict[System, Callable[[PeerSettings, BaseConfig, torch.dtype, Path], Body]] = {
+BODIES: dict[System, Callable[[PeerSettings, BaseConfig, torch.dtype, Path, torch.device], Body]] = {
     "dedicated": DedicatedBody,
     "shared": SharedBody,
     "adapter": AdapterBody,
@@ -192,6 +201,8 @@ BODIES: dict[System, Callable[[PeerSettings, BaseConfig, torch.dtype, Path], Bod
 }
 
 
-def make_body(settings: PeerSettings, config: BaseConfig, dtype: torch.dtype, weights: Path) -> Body:
-    """The body of a system; `config` is the whole model's."""
-    return BODIES[settings.system](settings, config, dtype, weights)
+def make_body(
+    settings: PeerSettings, config: BaseConfig, dtype: torch.dtype, weights: Path, device: torch.device
+) -> Body:
+    """The body of a system; `config` is the whole model's, `dtype` what the files in `weights` hold."""
+    return BODIES[settings.system](settings, config, dtype, weights, device)

@@ -14,9 +14,9 @@ System = Literal["dedicated", "shared", "adapter", "onnxruntime"]
 class PeerSettings:
     """Paths are relative to the folder of the settings file; `weights` is a folder that `weights.write_models` filled.
 
-    `budget_mb` bounds the models that `dedicated` and `onnxruntime` hold at once. `from_disk` reads their files past the
-    page cache, as a fleet larger than the memory must. `host_cache_mb` is the memory for loaded tenants. `compute_nice` is
-    for the threads that compute and that load models.
+    `budget_mb` bounds the models that `dedicated` and `onnxruntime` hold at once, the former on the `device`; the latter has
+    the processor alone. `from_disk` reads their files past the page cache, as a fleet larger than the memory must.
+    `host_cache_mb` is the memory for loaded tenants. `compute_nice` is for the threads that compute and that load models.
     """
 
     system: System
@@ -33,6 +33,7 @@ class PeerSettings:
     num_threads: int = 1
     compute_nice: int = -20
     max_text_bytes: int = 65_536
+    device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
 
     def __post_init__(self) -> None:

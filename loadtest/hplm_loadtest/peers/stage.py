@@ -19,7 +19,7 @@ from hplm.adapters.tenant import Tenant
 from hplm.decode import answer_of
 from hplm.errors import ArtifactError, HplmError, InternalError
 from hplm.nn import base as bases
-from hplm.nn.dtype import choose_dtype
+from hplm.nn.dtype import choose_device, choose_dtype
 from hplm.nn.memory import keep_freed_memory, stop_searching_what_stays
 from hplm.serving.threads import SWITCH_INTERVAL_S
 from hplm.store.catalog import Catalog
@@ -28,7 +28,7 @@ from hplm.store.records import ServedTenant
 from hplm.text import EncodedText, TextEncoder, check_not_empty, decode_utf8, tokenise_in_one_thread
 from hplm.wire import LabelledSpan
 from hplm_loadtest.peers.bodies import make_body
-from hplm_loadtest.peers.plain import CPU, Logits, PeerRequest, whole
+from hplm_loadtest.peers.plain import Logits, PeerRequest, whole
 from hplm_loadtest.peers.settings import PeerSettings
 from hplm_loadtest.peers.swap import SwapWorker
 
@@ -68,9 +68,9 @@ class PeerStage:
         self._encoder = TextEncoder(base.tokenizer_path, base.config.max_tokens)
         self._catalog = Catalog(store, settings.base)
         self._bank = TenantBank(store, self._catalog, base.fingerprint, verify=False)
-        self._body = make_body(
-            settings, whole(base.config), choose_dtype(settings.dtype, CPU), (folder / settings.weights).resolve()
-        )
+        device = choose_device(settings.device)
+        dtype, weights = choose_dtype(settings.dtype, device), (folder / settings.weights).resolve()
+        self._body = make_body(settings, whole(base.config), dtype, weights, device)
         self._tenants: HostCache[ServedTenant, Tenant] = HostCache(
             lambda key: self._body.keep(self._bank.load(key)),
             lambda tenant: tenant.packed.weights.nbytes + tenant.head.weight.nbytes,

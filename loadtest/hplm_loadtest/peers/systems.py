@@ -14,13 +14,13 @@ from rich.progress import Progress
 from hplm.config import UpperSettings, load
 from hplm.errors import MissingArtifactError
 from hplm.nn.base import Base
-from hplm.nn.dtype import choose_dtype, count_cores
+from hplm.nn.dtype import choose_device, choose_dtype, count_cores
 from hplm.triton.instances import with_instances
 from hplm.triton.server import TritonServer, free_ports
 from hplm_loadtest.models import read, served_names
 from hplm_loadtest.page_cache import into_page_cache
 from hplm_loadtest.peers import onnx_graph
-from hplm_loadtest.peers.plain import CPU, file_bytes, whole
+from hplm_loadtest.peers.plain import file_bytes, whole
 from hplm_loadtest.peers.repository import serve_peer, write_repository
 from hplm_loadtest.peers.settings import PeerSettings
 from hplm_loadtest.peers.settings import System as Peer
@@ -94,10 +94,11 @@ class Systems:
         self._upper = dict(upper or {})
         self._limits = limits
         self._config = whole(fleet.base.config)
-        self._dtype = choose_dtype("auto", CPU)
+        self._device = choose_device("auto")
+        self._dtype = choose_dtype("auto", self._device)
         # Of each of the processes that share it.
         self._cache_mb = max(1, limits.budget_mb // limits.num_threads)
-        self.about: dict[str, Any] = {"dtype": str(self._dtype), **asdict(limits)}
+        self.about: dict[str, Any] = {"device": self._device.type, "dtype": str(self._dtype), **asdict(limits)}
 
     def prepare(self, name: SystemName, progress: Progress) -> None:
         """Write its model files and repository; files that are there are kept."""
@@ -128,8 +129,10 @@ class Systems:
             self.about |= {
                 "dedicated_model_mb": model_mb,
                 "dedicated_resident": int(self._limits.budget_mb / model_mb),
-                "dedicated_beside": "models that stay are packed for oneDNN in memory that budget_mb does not count",
             }
+            if self._device.type == "cpu":
+                said = "models that stay are packed for oneDNN in memory that budget_mb does not count"
+                self.about["dedicated_beside"] = said
         settings = PeerSettings(
             system=system,
             store=str((self._fleet.folder / "store").resolve()),

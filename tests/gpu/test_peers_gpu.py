@@ -1,0 +1,54 @@
+"""The systems that hBERT is compared with, on a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hplm_loadtest.peers import plain
+from hplm_loadtest.peers.bodies import make_body
+from hplm_loadtest.peers.files import model_files
+from hplm_loadtest.peers.plain import PeerRequest, whole
+from hplm_loadtest.peers.settings import PeerSettings, System
+from hplm_loadtest.peers.weights import write_models
+from rich.progress import Progress
+
+from hplm.store.layout import Store
+from tests import tiny
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device"),
+]
+GPU, CPU = torch.device("cuda"), torch.device("cpu")
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-3), (torch.bfloat16, 0.1)])
+@pytest.mark.parametrize("system", ["dedicated", "shared", "adapter"])
+def test_a_peer_answers_on_the_gpu_as_on_the_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: System, dtype: torch.dtype, tolerance: float
+) -> None:
+    # Several pieces a file, the last of them shorter.
+    monkeypatch.setattr(plain, "PIECE", 3 * plain.ALIGNMENT)
+    base = tiny.make_base(Store(tmp_path / "store"), tiny.config())
+    config, folder = whole(base.config), tmp_path / "weights"
+    write_models(
+        folder, config, tenants=3, disk_bytes=10**9, dtype=dtype, onnx=False, seed=0, progress=Progress(disable=True)
+    )
+    assert model_files(folder)[0].stat().st_size > 2 * plain.PIECE
+    tenants = tiny.fleet_of(base, 3)
+    rng = np.random.default_rng(0)
+    texts = [rng.integers(5, config.vocab_size, size=length) for length in (4, 7, 4)]
+    settings = PeerSettings(system=system, store="", base="", weights="", budget_mb=1, reduction_factor=4)
+    bodies = [make_body(settings, config, dtype, folder, device) for device in (GPU, CPU)]
+    # The last in the place of the first.
+    for tenant in (*tenants, tenants[0]):
+        found, wanted = [], []
+        for body, answers in zip(bodies, (found, wanted), strict=True):
+            kept = body.keep(tenant)
+            body.load(0, body.model_of(kept))
+            answers += body.run(0, [PeerRequest(kept, ids) for ids in texts])
+        for got, exact in zip(found, wanted, strict=True):
+            assert np.abs(got - exact).max() < tolerance * max(1.0, float(np.abs(exact).max()))
