@@ -6,6 +6,7 @@ import time
 import numpy as np
 
 from hplm import config, wire
+from hplm.scheduling.pace import Hold
 from hplm.serving.intake import Intake
 from hplm.serving.plot_stage import PlotInput, PlotStage
 from hplm.triton import metrics, translate
@@ -21,7 +22,7 @@ class TritonPythonModel:
         folder = translate.version_folder(args)
         settings = config.load(config.PlotSettings, folder / "settings.json")
         self._stage = PlotStage(settings, folder)
-        self._hold_s = min(settings.batch_every_ms / 1000 + LOOK_UP_S, MOST_HOLD_S)
+        self._hold = Hold(min(settings.batch_every_ms / 1000 + LOOK_UP_S, MOST_HOLD_S))
         given = json.loads(args["model_config"])
         waiting = given.get("dynamic_batching", {}).get("default_queue_policy", {}).get("max_queue_size", 0)
         self._most = given["max_batch_size"]
@@ -48,8 +49,10 @@ class TritonPythonModel:
     def execute(self, requests):
         now_s = time.monotonic()
         self._arrived_s = now_s - self._intake.waited_s(len(requests), now_s)
+        hold_s = self._hold.seconds(len(requests), now_s)
         # Behind a full one more waits already.
-        hold_s = self._hold_s if len(requests) < self._most else 0.0
+        if len(requests) == self._most:
+            hold_s = 0.0
         found = translate.submit_all(
             requests, self._read, self._stage.submit, lambda request: self._write, hold_s=hold_s
         )

@@ -1,8 +1,11 @@
 """Triton backend `upper`: HIDDEN, TOKENS, TENANT, ARRIVED, VERSION -> LABEL, SCORE, SPAN, LOGITS."""
 
+import time
+
 import numpy as np
 
 from hplm import config, wire
+from hplm.scheduling.pace import Hold
 from hplm.serving.upper_stage import UpperInput, UpperStage
 from hplm.triton import metrics, translate
 
@@ -29,13 +32,14 @@ class TritonPythonModel:
             instance=args["model_instance_name"],
         )
         # A GPU is done with a batch in less: nobody's requests would be read meanwhile.
-        self._hold_s = HOLD_S if self._stage.engine.device.type == "cpu" else 0.0
+        self._hold = Hold(HOLD_S if self._stage.engine.device.type == "cpu" else 0.0)
         # What `auto` has come to: a GPU that torch does not see is no error.
         translate.log(f"{args['model_name']}: computing {self._stage.about}")
         self._stage.start()
 
     def execute(self, requests):
-        return translate.submit_all(requests, self._read, self._stage.submit, self._writer, hold_s=self._hold_s)
+        hold_s = self._hold.seconds(len(requests), time.monotonic())
+        return translate.submit_all(requests, self._read, self._stage.submit, self._writer, hold_s=hold_s)
 
     def finalize(self):
         self._stage.stop()

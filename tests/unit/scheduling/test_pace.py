@@ -1,10 +1,10 @@
-"""Batches keep a distance where enough come to fill them, and only there."""
+"""Batches keep a distance, and calls last, where enough come to be worth the wait, and only there."""
 
 from __future__ import annotations
 
 import pytest
 
-from hplm.scheduling.pace import Pace
+from hplm.scheduling.pace import Hold, Pace
 
 EVERY_S = 0.007
 
@@ -62,3 +62,16 @@ def test_requests_that_come_one_by_one_wait_for_no_others() -> None:
 
 def test_the_first_batch_begins_at_once() -> None:
     assert Pace(1000.0).left_s(0.0) <= 0
+
+
+@pytest.mark.parametrize(("rate", "holds"), [(100, False), (350, False), (450, True), (2000, True)])
+def test_calls_last_while_two_or_more_come_in_such_a_time(rate: int, holds: bool) -> None:
+    hold = Hold(0.005)
+    found = [hold.seconds(1, 100.0 + call / rate) for call in range(rate)]
+    assert set(found[rate // 2 :]) == ({0.005} if holds else {0.0})
+    assert hold.seconds(1, 103.0) == 0.0
+
+
+def test_a_call_that_may_not_last_never_does() -> None:
+    hold = Hold(0.0)
+    assert {hold.seconds(64, 100.0 + call / 1000) for call in range(1000)} == {0.0}
