@@ -22,11 +22,10 @@ class TritonPythonModel:
         folder = translate.version_folder(args)
         settings = config.load(config.PlotSettings, folder / "settings.json")
         self._stage = PlotStage(settings, folder)
-        self._hold = Hold(min(settings.batch_every_ms / 1000 + LOOK_UP_S, MOST_HOLD_S))
         given = json.loads(args["model_config"])
         waiting = given.get("dynamic_batching", {}).get("default_queue_policy", {}).get("max_queue_size", 0)
-        self._most = given["max_batch_size"]
-        self._intake = Intake(self._most, waiting)
+        self._intake = Intake(given["max_batch_size"], waiting)
+        self._hold = Hold(min(settings.batch_every_ms / 1000 + LOOK_UP_S, MOST_HOLD_S), given["max_batch_size"])
         translate.log(f"{args['model_name']}: what no table has is {self._stage.about}")
         self._metrics = metrics.Published(
             counters={
@@ -50,9 +49,6 @@ class TritonPythonModel:
         now_s = time.monotonic()
         self._arrived_s = now_s - self._intake.waited_s(len(requests), now_s)
         hold_s = self._hold.seconds(len(requests), now_s)
-        # Behind a full one more waits already.
-        if len(requests) == self._most:
-            hold_s = 0.0
         found = translate.submit_all(
             requests, self._read, self._stage.submit, lambda request: self._write, hold_s=hold_s
         )

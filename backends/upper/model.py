@@ -1,5 +1,6 @@
 """Triton backend `upper`: HIDDEN, TOKENS, TENANT, ARRIVED, VERSION -> LABEL, SCORE, SPAN, LOGITS."""
 
+import json
 import time
 
 import numpy as np
@@ -32,7 +33,8 @@ class TritonPythonModel:
             instance=args["model_instance_name"],
         )
         # A GPU is done with a batch in less: nobody's requests would be read meanwhile.
-        self._hold = Hold(HOLD_S if self._stage.engine.device.type == "cpu" else 0.0)
+        hold_s = HOLD_S if self._stage.engine.device.type == "cpu" else 0.0
+        self._hold = Hold(hold_s, json.loads(args["model_config"])["max_batch_size"])
         # What `auto` has come to: a GPU that torch does not see is no error.
         translate.log(f"{args['model_name']}: computing {self._stage.about}")
         self._stage.start()

@@ -129,7 +129,7 @@ def memory_by_tenants(folder: Path, shape: Shape, counts: Sequence[int], picture
         "host_bytes": (last["private_mb"] - first["private_mb"]) * 1e6 / added,
         "disk_bytes": disk_bytes,
     }
-    full = file_bytes(whole(fleet.base.config), choose_dtype("auto", choose_device("auto")))
+    full = file_bytes(whole(fleet.base.config), choose_dtype(settings.dtype, choose_device(settings.device)))
     head = sum(array.nbytes for array in tenant.head.arrays.values())
     rows += [
         {"system": "hbert, an added tenant", **per_tenant},

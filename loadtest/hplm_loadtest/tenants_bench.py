@@ -63,8 +63,8 @@ def throughput_by_tenants(
 ) -> Report:
     """Every system as a real server of its own, started and stopped in turn; medians over the rounds.
 
-    `kind` of `hplm_loadtest.texts`: the tables know every n-gram of those of the pool. Where there is a GPU all compute on it
-    but `onnxruntime`.
+    `kind` of `hplm_loadtest.texts`: the tables know every n-gram of those of the pool. All compute where the fleet's hBERT
+    does, but `onnxruntime` always on the processor. Raises ConfigError where they could not be compared.
     """
     check_picture(picture)
     systems, counts = list(dict.fromkeys(systems)), sorted(set(counts))
@@ -117,7 +117,8 @@ def throughput_by_tenants(
         "mean_tokens": mean_tokens(fleet.texts[:: 1 + len(fleet.texts) // 1000], fleet.models),
         "protocol": "grpc",
         "client": "same machine, a process of its own",
-        "swaps": "from the page cache into memory laid out beforehand; dedicated-disk past the page cache",
+        "swaps": "from the page cache into memory laid out beforehand, of a GPU through pinned memory; dedicated-disk past the "
+        "page cache",
     }
     return Report("tenants", settings, rows, goals(rows))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -31,24 +32,29 @@ def test_a_peer_answers_on_the_gpu_as_on_the_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: System, dtype: torch.dtype, tolerance: float
 ) -> None:
     # Several pieces a file, the last of them shorter.
-    monkeypatch.setattr(plain, "PIECE", 3 * plain.ALIGNMENT)
+    monkeypatch.setattr(plain, "PIECE_BYTES", 4 * plain.ALIGNMENT)
     base = tiny.make_base(Store(tmp_path / "store"), tiny.config())
     config, folder = whole(base.config), tmp_path / "weights"
     write_models(
         folder, config, tenants=3, disk_bytes=10**9, dtype=dtype, onnx=False, seed=0, progress=Progress(disable=True)
     )
-    assert model_files(folder)[0].stat().st_size > 2 * plain.PIECE
-    tenants = tiny.fleet_of(base, 3)
+    pieces = model_files(folder)[0].stat().st_size / plain.PIECE_BYTES
+    assert pieces > 2
+    assert pieces % 1
+    mean, cls, tagging = tiny.fleet_of(base, 3)
+    cls = replace(cls, card=replace(cls.card, pooling="cls"))
+    tagging = replace(tagging, card=replace(tagging.card, task="tagging"))
     rng = np.random.default_rng(0)
     texts = [rng.integers(5, config.vocab_size, size=length) for length in (4, 7, 4)]
     settings = PeerSettings(system=system, store="", base="", weights="", budget_mb=1, reduction_factor=4)
     bodies = [make_body(settings, config, dtype, folder, device) for device in (GPU, CPU)]
     # The last in the place of the first.
-    for tenant in (*tenants, tenants[0]):
+    for tenant in (mean, cls, tagging, mean):
         found, wanted = [], []
         for body, answers in zip(bodies, (found, wanted), strict=True):
             kept = body.keep(tenant)
             body.load(0, body.model_of(kept))
             answers += body.run(0, [PeerRequest(kept, ids) for ids in texts])
         for got, exact in zip(found, wanted, strict=True):
+            assert got.shape == exact.shape
             assert np.abs(got - exact).max() < tolerance * max(1.0, float(np.abs(exact).max()))

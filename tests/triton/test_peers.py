@@ -18,13 +18,13 @@ from hplm_builder.export import export
 from hplm_builder.fleet import BANK, PLOT, make_fleet, make_pool_plot
 from hplm_client import Client
 from hplm_loadtest import memory, tenants_bench
+from hplm_loadtest.peers import systems
 from hplm_loadtest.peers.bodies import in_every_layer
 from hplm_loadtest.peers.files import file_of, model_files
 from hplm_loadtest.peers.plain import (
     PACKED_FROM_BATCH,
     FlatModel,
     PeerRequest,
-    head_logits,
     seeded_model,
     stored_as,
     whole,
@@ -44,7 +44,7 @@ from hplm.config import PlotSettings, UpperSettings
 from hplm.nn import reference
 from hplm.nn.base import Base
 from hplm.nn.onednn import can_pack
-from hplm.nn.upper import pool
+from hplm.nn.upper import head_logits, pool
 from hplm.store.layout import Store
 from hplm.text import TextEncoder
 from hplm.triton.instances import instances_in
@@ -238,7 +238,7 @@ def test_a_whole_model_gives_the_same_before_and_after_it_is_packed_and_another_
             for request, found in zip(requests, flat.run(requests), strict=True):
                 with torch.inference_mode():
                     last = model(torch.from_numpy(request.ids), [len(request.ids)])
-                    wanted = head_logits(tenant, last.numpy(), last.mean(0).numpy())
+                    wanted = head_logits([tenant], [len(request.ids)], last)[0]
                 assert np.allclose(found, wanted, atol=1e-5 if dtype == torch.float32 else 0.05)
             assert flat.is_packed == (batch >= PACKED_FROM_BATCH and can_pack(torch.device("cpu"), dtype))
 
@@ -338,6 +338,16 @@ def test_the_tenants_benchmark_measures_every_point_of_every_system(tiny_fleet: 
     assert report.settings["dedicated_files"] > 1
     assert report.settings["texts"] == "unseen"
     assert picture.is_file()
+
+
+@pytest.mark.parametrize(("gpus", "threads", "said"), [(2, 1, "CUDA_VISIBLE_DEVICES=0"), (1, 2, "leave --threads out")])
+def test_what_could_not_be_compared_on_gpus_is_refused(
+    tiny_fleet: Path, monkeypatch: pytest.MonkeyPatch, gpus: int, threads: int, said: str
+) -> None:
+    monkeypatch.setattr(systems, "choose_device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    with pytest.raises(errors.ConfigError, match=said):
+        Systems(open_fleet(tiny_fleet, "minilm", 12), Limits(threads))
 
 
 @pytest.mark.parametrize("name", ["hbert", "dedicated", "shared", "adapter"])

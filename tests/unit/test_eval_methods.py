@@ -92,6 +92,15 @@ def test_on_demand_adapters_are_four_times_as_wide(bench: Place, tmp_path: Path)
         assert {about.get("reduction_factor") for about in found} == {4 if method.endswith("-wide") else None}
 
 
+def test_wide_and_taught_is_both(bench: Place, task: EvalTask) -> None:
+    original = Original(bench.base, bench.original)
+    found = {one.name: one for one in method_variants(original, Served(bench.store, bench.base, "general"), CPU)}
+    assert {name for name, one in found.items() if one.taught} == {"hbert-taught", "hbert-wide-taught"}
+    wide, both = (found[name] for name in ("hbert-wide", "hbert-wide-taught"))
+    assert both.about(task) == wide.about(task) != found["hbert"].about(task)
+    assert [p.shape for p in both.body(task)().parameters()] == [p.shape for p in wide.body(task)().parameters()]
+
+
 def test_on_demand_hbert_learns_from_unlabelled_texts_too(bench: Place, task: EvalTask, tmp_path: Path) -> None:
     asked = ["--method", "dedicated", "--method", "hbert", "--method", "hbert-taught", "--resume", str(tmp_path)]
     report = report_of(bench, "methods", *with_original(bench), *asked)

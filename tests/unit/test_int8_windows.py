@@ -21,6 +21,7 @@ from hplm.nn.base import Base
 from hplm.nn.dtype import has_bfloat16
 from hplm.nn.encoder import TransformerLayer, WindowEncoder
 from hplm.nn.int8 import APART, Ranges, channels_apart
+from hplm.nn.int8_products import cut_off
 from hplm.nn.int8_ranges import WINDOWS, measure_window_ranges
 from hplm.nn.int8_windows import Int8WindowLayer
 from hplm.nn.lookup import compute_windows, open_lineage
@@ -46,6 +47,11 @@ FORMATS = pytest.mark.parametrize(
 def in_int8(base: Base, lower: WindowEncoder, dtype: torch.dtype = torch.float32) -> WindowEncoder:
     lowers.pack(lower, dtype, base)
     return lower
+
+
+def test_codes_are_what_is_before_the_point() -> None:
+    values = torch.arange(0, 256 * 64) / 64
+    assert torch.equal(cut_off(values), values.floor().to(torch.uint8))
 
 
 def enlarge(layer: nn.Module) -> None:

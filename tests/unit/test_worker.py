@@ -511,18 +511,36 @@ def test_without_a_path_nothing_is_traced(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_what_comes_soon_after_a_batch_of_several_goes_together(inbox: Inbox, gate: Gate) -> None:
+# So many at once that `Pace` takes more for granted.
+MANY = 20
+
+
+def test_what_comes_soon_after_a_batch_of_many_goes_together(inbox: Inbox, gate: Gate) -> None:
     gate.open.set()
-    worker = worker_of(gate.run, every_s=3.0)
+    worker = worker_of(gate.run, every_s=3.0, batch=MANY)
+    for item in range(MANY):
+        submit(worker, inbox, item)
+    worker.start()
+    inbox.wait(MANY)
+    for item in range(MANY, MANY + 5):
+        submit(worker, inbox, item)
+    inbox.wait(MANY + 5)
+    worker.stop()
+    assert gate.batches == [list(range(MANY)), list(range(MANY, MANY + 5))]
+
+
+def test_after_a_batch_of_few_nobody_waits_for_others(inbox: Inbox, gate: Gate) -> None:
+    gate.open.set()
+    worker = worker_of(gate.run, every_s=1000.0)
     for item in (0, 1):
         submit(worker, inbox, item)
     worker.start()
-    inbox.wait(2)
-    for item in range(2, 7):
+    for item in (2, 3):
+        inbox.wait(item)
         submit(worker, inbox, item)
-    inbox.wait(7)
+    inbox.wait(4)
     worker.stop()
-    assert gate.batches == [[0, 1], [2, 3, 4, 5, 6]]
+    assert gate.batches == [[0, 1], [2], [3]]
 
 
 def test_requests_that_come_one_by_one_wait_for_no_others(inbox: Inbox, gate: Gate) -> None:
@@ -538,16 +556,16 @@ def test_requests_that_come_one_by_one_wait_for_no_others(inbox: Inbox, gate: Ga
 
 def test_stopping_does_not_wait_for_the_next_batch(inbox: Inbox, gate: Gate) -> None:
     gate.open.set()
-    worker = worker_of(gate.run, every_s=1000.0)
+    worker = worker_of(gate.run, every_s=1000.0, batch=MANY)
     before = set(threading.enumerate())
-    for item in (0, 1):
+    for item in range(MANY):
         submit(worker, inbox, item)
     worker.start()
-    inbox.wait(2)
-    submit(worker, inbox, 2)
+    inbox.wait(MANY)
+    submit(worker, inbox, MANY)
     worker.stop()
-    assert isinstance(inbox.wait(3)[2], StoppingError)
-    assert gate.batches == [[0, 1]]
+    assert isinstance(inbox.wait(MANY + 1)[MANY], StoppingError)
+    assert gate.batches == [list(range(MANY))]
     assert set(threading.enumerate()) <= before
 
 

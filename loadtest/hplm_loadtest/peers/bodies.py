@@ -11,12 +11,13 @@ import numpy as np
 import torch
 from torch import nn
 
+from hplm.adapters.packed import widen
 from hplm.adapters.tenant import Tenant
 from hplm.config import BaseConfig
 from hplm.errors import ConfigError
-from hplm.nn.upper import UpperEngine, UpperRequest, count_read
+from hplm.nn.upper import Logits, UpperEngine, UpperRequest, count_read, head_logits
 from hplm_loadtest.peers.files import file_of, model_files
-from hplm_loadtest.peers.plain import FlatModel, Logits, PeerRequest, head_logits
+from hplm_loadtest.peers.plain import FlatModel, PeerRequest
 from hplm_loadtest.peers.settings import PeerSettings, System
 
 BODY = "body"
@@ -93,8 +94,9 @@ class AdapterBody:
         )
 
     def keep(self, tenant: Tenant) -> Tenant:
-        tiled = in_every_layer(tenant, self._layers)
-        return replace(tiled, packed=self._engine.slots.staged(tiled.packed))
+        """In the shape of a slot, pinned where there is CUDA, as hBERT keeps them."""
+        tiled, slots = in_every_layer(tenant, self._layers), self._engine.slots
+        return replace(tiled, packed=slots.staged(widen(tiled.packed, slots.reduced_size)))
 
     def model_of(self, tenant: Tenant) -> str:
         return BODY
@@ -105,7 +107,8 @@ class AdapterBody:
     def run(self, place: int, requests: Sequence[PeerRequest]) -> list[Logits]:
         with torch.inference_mode():
             ids = torch.from_numpy(np.concatenate([request.ids for request in requests]))
-            embedded = self._embeddings(ids).float().numpy()
+            # As large as what hBERT's look-up hands on.
+            embedded = self._embeddings(ids).half().numpy()
         parts = np.split(embedded, np.cumsum([len(request.ids) for request in requests])[:-1])
         texts = [UpperRequest(r.tenant, part) for r, part in zip(requests, parts, strict=True)]
         return self._engine.run(texts)
@@ -179,10 +182,9 @@ class OnnxBody:
             mask[row, : lengths[row]] = 1
         read = max(count_read(request.tenant, len(request.ids)) for request in requests)
         hidden = session.run(["hidden"], {"ids": ids, "mask": mask, "read": np.array([read])})[0]
-        return [
-            head_logits(request.tenant, states[:length], states[:length].mean(axis=0))
-            for request, states, length in zip(requests, hidden, lengths, strict=True)
-        ]
+        counts = [count_read(request.tenant, length) for request, length in zip(requests, lengths, strict=True)]
+        states = np.concatenate([own[:count] for own, count in zip(hidden, counts, strict=True)])
+        return head_logits([request.tenant for request in requests], counts, torch.from_numpy(states))
 
 
 def places_in(settings: PeerSettings, model_bytes: int) -> int:

@@ -6,29 +6,30 @@ import mmap
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hplm.adapters.tenant import Tenant
 from hplm.config import BaseConfig
 from hplm.errors import ConfigError, CorruptArtifactError
-from hplm.nn.encoder import UpperEncoder, equal_runs, packed_positions
+from hplm.nn.encoder import UpperEncoder, equal_runs
 from hplm.nn.onednn import can_pack
 from hplm.nn.scripted import UNCHANGED, RunLayers, scripted
-from hplm.nn.upper import count_read, in_dtype, layer_weights, places_of
+from hplm.nn.upper import Logits, count_read, head_logits, layer_weights, places_of
 
-Logits = npt.NDArray[np.float32]
 CPU = torch.device("cpu")
 # Direct reads want blocks of the disk, vector loads want cache lines: a page is both.
 ALIGNMENT = 4096
-# Of a file on its way to a GPU: pages.
-PIECE = 1024 * ALIGNMENT
+# Of a file, read while the one before is on its way to a GPU.
+PIECE_BYTES = 1024 * ALIGNMENT
+# Of a file: those of another are not taken for one of these.
+FORMAT = 2
 # Putting the matrices of BERT-base's shape into oneDNN's order takes 0.2 s in float32, 0.07 in bfloat16, and saves 1 to 20 ms
 # of a batch of 1 to 16 texts (two Xeon cores, by hand): worth it for a model that stays.
 PACKED_FROM_BATCH = 16
@@ -72,8 +73,8 @@ def seeded_model(config: BaseConfig, seed: int) -> PlainModel:
 
 
 def stored_as(model: PlainModel, dtype: torch.dtype) -> PlainModel:
-    """Matrices and word embeddings in `dtype`, the rest in fp32, as the upper stage of hBERT computes."""
-    in_dtype(model.body, dtype)
+    """Layers and word embeddings in `dtype`, what is between them in fp32, as hBERT's upper stage computes."""
+    model.body.layers.to(dtype)
     model.word_embeddings.to(dtype)
     return model.eval()
 
@@ -132,33 +133,51 @@ class _HostMemory:
 
 
 class _DeviceMemory:
-    """`flat` on a GPU. Of a file one piece is read while the last is copied, in a stream of its own."""
+    """`flat` on a GPU."""
 
     def __init__(self, num_bytes: int, device: torch.device) -> None:
         self.flat = torch.empty(num_bytes, dtype=torch.uint8, device=device)
-        self._stream = torch.cuda.Stream(device)
-        self._pieces = [torch.empty(PIECE, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
-        self._copied = [torch.cuda.Event(), torch.cuda.Event()]
+        self._way = _way_to(device)
 
     def fill(self, handle: int) -> None:
         """Read all of an open file; it is there when this returns."""
-        total = len(self.flat)
-        for number, start in enumerate(range(0, total, PIECE)):
+        self._way.bring(handle, self.flat)
+
+
+class _Way:
+    """To a GPU, for one file at a time: a piece is read while the one before is copied, in a stream of its own."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)
+        self._pieces = [torch.empty(PIECE_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+        # Who waits for them leaves the core to others.
+        self._copied = [torch.cuda.Event(blocking=True) for _ in self._pieces]
+
+    def bring(self, handle: int, flat: Tensor) -> None:
+        for number, start in enumerate(range(0, len(flat), PIECE_BYTES)):
             piece, copied = self._pieces[number % 2], self._copied[number % 2]
-            size = min(PIECE, total - start)
+            size = min(PIECE_BYTES, len(flat) - start)
             copied.synchronize()
             _read(handle, piece.numpy().data[:size], start)
             with torch.cuda.stream(self._stream):
-                self.flat[start : start + size].copy_(piece[:size], non_blocking=True)
+                flat[start : start + size].copy_(piece[:size], non_blocking=True)
                 copied.record()
-        self._stream.synchronize()
+        for copied in self._copied:
+            copied.synchronize()
+
+
+# One for all models: one thread loads them.
+_way_to = cache(_Way)
 
 
 def _read(handle: int, view: memoryview, start: int) -> None:
-    """What a file has from `start` on, as much as `view` holds."""
+    """What a file has from `start` on, as much as `view` holds. Raises CorruptArtifactError where it has less."""
     done = 0
     while done < len(view):
-        done += os.preadv(handle, [view[done:]], start + done)
+        read = os.preadv(handle, [view[done:]], start + done)
+        if read == 0:
+            raise CorruptArtifactError("a model's file was cut short while it was read")
+        done += read
 
 
 class FlatModel:
@@ -213,19 +232,15 @@ class FlatModel:
         with torch.inference_mode():
             ids = torch.from_numpy(np.concatenate([text.ids for text in texts])).to(self._device)
             counts = [count_read(text.tenant, len(text.ids)) for text in texts]
-            hidden = self._hidden(ids, lengths, counts).float().cpu()
-            bags = torch.from_numpy(np.cumsum([0, *counts[:-1]]))
-            means = F.embedding_bag(torch.arange(len(hidden)), hidden, bags, mode="mean")
-        parts = np.split(hidden.numpy(), np.cumsum(counts)[:-1])
-        answers: list[Any] = [None] * len(requests)
-        for index, text, states, mean in zip(order, texts, parts, means.numpy(), strict=True):
-            answers[index] = head_logits(text.tenant, states, mean)
-        return answers
+            found = head_logits([text.tenant for text in texts], counts, self._hidden(ids, lengths, counts))
+        answers = dict(zip(order, found, strict=True))
+        return [answers[index] for index in range(len(requests))]
 
     def _hidden(self, ids: Tensor, lengths: Sequence[int], counts: Sequence[int]) -> Tensor:
         """As `self.model(ids, lengths)`, of each text the first `counts` that its head reads: `[sum of counts, H]`."""
         embedded = self.model.word_embeddings(ids).float()
-        state = self.model.body.embed(embedded, packed_positions(lengths, self._device)).to(self._dtype)
+        positions = places_of([0] * len(lengths), lengths).to(self._device)
+        state = self.model.body.embed(embedded, positions).to(self._dtype)
         runs = equal_runs(lengths)
         read = None
         if sum(counts) < sum(lengths):
@@ -243,11 +258,3 @@ class FlatModel:
         weights = [layer_weights(layer) for layer in body.layers]
         no_adapters = [torch.zeros(len(weights), 1)]
         return scripted(RunLayers(weights, no_adapters, config.layer_norm_eps, config.num_heads, None, pack=pack))
-
-
-def head_logits(tenant: Tenant, states: Logits, mean: Logits) -> Logits:
-    """A tenant's head over last hidden states `[T, H]` and their mean `[H]`: `[1, labels]` or `[T, n * labels]`."""
-    card, head = tenant.card, tenant.head
-    if card.task != "tagging":
-        states = states[:1] if card.pooling == "cls" else mean[None]
-    return states @ head.weight.T + head.bias

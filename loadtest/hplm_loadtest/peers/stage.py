@@ -21,6 +21,7 @@ from hplm.errors import ArtifactError, HplmError, InternalError
 from hplm.nn import base as bases
 from hplm.nn.dtype import choose_device, choose_dtype
 from hplm.nn.memory import keep_freed_memory, stop_searching_what_stays
+from hplm.nn.upper import Logits
 from hplm.serving.threads import SWITCH_INTERVAL_S
 from hplm.store.catalog import Catalog
 from hplm.store.layout import Store
@@ -28,7 +29,7 @@ from hplm.store.records import ServedTenant
 from hplm.text import EncodedText, TextEncoder, check_not_empty, decode_utf8, tokenise_in_one_thread
 from hplm.wire import LabelledSpan
 from hplm_loadtest.peers.bodies import make_body
-from hplm_loadtest.peers.plain import Logits, PeerRequest, whole
+from hplm_loadtest.peers.plain import PeerRequest, whole
 from hplm_loadtest.peers.settings import PeerSettings
 from hplm_loadtest.peers.swap import SwapWorker
 

@@ -9,17 +9,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from rich.progress import Progress
 
 from hplm.config import UpperSettings, load
-from hplm.errors import MissingArtifactError
+from hplm.errors import ConfigError, MissingArtifactError
 from hplm.nn.base import Base
 from hplm.nn.dtype import choose_device, choose_dtype, count_cores
 from hplm.triton.instances import with_instances
 from hplm.triton.server import TritonServer, free_ports
 from hplm_loadtest.models import read, served_names
 from hplm_loadtest.page_cache import into_page_cache
-from hplm_loadtest.peers import onnx_graph
+from hplm_loadtest.peers import onnx_graph, plain
 from hplm_loadtest.peers.plain import file_bytes, whole
 from hplm_loadtest.peers.repository import serve_peer, write_repository
 from hplm_loadtest.peers.settings import PeerSettings
@@ -89,12 +90,17 @@ class Systems:
     """Writes what each system needs below the fleet's folder, then starts it as often as asked."""
 
     def __init__(self, fleet: Fleet, limits: Limits, upper: Mapping[str, Any] | None = None) -> None:
-        """`upper` changes settings of hBERT's upper stage."""
+        """`upper` changes settings of hBERT's upper stage. Raises ConfigError where systems could not be compared."""
         self._fleet = fleet
         self._upper = dict(upper or {})
         self._limits = limits
         self._config = whole(fleet.base.config)
-        self._device = choose_device("auto")
+        # Where hBERT computes, its peers do too.
+        self._device = choose_device(fleet.upper.device)
+        if self._device.type == "cuda" and torch.cuda.device_count() > 1:
+            raise ConfigError("hBERT would compute on every GPU and its peers on one: set CUDA_VISIBLE_DEVICES=0")
+        if self._device.type == "cuda" and limits.num_threads > 1:
+            raise ConfigError("several threads are of processors: leave --threads out where there is a GPU")
         self._dtype = choose_dtype("auto", self._device)
         # Of each of the processes that share it.
         self._cache_mb = max(1, limits.budget_mb // limits.num_threads)
@@ -109,7 +115,8 @@ class Systems:
             return
         system, from_disk = PEERS[name]
         is_onnx = system == "onnxruntime"
-        files = f"onnx-{onnx_graph.FORMAT}" if is_onnx else str(self._dtype).partition(".")[2]
+        dtype: Literal["bfloat16", "float32"] = "bfloat16" if self._dtype == torch.bfloat16 else "float32"
+        files = f"onnx-{onnx_graph.FORMAT}" if is_onnx else f"{dtype}-{plain.FORMAT}"
         weights = self._fleet.folder / "peers" / files
         is_dedicated = system in ("dedicated", "onnxruntime")
         count = write_models(
@@ -124,6 +131,8 @@ class Systems:
         )
         if is_dedicated:
             self.about[f"{name}_files"] = count
+        if is_onnx:
+            self.about[f"{name}_on"] = "cpu"
         if system == "dedicated":
             model_mb = file_bytes(self._config, self._dtype) / 1e6
             self.about |= {
@@ -146,6 +155,8 @@ class Systems:
             num_threads=self._limits.num_threads if is_dedicated else 1,
             # Computing first on every core would let no request in or out: hBERT's upper stage sees to that itself.
             compute_nice=PeerSettings.compute_nice if self._limits.num_threads < count_cores() else 0,
+            device="cuda" if self._device.type == "cuda" else "cpu",
+            dtype=dtype,
         )
         write_repository(target, settings, 1 if is_dedicated else self._limits.num_threads)
 

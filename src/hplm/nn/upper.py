@@ -190,7 +190,7 @@ class UpperEngine:
                 state = run.end()
             if not holds_read_alone and not layout.is_packed:
                 state = state.index_select(0, places_of(layout.starts, counts).to(self.device))
-            return self._logits(texts, counts, state.float())
+            return head_logits([text.tenant for text in texts], counts, state)
 
     def _embed(self, texts: list[UpperRequest], layout: Layout) -> Tensor:
         """The texts' hidden states in their places, positions added: `[size, H]`."""
@@ -222,21 +222,25 @@ class UpperEngine:
             lengths.append(gap)
         return plan_adapters(slots, lengths, self.device, gathered=self._gathers)
 
-    def _logits(self, texts: list[UpperRequest], counts: list[int], state: Tensor) -> list[Logits]:
-        """Pooling on the device, heads on the host: a head is a few KB and serves one text. `counts` of `state` a text."""
-        every = torch.arange(len(state), device=self.device)
-        ends = np.cumsum(counts)
-        bags = torch.from_numpy(ends - counts).to(self.device)
-        # As `segment_reduce` does it, but fast on a CPU. Of one token, `[CLS]`, it is that token.
-        means = F.embedding_bag(every, state, bags, mode="mean").cpu().numpy()
-        answers = []
-        for i, text in enumerate(texts):
-            card, head = text.tenant.card, text.tenant.head
-            seen = means[i : i + 1]
-            if card.task == "tagging":
-                seen = state[ends[i] - counts[i] : ends[i]].cpu().numpy()
-            answers.append(seen @ head.weight.T + head.bias)
-        return answers
+
+def head_logits(tenants: Sequence[Tenant], counts: Sequence[int], state: Tensor) -> list[Logits]:
+    """Of each text its tenant's head over the last hidden states that it reads, `counts` of `state` `[N, H]` a text.
+
+    `[1, labels]`, `[T, n * labels]` of a tagging. Pooled on the device; heads on the host: one is a few KB and serves one text.
+    """
+    state = state.float()
+    every = torch.arange(len(state), device=state.device)
+    ends = np.cumsum(counts)
+    bags = torch.from_numpy(ends - counts).to(state.device)
+    # As `segment_reduce` does it, but fast on a CPU. Of one token, `[CLS]`, it is that token.
+    means = F.embedding_bag(every, state, bags, mode="mean").cpu().numpy()
+    answers = []
+    for i, tenant in enumerate(tenants):
+        seen = means[i : i + 1]
+        if tenant.card.task == "tagging":
+            seen = state[ends[i] - counts[i] : ends[i]].cpu().numpy()
+        answers.append(seen @ tenant.head.weight.T + tenant.head.bias)
+    return answers
 
 
 def count_read(tenant: Tenant, length: int) -> int:

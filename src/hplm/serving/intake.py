@@ -6,7 +6,8 @@ from collections import deque
 
 # A stage that Triton left alone for longer had nothing waiting there.
 PAUSE_S = 0.01
-# A call that comes sooner after the last waited for its end: before that Triton passes the answers on that it brought back.
+# A call that comes sooner after the last may have waited for its end: before that Triton passes the answers on that it
+# brought back.
 AT_ONCE_S = 0.003
 # Over which the rate is taken.
 CALLS = 32
