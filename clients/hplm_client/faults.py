@@ -34,6 +34,10 @@ UNKNOWN_MODEL = "Request for unknown model"
 RESTRICTED = ("This protocol is restricted", "This API is restricted")
 
 
+# What the transports say of a port that speaks something else.
+NO_HTTP, NO_GRPC = "Expected HTTP/", "Socket closed"
+
+
 @contextmanager
 def typed_errors(url: str) -> Iterator[None]:
     """Raise HplmError instead of what the transport raises."""
@@ -47,6 +51,8 @@ def typed_errors(url: str) -> Iterator[None]:
         raise InternalError(f"{url} answers with what is no answer of Triton's: is it the right address?") from None
     except (OSError, asyncio.TimeoutError, aiohttp.ClientError, HTTPParseError) as error:
         # What gevent and aiohttp raise where nobody answers; grpc's come as InferenceServerException.
+        if NO_HTTP in str(error):
+            raise UnreachableError(f"{url} speaks no HTTP: is it gRPC's port? That is grpc://HOST:8001") from None
         raise UnreachableError(f"{url} does not answer: {error or type(error).__name__}") from None
 
 
@@ -67,7 +73,10 @@ def from_triton(error: Any, url: str) -> HplmError:
         word in status.upper() for word in ("UNAVAILABLE", "DEADLINE", "499", "502", "503", "504")
     ):
         # A model that is not there may be on its way: the server is starting, stopping, or reviving it.
-        return UnreachableError(f"{url}: {message}")
+        hint = "; if it is HTTP's port, that is http://HOST:8000" if message.endswith(NO_GRPC) else ""
+        return UnreachableError(f"{url}: {message}{hint}")
+    if status == "405":
+        return UnreachableError(f"{url} takes no requests: is it the port of Triton's metrics?")
     # What comes from a step without a code of ours is no fault of the request: the server has checked it before.
     if said == message and any(word in status.upper() for word in ("INVALID", "NOT_FOUND", "400", "404")):
         return BadInputError(message)

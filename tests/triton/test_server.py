@@ -44,6 +44,23 @@ def client(request: pytest.FixtureRequest, server: TritonServer) -> Iterator[Cli
         yield opened
 
 
+@pytest.mark.parametrize(
+    ("protocol", "port", "said"),
+    [("http", "grpc", "grpc://HOST:8001"), ("grpc", "http", "http://HOST:8000"), ("http", "metrics", "metrics")],
+)
+def test_who_calls_another_port_is_told_so(server: TritonServer, protocol: str, port: str, said: str) -> None:
+    url = f"{protocol}://127.0.0.1:{getattr(server.ports, port)}"
+
+    async def ask() -> None:
+        async with AsyncClient(url) as client:
+            await client.predict("alpha", "the red cat")
+
+    with Client(url) as client, pytest.raises(errors.UnreachableError, match=said):
+        client.predict("alpha", "the red cat")
+    with pytest.raises(errors.UnreachableError, match=said):
+        asyncio.run(ask())
+
+
 def expected_logits(store: Store, base: Base, pairs: Sequence[tuple[str, TextOrPair]]) -> list[np.ndarray]:
     """The slow reference: a loop over requests, every window computed, nothing packed."""
     lower, upper = base.load_lower(), base.load_upper()
