@@ -32,10 +32,9 @@ FULL = "Exceeds maximum queue size"
 STEP = re.compile(r"\Ain ensemble '[^']*', ")
 UNKNOWN_MODEL = "Request for unknown model"
 RESTRICTED = ("This protocol is restricted", "This API is restricted")
-
-
-# What the transports say of a port that speaks something else.
-NO_HTTP, NO_GRPC = "Expected HTTP/", "Socket closed"
+# What the transports say of a port that speaks something else; a socket is closed too where a server ends.
+NO_HTTP = "Expected HTTP/"
+NO_GRPC = re.compile("failed to connect .*Socket closed", re.DOTALL)
 
 
 @contextmanager
@@ -73,7 +72,7 @@ def from_triton(error: Any, url: str) -> HplmError:
         word in status.upper() for word in ("UNAVAILABLE", "DEADLINE", "499", "502", "503", "504")
     ):
         # A model that is not there may be on its way: the server is starting, stopping, or reviving it.
-        hint = "; if it is HTTP's port, that is http://HOST:8000" if message.endswith(NO_GRPC) else ""
+        hint = "; if it is HTTP's port, that is http://HOST:8000" if NO_GRPC.match(message) else ""
         return UnreachableError(f"{url}: {message}{hint}")
     if status == "405":
         return UnreachableError(f"{url} takes no requests: is it the port of Triton's metrics?")

@@ -345,9 +345,13 @@ def test_what_could_not_be_compared_on_gpus_is_refused(
     tiny_fleet: Path, monkeypatch: pytest.MonkeyPatch, gpus: int, threads: int, said: str
 ) -> None:
     monkeypatch.setattr(systems, "choose_device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr(systems, "choose_dtype", lambda *_: torch.bfloat16)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    servers = Systems(open_fleet(tiny_fleet, "minilm", 12), Limits(threads, 8, 2))
+    # By itself hBERT may have them all.
+    servers.prepare("hbert", QUIET)
     with pytest.raises(errors.ConfigError, match=said):
-        Systems(open_fleet(tiny_fleet, "minilm", 12), Limits(threads))
+        servers.prepare("shared", QUIET)
 
 
 @pytest.mark.parametrize("name", ["hbert", "dedicated", "shared", "adapter"])

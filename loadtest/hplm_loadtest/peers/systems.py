@@ -90,29 +90,32 @@ class Systems:
     """Writes what each system needs below the fleet's folder, then starts it as often as asked."""
 
     def __init__(self, fleet: Fleet, limits: Limits, upper: Mapping[str, Any] | None = None) -> None:
-        """`upper` changes settings of hBERT's upper stage. Raises ConfigError where systems could not be compared."""
+        """`upper` changes settings of hBERT's upper stage."""
         self._fleet = fleet
         self._upper = dict(upper or {})
         self._limits = limits
         self._config = whole(fleet.base.config)
-        # Where hBERT computes, its peers do too.
+        # Where and in what format hBERT computes, its peers do too.
         self._device = choose_device(fleet.upper.device)
-        if self._device.type == "cuda" and torch.cuda.device_count() > 1:
-            raise ConfigError("hBERT would compute on every GPU and its peers on one: set CUDA_VISIBLE_DEVICES=0")
-        if self._device.type == "cuda" and limits.num_threads > 1:
-            raise ConfigError("several threads are of processors: leave --threads out where there is a GPU")
-        self._dtype = choose_dtype("auto", self._device)
+        self._dtype = choose_dtype(fleet.upper.dtype, self._device)
         # Of each of the processes that share it.
         self._cache_mb = max(1, limits.budget_mb // limits.num_threads)
         self.about: dict[str, Any] = {"device": self._device.type, "dtype": str(self._dtype), **asdict(limits)}
 
     def prepare(self, name: SystemName, progress: Progress) -> None:
-        """Write its model files and repository; files that are there are kept."""
+        """Write its model files and repository; files that are there are kept.
+
+        Raises ConfigError for a peer that hBERT could not be compared with.
+        """
         target = self._repository(name)
         shutil.rmtree(target, ignore_errors=True)
         if name == "hbert":
             self._copy_hbert(target)
             return
+        if self._device.type == "cuda" and torch.cuda.device_count() > 1:
+            raise ConfigError("hBERT would compute on every GPU and its peers on one: set CUDA_VISIBLE_DEVICES=0")
+        if self._device.type == "cuda" and self._limits.num_threads > 1:
+            raise ConfigError("several threads are of processors: leave --threads out where there is a GPU")
         system, from_disk = PEERS[name]
         is_onnx = system == "onnxruntime"
         dtype: Literal["bfloat16", "float32"] = "bfloat16" if self._dtype == torch.bfloat16 else "float32"
