@@ -35,6 +35,8 @@ RESTRICTED = ("This protocol is restricted", "This API is restricted")
 # What the transports say of a port that speaks something else; a socket is closed too where a server ends.
 NO_HTTP = "Expected HTTP/"
 NO_GRPC = re.compile("failed to connect .*Socket closed", re.DOTALL)
+# And what gRPC says of an answer that is none of gRPC's, as a proxy's page.
+PAGE = re.compile(r"Received http2 header with status: (\d{3})")
 
 
 @contextmanager
@@ -61,6 +63,8 @@ def from_triton(error: Any, url: str) -> HplmError:
     if status.isdigit() and (message.startswith(NOT_TRITONS) or NEVER_TRITONS.fullmatch(status)):
         # Triton's is JSON with an "error"; where tritonclient found none, its message has the whole page.
         return _from_proxy(int(status), url)
+    if page := PAGE.fullmatch(message):
+        return _from_proxy(int(page[1]), url)
     if found := from_wire(message):
         return found
     if FULL in message:
@@ -83,7 +87,7 @@ def from_triton(error: Any, url: str) -> HplmError:
 
 
 def _from_proxy(status: int, url: str) -> HplmError:
-    """Of an answer over HTTP that is not Triton's own."""
+    """Of an answer that is not Triton's own, by its status of HTTP."""
     said = f"{url} answers with status {status}"
     if status in (401, 403):
         return ForbiddenError(f"{url} refuses who asks: status {status}")

@@ -24,6 +24,11 @@ STOPPED = "Server is stopping, scheduler for model has stopped accepting new inf
         ("in ensemble 'hbert', Exceeds maximum queue size", "StatusCode.UNAVAILABLE", errors.QueueFullError),
         ("[request id: 1] unexpected shape for input 'TEXT'", "400", errors.BadInputError),
         (f"in ensemble 'hbert', {errors.EmptyTextError('no text').wire()}", "400", errors.EmptyTextError),
+        # A proxy before gRPC: the status of its page.
+        ("Received http2 header with status: 401", "StatusCode.UNAUTHENTICATED", errors.ForbiddenError),
+        ("Received http2 header with status: 404", "StatusCode.UNIMPLEMENTED", errors.UnreachableError),
+        ("Received http2 header with status: 413", "StatusCode.UNKNOWN", errors.BadInputError),
+        ("Received http2 header with status: 502", "StatusCode.UNAVAILABLE", errors.UnreachableError),
     ],
 )
 def test_the_error_says_whose_fault_it_is(message: str, status: str, kind: type[errors.HplmError]) -> None:
