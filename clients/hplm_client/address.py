@@ -25,6 +25,7 @@ def split_url(url: str) -> Address:
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
+        (host or "").encode("idna")  # a part of a name that is empty or too long: UnicodeError, a ValueError
     except ValueError:
         host = port = None
     tls = parts.scheme in TLS if host else False

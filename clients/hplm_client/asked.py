@@ -41,7 +41,8 @@ def _each(raw: Iterable[bytes], jsonl: bool) -> Iterator[Asked]:
         if not number:
             return
         try:
-            text = line.decode()
+            # A byte order mark, as Windows' editors write it, is no part of the text.
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
             yield Asked(TextEncodingError(f"line {number} is not UTF-8: byte {error.start} of it"), number)
             continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Literal, overload
@@ -15,7 +16,7 @@ from hplm import wire
 from hplm.errors import HplmError
 from hplm_client.address import split_url
 from hplm_client.answers import Prediction, options_of, outputs_of, parts_of, prediction_of, tensors_of
-from hplm_client.connection import connect
+from hplm_client.connection import bounded, connect
 from hplm_client.faults import typed_errors
 
 
@@ -30,6 +31,9 @@ class Client:
 
     `deadline_s` counts from the request's arrival at the server and travels as Triton's own `timeout`. A request that cannot be
     answered by then is refused with UNAVAILABLE and the code DEADLINE_UNMEETABLE. BadInputError where it is 0, negative or NaN.
+
+    `timeout_s` bounds each call. (Of `predict_many` over HTTP, each wait for a piece of an answer: time that the caller takes
+    between two answers is not counted.)
 
     Over TLS the address is `https://HOST` or `grpcs://HOST`, and the certificate one that the system, or the file of
     `SSL_CERT_FILE`, trusts. `headers` go with each request; ForbiddenError where who guards the server wants others.
@@ -47,14 +51,15 @@ class Client:
         self._concurrency = concurrency
         address = split_url(url)
         self._protocol = address.protocol
-        # Over HTTP the connection has it.
+        self._timeout_s = timeout_s
+        # Over HTTP the connection has it, for each piece of an answer: see `_in_time`.
         self._bounded: dict[str, Any] = {"client_timeout": timeout_s} if address.protocol == "grpc" else {}
         self._under_way = Group()
         self._module, self._triton = connect(address, headers, timeout_s=timeout_s, concurrency=concurrency)
 
     def is_ready(self) -> bool:
         """Whether hBERT answers on that server; over HTTP also False where who guards it lets nobody ask."""
-        with typed_errors(self.url):
+        with typed_errors(self.url), self._in_time():
             return bool(self._triton.is_model_ready(wire.MODEL, **self._bounded))
 
     def predict(
@@ -69,7 +74,8 @@ class Client:
         """One text of one tenant, or two where it was trained on pairs: `text` and `pair`."""
         with typed_errors(self.url):
             inputs = tensors_of(self._module, tenant, text, pair)
-            result = self._triton.infer(wire.MODEL, inputs, **self._call(logits, deadline_s))
+            with self._in_time():
+                result = self._triton.infer(wire.MODEL, inputs, **self._call(logits, deadline_s))
             return prediction_of(result, tenant, text, pair, logits)
 
     @overload
@@ -109,7 +115,7 @@ class Client:
         pending: deque[tuple[str, str, str | None, Any]] = deque()
         call = self._call(logits, deadline_s)
         failure: Exception | None = None
-        with typed_errors(self.url):
+        with typed_errors(self.url), self._in_time():
             # A dead address shows here, as one error, not as one for each request.
             self._triton.is_server_live(**self._bounded)
 
@@ -146,6 +152,10 @@ class Client:
             yield finished()
         if failure is not None:
             raise failure
+
+    def _in_time(self) -> AbstractContextManager[Any]:
+        """Ends a call over HTTP after `timeout_s`; gRPC does so itself."""
+        return bounded(self._timeout_s) if self._protocol == "http" else nullcontext()
 
     def _call(self, logits: bool, deadline_s: float | None) -> dict[str, Any]:
         return {"outputs": outputs_of(self._module, logits), **options_of(deadline_s), **self._bounded}

@@ -10,6 +10,7 @@ import ssl
 from collections.abc import Mapping
 from typing import Any
 
+from gevent import Timeout
 from gevent.ssl import create_default_context as gevent_context
 
 from hplm.errors import ConfigError
@@ -35,6 +36,12 @@ class _Still:
 
     async def close(self) -> None:
         await self._session.close()
+
+
+def bounded(timeout_s: float) -> Timeout:
+    """A context that raises TimeoutError after so long, of what gevent waits for: a connection's own time begins anew with each
+    piece of an answer."""
+    return Timeout(timeout_s, TimeoutError(f"timed out after {timeout_s:g} s"))
 
 
 def connect(

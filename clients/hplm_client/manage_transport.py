@@ -11,7 +11,7 @@ import numpy as np
 
 from hplm import wire
 from hplm_client.address import split_url
-from hplm_client.connection import connect
+from hplm_client.connection import bounded, connect
 from hplm_client.faults import from_triton, typed_errors
 
 # The server closes each stream after 2 s; one that is still open after this long has been lost.
@@ -40,7 +40,9 @@ def open_transport(url: str, timeout_s: float, headers: Mapping[str, str] | None
     """For an address as `split_url` takes it. Raises ConfigError."""
     address = split_url(url)
     opened = partial(connect, address, headers, timeout_s=timeout_s)
-    return HttpTransport(url, opened) if address.protocol == "http" else GrpcTransport(url, opened, timeout_s)
+    return (
+        HttpTransport(url, opened, timeout_s) if address.protocol == "http" else GrpcTransport(url, opened, timeout_s)
+    )
 
 
 class HttpTransport:
@@ -48,12 +50,12 @@ class HttpTransport:
 
     streams = False
 
-    def __init__(self, url: str, opened: Callable[[], tuple[Any, Any]]) -> None:
-        self._url = url
+    def __init__(self, url: str, opened: Callable[[], tuple[Any, Any]], timeout_s: float) -> None:
+        self._url, self._timeout_s = url, timeout_s
         self._module, self._triton = opened()
 
     def ask(self, request: bytes) -> bytes:
-        with typed_errors(self._url):
+        with typed_errors(self._url), bounded(self._timeout_s):
             return _answer_of(self._triton.infer(wire.MANAGER, _inputs(self._module, request)))
 
     def events(self, request: bytes) -> Iterator[bytes]:

@@ -53,7 +53,9 @@ class GammaArrivals:
         shape = 1.0 / self.cv**2
         expected = self.rate_per_s * duration_s
         at_once = int(expected + 4 * self.cv * expected**0.5) + 16
-        times, end = [], 0.0
+        # The load does not begin with a request: until the first it is what is left of a gap that has begun long before.
+        end = float(rng.uniform() * rng.gamma(shape + 1.0, 1.0 / (shape * self.rate_per_s)))
+        times = [np.array([end])]
         while end < duration_s:
             times.append(end + np.cumsum(rng.gamma(shape, 1.0 / (shape * self.rate_per_s), at_once)))
             end = float(times[-1][-1])

@@ -26,7 +26,7 @@ from hplm_loadtest.models import read, served_names
 from hplm_loadtest.open_loop import closed_loop, open_loop
 from hplm_loadtest.pictures import check_picture, line_charts
 from hplm_loadtest.plan import Plan, Requests
-from hplm_loadtest.run import LATE_S, Run, across, kept_up
+from hplm_loadtest.run import LATE_S, Run, across, goals_of
 from hplm_loadtest.slots import slot_speeds
 from hplm_loadtest.texts import pool
 from hplm_loadtest.variants import serving
@@ -147,7 +147,7 @@ def batching(
     }
     goals = _goals(rows) if policy == "fcfs" else []
     if rates:
-        goals.append(kept_up("batching", [row for row in rows if "kept_up" in row]))
+        goals += goals_of("batching", [row for row in rows if "kept_up" in row])
     return Report("batching", {**about, "base": served.base.config.name, "protocol": "grpc"}, [*rows, *speeds], goals)
 
 

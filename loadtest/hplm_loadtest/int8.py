@@ -30,6 +30,7 @@ from hplm_loadtest.models import read
 from hplm_loadtest.open_loop import closed_loop
 from hplm_loadtest.pictures import bars, check_picture
 from hplm_loadtest.plan import Requests
+from hplm_loadtest.run import Run, unanswered
 from hplm_loadtest.saturated import BATCH, saturated
 from hplm_loadtest.texts import texts
 from hplm_loadtest.timing import interleaved
@@ -90,6 +91,7 @@ def int8(models: Path, rounds: int, seconds: float, picture: Path | None = None,
     run_lower: dict[str, Callable[[], object]] = {
         name: partial(compute_windows, layers, grams, dtype) for name, layers in lower_layers.items()
     }
+    runs: list[Run] = []
     rates: dict[str, dict[Quantization, list[float]]] = {
         where: {name: [] for name in names} for where in (UPPER, LOWER, KNOWN, NEW)
     }
@@ -121,6 +123,7 @@ def int8(models: Path, rounds: int, seconds: float, picture: Path | None = None,
                 for where, requests in sent.items():
                     run = closed_loop(servers[name].ports.grpc_url, requests, IN_FLIGHT)
                     rates[where][name].append(run.kinds["answered"] / run.span_s)
+                    runs.append(run)
             progress.update(bar, advance=1)
     if picture is not None:
         bars(
@@ -143,7 +146,7 @@ def int8(models: Path, rounds: int, seconds: float, picture: Path | None = None,
         "logits_moved_of_variance": _moved(logits),
         "windows_moved_of_variance": _moved(vectors),
     }
-    return Report("int8", about, [_row(where, found) for where, found in rates.items()])
+    return Report("int8", about, [_row(where, found) for where, found in rates.items()], [unanswered("int8", runs)])
 
 
 def _batches(requests: float) -> int:

@@ -16,6 +16,7 @@ from hplm.report import Goal, Report
 from hplm_loadtest.models import read
 from hplm_loadtest.open_loop import closed_loop
 from hplm_loadtest.pictures import bars, check_picture
+from hplm_loadtest.run import Run, unanswered
 from hplm_loadtest.saturated import BATCH, saturated
 from hplm_loadtest.timing import interleaved
 from hplm_loadtest.upper import PEAK_FLOP, flop_per_token, peak_product
@@ -54,6 +55,7 @@ def limit(models: Path, rounds: int, seconds: float, device_name: str, picture: 
         "matrix product": peak_product(dtype, device),
     }
     rates: list[float] = []
+    runs: list[Run] = []
     inside: list[float] = []
     shares: list[float] = []
     with progress_bars() as progress, serving(models, plot={}, upper={"num_slots": BATCH + 1}) as server:
@@ -67,6 +69,7 @@ def limit(models: Path, rounds: int, seconds: float, device_name: str, picture: 
             times = 2 * max(2, int(inside[-1] * seconds / (2 * BATCH)))
             run = closed_loop(server.ports.grpc_url, load.sent(times), 2 * BATCH)
             rates.append(run.kinds["answered"] / run.span_s)
+            runs.append(run)
             progress.update(bar, advance=1)
     engine.close()
     served_share = median(rates) / median(inside)
@@ -91,6 +94,7 @@ def limit(models: Path, rounds: int, seconds: float, device_name: str, picture: 
     goals = [
         Goal("matrix-peak", "engine's share of the matrix peak", PEAK_GOAL, median(shares), "", "higher"),
         Goal("served", "served throughput over the engine's in-process", SERVED_GOAL, served_share, "", "higher"),
+        unanswered("limit", runs),
     ]
     if picture is not None:
         bars(

@@ -18,7 +18,7 @@ from hplm.report import Report
 from hplm_loadtest import scenarios
 from hplm_loadtest.deadlines import DeadlineClasses
 from hplm_loadtest.plan import Mix, Plan
-from hplm_loadtest.run import LATE_S, Run, goals_of
+from hplm_loadtest.run import LATE_S, NOT_SENT, Run, goals_of
 from hplm_loadtest.scenarios import Scenario
 from hplm_loadtest.tenants import Tenants, UniformTenants, ZipfTenants
 
@@ -150,6 +150,11 @@ def judge(run: Run) -> bool:
     bad = run.kinds["lost"] + run.kinds["failed"]
     if bad:
         console.print(f"hplm loadtest: {run.kinds['lost']} requests lost, {run.kinds['failed']} failed", style="red")
+    if crowded := run.codes.count(NOT_SENT):
+        console.print(
+            f"hplm loadtest: {crowded} of them were not sent, for too many were under way: the server is slower than the load",
+            style="red",
+        )
     if not run.kept_up:
         console.print(
             f"hplm loadtest: the load fell behind its plan ({100 * run.sent_within(LATE_S):.1f} % of the requests were sent "

@@ -85,10 +85,12 @@ class PlannedUser(locust.User):
                         recorder.done(index, NOT_SENT)
                         self.report(plan, recorder, index, NOT_SENT)
             finally:
+                # Waiting for what is still under way is no part of the load.
+                ended_s = recorder.elapsed_s()
                 under_way.join(timeout=self.errand.timeout_s)
                 under_way.kill()
                 self.errand.progress.remove_task(bar)
-                self.errand.ended.put(recorder.run(sent))
+                self.errand.ended.put(recorder.run(sent, ended_s))
 
     def send(self, client: Client, plan: Plan, recorder: Recorder, index: int) -> None:
         """One request, recorded and shown in Locust's statistics."""

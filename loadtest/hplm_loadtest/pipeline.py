@@ -16,6 +16,7 @@ from hplm_loadtest.models import read, served_names
 from hplm_loadtest.open_loop import closed_loop
 from hplm_loadtest.pictures import bars, check_picture
 from hplm_loadtest.plan import Requests
+from hplm_loadtest.run import Run, unanswered
 from hplm_loadtest.texts import pool, texts
 from hplm_loadtest.variants import serving
 
@@ -39,6 +40,7 @@ def pipeline(
     rng = np.random.default_rng(0)
     sent = {"known text": pool(models), "new text": texts("unseen", models)}
     found: dict[tuple[str, str], list[float]] = {}
+    runs: list[Run] = []
     with tempfile.NamedTemporaryFile(prefix="hplm-lock-") as lock, progress_bars() as progress:
         alone = {"exclusive_lock": lock.name}
         variants: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -59,6 +61,7 @@ def pipeline(
                         count = max(128, int(128 / run.span_s * seconds))
                         run = closed_loop(url, _draw(sent[load], names, count, rng), 64)
                         found.setdefault((variant, load), []).append(run.kinds["answered"] / run.span_s)
+                        runs.append(run)
                 progress.update(bar, advance=1)
     rows = [
         {
@@ -81,6 +84,7 @@ def pipeline(
         )
         for load in LOADS
     ]
+    goals.append(unanswered("pipeline", runs))
     if picture is not None:
         series = {load: [median(found[variant, load]) for variant in variants] for load in LOADS}
         bars(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, Literal
@@ -71,12 +71,17 @@ class Run:
 
     @property
     def lag_s(self) -> Seconds:
-        """How much later than planned each was sent; infinite for one never sent."""
-        return np.where(np.isnan(self.sent_s), np.inf, self.sent_s - self.planned_s)
+        """How much later than planned each was sent; infinite for one never sent.
+
+        Without those for which the server left no place: they are lost, and no fault of the generator's.
+        """
+        lag_s = np.where(np.isnan(self.sent_s), np.inf, self.sent_s - self.planned_s)
+        return lag_s[[code != NOT_SENT for code in self.codes]]
 
     def sent_within(self, lag_s: float) -> float:
-        """Share of the requests sent at most `lag_s` after their planned time."""
-        return float(np.mean(self.lag_s <= lag_s))
+        """Share of the requests sent at most `lag_s` after their planned time, of those that there was a place for."""
+        lags_s = self.lag_s
+        return float(np.mean(lags_s <= lag_s)) if lags_s.size else 1.0
 
     @property
     def kept_up(self) -> bool:
@@ -112,7 +117,7 @@ class Run:
 
     def row(self) -> dict[str, Any]:
         """One row of a report; `kept_up` is there the share sent within 20 ms of plan."""
-        kinds = self.kinds
+        kinds, lag_s = self.kinds, self.lag_s
         return {
             "requests": len(self),
             "offered_per_s": len(self) / self.duration_s,
@@ -123,7 +128,7 @@ class Run:
             **{kind: kinds[kind] for kind in ("refused", "failed", "lost")},
             "errors": dict(Counter(code for code in self.codes if code != ANSWERED)),
             "kept_up": self.sent_within(LATE_S),
-            "lag_p99_ms": 1000 * float(np.percentile(self.lag_s, 99, method="higher")),
+            "lag_p99_ms": 1000 * float(np.percentile(lag_s, 99, method="higher")) if lag_s.size else 0.0,
         }
 
 
@@ -160,10 +165,14 @@ class Recorder:
         """Of a request that is done, from its planned time."""
         return float(self._done_s[index] - self._planned_s[index])
 
-    def run(self, count: int) -> Run:
-        """The first `count` requests; one without an answer by now is lost. Of a run cut short, the duration is until now."""
+    def run(self, count: int, ended_s: float | None = None) -> Run:
+        """The first `count` requests; one without an answer by now is lost.
+
+        Of a run cut short, the duration is until it was, `ended_s` after the start, or until now.
+        """
+        until_s = self.elapsed_s() if ended_s is None else ended_s
         return Run(
-            self._duration_s if count == len(self._codes) else self.elapsed_s(),
+            self._duration_s if count == len(self._codes) else until_s,
             self._planned_s[:count],
             self._sent_s[:count],
             self._done_s[:count],
@@ -175,7 +184,7 @@ class Recorder:
 
 def goals_of(name: str, rows: Sequence[Mapping[str, Any]]) -> list[Goal]:
     """What every load must fulfil for its figures to mean anything: nothing lost or failed, and a generator that kept up."""
-    bad = sum(row["lost"] + row["failed"] for row in rows)
+    bad = sum(row["lost"] + row.get("failed", 0) for row in rows)
     return [Goal(f"{name}-lost", "requests lost or failed", 0, bad, "requests", "lower"), kept_up(name, rows)]
 
 
@@ -186,5 +195,12 @@ def kept_up(name: str, rows: Sequence[Mapping[str, Any]]) -> Goal:
 
 
 def across(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Medians over a load's rounds; of `kept_up` the worst, for one round in which the generator fell behind spoils it."""
-    return {key: (min if key == "kept_up" else median)(one[key] for one in rounds) for key in rounds[0]}
+    """Medians over a load's rounds; of `lost` the sum, and of `kept_up` the worst: one round in which that happened counts."""
+    kinds: dict[str, Callable[[Iterable[float]], float]] = {"kept_up": min, "lost": sum}
+    return {key: kinds.get(key, median)(one[key] for one in rounds) for key in rounds[0]}
+
+
+def unanswered(name: str, runs: Sequence[Run]) -> Goal:
+    """Of closed loops, in which each request is to be answered."""
+    bad = sum(len(run) - run.kinds["answered"] for run in runs)
+    return Goal(f"{name}-lost", "requests lost or failed", 0, bad, "requests", "lower")

@@ -24,7 +24,8 @@ from hplm_loadtest.models import read, served_names
 from hplm_loadtest.open_loop import closed_loop, open_loop
 from hplm_loadtest.pictures import bars, check_picture
 from hplm_loadtest.plan import Plan, Requests
-from hplm_loadtest.run import LATE_S, Run, across, kept_up
+from hplm_loadtest.run import LATE_S, Run, across
+from hplm_loadtest.run import goals_of as load_goals
 from hplm_loadtest.slot_model import SlotModel
 from hplm_loadtest.texts import pool
 from hplm_loadtest.variants import serving
@@ -219,7 +220,7 @@ def _row(run: Run, plan: Plan, encoder: TextEncoder) -> dict[str, float]:
         "utility_per_s": run.utility_per_s(lengths, run.deadlines_s),
         "in_time": run.in_time / len(run),
         "kept_up": run.sent_within(LATE_S),
-        "lost": float(run.kinds["lost"]),
+        "lost": float(run.kinds["lost"] + run.kinds["failed"]),
     }
 
 
@@ -227,7 +228,7 @@ def goals_of(
     rows: Sequence[dict[str, Any]], modelled: Sequence[dict[str, Any]], costs: Sequence[dict[str, Any]]
 ) -> list[Goal]:
     """What the rows answer."""
-    goals = [kept_up("schedulers", rows)]
+    goals = load_goals("schedulers", rows)
     for model in modelled:
         keys = {key: model[key] for key in ("rows", "row_tokens", "length_variance")}
         utility = {row["policy"]: row["utility_per_s"] for row in rows if keys.items() <= row.items()}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import sys
-from typing import Annotated, NamedTuple
+from io import TextIOWrapper
+from typing import Annotated, NamedTuple, cast
 
 import typer
 from rich.console import Console
@@ -88,6 +89,9 @@ def _lacking(name: str, error: ModuleNotFoundError) -> str:
 
 def main() -> None:
     """Entry point: an HplmError ends with status 1 and one line, never a traceback."""
+    if not sys.stdout.isatty() and sys.stdout.encoding.lower() != "utf-8":
+        # Into a file or a pipe, on Windows too: answers hold whatever was asked.
+        cast(TextIOWrapper, sys.stdout).reconfigure(encoding="utf-8")
     wanted = next((argument for argument in sys.argv[1:] if not argument.startswith("-")), None)
     try:
         make_app(wanted)()

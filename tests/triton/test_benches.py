@@ -56,7 +56,12 @@ def test_batching_measures_each_mode_and_its_goals(fleet: Path, tmp_path: Path) 
         # Texts have 20 tokens on average; a packed batch is filled up to a multiple of eight.
         least, most = {"packed": (1.0, 1.2), "naive-100": (3.5, 7.0)}[row["mode"]]
         assert least <= row["computed_over_real_tokens"] < most
-    assert {goal.id for goal in report.goals} >= {"packed-naive-100-20", "fixed-row-100", "batching-kept-up"}
+    assert {goal.id for goal in report.goals} >= {
+        "packed-naive-100-20",
+        "fixed-row-100",
+        "batching-kept-up",
+        "batching-lost",
+    }
     report.publish(tmp_path / "batching.json")
     assert (tmp_path / "batching.svg").stat().st_size
 
@@ -67,13 +72,19 @@ def test_schedulers_measures_utility_and_the_cost_of_choosing(fleet: Path, tmp_p
     assert {row["policy"] for row in measured} == {"das", "sjf"}
     assert all(row["utility_per_s"] > 0 and not row["lost"] for row in measured)
     assert columns(report, "waiting") == {400, 2_000, 10_000}
-    assert {goal.id for goal in report.goals} == {"das-16x100-100", "das-cost", "das-growth", "schedulers-kept-up"}
+    assert {goal.id for goal in report.goals} == {
+        "das-16x100-100",
+        "das-cost",
+        "das-growth",
+        "schedulers-kept-up",
+        "schedulers-lost",
+    }
 
 
 def test_pipeline_measures_every_variant(fleet: Path, tmp_path: Path) -> None:
     report = pipeline(fleet, 1, 0.3, tmp_path / "pipeline.svg")
     assert len(report.rows) == 8
-    assert {goal.id for goal in report.goals} == {"pipeline-known", "pipeline-new"}
+    assert {goal.id for goal in report.goals} == {"pipeline-known", "pipeline-new", "pipeline-lost"}
 
 
 def test_limit_measures_the_engine_alone_and_through_the_server(fleet: Path) -> None:

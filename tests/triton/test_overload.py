@@ -47,13 +47,18 @@ SLOW = tiny.config(hidden_size=512, upper_layers=24, max_tokens=64)
 
 @pytest.fixture(scope="module")
 def slow_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_slow(tmp_path_factory.mktemp("slow"))
+
+
+def make_slow(folder: Path, instances: int = 1) -> Path:
     return tiny.make_repository(
-        tmp_path_factory.mktemp("slow"),
+        folder,
         shape=SLOW,
         num_slots=8,
         plot_settings={"overlay_windows": 65_536},
         # Batches of two requests or three: a batch must be short beside a deadline.
         upper_settings={"batch_rows": 2, "row_tokens": 96, "queue_capacity": 300},
+        instances=instances,
     )
 
 
@@ -277,7 +282,12 @@ def fast_models(tmp_path: Path) -> Path:
     return tiny.make_repository(tmp_path)
 
 
-@pytest.mark.parametrize("models", ["fast_models", "slow_models"])
+@pytest.fixture
+def slow_models_in_two_processes(tmp_path: Path) -> Path:
+    return make_slow(tmp_path, instances=2)
+
+
+@pytest.mark.parametrize("models", ["fast_models", "slow_models", "slow_models_in_two_processes"])
 def test_stopping_with_hundreds_of_requests_under_way_ends_each_of_them_and_leaves_no_process(
     request: pytest.FixtureRequest, models: str
 ) -> None:
@@ -302,7 +312,7 @@ def test_stopping_with_hundreds_of_requests_under_way_ends_each_of_them_and_leav
         said = [str(end.details()) for end in ends if end is not None]
         # Unknown: Triton had not taken it yet when its model was unloaded.
         assert all("STOPPING: " in one or "unknown model" in one for one in said), set(said)
-        if models == "slow_models":
+        if models != "fast_models":
             assert sum("STOPPING: " in one for one in said) > 100
         until(lambda: not session_of(server), 5)
         assert not stopping_file(server.process.pid).exists()

@@ -293,6 +293,14 @@ def test_the_rate_does_not_depend_on_how_many_are_answered_at_once(batch: int, e
     assert batch == 1 or not short[1]
 
 
+@pytest.mark.parametrize("after", [3, 60, 500])
+def test_a_hiccup_of_a_system_that_answers_one_by_one_is_no_end_of_a_batch(after: int) -> None:
+    requests, in_flight = 1000, 128
+    done_s = [0.4 + i / 100 + (0.15 if i > after else 0.0) for i in range(requests)]
+    sent_s = [0.0] * in_flight + done_s[: requests - in_flight]
+    assert tenants_bench.steady_rate(make_run(sent_s, done_s, done_s[-1]))[0] == pytest.approx(100, rel=0.03)
+
+
 def test_memory_goals_are_read_from_the_largest_row() -> None:
     row = {"tenants": 10_000, "answered": 10_000, "pss_mb": 12 * 2**30 / 1e6}
     assert [goal.met for goal in memory.goals(0.0, row)] == [True, True, True]

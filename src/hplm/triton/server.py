@@ -151,6 +151,8 @@ def free_ports(host: str = "127.0.0.1") -> Ports:
 
 def check_free(ports: Ports) -> None:
     """Raises StartError naming a port that somebody listens on."""
+    if ":" in ports.host:
+        raise StartError(f"--host takes an IPv4 address or a name, not {ports.host}")
     for flag, port in (("--http-port", ports.http), ("--grpc-port", ports.grpc), ("--metrics-port", ports.metrics)):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -37,6 +37,7 @@ def test_an_address_is_a_protocol_a_host_and_a_port(url: str, found: Address) ->
             "https://",
             "http://a",
             "http://:8000",
+            "http://a..b:8000",
             "http://a:99999",
             "http://[::1:8000",
         ),

@@ -42,7 +42,8 @@ def test_an_answer_says_what_it_was_asked() -> None:
 
 
 def test_a_line_is_a_text_or_an_object_under_the_names_of_labelled_data() -> None:
-    lines = [b"a, b\r\n", b"\n", '{"text": "ö"}\n'.encode()]
+    # The first begins with a byte order mark.
+    lines = [b"\xef\xbb\xbfa, b\r\n", b"\n", '{"text": "ö"}\n'.encode()]
     assert list(texts_asked(lines, None, None, jsonl=False)) == [
         Asked(("a, b", None), 1),
         Asked(('{"text": "ö"}', None), 3),

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import socketserver
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import grpc  # type: ignore[import-untyped]
@@ -60,3 +63,37 @@ def test_so_does_every_call_of_the_asynchronous_client(frozen: str, call: Callab
 
     with pytest.raises(UnreachableError, match=frozen):
         asyncio.run(ask())
+
+
+@pytest.fixture
+def dripping() -> Iterator[str]:
+    """The address of one that speaks HTTP: its first connection's answer comes byte by byte without end, others' at once."""
+    ended = threading.Event()
+
+    class Dripping(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            is_first = next(self.server.numbers) == 0  # type: ignore[attr-defined]
+            while self.rfile.readline() not in (b"\r\n", b""):
+                pass
+            with suppress(OSError):
+                self.wfile.write(b"HTTP/1.1 200 OK\r\n")
+                while is_first and not ended.wait(TIMEOUT_S / 3):
+                    self.wfile.write(b"x")
+                self.wfile.write(b"Content-Length: 0\r\n\r\n")
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Dripping) as server:
+        server.numbers = itertools.count()  # type: ignore[attr-defined]
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        ended.set()
+        server.shutdown()
+        thread.join()
+
+
+def test_a_call_over_http_ends_with_its_timeout_though_pieces_of_its_answer_come(dripping: str) -> None:
+    with Client(dripping, timeout_s=TIMEOUT_S) as client:
+        with pytest.raises(UnreachableError, match="timed out"):
+            client.predict("films", "good")
+        # What is left of that answer is nobody else's.
+        assert client.is_ready()

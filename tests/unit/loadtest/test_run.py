@@ -69,6 +69,9 @@ def test_a_run_cut_short_counts_what_was_sent_until_then() -> None:
     run = recorder.run(1)
     assert len(run) == 1
     assert run.duration_s == pytest.approx(2.0)
+    # Waiting for late answers is no part of it.
+    clock.now_s = 130.0
+    assert recorder.run(1, ended_s=2.0).duration_s == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize(
@@ -81,10 +84,24 @@ def test_a_generator_kept_up_when_99_of_100_went_out_on_time(late: int, kept_up:
 
 
 def test_a_request_never_sent_is_infinitely_late() -> None:
-    run = run_of([0.0] * 10 + [float("nan")], codes=[ANSWERED] * 10 + [NOT_SENT])
+    run = run_of([0.0] * 10 + [float("nan")], codes=[ANSWERED] * 10 + [NO_ANSWER])
     assert not run.kept_up
     assert run.row()["lag_p99_ms"] == np.inf
     assert run.kinds["lost"] == 1
+
+
+def test_one_that_the_server_left_no_place_for_is_lost_and_no_fault_of_the_generators() -> None:
+    run = run_of([0.0] * 10 + [float("nan")], codes=[ANSWERED] * 10 + [NOT_SENT])
+    assert run.kept_up
+    assert run.row()["lag_p99_ms"] == 0
+    assert run.kinds["lost"] == 1
+    none_sent = run_of([float("nan")], codes=[NOT_SENT])
+    assert none_sent.row()["kept_up"] == 1
+
+
+def test_of_rounds_each_loss_counts() -> None:
+    rounds = [{"lost": lost, "kept_up": kept, "p50_ms": lost} for lost, kept in ((0.0, 1.0), (0.0, 0.5), (500.0, 1.0))]
+    assert across(rounds) == {"lost": 500, "kept_up": 0.5, "p50_ms": 0}
 
 
 @given(st.lists(CODES, min_size=1, max_size=50))

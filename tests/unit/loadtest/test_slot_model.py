@@ -46,6 +46,6 @@ def test_shortest_first_comes_within_a_tenth_of_the_bound() -> None:
 
 def test_a_model_in_which_nothing_can_be_answered_still_gives_goals() -> None:
     setting = {"rows": 16, "row_tokens": 200, "length_variance": 100.0}
-    rows = [{"policy": name, **setting, "utility_per_s": 1.0, "kept_up": 1.0} for name in ("das", "sjf")]
-    _, goal = goals_of(rows, [{**setting, "das": 0.0, "sjf": 0.0, "no_policy_exceeds": 0.0}], [])
+    rows = [{"policy": name, **setting, "utility_per_s": 1.0, "kept_up": 1.0, "lost": 0.0} for name in ("das", "sjf")]
+    *_, goal = goals_of(rows, [{**setting, "das": 0.0, "sjf": 0.0, "no_policy_exceeds": 0.0}], [])
     assert goal.value == 1.0
