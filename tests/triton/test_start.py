@@ -90,6 +90,11 @@ def test_a_taken_port_is_named_with_the_flag_to_change_it() -> None:
             check_free(Ports(free_ports().http, taken.getsockname()[1], free_ports().metrics))
 
 
+def test_an_address_that_triton_does_not_listen_on_is_named() -> None:
+    with pytest.raises(StartError, match="IPv4"):
+        check_free(Ports(8000, 8001, 8002, "::1"))
+
+
 def test_free_ports_are_three_that_the_system_gives_to_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
     found = free_ports()
     lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
