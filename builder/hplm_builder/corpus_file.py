@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import BinaryIO
 
-from hplm.errors import DataError
+from hplm.errors import DataError, unreadable
 
 MOST_LINE_BYTES = 1_000_000
 MOST_CHARACTERS = 1_000_000
@@ -49,7 +49,7 @@ def read_corpus(
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"{name} is not a whole gzip file: {error}") from None
     except OSError as error:
-        raise DataError(f"{name} cannot be read: {error.strerror}") from None
+        raise unreadable(name, error) from error
     if not documents:
         raise DataError(f"{name} holds no text")
     return list(documents)

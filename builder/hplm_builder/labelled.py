@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from hplm.adapters.tenant import Task
 from hplm.errors import DataError
@@ -24,6 +25,7 @@ MOST_LABELS = 1000
 # Training looks at all pairs of tags at each word.
 MOST_ENTITY_TYPES = 100
 LONGEST_LABEL = 200
+MOST_VALUE = float(np.finfo(np.float32).max)  # of a regression
 # Of a file. Each takes some hundred bytes of memory beside its text, and days to train on.
 MOST_EXAMPLES = 1_000_000
 
@@ -293,7 +295,8 @@ def _number(label: str | None) -> float | None:
         value = float(str(label))
     except ValueError:
         return None
-    return value if math.isfinite(value) else None
+    # Training is in float32.
+    return value if abs(value) <= MOST_VALUE else None
 
 
 def _tags(train: list[LabelledText], dev: list[LabelledText], test: list[LabelledText]) -> tuple[str, ...]:
@@ -331,7 +334,8 @@ def _regression_label(train: list[LabelledText], dev: list[LabelledText], test: 
         for number, example in enumerate(part, 1):
             if _number(example.label) is None:
                 raise DataError(
-                    f"{name} example {number}: label {example.label!r} is not a number: a regression needs one"
+                    f"{name} example {number}: label {example.label!r} is not a number, or none that float32 holds: "
+                    "a regression needs one"
                 )
     if len({example.value for example in train}) < 2:
         raise DataError(f"the train data has one value ({train[0].label}): there is nothing to learn")

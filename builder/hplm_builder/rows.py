@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from hplm.errors import DataError
+from hplm.errors import DataError, unreadable
 
 LONGEST_RECORD = 1_000_000  # bytes of a line, of a CSV record over several lines, of a CoNLL sentence
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -74,7 +74,7 @@ def read_rows(path: Path, name: str = "") -> Generator[tuple[str, Row]]:
             for row in READERS[ending](lines):
                 yield lines.where, row
     except OSError as error:
-        raise DataError(f"{name} cannot be read: {error.strerror}") from None
+        raise unreadable(name, error) from error
 
 
 def _jsonl(lines: BoundedLines) -> Iterator[Row]:

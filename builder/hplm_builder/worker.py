@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import shutil
 import threading
@@ -13,6 +12,7 @@ from typing import TypeVar
 
 from hplm.crash import crash_point
 from hplm.errors import (
+    PASSING,
     CorpusTooSmallError,
     DataError,
     HplmError,
@@ -35,8 +35,6 @@ from hplm.store.registry_uploads import uploads_of
 from hplm_builder.job_bench import Bench
 from hplm_builder.job_report import JobReport, LeaseTimes
 
-# Of a disk: it may have room, be there, or take writes again. A file that is missing or forbidden stays so.
-PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EROFS)
 log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")

@@ -53,6 +53,7 @@ On the wire an error is `CODE: message`; the client turns it back into the same 
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from typing import ClassVar, Literal
 
@@ -179,6 +180,10 @@ class StoreUnavailableError(ArtifactError):
     status = "UNAVAILABLE"
 
 
+# Of a disk or a process: it may have room, be there, or take writes again. A file that is missing or forbidden stays so.
+PASSING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EROFS, errno.EMFILE, errno.ENFILE})
+
+
 class RegistryError(HplmError):
     """The registry cannot be used; serving goes on with what it knows."""
 
@@ -303,6 +308,12 @@ class TritonNotFoundError(HplmError):
 class StartError(HplmError):
     code = "START_FAILED"
     status = "UNAVAILABLE"
+
+
+def unreadable(name: str, error: OSError) -> HplmError:
+    """The error of data that cannot be read: theirs, or of the disk where that may pass. Raise it from `error`."""
+    kind = StoreUnavailableError if error.errno in PASSING else DataError
+    return kind(f"{name} cannot be read: {error.strerror}")
 
 
 def leaves(root: type[HplmError] = HplmError) -> Iterator[type[HplmError]]:

@@ -215,6 +215,7 @@ def test_numbers_are_a_regression_when_one_is_no_integer_or_when_asked() -> None
     [
         (("1.5", "high"), ("1", "2"), "train example 2: label 'high' is not a number"),
         (("1.5", "2"), ("1", "inf"), "dev example 2: label 'inf' is not a number"),
+        (("1.5", "1e39"), ("1", "2"), "train example 2: label '1e39' is not a number, or none that float32 holds"),
         (("1.5", "1.5"), ("1", "2"), "one value"),
         (("1.5", "2"), ("1", "1"), "the dev data holds one value"),
     ],

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hplm.errors import DataError
+from hplm.errors import DataError, unreadable
 
 DATA_ENDINGS = (".jsonl", ".csv", ".tsv", ".conll")
 CORPUS_ENDINGS = (".txt", ".jsonl", ".txt.gz", ".jsonl.gz")
@@ -57,7 +57,7 @@ def survey(path: Path, endings: tuple[str, ...], most_bytes: int) -> Survey:
             file.seek(0)
             return _look(file.read, name)
     except OSError as error:
-        raise DataError(f"{name} cannot be read: {error.strerror}") from None
+        raise unreadable(name, error) from error
 
 
 def _look(read: Callable[[int], bytes], name: str) -> Survey:

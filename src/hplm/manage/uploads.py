@@ -49,8 +49,13 @@ class Uploads:
                 raise StoreUnavailableError(f"the store's disk has {free:,} bytes left, {request.bytes:,} are needed")
             upload = self._registry.start_upload(request.bytes, request.sha256, now_s)
             folder = self._store.upload(upload.id)
-            folder.mkdir()
-            (folder / request.name).touch()
+            try:
+                folder.mkdir()
+                (folder / request.name).touch()
+            except OSError:
+                # Nobody would ever fill or drop it.
+                self.consume([upload.id])
+                raise
         return upload
 
     def receive(self, request: UploadChunk, most_bytes: int) -> int:

@@ -31,7 +31,6 @@ class Adoption:
             def column(query: Any) -> list[Any]:
                 return list(connection.execute(query).scalars())
 
-            subjects = column(select(jobs.c.subject).distinct())
             kept = select_domain_versions().where(domain_versions.c.retired_s.is_(None))
             return Snapshot(
                 generation=connection.execute(select(state.c.generation)).scalar_one(),
@@ -51,17 +50,12 @@ class Adoption:
                     for table in (bases, domain_versions, tenant_versions)
                     for path in column(select(table.c.path).distinct())
                 ),
-                tenant_names=frozenset(column(select(tenants.c.name)))
-                | {name for kind, _, name in (one.partition(":") for one in subjects) if kind == "tenant"},
+                # Not those that jobs name: a version's number is in here before its folder is made, and what lies in the store
+                # under a name that only a job has is of a registry that went on longer.
+                tenant_names=frozenset(column(select(tenants.c.name))),
                 domain_names=frozenset(
                     (row.base, row.name) for row in connection.execute(select(domains.c.base, domains.c.name))
-                )
-                | {
-                    (base, name)
-                    for kind, _, full in (one.partition(":") for one in subjects)
-                    for base, _, name in [full.partition("/")]
-                    if kind == "domain"
-                },
+                ),
                 uploads=frozenset(column(select(uploads.c.id))),
                 given={
                     **{f"tenant:{row.name}": row.last_number for row in connection.execute(select(tenants))},

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hplm_builder.corpus_file import read_corpus
+from hplm_builder.rows import read_rows
 
 from hplm.config import ManagerSettings
-from hplm.errors import DataError, ForbiddenError
+from hplm.errors import DataError, ForbiddenError, HplmError, StoreUnavailableError
 from hplm.manage.inputs import inside, pinned
 from hplm.manage.parts import Source
 from hplm.manage.survey import CORPUS_ENDINGS, DATA_ENDINGS, MOST_LINE_BYTES, Survey, survey
@@ -130,3 +134,30 @@ def test_a_corpus_may_be_packed_and_is_not_unpacked_here(tmp_path: Path) -> None
     (tmp_path / "b.txt.gz").write_bytes(b"plain")
     with pytest.raises(DataError, match="is no gzip file"):
         survey(tmp_path / "b.txt.gz", CORPUS_ENDINGS, 1 << 20)
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [(errno.ESTALE, StoreUnavailableError), (errno.EMFILE, StoreUnavailableError), (errno.EACCES, DataError)],
+)
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda path: survey(path, (".txt",), 1000),
+        lambda path: list(read_rows(path, "rows.jsonl")),
+        lambda path: read_corpus(path, most_bytes=1000, most_documents=10),
+    ],
+    ids=["survey", "rows", "corpus"],
+)
+def test_a_disk_that_is_away_is_no_fault_of_the_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Callable[[Path], object], number: int, kind: type[HplmError]
+) -> None:
+    path = tmp_path / "words.txt"
+    path.write_text("good\n")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(number, "no")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(kind, match="cannot be read: no"):
+        read(path)

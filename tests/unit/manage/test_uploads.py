@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import os
 from collections.abc import Iterator
@@ -134,6 +135,22 @@ def test_too_large_a_file_and_too_many_of_them_are_refused(uploads: Uploads) -> 
         start(uploads, b"x" * 501)
     uploads.consume([first])
     start(uploads, b"x" * 501)
+
+
+def test_an_upload_that_finds_no_place_on_the_disk_takes_no_room(
+    uploads: Uploads, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start(uploads, b"x")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "touch", refuse)
+    with pytest.raises(StoreUnavailableError, match="Read-only"):
+        start(uploads, b"x" * 900)
+    monkeypatch.undo()
+    assert len(registry.uploads()) == 1
+    start(uploads, b"x" * 900)
 
 
 def test_the_quota_holds_when_many_start_at_once(uploads: Uploads, registry: Registry) -> None:

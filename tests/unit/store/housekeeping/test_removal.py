@@ -149,11 +149,25 @@ def test_a_version_that_was_placed_and_not_published_is_removed_once_no_job_make
 ) -> None:
     job = registry.submit_job("tenant.create", "tenant:films", {}, NOW_S)
     registry.claim_job("w", NOW_S, 30.0)
+    registry.next_number("films")
     put_tenant(store, "tenants/films/1", base)
     assert collect(store, registry).count == 0
     registry.finish_job(job.id, "w", NOW_S, cancelled=True)
     assert [one.path for one in collect(store, registry).leftovers] == ["tenants/films/1"]
     assert not (store.root / "tenants" / "films").exists()
+
+
+@pytest.mark.parametrize("end", ["queued", "cancelled"])
+def test_what_a_registry_that_is_an_older_copy_knows_from_a_job_alone_is_adopted_and_never_removed(
+    store: Store, registry: Registry, base: str, root: DomainVersion, end: str
+) -> None:
+    job = registry.submit_job("tenant.create", "tenant:films", {}, NOW_S)
+    if end == "cancelled":
+        registry.cancel_job(job.id, NOW_S)
+    put_tenant(store, "tenants/films/1", base)
+    assert collect(store, registry).count == 0
+    caretaker.adopt(store, registry, NOW_S)
+    assert [one.path for one in registry.snapshot().tenants] == ["tenants/films/1"]
 
 
 def test_a_job_is_forgotten_a_month_after_its_end_and_never_before_it(store: Store, registry: Registry) -> None:
