@@ -150,7 +150,7 @@ def free_ports(host: str = "127.0.0.1") -> Ports:
 
 
 def check_free(ports: Ports) -> None:
-    """Raises StartError naming a port that somebody listens on."""
+    """Raises StartError naming a port that somebody listens on, or an address of IPv6, which nothing here is made for."""
     if ":" in ports.host:
         raise StartError(f"--host takes an IPv4 address or a name, not {ports.host}")
     for flag, port in (("--http-port", ports.http), ("--grpc-port", ports.grpc), ("--metrics-port", ports.metrics)):
