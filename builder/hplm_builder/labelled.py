@@ -18,7 +18,7 @@ from hplm.text import TextOrPair
 from hplm.wire import REGRESSION_LABEL
 from hplm_builder import whole_task
 from hplm_builder.rows import Row, read_rows
-from hplm_builder.splits import every_tenth
+from hplm_builder.splits import a_tenth
 
 # A head has a row a label, and all heads share one machine: a column of free text is no label.
 MOST_LABELS = 1000
@@ -231,8 +231,8 @@ def check_data(
     expected_labels: Sequence[str] | None = None,
     seed: int = 0,
 ) -> LabelledData:
-    """Examples of one task; an empty `dev` is split off `train`, a tenth of every class, by `seed`, of a tagging a tenth of
-    the texts with entities and of those without.
+    """Examples of one task; an empty `dev` is split off `train`, a tenth of every class, by `seed` and text, of a tagging a
+    tenth of the texts with entities and of those without.
 
     Without `task`, entities mean tagging, numbers of which one is no integer mean regression, else it is classification.
     With `expected_labels`, those of an earlier version, the labels must be the same and keep that order. Raises DataError.
@@ -351,15 +351,16 @@ def _as_before(labels: tuple[str, ...], expected: Sequence[str]) -> tuple[str, .
 
 
 def _split_off(task: Task, train: list[LabelledText], seed: int) -> tuple[list[LabelledText], list[LabelledText]]:
-    if task == "regression":
-        chosen = every_tenth([example.value for example in train], range(len(train)), seed)
-    else:
-        kinds = [str(example.label or sorted({e.label for e in example.entities})) for example in train]
-        sizes = Counter(kinds)
-        chosen = set()
-        for has_entities in (True, False):
-            some = [i for i, one in enumerate(train) if sizes[kinds[i]] > 1 and bool(one.entities) == has_entities]
-            chosen |= every_tenth(kinds, some, seed)
+    kinds = ["" if task == "regression" else str(one.label or sorted({e.label for e in one.entities})) for one in train]
+    sizes = Counter(kinds)
+    chosen = set()
+    for has_entities in (True, False):
+        some = {
+            i: str(one.asked)
+            for i, one in enumerate(train)
+            if sizes[kinds[i]] > 1 and bool(one.entities) == has_entities
+        }
+        chosen |= a_tenth(some, kinds, seed)
     if not chosen:
         raise DataError(f"{len(train)} train examples are too few to split dev data off: give dev data")
     return [one for i, one in enumerate(train) if i not in chosen], [train[i] for i in sorted(chosen)]

@@ -269,8 +269,25 @@ def test_dev_data_of_a_tagging_without_an_entity_is_refused_for_to_find_nothing_
 
 
 def test_dev_data_split_off_a_regression_has_values_from_all_over() -> None:
-    data = check_data(texts(*(i / 10 for i in range(200))), [], [])
-    assert Counter(example.value // 2 for example in data.dev) == dict.fromkeys(range(10), 2)
+    data = check_data(texts(*(i / 10 for i in range(2000))), [], [])
+    counts = Counter(example.value // 20 for example in data.dev)
+    assert len(data.dev) == 200
+    assert min(counts[part] for part in range(10)) >= 10
+
+
+@pytest.mark.parametrize("kind", ["classes", "values", "entities"])
+def test_texts_that_are_added_leave_those_of_before_on_their_sides(kind: str) -> None:
+    def example(number: int) -> LabelledText:
+        if kind == "entities":
+            return LabelledText(f"Anna {number}", None, (Entity("PER", 0, 4),) * (number % 3 > 0))
+        return LabelledText(f"text {number}", str(number / 7) if kind == "values" else "abc"[number % 3])
+
+    before, after = ([example(number) for number in range(count)] for count in (1000, 1500))
+    old, new = (check_data(list(reversed(some)), [], [], seed=3) for some in (before, after))
+    trained_on = {one.text for one in old.train}
+    assert len(new.dev) == pytest.approx(150, abs=3)
+    # Where chance decided anew, it would be 90.
+    assert sum(one.text in trained_on for one in new.dev) < 20
 
 
 def test_too_few_examples_to_split_ask_for_dev_data() -> None:
