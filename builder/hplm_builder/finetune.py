@@ -43,13 +43,14 @@ REDUCTION_FACTOR = UpperSettings.reduction_factor
 class TrainSettings:
     """How to fine-tune. Of several learning rates the one with the best dev score stays.
 
-    A rate's run ends after `patience` epochs without a better dev score; the best epoch's weights are kept. A new tenant's
-    adapters have a bottleneck of the hidden size over `reduction_factor` (`fine_tune`, which is handed bodies, does not ask).
+    A batch is about `batch_examples` texts, see `packed_batches`. A rate's run ends after `patience` epochs without a better
+    dev score, once there is one above 0; the best epoch's weights are kept. A new tenant's adapters have a bottleneck of the
+    hidden size over `reduction_factor` (`fine_tune`, which is handed bodies, does not ask).
     """
 
     epochs: int = 10
     learning_rates: tuple[float, ...] = (2e-3,)
-    batch_tokens: int = 1024
+    batch_examples: int = 16
     warmup_share: float = 0.1
     weight_decay: float = 0.01
     dropout: float = 0.1
@@ -63,10 +64,9 @@ class TrainSettings:
             raise ConfigError("epochs must be at least 1 and learning rates above 0")
         if not all(map(math.isfinite, self.learning_rates)) or self.seed < 0:
             raise ConfigError("learning rates must be finite and the seed at least 0")
-        if self.patience < 1:
-            raise ConfigError(f"patience must be at least 1, got {self.patience}")
-        if self.reduction_factor < 1:
-            raise ConfigError(f"reduction_factor must be at least 1, got {self.reduction_factor}")
+        for key in ("patience", "reduction_factor", "batch_examples"):
+            if getattr(self, key) < 1:
+                raise ConfigError(f"{key} must be at least 1, got {getattr(self, key)}")
         if self.pooling not in get_args(Pooling):
             raise ConfigError(f"pooling must be cls or mean, got {self.pooling!r}")
 
@@ -245,12 +245,12 @@ class _Run:
             # A tagging from before it had transitions begins with none.
             self._head.load_state_dict(self._scale.from_served(start), strict=self._data.task != "tagging")
             self._judge(0, dev, ticker)
-        steps = len(packed_batches(train, settings.batch_tokens, rng)) * settings.epochs
+        steps = len(packed_batches(train, settings.batch_examples, rng)) * settings.epochs
         warmup = max(1, int(steps * settings.warmup_share))
         step = 0
         for epoch in range(1, settings.epochs + 1):
             loss = rate = 0.0
-            for batch in packed_batches(train, settings.batch_tokens, rng):
+            for batch in packed_batches(train, settings.batch_examples, rng):
                 rate = self.rate * min((step + 1) / warmup, max(0.0, (steps - step) / max(1, steps - warmup)))
                 loss += self._trainer.step(batch, rate) * len(batch) / len(train)
                 step += 1
@@ -261,7 +261,8 @@ class _Run:
             row = {"loss": loss, "dev": score, "rate": rate}
             rounded = {key: float(f"{value:.5g}") for key, value in row.items()}
             self.curve.append({"learning_rate": self.rate, "epoch": epoch, **rounded})
-            if epoch - self.best_epoch >= settings.patience:
+            # A tagging may find nothing at all for some epochs, and no score is better than another then.
+            if self.best_score > 0 and epoch - self.best_epoch >= settings.patience:
                 return
 
     def _judge(self, epoch: int, dev: list[Prepared], ticker: _Ticker) -> float:

@@ -24,6 +24,8 @@ FEATURE_SHARE = 0.25
 CHUNK = 64
 # Whose mean length stands for a part's.
 LENGTHS = 200
+# Of long texts fewer make a batch: more steps an epoch, and less memory.
+MOST_BATCH_TOKENS = 2048
 
 
 @dataclass(frozen=True)
@@ -172,8 +174,12 @@ def count_tokens(examples: Sequence[Prepared]) -> int:
     return sum(len(one.tokens) for one in examples)
 
 
-def packed_batches(examples: list[Prepared], batch_tokens: int, rng: np.random.Generator) -> list[list[Prepared]]:
-    """Batches of about `batch_tokens`, similar lengths together, in random order."""
+def packed_batches(examples: list[Prepared], batch_examples: int, rng: np.random.Generator) -> list[list[Prepared]]:
+    """Batches, similar lengths together, in random order.
+
+    Each has about the tokens of `batch_examples` examples of mean length, at most MOST_BATCH_TOKENS and a text.
+    """
+    batch_tokens = min(MOST_BATCH_TOKENS, batch_examples * count_tokens(examples) / len(examples))
     lengths = np.array([len(one.tokens) for one in examples]) * rng.uniform(0.8, 1.25, len(examples))
     order = np.argsort(lengths)
     batches: list[list[Prepared]] = [[]]

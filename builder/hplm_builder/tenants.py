@@ -221,7 +221,7 @@ def _token_s(
     """Seconds that predicting a token takes, from a measured step of training."""
     rate = settings.learning_rates[0]
     trainer = Trainer(data.task, settings, rate, body, head, Scale.of(data.task, sample))
-    batch, *_ = packed_batches(sample, settings.batch_tokens, np.random.default_rng(0))
+    batch, *_ = packed_batches(sample, settings.batch_examples, np.random.default_rng(0))
     trainer.step(batch, rate)  # the first pays for what the others find warm
     start_s = time.perf_counter()
     trainer.step(batch, rate)

@@ -40,7 +40,7 @@ def test_a_task_is_learnt_on_the_gpu_as_on_the_cpu(
 ) -> None:
     features = token_ids if name == "both" else plot_features(open_lookup(tiny_store, tiny_base, tiny.PLOT))
     parts = prepare_all(data, encoder_of(tiny_base), features)
-    settings = TrainSettings(epochs=20, learning_rates=(1e-2,), batch_tokens=256, dropout=0.0, patience=20)
+    settings = TrainSettings(epochs=20, learning_rates=(1e-2,), batch_examples=64, dropout=0.0, patience=20)
     hidden = tiny_base.config.hidden_size
     scores = {
         kind: fine_tune(BODIES[name](tiny_base, device), hidden, data, parts, settings, device=device).scores[

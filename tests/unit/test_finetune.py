@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -17,9 +18,19 @@ from hplm_builder.finetune import REDUCTION_FACTOR, TrainSettings
 from hplm_builder.judging import scores_of
 from hplm_builder.labelled import Entity, LabelledData, LabelledText, check_data
 from hplm_builder.portions import SOME_CHARACTERS
-from hplm_builder.prepared import CHUNK, IGNORED, Prepared, Room, chunks, prepare, prepare_all, tag_targets
+from hplm_builder.prepared import (
+    CHUNK,
+    IGNORED,
+    Prepared,
+    Room,
+    chunks,
+    packed_batches,
+    prepare,
+    prepare_all,
+    tag_targets,
+)
 from hplm_builder.scores import METRICS
-from hplm_builder.tenants import build_tenant, estimate_fine_tune, plot_features, train_tenant
+from hplm_builder.tenants import build_tenant, encoder_of, estimate_fine_tune, plot_features, train_tenant
 from rich.progress import Progress
 
 from hplm.adapters import bank_file
@@ -51,7 +62,7 @@ from hplm.text import TextEncoder
 from tests import tiny
 from tests.tasks import colour_data, count_data, place_data, seen_data
 
-FAST = TrainSettings(epochs=30, learning_rates=(1e-2,), batch_tokens=256, dropout=0.0, patience=10)
+FAST = TrainSettings(epochs=30, learning_rates=(1e-2,), batch_examples=64, dropout=0.0, patience=10)
 SHORT = replace(FAST, epochs=3)
 
 
@@ -135,6 +146,27 @@ def test_training_ends_when_dev_gets_no_better_and_keeps_the_best_epoch(tiny_bas
     assert len(curve) < 50
     assert len(curve) == about["best_epoch"] + 2
     assert curve[about["best_epoch"] - 1]["dev"] == max(row["dev"] for row in curve)
+
+
+def test_a_tagging_that_finds_nothing_yet_goes_on(tiny_base: Base, lookup: PlotLookup) -> None:
+    whole = LabelledText("Paris Berlin Paris Berlin Paris", None, (Entity("PLACE", 0, 31),))
+    train, _, test = place_data().labelled.values()
+    settings = replace(FAST, learning_rates=(1e-7,), epochs=6, patience=1)
+    about = train_tenant(tiny_base, lookup, "places", check_data(train, [whole], test), settings).card.about
+    assert [row["dev"] for row in about["curve"]] == [0.0] * 6
+
+
+def test_batches_are_of_so_many_texts_and_of_fewer_long_ones(tiny_base: Base, lookup: PlotLookup) -> None:
+    def sizes(texts: Sequence[str]) -> list[int]:
+        labelled = [LabelledText(text, "ab"[i % 2]) for i, text in enumerate(texts)]
+        data = check_data(labelled, labelled, [])
+        examples = prepare(data.train, data, encoder_of(tiny_base), plot_features(lookup))
+        return sorted(map(len, packed_batches(examples, 64, np.random.default_rng(0))))
+
+    assert sizes(["the red cat"] * 256) == [64] * 4
+    # 40 tokens each, as long as a text may be here: 52 of them go beyond 2,048.
+    assert sizes(["cat " * 60] * 104) == [52, 52]
+    assert sizes(["the red cat", "a dog"]) == [2]
 
 
 def test_progress_is_told_step_by_step_and_never_goes_back(tiny_base: Base, lookup: PlotLookup) -> None:

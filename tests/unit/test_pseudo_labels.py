@@ -24,7 +24,7 @@ from hplm.nn.lookup import PlotLookup, open_lookup
 from hplm.store.layout import Store
 from tests.tasks import colour_data, count_data, place_data
 
-SETTINGS = TrainSettings(epochs=3, learning_rates=(1e-2, 3e-3), batch_tokens=256, dropout=0.0)
+SETTINGS = TrainSettings(epochs=3, learning_rates=(1e-2, 3e-3), batch_examples=64, dropout=0.0)
 ROWS = "text,label\n" + "".join(f"text {i},{'xy'[i % 2]}\n" for i in range(30))
 
 
@@ -133,7 +133,7 @@ def test_what_a_teacher_says_is_mostly_right(tiny_base: Base, lookup: PlotLookup
 def test_a_teacher_that_does_not_train_is_named(
     tiny_base: Base, lookup: PlotLookup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pseudo_labels, "TEACHER_RATE", 1e30)
+    monkeypatch.setattr(pseudo_labels, "TEACHER_RATE", 1e38)
     with pytest.raises(ConfigError, match=r"what labels the unlabelled texts diverged .* train without them"):
         train_tenant(tiny_base, lookup, "colour", partly(colour_data()), SETTINGS)
 

@@ -18,8 +18,7 @@ class Budget:
 
     `factors` times a variant's own rate are the learning rates that are searched; while the best on dev is at an end of them,
     one more beyond that end, at most `widened` times: the same rule for all. Epochs are searched by keeping the best on dev.
-    With `search_every_seed` each seed has a search of its own, else the first seed's rate is taken for the others too. A batch
-    has as many tokens as `batch_examples` examples of the task have on average.
+    With `search_every_seed` each seed has a search of its own, else the first seed's rate is taken for the others too.
     """
 
     name: str
@@ -59,12 +58,12 @@ class Budget:
                 break
         return grid()
 
-    def train_settings(self, seed: int, rate: float, pooling: str, mean_tokens: float) -> TrainSettings:
-        """How to train a run on a task whose examples have `mean_tokens` on average. Raises ConfigError."""
+    def train_settings(self, seed: int, rate: float, pooling: str) -> TrainSettings:
+        """How to train a run. Raises ConfigError."""
         return TrainSettings(
             epochs=self.epochs,
             learning_rates=(rate,),
-            batch_tokens=max(1, round(self.batch_examples * mean_tokens)),
+            batch_examples=self.batch_examples,
             pooling=pooling,
             seed=seed,
             patience=self.patience,

@@ -103,7 +103,7 @@ def estimate(study: Study, results: Results, report: Report) -> Estimate:
 def measure(study: Study, task: EvalTask, variant: Variant) -> TokenCost:
     """What a token costs on this machine now."""
     data, encoder, featurise = task.data, encoder_of(variant.base), variant.source.open(task, silent)
-    settings = study.train_settings(task, variant, study.seeds[0], variant.rate)
+    settings = study.train_settings(study.seeds[0], variant.rate)
     some = sample_of(data.train, MEASURED_EXAMPLES)
     prepare(some[:2], data, encoder, featurise)  # the first pays for what the others find warm
     start_s = time.perf_counter()
@@ -113,7 +113,7 @@ def measure(study: Study, task: EvalTask, variant: Variant) -> TokenCost:
     head = TaskHead(variant.base.config.hidden_size, data).to(study.device)
     scale = Scale.of(data.task, sample)
     trainer = Trainer(data.task, settings, variant.rate, body, head, scale)
-    batch, *_ = packed_batches(sample, settings.batch_tokens, np.random.default_rng(0))
+    batch, *_ = packed_batches(sample, settings.batch_examples, np.random.default_rng(0))
     seconds = []
     for _ in range(2):
         start_s = time.perf_counter()

@@ -72,7 +72,7 @@ class EvalOptions:
         """With the seeds that were given, or three, of which a quick look has one."""
         seeds = tuple(self.seed) if self.seed else SEEDS[: 1 if budget.name == "quick" else None]
         study = Study(tasks, variants, budget, seeds, self.pooling, device)
-        budget.train_settings(seeds[0], variants[0].rate, self.pooling, 1.0)  # what is wrong with them shows now
+        budget.train_settings(seeds[0], variants[0].rate, self.pooling)  # what is wrong with them shows now
         return study
 
 

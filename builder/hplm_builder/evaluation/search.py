@@ -99,7 +99,7 @@ class _Work:
         found = self._features.parts(task, variant, data, key.seed, report)
         if (task.name, variant.name) not in self._bodies:
             self._bodies = {(task.name, variant.name): variant.body(task)}  # the one in use alone: each is a model
-        settings = study.train_settings(task, variant, key.seed, key.rate)
+        settings = study.train_settings(key.seed, key.rate)
         parts = found["train"], found["dev"], found["test"]
         start_s = time.monotonic()
         hidden_size = variant.base.config.hidden_size
@@ -144,7 +144,7 @@ class _Work:
                 data,
                 (found["train"], found["dev"], []),
                 found["unlabelled"],
-                self._study.train_settings(task, variant, key.seed, key.rate),
+                self._study.train_settings(key.seed, key.rate),
                 report,
                 device=self._study.device,
             )

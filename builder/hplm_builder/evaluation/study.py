@@ -17,9 +17,7 @@ from hplm_builder.evaluation.tasks import EvalTask
 from hplm_builder.evaluation.variants import Variant
 from hplm_builder.finetune import WORD_WINDOW, TrainSettings
 from hplm_builder.labelled import LabelledData
-from hplm_builder.prepared import mean_tokens
 from hplm_builder.pseudo_labels import TEACHER_RATE
-from hplm_builder.tenants import encoder_of
 
 
 @dataclass(frozen=True)
@@ -61,9 +59,8 @@ class Study:
         """What a run of the variant trains on and is judged by."""
         return task.within(self.budget, seed, unlabelled=variant.taught)
 
-    def train_settings(self, task: EvalTask, variant: Variant, seed: int, rate: float) -> TrainSettings:
-        tokens = mean_tokens(task.data.train, encoder_of(variant.base))
-        return self.budget.train_settings(seed, rate, self.pooling, tokens)
+    def train_settings(self, seed: int, rate: float) -> TrainSettings:
+        return self.budget.train_settings(seed, rate, self.pooling)
 
     @property
     def searched_seeds(self) -> tuple[int, ...]:
