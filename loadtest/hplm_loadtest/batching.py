@@ -28,6 +28,7 @@ from hplm_loadtest.pictures import check_picture, line_charts
 from hplm_loadtest.plan import Plan, Requests
 from hplm_loadtest.run import LATE_S, Run, across, goals_of
 from hplm_loadtest.slots import slot_speeds
+from hplm_loadtest.steady import LEAST_WAVES, steady_rate
 from hplm_loadtest.texts import pool
 from hplm_loadtest.variants import serving
 from hplm_loadtest.workload import NormalLengths
@@ -93,12 +94,12 @@ def batching(
                     for variance in VARIANCES:
                         sent = _requests(texts[variance], names, TEXTS, rng)
                         warm = closed_loop(url, sent, 2 * BATCH)
-                        count = max(2 * BATCH, int(len(sent) / warm.span_s * seconds))
+                        count = max(LEAST_WAVES * 2 * BATCH, int(len(sent) / warm.span_s * seconds))
                         run = closed_loop(url, _requests(texts[variance], names, count, rng), 2 * BATCH)
                         after = _tokens(server)
                         (computed, real), before = after - before, after
                         row = found.setdefault((mode, variance), {"per_s": [], "lost": [], "computed": []})
-                        row["per_s"].append(run.kinds["answered"] / run.span_s)
+                        row["per_s"].append(steady_rate(run)[0])
                         row["lost"].append(float(len(run) - run.kinds["answered"]))
                         row["computed"].append(float(computed / real))
                     capacity = capacity or found[modes[0], VARIANCES[0]]["per_s"][0]

@@ -32,6 +32,7 @@ from hplm_loadtest.pictures import bars, check_picture
 from hplm_loadtest.plan import Requests
 from hplm_loadtest.run import Run, unanswered
 from hplm_loadtest.saturated import BATCH, saturated
+from hplm_loadtest.steady import steady_rate
 from hplm_loadtest.texts import texts
 from hplm_loadtest.timing import interleaved
 from hplm_loadtest.variants import serving
@@ -122,7 +123,7 @@ def int8(models: Path, rounds: int, seconds: float, picture: Path | None = None,
             for name in names[:: 1 if turn % 2 else -1]:
                 for where, requests in sent.items():
                     run = closed_loop(servers[name].ports.grpc_url, requests, IN_FLIGHT)
-                    rates[where][name].append(run.kinds["answered"] / run.span_s)
+                    rates[where][name].append(steady_rate(run)[0])
                     runs.append(run)
             progress.update(bar, advance=1)
     if picture is not None:

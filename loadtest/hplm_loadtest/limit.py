@@ -18,6 +18,7 @@ from hplm_loadtest.open_loop import closed_loop
 from hplm_loadtest.pictures import bars, check_picture
 from hplm_loadtest.run import Run, unanswered
 from hplm_loadtest.saturated import BATCH, saturated
+from hplm_loadtest.steady import steady_rate
 from hplm_loadtest.timing import interleaved
 from hplm_loadtest.upper import PEAK_FLOP, flop_per_token, peak_product
 from hplm_loadtest.variants import serving
@@ -68,7 +69,7 @@ def limit(models: Path, rounds: int, seconds: float, device_name: str, picture: 
             inside.append(BATCH / timed["engine"].median_s)
             times = 2 * max(2, int(inside[-1] * seconds / (2 * BATCH)))
             run = closed_loop(server.ports.grpc_url, load.sent(times), 2 * BATCH)
-            rates.append(run.kinds["answered"] / run.span_s)
+            rates.append(steady_rate(run)[0])
             runs.append(run)
             progress.update(bar, advance=1)
     engine.close()

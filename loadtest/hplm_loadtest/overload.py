@@ -21,6 +21,7 @@ from hplm_loadtest.pictures import check_picture, line_chart
 from hplm_loadtest.plan import Mix
 from hplm_loadtest.response import ask_each, median_row
 from hplm_loadtest.run import Run, goals_of, kind_of
+from hplm_loadtest.steady import steady_rate
 from hplm_loadtest.tenants import UniformTenants
 from hplm_loadtest.texts import mean_tokens, texts
 from hplm_loadtest.variants import serving
@@ -105,8 +106,7 @@ def overload(
 
 
 def _capacity(server: TritonServer, mix: Mix, count: int, rng: np.random.Generator) -> float:
-    run = closed_loop(server.ports.grpc_url, mix.draw(count, rng), IN_FLIGHT)
-    return run.kinds["answered"] / run.span_s
+    return steady_rate(closed_loop(server.ports.grpc_url, mix.draw(count, rng), IN_FLIGHT))[0]
 
 
 def _row(rounds: Sequence[tuple[float, Run]], deadline_s: float) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from hplm_loadtest.open_loop import closed_loop
 from hplm_loadtest.pictures import bars, check_picture
 from hplm_loadtest.plan import Requests
 from hplm_loadtest.run import Run, unanswered
+from hplm_loadtest.steady import LEAST_WAVES, steady_rate
 from hplm_loadtest.texts import pool, texts
 from hplm_loadtest.variants import serving
 
@@ -25,6 +26,7 @@ NO_SWAPPING = {"coarse_prefetch": False, "fine_prefetch": False}
 LOADS = ("known text", "new text")
 GOAL = 1.25
 SLOTS = 33
+IN_FLIGHT = 64
 
 
 def pipeline(
@@ -57,10 +59,10 @@ def pipeline(
                 with serving(models, plot=plot, upper={**upper, "num_slots": SLOTS, "host_cache_mb": 4096}) as server:
                     for load in LOADS:
                         url = server.ports.grpc_url
-                        run = closed_loop(url, _draw(sent[load], names, 128, rng), 64)
-                        count = max(128, int(128 / run.span_s * seconds))
-                        run = closed_loop(url, _draw(sent[load], names, count, rng), 64)
-                        found.setdefault((variant, load), []).append(run.kinds["answered"] / run.span_s)
+                        run = closed_loop(url, _draw(sent[load], names, 2 * IN_FLIGHT, rng), IN_FLIGHT)
+                        count = max(LEAST_WAVES * IN_FLIGHT, int(len(run) / run.span_s * seconds))
+                        run = closed_loop(url, _draw(sent[load], names, count, rng), IN_FLIGHT)
+                        found.setdefault((variant, load), []).append(steady_rate(run)[0])
                         runs.append(run)
                 progress.update(bar, advance=1)
     rows = [
@@ -97,7 +99,7 @@ def pipeline(
         )
     about = {"base": read(models).base.config.name, "tenants": len(names), "slots": SLOTS, "rounds": rounds}
     about |= {"look_up_threads": look_up_threads or 1}
-    return Report("pipeline", {**about, "seconds": seconds, "in_flight": 64}, rows, goals)
+    return Report("pipeline", {**about, "seconds": seconds, "in_flight": IN_FLIGHT}, rows, goals)
 
 
 def _draw(sent: Sequence[str], names: Sequence[str], count: int, rng: np.random.Generator) -> Requests:

@@ -27,6 +27,7 @@ from hplm_loadtest.plan import Plan, Requests
 from hplm_loadtest.run import LATE_S, Run, across
 from hplm_loadtest.run import goals_of as load_goals
 from hplm_loadtest.slot_model import SlotModel
+from hplm_loadtest.steady import LEAST_WAVES, steady_rate
 from hplm_loadtest.texts import pool
 from hplm_loadtest.variants import serving
 from hplm_loadtest.workload import NormalLengths
@@ -47,6 +48,11 @@ class Setting:
     rows: int = 16
     row_tokens: int = 100
     variance: float = 100.0
+
+    @property
+    def in_flight(self) -> int:
+        """Twice what a full batch holds of texts of 20 tokens."""
+        return 2 * self.rows * self.row_tokens // 20
 
 
 SETTINGS = (
@@ -88,9 +94,12 @@ def schedulers(
                     with serving(models, plot={}, upper=_upper(setting, policy)) as server:
                         url = server.ports.grpc_url
                         warm = Requests(_some(names, TEXTS, rng), texts, np.full(TEXTS, np.nan))
-                        run = closed_loop(url, warm, 64)
+                        closed_loop(url, warm, setting.in_flight)
                         if setting not in capacity:
-                            capacity[setting] = len(run) / closed_loop(url, warm, 64).span_s
+                            count = LEAST_WAVES * setting.in_flight
+                            chosen = [texts[i] for i in rng.integers(len(texts), size=count)]
+                            many = Requests(_some(names, count, rng), chosen, np.full(count, np.nan))
+                            capacity[setting] = steady_rate(closed_loop(url, many, setting.in_flight))[0]
                         plan = _plan(texts, names, OVERLOAD * capacity[setting], seconds, turn)
                         run = open_loop(url, plan, timeout_s=30.0)
                     found.setdefault((setting, policy), []).append(_row(run, plan, encoder))

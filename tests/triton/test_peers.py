@@ -19,7 +19,7 @@ from hplm_builder.fleet import BANK, PLOT, make_fleet, make_pool_plot
 from hplm_client import Client
 from hplm_loadtest import memory, tenants_bench
 from hplm_loadtest.peers import systems
-from hplm_loadtest.peers.bodies import in_every_layer
+from hplm_loadtest.peers.bodies import DedicatedBody, in_every_layer
 from hplm_loadtest.peers.files import file_of, model_files
 from hplm_loadtest.peers.plain import (
     PACKED_FROM_BATCH,
@@ -35,6 +35,7 @@ from hplm_loadtest.peers.swap import Resident, SwapWorker, victim
 from hplm_loadtest.peers.systems import Limits, SystemName, Systems, open_fleet
 from hplm_loadtest.peers.weights import write_models
 from hplm_loadtest.run import ANSWERED, NO_ANSWER, Run
+from hplm_loadtest.steady import steady_rate
 from rich.progress import Progress
 
 from hplm import errors
@@ -243,6 +244,20 @@ def test_a_whole_model_gives_the_same_before_and_after_it_is_packed_and_another_
             assert flat.is_packed == (batch >= PACKED_FROM_BATCH and can_pack(torch.device("cpu"), dtype))
 
 
+def test_a_whole_model_that_nobody_went_for_is_packed_before_it_computes(tmp_path: Path) -> None:
+    config = whole(tiny.config())
+    write_models(tmp_path, config, tenants=2, disk_bytes=10**9, dtype=torch.float32, onnx=False, seed=0, progress=QUIET)
+    settings = PeerSettings(
+        system="dedicated", store="", base="", weights="", budget_mb=1, num_slots=4, dtype="float32"
+    )
+    body = DedicatedBody(settings, config, torch.float32, tmp_path, torch.device("cpu"))
+    seen = []
+    for model in ("acme", "globex"):
+        body.load(0, model)
+        seen.append(body.is_packed(0))
+    assert seen == [can_pack(torch.device("cpu"), torch.float32), False]
+
+
 def throughput(system: str, count: int, rate: float) -> dict[str, object]:
     return {
         "measure": "throughput",
@@ -275,7 +290,7 @@ def test_what_is_not_answered_by_the_end_counts_as_waiting_until_then() -> None:
 
 
 def test_the_rate_leaves_out_the_time_when_no_new_requests_came() -> None:
-    assert tenants_bench.steady_rate(make_run([0.0, 0.0, 1.0, 2.0], [1.0, 2.0, 8.0, 9.0], 9.0)) == (1.0, False)
+    assert steady_rate(make_run([0.0, 0.0, 1.0, 2.0], [1.0, 2.0, 8.0, 9.0], 9.0)) == (1.0, False)
 
 
 @pytest.mark.parametrize("empty_s", [0.0, 3.0], ids=["", "empty-stages-first"])
@@ -285,11 +300,11 @@ def test_the_rate_does_not_depend_on_how_many_are_answered_at_once(batch: int, e
     requests, in_flight = 400, 128
     done_s = [empty_s + (i // batch + 1) * batch / 32 + 1e-4 * (i % batch) for i in range(requests)]
     sent_s = [0.0] * in_flight + done_s[: requests - in_flight]
-    rate, start_left_out = tenants_bench.steady_rate(make_run(sent_s, done_s, done_s[-1]))
+    rate, start_left_out = steady_rate(make_run(sent_s, done_s, done_s[-1]))
     assert rate == pytest.approx(32, rel=0.01)
     assert start_left_out
     # In a run too short to leave it out, the start counts, and it is said.
-    short = tenants_bench.steady_rate(make_run(sent_s[:140], done_s[:140], done_s[139]))
+    short = steady_rate(make_run(sent_s[:140], done_s[:140], done_s[139]))
     assert batch == 1 or not short[1]
 
 
@@ -298,7 +313,7 @@ def test_a_hiccup_of_a_system_that_answers_one_by_one_is_no_end_of_a_batch(after
     requests, in_flight = 1000, 128
     done_s = [0.4 + i / 100 + (0.15 if i > after else 0.0) for i in range(requests)]
     sent_s = [0.0] * in_flight + done_s[: requests - in_flight]
-    assert tenants_bench.steady_rate(make_run(sent_s, done_s, done_s[-1]))[0] == pytest.approx(100, rel=0.03)
+    assert steady_rate(make_run(sent_s, done_s, done_s[-1]))[0] == pytest.approx(100, rel=0.03)
 
 
 def test_memory_goals_are_read_from_the_largest_row() -> None:

@@ -57,6 +57,7 @@ class SharedBody:
     ) -> None:
         self._flat = FlatModel(config, dtype, device)
         self._flat.fill(model_files(weights)[0])
+        self._flat.pack()
 
     def keep(self, tenant: Tenant) -> Tenant:
         return without_adapter(tenant)
@@ -125,6 +126,7 @@ class DedicatedBody:
         first = FlatModel(config, dtype, device)
         self.num_places = places_in(settings, first.num_bytes)
         self._models = [first, *(FlatModel(config, dtype, device) for _ in range(self.num_places - 1))]
+        self._unused = set(range(self.num_places))
 
     def keep(self, tenant: Tenant) -> Tenant:
         return without_adapter(tenant)
@@ -134,6 +136,14 @@ class DedicatedBody:
 
     def load(self, place: int, model: str) -> None:
         self._models[place].fill(file_of(model, self._files), from_disk=self._from_disk)
+        if place in self._unused:
+            # Nobody had to go for it, so it may stay: packed before anything is measured.
+            self._unused.remove(place)
+            self._models[place].pack()
+
+    def is_packed(self, place: int) -> bool:
+        """Whether the model there is kept in oneDNN's order too."""
+        return self._models[place].is_packed
 
     def run(self, place: int, requests: Sequence[PeerRequest]) -> list[Logits]:
         return self._models[place].run(requests)

@@ -135,7 +135,7 @@ class Systems:
         if is_dedicated:
             self.about[f"{name}_files"] = count
         if is_onnx:
-            self.about[f"{name}_on"] = "cpu"
+            self.about |= {f"{name}_on": "cpu", f"{name}_dtype": "float32"}
         if system == "dedicated":
             model_mb = file_bytes(self._config, self._dtype) / 1e6
             self.about |= {
