@@ -24,6 +24,7 @@ from hplm_loadtest.metrics import metric
 from hplm_loadtest.open_loop import closed_loop, open_loop
 from hplm_loadtest.plan import Mix, Requests
 from hplm_loadtest.run import Run
+from hplm_loadtest.steady import steady_rate
 from hplm_loadtest.tenants import UniformTenants
 from hplm_loadtest.variants import serving
 from tritonclient.grpc import service_pb2
@@ -82,7 +83,7 @@ def long_texts(deadline_s: float | None = None) -> Mix:
 def capacity_per_s(server: TritonServer) -> float:
     run = closed_loop(server.ports.grpc_url, long_texts().draw(60, rng()), 8, own_process=False)
     assert run.kinds == {"answered": 60}
-    return len(run) / run.span_s
+    return steady_rate(run)[0]
 
 
 def in_time_per_s(run: Run, deadline_s: float, window_s: float) -> tuple[npt.NDArray[np.float64], float]:
