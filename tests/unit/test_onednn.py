@@ -39,6 +39,8 @@ def test_packed_lower_layers_give_what_they_gave(tiny_base: Base, dtype: torch.d
     windows = torch.randint(5, tiny_base.config.vocab_size, (7, tiny_base.config.window))
     lower = tiny_base.load_lower()
     torch.nn.init.normal_(lower.gate_weight, std=0.2)
+    with torch.inference_mode():
+        exact = lower(windows)
     with torch.inference_mode(), computing_in(dtype, CPU):
         before = lower(windows)
         lowers.pack(lower, dtype)
@@ -49,7 +51,10 @@ def test_packed_lower_layers_give_what_they_gave(tiny_base: Base, dtype: torch.d
     assert len(lower.packed_gate) == tiny_base.config.window
     assert packed == {name: id(one) for name, one in lower.named_modules() if isinstance(one, PackedLinear)}
     assert not any(isinstance(one, nn.Linear) for one in lower.modules())
-    torch.testing.assert_close(after, before, atol=1e-5 if dtype == torch.float32 else 2e-2, rtol=1e-4)
+    if dtype == torch.float32:
+        torch.testing.assert_close(after, exact, atol=1e-5, rtol=1e-4)
+    # GELU within its product rounds once less.
+    assert (after - exact).square().mean() <= 1.1 * (before - exact).square().mean() + 1e-12
 
 
 def packed_lower(dtype: torch.dtype) -> WindowEncoder:

@@ -15,7 +15,7 @@ from torch import nn
 
 from hplm.errors import ConfigError, CorruptArtifactError, WrongBaseError
 from hplm.nn.base import Base
-from hplm.nn.encoder import WindowEncoder
+from hplm.nn.encoder import TransformerLayer, WindowEncoder
 from hplm.nn.int8 import check_int8
 from hplm.nn.int8_ranges import measure_window_ranges
 from hplm.nn.int8_windows import Int8WindowLayer
@@ -84,6 +84,11 @@ def pack(lower: WindowEncoder, dtype: torch.dtype, int8_of: Base | None = None) 
             pairs = zip(lower.layers, measure_window_ranges(int8_of, lower), strict=True)
             lower.layers = nn.ModuleList(Int8WindowLayer(layer, ranges) for layer, ranges in pairs)
         if can_pack(device, dtype):
+            for layer in lower.layers:
+                if isinstance(layer, TransformerLayer):
+                    inner = layer.ffn_in
+                    layer.ffn_in = PackedLinear(inner.weight, inner.bias, dtype, gelu=True)  # type: ignore[assignment]
+                    layer.activation = nn.Identity()
             pack_linears(lower, dtype)
             lower.packed_gate = [PackedLinear(weight, None, dtype) for weight in lower.gate_weight]
 

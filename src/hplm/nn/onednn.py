@@ -39,13 +39,15 @@ def pack_matrix(weight: Tensor) -> Tensor:
 
 
 class PackedLinear(nn.Module):
-    """A product that is trained no more, its matrix in oneDNN's order and in `dtype`, which is also what it gives.
+    """A product that is trained no more, its matrix in oneDNN's order and in `dtype`, which is also what it gives; with `gelu`
+    the GELU of it.
 
     It computes where it is: it cannot be saved, copied or moved.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, *, gelu: bool = False) -> None:
         super().__init__()
+        self._then: tuple[str, list[float], str] = ("gelu", [], "none") if gelu else ("none", [], "")
         self._dtype = dtype
         self._weight = pack_matrix(weight.to(dtype))
         self._bias = None if bias is None else bias.detach().to(dtype)
@@ -53,7 +55,7 @@ class PackedLinear(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """`[..., in]` -> `[..., out]`."""
         found: Tensor = torch.ops.mkldnn._linear_pointwise(
-            tokens.to(self._dtype), self._weight, self._bias, "none", [], ""
+            tokens.to(self._dtype), self._weight, self._bias, *self._then
         )
         return found
 
