@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from hplm.crash import crash_point
 from hplm.errors import HplmError, JobCancelledError, LeaseLostError, RegistryError, StoppingError, UnknownJobError
@@ -14,6 +16,9 @@ from hplm.store.records import Job
 from hplm.store.registry import Registry
 
 log = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
+AGAIN_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,8 @@ class JobReport:
         self._end: HplmError | None = None
         self._closed = threading.Event()
         self._renewed_s = time.monotonic()
+        self.away_s = -math.inf
+        """When the registry could last not be reached, monotonic."""
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
     def __call__(self, step: str, progress: float) -> None:
@@ -81,6 +88,22 @@ class JobReport:
         if self._end is not None:
             raise self._end
 
+    def insist(self, ask: Callable[[], Answer]) -> Answer:
+        """Ask the registry, again while it refuses: for as long as it is away, for a lease where it is there.
+
+        Nobody takes a job from a registry that is away, and a trained tenant may be at stake.
+        """
+        deadline_s = time.monotonic() + self._times.lease_s
+        while True:
+            try:
+                return ask()
+            except RegistryError:
+                if self.away_s > self._renewed_s:
+                    deadline_s = time.monotonic() + self._times.lease_s
+                if time.monotonic() > deadline_s or self._stop.is_set():
+                    raise
+                self._stop.wait(AGAIN_S)
+
     def __enter__(self) -> JobReport:
         self._thread.start()
         return self
@@ -98,10 +121,12 @@ class JobReport:
             try:
                 self._renew()
                 told = now
+            except RegistryError as error:
+                # The job goes on. Should another worker have reached the registry and taken it, the next renewal says so.
+                log.warning("job %s: its lease was not renewed: %s", self._job.id, error)
             except Exception as error:
-                # Also a mistake of ours: without renewals another worker would do the same work beside this one.
-                known = isinstance(error, RegistryError)
-                log.warning("job %s: its lease was not renewed: %s", self._job.id, error, exc_info=not known)
+                # A mistake of ours: without renewals another worker would do the same work beside this one.
+                log.exception("job %s: its lease was not renewed", self._job.id)
                 if time.monotonic() - self._renewed_s > self._times.lease_s:
                     self._end = LeaseLostError(f"job {self._job.id} could not be held on to: {error}")
 
@@ -123,3 +148,6 @@ class JobReport:
         except (LeaseLostError, UnknownJobError) as error:
             # Unknown: of a registry that was made anew meanwhile.
             self._end = LeaseLostError(str(error))
+        except RegistryError:
+            self.away_s = time.monotonic()
+            raise

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TypeVar
 
 from hplm.crash import crash_point
 from hplm.errors import (
@@ -20,7 +20,6 @@ from hplm.errors import (
     JobCancelledError,
     LeaseLostError,
     RegistryError,
-    RegistryUnavailableError,
     StoppingError,
     StoreUnavailableError,
     UnknownJobError,
@@ -37,7 +36,6 @@ from hplm_builder.job_report import JobReport, LeaseTimes
 
 log = logging.getLogger(__name__)
 
-Answer = TypeVar("Answer")
 LOOK_S = 0.5
 CLEAN_S = 60.0
 LONGEST_PAUSE_S = 10.0
@@ -60,6 +58,7 @@ class Worker:
         self._times = times or LeaseTimes()
         self.stop = threading.Event()
         self._current: tuple[Registry, Job] | None = None
+        self._away_s = -math.inf  # when the registry could last not be reached
 
     def run(self, *, until_idle: bool = False) -> None:
         """Take jobs until `stop` is set, or with `until_idle` until there is none. Waits for a registry that is not there."""
@@ -78,6 +77,7 @@ class Worker:
                 log.warning("no jobs for now: %s", error)
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
                 self.stop.wait(pause_s)
+                self._away_s = time.monotonic()
 
     def give_back(self) -> None:
         """Put the job under way back into the queue, from another thread: only for a process that ends right after."""
@@ -94,14 +94,18 @@ class Worker:
 
     def _take_jobs(self, registry: Registry, until_idle: bool) -> None:
         while not self.stop.is_set():
-            job = registry.claim_job(self._name, self._clock(), self._times.lease_s)
+            # Leases that ran out while the registry was away are good for another one: their workers may live.
+            lapsed = time.monotonic() - self._away_s > self._times.lease_s
+            job = registry.claim_job(self._name, self._clock(), self._times.lease_s, lapsed=lapsed)
             if job is not None:
                 crash_point("job.claimed")
                 self._current = registry, job
+                report = JobReport(registry, job, self._name, self.stop, self._times, self._clock)
                 try:
-                    self._work(registry, job)
+                    self._work(registry, job, report)
                 finally:
                     self._current = None
+                    self._away_s = max(self._away_s, report.away_s)
                 continue
             if until_idle:
                 return
@@ -132,19 +136,19 @@ class Worker:
             ended.set()
             thread.join()
 
-    def _work(self, registry: Registry, job: Job) -> None:
+    def _work(self, registry: Registry, job: Job, report: JobReport) -> None:
         """Do a job and say how it ended. Raises RegistryError where that cannot be said: the lease will run out."""
         log.info("job %s: %s of %s begins, attempt %d", job.id, job.kind, job.subject, job.attempts)
         uploads = Uploads(self._store, registry)
-        with JobReport(registry, job, self._name, self.stop, self._times, self._clock) as report:
-            bench = Bench(self._store, registry, uploads, report, report.held, self._insist, self._clock, self._device)
+        with report:
+            bench = Bench(self._store, registry, uploads, report, report.held, report.insist, self._clock, self._device)
             error: HplmError | None = None
             result = None
             try:
                 # Only now: a worker that waits does without torch and its memory. The lease is renewed meanwhile.
                 from hplm_builder.jobs import run_job
 
-                result = run_job(job, bench)
+                result = report.insist(lambda: run_job(job, bench))
             except (RegistryError, LeaseLostError) as lost:
                 log.warning("job %s is left to whoever takes it next: %s", job.id, lost.wire())
                 return
@@ -164,7 +168,7 @@ class Worker:
                 # Still held, so that no other worker meets the same disk at once.
                 self.stop.wait(self._times.lease_s)
             try:
-                has_ended = self._insist(lambda: self._end(registry, job, result, error))
+                has_ended = report.insist(lambda: self._end(registry, job, result, error))
             except (LeaseLostError, UnknownJobError) as lost:
                 log.warning("job %s was another's before its end: %s", job.id, lost)
                 return
@@ -184,17 +188,6 @@ class Worker:
         else:
             registry.finish_job(job.id, self._name, now_s, error={"code": error.code, "message": str(error)})
         return True
-
-    def _insist(self, ask: Callable[[], Answer]) -> Answer:
-        """A registry that is busy for a moment must not cost a trained tenant. The job's heartbeat goes on meanwhile."""
-        deadline_s = time.monotonic() + self._times.lease_s
-        while True:
-            try:
-                return ask()
-            except RegistryUnavailableError:
-                if time.monotonic() > deadline_s or self.stop.is_set():
-                    raise
-                self.stop.wait(LOOK_S)
 
     def _consume(self, uploads: Uploads, job: Job, error: HplmError | None) -> None:
         """Inputs go when they have served, or never can; after other ends a new job may name them, until they expire."""

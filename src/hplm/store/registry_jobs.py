@@ -58,12 +58,13 @@ class Jobs:
             found = connection.execute(query.where(jobs.c.state.in_(states)) if states is not None else query)
             return [_job(row) for row in found]
 
-    def claim_job(self, worker: str, now_s: float, lease_s: float) -> Job | None:
+    def claim_job(self, worker: str, now_s: float, lease_s: float, *, lapsed: bool = True) -> Job | None:
         """Take the oldest job that can start, until `now_s + lease_s`; None where there is none.
 
-        It is queued, or its worker's lease ran out. Jobs of one subject go one by one in their order, and a tenant's
-        job waits while one of its domain runs (`base` and `domain` of its request). One that lost its worker for the
-        third time fails; one that was to be cancelled when it lost it is cancelled.
+        It is queued, or its worker's lease ran out; without `lapsed` such leases count too. Jobs of one subject go one
+        by one in their order, and a tenant's job waits while one of its domain runs (`base` and `domain` of its
+        request). One that lost its worker for the third time fails; one that was to be cancelled when it lost it is
+        cancelled.
         """
         unfinished = select(jobs).where(jobs.c.state.in_(UNFINISHED)).order_by(jobs.c.seq)
         with self._database.reading() as connection:
@@ -72,7 +73,7 @@ class Jobs:
                 return None
         with self._database.writing() as connection:
             waiting = connection.execute(unfinished).all()
-            running = {row.subject for row in waiting if _held(row, now_s, lease_s)}
+            running = {row.subject for row in waiting if _held(row, now_s, lease_s, lapsed)}
             for row in waiting:
                 if row.subject in running or _waits_for_domain(row, running):
                     # Younger jobs of its subject wait behind it.
@@ -236,9 +237,9 @@ def _held_row(connection: Connection, job_id: str, worker: str) -> Row[Any]:
     return row
 
 
-def _held(row: Row[Any], now_s: float, lease_s: float) -> bool:
+def _held(row: Row[Any], now_s: float, lease_s: float, lapsed: bool) -> bool:
     """Under a lease that is good. One that ends later than any lease could was given before the clock jumped back."""
-    return row.state == "running" and now_s < row.lease_until_s <= now_s + 2 * lease_s
+    return row.state == "running" and not (lapsed and not now_s < row.lease_until_s <= now_s + 2 * lease_s)
 
 
 def _waits_for_domain(row: Row[Any], running: set[str]) -> bool:

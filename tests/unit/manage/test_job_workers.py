@@ -157,6 +157,29 @@ def test_a_registry_that_is_locked_for_seconds_costs_no_job(
         assert wait_for(registry, job, "done").attempts == 1
 
 
+@pytest.mark.parametrize("epochs", [10, 1000], ids=["ends-meanwhile", "goes-on"])
+def test_a_registry_that_is_locked_for_longer_than_a_lease_costs_a_job_neither_its_worker_nor_an_attempt(
+    service: ManageService, store: Store, registry: Registry, monkeypatch: pytest.MonkeyPatch, epochs: int
+) -> None:
+    monkeypatch.setattr("hplm.store.database.BUSY_S", 0.2)
+    data = {"train": {"upload": upload(service, colours(200))}}
+    settings = {"epochs": epochs, "patience": epochs}
+    job = ask(service, "tenant.create", tenant="acme", data=data, settings=settings)["job"]
+    times = LeaseTimes(lease_s=0.5, beat_s=0.2, tell_s=0.1)
+    with at_work(store, "w0", times=times), at_work(store, "w1", times=times):
+        before = wait_for(registry, job, "running", progress=0.01)
+        with closing(sqlite3.connect(store.root / "registry.sqlite", isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            time.sleep(2.5)
+            other.execute("ROLLBACK")
+        if epochs == 10:
+            after = wait_for(registry, job, "done")
+        else:
+            # Further than a job that was begun again would be.
+            after = wait_for(registry, job, "running", progress=before.progress + 0.001)
+        assert (after.attempts, after.worker, after.started_s) == (1, before.worker, before.started_s)
+
+
 def test_a_worker_that_must_leave_in_the_middle_of_a_step_gives_its_job_back(
     service: ManageService, store: Store, registry: Registry
 ) -> None:

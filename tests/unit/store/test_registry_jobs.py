@@ -98,6 +98,20 @@ def test_a_lease_that_ran_out_is_anothers_and_the_first_worker_hears_of_it(regis
     assert registry.job(job.id) == again
 
 
+def test_a_lease_that_ran_out_while_the_registry_was_away_can_be_left_to_its_worker(registry: Registry) -> None:
+    submit(registry, "tenant:a")
+    submit(registry, "tenant:a")
+    other = submit(registry, "tenant:b")
+    job = claimed(registry, worker="first")
+    late_s = NOW_S + 10 * LEASE_S
+    # What waits can be taken all the same.
+    for expected in (other.id, None):
+        found = registry.claim_job("second", late_s, LEASE_S, lapsed=False)
+        assert (found.id if found else None) == expected
+    registry.report_job(job.id, "first", late_s, LEASE_S, step="", progress=0.5, eta_s=None)
+    assert registry.job(job.id).attempts == 1
+
+
 def test_a_report_renews_the_lease(registry: Registry) -> None:
     submit(registry, "tenant:a")
     job = claimed(registry)
