@@ -12,7 +12,7 @@ from hplm.errors import LeaseLostError, UnknownJobError, WorkerLostError
 from hplm.store.database import Database
 from hplm.store.records import UNFINISHED, Job, JobState
 from hplm.store.registry_uploads import check_there
-from hplm.store.schema import jobs
+from hplm.store.schema import domain_versions, domains, jobs, tenant_versions
 
 MOST_ATTEMPTS = 3
 LOST = {"code": WorkerLostError.code, "message": f"the worker was lost {MOST_ATTEMPTS} times while at it; see its log"}
@@ -64,7 +64,7 @@ class Jobs:
         It is queued, or its worker's lease ran out; without `lapsed` such leases count too. Jobs of one subject go one
         by one in their order, and a tenant's job waits while one of its domain runs (`base` and `domain` of its
         request). One that lost its worker for the third time fails; one that was to be cancelled when it lost it is
-        cancelled.
+        cancelled. Either is taken once more where it has published, for it is done.
         """
         unfinished = select(jobs).where(jobs.c.state.in_(UNFINISHED)).order_by(jobs.c.seq)
         with self._database.reading() as connection:
@@ -79,9 +79,10 @@ class Jobs:
                     # Younger jobs of its subject wait behind it.
                     running.add(row.subject)
                     continue
-                if row.state == "running" and row.cancel_requested:
+                is_lost = row.state == "running" and not _has_published(connection, row)
+                if is_lost and row.cancel_requested:
                     _end(connection, row.id, "cancelled", now_s)
-                elif row.state == "running" and row.attempts >= MOST_ATTEMPTS:
+                elif is_lost and row.attempts >= MOST_ATTEMPTS:
                     _end(connection, row.id, "failed", now_s, error=LOST)
                 else:
                     connection.execute(
@@ -145,7 +146,7 @@ class Jobs:
         """
         with self._database.writing() as connection:
             row = _held_row(connection, job_id, worker)
-            if row.cancel_requested:
+            if row.cancel_requested and not _has_published(connection, row):
                 _end(connection, job_id, "cancelled", now_s)
                 return False
             connection.execute(
@@ -167,11 +168,13 @@ class Jobs:
     def cancel_job(self, job_id: str, now_s: float) -> Job:
         """A queued job ends at once, a running one when its worker hears of it; one that has ended stays as it is.
 
+        One that has published is done, whatever became of its worker.
+
         Raises UnknownJobError.
         """
         with self._database.writing() as connection:
             row = _row(connection, job_id)
-            if row.state == "queued":
+            if row.state == "queued" and not _has_published(connection, row):
                 _end(connection, job_id, "cancelled", now_s)
             if row.state in UNFINISHED:
                 connection.execute(update(jobs).where(jobs.c.id == job_id).values(cancel_requested=True))
@@ -235,6 +238,25 @@ def _held_row(connection: Connection, job_id: str, worker: str) -> Row[Any]:
         now = f"with {row.worker}" if row.state == "running" else row.state
         raise LeaseLostError(f"job {job_id} is no longer {worker}'s, it is {now}: stop, publish nothing")
     return row
+
+
+def _has_published(connection: Connection, row: Row[Any]) -> bool:
+    """Whether what the job was to make is there: all that was left to do was to say so."""
+    kind, _, name = row.subject.partition(":")
+    if kind == "tenant":
+        query = select(tenant_versions.c.about).where(
+            tenant_versions.c.tenant == name, tenant_versions.c.retired_s.is_(None)
+        )
+    elif kind == "domain":
+        base, _, name = name.partition("/")
+        query = (
+            select(domain_versions.c.about)
+            .join(domains, domains.c.id == domain_versions.c.domain_id)
+            .where(domains.c.base == base, domains.c.name == name, domain_versions.c.retired_s.is_(None))
+        )
+    else:
+        return False
+    return any(about.get("job") == row.id for about in connection.execute(query).scalars())
 
 
 def _held(row: Row[Any], now_s: float, lease_s: float, lapsed: bool) -> bool:

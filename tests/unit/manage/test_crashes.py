@@ -265,6 +265,32 @@ def test_workers_killed_at_any_time_leave_one_version_or_the_other_and_another_w
         check_clean(store, registry)
 
 
+@pytest.mark.parametrize("ending", ["cancelled", "given-up", "released"])
+@pytest.mark.parametrize("change", ["update-tenant", "create-domain"])
+def test_a_job_that_has_published_is_done_whatever_befalls_it_then(
+    store: Store, nursery: Nursery, change: str, ending: str
+) -> None:
+    one = CHANGES[change]
+    with closing(make_service(store)) as service, closing(Registry.open(store)) as registry:
+        job = one.submit(service)
+        earlier = MOST_ATTEMPTS - 1 if ending == "given-up" else 0
+        for attempt in range(earlier):
+            assert nursery.work(store.root, "job.claimed", later_s=attempt * LEASE_S) == KILLED
+        assert nursery.work(store.root, "publish.after", later_s=earlier * LEASE_S) == KILLED
+        if ending == "released":
+            # As by a worker that must leave at once.
+            registry.release_job(job, "w", time.time())
+        if ending != "given-up":
+            ask(service, "job.cancel", job=job)
+        work(store, later_s=MOST_ATTEMPTS * LEASE_S)
+        done = registry.job(job)
+        assert (done.state, done.error) == ("done", None)
+        assert done.result is not None
+        assert done.result["version"] == one.before + 1
+        assert one.versions(registry) == one.before + 1
+        check_clean(store, registry)
+
+
 @pytest.mark.parametrize(
     "point", ["artifact.written:2", "artifact.durable:2", "artifact.placed:2", "artifact.durable:3"]
 )
