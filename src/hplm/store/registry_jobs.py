@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import uuid
 from collections.abc import Collection
 from typing import Any
@@ -66,41 +67,34 @@ class Jobs:
         request). One that lost its worker for the third time fails; one that was to be cancelled when it lost it is
         cancelled. Either is taken once more where it has published, for it is done.
         """
-        unfinished = select(jobs).where(jobs.c.state.in_(UNFINISHED)).order_by(jobs.c.seq)
         with self._database.reading() as connection:
             # Idle workers ask often, and need not stop those who write.
-            if connection.execute(unfinished.limit(1)).first() is None:
+            if _decided(connection, now_s, lease_s, lapsed) == ([], None):
                 return None
         with self._database.writing() as connection:
-            waiting = connection.execute(unfinished).all()
-            running = {row.subject for row in waiting if _held(row, now_s, lease_s, lapsed)}
-            for row in waiting:
-                if row.subject in running or _waits_for_domain(row, running):
-                    # Younger jobs of its subject wait behind it.
-                    running.add(row.subject)
-                    continue
-                is_lost = row.state == "running" and not _has_published(connection, row)
-                if is_lost and row.cancel_requested:
+            lost, free = _decided(connection, now_s, lease_s, lapsed)
+            for row in lost:
+                if row.cancel_requested:
                     _end(connection, row.id, "cancelled", now_s)
-                elif is_lost and row.attempts >= MOST_ATTEMPTS:
-                    _end(connection, row.id, "failed", now_s, error=LOST)
                 else:
-                    connection.execute(
-                        update(jobs)
-                        .where(jobs.c.id == row.id)
-                        .values(
-                            state="running",
-                            worker=worker,
-                            lease_until_s=now_s + lease_s,
-                            started_s=now_s,
-                            step="",
-                            progress=0.0,
-                            eta_s=None,
-                            attempts=row.attempts + 1,
-                        )
-                    )
-                    return _job(_row(connection, row.id))
-        return None
+                    _end(connection, row.id, "failed", now_s, error=LOST)
+            if free is None:
+                return None
+            connection.execute(
+                update(jobs)
+                .where(jobs.c.id == free.id)
+                .values(
+                    state="running",
+                    worker=worker,
+                    lease_until_s=now_s + lease_s,
+                    started_s=now_s,
+                    step="",
+                    progress=0.0,
+                    eta_s=None,
+                    attempts=free.attempts + 1,
+                )
+            )
+            return _job(_row(connection, free.id))
 
     def report_job(
         self,
@@ -240,6 +234,31 @@ def _held_row(connection: Connection, job_id: str, worker: str) -> Row[Any]:
     return row
 
 
+def _decided(
+    connection: Connection, now_s: float, lease_s: float, lapsed: bool
+) -> tuple[list[Row[Any]], Row[Any] | None]:
+    """Jobs that end because they lost their workers, and the oldest that can start."""
+    # Not the whole rows: many may wait. A state at a time, for so the index has them in their order.
+    columns = (jobs.c.seq, jobs.c.id, jobs.c.subject, jobs.c.state, jobs.c.attempts)
+    of_lease = (jobs.c.lease_until_s, jobs.c.cancel_requested)
+    of_request = (jobs.c.request[key].as_string().label(key) for key in ("base", "domain"))
+    query = select(*columns, *of_lease, *of_request).order_by(jobs.c.seq)
+    begun = connection.execute(query.where(jobs.c.state == "running")).all()
+    running = {row.subject for row in begun if _held(row, now_s, lease_s, lapsed)}
+    lost: list[Row[Any]] = []
+    with connection.execute(query.where(jobs.c.state == "queued"), execution_options={"yield_per": 100}) as queued:
+        for row in heapq.merge(begun, queued, key=lambda one: one.seq):
+            if row.subject in running or _waits_for_domain(row, running):
+                # Younger jobs of its subject wait behind it.
+                running.add(row.subject)
+                continue
+            is_over = row.state == "running" and (row.cancel_requested or row.attempts >= MOST_ATTEMPTS)
+            if not is_over or _has_published(connection, row):
+                return lost, row
+            lost.append(row)
+    return lost, None
+
+
 def _has_published(connection: Connection, row: Row[Any]) -> bool:
     """Whether what the job was to make is there: all that was left to do was to say so."""
     kind, _, name = row.subject.partition(":")
@@ -265,12 +284,11 @@ def _held(row: Row[Any], now_s: float, lease_s: float, lapsed: bool) -> bool:
 
 
 def _waits_for_domain(row: Row[Any], running: set[str]) -> bool:
-    domain, base = row.request.get("domain"), row.request.get("base")
-    if not row.subject.startswith("tenant:") or domain is None:
+    if not row.subject.startswith("tenant:") or row.domain is None:
         return False
-    if base is not None:
-        return f"domain:{base}/{domain}" in running
-    return any(subject.startswith("domain:") and subject.endswith(f"/{domain}") for subject in running)
+    if row.base is not None:
+        return f"domain:{row.base}/{row.domain}" in running
+    return any(subject.startswith("domain:") and subject.endswith(f"/{row.domain}") for subject in running)
 
 
 def _end(

@@ -66,13 +66,18 @@ class Uploads:
         Those that are not complete go where they were announced before `unfinished_before_s`. Returns the ids of those
         that went. A job is submitted before or after all of this, never between.
         """
+        abandoned = uploads.c.created_s < unfinished_before_s, uploads.c.complete.is_(False)
+        old_ones = select(uploads.c.id).where(or_(uploads.c.created_s < before_s, and_(*abandoned)))
+        if ids is not None:
+            old_ones = old_ones.where(uploads.c.id.in_(ids))
+        with self._database.reading() as connection:
+            # Asked at each start of an upload, and mostly for nothing.
+            if connection.execute(old_ones.limit(1)).first() is None:
+                return []
         with self._database.writing() as connection:
             requests = connection.execute(select(jobs.c.request).where(jobs.c.state.in_(UNFINISHED))).scalars()
             wanted = {upload_id for request in requests for upload_id in uploads_of(request)}
-            abandoned = uploads.c.created_s < unfinished_before_s, uploads.c.complete.is_(False)
-            is_old = or_(uploads.c.created_s < before_s, and_(*abandoned))
-            old = connection.execute(select(uploads.c.id).where(is_old)).scalars().all()
-            gone = [one for one in old if one not in wanted and (ids is None or one in ids)]
+            gone = [one for one in connection.execute(old_ones).scalars() if one not in wanted]
             connection.execute(delete(uploads).where(uploads.c.id.in_(gone)))
         return gone
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
 
 from hplm.errors import LeaseLostError, UnknownJobError
+from hplm.store.layout import Store
 from hplm.store.records import Job
 from hplm.store.registry import Registry
 from tests.unit.store.making import NOW_S
@@ -110,6 +113,17 @@ def test_a_lease_that_ran_out_while_the_registry_was_away_can_be_left_to_its_wor
         assert (found.id if found else None) == expected
     registry.report_job(job.id, "first", late_s, LEASE_S, step="", progress=0.5, eta_s=None)
     assert registry.job(job.id).attempts == 1
+
+
+def test_who_finds_nothing_to_do_waits_for_nobody_who_writes(store: Store, registry: Registry) -> None:
+    submit(registry, "domain:b/law", base="b", domain="law")
+    claimed(registry)
+    submit(registry, "tenant:a", base="b", domain="law")
+    upload = registry.start_upload(1, "a", NOW_S)
+    with closing(Registry.open(store)) as other, other._database.writing():
+        assert claim(registry) is None
+        assert registry.drop_uploads(before_s=NOW_S) == []
+    assert registry.uploads() == [upload]
 
 
 def test_a_report_renews_the_lease(registry: Registry) -> None:
