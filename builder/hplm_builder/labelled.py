@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -95,10 +96,14 @@ class LabelledData:
 
 @dataclass(frozen=True)
 class LabelledFile:
-    """A file whose name on disk is not its own, as an upload's: `name` says the format and stands in errors."""
+    """A file whose name on disk is not its own, as an upload's: `name` says the format and stands in errors.
+
+    More than `most_bytes` of it are never read.
+    """
 
     path: Path
     name: str
+    most_bytes: float = math.inf
 
 
 def read_data(
@@ -146,9 +151,11 @@ def read_file(
 ) -> list[LabelledText]:
     """Examples of one file; `example` makes one of a row and where it stands. Raises DataError."""
     example = example or _example
-    path, name = (file.path, file.name) if isinstance(file, LabelledFile) else (file, str(file))
+    if not isinstance(file, LabelledFile):
+        file = LabelledFile(file, str(file))
+    name = file.name
     # Closed here: whoever holds the error of a bad row would hold the file open with it.
-    with closing(read_rows(path, name)) as rows:
+    with closing(read_rows(file.path, name, file.most_bytes)) as rows:
         examples = [example(where, row) for where, row in itertools.islice(rows, MOST_EXAMPLES + 1)]
     if not examples:
         raise DataError(f"{name} holds no example")

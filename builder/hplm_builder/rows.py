@@ -20,12 +20,13 @@ Row = dict[str, Any]
 class BoundedLines:
     """Lines of a UTF-8 file. Raises DataError naming file and line for what is not text or too long.
 
-    Whoever reads says where a record ends; what it may hold is bounded by LONGEST_RECORD.
+    Whoever reads says where a record ends; what it may hold is bounded by LONGEST_RECORD, and the whole by `most_bytes`.
     """
 
-    def __init__(self, file: IO[bytes], name: str) -> None:
+    def __init__(self, file: IO[bytes], name: str, most_bytes: float = math.inf) -> None:
         self._file = file
         self._name = name
+        self._most_bytes, self._bytes = most_bytes, 0
         self._number = 0
         self._record_bytes = 0
 
@@ -46,6 +47,9 @@ class BoundedLines:
             raise StopIteration
         self._number += 1
         self._record_bytes += len(raw)
+        self._bytes += len(raw)
+        if self._bytes > self._most_bytes:
+            raise DataError(f"{self._name} has more than the {self._most_bytes:,} bytes that are accepted")
         if self._record_bytes > LONGEST_RECORD:
             raise DataError(
                 f"{self.where}: more than {LONGEST_RECORD:,} bytes without an end: one example is that long"
@@ -58,9 +62,9 @@ class BoundedLines:
             raise DataError(f"{self.where} is not UTF-8 at byte {error.start} of the line") from None
 
 
-def read_rows(path: Path, name: str = "") -> Generator[tuple[str, Row]]:
+def read_rows(path: Path, name: str = "", most_bytes: float = math.inf) -> Generator[tuple[str, Row]]:
     """Rows as JSON lines have them, each with where it stands. `name` is what errors call the file; its ending says the
-    format: .jsonl, .csv, .tsv, .conll. Raises DataError.
+    format: .jsonl, .csv, .tsv, .conll. Raises DataError, also for more than `most_bytes`.
     """
     name = name or str(path)
     ending = Path(name).suffix.lower()
@@ -70,7 +74,7 @@ def read_rows(path: Path, name: str = "") -> Generator[tuple[str, Row]]:
         raise DataError(f"{name} is not a file")
     try:
         with path.open("rb") as file:
-            lines = BoundedLines(file, name)
+            lines = BoundedLines(file, name, most_bytes)
             for row in READERS[ending](lines):
                 yield lines.where, row
     except OSError as error:

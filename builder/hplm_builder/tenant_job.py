@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -116,9 +117,11 @@ class _Task:
         lineage = registry.lineage(registry.current_domain(request["base"], request["domain"]).id)
         settings = _settings(request, start.card if start else None)
         paths = {part: locate(source, bench.uploads) for part, source in request["data"].items()}
+        most_bytes = request.get("most_data_bytes", math.inf)
         data = read_data(
             # Errors are for whoever sent the file: they name it, not where it lies here.
-            **{part: LabelledFile(path, path.name) for part, path in paths.items()},
+            # One named by its path may have grown since the request; jobs from before were queued without the bound.
+            **{part: LabelledFile(path, path.name, most_bytes) for part, path in paths.items()},
             task=start.card.task if start else request["task"],
             expected_labels=start.card.labels if start else None,
             seed=settings.seed,

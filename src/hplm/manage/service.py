@@ -116,6 +116,7 @@ class ManageService:
             "tenant": name,
             "task": request.task,
             "data": {part: pinned(source, self._settings) for part, source in files.items()},
+            "most_data_bytes": self._settings.max_data_bytes,
         }
         return self._submit(kind, f"tenant:{name}", request, base, domain, details)
 

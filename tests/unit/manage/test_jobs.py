@@ -344,6 +344,29 @@ def test_a_link_that_leads_elsewhere_when_the_job_runs_is_not_followed(
     assert (tmp_path / "data" / "real.csv").is_file()
 
 
+@pytest.mark.parametrize("replaced", [False, True], ids=["grown", "replaced"])
+def test_a_file_that_is_larger_than_allowed_by_the_time_the_job_reads_it_is_refused(
+    store: Store, registry: Registry, tmp_path: Path, replaced: bool
+) -> None:
+    path = tmp_path / "train.csv"
+    path.write_text(colours())
+    settings: dict[str, Any] = {"allow_paths": True, "data_root": str(tmp_path), "max_data_bytes": len(colours())}
+    with closing(make_service(store, **settings)) as service:
+        data = {"train": {"path": "train.csv"}}
+        first = ask(service, "tenant.create", tenant="a", data=data, settings=QUICK)["job"]
+        work(store)
+        second = ask(service, "tenant.create", tenant="b", data=data, settings=QUICK)["job"]
+        if replaced:
+            path.unlink()
+        path.write_text(colours() + "one more,red\n")
+        work(store)
+    assert registry.job(first).state == "done"
+    failed = registry.job(second)
+    assert failed.error is not None
+    assert failed.error["code"] == "BAD_DATA"
+    assert failed.error["message"] == f"train.csv has more than the {len(colours()):,} bytes that are accepted"
+
+
 def test_an_upload_serves_as_many_jobs_as_name_it(service: ManageService, store: Store, registry: Registry) -> None:
     data = {"train": {"upload": upload(service, colours())}}
     jobs = [ask(service, "tenant.create", tenant=name, data=data, settings=QUICK)["job"] for name in ("a", "b")]
