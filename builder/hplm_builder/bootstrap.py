@@ -24,6 +24,7 @@ from hplm_builder.tenants import encoder_of, plot_features, tune
 
 # Dev and test are the same for every tenant of a task, so that scores compare; a seeded part of them is enough.
 MOST_JUDGED = 500
+DATA = "data_sha256"
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class TaskFleet:
     def about(self) -> dict[str, Any]:
         """JSON values that tell one fleet from another."""
         tasks = [
-            {"name": task.name, "tenants": task.tenants, "samples": task.samples}
+            {"name": task.name, "tenants": task.tenants, "samples": task.samples, DATA: task.data.sha256}
             | ({"word_window": WORD_WINDOW} if task.data.task == "tagging" else {})
             for task in self.tasks
         ]

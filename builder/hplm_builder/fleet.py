@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -32,7 +32,7 @@ from hplm.store.registry import Registry
 from hplm.text import TextEncoder
 from hplm_builder.base import DEFAULT_BASE, install_shipped, minilm_folder, tokenizer_of
 from hplm_builder.bodies import ADAPTER_AT
-from hplm_builder.bootstrap import TaskFleet, tune_fleet
+from hplm_builder.bootstrap import DATA, TaskFleet, tune_fleet
 from hplm_builder.export import export
 from hplm_builder.finetune import REDUCTION_FACTOR
 from hplm_builder.plots import CHUNK, count_grams
@@ -193,19 +193,19 @@ def make_bench_repository(
 
     `texts.txt` holds the pool, a sentence a line. `tuned` are tenants to fine-tune, as its settings say, instead of made-up
     ones, whose heads read what `pooling` says and whose adapters are as wide as `reduction_factor` has them. Raises
-    ConfigError where the folder is of another shape, seed, pooling, width or fleet.
+    ConfigError where the folder is of another shape, seed, pooling, width or fleet, also one of other data.
     """
     if tuned and shape == BERT_BASE:
         raise ConfigError("bert-base has seeded weights, which learn no task: tune tenants of shape minilm")
     if tuned:
         reduction_factor = tuned.settings.reduction_factor
-    about: dict[str, object] = {"shape": shape, "seed": seed}
+    about: dict[str, Any] = {"shape": shape, "seed": seed}
     if tuned:
         about |= tuned.about
     else:  # folders from before they were choices do not say
         about |= {"pooling": pooling} if pooling != "mean" else {}
         about |= {"reduction_factor": reduction_factor} if reduction_factor != REDUCTION_FACTOR else {}
-    _check_same(folder, about)
+    check_same(folder, about)
     store = Store(folder / "store")
     steps = progress.add_task(f"{shape}: base, tables, {tenants:,} tenants, models", total=4)
     base = _bench_base(store, shape, seed)
@@ -235,10 +235,16 @@ def make_bench_repository(
     return models
 
 
-def _check_same(folder: Path, wanted: dict[str, object]) -> None:
+def check_same(folder: Path, wanted: dict[str, Any]) -> None:
+    """That a folder holds no other fleet than that; a new one is marked as its. Raises ConfigError."""
     path = folder / ABOUT
-    if path.is_file() and (found := json.loads(path.read_text())) != wanted:
-        raise ConfigError(f"{folder} holds a fleet of {found}, {wanted} was asked for: choose another folder")
+    if path.is_file():
+        tasks = [{key: value for key, value in task.items() if key != DATA} for task in wanted.get("tasks", ())]
+        # Fleets from before do not say which data they learned from.
+        before = {**wanted, "tasks": tasks} if tasks else wanted
+        if (found := json.loads(path.read_text())) not in (wanted, before):
+            raise ConfigError(f"{folder} holds a fleet of {found}, {wanted} was asked for: choose another folder")
+        return
     folder.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(wanted) + "\n")
 

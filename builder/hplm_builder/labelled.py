@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import json
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +89,12 @@ class LabelledData:
         """How many examples each part has; unlabelled texts only where there are some."""
         more = {"unlabelled": len(self.unlabelled)} if self.unlabelled else {}
         return {part: len(examples) for part, examples in self.labelled.items()} | more
+
+    @property
+    def sha256(self) -> str:
+        """Of the labelled examples in their order, whatever files they came in."""
+        values = [[astuple(one) for one in part] for part in self.labelled.values()]
+        return hashlib.sha256(json.dumps(values).encode()).hexdigest()
 
     @property
     def texts(self) -> int:

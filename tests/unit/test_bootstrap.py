@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hplm_builder.bootstrap import TaskFleet, in_proportion, tune_fleet
 from hplm_builder.finetune import WORD_WINDOW, TrainSettings
+from hplm_builder.fleet import ABOUT, check_same
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -80,6 +82,30 @@ def test_a_fleet_of_taggings_from_when_they_were_told_from_one_word_is_another(t
         (tmp_path / "places" / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in places))
     fleet = TaskFleet.read([write_task(tmp_path / "colours", 20), tmp_path / "places"], 4, 0, FAST)
     assert [task.get("word_window") for task in fleet.about["tasks"]] == [None, WORD_WINDOW]
+
+
+def test_a_folder_with_a_fleet_of_other_data_is_refused_and_not_kept(tmp_path: Path) -> None:
+    task, folder = write_task(tmp_path / "colours", 20), tmp_path / "fleet"
+
+    def about() -> dict[str, Any]:
+        return {"shape": "minilm", **TaskFleet.read([task], 4, 0, FAST).about}
+
+    check_same(folder, about())
+    check_same(folder, about())
+    (task / "train.jsonl").write_text((task / "train.jsonl").read_text().replace("red cat", "red dog"))
+    with pytest.raises(ConfigError, match=r"data_sha256.* choose another folder"):
+        check_same(folder, about())
+
+
+def test_a_fleet_from_before_data_were_told_apart_is_kept_and_says_no_more_than_it_did(tmp_path: Path) -> None:
+    about = TaskFleet.read([write_task(tmp_path / "colours", 20)], 4, 0, FAST).about
+    before = json.loads(json.dumps(about))
+    del before["tasks"][0]["data_sha256"]
+    check_same(tmp_path / "fleet", before)
+    check_same(tmp_path / "fleet", about)
+    assert json.loads((tmp_path / "fleet" / ABOUT).read_text()) == before
+    with pytest.raises(ConfigError, match="choose another folder"):
+        check_same(tmp_path / "fleet", {**about, "seed": 1})
 
 
 def test_two_tasks_of_one_name_are_refused(tmp_path: Path) -> None:
