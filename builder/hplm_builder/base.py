@@ -106,9 +106,11 @@ def convert_base(
         model.upper.load_state_dict(start.load_upper().state_dict())
     before = distance(model, original, held)
     started_from = start.fingerprint if start else ""
-    train(model, original, text, settings, cache_dir() / "work" / f"convert-{name}.pt", progress, started_from)
+    checkpoint = cache_dir() / "work" / f"convert-{name}.pt"
+    train(model, original, text, settings, checkpoint, progress, started_from)
     after = distance(model, original, held)
     if not math.isfinite(after["mse"]):
+        checkpoint.unlink()
         raise ConfigError(f"training with a learning rate of {settings.learning_rate:g} diverged: choose a lower one")
     report = {
         "original": origin,
@@ -125,6 +127,7 @@ def convert_base(
     bases.save(
         store.base(name), config, model.lower.state_dict(), model.upper.state_dict(), tokenizer.read_bytes(), report
     )
+    checkpoint.unlink()
     return report
 
 

@@ -199,8 +199,9 @@ def train(
     progress: Progress,
     started_from: str = "",
 ) -> None:
-    """Train in place. Keeps a checkpoint at `path` and goes on from it. Raises DataError where that is another run's.
+    """Train in place. Raises DataError where there is a checkpoint at `path` of another run.
 
+    Goes on from the checkpoint and leaves it as of the end: whoever keeps the result removes it.
     `started_from`: what the model's weights are, where they are not the original's.
     """
     device = model.lower.window_position.device
@@ -242,11 +243,10 @@ def train(
         for optimizer in optimizers:
             optimizer.step()
         progress.update(bar, advance=1, description=f"convert (relative error {errors[-1].item():.3f})")
-        if (step + 1) % CHECKPOINT_STEPS == 0 and step + 1 < steps:
+        if (step + 1) % CHECKPOINT_STEPS == 0 or step + 1 == steps:
             weights = {name: p.detach() for name, p in model.trainable().items()}
             states = [optimizer.state_dict() for optimizer in optimizers]
             checkpoint.save({"model": weights, "optimizers": states, "step": step + 1})
-    checkpoint.remove()
 
 
 def source_of(original: nn.Module, text: PackedText) -> str:

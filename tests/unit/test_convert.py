@@ -91,7 +91,13 @@ def test_training_brings_the_base_nearer_to_the_original(any_folder: Path, tmp_p
     convert.train(model, original, text_of(300, 0), settings, tmp_path / "c.pt", Progress(disable=True))
     after = convert.distance(model, original, held)
     assert after["relative"] < 0.7 * before["relative"]
-    assert not (tmp_path / "c.pt").exists()
+
+
+class Counting(Progress):
+    steps = 0
+
+    def update(self, *args: object, **kwargs: object) -> None:
+        self.steps += 1
 
 
 def test_an_interrupted_conversion_goes_on_as_if_nothing_had_been(
@@ -100,12 +106,6 @@ def test_an_interrupted_conversion_goes_on_as_if_nothing_had_been(
     config, original = shape_of(folder), load_original(folder, shape_of(folder))
     settings = ConvertSettings(total_tokens=8_000, batch_tokens=1000)
     monkeypatch.setattr(convert, "CHECKPOINT_STEPS", 3)
-
-    class Counting(Progress):
-        steps = 0
-
-        def update(self, *args: object, **kwargs: object) -> None:
-            self.steps += 1
 
     class Interrupted(Counting):
         def update(self, *args: object, **kwargs: object) -> None:
@@ -181,7 +181,14 @@ def test_a_model_that_cannot_be_converted_is_refused(tmp_path: Path, written: di
 
 
 def converted(
-    store: Store, folder: Path, name: str, *, window_layers: int = 3, start: bases.Base | None = None
+    store: Store,
+    folder: Path,
+    name: str,
+    *,
+    window_layers: int = 3,
+    start: bases.Base | None = None,
+    learning_rate: float = 1e-3,
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
     """What a short conversion of the model in `folder` reports, which is published as `name`."""
     corpus = store.root.parent / "corpus.txt"
@@ -196,9 +203,9 @@ def converted(
         window_layers=window_layers,
         max_tokens=40,
         shares={str(corpus): 1.0},
-        settings=ConvertSettings(total_tokens=4096, batch_tokens=1024),
+        settings=ConvertSettings(total_tokens=4096, batch_tokens=1024, learning_rate=learning_rate),
         device="cpu",
-        progress=Progress(disable=True),
+        progress=progress or Progress(disable=True),
         start=start,
     )
     found: dict[str, Any] = report["conversion"]
@@ -217,6 +224,33 @@ def test_a_conversion_goes_on_from_another_base(folder: Path, tmp_path: Path, mo
     assert longer["after"]["relative"] < longer["before"]["relative"]
     with pytest.raises(ConfigError, match="base small has another shape"):
         converted(store, folder, "other", window_layers=2, start=small)
+
+
+def test_a_conversion_that_could_not_be_saved_is_not_trained_again(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HPLM_CACHE", str(tmp_path / "cache"))
+    store, whole, again = Store(tmp_path / "store"), Counting(disable=True), Counting(disable=True)
+    store.root.mkdir()
+    (store.root / "bases").touch()  # as good as a disk that takes nothing
+    with pytest.raises(OSError, match="bases"):
+        converted(store, folder, "small", progress=whole)
+    assert any((tmp_path / "cache" / "work").iterdir())
+    (store.root / "bases").unlink()
+    converted(store, folder, "small", progress=again)
+    assert again.steps <= whole.steps - 4
+    assert bases.load(store.base("small")).config.window == 2
+    assert not any((tmp_path / "cache" / "work").iterdir())
+
+
+def test_a_conversion_that_diverged_leaves_nothing_to_go_on_from(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HPLM_CACHE", str(tmp_path / "cache"))
+    store = Store(tmp_path / "store")
+    with pytest.raises(ConfigError, match="diverged: choose a lower one"):
+        converted(store, folder, "small", learning_rate=1e30)
+    converted(store, folder, "small")
 
 
 def test_a_base_converted_from_a_folder_is_published_with_its_distances(
