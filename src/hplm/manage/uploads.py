@@ -18,7 +18,7 @@ from hplm.config import ManagerSettings
 from hplm.crash import crash_point
 from hplm.errors import StoreUnavailableError, UnknownUploadError, UploadError
 from hplm.manage.requests import StartUpload, UploadChunk
-from hplm.store.caretaker import UNFINISHED_UPLOAD_S, UPLOAD_S, remove
+from hplm.store.caretaker import UNBEGUN_UPLOAD_S, UNFINISHED_UPLOAD_S, UPLOAD_S, remove
 from hplm.store.layout import Store
 from hplm.store.records import Upload
 from hplm.store.registry import Registry
@@ -119,7 +119,9 @@ class Uploads:
     def collect(self, now_s: float) -> None:
         """Drop uploads that have expired and that no job waits for."""
         expired = self._registry.drop_uploads(
-            before_s=now_s - UPLOAD_S, unfinished_before_s=now_s - UNFINISHED_UPLOAD_S
+            before_s=now_s - UPLOAD_S,
+            unfinished_before_s=now_s - UNFINISHED_UPLOAD_S,
+            unbegun_before_s=now_s - UNBEGUN_UPLOAD_S,
         )
         self._remove(expired)
 

@@ -23,6 +23,7 @@ from hplm.store.registry import Registry
 
 GRACE_S = 120.0  # longer than any request that may still hold what was retired
 UPLOAD_S = 86_400.0
+UNBEGUN_UPLOAD_S = 1_800.0  # its client has gone: the first chunk needs no longer
 UNFINISHED_UPLOAD_S = 6 * 3_600.0  # what was announced counts against the room for uploads, sent or not
 JOB_S = 30 * 86_400.0  # what became of a job can be asked so long
 
@@ -93,7 +94,9 @@ def collect(
         if again(store, one) and not held and removed(one.path):
             loose.append(one)
     expired = registry.drop_uploads(
-        before_s=now_s - upload_s, unfinished_before_s=now_s - min(upload_s, UNFINISHED_UPLOAD_S)
+        before_s=now_s - upload_s,
+        unfinished_before_s=now_s - min(upload_s, UNFINISHED_UPLOAD_S),
+        unbegun_before_s=now_s - min(upload_s, UNBEGUN_UPLOAD_S),
     )
     for upload_id in expired:
         removed(f"uploads/{upload_id}")

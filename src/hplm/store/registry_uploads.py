@@ -59,17 +59,25 @@ class Uploads:
             return _upload(_row(connection, upload_id))
 
     def drop_uploads(
-        self, *, ids: Collection[str] | None = None, before_s: float = math.inf, unfinished_before_s: float = -math.inf
+        self,
+        *,
+        ids: Collection[str] | None = None,
+        before_s: float = math.inf,
+        unfinished_before_s: float = -math.inf,
+        unbegun_before_s: float = -math.inf,
     ) -> list[str]:
         """Forget uploads, those with `ids` or all, that were announced before `before_s`, unless an unfinished job names them.
 
-        Those that are not complete go where they were announced before `unfinished_before_s`. Returns the ids of those
-        that went. A job is submitted before or after all of this, never between.
+        Those that are not complete go where they were announced before `unfinished_before_s`, those of which nothing has
+        come before `unbegun_before_s`. Returns the ids of those that went. A job is submitted before or after all of
+        this, never between.
         """
-        abandoned = uploads.c.created_s < unfinished_before_s, uploads.c.complete.is_(False)
-        old_ones = select(uploads.c.id).where(or_(uploads.c.created_s < before_s, and_(*abandoned)))
+        u = uploads.c
+        abandoned = and_(u.created_s < unfinished_before_s, u.complete.is_(False))
+        unbegun = and_(u.created_s < unbegun_before_s, u.received == 0)
+        old_ones = select(u.id).where(or_(u.created_s < before_s, abandoned, unbegun))
         if ids is not None:
-            old_ones = old_ones.where(uploads.c.id.in_(ids))
+            old_ones = old_ones.where(u.id.in_(ids))
         with self._database.reading() as connection:
             # Asked at each start of an upload, and mostly for nothing.
             if connection.execute(old_ones.limit(1)).first() is None:

@@ -179,12 +179,23 @@ def test_an_upload_that_no_job_waits_for_expires(uploads: Uploads, registry: Reg
 
 def test_an_upload_that_nobody_finishes_gives_its_room_back_soon(uploads: Uploads, registry: Registry) -> None:
     started, whole = (start(uploads, b"good", now_s=NOW_S) for _ in range(2))
+    send(uploads, started, b"go")
     send(uploads, whole, b"good")
     uploads.finish(whole)
     uploads.collect(NOW_S + UNFINISHED_UPLOAD_S - 5)
     assert {upload.id for upload in registry.uploads()} == {started, whole}
     uploads.collect(NOW_S + UNFINISHED_UPLOAD_S + 5)
     assert [upload.id for upload in registry.uploads()] == [whole]
+
+
+def test_an_upload_of_which_nothing_comes_gives_its_room_back_sooner(uploads: Uploads, registry: Registry) -> None:
+    begun = start(uploads, b"x" * 500)
+    send(uploads, begun, b"x")
+    start(uploads, b"x" * 1000)
+    with pytest.raises(UploadError, match="1,500 bytes are uploaded and not yet used"):
+        start(uploads, b"x" * 1000, now_s=NOW_S + 1500)
+    other = start(uploads, b"x" * 1000, now_s=NOW_S + 2000)
+    assert {upload.id for upload in registry.uploads()} == {begun, other}
 
 
 def test_bytes_that_are_gone_say_so(uploads: Uploads, tmp_path: Path) -> None:
