@@ -174,6 +174,8 @@ def report_of_tenant(place: Place, task: str, name: str) -> dict[str, Any]:
         (["--tenant", "painter"], ConfigError, "1 --tenant for 2 tasks"),
         (["--tenant", "nobody", "--tenant", "nobody"], UnknownTenantError, "there is no tenant 'nobody'"),
         (["--tenant", "painter", "--seed", "1"], ConfigError, "--tenant judges what is trained"),
+        (["--tenant", "a", "--tenant", "b", "--pooling", "mean"], ConfigError, "--examples and --pooling out"),
+        (["--tenant", "a", "--tenant", "b", "--pooling", "cls"], ConfigError, "--examples and --pooling out"),
     ],
 )
 def test_a_wrong_call_is_refused(bench: Place, arguments: list[str], error: type[HplmError], words: str) -> None:

@@ -221,7 +221,7 @@ def int8(
         hbert_body(served.base, where),
         RATES["hbert"],
         with_adapters(lambda task: {**served.about(), "judged": f"matrices of both stages in int8, beside {dtype}"}),
-        Int8Judge(served, shared.pooling).of_trained,
+        Int8Judge(served, shared.pooled).of_trained,
         more_tests=2,
     )
     study = shared.study(tasks, [variant], limits, where)

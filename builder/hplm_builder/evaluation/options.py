@@ -46,7 +46,9 @@ class EvalOptions:
     epochs: Annotated[int | None, typer.Option(min=1, help="Instead of the budget's.")] = None
     seed: Annotated[list[int] | None, typer.Option(min=0, help="Repeat for more; default: 0, 1 and 2.")] = None
     store: Annotated[Path, typer.Option(help="Folder of the artifacts.")] = DEMO_FOLDER / "store"
-    pooling: Annotated[str, typer.Option(help="What a classification's head reads: mean or cls.")] = "mean"
+    pooling: Annotated[
+        str | None, typer.Option(help="What a classification's head reads: mean, the default, or cls.")
+    ] = None
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto"
     threads: Annotated[int | None, typer.Option(min=1, help="Of this process; 1 where several share --resume.")] = None
     resume: Annotated[
@@ -58,6 +60,11 @@ class EvalOptions:
         False
     )
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write the report to this file.")] = None
+
+    @property
+    def pooled(self) -> str:
+        """What heads that are trained read."""
+        return self.pooling or "mean"
 
     def read(self) -> tuple[list[EvalTask], Budget, torch.device]:
         """Tasks, what may be spent on them, and where. Raises DataError, ConfigError."""
@@ -71,8 +78,8 @@ class EvalOptions:
     ) -> Study:
         """With the seeds that were given, or three, of which a quick look has one."""
         seeds = tuple(self.seed) if self.seed else SEEDS[: 1 if budget.name == "quick" else None]
-        study = Study(tasks, variants, budget, seeds, self.pooling, device)
-        budget.train_settings(seeds[0], variants[0].rate, self.pooling)  # what is wrong with them shows now
+        study = Study(tasks, variants, budget, seeds, self.pooled, device)
+        budget.train_settings(seeds[0], variants[0].rate, self.pooled)  # what is wrong with them shows now
         return study
 
 

@@ -160,9 +160,11 @@ def tables_accuracy(
 
       hplm eval tables-accuracy --data data/chemprot --tenant chemprot
     """
-    if tenant and (shared.resume or shared.dry_run or shared.seed or shared.epochs or shared.examples):
+    of_training = (shared.resume, shared.dry_run, shared.seed, shared.epochs, shared.examples, shared.pooling)
+    if tenant and any(of_training):
         raise ConfigError(
-            "--tenant judges what is trained: leave --resume, --dry-run, --seed, --epochs and --examples out"
+            "--tenant judges what is trained, heads that read what they were trained on: leave --resume, --dry-run, "
+            "--seed, --epochs, --examples and --pooling out"
         )
     tasks, limits, where = shared.read()
     target = Store.at(shared.store)
@@ -190,7 +192,7 @@ def tables_accuracy(
         "top_percents": percents,
     }
     with tempfile.TemporaryDirectory(prefix="hplm-eval-") as folder:
-        judge = TableJudge(tree, percents, Path(folder), shared.pooling, where)
+        judge = TableJudge(tree, percents, Path(folder), shared.pooled, where)
         if tenant:
             judged: Judged = judge_published(target, found_base, domain, tenant, tasks, limits, judge)
             settings |= {"tenants": tenant, "budget": asdict(limits)}
