@@ -236,7 +236,9 @@ def domain(
             check_parent(name, known, parent)
             lineage = lineage_of(target, bases.load(target.base(base)), name if known else parent)
             found = estimate_domain(
-                *(target, base, lineage, corpus, settings, report), before=lineage[0] if known else None
+                *(target, base, lineage, corpus, settings, report),
+                before=lineage[0] if known else None,
+                device=device,
             )
         else:
             found = publish_domain(target, bases.load(target.base(base)), parent, name, build).about

@@ -78,6 +78,7 @@ def plan_domain(job: Job, bench: Bench) -> dict[str, Any]:
         before=start.path if is_update else None,
         corpus_name=corpus.name,
         most_corpus_bytes=request.get("most_corpus_bytes", MOST_BYTES),
+        device=bench.device,
     )
 
 

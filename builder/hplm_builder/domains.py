@@ -212,9 +212,10 @@ def estimate_domain(
     before: str | None = None,
     corpus_name: str = "",
     most_corpus_bytes: int = MOST_BYTES,
+    device: str = "auto",
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Any]:
-    """What `build_domain` would cost: its corpus, `rows` and `bytes` exactly, `estimated_s` from one measured step.
+    """What `build_domain` would cost: its corpus, `rows` and `bytes` exactly, `estimated_s` from one step on `device`.
 
     Raises as `build_domain` does for a corpus that it would refuse.
     """
@@ -222,8 +223,9 @@ def estimate_domain(
     found = prepare_corpus(
         read_corpus(corpus, corpus_name, most_corpus_bytes), base, settings.min_corpus_tokens, settings.seed, report
     )
+    where = choose_device(device)
     lower = lowers.of_lineage(store, base, parent_lineage)
-    model = MaskedLm(lower, base.load_upper(), found.token_counts, settings.seed)
+    model = MaskedLm(lower, base.load_upper(), found.token_counts, settings.seed).to(where)
     optimizer = make_optimizer(model)
     rng = np.random.default_rng(settings.seed)
     ids, lengths = next(batches(found.text, min(settings.batch_tokens, 1024), rng))
@@ -235,8 +237,10 @@ def estimate_domain(
         report("measure a step", turn / 2)
         start = clock()
         train_step(model, optimizer, mask_tokens(ids, found.known, rng), lengths)
+        if where.type == "cuda":
+            torch.cuda.synchronize(where)
         middle = clock()
-        compute_windows(lower, sample, choose_dtype("auto", torch.device("cpu")))
+        compute_windows(lower, sample, choose_dtype("auto", where))
         seconds = np.array([middle - start, clock() - middle])
     report("measure a step", 1.0)
     step_s, windows_s = seconds / [len(ids), len(sample)]

@@ -446,6 +446,9 @@ def test_the_command_publishes_version_after_version_and_children(
         assert found.exit_code == 0
 
     run("medical", "--dry-run")
+    # What it would cost is told of the device that it would be built on.
+    with pytest.raises(ConfigError, match="device must be auto, cpu or cuda, got 'tpu'"):
+        run("medical", "--dry-run", "--device", "tpu")
     assert not (store.root / "domains").exists()
     run("medical")
     run("medical")

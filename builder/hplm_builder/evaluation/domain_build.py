@@ -93,7 +93,8 @@ class DomainBuilder:
         with tempfile.TemporaryDirectory(prefix="hplm-eval-") as folder:
             corpus = write_corpus(Path(folder) / CORPUS, task, self.sources[task.name])
             name, settings = served.base.config.name, self.settings
-            found = estimate_domain(served.store, name, served.lineage, corpus, settings, report)
+            given = served.store, name, served.lineage, corpus, settings, report
+            found = estimate_domain(*given, device=self.device.type)
         return float(found["estimated_s"])
 
     def about(self, task: EvalTask) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from hplm_builder import tenant_job
 from hplm_builder.worker import Worker
 
 from hplm.adapters import tenant as tenants
-from hplm.errors import DataError
+from hplm.errors import ConfigError, DataError
 from hplm.manage.service import ManageService
 from hplm.nn import base as bases
 from hplm.nn.lookup import PlotLookup, open_lineage
@@ -365,6 +365,19 @@ def test_a_file_that_is_larger_than_allowed_by_the_time_the_job_reads_it_is_refu
     assert failed.error is not None
     assert failed.error["code"] == "BAD_DATA"
     assert failed.error["message"] == f"train.csv has more than the {len(colours()):,} bytes that are accepted"
+
+
+def test_a_dry_run_of_a_domain_is_of_the_workers_device(service: ManageService, store: Store) -> None:
+    source = {"upload": upload(service, corpus(), "c.txt")}
+    worker = Worker(store, "w", device="tpu")
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    try:
+        with pytest.raises(ConfigError, match="device must be auto, cpu or cuda, got 'tpu'"):
+            ask(service, "domain.create", domain="law", corpus=source, settings=QUICK_DOMAIN, dry_run=True)
+    finally:
+        worker.stop.set()
+        thread.join()
 
 
 def test_an_upload_serves_as_many_jobs_as_name_it(service: ManageService, store: Store, registry: Registry) -> None:
