@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hplm.errors import BadManageRequestError, TenantNameError
+from hplm.errors import BadManageRequestError, TenantNameError, leaves
 from hplm.manage import parts, requests
 from hplm.manage.requests import ACTIONS, CreateTenant, parse_request
 
@@ -64,6 +64,18 @@ def test_the_manual_has_every_action_with_its_keys(action: str) -> None:
     assert set(re.findall(r"`(\w+)`", wanted)) == set(keys)
     must = {name for name, one in keys.items() if one.default is one.default_factory is dataclasses.MISSING}
     assert set(re.findall(r"\*\*`(\w+)`\*\*", wanted)) == must
+
+
+# Of inference, of the command line, of clients alone, or between workers.
+ELSEWHERE = {
+    *("EMPTY_TEXT", "TEXT_NOT_UTF8", "TEXT_TOO_LARGE", "TEXT_COUNT", "BAD_HIDDEN_STATES", "DEADLINE_UNMEETABLE"),
+    *("CANCELLED", "UNREACHABLE", "LEASE_LOST", "DOWNLOAD_FAILED", "TRITON_NOT_FOUND", "START_FAILED"),
+}
+
+
+def test_the_manual_has_every_code_that_managing_can_end_with() -> None:
+    said = MANUAL[MANUAL.index("| HTTP | codes |") :].split("\n\n")[0]
+    assert set(re.findall(r"`([A-Z][A-Z0-9_]+)`", said)) == {leaf.code for leaf in leaves()} - ELSEWHERE
 
 
 @pytest.mark.parametrize("settings", [parts.TuneSettings, parts.PretrainSettings])
