@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from hplm.errors import ConfigError
 from hplm.nn import reference
 from hplm.nn.lookup import PlotLookup, open_lookup
 from hplm.nn.memory import keep_freed_memory
@@ -84,10 +85,13 @@ def as_dictionary(lookup: PlotLookup, texts: list[npt.NDArray[np.int64]]) -> dic
 
 
 def hit_rates(served: Served, texts: list[npt.NDArray[np.int64]]) -> dict[str, dict[str, float]]:
-    """Share of windows of unseen text that each level answers, overlay empty at first."""
+    """Share of windows of unseen text that each level answers, overlay empty at first; by what becomes of a miss."""
     rates = {}
     for mode in ("backoff", "compute"):
-        lookup = open_lookup(served.store, served.base, served.plot.table, miss=mode)
+        try:
+            lookup = open_lookup(served.store, served.base, served.plot.table, miss=mode)
+        except ConfigError:  # a fleet's tables have nothing to back off to
+            continue
         for ids in texts[:64]:
             lookup.hidden_states(ids, [len(ids)])
         total = sum(lookup.windows_by_level.values())

@@ -75,3 +75,5 @@ def test_a_pool_hits_always_and_other_texts_are_computed(tmp_path: Path, base: B
         encoded = TextEncoder(base.tokenizer_path, base.config.max_tokens).encode([text])[0]
         lookup.hidden_states(encoded.ids, [len(encoded.ids)])
         assert (lookup.windows_by_level["computed"] > 0) == bool(computed)
+    with pytest.raises(ConfigError, match="no unigrams to back off to"):
+        open_lookup(store, base, "pool", miss="backoff")

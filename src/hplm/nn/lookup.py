@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hplm.config import BaseConfig, Miss, Quantization
-from hplm.errors import MissingArtifactError
+from hplm.errors import ConfigError, MissingArtifactError
 from hplm.nn import lower as lowers
 from hplm.nn.base import Base
 from hplm.nn.dtype import choose_dtype, computing_in
@@ -213,6 +213,8 @@ def open_lineage(
         verify=verify,
         spare_vectors=overlay_windows * base.config.window,
     )
+    if lower is None and not len(opened[-1].keys):
+        raise ConfigError(f"{root.parent} has no unigrams to back off to, as of a fleet made up: let misses be computed")
     return PlotLookup(
         base.config,
         opened[: -len(shorter)],
