@@ -108,9 +108,9 @@ class Client:
     ) -> Iterator[Prediction | HplmError]:
         """Answers to `(tenant, text)` or `(tenant, text, pair)` in order, up to `concurrency` of them under way at once.
 
-        Each has `deadline_s` from its own arrival at the server. The first that is refused ends it, and answers behind it are
-        lost; with `on_error="yield"` its error stands in its place. What `requests` raises comes after the answers to those
-        before it.
+        Each has `deadline_s` from its own arrival at the server. The first that is refused ends it, after the answers to those
+        before it, and answers behind it are lost; with `on_error="yield"` its error stands in its place. What `requests` raises
+        comes after the answers to those before it too.
         """
         pending: deque[tuple[str, str, str | None, Any]] = deque()
         call = self._call(logits, deadline_s)
@@ -145,7 +145,8 @@ class Client:
                     started = self._start(tensors_of(self._module, *parts), call)
             except HplmError as error:
                 if on_error == "raise":
-                    raise
+                    failure = error
+                    break
                 started = error
             pending.append((*parts, started))
         while pending:
