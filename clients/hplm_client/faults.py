@@ -54,7 +54,7 @@ def typed_errors(url: str) -> Iterator[None]:
         # What gevent and aiohttp raise where nobody answers; grpc's come as InferenceServerException.
         if NO_HTTP in str(error):
             raise UnreachableError(f"{url} speaks no HTTP: is it gRPC's port? That is grpc://HOST:8001") from None
-        raise UnreachableError(f"{url} does not answer: {error or type(error).__name__}") from None
+        raise UnreachableError(f"{url} does not answer: {str(error) or type(error).__name__}") from None
 
 
 def from_triton(error: Any, url: str) -> HplmError:

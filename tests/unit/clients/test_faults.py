@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
-from hplm_client.faults import from_triton
+from hplm_client.faults import from_triton, typed_errors
 from tritonclient.utils import InferenceServerException
 
 from hplm import errors
@@ -33,3 +35,12 @@ STOPPED = "Server is stopping, scheduler for model has stopped accepting new inf
 )
 def test_the_error_says_whose_fault_it_is(message: str, status: str, kind: type[errors.HplmError]) -> None:
     assert type(from_triton(InferenceServerException(message, status), "grpc://host:1")) is kind
+
+
+@pytest.mark.parametrize("error", [asyncio.TimeoutError(), ConnectionResetError()])
+def test_an_error_without_words_is_named(error: Exception) -> None:
+    with (
+        pytest.raises(errors.UnreachableError, match=f"does not answer: {type(error).__name__}"),
+        typed_errors("http://h"),
+    ):
+        raise error
