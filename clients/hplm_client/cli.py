@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from hplm.errors import HplmError, TenantNameError, UnknownTenantError, UnreachableError
 from hplm_client.answers import Prediction
@@ -81,7 +80,7 @@ def predict(
             line = {} if one.line is None else {"line": one.line}
             print(json.dumps({**line, **shown}, ensure_ascii=False), flush=True)
         else:
-            Console(highlight=False, soft_wrap=True).print("\n".join(lines), markup=False)
+            print("\n".join(lines), flush=True)
 
     def show_unsent() -> None:
         while waiting and isinstance(error := waiting[0].texts, HplmError):
