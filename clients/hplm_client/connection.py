@@ -57,6 +57,8 @@ def connect(
     Over TLS the server's certificate must be signed by one that the system trusts, or by one in the file of `SSL_CERT_FILE`.
     `headers` go with each request and nowhere else. Raises ConfigError.
     """
+    if concurrency < 1:
+        raise ConfigError(f"concurrency is {concurrency}; it must be 1 or more")
     added = checked_headers(headers or {})
     named = _named_certificates() if address.tls else None
     module = importlib.import_module(f"tritonclient.{address.protocol}{'.aio' if is_async else ''}")

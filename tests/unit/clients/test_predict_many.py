@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hplm_client import Client
 
-from hplm.errors import BadInputError, HplmError, TextEncodingError
+from hplm.errors import BadInputError, ConfigError, HplmError, TextEncodingError
 from tests.unit.clients.answering import answering
 
 
@@ -25,3 +25,10 @@ def test_answers_to_requests_before_a_bad_one_come_first(bad: Any, error: type[H
         with pytest.raises(error):
             next(answers)
         assert sorted(server.texts) == texts
+
+
+@pytest.mark.parametrize("scheme", ["http", "grpc"])
+@pytest.mark.parametrize("concurrency", [0, -1])
+def test_no_request_at_once_is_refused_by_name(scheme: str, concurrency: int) -> None:
+    with pytest.raises(ConfigError, match=f"concurrency is {concurrency}; it must be 1 or more"):
+        Client(f"{scheme}://127.0.0.1:1", concurrency=concurrency)
