@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
@@ -16,7 +17,8 @@ from hplm_client.faults import typed_errors
 class AsyncClient:
     """As `Client`, with coroutines: many requests at once with `asyncio.gather`. Make it inside the running loop.
 
-    It follows no redirect, which would take text and `headers` elsewhere.
+    At most `concurrency` are under way at once; the others wait their turn, for which `timeout_s` does not count. It follows no
+    redirect, which would take text and `headers` elsewhere.
     """
 
     def __init__(
@@ -24,13 +26,17 @@ class AsyncClient:
         url: str = "http://127.0.0.1:8000",
         *,
         timeout_s: float = 30.0,
+        concurrency: int = 100,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         self.url = url
         address = split_url(url)
         # Over HTTP the session has it.
         self._bounded: dict[str, Any] = {"client_timeout": timeout_s} if address.protocol == "grpc" else {}
-        self._module, self._triton = connect(address, headers, timeout_s=timeout_s, is_async=True)
+        self._module, self._triton = connect(
+            address, headers, timeout_s=timeout_s, concurrency=concurrency, is_async=True
+        )
+        self._room = asyncio.Semaphore(concurrency)
 
     async def is_ready(self) -> bool:
         """Whether hBERT answers on that server; as `Client.is_ready`."""
@@ -48,13 +54,10 @@ class AsyncClient:
     ) -> Prediction:
         """One text of one tenant, or two: `text` and `pair`; `deadline_s` as for `Client`."""
         with typed_errors(self.url):
-            result = await self._triton.infer(
-                wire.MODEL,
-                tensors_of(self._module, tenant, text, pair),
-                outputs=outputs_of(self._module, logits),
-                **options_of(deadline_s),
-                **self._bounded,
-            )
+            inputs = tensors_of(self._module, tenant, text, pair)
+            call = {"outputs": outputs_of(self._module, logits), **options_of(deadline_s), **self._bounded}
+            async with self._room:
+                result = await self._triton.infer(wire.MODEL, inputs, **call)
             return prediction_of(result, tenant, text, pair, logits)
 
     async def close(self) -> None:

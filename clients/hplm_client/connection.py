@@ -67,7 +67,8 @@ def connect(
         if address.tls:
             options.update(ssl=True, root_certificates=named or _certificates_of_the_system())
     elif is_async:
-        options.update(conn_timeout=timeout_s)
+        # Of its own it would take 100, and count a request's time while it waits for one.
+        options.update(conn_timeout=timeout_s, conn_limit=0)
         if address.tls:
             options.update(ssl=True, ssl_context=ssl.create_default_context(cafile=named))
     else:

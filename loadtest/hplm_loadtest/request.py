@@ -29,7 +29,7 @@ async def drive(url: str, pairs: list[Pair], concurrency: int) -> tuple[float, l
             await client.predict(tenant, text)
             taken.append(time.perf_counter() - start)
 
-    async with AsyncClient(url) as client:
+    async with AsyncClient(url, concurrency=concurrency) as client:
         start = time.perf_counter()
         await asyncio.gather(*(worker(client) for _ in range(concurrency)))
         return time.perf_counter() - start, taken

@@ -1,0 +1,58 @@
+"""Many texts at once of the asynchronous client: those that have no place yet wait, and that is not the server's time."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+from hplm_client import AsyncClient
+
+from hplm.errors import ConfigError
+from tests.unit.clients.answering import answering
+
+TAKES_S = 0.2
+
+
+def test_waiting_for_a_place_is_no_part_of_a_requests_time() -> None:
+    under_way = threading.Semaphore(2)
+    crowded = []
+
+    def late(text: str) -> None:
+        if not under_way.acquire(blocking=False):
+            crowded.append(text)
+            return
+        time.sleep(TAKES_S)
+        under_way.release()
+
+    async def ask(url: str) -> list[str]:
+        # Behind each other they take twice as long as each one may.
+        async with AsyncClient(url, timeout_s=5 * TAKES_S, concurrency=2) as client:
+            answers = await asyncio.gather(*(client.predict("films", f"text {number}") for number in range(20)))
+            return [answer.text for answer in answers]
+
+    with answering(late) as server:
+        assert asyncio.run(ask(server.url)) == [f"text {number}" for number in range(20)]
+    assert crowded == []
+
+
+def test_the_timeout_counts_from_when_a_request_has_a_place() -> None:
+    async def ask(url: str) -> list[object]:
+        async with AsyncClient(url, timeout_s=2 * TAKES_S, concurrency=1) as client:
+            calls = (client.predict("films", text) for text in ("never", "soon"))
+            return [type(answer).__name__ for answer in await asyncio.gather(*calls, return_exceptions=True)]
+
+    ended = threading.Event()
+    with answering(lambda text: ended.wait() if text == "never" else None) as server:
+        assert asyncio.run(ask(server.url)) == ["UnreachableError", "Prediction"]
+        ended.set()
+
+
+@pytest.mark.parametrize("scheme", ["http", "grpc"])
+def test_no_request_at_once_is_refused_by_name(scheme: str) -> None:
+    async def make() -> None:
+        AsyncClient(f"{scheme}://127.0.0.1:1", concurrency=0)
+
+    with pytest.raises(ConfigError, match="concurrency is 0; it must be 1 or more"):
+        asyncio.run(make())
