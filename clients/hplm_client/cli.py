@@ -16,9 +16,6 @@ from hplm_client.asked import Asked, texts_asked
 from hplm_client.client import Client
 from hplm_client.connection import headers_of_environment
 
-# What the next text would meet as well.
-HOPELESS = (UnreachableError, UnknownTenantError, TenantNameError)
-
 
 def predict(
     tenant: Annotated[str, typer.Option("--tenant", "-t", help="Whose model answers.")],
@@ -40,8 +37,9 @@ def predict(
 ) -> None:
     """Ask a tenant's model.
 
-    Of many lines those that are refused, or are no text, say so in their place, with --json in `error`, and the exit status
-    is 1. With --json each has the number of its `line`. Blank lines are left out. Examples:
+    Of many lines those that are refused, are no text, or get no answer from a server that is there, say so in their place,
+    with --json in `error`, and the exit status is 1. With --json each has the number of its `line`. Blank lines are left out.
+    Examples:
 
       hplm predict --tenant films "A moving, beautifully acted film."
 
@@ -89,12 +87,22 @@ def predict(
     with Client(url, headers=headers_of_environment()) as client:
         for answer in client.predict_many(requests(), deadline_s=deadline_s, on_error="yield"):
             show_unsent()
-            if isinstance(answer, HOPELESS) or (text is not None and isinstance(answer, HplmError)):
+            if isinstance(answer, HplmError) and (text is not None or _meets_all(client, answer)):
                 raise answer
             show(waiting.popleft(), answer)
         show_unsent()
     if refused:
         raise typer.Exit(1)
+
+
+def _meets_all(client: Client, error: HplmError) -> bool:
+    """Whether the next text would meet it as well: a single answer may be late, or a connection break."""
+    if not isinstance(error, UnreachableError):
+        return isinstance(error, UnknownTenantError | TenantNameError)
+    try:
+        return not client.is_ready()
+    except HplmError:
+        return True
 
 
 def _lines(prediction: Prediction) -> Iterator[str]:

@@ -6,7 +6,7 @@ import json
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
@@ -21,7 +21,10 @@ OUTPUTS = [
 
 
 class Answering(ThreadingHTTPServer):
-    """`late(text)` waits as long as that text's answer is to take; `texts` has what has come."""
+    """`late(text)` waits as long as that text's answer is to take, or raises OSError where the connection is to be dropped.
+
+    `texts` has what has come, and `is_ready` what is said of the model.
+    """
 
     daemon_threads = True
     request_queue_size = 1000
@@ -30,6 +33,7 @@ class Answering(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.late = late
         self.texts: list[str] = []
+        self.is_ready = True
 
     @property
     def url(self) -> str:
@@ -41,7 +45,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: Answering
 
     def do_GET(self) -> None:
-        self._answer(b"", 0)
+        self._answer(b"", 0, 200 if self.server.is_ready or not self.path.endswith("/ready") else 400)
 
     def do_POST(self) -> None:
         sent = self.rfile.read(int(self.headers["Content-Length"]))
@@ -50,17 +54,19 @@ class _Handler(BaseHTTPRequestHandler):
         (text_bytes,) = struct.unpack_from("<I", sent, text_at)
         text = sent[text_at + 4 :][:text_bytes].decode()
         self.server.texts.append(text)
-        self.server.late(text)
         outputs = [
             {"name": name, "datatype": kind, "shape": shape, "parameters": {"binary_data_size": len(raw)}}
             for name, kind, shape, raw in OUTPUTS
         ]
         head = json.dumps({"model_name": "hbert", "model_version": "1", "outputs": outputs}).encode()
-        with suppress(OSError):  # who asked may have gone
+        try:
+            self.server.late(text)
             self._answer(head + b"".join(raw for *_, raw in OUTPUTS), len(head))
+        except OSError:  # who asked may have gone
+            self.close_connection = True
 
-    def _answer(self, body: bytes, head_bytes: int) -> None:
-        self.send_response(200)
+    def _answer(self, body: bytes, head_bytes: int, status: int = 200) -> None:
+        self.send_response(status)
         self.send_header("Inference-Header-Content-Length", str(head_bytes))
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()

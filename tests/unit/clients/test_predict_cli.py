@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -22,3 +23,31 @@ def test_a_text_is_shown_as_it_is() -> None:
         done = predict(server.url, text)
         assert server.texts == [text]
     assert done.stdout == f"{text}\n  ok  0.500  'a'\n"
+
+
+def drop_the_third(text: str) -> None:
+    if text == "text 3":
+        raise ConnectionError
+
+
+TYPED = "".join(f"text {number}\n" for number in range(1, 41))
+
+
+def test_one_text_without_an_answer_costs_no_others() -> None:
+    with answering(drop_the_third) as server:
+        done = predict(server.url, "--json", typed=TYPED)
+    shown = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [one["line"] for one in shown] == list(range(1, 41))
+    assert [one["line"] for one in shown if "error" in one] == [3]
+    assert shown[2]["error"].startswith(f"UNREACHABLE: {server.url} does not answer")
+    assert done.returncode == 1
+
+
+def test_a_server_that_has_gone_ends_it_with_one_line() -> None:
+    with answering(drop_the_third) as server:
+        server.is_ready = False
+        done = predict(server.url, "--json", typed=TYPED)
+    assert [json.loads(line)["line"] for line in done.stdout.splitlines()] == [1, 2]
+    assert "UNREACHABLE" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert done.returncode == 1
