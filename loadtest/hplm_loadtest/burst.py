@@ -51,7 +51,7 @@ def burst(models: Path, scale: float, count: int, rounds: int, kind: str, pictur
     if picture is not None:
         cdf(
             picture,
-            {"hplm": 1000 * np.concatenate([run.latency_s for run in runs])},
+            {"hplm": 1000 * np.concatenate([run.waits_s for run in runs])},
             title=f"Response time in a burst of {arrivals.clients} clients",
             x_label="response time (ms)",
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hplm_loadtest.loadtest_cli import judge
@@ -104,6 +106,14 @@ def test_of_rounds_each_loss_counts() -> None:
     assert across(rounds) == {"lost": 500, "kept_up": 0.5, "p50_ms": 0}
 
 
+@given(st.lists(st.floats(0.001, 60), min_size=1, max_size=200))
+def test_percentiles_of_a_whole_run_are_numpys(took_s: list[float]) -> None:
+    run = run_of([0.0] * len(took_s))
+    run = replace(run, done_s=run.planned_s + np.array(took_s))
+    for percent in (50, 95, 99):
+        assert run.percentile_ms(percent) == pytest.approx(1000 * np.percentile(run.latency_s, percent))
+
+
 @given(st.lists(CODES, min_size=1, max_size=50))
 def test_every_request_is_of_exactly_one_kind(codes: list[str]) -> None:
     run = run_of([0.0] * len(codes), codes=codes)
@@ -111,6 +121,26 @@ def test_every_request_is_of_exactly_one_kind(codes: list[str]) -> None:
     assert sum(run.kinds.values()) == len(codes)
     assert len(run.latency_s) == codes.count(ANSWERED) == run.kinds["answered"]
     assert sum(row["errors"].values()) == row["refused"] + row["failed"] + row["lost"]
+    assert row["mean_ms"] > 0
+    assert 0 < row["p50_ms"] <= row["p95_ms"] <= row["p99_ms"]
+
+
+def test_losing_or_failing_a_request_makes_no_percentile_better() -> None:
+    """With half the requests endless, those behind the median are; a refusal is told apart, and is no wait."""
+    took_s = np.linspace(0.01, 0.99, 99)
+    whole = run_of([0.0] * 99)
+    whole = replace(whole, done_s=whole.sent_s + took_s)
+    for code in (NO_ANSWER, NOT_SENT, "UNREACHABLE", "INTERNAL"):
+        row = replace(whole, codes=[ANSWERED] * 49 + [code] * 50).row()
+        assert row["p50_ms"] == row["p95_ms"] == row["p99_ms"] == row["mean_ms"] == np.inf
+    few = replace(whole, codes=[ANSWERED] * 97 + ["INTERNAL"] * 2).row()
+    assert few["p50_ms"] == pytest.approx(whole.row()["p50_ms"]) == pytest.approx(500)
+    assert few["p95_ms"] == pytest.approx(whole.row()["p95_ms"])
+    assert few["p99_ms"] == np.inf
+    # Just on the last that was answered.
+    assert replace(whole, codes=[ANSWERED] * 50 + [NO_ANSWER] * 49).row()["p50_ms"] == pytest.approx(500)
+    refused = replace(whole, codes=[ANSWERED] * 49 + ["QUEUE_FULL"] * 50).row()
+    assert (refused["p50_ms"], refused["refused"]) == (pytest.approx(250), 50)
 
 
 def test_refusals_are_told_from_failures_and_losses() -> None:
