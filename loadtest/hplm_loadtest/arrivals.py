@@ -154,17 +154,28 @@ def _gaps(path: Path) -> Seconds:
     """Gaps of a trace as multiples of their mean. Raises DataError."""
     try:
         with path.open(newline="") as lines:
-            stamps = [row["TIMESTAMP"] for row in csv.DictReader(lines)]
-        # Azure's later traces carry a time zone, always UTC, which numpy does not read.
-        instants = np.array([stamp.partition("+")[0].rstrip("Z") for stamp in stamps], dtype="datetime64[ns]")
+            rows = csv.DictReader(lines)
+            instants = np.array([_instant(path, rows.line_num, row["TIMESTAMP"] or "") for row in rows])
     except KeyError:
         raise DataError(f"{path} has no column TIMESTAMP") from None
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path} cannot be read as a trace: {error}") from None
     gaps = np.diff(np.sort(instants)).astype(np.float64)
     if len(gaps) == 0 or gaps.sum() == 0:
         raise DataError(f"{path} holds {len(instants)} arrivals; a trace needs two at different times")
     return gaps / gaps.mean()
+
+
+def _instant(path: Path, line: int, stamp: str) -> np.datetime64:
+    """Raises DataError."""
+    try:
+        # Azure's later traces carry a time zone, always UTC, which numpy does not read.
+        instant = np.datetime64(stamp.partition("+")[0].rstrip("Z"), "ns")
+    except ValueError:
+        instant = np.datetime64("NaT")
+    if np.isnat(instant):
+        raise DataError(f"{path}, line {line}: {stamp!r} is no time")
+    return instant
 
 
 def _before(times: Seconds, duration_s: float) -> Seconds:

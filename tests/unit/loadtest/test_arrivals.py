@@ -128,9 +128,12 @@ def test_burstiness_spreads_or_gathers_a_trace_at_the_same_rate(trace: Path) -> 
         ("TIME\n1\n", "no column TIMESTAMP"),
         ("TIMESTAMP\n2023-11-16 18:15:46\n", "holds 1 arrivals"),
         ("TIMESTAMP\n2023-11-16 18:15:46\n2023-11-16 18:15:46\n", "holds 2 arrivals"),
-        ("TIMESTAMP\nyesterday\n", "cannot be read as a trace"),
+        ("TIMESTAMP\nyesterday\n", "bad.csv, line 2: 'yesterday' is no time"),
+        ("TIMESTAMP,N\n2023-11-16 18:15:46,1\n\n,2\n2023-11-16 18:15:48,3\n", "bad.csv, line 4: '' is no time"),
+        ("N,TIMESTAMP\n1,2023-11-16 18:15:46\n2\n", "bad.csv, line 3: '' is no time"),
+        ("TIMESTAMP\n2023-11-16 18:15:46\nNaT\n", "bad.csv, line 3: 'NaT' is no time"),
     ],
-    ids=["no-column", "one-row", "one-instant", "no-time"],
+    ids=["no-column", "one-row", "one-instant", "no-time", "empty", "short-row", "not-a-time"],
 )
 def test_a_bad_trace_is_refused_by_name(tmp_path: Path, content: str, words: str) -> None:
     path = tmp_path / "bad.csv"
