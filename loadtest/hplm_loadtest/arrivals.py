@@ -6,6 +6,7 @@ Every one has `times(duration_s, rng)`: seconds from the start, float64 `[k]`, r
 from __future__ import annotations
 
 import csv
+import math
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -33,7 +34,7 @@ class PoissonArrivals:
     rate_per_s: float
 
     def __post_init__(self) -> None:
-        _require_positive(rate_per_s=self.rate_per_s)
+        require_positive(rate_per_s=self.rate_per_s)
 
     def times(self, duration_s: float, rng: np.random.Generator) -> Seconds:
         return np.sort(rng.uniform(0.0, duration_s, rng.poisson(self.rate_per_s * duration_s)))
@@ -47,7 +48,7 @@ class GammaArrivals:
     cv: float
 
     def __post_init__(self) -> None:
-        _require_positive(rate_per_s=self.rate_per_s, cv=self.cv)
+        require_positive(rate_per_s=self.rate_per_s, cv=self.cv)
 
     def times(self, duration_s: float, rng: np.random.Generator) -> Seconds:
         shape = 1.0 / self.cv**2
@@ -73,7 +74,7 @@ class PeriodicArrivals:
     period_s: float
 
     def __post_init__(self) -> None:
-        _require_positive(clients=self.clients, period_s=self.period_s)
+        require_positive(clients=self.clients, period_s=self.period_s)
 
     def times(self, duration_s: float, rng: np.random.Generator) -> Seconds:
         phases = np.sort(rng.uniform(0.0, self.period_s, self.clients))
@@ -89,7 +90,8 @@ class RampArrivals:
     to_per_s: float
 
     def __post_init__(self) -> None:
-        if min(self.from_per_s, self.to_per_s) < 0 or max(self.from_per_s, self.to_per_s) <= 0:
+        rates = self.from_per_s, self.to_per_s
+        if not (all(0 <= rate < math.inf for rate in rates) and any(rates)):
             raise ConfigError(f"a ramp from {self.from_per_s} to {self.to_per_s} requests/s has no arrivals")
 
     def times(self, duration_s: float, rng: np.random.Generator) -> Seconds:
@@ -110,9 +112,9 @@ class BurstArrivals:
     count: int = 50
 
     def __post_init__(self) -> None:
-        _require_positive(clients=self.clients, period_s=self.period_s, count=self.count)
-        if self.stagger_s < 0:
-            raise ConfigError(f"stagger_s is {self.stagger_s}; it must not be below 0")
+        require_positive(clients=self.clients, period_s=self.period_s, count=self.count)
+        if not 0 <= self.stagger_s < math.inf:
+            raise ConfigError(f"stagger_s is {self.stagger_s}; it must be finite and not below 0")
 
     @property
     def lasts_s(self) -> float:
@@ -138,7 +140,7 @@ class TraceArrivals:
     burstiness: float = 1.0
 
     def __post_init__(self) -> None:
-        _require_positive(rate_per_s=self.rate_per_s)
+        require_positive(rate_per_s=self.rate_per_s)
         if not 0 <= self.burstiness < 10:
             raise ConfigError(f"burstiness is {self.burstiness}; it must be from 0 to 10")
 
@@ -182,7 +184,8 @@ def _before(times: Seconds, duration_s: float) -> Seconds:
     return times[times < duration_s]
 
 
-def _require_positive(**values: float) -> None:
+def require_positive(**values: float) -> None:
+    """Raises ConfigError for the first that is not, or is infinite, by its name."""
     for name, value in values.items():
-        if not 0 < value < float("inf"):
-            raise ConfigError(f"{name} is {value}; it must be above 0")
+        if not 0 < value < math.inf:
+            raise ConfigError(f"{name} is {value}; it must be finite and above 0")

@@ -57,7 +57,7 @@ class PlannedUser(locust.User):
         """One plan, then Locust's user ends; an error in here would otherwise be logged and tried again for ever."""
         try:
             self.send_plan()
-        except HplmError as error:
+        except Exception as error:
             self.errand.ended.put(error)
         raise StopUser
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hplm.errors import ConfigError
-from hplm_loadtest.arrivals import Arrivals
+from hplm_loadtest.arrivals import Arrivals, require_positive
 from hplm_loadtest.deadlines import DeadlineClasses
 from hplm_loadtest.tenants import Tenants
 
@@ -52,7 +52,8 @@ class Mix:
         return Requests(self.tenants.draw(count, rng), texts, deadlines)
 
     def plan(self, arrivals: Arrivals, duration_s: float, rng: np.random.Generator) -> Plan:
-        """A run of `duration_s`. Raises ConfigError where nothing arrives in it."""
+        """A run of `duration_s`. Raises ConfigError where nothing arrives in it, or that is no duration."""
+        require_positive(duration_s=duration_s)
         times_s = arrivals.times(duration_s, rng)
         if len(times_s) == 0:
             raise ConfigError(f"no request arrives within {duration_s:g} s of {arrivals}")

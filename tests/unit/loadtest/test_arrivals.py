@@ -156,6 +156,12 @@ def test_a_rate_that_is_none_is_refused(value: float) -> None:
 
 
 def test_a_ramp_without_arrivals_is_refused() -> None:
-    for pair in ((0, 0), (-1, 5)):
+    for pair in ((0, 0), (-1, 5), (5, float("inf")), (float("nan"), 5)):
         with pytest.raises(ConfigError, match="ramp"):
             RampArrivals(*pair)
+
+
+@pytest.mark.parametrize("value", [-0.1, float("nan"), float("inf")])
+def test_a_stagger_that_is_none_is_refused(value: float) -> None:
+    with pytest.raises(ConfigError, match="stagger_s"):
+        BurstArrivals(stagger_s=value)

@@ -116,3 +116,9 @@ def test_a_deadline_that_the_client_refuses_is_refused_before_anything_is_sent()
     requests = Mix(InTurn(["films"]), ["a"], DeadlineClasses({"years": (1e9, 1.0)})).draw(1, rng())
     with pytest.raises(BadInputError, match="deadline"):
         infer_messages(requests)
+
+
+@pytest.mark.parametrize("duration_s", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_run_without_an_end_or_a_length_is_refused(duration_s: float) -> None:
+    with pytest.raises(ConfigError, match="duration_s"):
+        Mix(UniformTenants(["a"]), ["text"]).plan(PoissonArrivals(1), duration_s, np.random.default_rng(0))
