@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
 import numpy as np
 
 from hplm import wire
+from hplm.errors import UnreachableError
 from hplm_client.address import split_url
 from hplm_client.connection import bounded, connect
 from hplm_client.faults import from_triton, typed_errors
 
-# The server closes each stream after 2 s; one that is still open after this long has been lost.
+# The server closes each stream after 2 s; one that is still open after this long has been lost, and gRPC says so. Of one that
+# ended without a last answer, as where a server is shut down, it says nothing: what has not come a second later never does.
 STREAM_S = 10.0
+GRACE_S = 1.0
 
 
 class Transport(Protocol):
@@ -99,7 +102,10 @@ class GrpcTransport:
                 triton.start_stream(lambda result, error: answers.put((result, error)), stream_timeout=STREAM_S)
                 triton.async_stream_infer(wire.MANAGER_WATCH, _inputs(self._module, request))
             while not is_last:
-                result, error = answers.get()
+                try:
+                    result, error = answers.get(timeout=STREAM_S + GRACE_S)
+                except Empty:
+                    raise UnreachableError(f"{self._url}: the stream of a job's changes has broken off") from None
                 is_last = error is not None or result.get_response().parameters["triton_final_response"].bool_param
                 if error is not None:
                     raise from_triton(error, self._url)
