@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Literal, overload
-
-import gevent
-from gevent.pool import Group
+from weakref import finalize
 
 from hplm import wire
 from hplm.errors import HplmError
 from hplm_client.address import split_url
 from hplm_client.answers import Prediction, options_of, outputs_of, parts_of, prediction_of, tensors_of
 from hplm_client.connection import bounded, connect
+from hplm_client.courier import Courier
 from hplm_client.faults import typed_errors
 
 
@@ -32,8 +32,7 @@ class Client:
     `deadline_s` counts from the request's arrival at the server and travels as Triton's own `timeout`. A request that cannot be
     answered by then is refused with UNAVAILABLE and the code DEADLINE_UNMEETABLE. BadInputError where it is 0, negative or NaN.
 
-    `timeout_s` bounds each call. (Of `predict_many` over HTTP, each wait for a piece of an answer: time that the caller takes
-    between two answers is not counted.)
+    `timeout_s` bounds each call.
 
     Over TLS the address is `https://HOST` or `grpcs://HOST`, and the certificate one that the system, or the file of
     `SSL_CERT_FILE`, trusts. `headers` go with each request; ForbiddenError where who guards the server wants others.
@@ -54,8 +53,9 @@ class Client:
         self._timeout_s = timeout_s
         # Over HTTP the connection has it, for each piece of an answer: see `_in_time`.
         self._bounded: dict[str, Any] = {"client_timeout": timeout_s} if address.protocol == "grpc" else {}
-        self._under_way = Group()
-        self._module, self._triton = connect(address, headers, timeout_s=timeout_s, concurrency=concurrency)
+        self._opened = partial(connect, address, headers, timeout_s=timeout_s, concurrency=concurrency)
+        self._module, self._triton = self._opened()
+        self._courier: Courier | None = None
 
     def is_ready(self) -> bool:
         """Whether hBERT answers on that server; over HTTP also False where who guards it lets nobody ask."""
@@ -74,8 +74,7 @@ class Client:
         """One text of one tenant, or two where it was trained on pairs: `text` and `pair`."""
         with typed_errors(self.url):
             inputs = tensors_of(self._module, tenant, text, pair)
-            with self._in_time():
-                result = self._triton.infer(wire.MODEL, inputs, **self._call(logits, deadline_s))
+            result = self._infer(self._triton, inputs, self._call(logits, deadline_s))
             return prediction_of(result, tenant, text, pair, logits)
 
     @overload
@@ -164,21 +163,20 @@ class Client:
     def _start(self, inputs: list[Any], call: dict[str, Any]) -> Any:
         """Something whose `get` waits for the result and the error, one of them None."""
         if self._protocol == "http":
-            # Not `async_infer`, which sleeps 10 ms after each start. This begins to send it.
-            started = self._under_way.spawn(self._infer, inputs, call)
-            gevent.sleep(0)
-            return started
+            # Not `async_infer`, which sleeps 10 ms after each start and sends while an answer is waited for.
+            if self._courier is None:
+                self._courier = Courier(self._opened)
+                # Its thread would outlive a client that nobody closes.
+                finalize(self, self._courier.close)
+            return self._courier.send(lambda triton: self._infer(triton, inputs, call))
         # gRPC hands its answer to a callback; a queue of one makes it something to wait for.
         answer: SimpleQueue[tuple[Any, Any]] = SimpleQueue()
         self._triton.async_infer(wire.MODEL, inputs, callback=lambda result, error: answer.put((result, error)), **call)
         return answer
 
-    def _infer(self, inputs: list[Any], call: dict[str, Any]) -> tuple[Any, Exception | None]:
-        """In a greenlet, which must not raise: gevent would print it."""
-        try:
-            return self._triton.infer(wire.MODEL, inputs, **call), None
-        except Exception as error:
-            return None, error
+    def _infer(self, triton: Any, inputs: list[Any], call: dict[str, Any]) -> Any:
+        with self._in_time():
+            return triton.infer(wire.MODEL, inputs, **call)
 
     def _finish(self, started: tuple[str, str, str | None, Any], logits: bool) -> Prediction:
         tenant, text, pair, handle = started
@@ -192,7 +190,8 @@ class Client:
 
     def close(self) -> None:
         """Close the connections; what is still under way is given up."""
-        self._under_way.kill()
+        if self._courier is not None:
+            self._courier.close()
         self._triton.close()
 
     def __enter__(self) -> Client:

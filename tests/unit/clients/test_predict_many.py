@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import gc
+import threading
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hplm_client import Client
+from hplm_client import Client, Prediction
 
 from hplm.errors import BadInputError, ConfigError, HplmError, TextEncodingError
 from tests.unit.clients.answering import answering
+from tests.waiting import until
 
 
 @pytest.mark.parametrize(
@@ -32,3 +37,54 @@ def test_answers_to_requests_before_a_bad_one_come_first(bad: Any, error: type[H
 def test_no_request_at_once_is_refused_by_name(scheme: str, concurrency: int) -> None:
     with pytest.raises(ConfigError, match=f"concurrency is {concurrency}; it must be 1 or more"):
         Client(f"{scheme}://127.0.0.1:1", concurrency=concurrency)
+
+
+def test_a_request_is_sent_and_answered_while_the_next_is_not_there_yet() -> None:
+    with answering() as server, Client(server.url) as client:
+
+        def requests() -> Iterator[tuple[str, str]]:
+            for number in range(4):
+                yield "films", f"text {number}"
+                until(lambda number=number: len(server.texts) == number + 1)
+
+        assert len(list(client.predict_many(requests()))) == 4
+
+
+def test_each_request_has_its_timeout_while_the_caller_is_busy() -> None:
+    ended = threading.Event()
+    late = {"slow": 0.3, "never": None}
+    with (
+        answering(lambda text: ended.wait(late.get(text, 0.0))) as server,
+        Client(server.url, timeout_s=1.0, concurrency=2) as client,
+    ):
+        requests = [("films", text) for text in ("soon", "slow", "never", "soon", "slow", "soon")]
+        answers = []
+        for answer in client.predict_many(requests, on_error="yield"):
+            answers.append(type(answer).__name__)
+            time.sleep(1.2)
+        ended.set()
+    assert answers == ["Prediction", "Prediction", "UnreachableError", *["Prediction"] * 3]
+
+
+def test_what_is_under_way_is_given_up_with_the_client() -> None:
+    ended, before = threading.Event(), set(threading.enumerate())
+    with answering(lambda text: text == "first" or ended.wait()) as server:
+        with Client(server.url, timeout_s=60, concurrency=2) as client:
+            answers = client.predict_many([("films", text) for text in ("first", "a", "b", "c")], on_error="yield")
+            assert isinstance(next(answers), Prediction)
+            couriers = {thread for thread in threading.enumerate() if "_work" in thread.name} - before
+        assert [str(answer).rpartition(": ")[2] for answer in answers] == ["the client was closed"] * 3
+        assert not any(thread.is_alive() for thread in couriers)
+        client.close()
+        ended.set()
+
+
+def test_a_client_that_nobody_closes_leaves_no_thread() -> None:
+    with answering() as server:
+        before = set(threading.enumerate())
+        client = Client(server.url)
+        assert len(list(client.predict_many([("films", "a")]))) == 1
+        (courier,) = [thread for thread in threading.enumerate() if thread not in before and "_work" in thread.name]
+        del client
+        gc.collect()
+        assert not courier.is_alive()
