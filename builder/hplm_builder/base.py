@@ -21,6 +21,7 @@ from hplm.nn.base import Base
 from hplm.nn.dtype import choose_device
 from hplm.packages import cache_dir, extract_folder, extract_split
 from hplm.store.layout import Store
+from hplm.text import TextEncoder
 from hplm_builder.convert import Converted, ConvertSettings, distance, train
 from hplm_builder.mixture import mixture
 from hplm_builder.original import base_config, load_original
@@ -96,6 +97,11 @@ def convert_base(
             f"base {start.config.name} has another shape than what is asked for: {start.config} and {config}"
         )
     tokenizer = tokenizer_of(folder)
+    if (highest := TextEncoder(tokenizer, max_tokens).highest_id) >= config.vocab_size:
+        raise DataError(
+            f"{tokenizer} gives token ids up to {highest}, the model has embeddings below {config.vocab_size} only: "
+            "take the tokenizer that belongs to it"
+        )
     text, held = mixture(shares, tokenizer, max_tokens, progress)
     torch.manual_seed(settings.seed)
     where = choose_device(device)

@@ -53,6 +53,8 @@ class TextEncoder:
         self._single_special = self._tokenizer.num_special_tokens_to_add(is_pair=False)
         # Without a separator, n-gram windows would reach from one text into the other.
         self.takes_pairs = self._tokenizer.num_special_tokens_to_add(is_pair=True) > self._single_special
+        # Not how many tokens it has: added ones may leave gaps.
+        self.highest_id = max(self._tokenizer.get_vocab().values(), default=-1)
 
     def encode(self, texts: Sequence[TextOrPair]) -> list[EncodedText]:
         """Tokenise a batch. A text of nothing but white space gives only special tokens; see `check_not_empty`.

@@ -566,6 +566,29 @@ def test_a_text_that_the_tokenizer_fails_on_fails_alone(
     assert isinstance(second, LookedUp)
 
 
+def test_a_text_that_the_look_up_fails_on_fails_alone(plot_stage: PlotStage, monkeypatch: pytest.MonkeyPatch) -> None:
+    encode, vocab_size = plot_stage._encoder.encode, plot_stage._base.config.vocab_size
+
+    def beyond(texts: Any) -> Any:
+        found = zip(texts, encode(texts), strict=True)
+        return [replace(one, ids=one.ids + vocab_size) if text == "poison" else one for text, one in found]
+
+    monkeypatch.setattr(plot_stage._encoder, "encode", beyond)
+    good = ((b"the red cat",), b"alpha")
+    first, bad, second = plot_stage.run([good, ((b"poison",), b"alpha"), good])
+    assert isinstance(bad, errors.InternalError)
+    assert isinstance(first, LookedUp)
+    assert isinstance(second, LookedUp)
+
+
+def test_a_tokenizer_with_tokens_that_the_base_does_not_have_is_refused_at_the_start(tmp_path: Path) -> None:
+    shape = tiny.config()
+    models = tiny.make_repository(tmp_path, shape=replace(shape, vocab_size=shape.vocab_size - 1))
+    folder = models / "hbert_plot" / "1"
+    with pytest.raises(errors.CorruptArtifactError, match=f"token ids up to {shape.vocab_size - 1}"):
+        PlotStage(config.load(PlotSettings, folder / "settings.json"), folder)
+
+
 def test_a_domain_whose_look_up_fails_fails_its_own_requests(
     plot_stage: PlotStage, monkeypatch: pytest.MonkeyPatch
 ) -> None:

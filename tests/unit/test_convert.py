@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -178,6 +179,15 @@ def test_a_model_that_cannot_be_converted_is_refused(tmp_path: Path, written: di
     (tmp_path / "config.json").write_text(json.dumps(written))
     with pytest.raises(DataError, match=words):
         shape_of(tmp_path)
+
+
+def test_a_tokenizer_with_tokens_that_the_model_does_not_have_is_refused(folder: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(folder, tmp_path / "other")
+    tokenizer = tiny.tokenizer()
+    tokenizer.add_tokens(["<ticket>"])
+    tokenizer.save(str(other / "tokenizer.json"))
+    with pytest.raises(DataError, match=f"token ids up to {tokenizer.get_vocab_size() - 1}"):
+        converted(Store(tmp_path / "store"), other, "small")
 
 
 def converted(

@@ -136,6 +136,11 @@ class PlotStage:
         self._catalog = Catalog(self._store, settings.base, on_forgotten=self._forget)
         self._bank = TenantBank(self._store, self._catalog, self._base.fingerprint, verify=settings.verify)
         self._encoder = TextEncoder(self._base.tokenizer_path, self._base.config.max_tokens)
+        if (highest := self._encoder.highest_id) >= self._base.config.vocab_size:
+            raise CorruptArtifactError(
+                f"{self._base.tokenizer_path} gives token ids up to {highest}, this base has embeddings below "
+                f"{self._base.config.vocab_size} only; convert it again with the tokenizer that belongs to it"
+            )
         self._lower = self._base.load_lower() if settings.miss == "compute" else None
         self._windows: Counter[str] = Counter()
         self._verified: set[str] = set()
@@ -349,19 +354,30 @@ class PlotStage:
                 of_lookup.setdefault(id(one.lookup), []).append((index, result))
         for pairs in of_lookup.values():
             indices, texts = zip(*pairs, strict=True)
-            lengths = [len(text.ids) for text in texts]
-            answers: list[LookedUp | HplmError]
-            try:
-                hidden = ready[indices[0]].lookup.hidden_states(np.concatenate([text.ids for text in texts]), lengths)
-            except Exception:
-                logging.getLogger(__name__).exception("a look-up of %d texts failed", len(texts))
-                answers = [InternalError("the look-up of this text failed; the server's log says why")] * len(texts)
-            else:
-                answers = [
-                    LookedUp(part, text.tokens, text.truncated, ready[i].tenant.version_id)
-                    for (i, text), part in zip(pairs, np.split(hidden, np.cumsum(lengths)[:-1]), strict=True)
-                ]
-            yield indices, answers
+            found = self._look_up(ready[indices[0]].lookup, texts)
+            yield (
+                indices,
+                [
+                    hidden
+                    if isinstance(hidden, HplmError)
+                    else LookedUp(hidden, text.tokens, text.truncated, ready[i].tenant.version_id)
+                    for (i, text), hidden in zip(pairs, found, strict=True)
+                ],
+            )
+
+    def _look_up(
+        self, lookup: PlotLookup, texts: Sequence[EncodedText]
+    ) -> Sequence[npt.NDArray[np.float16] | HplmError]:
+        """Hidden states `[T, H]` of each, all together, or one by one where one of them makes the look-up fail."""
+        lengths = [len(text.ids) for text in texts]
+        try:
+            hidden = lookup.hidden_states(np.concatenate([text.ids for text in texts]), lengths)
+        except Exception:
+            if len(texts) > 1:
+                return [one for text in texts for one in self._look_up(lookup, [text])]
+            logging.getLogger(__name__).exception("a look-up failed")
+            return [InternalError("the look-up of this text failed; the server's log says why")]
+        return np.split(hidden, np.cumsum(lengths)[:-1])
 
     def _encode(self, texts: Sequence[TextOrPair]) -> list[EncodedText | HplmError]:
         """All together, or one by one where one of them makes the tokenizer fail, which may panic: that is no Exception."""
