@@ -481,6 +481,17 @@ def test_a_tenant_of_another_base_is_refused(tmp_path: Path) -> None:
         tenants.load(tiny.folder_of(Store(tmp_path / "store"), "alpha"), name="alpha", fingerprint="0123456789abcdef")
 
 
+@pytest.mark.parametrize("max_tokens", [3, 31])
+def test_a_base_of_short_texts_answers(tmp_path: Path, max_tokens: int) -> None:
+    models = tiny.make_repository(tmp_path, shape=tiny.config(max_tokens=max_tokens))
+    plot, upper = models / "hbert_plot" / "1", models / "hbert_upper" / "1"
+    (looked_up,) = PlotStage(config.load(PlotSettings, plot / "settings.json"), plot).run([((b"the cat",), b"alpha")])
+    assert isinstance(looked_up, LookedUp)
+    stage = UpperStage(config.load(UpperSettings, upper / "settings.json"), upper)
+    (answer,) = stage.run([UpperInput(looked_up.hidden, looked_up.tokens, b"alpha")])
+    assert isinstance(answer, UpperAnswer)
+
+
 def test_a_missing_base_is_named_at_the_start(tmp_path: Path) -> None:
     models = tiny.make_repository(tmp_path)
     shutil.rmtree(tmp_path / "store" / "bases")

@@ -352,9 +352,10 @@ def budget_of(settings: UpperSettings) -> Budget:
 
 def measured_cost(engine: UpperEngine) -> CostModel:
     """Seconds of batches of a few sizes, measured now; what is served later goes on from there."""
-    hidden = engine.config.hidden_size
+    hidden, most = engine.config.hidden_size, engine.config.max_tokens
     samples = []
-    for count, length in ((1, 4), (1, 4), (1, 32), (8, 16), (8, 32), (2, min(128, engine.config.max_tokens))):
+    for count, wanted in ((1, 4), (1, 4), (1, 32), (8, 16), (8, 32), (2, 128)):
+        length = min(wanted, most)
         requests = [UpperRequest(_nobody(engine), np.zeros((length, hidden), np.float16)) for _ in range(count)]
         start = time.perf_counter()
         engine.run(requests)
