@@ -410,6 +410,32 @@ def test_tenants_whose_weights_are_slow_to_read_keep_nobody_waiting(
     stage.stop()
 
 
+def test_a_version_that_a_registry_is_asked_for_which_hangs_keeps_nobody_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tiny.make_repository(tmp_path) / "hbert_upper" / "1"
+    stage = UpperStage(config.load(UpperSettings, folder / "settings.json"), folder)
+    may_go_on = threading.Event()
+
+    def hang(version_id: int) -> ServedTenant:
+        assert may_go_on.wait(20)
+        raise errors.UnknownVersionError(str(version_id))
+
+    monkeypatch.setattr(stage._catalog._registry, "served_version", hang)
+    stage.start()
+    hidden, tokens = np.zeros((4, stage.engine.config.hidden_size), np.float16), np.zeros((4, 3), np.int32)
+    answers: dict[str, Future[Any]] = {name: Future() for name in ("unknown", "late", "known")}
+    submit(stage, UpperInput(hidden, tokens, b"alpha", version_id=999), answers["unknown"].set_result)
+    submit(stage, UpperInput(hidden, tokens, b"alpha", 0.4, version_id=999), answers["late"].set_result)
+    submit(stage, UpperInput(hidden, tokens, b"alpha"), answers["known"].set_result)
+    assert isinstance(answers["known"].result(10), UpperAnswer)
+    assert isinstance(answers["late"].result(10), errors.DeadlineError)
+    assert not answers["unknown"].done()
+    may_go_on.set()
+    assert isinstance(answers["unknown"].result(10), errors.UnknownVersionError)
+    stage.stop()
+
+
 @pytest.mark.parametrize("kind", ["card", "load"])
 def test_who_waits_for_files_that_hang_is_answered_at_the_deadline_or_when_the_client_or_the_stage_goes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str

@@ -36,7 +36,11 @@ class TenantBank:
 
         Raises TenantNameError, UnknownTenantError or UnknownVersionError, which name no other tenant.
         """
-        return self._catalog.find(check_name(raw.decode("utf-8", "replace")), version_id)
+        return self._catalog.find(_name(raw), version_id)
+
+    def known(self, raw: bytes, version_id: int | None = None) -> ServedTenant | None:
+        """As `resolve`, but never waits for the registry: None of a version that only it may know."""
+        return self._catalog.known(_name(raw), version_id)
 
     def card(self, key: ServedTenant) -> TenantCard:
         """A tenant's card without its weights. Raises an ArtifactError."""
@@ -96,6 +100,10 @@ class TenantBank:
                 if (known := self._banks.get(folder)) is not None and known[1] is opened:
                     del self._banks[folder]
             opened.set_exception(error)
+
+
+def _name(raw: bytes) -> str:
+    return check_name(raw.decode("utf-8", "replace"))
 
 
 @contextmanager

@@ -119,6 +119,10 @@ class UpperStage:
         self._cache: HostCache[ServedTenant, Tenant] = HostCache(
             self._load, host_bytes, capacity_bytes=settings.host_cache_mb * 1_000_000
         )
+        # Versions that the registry has to be asked for, which may hang. Once they are found the catalog knows them.
+        self._asked: HostCache[tuple[bytes, int | None], ServedTenant] = HostCache(
+            lambda asked: self._bank.resolve(*asked), lambda _: 1, capacity_bytes=1
+        )
         self._tracer = Tracer(Path(settings.trace) if settings.trace else None, "upper")
         upper = base.load_upper()
         dtype = choose_dtype(settings.dtype, device, settings.quantization)
@@ -179,6 +183,7 @@ class UpperStage:
         """Refuse what waits, let the running batch end, end all threads."""
         self._worker.stop()
         self._backlog.remove()
+        self._asked.close()
         self._cache.close()
         self._catalog.close()
         self.engine.close()
@@ -187,6 +192,7 @@ class UpperStage:
     def _forget(self, versions: Sequence[ServedTenant]) -> None:
         """Let go of versions that nobody can ask for any more."""
         self._cache.drop(versions)
+        self._asked.drop((one.name.encode(), one.version_id) for one in versions)
         self._bank.drop({one.path for one in versions} - {one.path for one in self._catalog.found()})
 
     @property
@@ -201,7 +207,7 @@ class UpperStage:
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for a batch, or for their tenant's weights."""
+        """Requests that wait for a batch, for their tenant's weights, or for what the registry says of its version."""
         return self._worker.waiting
 
     def submit(self, given: UpperInput, reply: Reply, is_cancelled: Callable[[], bool] = lambda: False) -> None:
@@ -211,20 +217,22 @@ class UpperStage:
         """
         try:
             self._check(given)
-            key = self._bank.resolve(given.tenant, given.version_id)
-            tenant, times = self._cache.get(key), self._times_of(given)
-            if tenant is None:
-                check_time_left(times[1])
-                if not self._loads.take(key.name):
-                    raise QueueFullError("too many requests wait for their tenants' weights; try again later")
-            else:
+            key, times = self._bank.known(given.tenant, given.version_id), self._times_of(given)
+            if key is not None and (tenant := self._cache.get(key)) is not None:
                 self._queue(given, tenant, times, reply, is_cancelled)
                 return
+            check_time_left(times[1])
+            name = given.tenant.decode()
+            if not self._loads.take(name):
+                raise QueueFullError("too many requests wait for their tenants' weights; try again later")
         except HplmError as error:
             raise self._worker.refused(for_the_wire(error, given.tenant)) from None
         job: Job[Any, UpperAnswer] = Job((given, times), reply, is_cancelled)
-        held = self._worker.hold(job, times[1], partial(self._loads.leave, key.name))
-        self._cache.fetch(key).add_done_callback(partial(self._loaded, held))
+        held = self._worker.hold(job, times[1], partial(self._loads.leave, name))
+        if key is not None:
+            self._cache.fetch(key).add_done_callback(partial(self._loaded, held))
+        else:
+            self._asked.fetch((given.tenant, given.version_id)).add_done_callback(partial(self._found, held))
 
     def run(self, inputs: Sequence[UpperInput]) -> list[UpperAnswer | HplmError]:
         """Answers in order, without queue and threads; what is wrong with one request is that request's answer alone."""
@@ -243,6 +251,14 @@ class UpperStage:
                 answers[indices[place]] = answer
         return [answer for answer in answers if answer is not None]
 
+    def _found(self, held: Held, found: Future[ServedTenant]) -> None:
+        """The tenant's version is known, or there is none, or the registry cannot say."""
+        try:
+            self._cache.fetch(found.result()).add_done_callback(partial(self._loaded, held))
+        except BaseException as error:
+            if (job := held.release()) is not None:
+                self._refuse(job, error)
+
     def _loaded(self, held: Held, loaded: Future[Tenant]) -> None:
         """The tenant is in host memory, or cannot be."""
         if (job := held.release()) is None:
@@ -250,14 +266,16 @@ class UpperStage:
         given, times = job.item
         try:
             self._queue(given, loaded.result(), times, job.reply, job.is_cancelled)
-        except HplmError as error:
-            self._worker.refuse(job.reply, for_the_wire(error, given.tenant))
-        except BaseException:
-            # Futures swallow what their callbacks raise: without an answer here there would be none.
-            logging.getLogger(__name__).exception("a tenant could not be loaded")
-            self._worker.refuse(
-                job.reply, InternalError("this tenant's model cannot be loaded; the server's log says why")
-            )
+        except BaseException as error:
+            self._refuse(job, error)
+
+    def _refuse(self, job: Job[Any, UpperAnswer], error: BaseException) -> None:
+        """Futures swallow what their callbacks raise: without an answer here there would be none."""
+        if not isinstance(error, HplmError):
+            logging.getLogger(__name__).error("a tenant could not be loaded", exc_info=error)
+            error = InternalError("this tenant's model cannot be loaded; the server's log says why")
+        given, _ = job.item
+        self._worker.refuse(job.reply, for_the_wire(error, given.tenant))
 
     def _times_of(self, given: UpperInput) -> tuple[float, float]:
         """When a request arrived, and by when it must be computed."""

@@ -97,6 +97,14 @@ class Catalog:
 
         Raises UnknownTenantError, UnknownVersionError, RegistryUnavailableError where it is not known and nobody can look.
         """
+        found = self.known(name, version_id)
+        if found is None:
+            assert version_id is not None
+            _, found = self._ask(name, version_id)
+        return found
+
+    def known(self, name: str, version_id: int | None = None) -> ServedTenant | None:
+        """As `find`, but the registry is not asked, which may hang: None of a version that only it may know."""
         found = self._published.get(name)
         if version_id is None:
             if found is None:
@@ -109,15 +117,15 @@ class Catalog:
                     raise UnknownTenantError(f"there is no tenant {name!r}")
             return found
         if found is None or found.version_id != version_id:
-            _, found = self._replaced.get(version_id) or self._ask(name, version_id)
-        if found.name != name:
+            _, found = self._replaced.get(version_id, (0.0, None))
+        if found is not None and found.name != name:
             raise UnknownVersionError(f"there is no such version of tenant {name!r}")
         return found
 
     def _ask(self, name: str, version_id: int) -> tuple[float, ServedTenant]:
         """A version that was current only between two looks of this catalog, or will be at the next."""
         if self._cannot_look():
-            # Asking could take seconds, and all requests come through here.
+            # Asking could take seconds, and there are few threads to do it.
             raise RegistryUnavailableError("the registry cannot be read now")
         try:
             if not 0 < version_id < 2**63:
