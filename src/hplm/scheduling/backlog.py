@@ -27,6 +27,8 @@ _NEW_SHARE = 0.1
 _STEPS = 64
 # What was passed on and not seen by the next stage after this time was lost on the way.
 _LOST_AFTER_S = 5.0
+# And what a queue that nobody waits in has not seen after this time never comes there: who asks for look-ups alone.
+_STRAY_AFTER_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -140,10 +142,12 @@ class Ahead:
         """
         backlog = self._read(now_s)
         with self._lock:
-            newest_s = now_s - _LOST_AFTER_S if backlog is None else backlog.newest_arrived_s
-            while self._passed and (
-                self._passed[0].arrived_s <= newest_s or self._passed[0].passed_s <= now_s - _LOST_AFTER_S
-            ):
+            newest_s = lost_s = now_s - _LOST_AFTER_S
+            if backlog is not None:
+                newest_s = backlog.newest_arrived_s
+                if not backlog.tokens:
+                    lost_s = max(lost_s, backlog.at_s - _STRAY_AFTER_S)
+            while self._passed and (self._passed[0].arrived_s <= newest_s or self._passed[0].passed_s <= lost_s):
                 self._passed_tokens -= self._passed.popleft().tokens
             if backlog is None:
                 return False

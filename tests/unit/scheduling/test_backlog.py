@@ -114,6 +114,17 @@ def test_what_was_passed_on_counts_until_the_next_stage_has_seen_it_or_it_must_b
     assert not ahead.is_too_much("t", 1, 6.1, 6.0)
 
 
+def test_who_asks_for_look_ups_alone_does_not_count_as_waiting_behind_them() -> None:
+    told = [replace(TEN, at_s=1.0, free_s=1.0, deadlines_s=(), tokens=(), of_tenant={})]
+    ahead = Ahead(lambda _: told[0], {})
+    ahead.passed("t", 10 * BATCH, arrived_s=0.9, now_s=1.0)
+    assert ahead.is_too_much("t", 1, 3.0, 1.2)
+    told[0] = replace(told[0], at_s=1.4, free_s=1.4)
+    assert ahead.is_too_much("t", 1, 3.0, 1.6)
+    told[0] = replace(told[0], at_s=1.6, free_s=1.6)
+    assert not ahead.is_too_much("t", 1, 3.0, 1.6)
+
+
 def test_who_floods_refuses_itself_alone_and_a_weight_is_worth_turns() -> None:
     flood = replace(TEN, deadlines_s=(1.0,), tokens=(10 * BATCH,), of_tenant={"flood": 9 * BATCH, "b": BATCH})
     ahead = Ahead(lambda _: flood, {"heavy": 3.0})
