@@ -44,3 +44,16 @@ def test_auto_is_float32_where_there_is_no_bfloat16(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(dtypes, "has_bfloat16", lambda: False)
     assert choose_dtype("auto", CPU) == torch.float32
     assert choose_dtype("bfloat16", CPU) == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("capability", "wanted"), [((7, 5), torch.float32), ((8, 0), torch.bfloat16), ((9, 0), torch.bfloat16)]
+)
+def test_auto_is_float32_on_a_gpu_that_only_emulates_bfloat16(
+    capability: tuple[int, int], wanted: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What torch says of a GPU that emulates it.
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert choose_dtype("auto", torch.device("cuda:1")) == wanted
+    assert choose_dtype("bfloat16", torch.device("cuda:1")) == torch.bfloat16

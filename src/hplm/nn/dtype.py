@@ -25,6 +25,11 @@ def has_bfloat16() -> bool:
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
+def gpu_has_bfloat16(device: torch.device) -> bool:
+    """Whether this GPU multiplies matrices in bf16; older ones emulate it, and torch says that they support it."""
+    return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (8, 0)
+
+
 @functools.cache
 def bfloat16_is_fast() -> bool:
     """Whether this CPU multiplies matrices faster in bf16 than in fp32; tried once a process, in a twentieth of a second.
@@ -73,8 +78,8 @@ def choose_dtype(name: str, device: torch.device, quantization: Quantization = "
     if name == "auto":
         if quantization == "int8":
             return torch.float32
-        has_bfloat16 = torch.cuda.is_bf16_supported() if device.type == "cuda" else bfloat16_is_fast()
-        return torch.bfloat16 if has_bfloat16 else torch.float32
+        is_fast = gpu_has_bfloat16(device) if device.type == "cuda" else bfloat16_is_fast()
+        return torch.bfloat16 if is_fast else torch.float32
     if name not in ("bfloat16", "float32"):
         raise ConfigError(f"dtype must be auto, bfloat16 or float32, got {name!r}")
     return torch.bfloat16 if name == "bfloat16" else torch.float32
