@@ -32,7 +32,7 @@ class TritonPythonModel:
                 metrics.Family("hplm_plot_windows_total", "Windows looked up, by the level that answered", "level"): (
                     lambda: self._stage.windows_by_level
                 ),
-                metrics.Family("hplm_plot_events_total", "Answers by outcome, batches, tokens", "event"): (
+                metrics.Family("hplm_plot_events_total", "Answers by outcome, batches, tokens looked up", "event"): (
                     lambda: self._stage.counts
                 ),
             },

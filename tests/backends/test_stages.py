@@ -647,6 +647,18 @@ def test_a_long_text_counts_as_what_is_looked_up_of_it(plot_stage: PlotStage, mo
     assert short < full <= long <= most + 65_536 // BYTES_PER_TOKEN // CUT_PER_TOKEN + 1
 
 
+def test_the_look_up_counts_the_tokens_it_looked_up_as_many_as_there_are(tiny_models: Path) -> None:
+    folder = tiny_models / "hbert_plot" / "1"
+    stage = PlotStage(config.load(PlotSettings, folder / "settings.json"), folder)
+    stage.start()
+    found: list[Future[Any]] = [Future() for _ in range(3)]
+    for text, answer in zip((b"the", b"the red cat sleeps over the river", b"\x01"), found, strict=True):
+        submit(stage, PlotInput((text,), b"alpha", arrived_s=time.monotonic()), answer.set_result)
+    short, long, _ = (answer.result(10) for answer in found)
+    assert stage.counts["tokens"] == len(short.hidden) + len(long.hidden)
+    stage.stop()
+
+
 def plot_stage_asked(given: PlotInput, tenant: ServedTenant) -> _Asked:
     return _Asked(given, tenant, given.texts[0].decode(), lambda _: None, lambda: False)
 

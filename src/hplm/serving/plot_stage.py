@@ -143,6 +143,7 @@ class PlotStage:
             )
         self._lower = self._base.load_lower() if settings.miss == "compute" else None
         self._windows: Counter[str] = Counter()
+        self._tokens = 0
         self._verified: set[str] = set()
         self._broken: dict[Lineage, tuple[float, HplmError]] = {}
         # Those that requests still hold, dropped from the cache or not: one more of the same would take its memory again.
@@ -217,8 +218,11 @@ class PlotStage:
 
     @property
     def counts(self) -> Counter[str]:
-        """What the worker counts, and looks at the registry that failed."""
-        return self._worker.counts + Counter(failed_registry_looks=self._catalog.failures)
+        """What the worker counts, tokens that were looked up, and looks at the registry that failed."""
+        counts = self._worker.counts + Counter(failed_registry_looks=self._catalog.failures)
+        # The worker knows a guess only, see BYTES_PER_TOKEN.
+        counts["tokens"] = self._tokens
+        return counts
 
     @property
     def waiting(self) -> int:
@@ -340,6 +344,7 @@ class PlotStage:
             for index, answer in zip(indices, answers, strict=True):
                 if isinstance(answer, LookedUp):
                     one = ready[index]
+                    self._tokens += len(answer.hidden)
                     self._ahead.passed(one.tenant.name, len(answer.hidden), one.arrived_s, now_s)
             yield indices, answers
 
