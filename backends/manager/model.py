@@ -28,7 +28,8 @@ class TritonPythonModel:
         )
 
     def execute(self, requests):
-        translate.submit_all(requests, self._read, self._stage.submit, lambda request: self._write)
+        submit, count = self._stage.submit, self._stage.count_refused
+        translate.submit_all(requests, self._read, submit, lambda request: self._write, count)
 
     def finalize(self):
         self._stage.stop()

@@ -49,9 +49,8 @@ class TritonPythonModel:
         now_s = time.monotonic()
         self._arrived_s = now_s - self._intake.waited_s(len(requests), now_s)
         hold_s = self._hold.seconds(len(requests), now_s)
-        found = translate.submit_all(
-            requests, self._read, self._stage.submit, lambda request: self._write, hold_s=hold_s
-        )
+        submit, count = self._stage.submit, self._stage.count_refused
+        found = translate.submit_all(requests, self._read, submit, lambda request: self._write, count, hold_s=hold_s)
         self._intake.returned(time.monotonic())
         return found
 

@@ -41,7 +41,8 @@ class TritonPythonModel:
 
     def execute(self, requests):
         hold_s = self._hold.seconds(len(requests), time.monotonic())
-        return translate.submit_all(requests, self._read, self._stage.submit, self._writer, hold_s=hold_s)
+        submit, count = self._stage.submit, self._stage.count_refused
+        return translate.submit_all(requests, self._read, submit, self._writer, count, hold_s=hold_s)
 
     def finalize(self):
         self._stage.stop()

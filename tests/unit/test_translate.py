@@ -70,7 +70,9 @@ def test_nobody_asks_about_a_request_that_has_had_its_last_response(translate: A
         replies.append(reply)
 
     is_over = threading.Event()
-    translate.submit_all(requests, lambda request: request, submit, lambda request: lambda given, answer: answer)
+    translate.submit_all(
+        requests, lambda request: request, submit, lambda request: lambda given, answer: answer, lambda refused: None
+    )
     for thread in asking:
         thread.start()
     for reply in replies:
@@ -129,7 +131,12 @@ def call(
     thread = threading.Thread(target=answer_all)
     thread.start()
     found = translate.submit_all(
-        requests, lambda one: one, submit, lambda one: lambda given, answer: Response(*answer), **given
+        requests,
+        lambda one: one,
+        submit,
+        lambda one: lambda given, answer: Response(*answer),
+        lambda refused: None,
+        **given,
     )
     thread.join()
     for request, response in zip(requests, found or [None] * len(requests), strict=True):
@@ -234,6 +241,34 @@ def test_a_request_that_cannot_even_be_refused_ends_no_other_and_gets_no_second_
             reply(errors.UnknownTenantError("nobody"))
         handed.append(given)
 
-    translate.submit_all([deaf, good], read, submit, lambda request: lambda given, answer: answer)
+    translate.submit_all([deaf, good], read, submit, lambda request: lambda given, answer: answer, lambda refused: None)
     assert handed == [good]
     assert deaf.sent == 1
+
+
+def test_what_is_refused_without_the_stage_is_told_to_be_counted(translate: Any) -> None:
+    unreadable, two_texts, failing, refused, good = requests = [Request() for _ in range(5)]
+    counted: list[str] = []
+
+    def read(request: Any) -> Any:
+        if request is unreadable:
+            raise ZeroDivisionError
+        if request is two_texts:
+            raise errors.BatchShapeError("two")
+        return request
+
+    def submit(given: Any, reply: Any, is_cancelled: Any) -> None:
+        if given is failing:
+            raise ZeroDivisionError
+        if given is refused:
+            # The stage has counted it.
+            raise errors.QueueFullError(REFUSED)
+        reply("an answer")
+
+    def writer(request: Any) -> Any:
+        return lambda given, answer: answer
+
+    translate.submit_all(requests, read, submit, writer, lambda error: counted.append(error.code))
+    assert counted == ["BAD_INPUT", "ONE_TEXT_PER_REQUEST", "INTERNAL"]
+    assert all(request.sent == 1 for request in requests)
+    assert good.is_over

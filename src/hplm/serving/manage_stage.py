@@ -85,6 +85,10 @@ class ManageStage:
                     self._leave(lane.room)
                     self._answer(reply, self._unstarted(error))
 
+    def count_refused(self, error: HplmError) -> None:
+        """Of a request that could not even be submitted."""
+        self._counts.add_answer(error)
+
     def stop(self) -> None:
         """Take nothing more; what is under way ends, what waits is refused."""
         self._stopping = True

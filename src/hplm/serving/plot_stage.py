@@ -318,6 +318,10 @@ class PlotStage:
         """How many windows each level has answered since the start, of all domains."""
         return Counter(self._windows)
 
+    def count_refused(self, error: HplmError) -> None:
+        """Of a request that could not even be submitted."""
+        self._worker.refused(error)
+
     def run(self, requests: Sequence[tuple[Sequence[bytes], bytes]]) -> list[LookedUp | HplmError]:
         """Answers to `(texts, tenant)`, in order, without queue and threads; each mistake is its own request's alone."""
         answers: list[LookedUp | HplmError | None] = [None] * len(requests)

@@ -234,6 +234,10 @@ class UpperStage:
         else:
             self._asked.fetch((given.tenant, given.version_id)).add_done_callback(partial(self._found, held))
 
+    def count_refused(self, error: HplmError) -> None:
+        """Of a request that could not even be submitted."""
+        self._worker.refused(error)
+
     def run(self, inputs: Sequence[UpperInput]) -> list[UpperAnswer | HplmError]:
         """Answers in order, without queue and threads; what is wrong with one request is that request's answer alone."""
         answers: list[UpperAnswer | HplmError | None] = [None] * len(inputs)

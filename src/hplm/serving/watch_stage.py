@@ -81,6 +81,10 @@ class WatchStage:
         except HplmError as error:
             self._end(Watcher(reply), error)
 
+    def count_refused(self, error: HplmError) -> None:
+        """Of a request that could not even be submitted."""
+        self._counts.add_answer(error)
+
     def look(self, now_s: float) -> None:
         """Tell every watcher what is new since it was told last; forget those whose watch is over."""
         with self._changed:

@@ -123,11 +123,12 @@ def submit_all(
     read: Callable[[Any], Input],
     submit: Callable[[Input, Reply[Answer], Callable[[], bool]], None],
     writer: Callable[[Any], Callable[[Input, Answer], Any]],
+    count: Callable[[HplmError], object],
     *,
     hold_s: float | None = None,
 ) -> list[Any] | None:
     """Hand requests over to be answered from other threads, exactly once of a model that is not decoupled: `submit` replies
-    whenever its answer is ready, or raises an HplmError instead.
+    whenever its answer is ready, or raises an HplmError instead, which it has counted; `count` is told of other refusals.
 
     Without `hold_s` every response is sent through its request's sender, a round trip to the server each. With it, for a model
     that is not decoupled, this waits until all are answered, that long at most, and returns what is there by then, refusals
@@ -141,7 +142,9 @@ def submit_all(
     call = _Call(len(requests), takes_answers=takes_answers)
     for index, request in enumerate(requests):
         try:
-            _submit(_Sender(request.get_response_sender(), partial(call.take, index)), request, read, submit, writer)
+            _submit(
+                _Sender(request.get_response_sender(), partial(call.take, index)), request, read, submit, writer, count
+            )
         except Exception:
             # Not even an error could be sent.
             log_failure()
@@ -189,17 +192,23 @@ def _submit(
     read: Callable[[Any], Input],
     submit: Callable[[Input, Reply[Answer], Callable[[], bool]], None],
     writer: Callable[[Any], Callable[[Input, Answer], Any]],
+    count: Callable[[HplmError], object],
 ) -> None:
     """One of `submit_all`. Raises where not even an error could be sent."""
+
+    def refuse_uncounted(error: HplmError) -> None:
+        count(error)
+        sender.send(refuse(error))
+
     try:
         given = read(request)
         reply = _replier(sender, given, writer(request))
     except HplmError as error:
-        sender.send(refuse(error))
+        refuse_uncounted(error)
         return
     except Exception:
         log_failure()
-        sender.send(refuse(BadInputError("the inputs of this request cannot be read")))
+        refuse_uncounted(BadInputError("the inputs of this request cannot be read"))
         return
     try:
         submit(given, reply, sender.is_cancelled)
@@ -207,7 +216,7 @@ def _submit(
         sender.send(refuse(error))
     except Exception:
         log_failure()
-        sender.send(refuse(InternalError("the server failed on this request; its log says why")))
+        refuse_uncounted(InternalError("the server failed on this request; its log says why"))
 
 
 def _replier(sender: _Sender, given: Input, write: Callable[[Input, Answer], Any]) -> Reply[Answer]:

@@ -27,7 +27,8 @@ class TritonPythonModel:
         def submit(given: Given, reply: Callable[[PeerAnswer | HplmError], None], _: Callable[[], bool]) -> None:
             arrived.append((*given, reply))
 
-        translate.submit_all(requests, self._read, submit, self._writer)
+        # It has no metrics.
+        translate.submit_all(requests, self._read, submit, self._writer, lambda refused: None)
         self._stage.submit(arrived)
 
     def finalize(self) -> None:
