@@ -330,8 +330,8 @@ def test_what_is_too_late_already_loads_nothing(
     late = replace(cold, deadline_s=1e-6, arrived_s=time.monotonic() - 0.001)
     (refused,) = submit_all(stage, [late])
     assert isinstance(refused.result(10), DeadlineError)
-    assert stage.counts["host_loads"] == 0
     stage.stop()
+    assert stage.counts["host_loads"] == 0
 
 
 def test_a_tenant_too_large_for_the_slots_is_the_operators_affair(

@@ -43,7 +43,8 @@ class HostCache(Generic[Key, Value]):
         self._unwanted: set[Key] = set()  # dropped while they were loading
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="hplm-load")
         self.kept_bytes = 0
-        self.misses = 0
+        # That did not fail.
+        self.loads = 0
 
     def get(self, key: Key) -> Value | None:
         """The value where it is here already."""
@@ -59,7 +60,6 @@ class HostCache(Generic[Key, Value]):
                 return future
             if key in self._loading:
                 return self._loading[key]
-            self.misses += 1
             self._loading[key] = future
         try:
             self._pool.submit(self._run, key, future)
@@ -117,6 +117,7 @@ class HostCache(Generic[Key, Value]):
                 future.set_exception(error)
             return
         with self._lock:
+            self.loads += 1
             is_awaited, is_wanted = self._loaded(key, future)
             if is_wanted:
                 self._kept[key] = value

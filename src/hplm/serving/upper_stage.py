@@ -200,7 +200,7 @@ class UpperStage:
         """What the worker counts, tokens with their padding, adapters loaded from disk to the host and from there to slots."""
         return self._worker.counts + Counter(
             computed_tokens=self.engine.computed_tokens,
-            host_loads=self._cache.misses,
+            host_loads=self._cache.loads,
             slot_loads=self.engine.slots.loads,
             failed_registry_looks=self._catalog.failures,
         )

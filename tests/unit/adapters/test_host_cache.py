@@ -101,7 +101,10 @@ def test_a_failed_load_is_tried_again_by_the_next_request() -> None:
     cache = HostCache(load, len, capacity_bytes=100)
     with pytest.raises(errors.CorruptArtifactError):
         cache.fetch("a").result()
+    assert cache.loads == 0
     assert cache.fetch("a").result() == "mended"
+    assert cache.fetch("a").result() == "mended"
+    assert cache.loads == 1
     cache.close()
 
 
