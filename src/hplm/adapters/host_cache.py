@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Generic, TypeVar
 
-from hplm.errors import StoppingError
+from hplm.errors import HplmError, QueueFullError, StoppingError
 
 # What is slow to load holds one of them, and the others go on.
 LOAD_THREADS = 8
@@ -42,6 +43,7 @@ class HostCache(Generic[Key, Value]):
         self._running: set[Key] = set()  # of those that load; the others wait for a thread
         self._unwanted: set[Key] = set()  # dropped while they were loading
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="hplm-load")
+        self._is_closed = False
         self.kept_bytes = 0
         # That did not fail.
         self.loads = 0
@@ -63,8 +65,8 @@ class HostCache(Generic[Key, Value]):
             self._loading[key] = future
         try:
             self._pool.submit(self._run, key, future)
-        except RuntimeError:
-            self._give_up([key])
+        except RuntimeError as error:
+            self._give_up([key], self._unstarted(error))
         return future
 
     def _touched(self, key: Key) -> Value | None:
@@ -87,20 +89,28 @@ class HostCache(Generic[Key, Value]):
 
     def close(self, within_s: float = 2.0) -> None:
         """Let loads under way end; what takes longer, waits or is fetched later fails with StoppingError."""
+        self._is_closed = True
         self._pool.shutdown(wait=False, cancel_futures=True)
         with self._lock:
             running = [future for key, future in self._loading.items() if key in self._running]
             waiting = [key for key in self._loading if key not in self._running]
-        self._give_up(waiting)
+        stopping = StoppingError("the server is shutting down")
+        self._give_up(waiting, stopping)
         wait(running, within_s)
-        self._give_up(list(self._loading))
+        self._give_up(list(self._loading), stopping)
 
-    def _give_up(self, keys: Sequence[Key]) -> None:
+    def _unstarted(self, error: RuntimeError) -> HplmError:
+        if self._is_closed:
+            return StoppingError("the server is shutting down")
+        logging.getLogger(__name__).error("a load could not be started: %s", error)
+        return QueueFullError("the server cannot start to load what this request needs now; try again later")
+
+    def _give_up(self, keys: Sequence[Key], error: HplmError) -> None:
         for key in keys:
             with self._lock:
                 future = self._loading.pop(key, None)
             if future is not None:
-                future.set_exception(StoppingError("the server is shutting down"))
+                future.set_exception(error)
 
     def _run(self, key: Key, future: Future[Value]) -> None:
         with self._lock:

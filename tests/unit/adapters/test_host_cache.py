@@ -89,6 +89,24 @@ def test_a_load_that_hangs_keeps_nobody_waiting_for_the_cache_to_close() -> None
     may_go_on.set()
 
 
+def test_a_load_that_no_thread_can_be_started_for_is_refused_for_now_and_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def exhausted(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    cache = HostCache(str.upper, len, capacity_bytes=30)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", exhausted)
+        with pytest.raises(errors.QueueFullError):
+            cache.fetch("a").result(0)
+    assert "can't start new thread" in caplog.text
+    assert cache.fetch("a").result(5) == "A"
+    cache.close()
+    with pytest.raises(errors.StoppingError):
+        cache.fetch("b").result(0)
+
+
 def test_a_failed_load_is_tried_again_by_the_next_request() -> None:
     answers = iter([errors.CorruptArtifactError("broken"), "mended"])
 
