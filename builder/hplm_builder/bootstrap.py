@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from hplm.adapters import bank_file
-from hplm.adapters.tenant import Tenant, check_name
+from hplm.adapters.tenant import Tenant
 from hplm.errors import ConfigError, DataError
+from hplm.names import check_name
 from hplm.nn.base import Base
 from hplm.nn.lookup import PlotLookup
 from hplm.progress import Report

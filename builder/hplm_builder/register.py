@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from hplm.adapters import tenant as tenants
 from hplm.adapters.bank_file import BankFile
-from hplm.adapters.tenant import Tenant, TenantCard, check_name
+from hplm.adapters.tenant import Tenant, TenantCard
 from hplm.errors import (
     ArtifactError,
     DataError,
@@ -20,6 +20,7 @@ from hplm.errors import (
     UnknownTenantError,
     WrongBaseError,
 )
+from hplm.names import check_name
 from hplm.nn.base import Base
 from hplm.plot import table as tables
 from hplm.store import artifact, caretaker

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from hplm.adapters import tenant as tenants
 from hplm.adapters.bank import is_banked
 from hplm.adapters.packed import pack
-from hplm.adapters.tenant import Head, Tenant, TenantCard, check_name
+from hplm.adapters.tenant import Head, Tenant, TenantCard
 from hplm.config import Miss
 from hplm.errors import DataError
+from hplm.names import check_name
 from hplm.nn import base as bases
 from hplm.nn.base import Base
 from hplm.nn.lookup import PlotLookup, open_lookup

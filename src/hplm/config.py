@@ -12,7 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from hplm.errors import ConfigError
+from hplm.errors import ConfigError, TenantNameError
+from hplm.names import check_name
 
 Settings = TypeVar("Settings")
 
@@ -234,6 +235,10 @@ def _above(settings: object, key: str, bound: float) -> None:
 
 def _weights(weights: dict[str, Any]) -> None:
     for tenant, weight in weights.items():
+        try:
+            check_name(tenant)
+        except TenantNameError as error:
+            raise ConfigError(f"tenant_weights: {reprlib.repr(tenant)} names no tenant: {error}") from None
         if not isinstance(weight, int | float) or isinstance(weight, bool) or not 0 < weight < math.inf:
             raise ConfigError(f"tenant_weights: the weight of {tenant!r} must be a number above 0, got {weight!r}")
 

@@ -62,6 +62,14 @@ def test_a_share_that_cannot_be_is_refused_in_both_stages(weight: object) -> Non
             config.parse(settings, {**given, "tenant_weights": {"acme": weight}}, "here")
 
 
+@pytest.mark.parametrize("name", ["Acme", "acme/2", "", "a" * 10_000], ids=["upper-case", "slash", "empty", "long"])
+def test_a_share_of_a_tenant_that_cannot_be_is_refused_in_both_stages(name: str) -> None:
+    for settings, given in ((PlotSettings, GOOD), (UpperSettings, {"store": "s", "base": "b"})):
+        with pytest.raises(ConfigError, match=r"here: tenant_weights: .*a tenant name is 1 to 64 lower-case") as caught:
+            config.parse(settings, {**given, "tenant_weights": {"acme": 2, name: 1}}, "here")
+        assert len(str(caught.value)) < 300
+
+
 def test_a_missing_setting_is_named() -> None:
     with pytest.raises(ConfigError, match="missing base"):
         config.parse(UpperSettings, {"store": "s"}, "here")

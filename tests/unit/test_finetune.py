@@ -49,6 +49,7 @@ from hplm.errors import (
     UnknownDomainError,
     WrongBaseError,
 )
+from hplm.names import check_name
 from hplm.nn import base as bases
 from hplm.nn import reference
 from hplm.nn.base import Base
@@ -540,7 +541,7 @@ def test_a_card_reads_back_and_says_no_more_than_older_servers_know_where_they_c
 @pytest.mark.parametrize("name", ["", "a/b", "../a", "A", "a" * 65, "-a", "a b", "ä", "a\n"])
 def test_a_name_that_could_be_a_path_or_is_odd_is_refused_without_repeating_it(name: str) -> None:
     with pytest.raises(TenantNameError) as caught:
-        tenants.check_name(name)
+        check_name(name)
     assert name == "" or len(name) == 1 or name not in str(caught.value)
 
 

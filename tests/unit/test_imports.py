@@ -18,6 +18,7 @@ CORE = (
     "hplm.decode",
     "hplm.errors",
     "hplm.finite",
+    "hplm.names",
     "hplm.process",
     "hplm.text",
     "hplm.tracing",
@@ -78,10 +79,10 @@ def test_a_folder_imports_only_what_lies_below_it(folder: str) -> None:
 
 
 def test_plain_values_import_neither_torch_nor_each_others_users() -> None:
-    for name in ("errors", "config", "wire", "decode"):
+    for name in ("errors", "config", "names", "wire", "decode"):
         for found in imports_of(ROOT / "src" / "hplm" / f"{name}.py"):
             assert found.split(".")[0] != "torch"
-            assert not found.startswith("hplm") or found in ("hplm.errors", "hplm.wire")
+            assert not found.startswith("hplm") or found in ("hplm.errors", "hplm.names", "hplm.wire")
 
 
 def test_only_the_translation_modules_import_tritons_python_module() -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from hplm.adapters import tenant as tenants
 from hplm.adapters.bank_file import BankFile, signature
-from hplm.adapters.tenant import Tenant, TenantCard, check_name
+from hplm.adapters.tenant import Tenant, TenantCard
 from hplm.errors import CorruptArtifactError, MissingArtifactError
+from hplm.names import check_name
 from hplm.store.catalog import Catalog
 from hplm.store.layout import Store
 from hplm.store.records import ServedTenant

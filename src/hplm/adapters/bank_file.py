@@ -21,8 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from hplm.adapters.packed import PackedAdapter, packed_width, to_bfloat16
-from hplm.adapters.tenant import Head, Tenant, TenantCard, card_meta, check_name, parse_card
+from hplm.adapters.tenant import Head, Tenant, TenantCard, card_meta, parse_card
 from hplm.errors import ConfigError, CorruptArtifactError, WrongBaseError
+from hplm.names import check_name
 from hplm.store import artifact
 
 KIND = "bank"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
@@ -15,7 +14,7 @@ from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as packed_arrays
 
 from hplm.adapters.packed import Adapter, Float32, PackedAdapter, Place, all_finite, pack, unpack
-from hplm.errors import CorruptArtifactError, TenantNameError, WrongBaseError
+from hplm.errors import CorruptArtifactError, WrongBaseError
 from hplm.store import artifact
 from hplm.wire import REGRESSION_LABEL
 
@@ -24,16 +23,6 @@ Task = Literal["classification", "tagging", "regression"]
 Pooling = Literal["cls", "mean"]
 # Words that a tag may be told from.
 MOST_WORDS = 9
-_NAME = re.compile(r"[a-z0-9](?:[a-z0-9_.-]{0,62}[a-z0-9])?")
-
-
-def check_name(name: str) -> str:
-    """The name itself, where it may name a tenant. Raises TenantNameError, which does not repeat a long or odd name."""
-    if not _NAME.fullmatch(name):
-        raise TenantNameError(
-            "a tenant name is 1 to 64 lower-case letters, digits, '-', '_' or '.', and starts and ends with a letter or digit"
-        )
-    return name
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from hplm.adapters.tenant import Pooling, check_name
+from hplm.adapters.tenant import Pooling
 from hplm.errors import ConfigError, TenantNameError
+from hplm.names import check_name
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
