@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hplm.adapters.buffers import Buffers
 from hplm.adapters.packed import PackedAdapter, packed_width, to_bfloat16
 from hplm.adapters.tenant import Head, Tenant, TenantCard, card_meta, parse_card
 from hplm.errors import ConfigError, CorruptArtifactError, WrongBaseError
@@ -62,7 +63,7 @@ class BankFile:
             if meta["base"] != fingerprint:
                 raise WrongBaseError(f"{folder} was made over base {meta['base']}, this base is {fingerprint}")
             layers, self._hidden, self._reduced = meta["layers"], meta["hidden_size"], meta["reduced_size"]
-            self._shape = layers, packed_width(self._hidden, self._reduced)
+            self._buffers = Buffers((layers, packed_width(self._hidden, self._reduced)), np.uint16)
             self._adapters, self._heads = (_opened(stored, name, files) for name in ("adapters.bin", "heads.bin"))
             self._entries: dict[str, _Entry] = {}
             for row, line in enumerate(stored.read_bytes("cards.jsonl", verify=True).splitlines()):
@@ -94,7 +95,7 @@ class BankFile:
         card = self.card(name)
         labels, outputs = len(card.labels), card.outputs
         size = outputs * (self._hidden + 1) + (labels * (1 + labels) if card.transitions else 0)
-        packed, head = np.empty(self._shape, np.uint16), np.empty(size, np.float32)
+        packed, head = self._buffers.take(), np.empty(size, np.float32)
         is_whole = _fill(packed, self._adapters, entry.row * packed.nbytes)
         is_whole = is_whole and _fill(head, self._heads, entry.head_start * head.itemsize)
         if not is_whole or (verify and _digest(entry.card, packed, head) != entry.sha256):
