@@ -175,7 +175,7 @@ def test_every_tenant_gets_its_own_answer_however_slots_are_swapped(fleet: Fleet
 
 @dataclass(frozen=True)
 class Traffic:
-    """What came of 50,000 mixed requests, and the memory of both stages after each part of them."""
+    """What came of 60,000 mixed requests, and the memory of both stages after each part of them."""
 
     crossed: int
     pages: list[dict[str, dict[str, int]]]
@@ -187,7 +187,7 @@ def traffic(fleet: Fleet) -> Traffic:
     rng = np.random.default_rng(1)
     weights = 1 / np.arange(1, FLEET + 1) ** 0.8
     crossed, pages = 0, []
-    for _ in range(10):
+    for _ in range(12):
         tenants = rng.choice(FLEET, 5000, p=weights / weights.sum())
         crossed += fleet.send(list(zip(tenants, rng.integers(len(TEXTS), size=5000), strict=True)), 96)
         processes = {**stubs_of(fleet.server), "tritonserver": fleet.server.process.pid}
@@ -195,7 +195,7 @@ def traffic(fleet: Fleet) -> Traffic:
     return Traffic(crossed, pages)
 
 
-def test_no_answer_is_crossed_in_50000_mixed_requests(traffic: Traffic) -> None:
+def test_no_answer_is_crossed_in_60000_mixed_requests(traffic: Traffic) -> None:
     assert traffic.crossed == 0
 
 
@@ -204,7 +204,8 @@ def test_tenants_were_pushed_out_of_host_memory_and_loaded_again_all_the_while(f
 
 
 def test_memory_of_server_and_stages_and_shared_memory_stay_flat_over_30000_requests(traffic: Traffic) -> None:
-    warm, last = traffic.pages[3], traffic.pages[-1]
+    # By then oneDNN has met most sizes of products; it keeps what it made ready for the last thousand.
+    warm, last = traffic.pages[5], traffic.pages[-1]
     print({role: [(p[role]["rss"] >> 20, p[role]["shm"] >> 20) for p in traffic.pages] for role in last})
     for role in ("hbert_plot", "hbert_upper", "tritonserver"):
         assert last[role]["rss"] < 1.03 * warm[role]["rss"] + 4e6
