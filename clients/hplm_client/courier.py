@@ -54,7 +54,11 @@ class Courier:
         watcher = hub.loop.async_()
         watcher.start(lambda: None)
         try:
-            _, client = self._opened()
+            try:
+                _, client = self._opened()
+            except Exception as error:
+                started.set_exception(error)
+                return
             greenlets, ended, waiting = Group(), Event(), set()
 
             def spawn(call: Call, outcome: queue.SimpleQueue[Outcome]) -> None:
@@ -76,8 +80,6 @@ class Courier:
             for outcome in waiting:
                 outcome.put(CLOSED)
             client.close()
-        except Exception as error:
-            started.set_exception(error)
         finally:
             watcher.close()
             # Where gevent has patched the threads it is the caller's too.
