@@ -24,7 +24,7 @@ from hplm_builder.bootstrap import TaskFleet
 from hplm_builder.convert import ConvertSettings
 from hplm_builder.demo import DEMO_FOLDER, PLOT, PLOT_SOURCES, TOP_PERCENT, build_demo
 from hplm_builder.domains import DomainSettings, build_domain, estimate_domain
-from hplm_builder.export import check_there, check_width, export
+from hplm_builder.export import check_there, check_width, export, has_manager
 from hplm_builder.finetune import TrainSettings
 from hplm_builder.fleet import Shape, make_bench_repository
 from hplm_builder.labelled import read_data
@@ -349,7 +349,13 @@ def export_models(
     instances: Annotated[
         int, typer.Option(min=1, help="Processes of the upper stage beside each other, each with slots of its own.")
     ] = 1,
-    manager: Annotated[bool, typer.Option(help="Also the models that take manage requests.")] = True,
+    manager: Annotated[
+        bool | None,
+        typer.Option(
+            help="Also the models that take manage requests.",
+            show_default="with them; with --keep-settings as the models there are",
+        ),
+    ] = None,
     keep_settings: Annotated[
         bool,
         typer.Option(
@@ -370,7 +376,8 @@ def export_models(
       hplm build export --models /srv/hplm/models --store /srv/hplm/store --keep-settings
     """
     keep: set[str] = set()
-
+    if manager is None:
+        manager = not keep_settings or has_manager(models)
     if keep_settings:
         fields = (
             one.name for kind in (PlotSettings, UpperSettings, ManagerSettings) for one in dataclasses.fields(kind)

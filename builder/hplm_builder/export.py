@@ -86,6 +86,11 @@ def export(
             path.write_text(json.dumps(values, indent=2) + "\n")
 
 
+def has_manager(target: Path) -> bool:
+    """Whether an export beside the models in `target` is to have the manager: as they have, or where there are none."""
+    return (target / MANAGER_ROLES[0]).is_dir() or not (target / "hbert_plot").is_dir()
+
+
 def check_there(store: Store, base: str, plot: str) -> None:
     """Raises MissingArtifactError where the store lacks the base, or both a PLOT and a domain called `plot`."""
     if not store.base(base).is_dir():

@@ -80,6 +80,8 @@ def test_settings_that_are_kept_are_those_of_the_models_before_but_for_what_is_g
     exported("--keep-settings", "--instances", "1")
     exported("--keep-settings", "--no-manager", "--miss", "compute")
     exported("--keep-settings", "--miss", "backoff")
+    assert not any((models / role).exists() for role in MANAGER_ROLES)
+    exported("--keep-settings", "--manager")
     manager = config.load(ManagerSettings, models / "manager" / "1" / "settings.json")
     assert (manager.miss, manager.base) == ("backoff", "mine")
     path.write_text(json.dumps(json.loads(path.read_text()) | {"slots_of_yore": 1}))
