@@ -31,7 +31,8 @@ class Buffers:
         try:
             pages = self._free.pop()
         except IndexError:
-            pages = mmap.mmap(-1, self._bytes)
+            # Private ones that lie side by side the kernel joins: of shared ones it has 65,530 at most, each on its own.
+            pages = mmap.mmap(-1, self._bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         # All views refer to this, whichever of them lives longest.
         memory = (ctypes.c_char * self._bytes).from_address(ctypes.addressof(ctypes.c_char.from_buffer(pages)))
         weakref.finalize(memory, self._free.append, pages).atexit = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -62,3 +63,14 @@ def test_only_so_much_is_kept() -> None:
     again = [buffers.take() for _ in range(3 * MOST_FREE)]
     assert len({address_of(one) for one in again}) == 3 * MOST_FREE
     assert len(buffers._free) == 0
+
+
+def test_many_that_are_held_take_few_of_the_kernels_mappings() -> None:
+    def mappings() -> int:
+        return len(Path("/proc/self/maps").read_text().splitlines())
+
+    buffers = Buffers((4096,), np.uint16)
+    before = mappings()
+    held = [buffers.take() for _ in range(500)]
+    assert mappings() - before < 50
+    assert len({address_of(one) for one in held}) == 500
