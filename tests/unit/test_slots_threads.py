@@ -355,15 +355,15 @@ def test_coarse_prefetch_alone_holds_no_batch_up(
     base: Base, fleet: list[Tenant], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slots = engine_of(base, 8, False).slots
-    begun, go_on, copy = threading.Event(), threading.Event(), slots._copy_layer
+    begun, go_on, fill_layers = threading.Event(), threading.Event(), slots._fill_layers
 
-    def slow(fill: Fill, layer: int) -> None:
+    def slow(fill: Fill) -> None:
         if threading.current_thread() is not threading.main_thread():
             begun.set()
             assert go_on.wait(SOON_S)
-        copy(fill, layer)
+        fill_layers(fill)
 
-    monkeypatch.setattr(slots, "_copy_layer", slow)
+    monkeypatch.setattr(slots, "_fill_layers", slow)
 
     thread = threading.Thread(target=slots.prefetch, args=(fleet[:4],), daemon=True)
     thread.start()

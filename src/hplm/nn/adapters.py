@@ -69,16 +69,22 @@ class Fill:
 
     def wait(self, layer: int) -> None:
         """Until `layer` is in its slots; on CUDA, until the stream of this thread will see it so."""
+        self._wait_for(layer)
+        if self.events:
+            torch.cuda.current_stream(self._device).wait_event(self.events[layer])
+
+    def wait_all(self) -> None:
+        """Until all layers are in their slots; on CUDA this thread waits, not its stream, which is the one that computes."""
+        self._wait_for(self._num_layers - 1)
+        if self.events:
+            self.events[-1].synchronize()
+
+    def _wait_for(self, layer: int) -> None:
         with self._changed:
             while self._done <= layer and self._error is None:
                 self._changed.wait()
             if self._error is not None:
                 raise self._error
-        if self.events:
-            torch.cuda.current_stream(self._device).wait_event(self.events[layer])
-
-    def wait_all(self) -> None:
-        self.wait(self._num_layers - 1)
 
 
 @dataclass(frozen=True)
@@ -293,29 +299,27 @@ class AdapterSlots:
                 del self._filling[slot]
 
     def _fill_layers(self, fill: Fill) -> None:
-        for layer in range(self._num_layers):
-            if self._stream is None:
-                self._copy_layer(fill, layer)
-                fill.layer_done()
-            else:
-                with torch.cuda.stream(self._stream):
-                    self._copy_layer(fill, layer)
-                    event = torch.cuda.Event()
-                    event.record(self._stream)
-                fill.layer_done(event)
-        if self._stream is not None:
-            # The host memory must outlive the copies that read it.
-            self._stream.synchronize()
-
-    def _copy_layer(self, fill: Fill, layer: int) -> None:
-        """All slots of a fill at once, on a CPU in one call: each call takes the lock that computing needs."""
         if self._stream is None:
-            self._fill_slots(self.parts, layer, fill.weights, fill.slots)
+            for layer in range(self._num_layers):
+                # All slots in one call: each call takes the lock that computing needs.
+                self._fill_slots(self.parts, layer, fill.weights, fill.slots)
+                fill.layer_done()
             return
-        rows = [weights[layer] for weights in fill.weights]
+        with torch.cuda.stream(self._stream):
+            # Before any layer: this copy waits for all that the stream has been given.
+            places = torch.tensor(fill.slots, device=self._device)
+            for layer in range(self._num_layers):
+                self._copy_layer(layer, fill.weights, places)
+                event = torch.cuda.Event()
+                event.record(self._stream)
+                fill.layer_done(event)
+        # The host memory must outlive the copies that read it.
+        self._stream.synchronize()
+
+    def _copy_layer(self, layer: int, weights: Sequence[Tensor], places: Tensor) -> None:
+        """On CUDA: one layer of adapters to the slots `places`."""
         # Each from the pinned memory of the host cache: stacked on the host they would be pageable again.
-        stacked = torch.stack([row.to(self._device, non_blocking=True) for row in rows])
-        places = torch.tensor(fill.slots, device=self._device)
+        stacked = torch.stack([one[layer].to(self._device, non_blocking=True) for one in weights])
         start = 0
         for part in self.parts:
             shape = part.shape[2:]

@@ -66,7 +66,12 @@ def choose_device(name: str, index: int = 0) -> torch.device:
         raise ConfigError(f"device must be auto, cpu or cuda, got {name!r}")
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device is cuda, but torch sees no GPU; use auto or cpu")
-    return torch.device(f"cuda:{index}" if name == "cuda" else "cpu")
+    if name == "cpu":
+        return torch.device("cpu")
+    # cuDNN's attention, which torch prefers on newer GPUs, makes a plan for each number of rows and length that it has not
+    # seen: packed batches have ever new ones.
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    return torch.device(f"cuda:{index}")
 
 
 def choose_dtype(name: str, device: torch.device, quantization: Quantization = "none") -> torch.dtype:
