@@ -181,7 +181,9 @@ class StoreUnavailableError(ArtifactError):
 
 
 # Of a disk or a process: it may have room, be there, or take writes again. A file that is missing or forbidden stays so.
-PASSING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EROFS, errno.EMFILE, errno.ENFILE})
+PASSING = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+)
 
 
 class RegistryError(HplmError):

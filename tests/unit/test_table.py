@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hplm.errors import CorruptArtifactError, MissingArtifactError, WrongBaseError
+from hplm.errors import CorruptArtifactError, MissingArtifactError, StoreUnavailableError, WrongBaseError
 from hplm.plot import keys, table
 from hplm.plot.table import PlotTable
 
@@ -123,6 +123,21 @@ def test_a_file_cut_short_is_refused(folder: Path) -> None:
         file.truncate(100)
     with pytest.raises(CorruptArtifactError, match="cut short"):
         table.load(folder, fingerprint="base")
+
+
+def test_of_several_tables_the_one_whose_file_is_cut_short_is_named_though_nobody_verifies(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("root", "bigram", "unigram")]
+    for folder in folders:
+        write(folder, np.arange(30).reshape(10, 3), 100)
+    with (folders[1] / "values.f16").open("r+b") as file:
+        file.truncate(100)
+    with pytest.raises(CorruptArtifactError, match=r"/bigram cannot be mapped \(values.f16 has 100 bytes of 360\)"):
+        table.load_together(folders, fingerprint="base", verify=False)
+
+
+def test_memory_that_the_system_lacks_is_no_fault_of_the_tables(folder: Path) -> None:
+    with pytest.raises(StoreUnavailableError, match="cannot be mapped now"):
+        table.load_together([folder], fingerprint="base", spare_vectors=2**56)
 
 
 def test_a_flipped_byte_is_refused(folder: Path) -> None:

@@ -198,7 +198,7 @@ def open_lineage(
     is computed by the lower layers of the first and remembered for it alone. `base_lower`: the base's lower layers where
     they are in memory already; all domains of a base share their word embeddings. They are for look-ups alone from then on:
     their matrices are put in oneDNN's order, and with `quantization` int8 products with them are computed in int8.
-    Raises MissingArtifactError, CorruptArtifactError, WrongBaseError or ConfigError.
+    Raises MissingArtifactError, CorruptArtifactError, WrongBaseError, StoreUnavailableError or ConfigError.
     """
     *branches, root = (store.root / path for path in lineage)
     shorter = ["bigram", "unigram"] if base.config.window > 2 else ["unigram"]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hplm.errors import CorruptArtifactError, WrongBaseError
+from hplm.errors import PASSING, CorruptArtifactError, StoreUnavailableError, WrongBaseError
 from hplm.plot import keys as key_codec
 from hplm.plot.arena import Arena, Vectors
 from hplm.store import artifact
@@ -128,7 +128,7 @@ def _write(path: Path, arrays: Iterable[npt.NDArray[Any]]) -> int:
 def load(folder: Path, *, fingerprint: str, verify: bool = True) -> PlotTable:
     """Open a table of the base with `fingerprint`.
 
-    Raises MissingArtifactError, CorruptArtifactError (cut short, flipped bytes) or WrongBaseError.
+    Raises MissingArtifactError, CorruptArtifactError (cut short, flipped bytes), WrongBaseError or StoreUnavailableError.
     """
     return load_together([folder], fingerprint=fingerprint, verify=verify)[0][0]
 
@@ -139,13 +139,18 @@ def load_together(
     """Open tables in one memory, with room behind them for `spare_vectors` more. Raises as `load` does."""
     found = [_read(folder, fingerprint, verify) for folder in folders]
     hidden = found[0].hidden_size
+    for one in found:
+        if one.hidden_size != hidden:
+            raise CorruptArtifactError(
+                f"{one.values.parent} has vectors of {one.hidden_size} numbers, {folders[0]} of {hidden}; build it again"
+            )
     with ExitStack() as stack:
         try:
-            if len({one.hidden_size for one in found}) > 1:
-                raise ValueError("tables of different widths")
             files = [(stack.enter_context(one.values.open("rb")).fileno(), one.rows * one.size) for one in found]
             arena = Arena.of(files, spare_vectors, hidden)
-        except (ValueError, OSError) as error:
+        except OSError as error:
+            if error.errno in PASSING:
+                raise StoreUnavailableError(f"{folders[0]} cannot be mapped now ({error}); try again") from error
             raise CorruptArtifactError(f"{folders[0]} cannot be mapped ({error}); build it again") from error
     opened = [
         PlotTable(one.name, one.size, one.vocab_size, one.keys, arena.vectors, start, one.grams)
@@ -179,19 +184,13 @@ def _read(folder: Path, fingerprint: str, verify: bool) -> _Stored:
     if verify:
         stored.verify()
     try:
-        rows, size = int(meta["rows"]), int(meta["size"])
+        rows, size, hidden = int(meta["rows"]), int(meta["size"]), int(meta["hidden_size"])
         keys = _map(stored.path("keys.u64"), np.uint64, (rows,))
         grams = _map(stored.path("grams.u32"), np.uint32, (rows, size)) if meta["keys"] == "hashed" else None
-        return _Stored(
-            meta["name"],
-            rows,
-            size,
-            int(meta["hidden_size"]),
-            int(meta["vocab_size"]),
-            keys,
-            grams,
-            stored.path("values.f16"),
-        )
+        values = stored.path("values.f16")
+        if (found := values.stat().st_size) < (wanted := 2 * rows * size * hidden):
+            raise ValueError(f"{values.name} has {found} bytes of {wanted}")
+        return _Stored(meta["name"], rows, size, hidden, int(meta["vocab_size"]), keys, grams, values)
     except (KeyError, ValueError, OSError) as error:
         raise CorruptArtifactError(f"{folder} cannot be mapped ({error}); build it again") from error
 
