@@ -3,8 +3,7 @@
 A serving stub has threads that read, load and answer beside the one that computes. Each operation of torch lets go of the
 lock and has to get it back, behind whatever another thread is doing: two hundred operations a layer made a busy server's
 layer take two to four times as long as alone. TorchScript runs a whole function under one release of the lock. It is
-deprecated, but what replaces it wants a C++ compiler where the server runs; where torch has it no more, the plain module
-below does the same, slower.
+deprecated, but what replaces it wants a C++ compiler where the server runs.
 
 The same computation, readable, is `TransformerLayer.forward` with `AdapterSlots.reference_adapt`.
 """
@@ -374,10 +373,7 @@ def fill_slots(parts: list[Tensor], layer: int, weights: list[Tensor], slots: li
 
 
 def scripted(code: RunLayers | Callable[..., object]) -> Any:
-    """The module or function in TorchScript, or as it is where torch has that no more."""
-    script = getattr(torch.jit, "script", None)
-    if script is None:
-        return code
+    """The module or function in TorchScript."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        return script(code)
+        return torch.jit.script(code)
