@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from hplm.text import TextEncoder
 from hplm_builder.convert import Converted, ConvertSettings, distance, train
 from hplm_builder.mixture import mixture
 from hplm_builder.original import base_config, load_original
+from hplm_builder.register import check_unused
 
 SHIPPED = Path(__file__).parent / "bases"
 DEFAULT_BASE = "minilm-l6"
@@ -87,8 +89,9 @@ def convert_base(
     """Convert the model in `folder` and publish the base; returns the report that its manifest carries.
 
     Training goes on from the weights of `start`, cut in the same way. Raises DataError for a folder or text that cannot be
-    used, ConfigError where training diverges or `start` is of another shape.
+    used, ConfigError where training diverges, `start` is of another shape, or domains stand on the base `name` that is there.
     """
+    check_unused(store, name)
     config = base_config(
         folder, name=name, lower_layers=lower_layers, window=window, window_layers=window_layers, max_tokens=max_tokens
     )
@@ -152,7 +155,10 @@ def ship(store: Store, name: str, folder: Path) -> None:
 
 
 def install_shipped(store: Store, name: str = DEFAULT_BASE) -> dict[str, Any]:
-    """Publish the shipped conversion of MiniLM, with the original's word embeddings."""
+    """Publish the shipped conversion of MiniLM, with the original's word embeddings.
+
+    Raises ConfigError where the store has another base `name` that domains stand on.
+    """
     about: dict[str, Any] = json.loads((SHIPPED / name / "about.json").read_text())
     config = parse(BaseConfig, about.pop("config"), f"{SHIPPED / name}/about.json")
     state = load_file(SHIPPED / name / "converted.safetensors")
@@ -164,5 +170,14 @@ def install_shipped(store: Store, name: str = DEFAULT_BASE) -> dict[str, Any]:
     halves["lower"]["word_embeddings.weight"] = load_file(folder / "model.safetensors")[
         "embeddings.word_embeddings.weight"
     ]
-    bases.save(store.base(name), config, halves["lower"], halves["upper"], tokenizer_of(folder).read_bytes(), about)
+
+    def save(target: Store) -> None:
+        tokenizer = tokenizer_of(folder).read_bytes()
+        bases.save(target.base(name), config, halves["lower"], halves["upper"], tokenizer, about)
+
+    with tempfile.TemporaryDirectory(prefix="hplm-base-") as apart:
+        # Only what is written has a fingerprint.
+        save(Store(Path(apart)))
+        check_unused(store, name, bases.load(Store(Path(apart)).base(name)).fingerprint)
+    save(store)
     return about

@@ -105,7 +105,7 @@ def base(
 ) -> None:
     """Convert a pretrained model: windows below, positions at the cut, trained to match the original.
 
-    An interrupted conversion goes on where it was. Examples:
+    An interrupted conversion goes on where it was. A base that domains stand on is not replaced: give another --name. Examples:
 
       hplm build base --shipped
 

@@ -14,6 +14,7 @@ from hplm.adapters.bank_file import BankFile
 from hplm.adapters.tenant import Tenant, TenantCard
 from hplm.errors import (
     ArtifactError,
+    ConfigError,
     DataError,
     MissingRegistryError,
     UnknownDomainError,
@@ -62,6 +63,20 @@ def prepare(store: Store, base: Base, root: str) -> None:
     """Name a base and its root domain, before anything that stands on them is written."""
     with closing(open_registry(store)) as registry:
         domain_version(registry, store, base, root)
+
+
+def check_unused(store: Store, base_name: str, fingerprint: str = "") -> None:
+    """Before a base takes another's place: raises ConfigError where domains stand on weights other than those of `fingerprint`.
+
+    They and their tenants would fit no more.
+    """
+    with suppress(MissingRegistryError), closing(Registry.open_read_only(store)) as registry:
+        standing = registry.domains(base_name)
+        if standing and registry.base(base_name).fingerprint != fingerprint:
+            raise ConfigError(
+                f"base {base_name!r} has domain {standing[0].name!r}, which would not fit other weights: give another --name, "
+                "or another --store"
+            )
 
 
 def publish_domain(

@@ -236,6 +236,44 @@ def test_a_conversion_goes_on_from_another_base(folder: Path, tmp_path: Path, mo
         converted(store, folder, "other", window_layers=2, start=small)
 
 
+def test_a_base_that_domains_stand_on_is_not_replaced_by_other_weights(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HPLM_CACHE", str(tmp_path / "cache"))
+    store = Store(tmp_path / "store")
+    tiny.make_base(store, tiny.config(name="small"))
+    converted(store, folder, "small")
+    standing = bases.load(store.base("small"))
+    tiny.name_root(store, standing)
+    untrained = Counting(disable=True)
+    with pytest.raises(ConfigError, match=r"base 'small' has domain 'general', .* give another --name"):
+        converted(store, folder, "small", progress=untrained)
+    assert untrained.steps == 0
+    assert bases.load(store.base("small")).fingerprint == standing.fingerprint
+    converted(store, folder, "other")
+
+
+def test_the_shipped_base_is_put_in_place_again_but_never_in_that_of_another(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HPLM_CACHE", str(tmp_path / "cache"))
+    store, other = Store(tmp_path / "store"), Store(tmp_path / "other")
+    converted(store, folder, "small")
+    base_builder.ship(store, "small", tmp_path / "shipped" / "small")
+    monkeypatch.setattr(base_builder, "SHIPPED", tmp_path / "shipped")
+    monkeypatch.setattr(base_builder, "minilm_folder", lambda: folder)
+    base_builder.install_shipped(store, "small")
+    tiny.name_root(store, bases.load(store.base("small")))
+    (store.base("small") / "lower.safetensors").unlink()
+    base_builder.install_shipped(store, "small")
+    bases.load(store.base("small"))
+    standing = tiny.make_base(other, tiny.config(name="small"))
+    tiny.name_root(other, standing)
+    with pytest.raises(ConfigError, match="base 'small' has domain 'general'"):
+        base_builder.install_shipped(other, "small")
+    assert bases.load(other.base("small")).fingerprint == standing.fingerprint
+
+
 def test_a_conversion_that_could_not_be_saved_is_not_trained_again(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
