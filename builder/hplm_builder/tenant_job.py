@@ -152,6 +152,8 @@ def _settings(request: dict[str, Any], known: TenantCard | None) -> TrainSetting
             if asked not in (None, fixed):
                 raise BadManageRequestError(f"the tenant's {key} is {fixed}, an update cannot make it {asked}")
         given["pooling"] = known.pooling
+        # By which dev data are split off: others would be some that the version before has trained on.
+        given.setdefault("seed", known.about.get("seed", 0))
     return TrainSettings(**given)
 
 

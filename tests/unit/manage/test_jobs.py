@@ -130,6 +130,19 @@ def test_an_update_is_a_new_version_that_goes_on_from_the_one_before(
     assert registry.tenant("acme").current.number == 3
 
 
+def test_an_update_is_judged_by_dev_data_of_the_seed_of_the_version_before(
+    service: ManageService, store: Store, registry: Registry
+) -> None:
+    data = {"train": {"upload": upload(service, colours(60))}}
+    ask(service, "tenant.create", tenant="acme", data=data, settings={**QUICK, "seed": 7})
+    work(store)
+    update(service, "acme", colours(60))
+    work(store)
+    update(service, "acme", colours(60), settings={**QUICK, "seed": 8})
+    work(store)
+    assert [version.about["seed"] for version in registry.tenant_versions("acme")] == [7, 7, 8]
+
+
 def test_a_domain_is_made_and_a_tenant_stands_on_it(service: ManageService, store: Store, registry: Registry) -> None:
     job = create_domain(service, "law")
     work(store)
