@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import json
 import math
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -31,6 +32,9 @@ LONGEST_LABEL = 200
 MOST_VALUE = float(np.finfo(np.float32).max)  # of a regression
 # Of a file. Each takes some hundred bytes of memory beside its text, and days to train on.
 MOST_EXAMPLES = 1_000_000
+# Categories of Unicode that tokenizers drop: control and format characters, private ones, accents without a letter. Not those
+# that are not assigned: an emoji may be newer than the tables here.
+DROPPED = ("Cc", "Cf", "Co", "Mn")
 
 
 @dataclass(frozen=True)
@@ -200,6 +204,8 @@ def _example(where: str, row: Row) -> LabelledText:
 def _checked(where: str, what: str, value: Any) -> str:
     if not isinstance(value, str) or not value.strip():
         raise DataError(f"{where}: the {what} is empty or no text")
+    if all(character.isspace() or unicodedata.category(character) in DROPPED for character in value):
+        raise DataError(f"{where}: the {what} holds nothing but white space and control characters")
     try:
         value.encode()
     except UnicodeEncodeError as error:

@@ -119,7 +119,8 @@ def prepare(
         encoded = encoder.encode([example.asked for example in chunk])
         for example, one in zip(chunk, encoded, strict=True):
             if one.is_empty:
-                raise DataError(f"a text holds nothing but white space and control characters: {example.text[:80]!r}")
+                quoted = ", ".join(repr(text[:80]) for text in (example.text, example.pair) if text is not None)
+                raise DataError(f"a text holds nothing but white space and control characters: {quoted}")
         for example, one, features in zip(chunk, encoded, featurise(encoded), strict=True):
             targets = targets_of(example, data.task, one.tokens, label_ids)
             prepared.append(Prepared(features, targets, one.tokens, example))

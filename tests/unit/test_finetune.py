@@ -253,6 +253,13 @@ def test_a_text_without_a_token_is_refused(tiny_base: Base, lookup: PlotLookup) 
         )
 
 
+def test_a_pair_of_which_one_text_has_no_token_is_refused_with_both(tiny_base: Base, lookup: PlotLookup) -> None:
+    examples = [LabelledText("cat", "x", pair="dog"), LabelledText("bird", "y", pair="\x01")]
+    data = LabelledData("classification", ("x", "y"), examples, examples, [])
+    with pytest.raises(DataError, match=r"control characters: 'bird', '\\x01'"):
+        train_tenant(tiny_base, lookup, "odd", data, SHORT)
+
+
 def test_a_tenant_that_is_built_again_gets_its_next_version(tmp_path: Path) -> None:
     store = Store(tiny.make_repository(tmp_path).parent / "store")
     for version in (1, 2):

@@ -67,6 +67,12 @@ BROKEN: list[tuple[str, str | bytes, str]] = [
     ("a.jsonl", '{"label": "x"}', "no column `text`"),
     ("a.jsonl", '{"text": " ", "label": "x"}', "the text is empty"),
     ("a.jsonl", '{"text": 7, "label": "x"}', "the text is empty or no text"),
+    (
+        "a.jsonl",
+        '{"text": " \u200b\ufeff\ufe0f", "label": "x"}',
+        "line 1: the text holds nothing but white space and control",
+    ),
+    ("a.jsonl", '{"text": "a", "text_pair": "\u200b", "label": "x"}', "line 1: the second text holds nothing but"),
     ("a.jsonl", r'{"text": "\ud800", "label": "x"}', "line 1: the text has a lone surrogate"),
     ("a.jsonl", r'{"text": "a\u0000", "label": "x"}', "line 1: the text holds a NUL"),
     ("a.jsonl", '{"text": "a"}', "no `label`"),
@@ -330,3 +336,9 @@ def test_more_examples_than_are_taken_are_refused_before_the_rest_is_read(
     (tmp_path / "train.csv").write_text("text,label\n" + "a,b\n" * 4 + 'broken"line\n')
     with pytest.raises(DataError, match="holds more than 3 examples"):
         read_data(tmp_path / "train.csv")
+
+
+def test_a_text_of_one_emoji_newer_than_pythons_tables_is_a_text(tmp_path: Path) -> None:
+    newest = chr(0x1FAFF)
+    (read,) = read_file(write(tmp_path, "a.jsonl", json.dumps({"text": newest, "label": "x"})))
+    assert read.text == newest
