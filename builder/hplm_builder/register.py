@@ -173,8 +173,7 @@ def publish_tenant(
             found = registry.tenant(name)
         except UnknownTenantError:
             found = None
-        if found is not None and found.base != base.config.name:
-            raise DataError(f"tenant {name!r} stands on base {found.base!r}: delete it first, or take another name")
+        check_base(found, base)
         number = registry.next_number(name, lambda n: store.tenant_version(name, n))
         folder = store.tenant_version(name, number)
         tenants.save(folder, made)
@@ -185,6 +184,12 @@ def publish_tenant(
             number=number,
             expected=(found.current.number if found else None) if expected == "any" else expected,
         )
+
+
+def check_base(known: TenantRecord | None, base: Base) -> None:
+    """Raises DataError where a tenant stands on another base already."""
+    if known is not None and known.base != base.config.name:
+        raise DataError(f"tenant {known.name!r} stands on base {known.base!r}: delete it first, or take another name")
 
 
 def told_of(card: TenantCard) -> dict[str, Any]:

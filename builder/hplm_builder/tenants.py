@@ -42,7 +42,8 @@ from hplm_builder.prepared import (
     sample_of,
 )
 from hplm_builder.pseudo_labels import pseudo_labelled, upper_body
-from hplm_builder.register import parent_of, publish_tenant, published
+from hplm_builder.register import check_base, parent_of, publish_tenant, published
+from hplm_builder.register import prepare as name_root
 
 MEASURED_EXAMPLES = 64
 
@@ -161,12 +162,14 @@ def build_tenant(
 ) -> TenantCard:
     """Fine-tune a tenant over the base's root domain and publish its next version; its card carries the scores.
 
-    `miss` as it will be served. Raises DataError where the labels are not those of the version there is, ConflictError
-    where another is published while this one is trained.
+    `miss` as it will be served. Raises DataError where the version there is has other labels or stands on another base,
+    MissingRegistryError where the store has tenants and no registry, ConflictError where another is published while this
+    one is trained.
     """
     check_name(name)
     base = bases.load(store.base(base_name))
     before = published(store, name)
+    check_base(before, base)
     if before is not None and parent_of(store, before.base, before.domain) is not None:
         raise DataError(
             f"tenant {name!r} stands on domain {before.domain!r}: `hplm tenant update` goes on there; a build is over a root"
@@ -176,6 +179,8 @@ def build_tenant(
         if (card.task, card.labels, card.texts) != (data.task, data.labels, data.texts):
             raise DataError(f"tenant {name!r} exists with other labels, or another kind of task: delete it first")
     lookup = open_lookup(store, base, plot_name, miss=miss)
+    # Now, for what keeps it from being published is to be known before an hour of training.
+    name_root(store, base, plot_name)
     made = train_tenant(base, lookup, name, data, settings, bar_report(progress, name), example=example)
     publish_tenant(store, base, plot_name, made, expected=before.current.number if before else None)
     return made.card

@@ -17,6 +17,7 @@ from hplm_builder.bodies import ADAPTER_AT, HeadModel, adapter_body, fastest_for
 from hplm_builder.finetune import REDUCTION_FACTOR, TrainSettings
 from hplm_builder.judging import scores_of
 from hplm_builder.labelled import Entity, LabelledData, LabelledText, check_data
+from hplm_builder.plots import build_plot
 from hplm_builder.portions import SOME_CHARACTERS
 from hplm_builder.prepared import (
     CHUNK,
@@ -274,6 +275,17 @@ def test_a_tenant_is_not_built_again_with_other_labels(tmp_path: Path) -> None:
         build_tenant(store, "tiny", "general", "alpha", colour_data(), SHORT, Progress(disable=True))
 
 
+def test_a_tenant_of_another_base_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
+    store = Store(tiny.make_repository(tmp_path).parent / "store")
+    tiny.make_base(store, tiny.config(name="second"), seed=1)
+    build_plot(store, "second", "seconds", tiny.sentences(20), 30.0, Progress(disable=True), dtype="float32")
+    build_tenant(store, "tiny", "general", "acme", colour_data(), SHORT, Progress(disable=True))
+    untrained = Progress(disable=True)
+    with pytest.raises(DataError, match="'acme' stands on base 'tiny': delete it first"):
+        build_tenant(store, "second", "seconds", "acme", colour_data(), SHORT, untrained)
+    assert not untrained.tasks
+
+
 def test_a_tenant_over_a_domain_is_not_built_over_its_root_instead(tmp_path: Path) -> None:
     store = Store(tiny.make_repository(tmp_path).parent / "store")
     base = bases.load(store.base("tiny"))
@@ -351,8 +363,10 @@ def test_a_builder_never_makes_an_empty_registry_over_tenants_that_are_there(tmp
     store = Store(tiny.make_repository(tmp_path).parent / "store")
     for path in store.root.glob("registry.sqlite*"):
         path.unlink()
+    untrained = Progress(disable=True)
     with pytest.raises(MissingRegistryError, match="hplm store adopt"):
-        build_tenant(store, "tiny", "general", "acme", colour_data(), SHORT, Progress(disable=True))
+        build_tenant(store, "tiny", "general", "acme", colour_data(), SHORT, untrained)
+    assert not untrained.tasks
     assert not list(store.root.glob("registry.sqlite*"))
 
 
