@@ -52,7 +52,10 @@ class TaskFleet:
         Equation 5: samples of one task are equally large, as its train data, or `most_samples` where that is less and not 0.
         Raises DataError, TenantNameError or ConfigError.
         """
-        found = [(check_name(folder.resolve().name.lower()), read_folder(folder)) for folder in folders]
+        names = [folder.resolve().name.lower() for folder in folders]
+        for name in names:
+            check_name(f"{name}-00000")
+        found = [(name, read_folder(folder)) for name, folder in zip(names, folders, strict=True)]
         if len({name for name, _ in found}) < len(found):
             raise DataError("two of the tasks' folders have the same name")
         sizes = [len(data.train) for _, data in found]

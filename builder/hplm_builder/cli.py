@@ -447,7 +447,7 @@ def fleet(
     the HMI paper: of each task in proportion to its size, each fine-tuned on its own bootstrap sample, which takes
     minutes a tenant.
 
-    What is there already is kept. Examples:
+    What is there already is kept, but tenants of a --task that was interrupted are all trained again. Examples:
 
       hplm build fleet --shape minilm --tenants 10000 --out build/fleet-minilm-10000
 

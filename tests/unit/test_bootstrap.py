@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hplm.adapters.bank_file import BankFile
-from hplm.errors import ConfigError, DataError
+from hplm.errors import ConfigError, DataError, TenantNameError
 from hplm.nn.base import Base
 from hplm.nn.lookup import open_lookup
 from hplm.progress import silent
@@ -106,6 +106,12 @@ def test_a_fleet_from_before_data_were_told_apart_is_kept_and_says_no_more_than_
     assert json.loads((tmp_path / "fleet" / ABOUT).read_text()) == before
     with pytest.raises(ConfigError, match="choose another folder"):
         check_same(tmp_path / "fleet", {**about, "seed": 1})
+
+
+def test_a_task_whose_tenants_would_have_too_long_a_name_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    (tmp_path / ("a" * 60)).mkdir()
+    with pytest.raises(TenantNameError):
+        TaskFleet.read([tmp_path / ("a" * 60)], 4, 0, FAST)
 
 
 def test_two_tasks_of_one_name_are_refused(tmp_path: Path) -> None:
