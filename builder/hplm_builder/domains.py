@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +103,9 @@ def build_domain(
     parent = lowers.of_lineage(store, base, parent_lineage)
     grams = _grams(store, base, found, settings, before)
     overall = _overall(report, settings, len(grams) * base.config.window)
-    run = {"settings": asdict(settings), "parent": source_of(parent, found.text)}
+    # What the branch keeps and how small a corpus may be are nothing to the training.
+    trained_by = {field.name: getattr(settings, field.name) for field in fields(MaskedLmSettings)}
+    run = {"settings": trained_by, "parent": source_of(parent, found.text)}
     checkpoint = Checkpoint(work / "domain.pt", run) if work else None
     model = MaskedLm(parent, base.load_upper(), found.token_counts, settings.seed).to(where)
     try:

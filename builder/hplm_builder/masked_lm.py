@@ -5,6 +5,7 @@ The bases carry no head for it: one is tied to the word embeddings and warmed up
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -163,6 +164,11 @@ def train(
     optimizer = make_optimizer(model)
     saved = checkpoint.load(model.head.bias.device) if checkpoint else None
     first, losses = 0, {}
+    if checkpoint and saved is None and checkpoint.path.is_file():
+        logging.getLogger(__name__).warning(
+            "%s is of another corpus, parent or settings, or damaged: this run begins anew and replaces it",
+            checkpoint.path,
+        )
     if saved:
         first, losses = saved["step"], saved["losses"]
         model.load_state_dict(saved["model"], strict=False)

@@ -8,6 +8,7 @@ import hashlib
 import itertools
 import resource
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -329,6 +330,23 @@ def test_an_interrupted_job_goes_on_to_the_same_bytes(
     build_domain(*(store, "tiny", [ROOT], folder, corpus, SETTINGS), lambda step, _: steps.append(step), work=work)
     assert "further pretrain" not in steps
     assert contents(folder) == contents(store.root / medical)
+
+
+def test_a_job_goes_on_where_only_what_training_does_not_depend_on_is_asked_otherwise(
+    store: Store, corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, work = tmp_path / "medical" / "1", tmp_path / "work"
+
+    def trained(settings: DomainSettings) -> bool:
+        steps: list[str] = []
+        build_domain(*(store, "tiny", [ROOT], folder, corpus, settings), lambda step, _: steps.append(step), work=work)
+        return "further pretrain" in steps
+
+    assert trained(SETTINGS)
+    assert not trained(replace(SETTINGS, top_percent=50.0, min_corpus_tokens=500))
+    assert not caplog.messages
+    assert trained(replace(SETTINGS, seed=1))
+    assert "another corpus, parent or settings" in caplog.text
 
 
 @pytest.mark.parametrize(
