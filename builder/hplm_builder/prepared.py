@@ -161,7 +161,8 @@ def tag_targets(example: LabelledText, tokens: npt.NDArray[np.int32], label_ids:
 
 def sample_of(part: Sequence[LabelledText], count: int) -> Sequence[LabelledText]:
     """Some examples, evenly from all over a part."""
-    return part[:: max(1, len(part) // count)][:count]
+    count = min(count, len(part))
+    return [part[i * len(part) // count] for i in range(count)]
 
 
 def mean_tokens(part: Sequence[LabelledText], encoder: TextEncoder) -> float:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from hplm_builder.prepared import (
     packed_batches,
     prepare,
     prepare_all,
+    sample_of,
     tag_targets,
 )
 from hplm_builder.scores import METRICS
@@ -259,6 +261,16 @@ def test_a_pair_of_which_one_text_has_no_token_is_refused_with_both(tiny_base: B
     data = LabelledData("classification", ("x", "y"), examples, examples, [])
     with pytest.raises(DataError, match=r"control characters: 'bird', '\\x01'"):
         train_tenant(tiny_base, lookup, "odd", data, SHORT)
+
+
+def test_a_sample_is_evenly_from_all_over_a_part() -> None:
+    part = [LabelledText(str(number), "x") for number in range(127)]
+    taken = [int(one.text) for one in sample_of(part, 64)]
+    assert len(taken) == 64
+    assert {b - a for a, b in pairwise(taken)} == {1, 2}
+    assert taken[-1] > 123
+    assert sample_of(part, 200) == part
+    assert sample_of([], 64) == []
 
 
 def test_a_tenant_that_is_built_again_gets_its_next_version(tmp_path: Path) -> None:
