@@ -11,7 +11,8 @@ from hplm_builder import register
 from hplm_builder.domains import DomainSettings, build_domain
 from hplm_builder.evaluate import app
 from hplm_builder.evaluation.pruned import TableSize, VersionTree
-from hplm_builder.evaluation.tables_accuracy import count_corpus, goals_of
+from hplm_builder.evaluation.table_judge import MISSES
+from hplm_builder.evaluation.tables_accuracy import count_corpus, goals_of, table_rows
 from hplm_builder.evaluation.variants import Served
 from hplm_builder.finetune import TrainSettings
 from hplm_builder.labelled import read_folder
@@ -183,6 +184,19 @@ def test_a_wrong_call_is_refused(bench: Place, arguments: list[str], error: type
     done = CliRunner().invoke(app, [*bench.options("tables-accuracy"), *corpus, *arguments])
     assert isinstance(done.exception, error)
     assert words in str(done.exception)
+
+
+def test_an_average_is_taken_of_each_seed_that_no_task_lacks(bench: Place) -> None:
+    def judged(test: float) -> list[dict[str, Any]]:
+        return [{"percent": 100.0, "miss": miss, "hit_rate": 1.0, "own_hit_rate": 1.0, "test": test} for miss in MISSES]
+
+    models = {"one": [judged(0.8), judged(0.6)], "two": [None, judged(0.4)], "three": [None, None]}
+    tree = tree_of(bench, tiny.PLOT)
+    rows = rows_by({"rows": table_rows({task: models[task] for task in ("one", "two")}, tree, [100.0])})
+    assert rows["one", 100.0, "compute"]["test_by_seed"] == [0.8, 0.6]
+    assert rows["two", 100.0, "compute"]["test_by_seed"] == [0.4]
+    assert rows["average", 100.0, "compute"]["test_by_seed"] == [0.5]
+    assert {row["task"] for row in table_rows(models, tree, [100.0])} == {"one", "two"}
 
 
 def test_the_goal_is_of_the_largest_table_below_one_and_a_half_gigabytes() -> None:

@@ -39,8 +39,8 @@ from hplm_builder.register import published
 PERCENTS = (0.1, 1.0, 10.0, 100.0)
 SMALL_GIGABYTES = 1.5
 QUICK_DOCUMENTS = 2_000
-# By the name of a task, what `TableJudge.judge` gave of each of its trained models.
-Judged = Mapping[str, Sequence[Sequence[Mapping[str, Any]]]]
+# By the name of a task, what `TableJudge.judge` gave of the model of each seed, None of one that diverged.
+Judged = Mapping[str, Sequence[Sequence[Mapping[str, Any]] | None]]
 
 
 def count_corpus(documents: Sequence[str], served: Served) -> Counted:
@@ -52,20 +52,22 @@ def count_corpus(documents: Sequence[str], served: Served) -> Counted:
 
 
 def table_rows(judged: Judged, tree: VersionTree, percents: Sequence[float]) -> list[Row]:
-    """A row for each task, size and way of a miss, and their averages over tasks: mean and spread over the models."""
+    """A row for each task, size and way of a miss, and their averages over tasks: mean and spread over the models.
+
+    An average is taken of each seed that no task lacks.
+    """
     places = range(len(percents) * len(MISSES))
     rows = [
-        _row(task, [model[place] for model in models], tree)
+        _row(task, [model[place] for model in found], tree)
         for task, models in judged.items()
-        if models  # none, where all diverged
+        if (found := [one for one in models if one is not None])
         for place in places
     ]
     if len(judged) > 1:
-        # Of each seed, as far as every task has it.
-        count = min(len(models) for models in judged.values())
-        for place in places if count else ():
-            averages = [_mean([models[number][place] for models in judged.values()]) for number in range(count)]
-            rows.append(_row(AVERAGE, averages, tree))
+        by_seed = [[one for one in of_seed if one is not None] for of_seed in zip(*judged.values(), strict=True)]
+        whole = [of_seed for of_seed in by_seed if len(of_seed) == len(judged)]
+        for place in places if whole else ():
+            rows.append(_row(AVERAGE, [_mean([model[place] for model in of_seed]) for of_seed in whole], tree))
     return rows
 
 
@@ -216,7 +218,9 @@ def tables_accuracy(
             with kept_results(shared.resume) as results:
                 found = conduct(study, results, shared.dry_run)
             judged = {
-                task.name: [one.run.more["tables"] for one in found[task.name, variant.name] if one.run is not None]
+                task.name: [
+                    None if one.run is None else one.run.more["tables"] for one in found[task.name, variant.name]
+                ]
                 for task in tasks
             }
             settings = about_study(study, found, settings)
