@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from typer.testing import CliRunner
 from hplm.errors import ConfigError, HplmError, UnknownTenantError
 from hplm.nn.lookup import open_lineage
 from hplm.progress import silent
+from hplm.text import EncodedText, TextEncoder, TextOrPair
 from tests import evaluated, tiny
 from tests.evaluated import Place, report_of
 
@@ -197,6 +199,22 @@ def test_an_average_is_taken_of_each_seed_that_no_task_lacks(bench: Place) -> No
     assert rows["two", 100.0, "compute"]["test_by_seed"] == [0.4]
     assert rows["average", 100.0, "compute"]["test_by_seed"] == [0.5]
     assert {row["task"] for row in table_rows(models, tree, [100.0])} == {"one", "two"}
+
+
+def test_a_test_part_is_tokenised_a_few_texts_at_a_time(bench: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hplm_builder.prepared.CHUNK", 8)
+    tested = {one.asked for one in read_folder(bench.root / "colours").test}
+    together: list[int] = []
+    encode = TextEncoder.encode
+
+    def counted(encoder: TextEncoder, texts: Sequence[TextOrPair]) -> list[EncodedText]:
+        together.append(sum(text in tested for text in texts))
+        return encode(encoder, texts)
+
+    monkeypatch.setattr(TextEncoder, "encode", counted)
+    corpus = ["--text", str(bench.folder / "corpus.txt"), "--top", "100", "--epochs", "1"]
+    report_of(bench, "tables-accuracy", *corpus)
+    assert 0 < max(together) <= 8
 
 
 def test_the_goal_is_of_the_largest_table_below_one_and_a_half_gigabytes() -> None:

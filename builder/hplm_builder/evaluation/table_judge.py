@@ -19,7 +19,7 @@ from hplm_builder.evaluation.tasks import EvalTask
 from hplm_builder.finetune import Trained
 from hplm_builder.judging import predict, scores_of
 from hplm_builder.labelled import LabelledData
-from hplm_builder.prepared import Prepared, prepare
+from hplm_builder.prepared import Prepared, chunks, prepare
 from hplm_builder.tenants import encoder_of, plot_features
 
 MISSES = ("compute", "backoff")
@@ -75,7 +75,7 @@ class TableJudge:
 
     def _look_up(self, task: EvalTask, data: LabelledData) -> list[TableUse]:
         encoder = encoder_of(self._tree.base)
-        texts = [one.ids for one in encoder.encode([example.asked for example in data.test])]
+        texts = [one.ids for chunk in chunks(data.test) for one in encoder.encode([example.asked for example in chunk])]
         uses = []
         for percent in self._percents:
             for miss in MISSES:
