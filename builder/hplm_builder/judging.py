@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from hplm.nn.dtype import computing_in
 from hplm.nn.upper import pool
 from hplm.wire import LabelledSpan
 from hplm_builder.bodies import CPU, fastest_format
-from hplm_builder.labelled import LabelledData
+from hplm_builder.labelled import Entity, LabelledData, may_be_dropped
 from hplm_builder.prepared import Prepared
 from hplm_builder.scores import accuracy, confusion, entity_f1, entity_types, macro_f1, pearson, spearman
 
@@ -50,7 +51,7 @@ def scores_of(
 ) -> dict[str, float]:
     """`accuracy` and `macro_f1` of a classification, entity `f1` of a tagging, `pearson` and `spearman` of a regression."""
     if data.task == "tagging":
-        return {"f1": entity_f1([one.source.entities for one in examples], answers)}
+        return {"f1": entity_f1([gold_of(one) for one in examples], answers)}
     if data.task == "regression":
         values, found = [one.source.value for one in examples], [spans[0].score for spans in answers]
         return {"pearson": pearson(values, found), "spearman": spearman(values, found)}
@@ -58,12 +59,35 @@ def scores_of(
     return {"accuracy": accuracy(gold, got), "macro_f1": macro_f1(gold, got)}
 
 
+def gold_of(one: Prepared) -> list[Entity]:
+    """Its entities without what the tokenizer dropped at their ends, as an accent that is a character of its own: answers are
+    from the beginning of a token to the end of one.
+
+    Ends within a word and behind the last token of a text that was cut stay where they are: those are misses.
+    """
+
+    def is_dropped(place: int) -> bool:
+        if not may_be_dropped(one.source.text[place]):
+            return False
+        return not bool(((one.tokens[:, 0] <= place) & (place < one.tokens[:, 1])).any())
+
+    found = []
+    for entity in one.source.entities:
+        start, end = entity.start, entity.end
+        while start < end and is_dropped(start):
+            start += 1
+        while start < end and is_dropped(end - 1):
+            end -= 1
+        found.append(replace(entity, start=start, end=end))
+    return found
+
+
 def mistakes_of(
     data: LabelledData, examples: Sequence[Prepared], answers: Sequence[Sequence[LabelledSpan]]
 ) -> dict[str, Any]:
     """The `confusion` of a classification, the `types` of a tagging; nothing of a regression."""
     if data.task == "tagging":
-        return {"types": entity_types([one.source.entities for one in examples], answers)}
+        return {"types": entity_types([gold_of(one) for one in examples], answers)}
     if data.task == "regression":
         return {}
     return {"confusion": confusion([str(one.source.label) for one in examples], [spans[0].label for spans in answers])}

@@ -201,10 +201,15 @@ def _example(where: str, row: Row) -> LabelledText:
     return replace(found, label=_checked_label(where, str(label) if isinstance(label, int | float) else label))
 
 
+def may_be_dropped(character: str) -> bool:
+    """Whether it is one that tokenizers drop; one that keeps accents does not drop those."""
+    return character.isspace() or unicodedata.category(character) in DROPPED
+
+
 def _checked(where: str, what: str, value: Any) -> str:
     if not isinstance(value, str) or not value.strip():
         raise DataError(f"{where}: the {what} is empty or no text")
-    if all(character.isspace() or unicodedata.category(character) in DROPPED for character in value):
+    if all(map(may_be_dropped, value)):
         raise DataError(f"{where}: the {what} holds nothing but white space and control characters")
     try:
         value.encode()
