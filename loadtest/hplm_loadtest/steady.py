@@ -28,7 +28,7 @@ def steady_rate(run: Run) -> tuple[float, bool]:
     last = int(np.searchsorted(done_s, until_s, side="right")) - 1
     pauses = np.diff(done_s)
     ends = np.flatnonzero(pauses[: last + 1] > PAUSE * np.median(pauses)) if len(pauses) else np.zeros(0, np.int64)
-    if 2 * pauses[ends].sum() < done_s[-1] - done_s[0]:
+    if 2 * pauses[ends].sum() < done_s[last] - done_s[0]:
         # Of batches the time between them is most of it; of answers that come one by one a pause is a hiccup.
         ends = ends[:0]
     if len(ends):

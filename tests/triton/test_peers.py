@@ -35,7 +35,6 @@ from hplm_loadtest.peers.swap import Resident, SwapWorker, victim
 from hplm_loadtest.peers.systems import Limits, SystemName, Systems, open_fleet
 from hplm_loadtest.peers.weights import write_models
 from hplm_loadtest.run import ANSWERED, NO_ANSWER, Run
-from hplm_loadtest.steady import steady_rate
 from rich.progress import Progress
 
 from hplm import errors
@@ -287,33 +286,6 @@ def test_what_is_not_answered_by_the_end_counts_as_waiting_until_then() -> None:
     waited_s, answered = tenants_bench.waits(make_run([0.0, 1.0, 2.0, 9.0], [0.5, np.nan, 11.0, 9.5], 10.0))
     np.testing.assert_allclose(waited_s, [0.5, 9.0, 8.0, 0.5])
     assert answered == 0.5
-
-
-def test_the_rate_leaves_out_the_time_when_no_new_requests_came() -> None:
-    assert steady_rate(make_run([0.0, 0.0, 1.0, 2.0], [1.0, 2.0, 8.0, 9.0], 9.0)) == (1.0, False)
-
-
-@pytest.mark.parametrize("empty_s", [0.0, 3.0], ids=["", "empty-stages-first"])
-@pytest.mark.parametrize("batch", [1, 8, 64])
-def test_the_rate_does_not_depend_on_how_many_are_answered_at_once(batch: int, empty_s: float) -> None:
-    """A server that does 32 requests a second, in batches, each one's answers within some milliseconds."""
-    requests, in_flight = 400, 128
-    done_s = [empty_s + (i // batch + 1) * batch / 32 + 1e-4 * (i % batch) for i in range(requests)]
-    sent_s = [0.0] * in_flight + done_s[: requests - in_flight]
-    rate, start_left_out = steady_rate(make_run(sent_s, done_s, done_s[-1]))
-    assert rate == pytest.approx(32, rel=0.01)
-    assert start_left_out
-    # In a run too short to leave it out, the start counts, and it is said.
-    short = steady_rate(make_run(sent_s[:140], done_s[:140], done_s[139]))
-    assert batch == 1 or not short[1]
-
-
-@pytest.mark.parametrize("after", [3, 60, 500])
-def test_a_hiccup_of_a_system_that_answers_one_by_one_is_no_end_of_a_batch(after: int) -> None:
-    requests, in_flight = 1000, 128
-    done_s = [0.4 + i / 100 + (0.15 if i > after else 0.0) for i in range(requests)]
-    sent_s = [0.0] * in_flight + done_s[: requests - in_flight]
-    assert steady_rate(make_run(sent_s, done_s, done_s[-1]))[0] == pytest.approx(100, rel=0.03)
 
 
 def test_memory_goals_are_read_from_the_largest_row() -> None:
