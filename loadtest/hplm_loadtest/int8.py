@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from math import ceil
 from pathlib import Path
 from statistics import median
 from textwrap import fill
@@ -32,7 +33,7 @@ from hplm_loadtest.pictures import bars, check_picture
 from hplm_loadtest.plan import Requests
 from hplm_loadtest.run import Run, unanswered
 from hplm_loadtest.saturated import BATCH, saturated
-from hplm_loadtest.steady import steady_rate
+from hplm_loadtest.steady import enough_requests, steady_rate
 from hplm_loadtest.texts import texts
 from hplm_loadtest.timing import interleaved
 from hplm_loadtest.variants import serving
@@ -96,6 +97,7 @@ def int8(models: Path, rounds: int, seconds: float, picture: Path | None = None,
     rates: dict[str, dict[Quantization, list[float]]] = {
         where: {name: [] for name in names} for where in (UPPER, LOWER, KNOWN, NEW)
     }
+    steady = {KNOWN: True, NEW: True}
     with ExitStack() as stack:
         for engine in engines.values():
             stack.callback(engine.close)
@@ -119,11 +121,16 @@ def int8(models: Path, rounds: int, seconds: float, picture: Path | None = None,
                     rates[where][name].append(BATCH / timed[name].median_s)
             known, fresh = rates[UPPER]["int8"][-1], min(rates[where]["int8"][-1] for where in (UPPER, LOWER))
             # Both are asked the same, and no server what it was asked before: it would remember.
-            sent = {KNOWN: load.sent(_batches(known * seconds)), NEW: new.take(_batches(fresh * seconds) * BATCH)}
+            sent = {
+                KNOWN: load.sent(_batches(known, seconds)),
+                NEW: new.take(_batches(fresh, seconds) * BATCH),
+            }
             for name in names[:: 1 if turn % 2 else -1]:
                 for where, requests in sent.items():
                     run = closed_loop(servers[name].ports.grpc_url, requests, IN_FLIGHT)
-                    rates[where][name].append(steady_rate(run)[0])
+                    rate, is_steady = steady_rate(run)
+                    rates[where][name].append(rate)
+                    steady[where] &= is_steady
                     runs.append(run)
             progress.update(bar, advance=1)
     if picture is not None:
@@ -147,11 +154,15 @@ def int8(models: Path, rounds: int, seconds: float, picture: Path | None = None,
         "logits_moved_of_variance": _moved(logits),
         "windows_moved_of_variance": _moved(vectors),
     }
-    return Report("int8", about, [_row(where, found) for where, found in rates.items()], [unanswered("int8", runs)])
+    rows = [
+        {**_row(where, found), **({"start_left_out": steady[where]} if where in steady else {})}
+        for where, found in rates.items()
+    ]
+    return Report("int8", about, rows, [unanswered("int8", runs)])
 
 
-def _batches(requests: float) -> int:
-    return 2 * max(2, int(requests / (2 * BATCH)))
+def _batches(rate_per_s: float, seconds: float) -> int:
+    return ceil(enough_requests(rate_per_s, seconds, IN_FLIGHT) / BATCH)
 
 
 class _NewText:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import ceil
 from pathlib import Path
 from statistics import median
 
@@ -18,13 +19,14 @@ from hplm_loadtest.open_loop import closed_loop
 from hplm_loadtest.pictures import bars, check_picture
 from hplm_loadtest.run import Run, unanswered
 from hplm_loadtest.saturated import BATCH, saturated
-from hplm_loadtest.steady import steady_rate
+from hplm_loadtest.steady import enough_requests, steady_rate
 from hplm_loadtest.timing import interleaved
 from hplm_loadtest.upper import PEAK_FLOP, flop_per_token, peak_product
 from hplm_loadtest.variants import serving
 
 PEAK_GOAL = 0.8
 SERVED_GOAL = 0.9
+IN_FLIGHT = 2 * BATCH
 
 
 def limit(models: Path, rounds: int, seconds: float, device_name: str, picture: Path | None = None) -> Report:
@@ -57,19 +59,22 @@ def limit(models: Path, rounds: int, seconds: float, device_name: str, picture: 
     }
     rates: list[float] = []
     runs: list[Run] = []
+    steady = True
     inside: list[float] = []
     shares: list[float] = []
     with progress_bars() as progress, serving(models, plot={}, upper={"num_slots": BATCH + 1}) as server:
         bar = progress.add_task("limit", total=rounds)
-        closed_loop(server.ports.grpc_url, load.sent(2), 2 * BATCH)
+        closed_loop(server.ports.grpc_url, load.sent(2), IN_FLIGHT)
         for _ in range(rounds):
             timed = interleaved(variants, 3, 2, progress, "in-process")
             peak = PEAK_FLOP / timed["matrix product"].median_s
             shares.append(work / timed["engine"].median_s / peak)
             inside.append(BATCH / timed["engine"].median_s)
-            times = 2 * max(2, int(inside[-1] * seconds / (2 * BATCH)))
-            run = closed_loop(server.ports.grpc_url, load.sent(times), 2 * BATCH)
-            rates.append(steady_rate(run)[0])
+            times = ceil(enough_requests(inside[-1], seconds, IN_FLIGHT) / BATCH)
+            run = closed_loop(server.ports.grpc_url, load.sent(times), IN_FLIGHT)
+            rate, is_steady = steady_rate(run)
+            rates.append(rate)
+            steady = steady and is_steady
             runs.append(run)
             progress.update(bar, advance=1)
     engine.close()
@@ -90,6 +95,7 @@ def limit(models: Path, rounds: int, seconds: float, device_name: str, picture: 
             "share": served_share,
             "of": "engine in-process",
             "spread": f"{min(rates):.1f}-{max(rates):.1f} requests/s",
+            "start_left_out": steady,
         },
     ]
     goals = [

@@ -21,7 +21,7 @@ from hplm_loadtest.pictures import check_picture, line_chart
 from hplm_loadtest.plan import Mix
 from hplm_loadtest.response import ask_each, median_row
 from hplm_loadtest.run import Run, goals_of, kind_of
-from hplm_loadtest.steady import steady_rate
+from hplm_loadtest.steady import enough_requests, steady_rate
 from hplm_loadtest.tenants import UniformTenants
 from hplm_loadtest.texts import mean_tokens, texts
 from hplm_loadtest.variants import serving
@@ -55,6 +55,7 @@ def overload(
     unhurried = Mix(UniformTenants(names), sent)
     hurried = Mix(UniformTenants(names), sent, DeadlineClasses({"all": (deadline_s, 1.0)}))
     found: dict[float, list[tuple[float, Run]]] = {share: [] for share in times}
+    steady = dict.fromkeys(times, True)
     with serving(models, plot={}, upper={}) as server, progress_bars() as progress:
         url = server.ports.grpc_url
         bar = progress.add_task("runs", total=1 + rounds * len(times))
@@ -63,12 +64,16 @@ def overload(
         progress.update(bar, advance=1)
         for _ in range(rounds):
             for share in times:
-                count = max(WARM_UP, int(duration_s * WARM_UP / warm.span_s))
-                capacity = _capacity(server, unhurried, count, rng)
+                count = enough_requests(WARM_UP / warm.span_s, duration_s, IN_FLIGHT)
+                capacity, is_steady = _capacity(server, unhurried, count, rng)
                 run = open_loop(url, hurried.plan(PoissonArrivals(share * capacity), duration_s, rng))
                 found[share].append((capacity, run))
+                steady[share] &= is_steady
                 progress.update(bar, advance=1)
-    rows = [{"times": share, **_row(rounds_of, deadline_s)} for share, rounds_of in found.items()]
+    rows = [
+        {"times": share, **_row(rounds_of, deadline_s), "start_left_out": steady[share]}
+        for share, rounds_of in found.items()
+    ]
     worst = rows[-1]
     goals = [
         Goal(
@@ -105,8 +110,8 @@ def overload(
     return Report("overload", about, rows, goals)
 
 
-def _capacity(server: TritonServer, mix: Mix, count: int, rng: np.random.Generator) -> float:
-    return steady_rate(closed_loop(server.ports.grpc_url, mix.draw(count, rng), IN_FLIGHT))[0]
+def _capacity(server: TritonServer, mix: Mix, count: int, rng: np.random.Generator) -> tuple[float, bool]:
+    return steady_rate(closed_loop(server.ports.grpc_url, mix.draw(count, rng), IN_FLIGHT))
 
 
 def _row(rounds: Sequence[tuple[float, Run]], deadline_s: float) -> dict[str, Any]:

@@ -12,6 +12,14 @@ PAUSE = 10
 LEAST_WAVES = 6
 
 
+def enough_requests(rate_per_s: float, duration_s: float, in_flight: int) -> int:
+    """How many a closed loop is to send for `duration_s` of them to count in `steady_rate`, of a server that does `rate_per_s`.
+
+    The first and the last that are under way do not; the third time is for batches of up to half of them, cut at both ends.
+    """
+    return int(rate_per_s * duration_s) + 3 * in_flight
+
+
 def steady_rate(run: Run) -> tuple[float, bool]:
     """Answers a second while all of a closed loop's requests were under way: until the last was sent. And `start_left_out`.
 

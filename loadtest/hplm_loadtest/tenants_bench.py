@@ -21,7 +21,7 @@ from hplm_loadtest.peers.systems import Fleet, Limits, Shape, SystemName, System
 from hplm_loadtest.pictures import check_picture, line_chart
 from hplm_loadtest.plan import Mix, Requests
 from hplm_loadtest.run import ANSWERED, Run
-from hplm_loadtest.steady import steady_rate
+from hplm_loadtest.steady import enough_requests, steady_rate
 from hplm_loadtest.tenants import UniformTenants, ZipfTenants
 from hplm_loadtest.texts import mean_tokens
 
@@ -34,7 +34,9 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Load:
-    """How each point is measured: `in_flight` requests under way for about `duration_s`, in `rounds` rounds of all systems.
+    """How each point is measured: `in_flight` requests under way, in `rounds` rounds of all systems.
+
+    What counts is about `duration_s` without the start and the end, see `enough_requests`.
 
     Before it every tenant that its server has not met is asked once, or as many as can be in `warm_up_s`: what is checked and
     read when a tenant is first asked for is not what it costs to serve it.
@@ -134,16 +136,15 @@ def saturate(url: str, mix: Mix, cold: Sequence[str], load: Load, rng: np.random
     def loop(requests: Requests) -> Run:
         return closed_loop(url, requests, load.in_flight, timeout_s=LONGEST_S)
 
-    count = 2 * load.in_flight
-    first = loop(mix.draw(count, rng))
+    first = loop(mix.draw(2 * load.in_flight, rng))
     if asked := cold[: int(load.warm_up_s * len(first) / first.duration_s)]:
         loop(replace(mix.draw(len(asked), rng), tenants=asked))
     run = first
     for _ in range(4):
         # How many requests the next takes, the last tells.
-        count = max(count, int(len(run) / run.duration_s * load.duration_s))
+        count = enough_requests(len(run) / run.duration_s, load.duration_s, load.in_flight)
         run = loop(mix.draw(count, rng))
-        if run.duration_s >= 0.7 * load.duration_s:
+        if count >= enough_requests(len(run) / run.duration_s, 0.7 * load.duration_s, load.in_flight):
             break
     return run, len(asked)
 

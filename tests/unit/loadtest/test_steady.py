@@ -1,4 +1,4 @@
-"""What counts of a closed loop."""
+"""What counts of a closed loop, and how long one must be for enough of it to."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 from hplm_loadtest.run import ANSWERED, Run
-from hplm_loadtest.steady import steady_rate
+from hplm_loadtest.steady import enough_requests, steady_rate
 
 IN_FLIGHT = 128
 
@@ -41,6 +41,18 @@ def test_the_rate_does_not_depend_on_how_many_are_answered_at_once(batch: int, e
 @pytest.mark.parametrize("batch", [1, 8, 48, 64])
 def test_the_rate_of_a_run_just_over_two_waves_long_is_the_servers(batch: int, requests: int) -> None:
     assert steady_rate(closed_loop(requests, 32, batch))[0] == pytest.approx(32, rel=0.01)
+
+
+@pytest.mark.parametrize("rate_per_s", [0.5, 5, 30, 100, 500])
+@pytest.mark.parametrize("batch", [1, 8, 48, 64])
+def test_a_run_of_enough_requests_has_enough_left_without_its_start_and_end(batch: int, rate_per_s: float) -> None:
+    duration_s = 10.0
+    requests = enough_requests(rate_per_s, duration_s, IN_FLIGHT)
+    assert requests - 2 * (IN_FLIGHT + batch) >= 0.9 * rate_per_s * duration_s
+    run = closed_loop(requests, rate_per_s, batch, empty_s=1.0)
+    rate, start_left_out = steady_rate(run)
+    assert start_left_out
+    assert rate == pytest.approx(rate_per_s, rel=0.01)
 
 
 @pytest.mark.parametrize("after", [3, 60, 500])
