@@ -6,7 +6,10 @@ import os
 import threading
 import time
 import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from urllib.error import HTTPError
 
 from hplm.errors import StartError
 from hplm.triton.server import TritonServer
@@ -15,6 +18,8 @@ STUB = "triton_python_backend_stub"
 # Loading reads tables and verifies them; unloading waits for requests under way.
 LOAD_TIMEOUT_S = 300.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
+# Who lives so long does not die of being loaded.
+SETTLED_S = 30.0
 
 
 def stubs_of(triton: int) -> dict[int, str]:
@@ -33,46 +38,64 @@ def stubs_of(triton: int) -> dict[int, str]:
     return found
 
 
+@dataclass(frozen=True)
+class _Pause:
+    """After a model was loaded, or could not be, until it may be again."""
+
+    from_s: float
+    length_s: float
+
+
 class StubKeeper:
     """Loads a model again when its stub has died: out of memory, by a fault in a library, by an operator's hand.
 
     Triton itself goes on saying that such a model is ready, and refuses its requests for ever.
     """
 
-    def __init__(self, server: TritonServer) -> None:
+    def __init__(self, server: TritonServer, *, clock: Callable[[], float] = time.monotonic) -> None:
         """Of a server whose models have just become ready."""
         self._server = server
         self._stubs = stubs_of(server.process.pid)
         self._models = set(self._stubs.values())
-        self._pause_s = FIRST_PAUSE_S
-        self._not_before_s = 0.0
+        # By model: one that cannot be loaded keeps no other waiting.
+        self._pauses: dict[str, _Pause] = {}
+        self._clock = clock
 
     def look(self) -> list[str]:
         """Load the models again whose stubs have died; returns what there is to say about it.
 
-        What cannot be loaded is tried again, after pauses that double. Where Triton itself has ended there is nothing to
-        load: its stubs end with it.
+        What cannot be loaded, or dies soon after, is tried again after pauses that double. Where Triton itself has ended there
+        is nothing to load: its stubs end with it.
         """
         # A model that was loaded again and died at once has no stub that we ever saw.
         dead = self._models - set(self._stubs.values())
         dead |= {model for pid, model in self._stubs.items() if _state_and_parent(pid)[0] in "ZX"}
-        if not dead or time.monotonic() < self._not_before_s or self._server.ends():
+        now_s = self._clock()
+        self._pauses = {
+            model: pause for model, pause in self._pauses.items() if model in dead or now_s < pause.from_s + SETTLED_S
+        }
+        due = [model for model in sorted(dead) if self._may_load(model, now_s)]
+        if not due or self._server.ends():
             return []
         said: list[str] = []
-        for model in sorted(dead):
+        for model in due:
+            last = self._pauses.get(model)
+            pause_s = min(2 * last.length_s, LONGEST_PAUSE_S) if last else FIRST_PAUSE_S
             try:
                 if not (self._ask(model, "unload") and self._ask(model, "load")):
                     return said
                 said.append(f"The stub of model {model} had died; the model is loaded again.")
-                self._pause_s = FIRST_PAUSE_S
                 # The others' stubs stay known: who dies meanwhile is met at the next look.
                 known = {pid: other for pid, other in self._stubs.items() if other != model}
                 self._stubs = stubs_of(self._server.process.pid) | known
             except StartError as error:
-                said.append(f"{error}; trying again in {self._pause_s:.0f} s")
-                self._not_before_s = time.monotonic() + self._pause_s
-                self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+                said.append(f"{error}; trying again in {pause_s:.0f} s")
+            self._pauses[model] = _Pause(self._clock(), pause_s)
         return said
+
+    def _may_load(self, model: str, now_s: float) -> bool:
+        pause = self._pauses.get(model)
+        return pause is None or now_s >= pause.from_s + pause.length_s
 
     def _ask(self, model: str, step: str) -> bool:
         """False where Triton ends meanwhile. Raises StartError where it refuses."""
@@ -85,6 +108,8 @@ class StubKeeper:
                 direct.open(urllib.request.Request(url, data=b"{}"), timeout=LOAD_TIMEOUT_S).close()
             except OSError as error:
                 failed.append(error)
+                if isinstance(error, HTTPError):
+                    error.close()
 
         asking = threading.Thread(target=ask, daemon=True)
         asking.start()
