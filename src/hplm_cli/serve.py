@@ -73,7 +73,9 @@ def serve(
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     # SIGINT too: a shell without job control has it ignored in what it starts in the background.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
+        # Where SIGHUP is ignored, nohup asked for it: who closes the terminal means to be served on.
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _interrupt)
     # `--check` takes free ports: it may run beside a server that holds the usual ones.
     ports = free_ports() if check else Ports(http_port, grpc_port, metrics_port, host)
     check_free(ports)

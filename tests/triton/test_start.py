@@ -243,6 +243,20 @@ def test_a_signal_while_starting_leaves_no_triton_behind(tmp_path: Path, name: s
     assert running.stdout == ""
 
 
+def test_what_nohup_started_serves_on_when_its_terminal_closes(tmp_path: Path) -> None:
+    models = tiny.make_repository(tmp_path)
+    command = ["nohup", str(Path(sys.executable).parent / "hplm"), "serve", "--check", "--models", str(models)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("Triton:"):
+            break
+    process.send_signal(signal.SIGHUP)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert {one["tenant"] for one in json.loads(said)} == {"alpha", "beta", "gamma", "tagger"}
+
+
 def test_a_triton_that_cannot_be_started_is_named_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
