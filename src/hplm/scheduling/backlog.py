@@ -25,6 +25,8 @@ _LEAST_BATCHES = 2.0
 _NEW_SHARE = 0.1
 # Deadlines of a queue that are told, at most.
 _STEPS = 64
+# Times of arrival go to the next stage in whole nanoseconds: so much later is the same one.
+_CLOCK_S = 1e-6
 # What was passed on and not seen by the next stage after this time was lost on the way.
 _LOST_AFTER_S = 5.0
 # And what a queue that nobody waits in has not seen after this time never comes there: who asks for look-ups alone.
@@ -144,7 +146,7 @@ class Ahead:
         with self._lock:
             newest_s = lost_s = now_s - _LOST_AFTER_S
             if backlog is not None:
-                newest_s = backlog.newest_arrived_s
+                newest_s = backlog.newest_arrived_s + _CLOCK_S
                 if not backlog.tokens:
                     lost_s = max(lost_s, backlog.at_s - _STRAY_AFTER_S)
             while self._passed and (self._passed[0].arrived_s <= newest_s or self._passed[0].passed_s <= lost_s):

@@ -114,6 +114,17 @@ def test_what_was_passed_on_counts_until_the_next_stage_has_seen_it_or_it_must_b
     assert not ahead.is_too_much("t", 1, 6.1, 6.0)
 
 
+@given(st.floats(0, 1e8))
+def test_what_the_next_stage_has_seen_by_a_clock_of_whole_nanoseconds_is_not_on_its_way(arrived_s: float) -> None:
+    seen_s = int(arrived_s * 1e9) / 1e9
+    now_s = arrived_s + 0.1
+    ahead = ahead_of(
+        replace(TEN, at_s=now_s, free_s=now_s, newest_arrived_s=seen_s, deadlines_s=(1e9,), tokens=(1,), of_tenant={})
+    )
+    ahead.passed("t", 10 * BATCH, arrived_s, now_s)
+    assert not ahead.is_too_much("t", 1, now_s + 1.0, now_s)
+
+
 def test_who_asks_for_look_ups_alone_does_not_count_as_waiting_behind_them() -> None:
     told = [replace(TEN, at_s=1.0, free_s=1.0, deadlines_s=(), tokens=(), of_tenant={})]
     ahead = Ahead(lambda _: told[0], {})
