@@ -10,7 +10,7 @@ from hplm.progress import progress_bars
 from hplm.report import Report
 from hplm.triton.server import TritonServer, free_ports
 from hplm_loadtest.arrivals import BurstArrivals
-from hplm_loadtest.models import read
+from hplm_loadtest.models import read, served_names
 from hplm_loadtest.open_loop import open_loop
 from hplm_loadtest.page_cache import into_page_cache
 from hplm_loadtest.pictures import cdf, check_picture
@@ -30,7 +30,7 @@ def burst(models: Path, scale: float, count: int, rounds: int, kind: str, pictur
     """
     check_picture(picture)
     served = read(models)
-    names = [one.name for one in served.published()]
+    names = served_names(models)
     sent = texts(kind, models)
     rng = np.random.default_rng(0)
     arrivals = BurstArrivals(clients=max(1, round(CLIENTS * scale)), count=count)

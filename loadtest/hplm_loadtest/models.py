@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from hplm import config
@@ -35,11 +36,18 @@ class Served:
             return sorted(catalog.served(), key=lambda one: one.name)
 
     def some(self, count: int) -> list[Tenant]:
-        """The first tenants with their weights, those with a folder of their own before those in a bank."""
+        """The first tenants of single texts with their weights, those with a folder of their own before those in a bank.
+
+        Raises ConfigError where all are of pairs.
+        """
         with closing(Catalog(self.store, self.plot.base)) as catalog:
             bank = TenantBank(self.store, catalog, self.base.fingerprint)
             found = sorted(self.published(), key=lambda one: is_banked(self.store, self.store.path(one.path)))
-            return [bank.load(one) for one in found[:count]]
+            of_single_texts = (one for one in found if not _is_of_pairs(bank, one))
+            members = [bank.load(one) for one in islice(of_single_texts, count)]
+        if found and not members:
+            raise _all_of_pairs(self.store.root)
+        return members
 
     def tenants(self) -> list[Tenant]:
         """Those that have a folder of their own, with their weights."""
@@ -69,10 +77,14 @@ def served_names(models: Path) -> list[str]:
         bank = TenantBank(served.store, catalog, served.base.fingerprint)
         names = [one.name for one in published if not _is_of_pairs(bank, one)]
     if published and not names:
-        raise ConfigError(f"all tenants of {models} are of pairs, and loads are of single texts")
+        raise _all_of_pairs(models)
     if left_out := len(published) - len(names):
         logging.getLogger(__name__).warning("%d tenants of pairs get no requests: loads are of single texts", left_out)
     return names
+
+
+def _all_of_pairs(where: Path) -> ConfigError:
+    return ConfigError(f"all tenants of {where} are of pairs, and loads are of single texts")
 
 
 def _is_of_pairs(bank: TenantBank, tenant: ServedTenant) -> bool:
