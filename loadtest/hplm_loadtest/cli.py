@@ -191,7 +191,11 @@ def bench_tenants(
         float, typer.Option(min=0.05, max=0.95, help="Of hBERT's throughput, offered as the open load.")
     ] = Load.response_share,
     threads: Annotated[
-        int, typer.Option(min=1, help="That compute, of every system: processes, but of whole models threads of one.")
+        int,
+        typer.Option(
+            min=1,
+            help="That compute, of every system: processes, but of whole models threads of one. hBERT's look-up has one more.",
+        ),
     ] = Limits.num_threads,
     budget_mb: Annotated[int, typer.Option(min=1, help="Memory for a peer's whole models.")] = Limits.budget_mb,
     disk_mb: Annotated[int, typer.Option(min=1, help="Disk for the files of a peer's models.")] = Limits.disk_mb,

@@ -331,6 +331,7 @@ def test_the_tenants_benchmark_measures_every_point_of_every_system(tiny_fleet: 
     assert all(row["requests_per_s"] > 0 and row["errors"] == {} for row in rates)
     assert [row["system"] for row in report.rows if row["measure"] == "response"] == ["hbert", "dedicated"]
     assert report.settings["dedicated_files"] > 1
+    assert report.settings["hbert_look_up_threads"] == 1
     assert report.settings["texts"] == "unseen"
     assert picture.is_file()
 

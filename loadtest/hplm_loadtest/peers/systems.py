@@ -176,13 +176,15 @@ class Systems:
         return self._fleet.folder / "peers" / f"models-{name}"
 
     def _copy_hbert(self, target: Path) -> None:
-        """The fleet's own repository with this many threads; tenants may take what whole models of a peer may."""
+        """The fleet's own repository with this many threads of the upper layers; tenants may take what a peer's models may."""
         shutil.copytree(self._fleet.models, target)
         config = target / "hbert_upper" / "config.pbtxt"
         config.write_text(with_instances(config.read_text(), self._limits.num_threads))
-        limits = {"num_threads": 1, "host_cache_mb": self._cache_mb}
-        upper = {**limits, **self._upper}
-        for role, changes in (("hbert_plot", {"num_threads": 1}), ("hbert_upper", upper)):
+        # New text is computed in the look-up too: of two stages, one thread each.
+        look_up = {"num_threads": 1}
+        self.about["hbert_look_up_threads"] = look_up["num_threads"]
+        upper = {"num_threads": 1, "host_cache_mb": self._cache_mb, **self._upper}
+        for role, changes in (("hbert_plot", look_up), ("hbert_upper", upper)):
             path = target / role / "1" / "settings.json"
             values = json.loads(path.read_text())
             values |= {"store": str((self._fleet.folder / "store").resolve()), **changes}
