@@ -8,6 +8,7 @@ import queue
 import shutil
 import threading
 import time
+import traceback
 import weakref
 from concurrent.futures import Future
 from contextlib import closing, suppress
@@ -432,6 +433,32 @@ def test_a_version_that_a_registry_is_asked_for_which_hangs_keeps_nobody_waiting
     assert not answers["unknown"].done()
     may_go_on.set()
     assert isinstance(answers["unknown"].result(10), errors.UnknownVersionError)
+    stage.stop()
+
+
+@pytest.mark.parametrize("of", ["tenant", "version"])
+def test_a_load_that_fails_says_as_much_however_many_wait_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: str
+) -> None:
+    folder = tiny.make_repository(tmp_path) / "hbert_upper" / "1"
+    stage = UpperStage(config.load(UpperSettings, folder / "settings.json"), folder)
+    error = errors.CorruptArtifactError("broken")
+    may_go_on = held(monkeypatch, "load", "alpha", then=error)
+
+    def hang(version_id: int) -> ServedTenant:
+        assert may_go_on.wait(20)
+        raise error
+
+    monkeypatch.setattr(stage._catalog._registry, "served_version", hang)
+    stage.start()
+    hidden, tokens = np.zeros((4, stage.engine.config.hidden_size), np.float16), np.zeros((4, 3), np.int32)
+    answers: list[Future[Any]] = [Future() for _ in range(200)]
+    for answer in answers:
+        given = UpperInput(hidden, tokens, b"alpha", version_id=999 if of == "version" else None)
+        submit(stage, given, answer.set_result)
+    may_go_on.set()
+    assert all(isinstance(answer.result(10), errors.CorruptArtifactError) for answer in answers)
+    assert len(list(traceback.walk_tb(error.__traceback__))) < 20
     stage.stop()
 
 

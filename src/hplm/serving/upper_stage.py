@@ -257,20 +257,26 @@ class UpperStage:
 
     def _found(self, held: Held, found: Future[ServedTenant]) -> None:
         """The tenant's version is known, or there is none, or the registry cannot say."""
-        try:
-            self._cache.fetch(found.result()).add_done_callback(partial(self._loaded, held))
-        except BaseException as error:
-            if (job := held.release()) is not None:
-                self._refuse(job, error)
+        # Asked for, not raised: each raise would make the traceback that all who wait share longer.
+        if (error := found.exception()) is None:
+            try:
+                self._cache.fetch(found.result()).add_done_callback(partial(self._loaded, held))
+            except BaseException as unexpected:
+                error = unexpected
+        if error is not None and (job := held.release()) is not None:
+            self._refuse(job, error)
 
     def _loaded(self, held: Held, loaded: Future[Tenant]) -> None:
         """The tenant is in host memory, or cannot be."""
         if (job := held.release()) is None:
             return
         given, times = job.item
-        try:
-            self._queue(given, loaded.result(), times, job.reply, job.is_cancelled)
-        except BaseException as error:
+        if (error := loaded.exception()) is None:
+            try:
+                self._queue(given, loaded.result(), times, job.reply, job.is_cancelled)
+            except BaseException as unexpected:
+                error = unexpected
+        if error is not None:
             self._refuse(job, error)
 
     def _refuse(self, job: Job[Any, UpperAnswer], error: BaseException) -> None:
