@@ -644,6 +644,31 @@ def test_a_text_that_the_look_up_fails_on_fails_alone(plot_stage: PlotStage, mon
     assert isinstance(second, LookedUp)
 
 
+def test_the_log_says_why_texts_fail_together_that_do_not_fail_alone(
+    plot_stage: PlotStage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    encode = plot_stage._encoder.encode
+    lookup = plot_stage._domains.fetch(plot_stage._bank.resolve(b"alpha").lineage).result()
+    hidden_states = lookup.hidden_states
+
+    def encode_few(texts: Any) -> Any:
+        if len(texts) > 1:
+            raise ValueError("too many texts")
+        return encode(texts)
+
+    def look_up_few(ids: Any, lengths: Any) -> Any:
+        if len(lengths) > 1:
+            raise MemoryError("too many tokens")
+        return hidden_states(ids, lengths)
+
+    monkeypatch.setattr(plot_stage._encoder, "encode", encode_few)
+    monkeypatch.setattr(lookup, "hidden_states", look_up_few)
+    good = ((b"the red cat",), b"alpha")
+    assert all(isinstance(answer, LookedUp) for answer in plot_stage.run([good, good]))
+    assert "too many texts" in caplog.text
+    assert "too many tokens" in caplog.text
+
+
 def test_a_tokenizer_with_tokens_that_the_base_does_not_have_is_refused_at_the_start(tmp_path: Path) -> None:
     shape = tiny.config()
     models = tiny.make_repository(tmp_path, shape=replace(shape, vocab_size=shape.vocab_size - 1))

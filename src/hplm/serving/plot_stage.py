@@ -383,6 +383,8 @@ class PlotStage:
             hidden = lookup.hidden_states(np.concatenate([text.ids for text in texts]), lengths)
         except Exception:
             if len(texts) > 1:
+                # Alone they may all do well: then nothing else would say why.
+                logging.getLogger(__name__).warning("a look-up of several texts failed; each alone", exc_info=True)
                 return [one for text in texts for one in self._look_up(lookup, [text])]
             logging.getLogger(__name__).exception("a look-up failed")
             return [InternalError("the look-up of this text failed; the server's log says why")]
@@ -396,6 +398,7 @@ class PlotStage:
             if isinstance(error, KeyboardInterrupt):
                 raise
             if len(texts) > 1:
+                logging.getLogger(__name__).warning("texts could not be tokenised together; each alone", exc_info=True)
                 return [one for text in texts for one in self._encode([text])]
             logging.getLogger(__name__).exception("a text could not be tokenised")
             return [InternalError("the server failed on this text; its log says why")]
