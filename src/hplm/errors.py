@@ -174,7 +174,7 @@ class MissingArtifactError(ArtifactError):
 
 
 class StoreUnavailableError(ArtifactError):
-    """The store's disk is full, read-only or away: trying again may help."""
+    """The store's disk is full, read-only or away, or the system has no memory left to open it: trying again may help."""
 
     code = "STORE_UNAVAILABLE"
     status = "UNAVAILABLE"
