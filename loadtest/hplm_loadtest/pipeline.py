@@ -21,7 +21,8 @@ from hplm_loadtest.steady import LEAST_WAVES, steady_rate
 from hplm_loadtest.texts import pool, texts
 from hplm_loadtest.variants import serving
 
-NO_SWAPPING = {"coarse_prefetch": False, "fine_prefetch": False}
+SWAPPING = {"coarse_prefetch": True, "fine_prefetch": True}
+NO_SWAPPING = dict.fromkeys(SWAPPING, False)
 # What is sent: texts whose windows the tables know, or texts that the lower layers must be computed for.
 LOADS = ("known text", "new text")
 GOAL = 1.25
@@ -46,8 +47,8 @@ def pipeline(
     with tempfile.NamedTemporaryFile(prefix="hplm-lock-") as lock, progress_bars() as progress:
         alone = {"exclusive_lock": lock.name}
         variants: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-            "full": ({}, {}),
-            "no pipelined look-up": (alone, alone),
+            "full": ({}, SWAPPING),
+            "no pipelined look-up": (alone, {**alone, **SWAPPING}),
             "no pipelined swapping": ({}, NO_SWAPPING),
             "synchronous": (alone, {**alone, **NO_SWAPPING}),
         }

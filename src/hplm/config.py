@@ -122,8 +122,8 @@ class UpperSettings:
     """Of the `upper` backend. Paths are relative to the folder of the settings file; `registry` as in PlotSettings.
 
     Adapters: `num_slots` counts the identity slot, `reduction_factor` bounds an adapter's size, `host_cache_mb` is the
-    memory for loaded tenants. `coarse_prefetch` fills slots for waiting requests while a batch computes, `fine_prefetch`
-    fills layer i + 1 while layer i computes (HMI 6.2).
+    memory for loaded tenants. `coarse_prefetch` fills slots for waiting requests while a batch computes, where it is None on
+    a GPU alone. `fine_prefetch` fills layer i + 1 while layer i computes (HMI 6.2).
 
     Scheduling: `policy` with its `policy_settings` (see `hplm.scheduling`); a batch is `batch_rows` rows of `row_tokens`
     tokens (TCB's B and L; `packed` has one row of both multiplied) and at most `batch_requests` requests. A request
@@ -144,7 +144,7 @@ class UpperSettings:
     num_slots: int = 64
     reduction_factor: int = 16
     host_cache_mb: int = 2048
-    coarse_prefetch: bool = True
+    coarse_prefetch: bool | None = None
     fine_prefetch: bool = True
     batching: Literal["packed", "naive", "turbo", "concat", "slotted"] = "packed"
     policy: str = "das"

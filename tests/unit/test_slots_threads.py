@@ -28,7 +28,7 @@ from hplm.nn.adapters import AdapterSlots, Fill, slot_size
 from hplm.nn.base import Base
 from hplm.nn.scripted import fill_slots, scripted
 from hplm.nn.upper import UpperEngine, UpperRequest
-from hplm.serving.upper_stage import UpperAnswer, UpperInput, UpperStage
+from hplm.serving.upper_stage import UpperAnswer, UpperInput, UpperStage, looks_ahead
 from hplm.store.layout import Store
 from hplm.store.records import ServedTenant
 from tests import tiny
@@ -143,6 +143,8 @@ def test_batches_equal_the_reference_while_other_threads_fill_slots(
         rng = np.random.default_rng(seed)
         while not done.is_set():
             engine.slots.prefetch([fleet[i] for i in rng.integers(MEMBERS, size=5)])
+            # Who takes a lock again at once leaves it to nobody; a stage looks ahead a hundred times a second.
+            time.sleep(1e-4)
 
     run_all(compute, lambda: prefetch(100), lambda: prefetch(101))
     assert engine.slots.table.num_unpinned == num_slots - 1
@@ -265,6 +267,28 @@ def test_submitted_requests_get_the_reference_s_answers_with_and_without_prefetc
     assert stage.counts["ok"] == 300
     assert stage.waiting == 0
     assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("wanted", "device", "ahead"),
+    [(None, "cpu", False), (None, "cuda", True), (True, "cpu", True), (False, "cuda", False)],
+    ids=["cpu", "cuda", "cpu-told-to", "cuda-told-not-to"],
+)
+def test_slots_are_filled_ahead_where_that_takes_nothing_from_computing(
+    wanted: bool | None, device: str, ahead: bool
+) -> None:
+    settings = UpperSettings(store="", base="tiny", coarse_prefetch=wanted)
+    assert looks_ahead(settings, torch.device(device)) == ahead
+
+
+@pytest.mark.parametrize("wanted", [None, True])
+def test_a_stage_that_looks_ahead_on_a_processor_was_told_to(store: Store, wanted: bool | None) -> None:
+    stage = stage_of(store, coarse_prefetch=wanted)
+    before = {thread for thread in threading.enumerate() if thread.name == "upper-prefetch"}
+    stage.start()
+    started = {thread for thread in threading.enumerate() if thread.name == "upper-prefetch"} - before
+    stage.stop()
+    assert bool(started) == bool(wanted)
 
 
 def test_a_stage_that_stops_while_tenants_are_loaded_answers_everybody(

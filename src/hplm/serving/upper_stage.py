@@ -159,7 +159,7 @@ class UpperStage:
             ),
             self._run,
             tracer=self._tracer,
-            upcoming=self._prefetch if settings.coarse_prefetch else None,
+            upcoming=self._prefetch if looks_ahead(settings, device) else None,
             publish=self._backlog.publish,
             is_told_to_stop=partial(is_told_to_stop, SERVER, time.time()),
             exclusive=ExclusiveLock(settings.exclusive_lock) if settings.exclusive_lock else None,
@@ -348,6 +348,11 @@ class UpperStage:
         # `isfinite` without numpy's slow half floats: the exponent of NaN and infinity alone is all ones.
         if int((given.hidden.view(np.uint16) & 0x7FFF).max()) >= 0x7C00:
             raise HiddenStatesError("hidden states hold NaN or infinity")
+
+
+def looks_ahead(settings: UpperSettings, device: torch.device) -> bool:
+    """Whether slots are filled ahead of the batch to come: a processor that copies weights computes nothing meanwhile."""
+    return device.type == "cuda" if settings.coarse_prefetch is None else settings.coarse_prefetch
 
 
 def host_bytes(tenant: Tenant) -> int:
