@@ -54,7 +54,7 @@ DEFAULT_STORE = DEMO_FOLDER / "store"
 def demo(
     folder: Annotated[Path, typer.Option(help="Where `store/` and `models/` go.")] = DEMO_FOLDER,
     quick: Annotated[
-        bool, typer.Option(help="For tests: small tables, a third of the examples, half the epochs.")
+        bool, typer.Option(help="For tests: small tables, a tenth of the examples, half the epochs.")
     ] = False,
 ) -> None:
     """Build the default base, PLOT, four demo tenants and model folders; keeps what is there already.

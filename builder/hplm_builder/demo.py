@@ -115,7 +115,7 @@ def demo_data(tenant: DemoTenant, *, quick: bool = False) -> LabelledData:
     for example, group in tenant.read():
         parts[split_of(group)].append(example)
     rng = np.random.default_rng(0)
-    for name, most, share in (("train", tenant.most_train, 3), ("dev", 400, 8), ("test", 1_000, 8)):
+    for name, most, share in (("train", tenant.most_train, 10), ("dev", 400, 8), ("test", 1_000, 8)):
         wanted = most // share if quick else most
         if len(parts[name]) > wanted:
             parts[name] = [parts[name][i] for i in rng.choice(len(parts[name]), wanted, replace=False)]
@@ -125,7 +125,7 @@ def demo_data(tenant: DemoTenant, *, quick: bool = False) -> LabelledData:
 def build_demo(folder: Path, progress: Progress, *, quick: bool = False) -> list[TenantCard]:
     """Build what `folder` lacks of `store/` and `models/`; parts that are there and sound are kept.
 
-    `quick`: tables of every tenth document; tenants trained on a third of the examples for half as many epochs, and
+    `quick`: tables of every fortieth document; tenants trained on a tenth of the examples for half as many epochs, and
     judged by an eighth.
     """
     store = Store(folder / "store")
@@ -141,7 +141,7 @@ def build_demo(folder: Path, progress: Progress, *, quick: bool = False) -> list
             tables.load(store.table(PLOT, level), fingerprint=base.fingerprint)
     except ArtifactError:
         documents = [text for source in PLOT_SOURCES for text in SOURCES[source]()]
-        build_plot(store, DEFAULT_BASE, PLOT, documents[:: 10 if quick else 1], TOP_PERCENT, progress)
+        build_plot(store, DEFAULT_BASE, PLOT, documents[:: 40 if quick else 1], TOP_PERCENT, progress)
     progress.update(steps, advance=1)
     cards = []
     for demo in TENANTS:

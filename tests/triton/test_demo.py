@@ -99,7 +99,7 @@ def test_check_prints_one_prediction_of_each_tenant_as_json(checked: list[dict[s
 
 
 def test_the_demo_answers_what_a_person_would(checked: list[dict[str, object]]) -> None:
-    """Of the films' quick tenant, which has read 333 reviews once, nothing is expected."""
+    """Of the films' quick tenant, which has read 100 reviews once, nothing is expected."""
     labels = {str(one["tenant"]): str(one["label"]) for one in checked}
     assert labels["spam"] == "spam"
     assert labels["icd10"].startswith("Injury")

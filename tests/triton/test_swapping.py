@@ -111,7 +111,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     folder = tmp_path_factory.mktemp("fleet")
     dtype = choose_dtype("auto", torch.device("cpu"))
     name = str(dtype).removeprefix("torch.")
-    upper_settings = {"host_cache_mb": 10, "device": "cpu", "num_threads": 1}
+    # With all that fills slots at once, whatever a processor has by default.
+    upper_settings = {"host_cache_mb": 10, "device": "cpu", "num_threads": 1, "coarse_prefetch": True}
     models = tiny.make_repository(
         folder,
         num_slots=SLOTS,
@@ -175,7 +176,7 @@ def test_every_tenant_gets_its_own_answer_however_slots_are_swapped(fleet: Fleet
 
 @dataclass(frozen=True)
 class Traffic:
-    """What came of 60,000 mixed requests, and the memory of both stages after each part of them."""
+    """What came of 50,000 mixed requests, and the memory of both stages after each part of them."""
 
     crossed: int
     pages: list[dict[str, dict[str, int]]]
@@ -187,7 +188,7 @@ def traffic(fleet: Fleet) -> Traffic:
     rng = np.random.default_rng(1)
     weights = 1 / np.arange(1, FLEET + 1) ** 0.8
     crossed, pages = 0, []
-    for _ in range(12):
+    for _ in range(10):
         tenants = rng.choice(FLEET, 5000, p=weights / weights.sum())
         crossed += fleet.send(list(zip(tenants, rng.integers(len(TEXTS), size=5000), strict=True)), 96)
         processes = {**stubs_of(fleet.server), "tritonserver": fleet.server.process.pid}
@@ -195,7 +196,7 @@ def traffic(fleet: Fleet) -> Traffic:
     return Traffic(crossed, pages)
 
 
-def test_no_answer_is_crossed_in_60000_mixed_requests(traffic: Traffic) -> None:
+def test_no_answer_is_crossed_in_50000_mixed_requests(traffic: Traffic) -> None:
     assert traffic.crossed == 0
 
 
@@ -203,9 +204,9 @@ def test_tenants_were_pushed_out_of_host_memory_and_loaded_again_all_the_while(f
     assert metric(fleet.server, 'hplm_upper_events_total{event="host_loads"}') > 5 * FLEET
 
 
-def test_memory_of_server_and_stages_and_shared_memory_stay_flat_over_30000_requests(traffic: Traffic) -> None:
+def test_memory_of_server_and_stages_and_shared_memory_stay_flat_over_25000_requests(traffic: Traffic) -> None:
     # By then oneDNN has met most sizes of products; it keeps what it made ready for the last thousand.
-    warm, last = traffic.pages[5], traffic.pages[-1]
+    warm, last = traffic.pages[4], traffic.pages[-1]
     print({role: [(p[role]["rss"] >> 20, p[role]["shm"] >> 20) for p in traffic.pages] for role in last})
     for role in ("hbert_plot", "hbert_upper", "tritonserver"):
         assert last[role]["rss"] < 1.03 * warm[role]["rss"] + 4e6
