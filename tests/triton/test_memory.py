@@ -14,7 +14,7 @@ from tests import tiny
 from tests.watching import pages_of, stubs_of
 
 pytestmark = [pytest.mark.triton, pytest.mark.stress, pytest.mark.timeout(600)]
-MOST_TOKENS = 64
+MOST_TOKENS = 256
 PART = 2_000
 # Requests under way, part by part. What a stage keeps for each size of a batch is all there when most sizes have come.
 WARM_UP = (96, 8, 1, 96, 96)

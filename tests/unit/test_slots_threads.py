@@ -274,7 +274,7 @@ def test_submitted_requests_get_the_reference_s_answers_with_and_without_prefetc
     [(None, "cpu", False), (None, "cuda", True), (True, "cpu", True), (False, "cuda", False)],
     ids=["cpu", "cuda", "cpu-told-to", "cuda-told-not-to"],
 )
-def test_slots_are_filled_ahead_where_that_takes_nothing_from_computing(
+def test_slots_are_filled_ahead_on_a_gpu_and_where_that_was_asked_for(
     wanted: bool | None, device: str, ahead: bool
 ) -> None:
     settings = UpperSettings(store="", base="tiny", coarse_prefetch=wanted)

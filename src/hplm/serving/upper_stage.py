@@ -351,7 +351,7 @@ class UpperStage:
 
 
 def looks_ahead(settings: UpperSettings, device: torch.device) -> bool:
-    """Whether slots are filled ahead of the batch to come: a processor that copies weights computes nothing meanwhile."""
+    """Whether slots are filled ahead of the batch to come: on a processor copying wants a core as computing does."""
     return device.type == "cuda" if settings.coarse_prefetch is None else settings.coarse_prefetch
 
 
