@@ -66,10 +66,13 @@ class Jobs:
         by one in their order, and a tenant's job waits while one of its domain runs (`base` and `domain` of its
         request). One that lost its worker for the third time fails; one that was to be cancelled when it lost it is
         cancelled. Either is taken once more where it has published, for it is done.
+
+        While jobs run it needs the registry for writing, also where none is free: it raises RegistryUnavailableError
+        where their workers cannot renew their leases either, so that the caller knows when to leave out `lapsed`.
         """
         with self._database.reading() as connection:
             # Idle workers ask often, and need not stop those who write.
-            if _decided(connection, now_s, lease_s, lapsed) == ([], None):
+            if _decided(connection, now_s, lease_s, lapsed) == ([], None) and not _are_any_running(connection):
                 return None
         with self._database.writing() as connection:
             lost, free = _decided(connection, now_s, lease_s, lapsed)
@@ -232,6 +235,10 @@ def _held_row(connection: Connection, job_id: str, worker: str) -> Row[Any]:
         now = f"with {row.worker}" if row.state == "running" else row.state
         raise LeaseLostError(f"job {job_id} is no longer {worker}'s, it is {now}: stop, publish nothing")
     return row
+
+
+def _are_any_running(connection: Connection) -> bool:
+    return connection.execute(select(jobs.c.id).where(jobs.c.state == "running").limit(1)).first() is not None
 
 
 def _decided(

@@ -165,12 +165,12 @@ def test_a_registry_that_is_locked_for_longer_than_a_lease_costs_a_job_neither_i
     data = {"train": {"upload": upload(service, colours(200))}}
     settings = {"epochs": epochs, "patience": epochs}
     job = ask(service, "tenant.create", tenant="acme", data=data, settings=settings)["job"]
-    times = LeaseTimes(lease_s=0.5, beat_s=0.2, tell_s=0.1)
+    times = LeaseTimes(lease_s=1.0, beat_s=0.2, tell_s=0.1)
     with at_work(store, "w0", times=times), at_work(store, "w1", times=times):
         before = wait_for(registry, job, "running", progress=0.01)
         with closing(sqlite3.connect(store.root / "registry.sqlite", isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
-            time.sleep(2.5)
+            time.sleep(3.0)
             other.execute("ROLLBACK")
         if epochs == 10:
             after = wait_for(registry, job, "done")

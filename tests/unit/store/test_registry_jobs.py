@@ -6,7 +6,7 @@ from contextlib import closing
 
 import pytest
 
-from hplm.errors import LeaseLostError, UnknownJobError
+from hplm.errors import LeaseLostError, RegistryUnavailableError, UnknownJobError
 from hplm.store.layout import Store
 from hplm.store.records import Job
 from hplm.store.registry import Registry
@@ -116,14 +116,26 @@ def test_a_lease_that_ran_out_while_the_registry_was_away_can_be_left_to_its_wor
 
 
 def test_who_finds_nothing_to_do_waits_for_nobody_who_writes(store: Store, registry: Registry) -> None:
-    submit(registry, "domain:b/law", base="b", domain="law")
-    claimed(registry)
-    submit(registry, "tenant:a", base="b", domain="law")
+    job = submit(registry, "tenant:a")
+    registry.cancel_job(job.id, NOW_S)
     upload = registry.start_upload(1, "a", NOW_S)
     with closing(Registry.open(store)) as other, other._database.writing():
         assert claim(registry) is None
         assert registry.drop_uploads(before_s=NOW_S) == []
     assert registry.uploads() == [upload]
+
+
+def test_who_would_take_over_hears_that_leases_cannot_be_renewed_now(
+    store: Store, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit(registry, "tenant:a")
+    claimed(registry, worker="first")
+    monkeypatch.setattr("hplm.store.database.BUSY_S", 0.1)
+    monkeypatch.setattr("hplm.store.database.POSTGRES_OPTIONS", "-c lock_timeout=100ms")
+    with closing(Registry.open(store)) as other:
+        assert other.claim_job("second", NOW_S, LEASE_S) is None
+        with registry._database.writing(), pytest.raises(RegistryUnavailableError):
+            other.claim_job("second", NOW_S, LEASE_S)
 
 
 def test_a_report_renews_the_lease(registry: Registry) -> None:
