@@ -14,7 +14,7 @@ from hplm.adapters.packed import PackedAdapter, Place, packed_width, to_bfloat16
 from hplm.adapters.tenant import Head, Tenant, TenantCard
 from hplm.config import BaseConfig
 from hplm.nn.adapters import AdapterSlots, AssignedSlots, gathers, plan_adapters
-from hplm.nn.dtype import choose_device, choose_dtype
+from hplm.nn.dtype import choose_device, choose_dtype, use_threads
 from hplm.nn.encoder import Adapt
 from hplm.nn.memory import keep_freed_memory
 from hplm.nn.scripted import adapt_planned, scripted
@@ -31,7 +31,7 @@ SIZES = {"minilm": 384, "bert-base": 768}
 def adapters(rounds: int, num_threads: int, device_name: str) -> Report:
     """Seconds of one layer's adapters for 64 texts of 1, 4, 16 and 64 tenants: our two ways, a loop, and `grouped_mm`."""
     keep_freed_memory()
-    torch.set_num_threads(num_threads)
+    use_threads(num_threads)
     device = choose_device(device_name)
     dtype = choose_dtype("auto", device)
     rng = np.random.default_rng(0)

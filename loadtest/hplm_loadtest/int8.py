@@ -17,7 +17,7 @@ import torch
 from hplm.config import Quantization
 from hplm.nn import lower as lowers
 from hplm.nn.base import Base
-from hplm.nn.dtype import choose_dtype, choose_threads
+from hplm.nn.dtype import choose_dtype, choose_threads, use_threads
 from hplm.nn.int8 import check_int8
 from hplm.nn.int8_ranges import measure_ranges
 from hplm.nn.lookup import compute_windows
@@ -56,7 +56,7 @@ def int8(models: Path, rounds: int, seconds: float, picture: Path | None = None,
     check_int8(CPU)
     keep_freed_memory()
     threads = choose_threads(0)
-    torch.set_num_threads(threads)
+    use_threads(threads)
     served = read(models)
     base = served.base
     dtype = choose_dtype("auto", CPU)

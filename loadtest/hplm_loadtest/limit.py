@@ -7,9 +7,7 @@ from math import ceil
 from pathlib import Path
 from statistics import median
 
-import torch
-
-from hplm.nn.dtype import choose_device, choose_dtype, choose_threads
+from hplm.nn.dtype import choose_device, choose_dtype, choose_threads, use_threads
 from hplm.nn.memory import keep_freed_memory
 from hplm.nn.upper import UpperEngine
 from hplm.progress import progress_bars
@@ -37,7 +35,7 @@ def limit(models: Path, rounds: int, seconds: float, device_name: str, picture: 
     check_picture(picture)
     keep_freed_memory()
     threads = choose_threads(0)
-    torch.set_num_threads(threads)
+    use_threads(threads)
     served = read(models)
     config = served.base.config
     device = choose_device(device_name)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from hplm.errors import ConfigError
 from hplm.nn import reference
+from hplm.nn.dtype import use_threads
 from hplm.nn.lookup import PlotLookup, open_lookup
 from hplm.nn.memory import keep_freed_memory
 from hplm.plot.windows import windows
@@ -28,7 +28,7 @@ BATCHED = f"batch of {BATCH}"
 def plot_lookup(models: Path, rounds: int) -> Report:
     """Time of 128-token requests whose windows are in memory, alone and in batches, beside a dictionary in Python."""
     keep_freed_memory()
-    torch.set_num_threads(1)
+    use_threads(1)
     served = read(models)
     base = served.base
     encoder = TextEncoder(base.tokenizer_path, LENGTH)

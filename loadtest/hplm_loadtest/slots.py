@@ -6,10 +6,9 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 from rich.progress import Progress
 
-from hplm.nn.dtype import choose_device, choose_dtype
+from hplm.nn.dtype import choose_device, choose_dtype, use_threads
 from hplm.nn.memory import keep_freed_memory
 from hplm.nn.upper import UpperEngine, UpperRequest
 from hplm_loadtest.models import Served
@@ -29,7 +28,7 @@ def slot_speeds(served: Served, rounds: int, progress: Progress) -> list[dict[st
     On `THREADS` thread, as served on two cores.
     """
     keep_freed_memory()
-    torch.set_num_threads(THREADS)
+    use_threads(THREADS)
     base, device = served.base, choose_device("auto")
     members = served.some(TENANTS)
     engine = UpperEngine(

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hplm.nn.dtype import choose_device, choose_dtype, computing_in
+from hplm.nn.dtype import choose_device, choose_dtype, computing_in, use_threads
 from hplm.nn.encoder import UpperEncoder
 from hplm.nn.memory import keep_freed_memory
 from hplm.nn.upper import UpperEngine, UpperRequest, in_dtype
@@ -31,7 +31,7 @@ def upper_layers(models: Path, rounds: int, num_threads: int, device_name: str) 
     Packed once more with heads that read `[CLS]` alone.
     """
     keep_freed_memory()
-    torch.set_num_threads(num_threads)
+    use_threads(num_threads)
     served = read(models)
     base = served.base
     device = choose_device(device_name)

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import threadpoolctl  # type: ignore[import-untyped]
 
 from hplm import config, errors
 from hplm.adapters import tenant as tenants
@@ -79,6 +80,19 @@ def test_each_bad_request_of_a_batch_gets_its_error_and_the_good_ones_their_answ
         assert len(bad.wire()) < 300
         assert isinstance(good, LookedUp)
         np.testing.assert_allclose(good.hidden, alone.hidden, atol=2e-3, rtol=2e-3)
+
+
+@pytest.mark.parametrize("stage", [PlotStage, UpperStage])
+def test_no_thread_of_a_stage_looks_for_small_products_to_share(
+    stage: type[PlotStage | UpperStage], tiny_models: Path, restored_threads: None
+) -> None:
+    settings, model = (PlotSettings, "hbert_plot") if stage is PlotStage else (UpperSettings, "hbert_upper")
+    folder = tiny_models / model / "1"
+    with threadpoolctl.threadpool_limits(4, user_api="blas"):
+        made = stage(config.load(settings, folder / "settings.json"), folder)  # type: ignore[arg-type]
+        made.start()
+        assert {one["num_threads"] for one in threadpoolctl.threadpool_info() if one["user_api"] == "blas"} == {1}
+        made.stop()
 
 
 def test_what_is_too_late_already_opens_nothing(tiny_models: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,10 +6,11 @@ import time
 from collections.abc import Iterator
 
 import pytest
+import threadpoolctl  # type: ignore[import-untyped]
 import torch
 
 from hplm.nn import dtype as dtypes
-from hplm.nn.dtype import bfloat16_is_fast, choose_dtype
+from hplm.nn.dtype import bfloat16_is_fast, choose_dtype, use_threads
 
 CPU = torch.device("cpu")
 
@@ -57,3 +58,10 @@ def test_auto_is_float32_on_a_gpu_that_only_emulates_bfloat16(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     assert choose_dtype("auto", torch.device("cuda:1")) == wanted
     assert choose_dtype("bfloat16", torch.device("cuda:1")) == torch.bfloat16
+
+
+def test_torch_alone_computes_with_several_threads(restored_threads: None) -> None:
+    with threadpoolctl.threadpool_limits(4, user_api="blas"):
+        use_threads(2)
+        assert {one["num_threads"] for one in threadpoolctl.threadpool_info() if one["user_api"] == "blas"} == {1}
+        assert torch.get_num_threads() == 2

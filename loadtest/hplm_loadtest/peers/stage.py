@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from hplm.adapters.bank import TenantBank
 from hplm.adapters.host_cache import HostCache
@@ -19,7 +18,7 @@ from hplm.adapters.tenant import Tenant
 from hplm.decode import answer_of
 from hplm.errors import ArtifactError, HplmError, InternalError
 from hplm.nn import base as bases
-from hplm.nn.dtype import choose_device, choose_dtype
+from hplm.nn.dtype import choose_device, choose_dtype, use_threads
 from hplm.nn.memory import keep_freed_memory, stop_searching_what_stays
 from hplm.nn.upper import Logits
 from hplm.serving.threads import SWITCH_INTERVAL_S
@@ -60,7 +59,7 @@ class PeerStage:
         # What hBERT's stages do for themselves, its peers do too.
         keep_freed_memory()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        torch.set_num_threads(settings.num_threads)
+        use_threads(settings.num_threads)
         if settings.num_threads == 1:
             tokenise_in_one_thread()
         store = Store((folder / settings.store).resolve())

@@ -23,7 +23,7 @@ from hplm.adapters.host_cache import HostCache
 from hplm.config import PlotSettings
 from hplm.errors import CorruptArtifactError, DeadlineError, HplmError, InternalError, QueueFullError
 from hplm.nn import base as bases
-from hplm.nn.dtype import choose_dtype
+from hplm.nn.dtype import choose_dtype, use_threads
 from hplm.nn.int8 import check_int8
 from hplm.nn.lookup import Helpers, PlotLookup, open_lineage, verify_domain
 from hplm.nn.memory import keep_freed_memory, stop_searching_what_stays
@@ -122,7 +122,7 @@ class PlotStage:
     def __init__(self, settings: PlotSettings, folder: Path) -> None:
         keep_freed_memory()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        torch.set_num_threads(1)
+        use_threads(1)
         tokenise_in_one_thread()
         threads = settings.num_threads or 1
         self._helpers: Helpers | None = None

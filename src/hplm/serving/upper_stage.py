@@ -32,7 +32,7 @@ from hplm.errors import (
     QueueFullError,
 )
 from hplm.nn import base as bases
-from hplm.nn.dtype import choose_device, choose_dtype, choose_threads, count_cores
+from hplm.nn.dtype import choose_device, choose_dtype, choose_threads, count_cores, use_threads
 from hplm.nn.int8 import Ranges, check_int8
 from hplm.nn.int8_ranges import measure_ranges
 from hplm.nn.memory import keep_freed_memory, stop_searching_what_stays
@@ -108,7 +108,7 @@ class UpperStage:
         keep_freed_memory()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         threads = choose_threads(settings.num_threads, instances)
-        torch.set_num_threads(threads)
+        use_threads(threads)
         store = Store((folder / settings.store).resolve(), settings.registry)
         base = bases.load(store.base(settings.base), verify=settings.verify)
         device = choose_device(settings.device, device_index)
