@@ -16,7 +16,7 @@ from hplm.errors import ConfigError
 from hplm.nn import reference
 from hplm.nn.base import Base
 from hplm.nn.dtype import has_bfloat16
-from hplm.nn.encoder import TransformerLayer, UpperEncoder
+from hplm.nn.encoder import TransformerLayer, UpperEncoder, layer_weights
 from hplm.nn.int8 import (
     APART,
     Int8TokenLinear,
@@ -28,7 +28,7 @@ from hplm.nn.int8 import (
 from hplm.nn.int8_ranges import measure_ranges
 from hplm.nn.layouts import Batching
 from hplm.nn.scripted import RunLayers, scripted
-from hplm.nn.upper import UpperEngine, layer_weights
+from hplm.nn.upper import UpperEngine
 from hplm.store.layout import Store
 from tests import tiny
 from tests.unit.test_upper import CPU, check_neighbours_change_nothing, requests_of, wanted

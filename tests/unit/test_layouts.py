@@ -15,10 +15,10 @@ from hplm.nn import base as bases
 from hplm.nn import layouts
 from hplm.nn.adapters import AdapterSlots, plan_adapters
 from hplm.nn.base import Base
-from hplm.nn.encoder import packed_attention
+from hplm.nn.encoder import layer_weights, packed_attention
 from hplm.nn.layouts import Batching
 from hplm.nn.scripted import RunLayers, scripted
-from hplm.nn.upper import UpperEngine, layer_weights
+from hplm.nn.upper import UpperEngine
 from hplm.store.layout import Store
 from tests import tiny
 from tests.unit.test_upper import CPU, requests_of, wanted

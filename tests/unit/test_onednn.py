@@ -6,6 +6,7 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from hplm.nn.dtype import computing_in
 from hplm.nn.encoder import WindowEncoder
 from hplm.nn.lookup import SHARED_WINDOWS, Helpers, compute_windows
 from hplm.nn.onednn import PackedLinear, can_pack, pack_linears, rounded
+from hplm.store.layout import Store
 from tests import tiny
 from tests.rounding import assert_same_windows, skip_without_avx512
 
@@ -68,6 +70,35 @@ def packed_lower(dtype: torch.dtype) -> WindowEncoder:
 
 def some_windows(lower: WindowEncoder, count: int) -> npt.NDArray[np.int64]:
     return np.random.default_rng(0).integers(5, lower.config.vocab_size, (count, lower.config.window))
+
+
+@FORMATS
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("buckets", [0, 32], ids=["absolute", "relative"])
+def test_as_one_function_packed_lower_layers_give_the_same_bits(
+    tmp_path: Path, dtype: torch.dtype, quantization: str, buckets: int
+) -> None:
+    skip_without(dtype)
+    if quantization == "int8" and not torch.cpu._is_vnni_supported():
+        pytest.skip("this processor has no VNNI")
+    base = tiny.make_base(Store(tmp_path), replace(tiny.config(hidden_size=128), relative_buckets=buckets))
+    lower = base.load_lower()
+    torch.nn.init.normal_(lower.gate_weight, std=0.05)
+    with torch.inference_mode():
+        # A channel that is computed apart in floats where the others are integers.
+        lower.layers[0].ffn_in.weight[0] *= 60  # type: ignore[union-attr, index, operator]
+    lowers.pack(lower, dtype, base if quantization == "int8" else None)
+    assert quantization == "none" or [len(one) for one in lower.packed.layers] == [7, 4]  # type: ignore[union-attr, arg-type]
+    windows = torch.from_numpy(some_windows(lower, 60))
+    windows[:20, 0] = windows[20:30, 2] = base.config.pad_id
+    with torch.inference_mode(), computing_in(dtype, CPU):
+        # Three times: TorchScript changes what it runs when it has seen it run.
+        found = [lower(windows) for _ in range(3)]
+        assert lower.packed is not None
+        lower.packed = None
+        expected = lower(windows)
+    for one in found:
+        torch.testing.assert_close(one, expected, atol=0, rtol=0)
 
 
 @FORMATS

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from hplm.adapters.packed import Place
 from hplm.config import BaseConfig
+from hplm.nn.onednn import PackedLinear
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 Adapt = Callable[[Place, int, Tensor], Tensor]
@@ -44,6 +45,13 @@ class TransformerLayer(nn.Module):
             attended = adapt("attention", attended)
         hidden = self.attention_norm(hidden + attended)
         return self.ffn_norm(hidden + self.ffn_out(self.activation(self.ffn_in(hidden))))
+
+
+def layer_weights(layer: nn.Module) -> list[Tensor]:
+    """What `hplm.nn.scripted` takes of a TransformerLayer, in its order."""
+    assert isinstance(layer, TransformerLayer)
+    parts = (layer.qkv, layer.attention_out, layer.attention_norm, layer.ffn_in, layer.ffn_out, layer.ffn_norm)
+    return [tensor.detach() for part in parts for tensor in (part.weight, part.bias)]
 
 
 class RelativeBias(nn.Module):
@@ -96,10 +104,16 @@ class WindowEncoder(nn.Module):
         self.gate_weight = nn.Parameter(torch.zeros(config.window, config.hidden_size, config.hidden_size))
         self.gate_bias = nn.Parameter(torch.zeros(config.window, config.hidden_size))
         # The gate's products, one a place, where `hplm.nn.lower.pack` has put them in oneDNN's order.
-        self.packed_gate: list[nn.Module] = []
+        self.packed_gate: list[PackedLinear] = []
+        # All of it as one function, from then on.
+        self.packed: nn.Module | None = None
 
     def forward(self, windows: Tensor) -> Tensor:
         """`windows`: int64 `[W, n]` of token ids -> gated vectors `[W, n, H]`."""
+        if self.packed is not None:
+            with torch.autocast(windows.device.type, enabled=False):
+                packed: Tensor = self.packed(windows)
+                return packed
         config = self.config
         seen = windows != config.pad_id
         seen[:, config.left] = True

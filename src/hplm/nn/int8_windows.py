@@ -40,6 +40,27 @@ class Int8WindowLayer(nn.Module):
             )
         self.attention_norm, self.ffn_norm = layer.attention_norm, layer.ffn_norm
 
+    @property
+    def products(self) -> list[list[Tensor]]:
+        """What `RunWindows` takes: of the first three products factor, rounding and matrix, of the last its matrix."""
+        return [*(one.tensors for one in (self._qkv, self._out, self._first)), self._second]
+
+    @property
+    def input_codes(self) -> list[tuple[float, int]]:
+        """Scale and zero point of what goes into each of the four."""
+        return [*(one.input_codes for one in (self._qkv, self._out, self._first)), self._inner_codes]
+
+    @property
+    def float_weights(self) -> list[Tensor]:
+        """What is no integer: the two norms', and where channels are apart their two matrices and the first one's bias."""
+        norms = (self.attention_norm, self.ffn_norm)
+        found = [tensor.detach() for norm in norms for tensor in (norm.weight, norm.bias)]
+        if self._apart is not None:
+            first, second = self._apart
+            assert first.bias is not None
+            found += [first.weight, first.bias, second.weight]
+        return found
+
     def forward(self, hidden: Tensor, attend: Attend) -> Tensor:
         """`[..., H]` -> `[..., H]`, as TransformerLayer does without adapters."""
         query, key, value = self._qkv(hidden).chunk(3, dim=-1)
@@ -64,6 +85,14 @@ class _Product:
         self._scale, self._zero_point = given.linear.input_scale, given.linear.zero_point
         self._matrix = given.linear.packed()
         self._rounding = torch.tensor(given.linear.zero_point + 0.5)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [self._factor, self._rounding, *self._matrix]
+
+    @property
+    def input_codes(self) -> tuple[float, int]:
+        return self._scale, self._zero_point
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """`[..., in]` -> `[..., out]`."""

@@ -20,6 +20,7 @@ from hplm.nn.int8 import check_int8
 from hplm.nn.int8_ranges import measure_window_ranges
 from hplm.nn.int8_windows import Int8WindowLayer
 from hplm.nn.onednn import PackedLinear, can_pack, pack_linears
+from hplm.nn.scripted import RunWindows, scripted
 from hplm.store import artifact
 from hplm.store.layout import Store
 
@@ -91,6 +92,7 @@ def pack(lower: WindowEncoder, dtype: torch.dtype, int8_of: Base | None = None) 
                     layer.activation = nn.Identity()
             pack_linears(lower, dtype)
             lower.packed_gate = [PackedLinear(weight, None, dtype) for weight in lower.gate_weight]
+            lower.packed = scripted(RunWindows(lower))
 
 
 def of_lineage(

@@ -48,15 +48,13 @@ class PackedLinear(nn.Module):
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, *, gelu: bool = False) -> None:
         super().__init__()
         self._then: tuple[str, list[float], str] = ("gelu", [], "none") if gelu else ("none", [], "")
-        self._dtype = dtype
-        self._weight = pack_matrix(weight.to(dtype))
-        self._bias = None if bias is None else bias.detach().to(dtype)
+        self.dtype = dtype
+        self.weight = pack_matrix(weight.to(dtype))
+        self.bias = None if bias is None else bias.detach().to(dtype)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """`[..., in]` -> `[..., out]`."""
-        found: Tensor = torch.ops.mkldnn._linear_pointwise(
-            tokens.to(self._dtype), self._weight, self._bias, *self._then
-        )
+        found: Tensor = torch.ops.mkldnn._linear_pointwise(tokens.to(self.dtype), self.weight, self.bias, *self._then)
         return found
 
     def _save_to_state_dict(self, *_: object) -> None:

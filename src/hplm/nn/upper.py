@@ -17,7 +17,7 @@ from hplm.adapters.slots import IDENTITY
 from hplm.adapters.tenant import Tenant
 from hplm.config import BaseConfig
 from hplm.nn.adapters import AdapterSlots, AssignedSlots, gathers, plan_adapters
-from hplm.nn.encoder import TransformerLayer, UpperEncoder
+from hplm.nn.encoder import UpperEncoder, layer_weights
 from hplm.nn.int8 import Ranges, check_int8, quantise_layer
 from hplm.nn.layouts import Batching, Layout, lay_out
 from hplm.nn.scripted import AdapterPlan, RunLayers, scripted
@@ -252,13 +252,6 @@ def places_of(starts: Sequence[int], counts: Sequence[int]) -> Tensor:
     """`counts[i]` places from `starts[i]` on, one text after another: int64."""
     ends = np.cumsum(counts)
     return torch.from_numpy(np.repeat(starts - (ends - counts), counts) + np.arange(ends[-1]))
-
-
-def layer_weights(layer: nn.Module) -> list[Tensor]:
-    """What `RunLayers` takes of a TransformerLayer, in its order."""
-    assert isinstance(layer, TransformerLayer)
-    parts = (layer.qkv, layer.attention_out, layer.attention_norm, layer.ffn_in, layer.ffn_out, layer.ffn_norm)
-    return [tensor.detach() for part in parts for tensor in (part.weight, part.bias)]
 
 
 def pool(task: str, pooling: str, hidden: Tensor) -> Tensor:
