@@ -105,7 +105,7 @@ class WindowEncoder(nn.Module):
         self.gate_bias = nn.Parameter(torch.zeros(config.window, config.hidden_size))
         # The gate's products, one a place, where `hplm.nn.lower.pack` has put them in oneDNN's order.
         self.packed_gate: list[PackedLinear] = []
-        # All of it as one function, from then on.
+        # And from then on all of it as one function; what follows is its slow twin.
         self.packed: nn.Module | None = None
 
     def forward(self, windows: Tensor) -> Tensor:
