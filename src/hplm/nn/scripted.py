@@ -1,11 +1,11 @@
-"""One upper layer, and filling slots, as functions that run without Python's interpreter lock.
+"""The upper layers, windows through the lower ones, and filling slots, as code that runs without Python's interpreter lock.
 
 A serving stub has threads that read, load and answer beside the one that computes. Each operation of torch lets go of the
 lock and has to get it back, behind whatever another thread is doing: two hundred operations a layer made a busy server's
 layer take two to four times as long as alone. TorchScript runs a whole function under one release of the lock. It is
 deprecated, but what replaces it wants a C++ compiler where the server runs.
 
-The same computation, readable, is `TransformerLayer.forward` with `AdapterSlots.reference_adapt`.
+The same computation, readable, is `TransformerLayer.forward` with `AdapterSlots.reference_adapt`, and `WindowEncoder.forward`.
 """
 
 # No `from __future__ import annotations` here: TorchScript reads the types of attributes, not their names.
