@@ -216,6 +216,7 @@ def make_repository(
     manager_settings: dict[str, Any] | None = None,
     registry: str = "",
     instances: int = 1,
+    look_up_instances: int = 1,
 ) -> Path:
     """A store, whose `registry` may be elsewhere, and model folders; fewer slots than tenants, so that slots are swapped.
 
@@ -230,5 +231,6 @@ def make_repository(
     plot = PlotSettings(**{**common, "table": PLOT, "miss": miss, "overlay_windows": 64, **(plot_settings or {})})
     upper = UpperSettings(**{**common, "num_slots": num_slots, **(upper_settings or {})})
     manager = None if manager_settings is None else ManagerSettings("", "tiny", PLOT, **manager_settings)
-    export(store, folder / "models", plot, upper, manager, instances=instances)
-    return folder / "models"
+    models = folder / "models"
+    export(store, models, plot, upper, manager, instances=instances, look_up_instances=look_up_instances)
+    return models

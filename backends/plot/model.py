@@ -42,6 +42,7 @@ class TritonPythonModel:
                     self._stage.waiting
                 ),
             },
+            instance=args["model_instance_name"],
         )
         self._stage.start()
 

@@ -349,6 +349,7 @@ def export_models(
     instances: Annotated[
         int, typer.Option(min=1, help="Processes of the upper stage beside each other, each with slots of its own.")
     ] = 1,
+    look_up_instances: Annotated[int, typer.Option(min=1, help="Processes of the look-up beside each other.")] = 1,
     manager: Annotated[
         bool | None,
         typer.Option(
@@ -370,6 +371,8 @@ def export_models(
       hplm build export --miss backoff --slots 256
 
       hplm build export --instances 2
+
+      hplm build export --instances 4 --look-up-instances 4
 
       hplm build export --reduction-factor 4
 
@@ -411,6 +414,7 @@ def export_models(
         ManagerSettings(store="", base=base, domain=plot) if manager else None,
         keep=keep,
         instances=None if keep_settings and not is_given(context, "instances") else instances,
+        look_up_instances=None if keep_settings and not is_given(context, "look_up_instances") else look_up_instances,
     )
     print(f"wrote {models}; serve it with `hplm serve --models {models}`")
 

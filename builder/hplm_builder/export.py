@@ -30,13 +30,14 @@ def export(
     *,
     keep: Collection[str] = (),
     instances: int | None = None,
+    look_up_instances: int | None = None,
 ) -> None:
     """Write `target` beside its place, then rename; model folders that stood there are replaced, anything else is refused.
 
     Settings with the names in `keep` stay as those folders have them, and with them the registry of the same store,
-    where none is given. `instances` processes of the upper stage run beside each other; None for as many as those folders
-    have where settings are kept, else one. Without `manager` nobody can create or update tenants while it serves: the
-    models for that are left out.
+    where none is given. `instances` processes of the upper stage run beside each other, and `look_up_instances` of the look-up;
+    None for as many as those folders have where settings are kept, else one. Without `manager` nobody can create or update
+    tenants while it serves: the models for that are left out.
     The settings' `store` and `registry`, and the manager's `miss` and `reduction_factor`, are filled in here; the store's path
     is relative to their own folder, so that store and models can move together.
     Raises ConfigError where what is kept cannot be read, DataError where `target` holds something that is not ours.
@@ -47,8 +48,10 @@ def export(
     if target.exists() and (foreign := {path.name for path in target.iterdir()} - {*ROLES, *MANAGER_ROLES}):
         raise DataError(f"{target} holds {sorted(foreign)[0]!r}, which is no model of hplm; choose an empty folder")
     registry = store.registry or (_registry_of(target / "hbert_plot", store) if keep else "")
-    if instances is None:
-        instances = _instances_of(target / "hbert_upper") if keep else 1
+    counts = {
+        role: count or (_instances_of(target / role) if keep else 1)
+        for role, count in (("hbert_plot", look_up_instances), ("hbert_upper", instances))
+    }
     plot, upper = _kept(target / "hbert_plot", plot, keep), _kept(target / "hbert_upper", upper, keep)
     with artifact.replacing(target) as partial:
         settings: dict[str, PlotSettings | UpperSettings | ManagerSettings | None] = {
@@ -70,8 +73,8 @@ def export(
             version = partial / role / "1"
             version.mkdir(parents=True)
             text = (share_folder("model_repository") / role / "config.pbtxt").read_text()
-            if role == "hbert_upper":
-                text = with_instances(text, instances)
+            if role in counts:
+                text = with_instances(text, counts[role])
             (partial / role / "config.pbtxt").write_text(text)
             if of_role is None:
                 # Triton wants the folder of a version even of an ensemble; copying tools drop empty ones.
@@ -137,7 +140,8 @@ def _instances_of(folder: Path) -> int:
     if not path.exists():
         return 1
     if (found := instances_in(path.read_text())) is None:
-        raise ConfigError(f"{path}: its instance_group is not as it was exported; say how many with --instances")
+        option = "--instances" if folder.name == "hbert_upper" else "--look-up-instances"
+        raise ConfigError(f"{path}: its instance_group is not as it was exported; say how many with {option}")
     return found
 
 

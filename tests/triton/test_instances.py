@@ -1,4 +1,4 @@
-"""A real server whose upper stage is two processes beside each other: the same answers, counted and told together."""
+"""A real server whose stages are two processes each, beside each other: the same answers, counted and told together."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ ASKED = 240
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # What comes from tables alone is the same whoever is looked up beside it.
-    return tiny.make_repository(tmp_path_factory.mktemp("two"), plot_settings={"miss": "backoff"}, instances=2)
+    return tiny.make_repository(
+        tmp_path_factory.mktemp("two"), plot_settings={"miss": "backoff"}, instances=2, look_up_instances=2
+    )
 
 
 @pytest.fixture(scope="module")
@@ -62,13 +64,13 @@ def test_both_answer_as_the_reference_and_are_counted_together(models: Path, ser
         state, tokens = given[text]
         wanted = reference.answered(upper, state, members[name], tokens)
         np.testing.assert_allclose(answer.logits, wanted, atol=TOLERANCE, rtol=0, err_msg=name)
-    until(lambda: metric(server, 'hplm_upper_events_total{event="ok"}') == ASKED)
-    each = [
-        metric(server, f'hplm_upper_events_total{{event="ok",model_instance="hbert_upper_0_{number}"}}')
-        for number in range(2)
-    ]
-    assert min(each) > 0
-    assert sum(each) == ASKED
+    for family, role in (("hplm_plot_events_total", "hbert_plot"), ("hplm_upper_events_total", "hbert_upper")):
+        # What `given` asked the look-up for came from it alone.
+        asked = ASKED + (len(TEXTS) if role == "hbert_plot" else 0)
+        until(lambda family=family, asked=asked: metric(server, f'{family}{{event="ok"}}') == asked)
+        each = [metric(server, f'{family}{{event="ok",model_instance="{role}_0_{number}"}}') for number in range(2)]
+        assert min(each) > 0
+        assert sum(each) == asked
 
 
 def test_each_tells_what_waits_and_leaves_nothing_behind(models: Path) -> None:

@@ -336,18 +336,40 @@ def test_the_tenants_benchmark_measures_every_point_of_every_system(tiny_fleet: 
     assert picture.is_file()
 
 
-@pytest.mark.parametrize(("gpus", "threads", "said"), [(2, 1, "CUDA_VISIBLE_DEVICES=0"), (1, 2, "leave --threads out")])
-def test_what_could_not_be_compared_on_gpus_is_refused(
-    tiny_fleet: Path, monkeypatch: pytest.MonkeyPatch, gpus: int, threads: int, said: str
-) -> None:
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is prepared, and not run, is prepared for a GPU."""
     monkeypatch.setattr(systems, "choose_device", lambda _: torch.device("cuda"))
     monkeypatch.setattr(systems, "choose_dtype", lambda *_: torch.bfloat16)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    servers = Systems(open_fleet(tiny_fleet, "minilm", 12), Limits(threads, 8, 2))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+
+
+def test_what_could_not_be_compared_on_several_gpus_is_refused(
+    tiny_fleet: Path, gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    servers = Systems(open_fleet(tiny_fleet, "minilm", 12), Limits(1, 8, 2))
     # By itself hBERT may have them all.
     servers.prepare("hbert", QUIET)
-    with pytest.raises(errors.ConfigError, match=said):
+    with pytest.raises(errors.ConfigError, match="CUDA_VISIBLE_DEVICES=0"):
         servers.prepare("shared", QUIET)
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("hbert", {"hbert_plot": 3, "hbert_upper": 3}),
+        ("shared", {"hbert": 3}),
+        ("adapter", {"hbert": 3}),
+        ("dedicated", {"hbert": 1}),
+    ],
+)
+def test_on_a_gpu_threads_are_processes_of_both_stages_and_of_peers_but_of_whole_models(
+    tiny_fleet: Path, gpu: None, name: SystemName, wanted: dict[str, int]
+) -> None:
+    Systems(open_fleet(tiny_fleet, "minilm", 12), Limits(3, 9, 2)).prepare(name, QUIET)
+    models = tiny_fleet / "peers" / f"models-{name}"
+    assert {role: instances_in((models / role / "config.pbtxt").read_text()) for role in wanted} == wanted
 
 
 @pytest.mark.parametrize("name", ["hbert", "dedicated", "shared", "adapter"])

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from hplm.adapters.packed import Place
+from hplm.nn import adapters, layouts
 from hplm.nn import base as bases
-from hplm.nn import layouts
 from hplm.nn.adapters import AdapterSlots, plan_adapters
 from hplm.nn.base import Base
 from hplm.nn.encoder import layer_weights, packed_attention
@@ -92,11 +92,22 @@ def test_packed_wastes_nothing_and_turbo_less_than_naive() -> None:
 
 
 @pytest.mark.parametrize("fine_prefetch", [True, False])
-@pytest.mark.parametrize("gathered", [True, False], ids=["gathered", "text-by-text"])
+@pytest.mark.parametrize(
+    ("gathered", "own_tokens"),
+    [(True, adapters.OWN_PRODUCT_TOKENS), (True, None), (False, None)],
+    ids=["gathered", "gathered-as-on-a-gpu", "text-by-text"],
+)
 @pytest.mark.parametrize("lengths", [[1, 2, 3], [33, 32, 31, 64], [200, 5, 150], [130], [4] * 20])
 def test_a_layer_with_all_tenants_together_equals_the_readable_layer_with_a_loop_over_texts(
-    tiny_base: Base, tiny_store: Store, lengths: list[int], gathered: bool, fine_prefetch: bool
+    tiny_base: Base,
+    tiny_store: Store,
+    lengths: list[int],
+    gathered: bool,
+    own_tokens: int | None,
+    fine_prefetch: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(adapters, "own_product_tokens", lambda device: own_tokens)
     slots = AdapterSlots(tiny_base.config, 8, 3, CPU, torch.float32, fine_prefetch=fine_prefetch)
     tenants = [request.tenant for request in requests_of(tiny_base, tiny_store, lengths)]
     hidden = torch.randn(sum(lengths), tiny_base.config.hidden_size, generator=torch.Generator().manual_seed(0))

@@ -26,7 +26,7 @@ from hplm.nn import base as bases
 from hplm.nn import reference
 from hplm.nn.adapters import AdapterSlots, Fill, slot_size
 from hplm.nn.base import Base
-from hplm.nn.scripted import fill_slots, scripted
+from hplm.nn.scripted import fill_slots, fill_slots_from_pinned, scripted
 from hplm.nn.upper import UpperEngine, UpperRequest
 from hplm.serving.upper_stage import UpperAnswer, UpperInput, UpperStage, looks_ahead
 from hplm.store.layout import Store
@@ -416,7 +416,15 @@ def test_what_is_refused_before_the_queue_is_counted(store: Store, base: Base, f
     stage.stop()
 
 
-@pytest.mark.parametrize("fill", [fill_slots, scripted(fill_slots)], ids=["plain", "scripted"])
+def filled_at_once(parts: list[torch.Tensor], layer: int, weights: list[torch.Tensor], slots: list[int]) -> None:
+    """As on a GPU."""
+    staged = torch.empty(len(weights), *weights[0].shape, dtype=weights[0].dtype)
+    scripted(fill_slots_from_pinned)(parts, layer, layer + 1, weights, torch.tensor(slots), staged)
+
+
+@pytest.mark.parametrize(
+    "fill", [fill_slots, scripted(fill_slots), filled_at_once], ids=["plain", "scripted", "of-a-gpu"]
+)
 @pytest.mark.parametrize("slots_dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_layer_is_copied_into_its_slots_and_no_other(

@@ -114,8 +114,6 @@ class Systems:
             return
         if self._device.type == "cuda" and torch.cuda.device_count() > 1:
             raise ConfigError("hBERT would compute on every GPU and its peers on one: set CUDA_VISIBLE_DEVICES=0")
-        if self._device.type == "cuda" and self._limits.num_threads > 1:
-            raise ConfigError("several threads are of processors: leave --threads out where there is a GPU")
         system, from_disk = PEERS[name]
         is_onnx = system == "onnxruntime"
         dtype: Literal["bfloat16", "float32"] = "bfloat16" if self._dtype == torch.bfloat16 else "float32"
@@ -178,8 +176,12 @@ class Systems:
     def _copy_hbert(self, target: Path) -> None:
         """The fleet's own repository with this many threads of the upper layers; tenants may take what a peer's models may."""
         shutil.copytree(self._fleet.models, target)
-        config = target / "hbert_upper" / "config.pbtxt"
-        config.write_text(with_instances(config.read_text(), self._limits.num_threads))
+        # A GPU is done with the upper layers before one process of the look-up has the next batch ready.
+        look_ups = self._limits.num_threads if self._device.type == "cuda" else 1
+        for role, count in (("hbert_plot", look_ups), ("hbert_upper", self._limits.num_threads)):
+            config = target / role / "config.pbtxt"
+            config.write_text(with_instances(config.read_text(), count))
+        self.about["hbert_look_up_processes"] = look_ups
         # New text is computed in the look-up too: of two stages, one thread each.
         look_up = {"num_threads": 1}
         self.about["hbert_look_up_threads"] = look_up["num_threads"]

@@ -29,6 +29,8 @@ from hplm.nn.onednn import can_pack, pack_matrix, rounded
 LEAST_TOKENS = 4
 # Numbers in a row of one head, see `float32_attention_below`.
 AMX_ATTENTION = 1280
+# Heads of other sizes would have to be filled up for attention in one call.
+JOINED_HEAD_STEP = 8
 
 
 class AdapterPlan(NamedTuple):
@@ -141,6 +143,30 @@ def float32_attention_below(device: torch.device, head_size: int) -> int:
     return AMX_ATTENTION // head_size if torch.cpu._is_amx_tile_supported() else sys.maxsize
 
 
+def attends_at_once(device: torch.device, head_size: int) -> bool:
+    """Whether rows of all lengths attend in one call a layer: on a GPU, to which a call for each length would be 30 a layer."""
+    return device.type == "cuda" and head_size % JOINED_HEAD_STEP == 0
+
+
+def ends_of(counts: list[int], lengths: list[int], device: torch.device) -> Tensor:
+    """Where rows end, `counts[i]` of `lengths[i]` tokens one after another, and 0 first: int32 `[rows + 1]`."""
+    ends = [0]
+    for i in range(len(counts)):
+        for _ in range(counts[i]):
+            ends.append(ends[-1] + lengths[i])
+    return torch.tensor(ends, dtype=torch.int32, device=device)
+
+
+def attend_at_once(qkv: Tensor, ends: Tensor, longest: int, num_heads: int) -> Tensor:
+    """Attention of rows one after another, each to itself: `qkv` `[N, 3 * H]` -> `[N, H]`; `ends` by `ends_of`."""
+    parts = qkv.view(1, qkv.size(0), 3, num_heads, -1)
+    # As fast as flash attention with rows of 20 tokens, and there for float32 and older GPUs too.
+    found = torch.ops.aten._efficient_attention_forward(
+        parts[:, :, 0], parts[:, :, 1], parts[:, :, 2], None, ends, ends, longest, longest, 0.0, 0
+    )[0]
+    return found.reshape(qkv.size(0), -1)
+
+
 def pack_matrices(weights: list[list[Tensor]]) -> tuple[list[list[Tensor]], bool]:
     """Weights of `layer_weights` with matrices in oneDNN's own order where it has one, and whether it has."""
     # A LayerNorm's: matrices may be in integers, and not here.
@@ -168,6 +194,7 @@ class RunLayers(nn.Module):
     """
 
     packed: Final[bool]
+    attends_at_once: Final[bool]
     is_int8: Final[bool]
     input_zero: Final[int]
     largest: Final[int]
@@ -184,6 +211,8 @@ class RunLayers(nn.Module):
     counts: list[int]
     lengths: list[int]
     mask: Tensor | None
+    ends: Tensor
+    longest: int
     unchanged: AdapterPlan
     at_input: AdapterPlan
     at_attention: AdapterPlan
@@ -226,8 +255,11 @@ class RunLayers(nn.Module):
         self.eps = eps
         self.num_heads = num_heads
         norm = weights[0][4]
-        self.float32_below = float32_attention_below(norm.device, norm.numel() // num_heads)
-        self.nothing = torch.empty(0)
+        head_size = norm.numel() // num_heads
+        self.float32_below = float32_attention_below(norm.device, head_size)
+        self.attends_at_once = relative is None and attends_at_once(norm.device, head_size)
+        self.nothing = self.ends = torch.empty(0)
+        self.longest = 0
         self.rounding = torch.tensor(ZERO_POINT + 0.5)
         self.unchanged = UNCHANGED
         self.last = len(weights) - 1
@@ -255,6 +287,9 @@ class RunLayers(nn.Module):
         self.counts = counts
         self.lengths = lengths
         self.mask = mask
+        if self.attends_at_once and mask is None:
+            self.ends = ends_of(counts, lengths, hidden.device)
+            self.longest = max(lengths) if len(lengths) > 0 else 0
         self.at_input = _with_fillers(at_input, more)
         self.at_attention = _with_fillers(at_attention, more)
         self.read = None
@@ -280,8 +315,29 @@ class RunLayers(nn.Module):
             qkv = self._int8_by_token(self.int8_qkv[layer], hidden)
         else:
             qkv = self._linear(hidden, weights[0], weights[1])
-        # What goes into integers goes from float32.
-        context = torch.empty(hidden.shape, dtype=qkv.dtype) if self.is_int8 else torch.empty_like(hidden)
+        if self.attends_at_once and self.mask is None:
+            context = attend_at_once(qkv, self.ends, self.longest, self.num_heads)
+        else:
+            context = self._attend(qkv)
+        at_attention = self.at_attention
+        read = self.read
+        if read is not None and layer == self.last:
+            context = context.index_select(0, read)
+            hidden = hidden.index_select(0, read)
+            at_attention = self.at_attention_of_read
+        if self.is_int8:
+            attended = self._int8_by_token(self.int8_attention_out[layer], context).to(hidden.dtype)
+        else:
+            attended = self._linear(context, weights[2], weights[3])
+        attended = adapt_planned(attended, self.parts[layer], at_attention)
+        hidden = F.layer_norm(hidden + attended, [size], weights[4], weights[5], self.eps)
+        outer = self._int8_feed_forward(layer, hidden) if self.is_int8 else self._feed_forward(layer, hidden)
+        self.hidden = F.layer_norm(hidden + outer, [size], weights[10], weights[11], self.eps)
+
+    def _attend(self, qkv: Tensor) -> Tensor:
+        """Rows of each length in one call: `qkv` `[N, 3 * H]` -> `[N, H]`."""
+        size = qkv.size(1) // 3
+        context = torch.empty([qkv.size(0), size], dtype=qkv.dtype, device=qkv.device)
         start = 0
         for i in range(len(self.counts)):
             end = start + self.counts[i] * self.lengths[i]
@@ -298,20 +354,7 @@ class RunLayers(nn.Module):
             start = end
         # What nobody reads must be numbers all the same.
         context[start:] = 0
-        at_attention = self.at_attention
-        read = self.read
-        if read is not None and layer == self.last:
-            context = context.index_select(0, read)
-            hidden = hidden.index_select(0, read)
-            at_attention = self.at_attention_of_read
-        if self.is_int8:
-            attended = self._int8_by_token(self.int8_attention_out[layer], context).to(hidden.dtype)
-        else:
-            attended = self._linear(context, weights[2], weights[3])
-        attended = adapt_planned(attended, self.parts[layer], at_attention)
-        hidden = F.layer_norm(hidden + attended, [size], weights[4], weights[5], self.eps)
-        outer = self._int8_feed_forward(layer, hidden) if self.is_int8 else self._feed_forward(layer, hidden)
-        self.hidden = F.layer_norm(hidden + outer, [size], weights[10], weights[11], self.eps)
+        return context
 
     def _mask(self, length: int, dtype: torch.dtype) -> Tensor | None:
         """What is added to the scores of rows of `length`, in `dtype`, or which of them count."""
@@ -470,6 +513,24 @@ def fill_slots(parts: list[Tensor], layer: int, weights: list[Tensor], slots: li
             end = start + place.numel()
             place.copy_(row[start:end].view_as(place))
             start = end
+
+
+def fill_slots_from_pinned(
+    parts: list[Tensor], first: int, last: int, weights: list[Tensor], places: Tensor, staged: Tensor
+) -> None:
+    """As `fill_slots`, layers `first` to before `last` to the slots `places` of a GPU, through `staged` there, `[n, L, P]`.
+
+    A copy a tenant: each costs more than its bytes. They read `weights` after this returns.
+    """
+    for i in range(len(weights)):
+        staged[i, first:last].copy_(weights[i][first:last], non_blocking=True)
+    start = 0
+    for part in parts:
+        slots = part[first:last]
+        end = start + part[0, 0].numel()
+        given = staged[:, first:last, start:end].to(part.dtype).transpose(0, 1)
+        slots.index_copy_(1, places, given.unflatten(2, part[0, 0].size()))
+        start = end
 
 
 def scripted(code: RunLayers | RunWindows | Callable[..., object]) -> Any:
