@@ -19,7 +19,7 @@ from hplm_loadtest.run import Run, unanswered
 from hplm_loadtest.saturated import BATCH, saturated
 from hplm_loadtest.steady import enough_requests, steady_rate
 from hplm_loadtest.timing import interleaved
-from hplm_loadtest.upper import PEAK_FLOP, flop_per_token, peak_product
+from hplm_loadtest.upper import flop_per_token, peak_product
 from hplm_loadtest.variants import serving
 
 PEAK_GOAL = 0.8
@@ -51,10 +51,8 @@ def limit(models: Path, rounds: int, seconds: float, device_name: str, picture: 
         dtype=dtype,
     )
     work = tokens * flop_per_token(config.hidden_size, config.intermediate_size, config.upper_layers)
-    variants: dict[str, Callable[[], object]] = {
-        "engine": lambda: engine.run(load.requests),
-        "matrix product": peak_product(dtype, device),
-    }
+    product, product_flop = peak_product(dtype, device)
+    variants: dict[str, Callable[[], object]] = {"engine": lambda: engine.run(load.requests), "matrix product": product}
     rates: list[float] = []
     runs: list[Run] = []
     steady = True
@@ -65,7 +63,7 @@ def limit(models: Path, rounds: int, seconds: float, device_name: str, picture: 
         closed_loop(server.ports.grpc_url, load.sent(2), IN_FLIGHT)
         for _ in range(rounds):
             timed = interleaved(variants, 3, 2, progress, "in-process")
-            peak = PEAK_FLOP / timed["matrix product"].median_s
+            peak = product_flop / timed["matrix product"].median_s
             shares.append(work / timed["engine"].median_s / peak)
             inside.append(BATCH / timed["engine"].median_s)
             times = ceil(enough_requests(inside[-1], seconds, IN_FLIGHT) / BATCH)
@@ -83,7 +81,7 @@ def limit(models: Path, rounds: int, seconds: float, device_name: str, picture: 
             "requests_per_s": median(inside),
             "tokens_per_s": median(inside) * tokens / BATCH,
             "share": median(shares),
-            "of": f"matrix peak ({PEAK_FLOP / 1e9 / timed['matrix product'].median_s:.0f} GFLOP/s)",
+            "of": f"matrix peak ({product_flop / 1e9 / timed['matrix product'].median_s:.0f} GFLOP/s)",
             "spread": f"{min(shares):.2f}-{max(shares):.2f}",
         },
         {

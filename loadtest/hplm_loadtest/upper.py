@@ -46,6 +46,7 @@ def upper_layers(models: Path, rounds: int, num_threads: int, device_name: str) 
         base.config, base.load_upper(), num_slots=BATCH + 1, reduced_size=reduced, device=device, dtype=dtype
     )
     padded = in_dtype(base.load_upper(), dtype).to(device)
+    product, product_flop = peak_product(dtype, device)
     rng = np.random.default_rng(0)
     rows = []
     with progress_bars() as progress:
@@ -59,14 +60,14 @@ def upper_layers(models: Path, rounds: int, num_threads: int, device_name: str) 
                 "packed": partial(engine.run, requests),
                 "packed, [CLS] read": partial(engine.run, cls_requests),
                 "padded": partial(run_padded, padded, requests, dtype, device),
-                "matrix product": peak_product(dtype, device),
+                "matrix product": product,
             }
             timed = interleaved(variants, rounds, 5, progress, f"variance {variance:g}")
             real = int(lengths.sum())
             work = real * flop_per_token(
                 base.config.hidden_size, base.config.intermediate_size, base.config.upper_layers
             )
-            peak = PEAK_FLOP / timed["matrix product"].median_s
+            peak = product_flop / timed["matrix product"].median_s
             packed, full = timed["packed"].median_s, timed["padded"].median_s
             rows.append(
                 {
@@ -85,20 +86,20 @@ def upper_layers(models: Path, rounds: int, num_threads: int, device_name: str) 
     return Report("upper", {**settings, "tenants": len(members), "rounds": rounds}, rows)
 
 
-SIDE = 2048
-PEAK_FLOP = 2 * SIDE**3
+def peak_product(dtype: torch.dtype, device: torch.device) -> tuple[Callable[[], object], int]:
+    """A square product large enough to run at the machine's peak, and its multiplications and additions.
 
-
-def peak_product(dtype: torch.dtype, device: torch.device) -> Callable[[], object]:
-    """A square product large enough to run at the machine's peak."""
-    left, right = (torch.randn(SIDE, SIDE, device=device).to(dtype) for _ in range(2))
+    A GPU is done with one of a processor's size before the next is asked for.
+    """
+    side = 8192 if device.type == "cuda" else 2048
+    left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
 
     def product() -> None:
         F.linear(left, right)
         if device.type == "cuda":
             torch.cuda.synchronize()
 
-    return product
+    return product, 2 * side**3
 
 
 def flop_per_token(hidden: int, inner: int, layers: int) -> int:
