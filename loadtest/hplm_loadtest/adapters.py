@@ -13,7 +13,7 @@ from torch import Tensor
 from hplm.adapters.packed import PackedAdapter, Place, packed_width, to_bfloat16
 from hplm.adapters.tenant import Head, Tenant, TenantCard
 from hplm.config import BaseConfig
-from hplm.nn.adapters import AdapterSlots, AssignedSlots, gathers, plan_adapters
+from hplm.nn.adapters import AdapterSlots, AssignedSlots, gathers, own_product_tokens, plan_adapters
 from hplm.nn.dtype import choose_device, choose_dtype, use_threads
 from hplm.nn.encoder import Adapt
 from hplm.nn.memory import keep_freed_memory
@@ -74,7 +74,8 @@ def adapters(rounds: int, num_threads: int, device_name: str) -> Report:
 
 def planned(slots: AdapterSlots, assigned: AssignedSlots, lengths: Sequence[int], *, gathered: bool) -> Adapt:
     """As the engine does it, see `AdapterPlan`."""
-    plan = plan_adapters(assigned.slots, lengths, slots.parts[0].device, gathered=gathered)
+    device = slots.parts[0].device
+    plan = plan_adapters(assigned.slots, lengths, device, gathered=gathered, own_tokens=own_product_tokens(device))
     run = scripted(adapt_planned)
 
     def adapt(place: Place, layer: int, tokens: Tensor) -> Tensor:

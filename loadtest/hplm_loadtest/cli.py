@@ -194,7 +194,8 @@ def bench_tenants(
         int,
         typer.Option(
             min=1,
-            help="That compute, of every system: processes, but of whole models threads of one. hBERT's look-up has one more.",
+            help="That compute, of every system: processes, but of whole models threads of one. hBERT's look-up has one more, "
+            "on a GPU as many.",
         ),
     ] = Limits.num_threads,
     budget_mb: Annotated[int, typer.Option(min=1, help="Memory for a peer's whole models.")] = Limits.budget_mb,

@@ -123,7 +123,8 @@ class UpperSettings:
 
     Adapters: `num_slots` counts the identity slot, `reduction_factor` bounds an adapter's size, `host_cache_mb` is the
     memory for loaded tenants. `coarse_prefetch` fills slots for waiting requests while a batch computes, where it is None on
-    a GPU alone. `fine_prefetch` fills layer i + 1 while layer i computes (HMI 6.2).
+    a GPU alone. `fine_prefetch` fills layer i + 1 while layer i computes, on a GPU all others while the first
+    does (HMI 6.2).
 
     Scheduling: `policy` with its `policy_settings` (see `hplm.scheduling`); a batch is `batch_rows` rows of `row_tokens`
     tokens (TCB's B and L; `packed` has one row of both multiplied) and at most `batch_requests` requests. A request

@@ -108,7 +108,13 @@ def machine() -> dict[str, Any]:
         lines = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
         model = lines[0].partition(": ")[2] if lines else model
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {"cpu": model, "cores": cores, "system": platform.system(), "python": platform.python_version()}
+    found = {"cpu": model, "cores": cores, "system": platform.system(), "python": platform.python_version()}
+    # Of what has computed with it, which has loaded it.
+    if (torch := sys.modules.get("torch")) is not None:
+        found["torch"] = torch.__version__
+        if torch.cuda.is_available():
+            found["gpu"] = torch.cuda.get_device_name()
+    return found
 
 
 def _shown(value: Any) -> str:

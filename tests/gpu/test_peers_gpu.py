@@ -32,8 +32,8 @@ def test_a_peer_answers_on_the_gpu_as_on_the_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: System, dtype: torch.dtype, tolerance: float
 ) -> None:
     # Several pieces a file, the last of them shorter.
-    monkeypatch.setattr(plain, "PIECE_BYTES", 4 * plain.ALIGNMENT)
-    base = tiny.make_base(Store(tmp_path / "store"), tiny.config())
+    monkeypatch.setattr(plain, "PIECE_BYTES", 7 * plain.ALIGNMENT)
+    base = tiny.make_base(Store(tmp_path / "store"), tiny.config(hidden_size=64))
     config, folder = whole(base.config), tmp_path / "weights"
     write_models(
         folder, config, tenants=3, disk_bytes=10**9, dtype=dtype, onnx=False, seed=0, progress=Progress(disable=True)

@@ -52,3 +52,10 @@ def test_nobody_waits_longer_than_those_in_front_take_at_the_rate_of_now() -> No
 @pytest.mark.parametrize(("most", "queue_size"), [(64, 0), (1, 1024)])
 def test_where_a_full_call_says_nothing_the_last_one_is_all_that_is_told_of(most: int, queue_size: int) -> None:
     assert waited(Intake(most, queue_size), [most] * 10, 0.1) == pytest.approx([0.0] + [0.1] * 9)
+
+
+def test_processes_that_take_turns_at_a_queue_empty_it_so_much_sooner() -> None:
+    flood = [64] * 40
+    alone, one_of_four = (waited(Intake(64, 1024, processes), flood, 0.04)[-1] for processes in (1, 4))
+    assert alone == pytest.approx(16 * 0.04)
+    assert one_of_four == pytest.approx(4 * 0.04)

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from hplm.adapters.packed import Place
-from hplm.nn import adapters, layouts
 from hplm.nn import base as bases
-from hplm.nn.adapters import AdapterSlots, plan_adapters
+from hplm.nn import layouts
+from hplm.nn.adapters import OWN_PRODUCT_TOKENS, AdapterSlots, plan_adapters
 from hplm.nn.base import Base
 from hplm.nn.encoder import layer_weights, packed_attention
 from hplm.nn.layouts import Batching
@@ -94,7 +94,7 @@ def test_packed_wastes_nothing_and_turbo_less_than_naive() -> None:
 @pytest.mark.parametrize("fine_prefetch", [True, False])
 @pytest.mark.parametrize(
     ("gathered", "own_tokens"),
-    [(True, adapters.OWN_PRODUCT_TOKENS), (True, None), (False, None)],
+    [(True, OWN_PRODUCT_TOKENS), (True, None), (False, None)],
     ids=["gathered", "gathered-as-on-a-gpu", "text-by-text"],
 )
 @pytest.mark.parametrize("lengths", [[1, 2, 3], [33, 32, 31, 64], [200, 5, 150], [130], [4] * 20])
@@ -105,9 +105,7 @@ def test_a_layer_with_all_tenants_together_equals_the_readable_layer_with_a_loop
     gathered: bool,
     own_tokens: int | None,
     fine_prefetch: bool,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(adapters, "own_product_tokens", lambda device: own_tokens)
     slots = AdapterSlots(tiny_base.config, 8, 3, CPU, torch.float32, fine_prefetch=fine_prefetch)
     tenants = [request.tenant for request in requests_of(tiny_base, tiny_store, lengths)]
     hidden = torch.randn(sum(lengths), tiny_base.config.hidden_size, generator=torch.Generator().manual_seed(0))
@@ -115,7 +113,10 @@ def test_a_layer_with_all_tenants_together_equals_the_readable_layer_with_a_loop
     attend = packed_attention(tiny_base.config.num_heads, lengths)
     (layout,) = layouts.packed(lengths)
     with slots.assigned(tenants) as assigned:
-        plans = [plan_adapters(assigned.at(place), lengths, CPU, gathered=gathered) for place in get_args(Place)]
+        plans = [
+            plan_adapters(assigned.at(place), lengths, CPU, gathered=gathered, own_tokens=own_tokens)
+            for place in get_args(Place)
+        ]
         slow = slots.reference_adapt(assigned, lengths)
         fast = RunLayers(
             [layer_weights(layer) for layer in encoder.layers], slots.parts, 1e-12, tiny_base.config.num_heads, None

@@ -26,7 +26,7 @@ from hplm.nn import base as bases
 from hplm.nn import reference
 from hplm.nn.adapters import AdapterSlots, Fill, slot_size
 from hplm.nn.base import Base
-from hplm.nn.scripted import fill_slots, fill_slots_from_pinned, scripted
+from hplm.nn.scripted import fill_slots, fill_slots_from_pinned, pieces, place_for, scripted
 from hplm.nn.upper import UpperEngine, UpperRequest
 from hplm.serving.upper_stage import UpperAnswer, UpperInput, UpperStage, looks_ahead
 from hplm.store.layout import Store
@@ -418,8 +418,27 @@ def test_what_is_refused_before_the_queue_is_counted(store: Store, base: Base, f
 
 def filled_at_once(parts: list[torch.Tensor], layer: int, weights: list[torch.Tensor], slots: list[int]) -> None:
     """As on a GPU."""
-    staged = torch.empty(len(weights), *weights[0].shape, dtype=weights[0].dtype)
+    staged = place_for(weights, CPU)
     scripted(fill_slots_from_pinned)(parts, layer, layer + 1, weights, torch.tensor(slots), staged)
+
+
+@pytest.mark.parametrize("slots_dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtypes", [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.bfloat16)], ids=str)
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_a_gpu_s_slots_get_all_layers_in_pieces_and_no_format_loses_anything(
+    layers: int, dtypes: tuple[torch.dtype, ...], slots_dtype: torch.dtype
+) -> None:
+    shapes = ((6, 2), (2,), (2, 6), (6,))
+    parts, wanted = ([torch.full((layers, 5, *shape), 7.0, dtype=slots_dtype) for shape in shapes] for _ in range(2))
+    weights = [torch.randn(layers, 32).to(dtype) for dtype in dtypes]
+    staged, fill, done = place_for(weights, CPU), scripted(fill_slots_from_pinned), []
+    for first, last in pieces(layers):
+        fill(parts, first, last, weights, torch.tensor([4, 2]), staged)
+        done += range(first, last)
+    assert done == list(range(layers))
+    for layer in range(layers):
+        fill_slots(wanted, layer, weights, [4, 2])
+    assert all(map(torch.equal, parts, wanted))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from hplm.adapters.tenant import Tenant
 from hplm.errors import ConfigError
 from hplm.nn import reference
 from hplm.nn import upper as uppers
-from hplm.nn.adapters import gathers, plan_adapters
+from hplm.nn.adapters import gathers, own_product_tokens, plan_adapters
 from hplm.nn.base import Base
 from hplm.nn.dtype import has_bfloat16
 from hplm.nn.onednn import can_pack, rounded
@@ -133,8 +133,10 @@ def test_in_float32_on_one_core_adapters_are_applied_text_by_text(
 ) -> None:
     plans: list[AdapterPlan] = []
 
-    def planning(slots: Sequence[int], lengths: Sequence[int], device: torch.device, *, gathered: bool) -> AdapterPlan:
-        plans.append(plan_adapters(slots, lengths, device, gathered=gathered))
+    def planning(
+        slots: Sequence[int], lengths: Sequence[int], device: torch.device, *, gathered: bool, own_tokens: int | None
+    ) -> AdapterPlan:
+        plans.append(plan_adapters(slots, lengths, device, gathered=gathered, own_tokens=own_tokens))
         return plans[-1]
 
     monkeypatch.setattr(uppers, "plan_adapters", planning)
@@ -145,6 +147,7 @@ def test_in_float32_on_one_core_adapters_are_applied_text_by_text(
     assert any(plan.own_sizes == [3, 4, 5] for plan in plans)
     assert gathers(CPU, torch.bfloat16)
     assert gathers(torch.device("cuda"), torch.float32)
+    assert own_product_tokens(torch.device("cuda")) is None
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     assert gathers(CPU, torch.float32)
 

@@ -78,7 +78,7 @@ class Limits:
     """What every system may use: threads that compute, memory for what it loads of tenants, disk for files of whole models.
 
     Threads beyond the first are processes of their own, which do not wait for each other; of whole models they are of one
-    process, whose memory can hold more of them than that of several.
+    process, whose memory can hold more of them than that of several. On a GPU hBERT's look-up has as many.
     """
 
     num_threads: int = 1
@@ -131,7 +131,7 @@ class Systems:
             progress=progress,
         )
         if is_dedicated:
-            self.about[f"{name}_files"] = count
+            self.about |= {f"{name}_files": count, f"{name}_processes": 1}
         if is_onnx:
             self.about |= {f"{name}_on": "cpu", f"{name}_dtype": "float32"}
         if system == "dedicated":
@@ -174,7 +174,9 @@ class Systems:
         return self._fleet.folder / "peers" / f"models-{name}"
 
     def _copy_hbert(self, target: Path) -> None:
-        """The fleet's own repository with this many threads of the upper layers; tenants may take what a peer's models may."""
+        """The fleet's own repository with this many processes of the upper stage, on a GPU of the look-up too; tenants may take
+        what a peer's models may.
+        """
         shutil.copytree(self._fleet.models, target)
         # A GPU is done with the upper layers before one process of the look-up has the next batch ready.
         look_ups = self._limits.num_threads if self._device.type == "cuda" else 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import logging
 import queue
@@ -23,7 +22,7 @@ from hplm.adapters.tenant import Tenant
 from hplm.config import BaseConfig
 from hplm.nn.encoder import Adapt
 from hplm.nn.onednn import rounded
-from hplm.nn.scripted import UNCHANGED, AdapterPlan, fill_slots, fill_slots_from_pinned, scripted
+from hplm.nn.scripted import UNCHANGED, AdapterPlan, fill_slots, fill_slots_from_pinned, pieces, place_for, scripted
 from hplm.tracing import Tracer
 
 # Tokens of one tenant that go through one product of the batched form: more are cut, fewer filled up.
@@ -119,9 +118,9 @@ class AdapterSlots:
 
     r is `reduced_size`: as asked for, or so much larger that a token's neighbours do not change its bits.
     A slot goes by tenant and version. It is not overwritten while a batch has it pinned. With `fine_prefetch` a thread
-    fills slots layer by layer while the caller computes (HMI 6.2), on a stream of its own where there is CUDA; without
-    it whoever finds them empty fills them: `assign` those of its batch, `prefetch` those of one to come. Safe to use from
-    several threads.
+    fills slots layer by layer while the caller computes (HMI 6.2), where there is CUDA on a stream of its own, the first layer
+    and then all others (see `pieces`); without it whoever finds them empty fills them: `assign` those of its batch, `prefetch`
+    those of one to come. Safe to use from several threads.
     """
 
     def __init__(
@@ -162,7 +161,7 @@ class AdapterSlots:
 
     @property
     def device_bytes(self) -> int:
-        """All that adapters take on the device, however many tenants there are."""
+        """What slots take on the device, however many tenants there are; a GPU has the tenants of a fill twice meanwhile."""
         return sum(part.numel() * part.element_size() for part in self.parts)
 
     def staged(self, packed: PackedAdapter) -> PackedAdapter:
@@ -309,12 +308,8 @@ class AdapterSlots:
         with torch.cuda.stream(self._stream):
             # Before any layer: this copy waits for all that the stream has been given.
             places = torch.tensor(fill.slots, device=self._device)
-            # The finest format among them: a copy that converts would wait for the host to do so.
-            dtype = functools.reduce(torch.promote_types, (one.dtype for one in fill.weights))
-            shape = (len(fill.weights), *fill.weights[0].shape)
-            staged = torch.empty(shape, dtype=dtype, device=self._device)
-            for first, last in ((0, 1), (1, self._num_layers)):
-                # The first alone, for who computes to begin with; then the others, in the time that a layer takes.
+            staged = place_for(fill.weights, self._device)
+            for first, last in pieces(self._num_layers):
                 self._fill_slots(self.parts, first, last, fill.weights, places, staged)
                 event = torch.cuda.Event()
                 event.record(self._stream)
@@ -359,12 +354,22 @@ def gathers(device: torch.device, dtype: torch.dtype) -> bool:
     return device.type != "cpu" or dtype != torch.float32 or torch.get_num_threads() > 1
 
 
-def plan_adapters(slots: Sequence[int], lengths: Sequence[int], device: torch.device, *, gathered: bool) -> AdapterPlan:
-    """For texts one after another, each with its slot and its length, `gathered` or else text by text, see AdapterPlan."""
+def plan_adapters(
+    slots: Sequence[int],
+    lengths: Sequence[int],
+    device: torch.device,
+    *,
+    gathered: bool,
+    own_tokens: int | None = OWN_PRODUCT_TOKENS,
+) -> AdapterPlan:
+    """For texts one after another, each with its slot and its length, `gathered` or else text by text, see AdapterPlan.
+
+    `own_tokens` by `own_product_tokens`.
+    """
     if len(set(slots)) == 1:
         return UNCHANGED._replace(own_slots=[slots[0]])
     if gathered:
-        return _plan_gathered(slots, lengths, device)
+        return _plan_gathered(slots, lengths, device, own_tokens)
     neighbours = [list(own) for _, own in itertools.groupby(zip(slots, lengths, strict=True), key=itemgetter(0))]
     return UNCHANGED._replace(
         own_slots=[own[0][0] for own in neighbours],
@@ -372,19 +377,20 @@ def plan_adapters(slots: Sequence[int], lengths: Sequence[int], device: torch.de
     )
 
 
-def _plan_gathered(slots: Sequence[int], lengths: Sequence[int], device: torch.device) -> AdapterPlan:
+def _plan_gathered(
+    slots: Sequence[int], lengths: Sequence[int], device: torch.device, own_tokens: int | None
+) -> AdapterPlan:
     starts = np.cumsum([0, *lengths])
     places: dict[int, list[npt.NDArray[np.int64]]] = {}
     for slot, start, end in zip(slots, starts, starts[1:], strict=False):
         places.setdefault(slot, []).append(np.arange(start, end))
     together = {slot: np.concatenate(found) for slot, found in places.items()}
-    least = own_product_tokens(device)
     own: dict[int, npt.NDArray[np.int64]] = {}
-    if least is not None:
+    if own_tokens is not None:
         own = {
             slot: found if slot == IDENTITY else _filled(found, rounded(len(found)))
             for slot, found in together.items()
-            if slot == IDENTITY or len(found) >= least
+            if slot == IDENTITY or len(found) >= own_tokens
         }
     chunk_slots, chunks = _chunks({slot: found for slot, found in together.items() if slot not in own})
     chunk_gather = np.concatenate(chunks) if chunks else np.array([], np.int64)
@@ -407,8 +413,8 @@ def _plan_gathered(slots: Sequence[int], lengths: Sequence[int], device: torch.d
 def own_product_tokens(device: torch.device) -> int | None:
     """From how many tokens on a tenant's, gathered, have a product of their own; fewer go in chunks with others'.
 
-    None on a GPU, where all go in chunks, those without an adapter too: a product each for 16 tenants took 2.0 ms a layer,
-    chunks for 64 tenants 0.4 (`hplm bench adapters`, H100).
+    None on a GPU, where all go in chunks, those without an adapter too: 16 tenants with a product each took 2.0 ms a layer, 64
+    in chunks 0.4 (`hplm bench adapters`, H100, texts of 20 tokens; fewer tenants with more tokens were not tried).
     """
     return OWN_PRODUCT_TOKENS if device.type == "cpu" else None
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from hplm.config import BaseConfig, Miss, Quantization
@@ -236,21 +237,14 @@ def verify_domain(folder: Path) -> None:
         artifact.read(part, lowers.KIND if part.name == "lower" else tables.KIND).verify()
 
 
-# The mode of `torch.embedding_bag`.
-SUM = 0
-
-
 def gather(found: LookupPlan) -> Tensor:
     """Carry a plan out: float16 `[N, H]`, one `embedding_bag` over the plan's memory."""
     counts = np.diff(found.offsets)
-    weights = torch.from_numpy(np.repeat((1.0 / counts).astype(np.float16), counts))
-    # What `F.embedding_bag` calls, without its 30 us of asking.
-    sums, *_ = torch.embedding_bag(
-        torch.from_numpy(found.memory),
+    return F.embedding_bag(
         torch.from_numpy(found.flat),
+        torch.from_numpy(found.memory),
         torch.from_numpy(found.offsets),
-        mode=SUM,
-        per_sample_weights=weights,
+        mode="sum",
+        per_sample_weights=torch.from_numpy(np.repeat((1.0 / counts).astype(np.float16), counts)),
         include_last_offset=True,
     )
-    return sums

@@ -16,7 +16,7 @@ from hplm.adapters.packed import Place
 from hplm.adapters.slots import IDENTITY
 from hplm.adapters.tenant import Tenant
 from hplm.config import BaseConfig
-from hplm.nn.adapters import AdapterSlots, AssignedSlots, gathers, plan_adapters
+from hplm.nn.adapters import AdapterSlots, AssignedSlots, gathers, own_product_tokens, plan_adapters
 from hplm.nn.encoder import UpperEncoder, layer_weights
 from hplm.nn.int8 import Ranges, check_int8, quantise_layer
 from hplm.nn.layouts import Batching, Layout, lay_out
@@ -157,7 +157,7 @@ class UpperEngine:
                 read = places_of(layout.starts, counts).to(self.device)
                 slots = assigned.at("attention")
                 slots = [slots[i] for i in layout.texts]
-                at_attention_of_read = plan_adapters(slots, counts, self.device, gathered=self._gathers)
+                at_attention_of_read = self._plan(slots, counts)
             state = self._embed(texts, layout)
             if mask is not None:
                 mask = mask.to(self.device)
@@ -220,7 +220,11 @@ class UpperEngine:
         if gap := layout.size - end:
             slots.append(IDENTITY)
             lengths.append(gap)
-        return plan_adapters(slots, lengths, self.device, gathered=self._gathers)
+        return self._plan(slots, lengths)
+
+    def _plan(self, slots: Sequence[int], lengths: Sequence[int]) -> AdapterPlan:
+        own_tokens = own_product_tokens(self.device)
+        return plan_adapters(slots, lengths, self.device, gathered=self._gathers, own_tokens=own_tokens)
 
 
 def head_logits(tenants: Sequence[Tenant], counts: Sequence[int], state: Tensor) -> list[Logits]:

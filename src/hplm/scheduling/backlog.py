@@ -113,13 +113,17 @@ class _Passed:
 class Ahead:
     """What is before a request on its way to the next stage: that one's backlog, as `read`, and what is between the two.
 
-    Of each tenant no more is before it than takes its turn by weight: who floods refuses itself alone. Safe to use from
-    several threads. Where `read` knows nothing, nothing is refused.
+    Of each tenant no more is before it than takes its turn by weight: who floods refuses itself alone. Of several `processes`
+    that pass on what comes by turns each takes the others to have passed on as much as itself. Safe to use from several
+    threads. Where `read` knows nothing, nothing is refused.
     """
 
-    def __init__(self, read: Callable[[float], Backlog | None], weights: Mapping[str, float]) -> None:
+    def __init__(
+        self, read: Callable[[float], Backlog | None], weights: Mapping[str, float], processes: int = 1
+    ) -> None:
         self._read = read
         self._weights = weights
+        self._processes = processes
         self._lock = threading.Lock()
         self._passed: deque[_Passed] = deque()
         self._passed_tokens = 0
@@ -131,6 +135,7 @@ class Ahead:
 
     def passed(self, tenant: str, tokens: int, arrived_s: float, now_s: float) -> None:
         """A request leaves for the next stage."""
+        tokens *= self._processes
         with self._lock:
             self._passed.append(_Passed(arrived_s, now_s, tenant, tokens))
             self._passed_tokens += tokens

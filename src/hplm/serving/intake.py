@@ -17,13 +17,13 @@ class Intake:
     """Of a stage that takes all that Triton has for a call: while one lasts the next wait there, and longer behind full ones.
 
     `most` is what a call holds, `queue_size` what may wait there, 0 for any number: then the last call is all that is told
-    of, and so it is where a call holds one. Rather too long than too short: who waited longer is refused sooner, which is
-    quick, so that soon less waits.
+    of, and so it is where a call holds one. `processes` take turns at what waits. Rather too long than too short: who waited
+    longer is refused sooner, which is quick, so that soon less waits.
     """
 
-    def __init__(self, most: int, queue_size: int) -> None:
+    def __init__(self, most: int, queue_size: int, processes: int = 1) -> None:
         self._most = most
-        self._queue_size = queue_size
+        self._queue_size = -(-queue_size // processes)
         self._called_s = 0.0
         # When each of the last full calls came that followed each other; and when the first of all of them did.
         self._full: deque[float] = deque(maxlen=CALLS)

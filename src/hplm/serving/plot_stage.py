@@ -119,7 +119,8 @@ class PlotStage:
     Cards are read and domain versions opened when a tenant of theirs is first asked for, without keeping others waiting.
     """
 
-    def __init__(self, settings: PlotSettings, folder: Path) -> None:
+    def __init__(self, settings: PlotSettings, folder: Path, processes: int = 1) -> None:
+        """`processes` of this stage one server runs beside each other."""
         keep_freed_memory()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         use_threads(1)
@@ -170,7 +171,7 @@ class PlotStage:
         else:
             self.about = "backed off"
             self.about += ", so quantization changes nothing" if settings.quantization == "int8" else ""
-        self._ahead = Ahead(BacklogFile(self._store.root, settings.base).read, settings.tenant_weights)
+        self._ahead = Ahead(BacklogFile(self._store.root, settings.base).read, settings.tenant_weights, processes)
         self._worker: Worker[_Ready, LookedUp] = Worker(
             "plot",
             RequestQueue(

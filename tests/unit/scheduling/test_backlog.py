@@ -114,6 +114,18 @@ def test_what_was_passed_on_counts_until_the_next_stage_has_seen_it_or_it_must_b
     assert not ahead.is_too_much("t", 1, 6.1, 6.0)
 
 
+def test_of_several_processes_each_takes_the_others_to_have_passed_on_as_much() -> None:
+    empty = replace(TEN, at_s=1.0, free_s=1.0, deadlines_s=(), tokens=(), of_tenant={})
+    alone, one_of_four = (Ahead(lambda _: empty, {}, processes) for processes in (1, 4))
+    for ahead in (alone, one_of_four):
+        for number in range(3):
+            ahead.passed("t", BATCH, arrived_s=0.1 * number, now_s=1.0)
+    # Three batches take until 4.0, twelve until 13.0; a quarter more is let in.
+    assert not alone.is_too_much("t", 1, 4.0, 1.0)
+    assert one_of_four.is_too_much("t", 1, 10.0, 1.0)
+    assert not one_of_four.is_too_much("t", 1, 11.0, 1.0)
+
+
 @given(st.floats(0, 1e8))
 def test_what_the_next_stage_has_seen_by_a_clock_of_whole_nanoseconds_is_not_on_its_way(arrived_s: float) -> None:
     seen_s = int(arrived_s * 1e9) / 1e9
