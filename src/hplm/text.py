@@ -7,6 +7,8 @@ a pair count on: they are those of the two texts with one character between them
 from __future__ import annotations
 
 import os
+import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +19,8 @@ from tokenizers import Encoding, Tokenizer
 
 from hplm.errors import CorruptArtifactError, EmptyTextError, TextCountError, TextEncodingError, TextTooLargeError
 
+# All combining marks are among these, and little else of what Europeans write.
+MAY_BE_MARKS = re.compile("[\u0300-\U0010ffff]")
 SPECIAL_TOKENS = 2  # [CLS] and [SEP] of a single text
 TextOrPair = str | tuple[str, str]
 
@@ -70,6 +74,8 @@ class TextEncoder:
         tokens = np.empty((len(ids), 3), dtype=np.int32)
         tokens[:, :2] = np.array(encoding.offsets).reshape(-1, 2)
         tokens[:, 2] = [-1 if word is None else word for word in encoding.word_ids]
+        if isinstance(text, str):
+            tokens = _with_marks(text, tokens)
         is_empty = len(ids) <= self._single_special
         truncated = len(ids) > self._max_tokens
         if truncated or isinstance(text, tuple):
@@ -78,11 +84,30 @@ class TextEncoder:
             if isinstance(text, tuple):
                 first, second = of_text == 0, of_text == 1
                 is_empty = not (first.any() and second.any())
+                tokens[first], tokens[second] = (
+                    _with_marks(text[0], tokens[first]),
+                    _with_marks(text[1], tokens[second]),
+                )
                 tokens[second] += (len(text[0]) + 1, len(text[0]) + 1, tokens[first, 2].max(initial=-1) + 1)
             if truncated:
                 kept = _kept(of_text, self._max_tokens)
                 ids, tokens = ids[kept], tokens[kept]
         return EncodedText(ids, tokens, truncated, is_empty)
+
+
+def _with_marks(text: str, tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    """Tokens that end behind the combining accents that follow them: a tokenizer that drops those ends before them."""
+    if not MAY_BE_MARKS.search(text):
+        return tokens
+    spans, next_start = tokens[:, :2].tolist(), len(text)
+    for span in reversed(spans):
+        start, end = span
+        if start < end:
+            while end < next_start and unicodedata.category(text[end]) == "Mn":
+                end += 1
+            span[1], next_start = end, start
+    tokens[:, :2] = spans
+    return tokens
 
 
 def _kept(of_text: npt.NDArray[np.int64], max_tokens: int) -> npt.NDArray[np.int64]:

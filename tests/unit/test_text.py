@@ -37,6 +37,25 @@ def pieces(encoder_ids: object) -> list[str]:
     return [names[int(i)] for i in encoder_ids]  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize(
+    ("text", "covered"),
+    [
+        ("cafe\u0301 cat", ["c", "a", "f", "e\u0301", "cat"]),
+        ("cafe\u0301\u0302", ["c", "a", "f", "e\u0301\u0302"]),
+        ("the \u0301 cat", ["the", "cat"]),
+        ("caf\u00e9 cat", ["c", "a", "f", "\u00e9", "cat"]),
+    ],
+    ids=["one", "two-at-the-end", "of-nothing", "composed"],
+)
+def test_a_letter_has_its_combining_accents(tiny_base: Base, text: str, covered: list[str]) -> None:
+    encoder = TextEncoder(tiny_base.tokenizer_path, 64)
+    single, pair = encoder.encode([text, ("a cat", text)])
+    joined = f"a cat {text}"
+    for whole, encoded, first in ((text, single, 1), (joined, pair, 4)):
+        found = [whole[start:end] for start, end, _ in encoded.tokens[first:-1]]
+        assert found == covered
+
+
 def test_a_pair_has_a_separator_between_its_texts_and_counts_characters_and_words_on(tiny_base: Base) -> None:
     (encoded,) = TextEncoder(tiny_base.tokenizer_path, 40).encode([("Äx cat", "dog")])
     assert pieces(encoded.ids) == ["[CLS]", "a", "##x", "cat", "[SEP]", "dog", "[SEP]"]
