@@ -60,6 +60,7 @@ def make_slow(folder: Path, instances: int = 1) -> Path:
         # Batches of two requests or three: a batch must be short beside a deadline.
         upper_settings={"batch_rows": 2, "row_tokens": 96, "queue_capacity": 300},
         instances=instances,
+        look_up_instances=instances,
     )
 
 

@@ -6,7 +6,6 @@ import asyncio
 import json
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -20,6 +19,7 @@ import tritonclient.grpc
 import tritonclient.http
 from hplm_client import AsyncClient, Client
 from hplm_client.answers import Prediction
+from hplm_loadtest.metrics import metric
 from tritonclient.utils import InferenceServerException
 
 from hplm import errors
@@ -31,6 +31,7 @@ from hplm.text import TextEncoder, TextOrPair
 from hplm.triton.server import TritonServer, free_ports
 from tests import tiny
 from tests.backends.test_stages import BAD_REQUESTS
+from tests.waiting import until
 
 pytestmark = pytest.mark.triton
 MEMBERS = tuple(tiny.TASKS)
@@ -317,25 +318,14 @@ def test_an_error_has_its_http_status(server: TritonServer, tenant: str, status:
 def test_windows_by_level_are_on_the_metrics_page(server: TritonServer) -> None:
     with Client(server.ports.http_url) as client:
         client.predict("alpha", "the red cat")
-    wait_for_metric(server, 'hplm_plot_windows_total{level="root"}')
+    until(lambda: metric(server, 'hplm_plot_windows_total{level="root"}') > 0)
 
 
 def test_a_request_that_cannot_be_read_is_counted_too(server: TritonServer, raw: tuple[Any, Any]) -> None:
     two = np.array([[b"alpha"]] * 2, dtype=np.object_)
     with pytest.raises(InferenceServerException):
         raw_infer(*raw, "hbert", {"TEXT": two, "TENANT": two})
-    wait_for_metric(server, 'hplm_plot_events_total{event="one_text_per_request"}')
-
-
-def wait_for_metric(server: TritonServer, metric: str) -> None:
-    url = f"http://127.0.0.1:{server.ports.metrics}/metrics"
-    for _ in range(50):
-        with urllib.request.urlopen(url, timeout=5) as answer:
-            page = answer.read().decode()
-        if metric in page:
-            return
-        time.sleep(0.1)
-    raise AssertionError(page)
+    until(lambda: metric(server, 'hplm_plot_events_total{event="one_text_per_request"}') > 0)
 
 
 @pytest.fixture(scope="module")
