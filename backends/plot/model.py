@@ -21,11 +21,11 @@ class TritonPythonModel:
     def initialize(self, args):
         folder = translate.version_folder(args)
         settings = config.load(config.PlotSettings, folder / "settings.json")
-        processes = translate.instances(args)
-        self._stage = PlotStage(settings, folder, processes)
+        instances = translate.instances(args)
+        self._stage = PlotStage(settings, folder, instances)
         given = json.loads(args["model_config"])
         waiting = given.get("dynamic_batching", {}).get("default_queue_policy", {}).get("max_queue_size", 0)
-        self._intake = Intake(given["max_batch_size"], waiting, processes)
+        self._intake = Intake(given["max_batch_size"], waiting, instances)
         self._hold = Hold(min(settings.batch_every_ms / 1000 + LOOK_UP_S, MOST_HOLD_S), given["max_batch_size"])
         translate.log(f"{args['model_name']}: what no table has is {self._stage.about}")
         self._metrics = metrics.Published(

@@ -78,10 +78,14 @@ def test_settings_that_are_kept_are_those_of_the_models_before_but_for_what_is_g
     assert "BAD_CONFIG" in done.stderr
     assert "--instances" in done.stderr
     exported("--keep-settings", "--instances", "1")
-    assert "count: 1 kind: KIND_CPU" in (models / "hbert_plot" / "config.pbtxt").read_text()
+    look_up = models / "hbert_plot" / "config.pbtxt"
+    assert "count: 1 kind: KIND_CPU" in look_up.read_text()
     exported("--keep-settings", "--look-up-instances", "3")
     exported("--keep-settings")
-    assert "count: 3 kind: KIND_CPU" in (models / "hbert_plot" / "config.pbtxt").read_text()
+    assert "count: 3 kind: KIND_CPU" in look_up.read_text()
+    look_up.write_text(look_up.read_text().replace("count: 3 kind: KIND_CPU", "kind: KIND_CPU count: 3"))
+    assert "--look-up-instances" in hplm(*command, "--keep-settings").stderr
+    exported("--keep-settings", "--look-up-instances", "1")
     assert "count: 1 kind" in pbtxt.read_text()
     exported("--keep-settings", "--no-manager", "--miss", "compute")
     exported("--keep-settings", "--miss", "backoff")

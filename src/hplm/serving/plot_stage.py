@@ -119,8 +119,8 @@ class PlotStage:
     Cards are read and domain versions opened when a tenant of theirs is first asked for, without keeping others waiting.
     """
 
-    def __init__(self, settings: PlotSettings, folder: Path, processes: int = 1) -> None:
-        """`processes` of this stage one server runs beside each other."""
+    def __init__(self, settings: PlotSettings, folder: Path, instances: int = 1) -> None:
+        """`instances`: processes of this stage that one server runs beside each other."""
         keep_freed_memory()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         use_threads(1)
@@ -171,7 +171,7 @@ class PlotStage:
         else:
             self.about = "backed off"
             self.about += ", so quantization changes nothing" if settings.quantization == "int8" else ""
-        self._ahead = Ahead(BacklogFile(self._store.root, settings.base).read, settings.tenant_weights, processes)
+        self._ahead = Ahead(BacklogFile(self._store.root, settings.base).read, settings.tenant_weights, instances)
         self._worker: Worker[_Ready, LookedUp] = Worker(
             "plot",
             RequestQueue(
