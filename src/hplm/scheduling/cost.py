@@ -19,6 +19,8 @@ _MOST_OFF = 4.0
 # that share asks for.
 _WITHIN_BOUND = 0.95
 _BOUND_STEP = 0.1
+# The first batch of a process takes ten times as long as it would later: many would be refused for it that there is time for.
+_LEAST_SEEN = 4
 # Tokens of a batch take at least this many times what it costs besides.
 _LEAST_WORK = 4.0
 
@@ -28,7 +30,7 @@ class CostModel:
 
     Half of the batches take longer than `predict` says, and under overload the most urgent requests are those that end
     just in time: promises are made by `bound`, which 19 of 20 batches keep. `forgetting` is what a batch counts beside the one
-    after it. A batch costs nothing until one was seen.
+    after it. A batch costs nothing until four were seen, or samples measured.
     """
 
     def __init__(self, forgetting: float = 0.98) -> None:
@@ -38,6 +40,7 @@ class CostModel:
         # Of a batch, a token and a squared length: plain numbers, asked for every request.
         self._seconds = (0.0, 0.0, 0.0)
         self._headroom = 1.0
+        self._seen = 0
 
     @classmethod
     def fit(cls, samples: Sequence[Sample]) -> CostModel:
@@ -45,6 +48,7 @@ class CostModel:
         model = cls()
         for tokens, squares, seconds in samples:
             model._add(tokens, squares, seconds, seconds)
+        model._seen = _LEAST_SEEN
         model._solve()
         return model
 
@@ -91,7 +95,9 @@ class CostModel:
         self._products *= self._forgetting
         self._targets *= self._forgetting
         self._add(tokens, squares, seconds, expected or seconds)
-        self._solve()
+        self._seen += 1
+        if self._seen >= _LEAST_SEEN:
+            self._solve()
 
     def _add(self, tokens: int, squares: int, seconds: float, expected_s: float) -> None:
         features = np.array([1.0, tokens, squares]) * _SCALE

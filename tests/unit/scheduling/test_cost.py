@@ -9,6 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hplm.scheduling.cost import CostModel
+from hplm.scheduling.policies import Fcfs
+from hplm.scheduling.policy import Budget, Waiting
+from hplm.scheduling.queue import RequestQueue
 from tests.unit.scheduling.test_queue import cost
 
 
@@ -38,3 +41,18 @@ def test_batches_do_not_become_so_small_that_tokens_are_less_than_four_fifths_of
     assert model.tokens_within(1.0, 20) == pytest.approx(990, rel=0.01)
     assert model.tokens_within(0.02, 20) == model.tokens_within(0.0, 20) == pytest.approx(40, rel=0.01)
     assert CostModel().tokens_within(0.0, 20) == math.inf
+
+
+def test_nothing_is_concluded_from_the_first_batches_of_a_process_which_are_slow() -> None:
+    queue = RequestQueue(
+        *(Fcfs(), Budget(1, 2048, 64, 64), CostModel(forgetting=0.8)), capacity=4096, weights={}, starve_after_s=30.0
+    )
+    assert not queue.offer(Waiting(0, "a", 256, arrived_s=0.0, deadline_s=30.0), 0.0)
+    for seconds in (1.2, 0.02, 0.02, 0.02, 0.02):
+        queue.take(0.0)
+        queue.done(seconds)
+        refused = [queue.offer(Waiting(i, "a", 90, arrived_s=0.0, deadline_s=30.0), 0.0) for i in range(1, 97)]
+        assert not any(refused)
+        queue.drain()
+        queue.offer(Waiting(0, "a", 256, arrived_s=0.0, deadline_s=30.0), 0.0)
+    assert 0 < queue.cost.predict(256, 256**2) < 1.2
