@@ -10,6 +10,7 @@ from hplm.scheduling.pace import Hold
 from hplm.serving.intake import Intake
 from hplm.serving.plot_stage import PlotInput, PlotStage
 from hplm.triton import metrics, translate
+from hplm.triton.waking import Waker
 
 # What a look-up of a call takes where the tables know its text.
 LOOK_UP_S = 0.003
@@ -23,10 +24,11 @@ class TritonPythonModel:
         settings = config.load(config.PlotSettings, folder / "settings.json")
         instances = translate.instances(args)
         self._stage = PlotStage(settings, folder, instances)
-        given = json.loads(args["model_config"])
-        waiting = given.get("dynamic_batching", {}).get("default_queue_policy", {}).get("max_queue_size", 0)
-        self._intake = Intake(given["max_batch_size"], waiting, instances)
-        self._hold = Hold(min(settings.batch_every_ms / 1000 + LOOK_UP_S, MOST_HOLD_S), given["max_batch_size"])
+        most = json.loads(args["model_config"])["max_batch_size"]
+        self._intake = Intake(most, translate.queue_size(args), instances)
+        self._hold = Hold(min(settings.batch_every_ms / 1000 + LOOK_UP_S, MOST_HOLD_S), most)
+        nothing = np.array([[b""]], dtype=np.object_)
+        self._waker = Waker(args, {wire.TEXT: nothing, wire.TENANT: nothing})
         translate.log(f"{args['model_name']}: what no table has is {self._stage.about}")
         self._metrics = metrics.Published(
             counters={
@@ -34,7 +36,7 @@ class TritonPythonModel:
                     lambda: self._stage.windows_by_level
                 ),
                 metrics.Family("hplm_plot_events_total", "Answers by outcome, batches, tokens looked up", "event"): (
-                    lambda: self._stage.counts
+                    lambda: self._stage.counts + self._waker.counts
                 ),
             },
             gauges={
@@ -48,15 +50,18 @@ class TritonPythonModel:
         self._stage.start()
 
     def execute(self, requests):
+        clients = self._waker.began(requests)
         now_s = time.monotonic()
-        self._arrived_s = now_s - self._intake.waited_s(len(requests), now_s)
-        hold_s = self._hold.seconds(len(requests), now_s)
+        self._arrived_s = now_s - self._intake.waited_s(len(requests), now_s, is_woken=clients < len(requests))
+        hold_s = self._hold.seconds(clients, now_s)
         submit, count = self._stage.submit, self._stage.count_refused
         found = translate.submit_all(requests, self._read, submit, lambda request: self._write, count, hold_s=hold_s)
         self._intake.returned(time.monotonic())
+        self._waker.ended(of_many=hold_s > 0)
         return found
 
     def finalize(self):
+        self._waker.stop()
         self._stage.stop()
         self._metrics.stop()
 

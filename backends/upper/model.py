@@ -9,6 +9,7 @@ from hplm import config, wire
 from hplm.scheduling.pace import Hold
 from hplm.serving.upper_stage import UpperInput, UpperStage
 from hplm.triton import metrics, translate
+from hplm.triton.waking import Waker
 
 # Of a call, for what the look-up passes on together to come in few. Who comes meanwhile may miss a batch that begins.
 HOLD_S = 0.005
@@ -19,10 +20,18 @@ class TritonPythonModel:
         folder = translate.version_folder(args)
         settings = config.load(config.UpperSettings, folder / "settings.json")
         self._stage = UpperStage(settings, folder, int(args["model_instance_device_id"]), translate.instances(args))
+        self._waker = Waker(
+            args,
+            {
+                wire.HIDDEN: np.zeros((1, 1, 1), np.float16),
+                wire.TOKENS: np.zeros((1, 1, 3), np.int32),
+                wire.TENANT: np.array([[b""]], dtype=np.object_),
+            },
+        )
         self._metrics = metrics.Published(
             counters={
                 metrics.Family("hplm_upper_events_total", "Answers by outcome, batches, tokens, loads", "event"): (
-                    lambda: self._stage.counts
+                    lambda: self._stage.counts + self._waker.counts
                 )
             },
             gauges={
@@ -40,11 +49,14 @@ class TritonPythonModel:
         self._stage.start()
 
     def execute(self, requests):
-        hold_s = self._hold.seconds(len(requests), time.monotonic())
+        hold_s = self._hold.seconds(self._waker.began(requests), time.monotonic())
         submit, count = self._stage.submit, self._stage.count_refused
-        return translate.submit_all(requests, self._read, submit, self._writer, count, hold_s=hold_s)
+        found = translate.submit_all(requests, self._read, submit, self._writer, count, hold_s=hold_s)
+        self._waker.ended(of_many=hold_s > 0)
+        return found
 
     def finalize(self):
+        self._waker.stop()
         self._stage.stop()
         self._metrics.stop()
 
