@@ -29,6 +29,8 @@ from hplm_loadtest.tenants_bench import TENANTS as SIZES
 from hplm_loadtest.tenants_bench import Load, Popularity, parse_popularities, parse_systems, throughput_by_tenants
 from hplm_loadtest.trace import trace
 from hplm_loadtest.upper import upper_layers
+from hplm_loadtest.waves import SIZES as AT_ONCE
+from hplm_loadtest.waves import waves
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -39,6 +41,7 @@ app = typer.Typer(
 )
 COUNTS = list(TENANTS)
 MULTIPLES = list(TIMES)
+WAVES = list(AT_ONCE)
 FLEETS = list(SIZES)
 RESIDENT = list(MEMORY_COUNTS)
 SYSTEMS: list[str] = list(get_args(SystemName))
@@ -146,6 +149,25 @@ def bench_burst(
     if quick:
         rounds, scale, count = 1, 0.1 * scale, min(count, 5)
     burst(models, scale, count, rounds, texts, picture).publish(json_file)
+
+
+@app.command(name="waves")
+def bench_waves(
+    models: ModelsOption = DEMO,
+    at_once: Annotated[list[int], typer.Option(min=1, help="Requests of a wave; again for more.")] = WAVES,
+    count: Annotated[int, typer.Option(min=1, help="Waves of each size, one a second.")] = 20,
+    texts: TextsOption = "unseen",
+    quick: QuickOption = False,
+    picture: PictureOption = None,
+    json_file: JsonOption = None,
+) -> None:
+    """Response times of a few requests at once to a server that is idle before and after.
+
+    Example: hplm bench waves --at-once 8 --at-once 96 --json waves.json
+    """
+    if quick:
+        at_once, count = sorted(at_once)[:3], min(count, 5)
+    waves(models, at_once, count, texts, picture).publish(json_file)
 
 
 @app.command(name="overload")

@@ -31,6 +31,7 @@ BENCHMARKS: tuple[tuple[str, str, bool], ...] = (
     ("tenants", "--shape bert-base --fleet {bert_fleet}", True),
     ("response", "--models {minilm} --texts pool", True),
     ("burst", "--models {minilm} --texts pool", True),
+    ("waves", "--models {minilm} --texts pool", True),
     ("overload", "--models {minilm}", True),
 )
 # Ten minutes in all on two cores; so batching and schedulers, which start many servers, have the small base.

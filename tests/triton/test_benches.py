@@ -15,6 +15,7 @@ from hplm_loadtest.response import response
 from hplm_loadtest.schedulers import Setting, schedulers
 from hplm_loadtest.texts import POOL_FILE
 from hplm_loadtest.trace import trace
+from hplm_loadtest.waves import waves
 
 from hplm.nn import base as bases
 from hplm.report import Report
@@ -113,6 +114,16 @@ def test_response_and_burst_say_what_a_request_costs_each_process_and_that_none_
     assert drawn["response.svg"].startswith(b"<?xml")
     assert drawn["burst.png"].startswith(b"\x89PNG")
     assert min(map(len, drawn.values())) > 5_000
+
+
+def test_waves_say_when_the_first_and_the_last_of_each_is_answered(fleet: Path, tmp_path: Path) -> None:
+    report = waves(fleet, [4, 1, 4], 3, "pool", tmp_path / "waves.svg")
+    one, four = report.rows
+    assert [(row["at_once"], row["requests"]) for row in report.rows] == [(1, 3), (4, 12)]
+    assert not any(row["lost"] + row["failed"] + row["refused"] for row in report.rows)
+    assert one["first_p50_ms"] == one["last_p50_ms"]
+    assert 0 < four["first_p50_ms"] < four["last_p50_ms"] <= four["last_worst_ms"]
+    assert (tmp_path / "waves.svg").stat().st_size
 
 
 def test_overload_counts_what_is_in_time_and_how_soon_the_rest_is_refused(fleet: Path, tmp_path: Path) -> None:

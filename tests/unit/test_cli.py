@@ -34,7 +34,7 @@ COMMANDS = (
         ["bench", name]
         for name in (
             *("plot-lookup", "upper", "request", "tenants", "response", "burst", "memory", "pipeline", "batching"),
-            *("schedulers", "limit", "int8", "adapters", "trace", "overload", "all"),
+            *("schedulers", "limit", "int8", "adapters", "trace", "overload", "waves", "all"),
         )
     ),
     ["loadtest"],
