@@ -49,7 +49,8 @@ class TritonPythonModel:
         self._stage.start()
 
     def execute(self, requests):
-        hold_s = self._hold.seconds(self._waker.began(requests), time.monotonic())
+        self._waker.began()
+        hold_s = self._hold.seconds(len(requests), time.monotonic())
         submit, count = self._stage.submit, self._stage.count_refused
         found = translate.submit_all(requests, self._read, submit, self._writer, count, hold_s=hold_s)
         self._waker.ended(of_many=hold_s > 0)

@@ -24,15 +24,6 @@ def test_a_call_that_comes_after_a_while_has_waited_for_nothing() -> None:
     assert waited(Intake(64, 1024), (1, 63, 12, 64), 1.0, pause_s=0.004) == [0.0] * 4
 
 
-def test_a_call_that_had_to_be_woken_may_have_waited_since_the_last_began() -> None:
-    intake = Intake(64, 1024)
-    intake.waited_s(3, 10.0)
-    intake.returned(10.01)
-    assert intake.waited_s(3, 10.02, is_woken=True) == pytest.approx(0.02)
-    intake.returned(10.021)
-    assert intake.waited_s(3, 10.03) == 0.0
-
-
 def test_a_call_that_comes_at_once_may_have_waited_while_the_last_lasted() -> None:
     assert waited(Intake(64, 1024), (1, 63, 12), 0.01, pause_s=0.002) == pytest.approx([0.0, 0.01, 0.01])
 

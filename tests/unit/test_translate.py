@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import sys
 import threading
 import time
@@ -28,9 +27,6 @@ class Request:
         self.asked_after_its_end = False
         self.sent = 0
         self.is_over = False
-
-    def request_id(self) -> str:
-        return ""
 
     def get_response_sender(self) -> Request:
         return self
@@ -277,28 +273,6 @@ def test_what_is_refused_without_the_stage_is_told_to_be_counted(translate: Any)
     assert counted == ["BAD_INPUT", "ONE_TEXT_PER_REQUEST", "INTERNAL"]
     assert all(request.sent == 1 for request in requests)
     assert good.is_over
-
-
-class Wake(Request):
-    def request_id(self) -> str:
-        return f"hplm-wake-{os.getppid()}"
-
-
-def test_a_request_of_the_stages_own_is_answered_with_nothing_and_neither_read_nor_counted(plain: Any) -> None:
-    nothing = Response("nothing")
-    plain.pb_utils.InferenceResponse = lambda output_tensors: nothing if not output_tensors else None
-    read: list[Any] = []
-    wake, other = Wake(), Request()
-    found = plain.submit_all(
-        [wake, other],
-        read.append,
-        lambda given, reply, is_cancelled: None,
-        lambda request: lambda given, answer: answer,
-        lambda refused: pytest.fail("counted"),
-        hold_s=0.0,
-    )
-    assert found == [nothing, None]
-    assert read == [other]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A stage asks itself for nothing after a call that no other follows, where Triton bounds what waits."""
+"""A stage has Triton look after a call that no other follows, where Triton bounds what waits, until it is no Triton we know."""
 
 from __future__ import annotations
 
@@ -16,7 +16,13 @@ import pytest
 
 from tests.waiting import until
 
-BOUNDED = {"dynamic_batching": {"default_queue_policy": {"max_queue_size": 9}}}
+# As Triton has it: what is a long integer comes as a string.
+POLICY = {"max_queue_size": 9, "allow_timeout_override": True, "default_timeout_microseconds": "1000000"}
+SENT = 4  # after a call, where no answer comes
+
+
+def answer(error: str | None) -> Any:
+    return SimpleNamespace(has_error=lambda: error is not None, error=lambda: SimpleNamespace(message=lambda: error))
 
 
 class Triton:
@@ -24,7 +30,7 @@ class Triton:
 
     def __init__(self) -> None:
         self.asked: list[dict[str, Any]] = []
-        self.answer: Callable[[], Any] = lambda: SimpleNamespace(has_error=lambda: False)
+        self.answer: Callable[[], Any] = lambda: answer("[request id: x] Request timeout expired")
         self.log_info = MagicMock()
         module: Any = ModuleType("triton_python_backend_utils")
         module.Logger = SimpleNamespace(log_info=self.log_info)
@@ -55,7 +61,8 @@ def triton(monkeypatch: pytest.MonkeyPatch) -> Iterator[Triton]:
 def make(triton: Triton) -> Iterator[Callable[..., Any]]:
     made = []
 
-    def make(config: dict[str, Any] = BOUNDED) -> Any:
+    def make(**policy: Any) -> Any:
+        config = {"dynamic_batching": {"default_queue_policy": {**POLICY, **policy}}}
         args = {"model_name": "stage", "model_version": "3", "model_config": json.dumps(config)}
         made.append(importlib.import_module("hplm.triton.waking").Waker(args, {"TENANT": np.zeros((1, 1))}))
         return made[-1]
@@ -65,72 +72,88 @@ def make(triton: Triton) -> Iterator[Callable[..., Any]]:
         waker.stop()
 
 
-def client() -> Any:
-    return SimpleNamespace(request_id=lambda: "a client's")
+def call(waker: Any) -> None:
+    waker.began()
+    waker.ended(of_many=False)
 
 
-def test_after_a_call_that_no_other_follows_the_model_is_asked_for_nothing(triton: Triton, make: Any) -> None:
+def test_after_a_call_that_no_other_follows_the_model_gets_a_request_that_expires_at_once(
+    triton: Triton, make: Any
+) -> None:
     waker = make()
-    assert waker.began([client(), client()]) == 2
+    waker.began()
     assert not triton.asked
     waker.ended(of_many=False)
     until(lambda: triton.asked)
     asked = triton.asked[0]
-    assert (asked["model_name"], asked["model_version"], len(asked["inputs"])) == ("stage", 3, 1)
-    # The stage knows it again.
-    own = SimpleNamespace(request_id=lambda: asked["request_id"])
-    assert waker.began([own, client()]) == 1
-    assert waker.began([own]) == 0
-    assert waker.counts["wakes"] >= 1
+    assert (asked["model_name"], asked["model_version"], asked["timeout"]) == ("stage", 3, 1)
+    assert len(asked["inputs"]) == 1
+    until(lambda: waker.counts["wakes"] == 1)
     assert waker.counts["failed_wakes"] == 0
 
 
-def test_nothing_is_sent_while_a_call_lasts_nor_where_triton_takes_any_number(triton: Triton, make: Any) -> None:
-    lasting, unbounded = make(), make({"dynamic_batching": {}})
-    for waker in (lasting, unbounded):
-        waker.began([client()])
-        waker.ended(of_many=False)
-        waker.began([client()])
-    unbounded.ended(of_many=False)
-    control = make()
-    control.began([client()])
-    control.ended(of_many=False)
-    until(lambda: control.counts["wakes"] == 4)
+def test_nothing_is_sent_while_a_call_lasts(triton: Triton, make: Any) -> None:
+    lasting, ended = make(), make()
+    call(lasting)
+    lasting.began()
+    triton.answer = lambda: answer("something else")
+    call(ended)
+    until(lambda: ended.counts["wakes"] == SENT)
     assert not lasting.counts["wakes"]
-    assert not unbounded.counts["wakes"]
 
 
-@pytest.mark.parametrize("how", ["raises", "answers"])
-def test_what_fails_is_counted_and_said_once(triton: Triton, make: Any, how: str) -> None:
-    def refuse() -> Any:
+@pytest.mark.parametrize(
+    ("policy", "is_told"),
+    [
+        ({"max_queue_size": 0}, False),
+        ({"allow_timeout_override": False}, True),
+        ({"default_timeout_microseconds": 0}, True),
+    ],
+)
+def test_nothing_is_sent_where_triton_keeps_nobody_nor_where_it_would_be_handed_over(
+    triton: Triton, make: Any, policy: dict[str, Any], is_told: bool
+) -> None:
+    silent, control = make(**policy), make()
+    call(silent)
+    call(control)
+    until(lambda: control.counts["wakes"] == 1)
+    assert not silent.counts["wakes"]
+    assert triton.log_info.called == is_told
+
+
+@pytest.mark.parametrize("how", ["raises", "refuses", "hands over"])
+def test_where_none_ever_expires_it_gives_up_and_says_so_once(triton: Triton, make: Any, how: str) -> None:
+    def other() -> Any:
         if how == "raises":
             raise RuntimeError("no room")
-        return SimpleNamespace(has_error=lambda: True, error=lambda: SimpleNamespace(message=lambda: "no room"))
+        return answer("no room" if how == "refuses" else None)
 
-    triton.answer = refuse
+    triton.answer = other
     waker = make()
-    waker.began([client()])
-    waker.ended(of_many=False)
-    until(lambda: waker.counts["failed_wakes"] == 4)
+    while waker.counts["failed_wakes"] < 20:
+        before = waker.counts["failed_wakes"]
+        call(waker)
+        until(lambda before=before: waker.counts["failed_wakes"] >= before + SENT)
+    call(waker)
     until(lambda: triton.log_info.called)
+    assert waker.counts["wakes"] == 20
     triton.log_info.assert_called_once()
-    assert "no room" in triton.log_info.call_args.args[0]
+    assert ("handed over" if how == "hands over" else "no room") in triton.log_info.call_args.args[0]
 
 
 def test_one_that_is_not_answered_keeps_no_other_from_being_sent(triton: Triton, make: Any) -> None:
     is_over = threading.Event()
 
-    def answer() -> Any:
+    def wait() -> Any:
         is_over.wait()
-        return SimpleNamespace(has_error=lambda: False)
+        return answer("Request timeout expired")
 
-    triton.answer = answer
+    triton.answer = wait
     waker = make()
     try:
         for _ in range(2):
-            waker.began([client()])
-            waker.ended(of_many=False)
             before = len(triton.asked)
-            until(lambda before=before: len(triton.asked) > before)
+            call(waker)
+            until(lambda before=before: len(triton.asked) >= before + SENT)
     finally:
         is_over.set()

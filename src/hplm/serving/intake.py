@@ -30,11 +30,10 @@ class Intake:
         self._since_s = 0.0
         self._returned_s = 0.0
 
-    def waited_s(self, count: int, now_s: float, *, is_woken: bool = False) -> float:
-        """Seconds, of a call of `count` requests. `is_woken`: some may have been kept since the last, see `wakes`."""
+    def waited_s(self, count: int, now_s: float) -> float:
+        """Seconds, of a call of `count` requests."""
         # Who came while the last call lasted; of others it says too much, by no more than that.
-        may_have_waited = is_woken or now_s - self._returned_s < AT_ONCE_S
-        meanwhile_s = now_s - self._called_s if may_have_waited else 0.0
+        meanwhile_s = now_s - self._called_s if now_s - self._returned_s < AT_ONCE_S else 0.0
         self._called_s = now_s
         says_more = count == self._most > 1 and self._queue_size > 0
         if not says_more or now_s - self._returned_s > PAUSE_S:

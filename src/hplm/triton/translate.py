@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import shutil
 import threading
 import traceback
@@ -27,8 +26,6 @@ AnswerIn = TypeVar("AnswerIn", contravariant=True)
 # the call fail; so where little of it is left, each is sent by itself.
 MOST_BYTES = 4_000_000
 LEAST_ROOM = 4 * MOST_BYTES
-# Of a stage's own requests (see `waking`): any process of its model may get them, whichever of them sent it.
-WAKE_ID = f"hplm-wake-{os.getppid()}"
 # Triton's tensors by name.
 Inputs = Mapping[str, Any]
 
@@ -49,10 +46,16 @@ def instances(args: dict[str, str]) -> int:
     return sum(group["count"] for group in json.loads(args["model_config"])["instance_group"])
 
 
+def queue_policy(args: Mapping[str, str]) -> Mapping[str, Any]:
+    """What the model's config says of requests that wait in Triton, by the names there; of what it leaves out, Triton's."""
+    batching = json.loads(args["model_config"]).get("dynamic_batching", {})
+    given: Mapping[str, Any] = batching.get("default_queue_policy", {})
+    return given
+
+
 def queue_size(args: Mapping[str, str]) -> int:
     """How many requests may wait in Triton for the model, 0 for any number."""
-    batching = json.loads(args["model_config"]).get("dynamic_batching", {})
-    return int(batching.get("default_queue_policy", {}).get("max_queue_size", 0))
+    return int(queue_policy(args).get("max_queue_size", 0))
 
 
 def log(message: str) -> None:
@@ -119,11 +122,6 @@ def refuse(error: HplmError) -> Any:
     """A response that carries an error's code and message, never a traceback."""
     code = getattr(pb_utils.TritonError, error.status)
     return pb_utils.InferenceResponse(error=pb_utils.TritonError(error.wire(), code))
-
-
-def is_wake(request: Any) -> bool:
-    """Whether a request came only for others to come with it: it is answered with nothing."""
-    return bool(request.request_id() == WAKE_ID)
 
 
 def deadline_s(request: Any) -> float | None:
@@ -214,9 +212,6 @@ def _submit(
         count(error)
         sender.send(refuse(error))
 
-    if is_wake(request):
-        sender.send(respond())
-        return
     try:
         given = read(request)
         reply = _replier(sender, given, writer(request))

@@ -23,6 +23,8 @@ STOPPED = "Server is stopping, scheduler for model has stopped accepting new inf
         # A stage that ended without an answer: no fault of the request.
         ("in ensemble 'hbert', unexpected deadlock", "StatusCode.INVALID_ARGUMENT", errors.InternalError),
         ("in ensemble 'hbert', Stub process is not healthy.", "StatusCode.INTERNAL", errors.InternalError),
+        ("in ensemble 'hbert', Request timeout expired", "StatusCode.UNAVAILABLE", errors.DeadlineError),
+        ("[request id: 1] Request timeout expired", "503", errors.DeadlineError),
         ("in ensemble 'hbert', Exceeds maximum queue size", "StatusCode.UNAVAILABLE", errors.QueueFullError),
         ("[request id: 1] unexpected shape for input 'TEXT'", "400", errors.BadInputError),
         (f"in ensemble 'hbert', {errors.EmptyTextError('no text').wire()}", "400", errors.EmptyTextError),
