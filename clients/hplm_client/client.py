@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -18,6 +19,10 @@ from hplm_client.answers import Prediction, options_of, outputs_of, parts_of, pr
 from hplm_client.connection import bounded, connect
 from hplm_client.courier import Courier
 from hplm_client.faults import typed_errors
+
+# Of `close`, for answers to what is under way over gRPC: Triton before 24.12 may die of a request that is cancelled as its
+# answer leaves.
+LAST_ANSWERS_S = 0.5
 
 
 class Client:
@@ -56,6 +61,8 @@ class Client:
         self._opened = partial(connect, address, headers, timeout_s=timeout_s, concurrency=concurrency)
         self._module, self._triton = self._opened()
         self._courier: Courier | None = None
+        self._answered = threading.Condition()
+        self._under_way = 0
 
     def is_ready(self) -> bool:
         """Whether hBERT answers on that server; over HTTP also False where who guards it lets nobody ask."""
@@ -171,7 +178,16 @@ class Client:
             return self._courier.send(lambda triton: self._infer(triton, inputs, call))
         # gRPC hands its answer to a callback; a queue of one makes it something to wait for.
         answer: SimpleQueue[tuple[Any, Any]] = SimpleQueue()
-        self._triton.async_infer(wire.MODEL, inputs, callback=lambda result, error: answer.put((result, error)), **call)
+
+        def put(result: Any, error: Any) -> None:
+            answer.put((result, error))
+            with self._answered:
+                self._under_way -= 1
+                self._answered.notify_all()
+
+        self._triton.async_infer(wire.MODEL, inputs, callback=put, **call)
+        with self._answered:
+            self._under_way += 1
         return answer
 
     def _infer(self, triton: Any, inputs: list[Any], call: dict[str, Any]) -> Any:
@@ -189,9 +205,11 @@ class Client:
             return prediction_of(result, tenant, text, pair, logits)
 
     def close(self) -> None:
-        """Close the connections; what is still under way is given up."""
+        """Close the connections; what is still under way is given up, over gRPC after half a second."""
         if self._courier is not None:
             self._courier.close()
+        with self._answered:
+            self._answered.wait_for(lambda: not self._under_way, LAST_ANSWERS_S)
         self._triton.close()
 
     def __enter__(self) -> Client:

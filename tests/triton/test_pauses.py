@@ -6,11 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hplm_loadtest.metrics import metric
 from hplm_loadtest.open_loop import open_loop
 from hplm_loadtest.plan import Plan, Requests
 
 from hplm.triton.server import TritonServer, free_ports
 from tests import tiny
+from tests.waiting import until
 
 pytestmark = [pytest.mark.triton, pytest.mark.timeout(120)]
 WAVES, OF_A_WAVE = 20, 16
@@ -33,3 +35,9 @@ def test_of_a_few_requests_at_once_and_then_none_nobody_waits_for_tritons_next_l
         worst_s = (run.done_s - run.planned_s).reshape(WAVES, OF_A_WAVE).max(axis=1)
         # Else about every second one; a machine that is busy with something else may be that late once.
         assert np.count_nonzero(worst_s > KEPT_S) <= 3
+        # What had Triton look never came to a stage, which would have refused it.
+        for stage in ("plot", "upper"):
+            events = f"hplm_{stage}_events_total"
+            until(lambda events=events: metric(server, f'{events}{{event="ok"}}') == len(names))
+            assert metric(server, f'{events}{{event="wakes"}}') >= WAVES
+            assert metric(server, f'{events}{{event="failed_wakes"}}') == 0

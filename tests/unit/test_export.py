@@ -16,7 +16,7 @@ from hplm import config
 from hplm.config import ManagerSettings, PlotSettings, UpperSettings
 from hplm.errors import DataError
 from hplm.store.layout import Store
-from hplm.triton.server import MANAGER_ROLES, ROLES, share_folder
+from hplm.triton.server import MANAGER_ROLES, ROLES, STAGES, share_folder
 
 PLOT = PlotSettings(store="", base="b", table="t", miss="backoff")
 UPPER = UpperSettings(store="", base="b")
@@ -30,6 +30,15 @@ def test_every_role_has_its_config_a_version_and_settings_that_find_the_store(tm
     folder = tmp_path / "models" / "hbert_plot" / "1"
     settings = config.load(PlotSettings, folder / "settings.json")
     assert (folder / settings.store).resolve() == tmp_path / "store"
+
+
+@pytest.mark.parametrize("role", STAGES)
+def test_before_a_stage_wait_no_more_than_so_many_who_may_expire_and_nobody_is_delayed(role: str) -> None:
+    config = (share_folder("model_repository") / role / "config.pbtxt").read_text()
+    for needed in ("max_queue_size: 1024", "allow_timeout_override: true", "default_timeout_microseconds: "):
+        assert needed in config
+    # Of payloads that a delay lets it merge Triton before 26.08 loses count, and at last hands nothing over.
+    assert "max_queue_delay" not in config
 
 
 def make_folders(store: Path) -> None:

@@ -6,6 +6,7 @@ import importlib
 import json
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -88,18 +89,18 @@ def test_after_a_call_that_no_other_follows_the_model_gets_a_request_that_expire
     asked = triton.asked[0]
     assert (asked["model_name"], asked["model_version"], asked["timeout"]) == ("stage", 3, 1)
     assert len(asked["inputs"]) == 1
-    until(lambda: waker.counts["wakes"] == 1)
     assert waker.counts["failed_wakes"] == 0
 
 
 def test_nothing_is_sent_while_a_call_lasts(triton: Triton, make: Any) -> None:
+    triton.answer = lambda: answer("something else")
     lasting, ended = make(), make()
     call(lasting)
     lasting.began()
-    triton.answer = lambda: answer("something else")
+    before = lasting.counts["wakes"]
     call(ended)
     until(lambda: ended.counts["wakes"] == SENT)
-    assert not lasting.counts["wakes"]
+    assert lasting.counts["wakes"] == before
 
 
 @pytest.mark.parametrize(
@@ -113,22 +114,18 @@ def test_nothing_is_sent_while_a_call_lasts(triton: Triton, make: Any) -> None:
 def test_nothing_is_sent_where_triton_keeps_nobody_nor_where_it_would_be_handed_over(
     triton: Triton, make: Any, policy: dict[str, Any], is_told: bool
 ) -> None:
+    triton.answer = lambda: answer("something else")
     silent, control = make(**policy), make()
     call(silent)
     call(control)
-    until(lambda: control.counts["wakes"] == 1)
+    until(lambda: control.counts["wakes"] == SENT)
     assert not silent.counts["wakes"]
     assert triton.log_info.called == is_told
 
 
-@pytest.mark.parametrize("how", ["raises", "refuses", "hands over"])
-def test_where_none_ever_expires_it_gives_up_and_says_so_once(triton: Triton, make: Any, how: str) -> None:
-    def other() -> Any:
-        if how == "raises":
-            raise RuntimeError("no room")
-        return answer("no room" if how == "refuses" else None)
-
-    triton.answer = other
+@pytest.mark.parametrize("error", [None, "BAD_TENANT_NAME: a stage's own words"])
+def test_where_none_ever_expires_it_gives_up_and_says_so_once(triton: Triton, make: Any, error: str | None) -> None:
+    triton.answer = lambda: answer(error)
     waker = make()
     while waker.counts["failed_wakes"] < 20:
         before = waker.counts["failed_wakes"]
@@ -138,7 +135,50 @@ def test_where_none_ever_expires_it_gives_up_and_says_so_once(triton: Triton, ma
     until(lambda: triton.log_info.called)
     assert waker.counts["wakes"] == 20
     triton.log_info.assert_called_once()
-    assert ("handed over" if how == "hands over" else "no room") in triton.log_info.call_args.args[0]
+
+
+def test_what_fails_for_a_while_is_tried_after_the_next_call_again(triton: Triton, make: Any) -> None:
+    def fail() -> Any:
+        raise RuntimeError("no room")
+
+    waker = make()
+    for number, triton.answer in enumerate((fail, lambda: answer("Server is stopping")) * 5, 1):
+        call(waker)
+        until(lambda number=number: waker.counts["failed_wakes"] == number * SENT)
+    assert not triton.log_info.called
+
+
+def test_where_no_thread_can_be_started_the_next_call_is_followed_by_a_look_all_the_same(
+    triton: Triton, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waker = make()
+    with monkeypatch.context() as broken:
+        broken.setattr(threading.Thread, "start", MagicMock(side_effect=RuntimeError("can't start new thread")))
+        call(waker)
+        until(lambda: waker.counts["failed_wakes"] == SENT)
+    call(waker)
+    until(lambda: triton.asked)
+
+
+def test_where_there_is_no_place_for_another_triton_is_asked_again_and_nothing_has_failed(
+    triton: Triton, make: Any
+) -> None:
+    triton.answer = lambda: answer("Exceeds maximum queue size")
+    waker = make()
+    call(waker)
+    until(lambda: waker.counts["wakes"] == SENT)
+    assert not waker.counts["failed_wakes"]
+
+
+def test_a_call_that_ends_while_a_later_look_is_due_has_its_own_soon(triton: Triton, make: Any) -> None:
+    triton.answer = lambda: answer("something else")
+    waker = make()
+    waker._wakes.due_s = time.monotonic() + 3600.0
+    with waker._changed:
+        waker._changed.notify_all()
+    time.sleep(0.05)
+    call(waker)
+    until(lambda: triton.asked)
 
 
 def test_one_that_is_not_answered_keeps_no_other_from_being_sent(triton: Triton, make: Any) -> None:
@@ -155,5 +195,22 @@ def test_one_that_is_not_answered_keeps_no_other_from_being_sent(triton: Triton,
             before = len(triton.asked)
             call(waker)
             until(lambda before=before: len(triton.asked) >= before + SENT)
+    finally:
+        is_over.set()
+
+
+def test_it_ends_while_it_waits_and_with_one_that_is_never_answered(
+    triton: Triton, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    idle, waiting = make(), make()
+    monkeypatch.setattr(sys.modules["hplm.triton.waking"], "STOP_S", 0.1)
+    is_over = threading.Event()
+    triton.answer = lambda: is_over.wait() and answer("Request timeout expired")
+    call(waiting)
+    until(lambda: triton.asked)
+    try:
+        for waker in (idle, waiting):
+            waker.stop()
+            assert not waker._thread.is_alive()
     finally:
         is_over.set()

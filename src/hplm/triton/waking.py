@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import Counter
@@ -12,17 +13,21 @@ from typing import Any
 import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
+from hplm.errors import from_wire
 from hplm.scheduling.wakes import Wakes
 from hplm.triton import translate
 
-# Each waits for its answer, and one that came while a call lasted has it only when a later one was looked at.
+# A request that comes during a call is answered only when a later one has Triton look.
 MOST_WAITING = 16
 # As little as can be: what Triton looks at has waited for longer.
 TIMEOUT_US = 1
-# What Triton says of a request that has waited for its `timeout`, and of one that finds no place: somebody else has come then.
-LOOKED = ("Request timeout expired", "Exceeds maximum queue size")
-# One after another that Triton handed over, or would not take: this Triton is another than we know.
-MOST_FAILED = 20
+# What Triton says of a request that has waited for its `timeout`; and where it has no place for another, and does not look.
+LOOKED = "Request timeout expired"
+FULL = "Exceeds maximum queue size"
+# So many one after another that came to the stage: this Triton is another than we know.
+MOST_HANDED_OVER = 20
+# For what is under way at the end.
+STOP_S = 2.0
 
 
 class Waker:
@@ -45,7 +50,9 @@ class Waker:
         self._is_over = not (translate.queue_size(args) and expires)
         if translate.queue_size(args) and not expires:
             self._say("its config does not let requests say when they expire; `hplm build export` writes one that does")
-        self._sent = self._failed = self._failed_in_a_row = 0
+        self._sent = self._failed = self._waiting = self._handed_over = 0
+        # Until when the loop waits.
+        self._awake_s = math.inf
         self._pool = ThreadPoolExecutor(MOST_WAITING, "hplm-wake")
         self._thread = threading.Thread(target=self._loop, name="hplm-waker", daemon=True)
         self._thread.start()
@@ -62,34 +69,40 @@ class Waker:
 
     def ended(self, *, of_many: bool) -> None:
         """It is about to return. `of_many`: so many requests come that others follow soon."""
+        now_s = time.monotonic()
         with self._changed:
-            self._wakes.ended(time.monotonic(), of_many=of_many)
-            self._changed.notify()
+            self._wakes.ended(now_s, of_many=of_many)
+            # Most calls are followed by another meanwhile: the loop is not woken for each.
+            if self._wakes.due_s is not None and self._wakes.due_s < self._awake_s:
+                self._changed.notify_all()
 
     def stop(self) -> None:
-        """Wait for what was sent, and end all threads."""
+        """Send nothing more, and wait a while for what was sent."""
         with self._changed:
             self._is_over = True
-            self._changed.notify()
-        self._thread.join()
-        self._pool.shutdown()
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._waiting, STOP_S)
+        self._thread.join(STOP_S)
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _loop(self) -> None:
-        while not self._is_over:
-            with self._changed:
-                due_s = self._wakes.due_s
-                if due_s is None:
-                    self._changed.wait()
-                    continue
-                left_s = due_s - time.monotonic()
-                if left_s <= 0:
+        with self._changed:
+            while not self._is_over:
+                now_s, due_s = time.monotonic(), self._wakes.due_s
+                if due_s is not None and due_s <= now_s:
                     self._sent += 1
-                    self._pool.submit(self._send, self._wakes.asked(time.monotonic()))
-            if left_s > 0:
-                # Most calls are followed by another meanwhile: not woken for each.
-                time.sleep(left_s)
+                    self._waiting += 1
+                    try:
+                        self._pool.submit(self._send, self._wakes.asked(now_s))
+                    except RuntimeError:
+                        # No thread could be started: those there are send it when they have time.
+                        self._failed += 1
+                else:
+                    self._awake_s = math.inf if due_s is None else due_s
+                    self._changed.wait(None if due_s is None else due_s - now_s)
 
     def _send(self, after_call: int) -> None:
+        is_handed_over = False
         try:
             response = pb_utils.InferenceRequest(
                 model_name=self._model,
@@ -98,20 +111,25 @@ class Waker:
                 requested_output_names=[],
                 timeout=TIMEOUT_US,
             ).exec()
-            said = response.error().message() if response.has_error() else "it was handed over"
+            said = response.error().message() if response.has_error() else ""
+            # What the stage says of it has a code of ours.
+            is_handed_over = not said or from_wire(said) is not None
         except Exception as error:
+            # As with shared memory full for a moment.
             said = str(error)
         with self._changed:
+            self._waiting -= 1
             if said.endswith(LOOKED):
-                self._failed_in_a_row = 0
+                self._handed_over = 0
                 self._wakes.looked(after_call)
-                return
-            self._failed += 1
-            self._failed_in_a_row += 1
-            gives_up = self._failed_in_a_row == MOST_FAILED
+            elif not said.endswith(FULL):
+                self._failed += 1
+                self._handed_over += is_handed_over
+            gives_up = is_handed_over and self._handed_over == MOST_HANDED_OVER
             self._is_over = self._is_over or gives_up
+            self._changed.notify_all()
         if gives_up:
-            self._say(said)
+            self._say(f"it is handed over what has expired: {said}")
 
     def _say(self, why: str) -> None:
         translate.log(f"{self._model}: who comes before a pause may wait for half a second in Triton: {why}")

@@ -1,0 +1,47 @@
+"""A client that is closed over gRPC lets what is under way be answered first, for a while: Triton may die of cancelling."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hplm_client import Client
+from hplm_client import client as module
+
+
+class Connection:
+    """Stands in for tritonclient's."""
+
+    def __init__(self) -> None:
+        self.callbacks: list[Callable[[Any, Any], None]] = []
+        self.answered = 0
+        self.answered_when_closed = -1
+
+    def async_infer(self, model: str, inputs: Any, callback: Callable[[Any, Any], None], **_: Any) -> None:
+        self.callbacks.append(callback)
+
+    def answer(self) -> None:
+        self.answered += 1
+        self.callbacks.pop()("an answer", None)
+
+    def close(self) -> None:
+        self.answered_when_closed = self.answered
+
+
+@pytest.mark.parametrize("are_answered", [True, False])
+def test_what_is_under_way_is_answered_before_the_connection_closes_or_given_up(
+    monkeypatch: pytest.MonkeyPatch, are_answered: bool
+) -> None:
+    monkeypatch.setattr(module, "LAST_ANSWERS_S", 60.0 if are_answered else 0.05)
+    client, connection = Client("grpc://127.0.0.1:1"), Connection()
+    client._triton.close()
+    client._triton = connection
+    for _ in range(2):
+        client._start([], {})
+    answering = [threading.Timer(0.05, connection.answer) for _ in range(2 * are_answered)]
+    for timer in answering:
+        timer.start()
+    client.close()
+    assert connection.answered_when_closed == 2 * are_answered
