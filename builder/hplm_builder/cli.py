@@ -19,12 +19,13 @@ from hplm.nn import base as bases
 from hplm.packages import cache_dir
 from hplm.progress import bar_report, progress_bars
 from hplm.store.layout import Store
+from hplm.triton.server import find_triton, shell_command
 from hplm_builder.base import DEFAULT_BASE, convert_base, install_shipped, model_folder, origin_of, ship
 from hplm_builder.bootstrap import TaskFleet
 from hplm_builder.convert import ConvertSettings
 from hplm_builder.demo import DEMO_FOLDER, PLOT, PLOT_SOURCES, TOP_PERCENT, build_demo
 from hplm_builder.domains import DomainSettings, build_domain, estimate_domain
-from hplm_builder.export import check_there, check_width, export, has_manager
+from hplm_builder.export import check_there, check_width, export, has_manager, write_backends
 from hplm_builder.finetune import TrainSettings
 from hplm_builder.fleet import Shape, make_bench_repository
 from hplm_builder.labelled import read_data
@@ -417,6 +418,30 @@ def export_models(
         look_up_instances=None if keep_settings and not is_given(context, "look_up_instances") else look_up_instances,
     )
     print(f"wrote {models}; serve it with `hplm serve --models {models}`")
+
+
+@app.command()
+def backends(
+    out: Annotated[
+        Path, typer.Option(help="The backend directory to write; what is there already must be one of these.")
+    ],
+    models: Annotated[Path, typer.Option(help="Triton model repository to serve.")] = DEMO_FOLDER / "models",
+) -> None:
+    """For a tritonserver of your own: write its backend directory and print the command that serves the models with it.
+
+    `hplm serve` needs none of this, and does more: it starts the worker, loads a stage again whose process died, and has
+    requests answered before it stops. Run the command by a shell; Triton's own options go behind it. Examples:
+
+      hplm build backends --out /srv/hplm/backends --models /srv/hplm/models
+
+      hplm build backends --out backends > serve.sh && sh serve.sh
+    """
+    install = find_triton()
+    if not (models / "hbert_plot").is_dir():
+        raise MissingArtifactError(f"{models} has no model hbert_plot: `hplm build export --help`")
+    write_backends(install, out)
+    Console(stderr=True, soft_wrap=True).print(f"wrote {out}, for the Triton of {install.origin}", markup=False)
+    print(shell_command(install, models, out))
 
 
 @app.command()

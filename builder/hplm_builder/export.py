@@ -16,7 +16,7 @@ from hplm.store import artifact
 from hplm.store.layout import Store
 from hplm.store.registry import Registry
 from hplm.triton.instances import instances_in, with_instances
-from hplm.triton.server import MANAGER_ROLES, ROLES, share_folder
+from hplm.triton.server import MANAGER_ROLES, ROLES, TritonInstall, assemble_backends, check_path, share_folder
 
 Settings = TypeVar("Settings", PlotSettings, UpperSettings, ManagerSettings)
 
@@ -87,6 +87,21 @@ def export(
             # A registry's URL may hold a password.
             path.touch(0o600 if registry else 0o666)
             path.write_text(json.dumps(values, indent=2) + "\n")
+
+
+def write_backends(install: TritonInstall, target: Path) -> None:
+    """Make `target` a backend directory for a tritonserver of one's own; one that was written before is replaced.
+
+    Our backends in it are links, so they are of the hplm that is installed. Raises DataError where `target` holds something
+    else, StartError where Triton cannot start a stub from it.
+    """
+    target = target.absolute()
+    check_path(target, "--out")
+    ours = {"python", *(path.name for path in share_folder("backends").iterdir())}
+    if target.exists() and (foreign := {path.name for path in target.iterdir()} - ours):
+        raise DataError(f"{target} holds {sorted(foreign)[0]!r}, which is no backend of hplm; choose an empty folder")
+    with artifact.replacing(target) as partial:
+        assemble_backends(install, partial)
 
 
 def has_manager(target: Path) -> bool:

@@ -11,6 +11,7 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from contextlib import closing
@@ -61,6 +62,25 @@ def test_an_option_that_triton_does_not_know_is_named_in_one_line(tiny_models: P
         _, *said = str(caught.value).splitlines()
         assert len(said) == 1
         assert "--nonsense=1" in said[0]
+
+
+def test_a_path_that_a_shell_takes_apart_is_refused_at_once_and_a_link_to_it_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "two words"
+    folder.mkdir()
+    models = tiny.make_repository(folder)
+    with pytest.raises(StartError, match=r"two words.*give --models a symbolic link"):
+        TritonServer(models, free_ports(), log=tmp_path / "log")
+    link = tmp_path / "link"
+    link.symlink_to(folder, target_is_directory=True)
+    with TritonServer(link / "models", free_ports(), log=tmp_path / "log") as server:
+        server.wait_ready(60)
+        with Client(server.ports.grpc_url) as client:
+            assert client.predict("alpha", "zebra xylophone").label in ("yes", "no")
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    with pytest.raises(StartError, match=r"two words.*give TMPDIR a symbolic link"):
+        TritonServer(link / "models", free_ports(), log=tmp_path / "log")
 
 
 def test_what_fails_beside_a_server_is_not_lost_with_it(tiny_models: Path, tmp_path: Path) -> None:
@@ -145,7 +165,8 @@ def test_the_wheel_is_found_where_there_is_no_other_triton(monkeypatch: pytest.M
 
 
 def test_the_backend_folder_links_folders_and_copies_files(tmp_path: Path) -> None:
-    folder = launcher.assemble_backends(find_triton(), tmp_path)
+    folder = tmp_path / "backends"
+    launcher.assemble_backends(find_triton(), folder)
     assert (folder / "plot").is_symlink()
     assert (folder / "upper" / "model.py").is_file()
     assert os.access(folder / "python" / "triton_python_backend_stub", os.X_OK)

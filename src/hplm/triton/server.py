@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import random
+import shlex
 import shutil
 import signal
 import socket
@@ -97,9 +98,9 @@ def share_folder(name: str) -> Path:
     return shipped if shipped.is_dir() else package.parents[1] / name
 
 
-def assemble_backends(install: TritonInstall, folder: Path, extra: Sequence[Path] = ()) -> Path:
-    """A backend directory in `folder`: Triton's Python backend with our Python's stub, ours, and those below `extra`."""
-    python = folder / "backends" / "python"
+def assemble_backends(install: TritonInstall, folder: Path, extra: Sequence[Path] = ()) -> None:
+    """Make `folder` a backend directory: Triton's Python backend with our Python's stub, ours, and those below `extra`."""
+    python = folder / "python"
     python.mkdir(parents=True)
     for source in install.python_backend_files:
         if source.is_file():
@@ -108,8 +109,52 @@ def assemble_backends(install: TritonInstall, folder: Path, extra: Sequence[Path
     for backends in (share_folder("backends"), *extra):
         for source in backends.resolve().iterdir():
             if (source / "model.py").is_file():
-                (folder / "backends" / source.name).symlink_to(source, target_is_directory=True)
-    return folder / "backends"
+                (folder / source.name).symlink_to(source, target_is_directory=True)
+
+
+def roles_of(repository: Path) -> tuple[str, ...]:
+    """The models that a repository of ours has, in the order to load them."""
+    return (*ROLES, *(role for role in MANAGER_ROLES if (repository / role).is_dir()))
+
+
+def check_path(path: Path, option: str) -> None:
+    """Raises StartError, naming `option`, where the path has a space or the like: Triton gives it to a shell as it is."""
+    if shlex.quote(str(path)) != str(path):
+        raise StartError(
+            f"Triton starts nothing from {str(path)!r}, which has characters that a shell takes apart; "
+            f"move it, or give {option} a symbolic link to it without them"
+        )
+
+
+def model_flags(repository: Path, backends: Path, models: Sequence[str]) -> list[str]:
+    """What any `tritonserver` needs to serve `models`, with `backends` from `assemble_backends`. Raises StartError."""
+    check_path(repository.absolute(), "--models")
+    return [
+        f"--model-repository={repository.absolute()}",
+        f"--backend-directory={backends.absolute()}",
+        "--model-control-mode=explicit",
+        *(f"--load-model={role}" for role in models),
+        "--disable-auto-complete-config",
+    ]
+
+
+def search_paths(install: TritonInstall) -> dict[str, list[str]]:
+    """By variable the folders that must come first in it: the stub runs the first `python3` of the PATH."""
+    return {
+        "LD_LIBRARY_PATH": [str(folder) for folder in install.library_folders],
+        "PATH": [str(Path(sys.executable).parent)],
+    }
+
+
+def shell_command(install: TritonInstall, repository: Path, backends: Path) -> str:
+    """A line for a shell that serves a repository of ours by Triton alone; further flags may follow it."""
+    variables = [
+        f'{name}={os.pathsep.join(map(shlex.quote, folders))}${{{name}:+:"${name}"}}'
+        for name, folders in search_paths(install).items()
+    ]
+    flags = model_flags(repository, backends, roles_of(repository))
+    # Stubs have the working directory on sys.path, where a folder `hplm` would be taken for ours.
+    return " ".join(["cd / &&", *variables, "exec", shlex.join([str(install.binary), *flags])])
 
 
 @dataclass(frozen=True)
@@ -201,12 +246,13 @@ class TritonServer:
         self.ports = ports
         self.install = install or find_triton()
         self.log_path = log
+        check_path(repository.absolute(), "--models")
+        check_path(Path(tempfile.gettempdir()), "TMPDIR")
         try:
             output = _fresh(log) if log is not None else None
         except OSError as error:
             raise StartError(f"Triton's log {log} cannot be written: {error.strerror}") from error
-        managing = (role for role in MANAGER_ROLES if (repository / role).is_dir())
-        self._models = (*ROLES, *managing) if models is None else tuple(models)
+        self._models = roles_of(repository) if models is None else tuple(models)
         # Stubs start with their working directory on sys.path: an empty folder shadows nothing.
         self._folder = Path(tempfile.mkdtemp(prefix="hplm-triton-"))
         try:
@@ -229,14 +275,11 @@ class TritonServer:
         tied: bool,
     ) -> subprocess.Popen[bytes]:
         ports = self.ports
-        assembled = assemble_backends(self.install, self._folder, backends)
+        assembled = self._folder / "backends"
+        assemble_backends(self.install, assembled, backends)
         command = [
             str(self.install.binary),
-            f"--model-repository={repository.resolve()}",
-            f"--backend-directory={assembled}",
-            "--model-control-mode=explicit",
-            *(f"--load-model={role}" for role in self._models),
-            "--disable-auto-complete-config",
+            *model_flags(repository, assembled, self._models),
             f"--http-address={ports.host}",
             f"--http-port={ports.http}",
             f"--grpc-address={ports.host}",
@@ -266,10 +309,8 @@ class TritonServer:
 
     def _environment(self) -> dict[str, str]:
         env = dict(os.environ)
-        libraries = [*map(str, self.install.library_folders), env.get("LD_LIBRARY_PATH", "")]
-        env["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, libraries))
-        # The stub runs the first python3 of the PATH: ours.
-        env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", "")])
+        for name, folders in search_paths(self.install).items():
+            env[name] = os.pathsep.join(filter(None, [*folders, env.get(name, "")]))
         return env
 
     def wait_ready(self, timeout_s: float = 120.0) -> None:

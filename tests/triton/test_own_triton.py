@@ -1,0 +1,93 @@
+"""A tritonserver of the operator's own: the backend directory and the command that `hplm build backends` gives for it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hplm_client import Client
+
+from hplm.errors import HplmError
+from hplm.triton.server import find_triton, free_ports
+
+pytestmark = pytest.mark.triton
+
+HPLM = str(Path(sys.executable).parent / "hplm")
+
+
+def build_backends(out: Path, models: Path) -> subprocess.CompletedProcess[str]:
+    command = [HPLM, "build", "backends", "--out", str(out), "--models", str(models)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_the_printed_command_serves_whatever_folder_it_is_run_in(tiny_models: Path, tmp_path: Path) -> None:
+    # The second time it is in place of the first, as after an upgrade.
+    for _ in range(2):
+        done = build_backends(tmp_path / "backends", tiny_models)
+        assert done.returncode == 0, done.stderr
+    ports = free_ports()
+    flags = f"--http-port={ports.http} --grpc-port={ports.grpc} --metrics-port={ports.metrics}"
+    script = tmp_path / "serve.sh"
+    script.write_text(f"{done.stdout.strip()} {flags}\n")
+    (tmp_path / "hplm").mkdir()
+    (tmp_path / "hplm" / "__init__.py").write_text("raise ImportError('this is not ours')\n")
+    plain = {key: value for key, value in os.environ.items() if key not in ("LD_LIBRARY_PATH", "VIRTUAL_ENV")}
+    plain["PATH"] = "/usr/bin:/bin"
+    with (tmp_path / "log").open("wb") as log:
+        triton = subprocess.Popen(
+            ["sh", str(script)], cwd=tmp_path, env=plain, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    try:
+        with Client(ports.grpc_url) as client:
+            assert answer(client, triton, tmp_path / "log") in ("yes", "no")
+        triton.send_signal(signal.SIGTERM)
+        assert triton.wait(60) == 0
+    finally:
+        if triton.poll() is None:
+            os.killpg(triton.pid, signal.SIGKILL)
+            triton.wait()
+
+
+def answer(client: Client, triton: subprocess.Popen[bytes], log: Path) -> str:
+    """The first answer, as soon as there is one."""
+    until_s = time.monotonic() + 60
+    while True:
+        try:
+            return str(client.predict("alpha", "zebra xylophone").label)
+        except HplmError as error:
+            if triton.poll() is not None or time.monotonic() > until_s:
+                raise AssertionError(f"{error.wire()}\n{log.read_text(errors='replace')[-3000:]}") from None
+        time.sleep(0.1)
+
+
+def test_a_folder_that_holds_something_else_is_not_replaced(tiny_models: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").touch()
+    done = build_backends(tmp_path, tiny_models)
+    assert done.returncode == 1
+    assert "holds 'mine', which is no backend of hplm" in done.stderr
+    assert (tmp_path / "mine").exists()
+
+
+def test_a_folder_that_triton_cannot_start_a_stub_from_is_refused(tiny_models: Path, tmp_path: Path) -> None:
+    done = build_backends(tmp_path / "two words", tiny_models)
+    assert done.returncode == 1
+    assert "give --out a symbolic link" in done.stderr
+    assert not (tmp_path / "two words").exists()
+
+
+def test_models_that_are_none_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    done = build_backends(tmp_path / "backends", tmp_path)
+    assert done.returncode == 1
+    assert "has no model hbert_plot" in done.stderr
+    assert not (tmp_path / "backends").exists()
+
+
+def test_it_says_for_which_triton_it_is(tiny_models: Path, tmp_path: Path) -> None:
+    done = build_backends(tmp_path / "backends", tiny_models)
+    assert find_triton().origin in done.stderr
+    assert str(find_triton().binary) in done.stdout
