@@ -1,4 +1,4 @@
-"""Create a tenant on a running server, watch it being made, ask it, delete it: python examples/manage_tenant.py"""
+"""Create a tenant on a running server, watch it being made, ask it, delete it: .venv/bin/python examples/manage_tenant.py"""
 
 import os
 import tempfile

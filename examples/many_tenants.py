@@ -1,4 +1,4 @@
-"""Many texts of many tenants at once over gRPC, asynchronously: python examples/many_tenants.py"""
+"""Many texts of many tenants at once over gRPC, asynchronously: .venv/bin/python examples/many_tenants.py"""
 
 import asyncio
 import os

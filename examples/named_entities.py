@@ -1,4 +1,4 @@
-"""Create a tenant that marks people and places in a text, ask it, delete it: python examples/named_entities.py"""
+"""Create a tenant that marks people and places in a text, ask it, delete it: .venv/bin/python examples/named_entities.py"""
 
 import itertools
 import json

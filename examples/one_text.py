@@ -1,4 +1,4 @@
-"""Ask one tenant's model over HTTP. Run it while `make serve` runs: python examples/one_text.py"""
+"""Ask one tenant's model over HTTP. Run it while `make serve` runs: .venv/bin/python examples/one_text.py"""
 
 import os
 

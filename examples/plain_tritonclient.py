@@ -1,4 +1,4 @@
-"""The same without our client, for programs that speak to Triton already: python examples/plain_tritonclient.py"""
+"""Without our client, over HTTP, for programs that speak to Triton already: .venv/bin/python examples/plain_tritonclient.py"""
 
 import os
 
@@ -6,20 +6,24 @@ import numpy as np
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
-address = os.environ.get("HPLM_HTTP", "http://127.0.0.1:8000").removeprefix("http://")
-client = triton.InferenceServerClient(address)
+OUTPUTS = ("LABEL", "SCORE", "SPAN", "TRUNCATED", "LOGITS")
+
+scheme, _, host = os.environ.get("HPLM_HTTP", "http://127.0.0.1:8000").partition("://")
+client = triton.InferenceServerClient(host, ssl=scheme == "https")
 inputs = []
 for name, value in (("TEXT", "A moving, beautifully acted film."), ("TENANT", "films")):
     tensor = triton.InferInput(name, [1, 1], "BYTES")
     tensor.set_data_from_numpy(np.array([[value.encode()]], dtype=np.object_))
     inputs.append(tensor)
-outputs = [triton.InferRequestedOutput(name) for name in ("LABEL", "SCORE", "SPAN", "LOGITS")]
+outputs = [triton.InferRequestedOutput(name) for name in OUTPUTS]
 try:
-    # Microseconds that the server has: what it cannot answer by then it refuses at once.
+    # Microseconds that the server has: what it cannot answer by then it refuses immediately.
     result = client.infer("hbert", inputs, outputs=outputs, timeout=2_000_000)
 except InferenceServerException as error:
-    # "... CODE: message", see the README's table of codes.
+    # "CODE: message", perhaps with Triton's words in front; docs/api.md lists the codes, and what Triton refuses without one.
     raise SystemExit(f"refused: {error.message()}") from None
-for name in ("LABEL", "SCORE", "SPAN", "LOGITS"):
+except OSError as error:
+    raise SystemExit(f"nobody answers at {scheme}://{host}: {error}") from None
+for name in OUTPUTS:
     print(name, result.as_numpy(name)[0].tolist())
 client.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +22,18 @@ def end_with_parent(parent: int) -> None:
     _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
         raise StartError(f"process {parent}, which this one should end with, is gone")
+
+
+def stack_limits(wanted_bytes: int) -> tuple[int, int] | None:
+    """Limits with which threads of a process to start have stacks of so much address space; None where the system forbids it.
+
+    Only what is touched takes memory; but a system that does not overcommit would count all of it.
+    """
+    with suppress(OSError):
+        if Path("/proc/sys/vm/overcommit_memory").read_text().strip() == "2":
+            return None
+    _, hard = resource.getrlimit(resource.RLIMIT_STACK)
+    return None if hard != resource.RLIM_INFINITY and hard < wanted_bytes else (wanted_bytes, hard)
 
 
 def give_way_for_memory() -> None:

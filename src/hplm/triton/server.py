@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import random
+import resource
 import shlex
 import shutil
 import signal
@@ -27,13 +28,16 @@ from pathlib import Path
 from typing import IO
 
 from hplm.errors import StartError, TritonNotFoundError
-from hplm.process import SHARED_MEMORY, backlogs_of, end_with_parent, stopping_file, tell_to_stop
+from hplm.process import SHARED_MEMORY, backlogs_of, end_with_parent, stack_limits, stopping_file, tell_to_stop
 
 PORTS = range(10_000, 32_768)
 STAGES = ("hbert_plot", "hbert_upper")
 ROLES = (*STAGES, "hbert")
 # Only in repositories that are managed while they serve.
 MANAGER_ROLES = ("manager", "manager_watch")
+# Of Triton's threads: it reads JSON by recursion and has a request's pieces on the stack, so with the usual 8 MiB a nested or
+# chopped body of some hundred KB ends it.
+STACK_BYTES = 256 << 20
 # What a Triton without models may take to end: it waits longer for clients that keep their connection open and ask nothing.
 EMPTY_ENDS_S = 4.0
 # The stages look ten times a second whether they are told to end.
@@ -154,7 +158,8 @@ def shell_command(install: TritonInstall, repository: Path, backends: Path) -> s
     ]
     flags = model_flags(repository, backends, roles_of(repository))
     # Stubs have the working directory on sys.path, where a folder `hplm` would be taken for ours.
-    return " ".join(["cd / &&", *variables, "exec", shlex.join([str(install.binary), *flags])])
+    stack = f"ulimit -s {STACK_BYTES >> 10} &&"
+    return " ".join(["cd / &&", stack, *variables, "exec", shlex.join([str(install.binary), *flags])])
 
 
 @dataclass(frozen=True)
@@ -222,6 +227,14 @@ def _fresh(log: Path) -> IO[bytes]:
                 before.replace(log.with_name(f"{log.name}.{number}"))
     # To be appended to, so that it may be cut short while it is written.
     return log.open("ab")
+
+
+def _prepare(stack: tuple[int, int] | None, parent: int | None) -> None:
+    """In the process that becomes Triton."""
+    if stack is not None:
+        resource.setrlimit(resource.RLIMIT_STACK, stack)
+    if parent is not None:
+        end_with_parent(parent)
 
 
 class TritonServer:
@@ -294,6 +307,11 @@ class TritonServer:
             ),
             *flags,
         ]
+        if (stack := stack_limits(STACK_BYTES)) is None:
+            logging.getLogger(__name__).warning(
+                "this system gives Triton's threads no larger stacks (`ulimit -Hs`, vm.overcommit_memory): a malformed HTTP "
+                "request of some hundred KB may end it; let clients reach it through a proxy only"
+            )
         work = self._folder / "work"
         work.mkdir()
         return subprocess.Popen(
@@ -304,7 +322,7 @@ class TritonServer:
             stdout=output,
             stderr=subprocess.STDOUT if output else None,
             start_new_session=True,
-            preexec_fn=partial(end_with_parent, os.getpid()) if tied else None,
+            preexec_fn=partial(_prepare, stack, os.getpid() if tied else None),
         )
 
     def _environment(self) -> dict[str, str]:
