@@ -17,6 +17,7 @@ from hplm.report import Goal, Report
 from hplm.scheduling.fairness import fair_select
 from hplm.scheduling.policy import Budget, Waiting
 from hplm.scheduling.registry import BUILT_IN, load_policy
+from hplm.scheduling.served import Served
 from hplm.text import TextEncoder
 from hplm_loadtest.arrivals import PoissonArrivals
 from hplm_loadtest.lengths import texts_of_lengths, token_counts
@@ -181,7 +182,7 @@ def policy_costs(policies: Sequence[str], batch_s: float, progress: Any) -> list
             taken = []
             for _ in range(9):
                 start = time.perf_counter()
-                fair_select(chosen, waiting, now_s, budget, {}, STARVE_AFTER_S)
+                fair_select(chosen, waiting, now_s, budget, {}, STARVE_AFTER_S, Served())
                 taken.append(time.perf_counter() - start)
             seconds = median(taken)
             rows.append(

@@ -5,6 +5,10 @@ over the weights of all tenants that wait, but always room for one request. What
 everybody's shares are filled, then the policy fills what is left with whatever waits. A tenant that sends more than its
 share waits behind its own requests, not before others'.
 
+Shares alone do not protect a tenant whose one text is longer than its share, or one of more tenants than a batch holds. So a
+tenant that had nothing in the last batch goes before those that had: its oldest request, of the tenants that were served
+longest ago, in place of as much as those have that are served again, up to half of the batch.
+
 And nobody starves: requests that have waited longer than `starve_after_s` go first, oldest first, of each tenant within
 its share, into at most half of the batch (but at least one), whatever the policy prefers.
 """
@@ -12,11 +16,12 @@ its share, into at most half of the batch (but at least one), whatever the polic
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
 from hplm.scheduling.policy import Batch, Budget, Filler, Policy, Waiting, check
+from hplm.scheduling.served import Served
 
 # How often the policy is asked over all that wait before it is asked for each tenant.
 TRIES = 4
@@ -29,6 +34,7 @@ def fair_select(
     budget: Budget,
     weights: Mapping[str, float],
     starve_after_s: float,
+    served: Served,
 ) -> Batch:
     """A batch by `policy` within the rule. `waiting` is in the order of arrival. Raises PolicyError as `check` does.
 
@@ -40,7 +46,10 @@ def fair_select(
     counts = Counter(map(attrgetter("tenant"), waiting))
     choice = _Choice(policy, waiting, counts, now_s, budget, _Shares(counts, budget, weights))
     starving = choice.starving(starve_after_s)
-    return choice.rows(starving) if budget.rows > 1 else choice.row(starving)
+    fill = choice.rows if budget.rows > 1 else choice.row
+    batch = fill(starving)
+    left_out = choice.left_out(batch, starving, served)
+    return fill([*left_out, *starving]) if left_out else batch
 
 
 class _Shares:
@@ -57,8 +66,11 @@ class _Shares:
     def requests(self, tenant: str) -> int:
         return self._of(self._budget.max_requests, tenant)
 
+    def weight(self, tenant: str) -> float:
+        return self._weights.get(tenant, 1.0)
+
     def _of(self, whole: int, tenant: str) -> int:
-        return max(1, int(whole * self._weights.get(tenant, 1.0) / self._total))
+        return max(1, int(whole * self.weight(tenant) / self._total))
 
 
 class _Tally:
@@ -125,6 +137,40 @@ class _Choice:
             found.append(request)
             tally.add(request)
             tokens += request.tokens
+        return found
+
+    def left_out(self, batch: Batch, starving: Sequence[Waiting], served: Served) -> list[Waiting]:
+        """The oldest request of tenants that are in neither the last batch nor this one, while this has some of the last.
+
+        At most as much as those have, and half of the budget; but one at least, where it fits beside `starving`.
+        """
+        again = [request for request in batch.requests if request.tenant in served.last]
+        if not again:
+            return []
+        known = served.last.union(request.tenant for request in batch.requests)
+        heads: dict[str, Waiting] = {}
+        for request in self.waiting:
+            if request.tenant not in known:
+                heads.setdefault(request.tenant, request)
+
+        def turn(request: Waiting) -> tuple[float, float, int]:
+            since_s = self.now_s - served.at_s(request.tenant)
+            return -since_s * self.shares.weight(request.tenant), request.arrived_s, request.id
+
+        most_tokens = min(_tokens(again), self.budget.tokens // 2)
+        most_requests = min(len(again), max(1, self.budget.max_requests // 2))
+        tokens, tenants = _tokens(starving), len({request.tenant for request in starving})
+        most_tenants = self.budget.max_tenants - tenants
+        found: list[Waiting] = []
+        for request in sorted(heads.values(), key=turn):
+            if len(found) >= min(most_requests, most_tenants, self.budget.max_requests - len(starving)):
+                break
+            fits = tokens + _tokens(found) + request.tokens <= self.budget.tokens
+            if found and _tokens(found) + request.tokens > most_tokens:
+                continue
+            # One that no batch holds runs alone.
+            if fits or not (starving or found):
+                found.append(request)
         return found
 
     def row(self, starving: Sequence[Waiting]) -> Batch:
@@ -241,6 +287,10 @@ class _Choice:
         batch = self.policy.select(tuple(waiting), self.now_s, budget)
         check(batch, waiting, budget)
         return batch
+
+
+def _tokens(requests: Iterable[Waiting]) -> int:
+    return sum(request.tokens for request in requests)
 
 
 def _longer(first: int | None, second: int | None) -> int | None:

@@ -19,6 +19,7 @@ from hplm.scheduling.cost import CostModel
 from hplm.scheduling.fairness import fair_select
 from hplm.scheduling.policies import Fcfs
 from hplm.scheduling.policy import Batch, Budget, Policy, Waiting
+from hplm.scheduling.served import Served
 from hplm.scheduling.turns import Turns
 
 # A batch takes at most this share of the time that requests are given, so that who comes while one runs can go with the next.
@@ -65,6 +66,8 @@ class RequestQueue:
     otherwise they are refused, for under overload small batches would make more requests late than they save: unless less
     would be left of the batch than the small one has.
 
+    What would wait past its deadline while the chosen batch runs is refused when that begins.
+
     While more waits than two batches hold, requests that a full batch would make late are refused as well, unless their
     deadline was that close from the start: a policy that prefers the most urgent would run nothing but those, in batches
     as small as they are urgent.
@@ -105,6 +108,7 @@ class RequestQueue:
         self._in_time = self._usual = budget
         # A lazily kept heap: entries of counts that are gone are skipped when they come up.
         self._fullest: list[tuple[float, str]] = []
+        self._served = Served()
         self._running: Batch | None = None
         self._running_until_s = 0.0
         # Of the last `take`: tokens and seconds of a full batch of requests as long as those that waited.
@@ -165,8 +169,9 @@ class RequestQueue:
         batch, late = self._fit_deadlines(batch, now_s)
         for request in (*batch.requests, *late):
             self._remove(request)
-        refused += [Refused(request, "deadline") for request in late]
+        refused += [Refused(request, "deadline") for request in (*late, *self._drop_passing(batch, now_s))]
         self._turns = None
+        self._served.add((request.tenant for request in batch.requests), now_s)
         self._running = batch
         self._running_until_s = now_s + self._seconds(batch.requests)
         return Taken(batch, tuple(refused), failure)
@@ -216,7 +221,7 @@ class RequestQueue:
         return left
 
     def _select(self, policy: Policy, waiting: list[Waiting], now_s: float) -> Batch:
-        return fair_select(policy, waiting, now_s, self._in_time, self._weights, self._starve_after_s)
+        return fair_select(policy, waiting, now_s, self._in_time, self._weights, self._starve_after_s, self._served)
 
     def _cut_budget(self) -> None:
         given_s = sorted(self._given_s.values())
@@ -255,6 +260,15 @@ class RequestQueue:
                 if request.deadline_s - request.arrived_s > 2 * full_s:
                     found.append(request)
                     self._remove(request)
+        return found
+
+    def _drop_passing(self, batch: Batch, now_s: float) -> list[Waiting]:
+        """What the batch leaves waiting past its deadline: it may as well know now."""
+        requests = batch.requests
+        by_s = now_s + self.cost.predict(_tokens(requests), sum(request.tokens**2 for request in requests))
+        found = [request for request in self._waiting.values() if request.deadline_s <= by_s]
+        for request in found:
+            self._remove(request)
         return found
 
     def _comes_too_late(self, request: Waiting, start_s: float) -> bool:
