@@ -107,7 +107,7 @@ def schedulers(
                     progress.update(bar, advance=1)
         batch_s = 1000.0 / (20.0 * max(capacity.values()))  # a batch of 1,000 tokens of mean length 20
         costs = policy_costs(policies, batch_s, progress)
-        modelled = [_modelled(setting, policies, rate) for setting, rate in capacity.items()]
+        modelled = [_modelled(setting, policies, rate, seconds) for setting, rate in capacity.items()]
     rows: list[dict[str, Any]] = []
     for (setting, policy), values in found.items():
         rows.append(
@@ -144,10 +144,15 @@ def schedulers(
     return Report("schedulers", about, [*rows, *modelled, *costs], goals_of(rows, modelled, costs))
 
 
-def _modelled(setting: Setting, policies: Sequence[str], capacity_per_s: float) -> dict[str, Any]:
-    """Utility a second in TCB's model, where the setting's full batch takes as long as that many requests did here."""
-    batch_s = setting.rows * setting.row_tokens / (NormalLengths.mean * capacity_per_s)
-    model = SlotModel(setting.rows, setting.row_tokens, setting.variance, batch_s, OVERLOAD, DEADLINES_S)
+def _modelled(setting: Setting, policies: Sequence[str], capacity_per_s: float, seconds: float) -> dict[str, Any]:
+    """Utility a second in TCB's model, where the setting's full batch takes as long as that many requests did here.
+
+    Of as many requests as a run has: in a short one more of them end behind the last arrival.
+    """
+    mean = NormalLengths(variance=setting.variance).drawn_mean
+    batch_s = setting.rows * setting.row_tokens / (mean * capacity_per_s)
+    requests = max(1, int(OVERLOAD * capacity_per_s * seconds))
+    model = SlotModel(setting.rows, setting.row_tokens, setting.variance, batch_s, OVERLOAD, DEADLINES_S, requests)
     return {
         "model": "all batches equally long",
         **_keys(setting),

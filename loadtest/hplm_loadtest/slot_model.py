@@ -34,7 +34,12 @@ class SlotModel:
 
     @property
     def rate_per_s(self) -> float:
-        return self.overload * self.rows * self.row_tokens / (NormalLengths.mean * self.batch_s)
+        return (
+            self.overload
+            * self.rows
+            * self.row_tokens
+            / (NormalLengths(variance=self.variance).drawn_mean * self.batch_s)
+        )
 
     @property
     def planned_s(self) -> float:

@@ -178,7 +178,7 @@ class PlotStage:
                 Fcfs(),
                 Budget(1, settings.batch_tokens, settings.batch_requests, settings.batch_requests),
                 # What a batch costs depends on how much of its text was seen before: that may change from one to the next.
-                CostModel(forgetting=0.8),
+                CostModel(forgetting=0.8, is_linear=True),
                 capacity=settings.queue_capacity,
                 weights=settings.tenant_weights,
                 starve_after_s=settings.default_deadline_s,

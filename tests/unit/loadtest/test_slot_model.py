@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hplm_loadtest.schedulers import goals_of
 from hplm_loadtest.slot_model import SlotModel
+from hplm_loadtest.workload import NormalLengths
 
 from hplm.scheduling.registry import BUILT_IN, load_policy
 
@@ -23,6 +25,12 @@ def test_no_policy_exceeds_the_bound(row_tokens: int, variance: float, overload:
     found = {name: model.utility_per_s(load_policy(name, {})) for name in BUILT_IN}
     assert min(found.values()) > 0
     assert max(found.values()) <= model.most_per_s() * (1 + 1e-9)  # sums of the same numbers in another order
+
+
+@pytest.mark.parametrize("variance", [0.0, 20.0, 100.0, 400.0])
+def test_the_mean_of_cut_lengths_is_that_of_what_is_drawn(variance: float) -> None:
+    lengths = NormalLengths(variance=variance)
+    assert lengths.draw(200_000, np.random.default_rng(0)).mean() == pytest.approx(lengths.drawn_mean, rel=0.005)
 
 
 def test_equal_lengths_are_worth_the_same_in_any_order() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -56,3 +57,21 @@ def test_nothing_is_concluded_from_the_first_batches_of_a_process_which_are_slow
         queue.drain()
         queue.offer(Waiting(0, "a", 256, arrived_s=0.0, deadline_s=30.0), 0.0)
     assert 0 < queue.cost.predict(256, 256**2) < 1.2
+
+
+def test_a_linear_model_knows_what_a_long_text_costs_where_only_short_ones_were_seen() -> None:
+    rng = np.random.default_rng(1)
+
+    def most_off(model: CostModel) -> float:
+        """How much dearer a text of 256 tokens looks than it is, at worst, while batches of short ones come."""
+        worst = 0.0
+        for seen in range(2000):
+            lengths = np.clip(rng.normal(20, 10, rng.integers(1, 30)).round(), 3, 100).astype(int)
+            tokens = int(lengths.sum())
+            model.observe(tokens, int((lengths**2).sum()), (1e-3 + 3e-5 * tokens) * math.exp(rng.normal(0, 0.2)))
+            if seen > 50:
+                worst = max(worst, model.predict(256, 256**2) / (1e-3 + 3e-5 * 256))
+        return worst
+
+    assert most_off(CostModel(0.8)) > 5
+    assert most_off(CostModel(0.8, is_linear=True)) < 3

@@ -33,7 +33,10 @@ def goodput(load: float, deadlines_s: tuple[float, float], seconds: float = 10.0
         for i, (a, by) in enumerate(zip(at.tolist(), (at + whole - reserve).tolist(), strict=True))
     ]
     first = RequestQueue(
-        *(Fcfs(), Budget(1, 2048, 64, 64), CostModel(forgetting=0.8)), capacity=4096, weights={}, starve_after_s=30.0
+        *(Fcfs(), Budget(1, 2048, 64, 64), CostModel(forgetting=0.8, is_linear=True)),
+        capacity=4096,
+        weights={},
+        starve_after_s=30.0,
     )
     looked_up = simulate(
         arrivals,
