@@ -108,6 +108,17 @@ def test_a_text_gets_the_same_bits_when_its_windows_are_computed_and_when_they_a
     assert np.array_equal(lookup.hidden_states(ids, [len(ids)]), first)
 
 
+@pytest.mark.parametrize("miss", ["compute", "backoff"])
+def test_warming_up_leaves_nothing_behind(tiny_store: Store, tiny_base: Base, miss: str) -> None:
+    cold, warm = (open_lookup(tiny_store, tiny_base, "general", miss=miss) for _ in range(2))
+    warm.warm_up()
+    assert not warm.windows_by_level
+    ids, lengths = np.arange(20, 40, dtype=np.int64), [20]
+    np.testing.assert_array_equal(warm.hidden_states(ids, lengths), cold.hidden_states(ids, lengths))
+    # What was computed to warm up is not remembered: the same windows are computed for whoever asks.
+    assert warm.windows_by_level == cold.windows_by_level
+
+
 def test_an_overlay_smaller_than_a_batch_still_answers_right(tiny_store: Store, tiny_base: Base) -> None:
     small = open_lookup(tiny_store, tiny_base, "general", overlay_windows=1, dtype=torch.float32)
     large = open_lookup(tiny_store, tiny_base, "general", overlay_windows=4096, dtype=torch.float32)

@@ -37,6 +37,8 @@ CPU_WINDOWS = 256
 # Shared out among threads: 4 % more time a window than 256 at once, and each waits less for the last (by hand).
 SHARED_WINDOWS = 128
 CUDA_WINDOWS = 2048
+# Computed at the start, twice each: TorchScript and oneDNN make themselves ready at the first calls of a size.
+WARM_WINDOWS = (2, 8, 32, 128)
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,13 @@ class PlotLookup:
             assert self._overlay is not None
             self._overlay.remember(unique, values)
         return merged.numpy()
+
+    def warm_up(self) -> None:
+        """Compute windows of a few sizes and forget them: the first of a process take ten times as long as later ones."""
+        if self._lower is not None:
+            for count in 2 * WARM_WINDOWS:
+                grams = np.full((count, self.config.window), self.config.pad_id, dtype=np.int64)
+                compute_windows(self._lower, grams, self._dtype, self._helpers)
 
     def vectors(self, grams: npt.NDArray[np.int64]) -> Values:
         """The stored vectors of windows `[W, n]` that the n-gram tables or the overlay have: `[W, n, H]`."""

@@ -161,7 +161,7 @@ class PlotStage:
         self._opening = Places(settings.queue_capacity)
         # A root is in every lineage: what is wrong with it shows now.
         for root in {one.lineage[-1:] for one in self._catalog.served()} | {self._catalog.lineage(settings.table)[-1:]}:
-            self._domains.fetch(root).result()
+            self._domains.fetch(root).result().warm_up()
         self._tracer = Tracer(Path(settings.trace) if settings.trace else None, "plot")
         # What is done with windows that no table has, in words.
         if settings.miss == "compute":
