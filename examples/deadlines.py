@@ -1,4 +1,4 @@
-"""Requests with a deadline: answered in time or refused at once, never late: .venv/bin/python examples/deadlines.py"""
+"""Requests with a deadline: what cannot be answered in time is refused at once: .venv/bin/python examples/deadlines.py"""
 
 import os
 import time
