@@ -1,7 +1,8 @@
 """Text to token ids, with the character offsets that tagging answers need.
 
-A request has one text, or two: a pair, which the base's tokenizer joins as `[CLS] a [SEP] b [SEP]`. Characters and words of
-a pair count on: they are those of the two texts with one character between them.
+A request has one text, or two: a pair, which the base's tokenizer joins as `[CLS] a [SEP] b [SEP]`. Characters of a pair
+count on: they are those of the two texts with one character between them. So do words, from the first text's last that is
+read.
 """
 
 from __future__ import annotations
@@ -16,13 +17,20 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 from tokenizers import Encoding, Tokenizer
+from tokenizers.models import WordPiece
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from hplm.errors import CorruptArtifactError, EmptyTextError, TextCountError, TextEncodingError, TextTooLargeError
 
 # All combining marks are among these, and little else of what Europeans write.
 MAY_BE_MARKS = re.compile("[\u0300-\U0010ffff]")
 SPECIAL_TOKENS = 2  # [CLS] and [SEP] of a single text
+# A longer text is tokenised in portions until enough of it is read. English has 4 to 5 characters a token.
+CHARACTERS_PER_TOKEN = 8
 TextOrPair = str | tuple[str, str]
+Ids = npt.NDArray[np.int64]
+Tokens = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True)
@@ -32,8 +40,8 @@ class EncodedText:
     `is_empty`: a text, or one of a pair, gave no token at all.
     """
 
-    ids: npt.NDArray[np.int64]
-    tokens: npt.NDArray[np.int32]
+    ids: Ids
+    tokens: Tokens
     truncated: bool
     is_empty: bool
 
@@ -59,45 +67,101 @@ class TextEncoder:
         self.takes_pairs = self._tokenizer.num_special_tokens_to_add(is_pair=True) > self._single_special
         # Not how many tokens it has: added ones may leave gaps.
         self.highest_id = max(self._tokenizer.get_vocab().values(), default=-1)
+        self._portion = CHARACTERS_PER_TOKEN * max_tokens
+        self._last_words = _words_that_more_text_may_change(self._tokenizer)
 
     def encode(self, texts: Sequence[TextOrPair]) -> list[EncodedText]:
         """Tokenise a batch. A text of nothing but white space gives only special tokens; see `check_not_empty`.
 
         A text that is too long is cut at its end; of a pair the longer text first, until both are equally long. Pairs need
-        `takes_pairs`.
+        `takes_pairs`. What is cut off is not even tokenised, for that may take a hundred times as long as what is read.
         """
-        encodings = self._tokenizer.encode_batch(list(texts))
-        return [self._encoded(text, encoding) for text, encoding in zip(texts, encodings, strict=True)]
+        long = {index for index, text in enumerate(texts) if self._is_long(text)}
+        if not long:
+            encodings = self._tokenizer.encode_batch(list(texts))
+            return [self._encoded(text, encoding) for text, encoding in zip(texts, encodings, strict=True)]
+        short = iter(self.encode([text for index, text in enumerate(texts) if index not in long]))
+        return [self._encoded_long(text) if index in long else next(short) for index, text in enumerate(texts)]
+
+    def _is_long(self, text: TextOrPair) -> bool:
+        return self._last_words is not None and any(len(one) > self._portion for one in _texts_of(text))
 
     def _encoded(self, text: TextOrPair, encoding: Encoding) -> EncodedText:
-        ids = np.array(encoding.ids, dtype=np.int64)
-        tokens = np.empty((len(ids), 3), dtype=np.int32)
-        tokens[:, :2] = np.array(encoding.offsets).reshape(-1, 2)
-        tokens[:, 2] = [-1 if word is None else word for word in encoding.word_ids]
-        if isinstance(text, str):
-            tokens = _with_marks(text, tokens)
-        is_empty = len(ids) <= self._single_special
-        truncated = len(ids) > self._max_tokens
-        if truncated or isinstance(text, tuple):
-            # Which text each token is of, -1 for special tokens: only asked for where it matters, for it takes a while.
-            of_text = np.array([-1 if number is None else number for number in encoding.sequence_ids])
-            if isinstance(text, tuple):
-                first, second = of_text == 0, of_text == 1
-                is_empty = not (first.any() and second.any())
-                tokens[first], tokens[second] = (
-                    _with_marks(text[0], tokens[first]),
-                    _with_marks(text[1], tokens[second]),
-                )
-                tokens[second] += (len(text[0]) + 1, len(text[0]) + 1, tokens[first, 2].max(initial=-1) + 1)
-            if truncated:
-                kept = _kept(of_text, self._max_tokens)
-                ids, tokens = ids[kept], tokens[kept]
+        ids, tokens = _arrays(encoding)
+        if isinstance(text, str) and len(ids) <= self._max_tokens:
+            return EncodedText(ids, _with_marks(text, tokens), False, len(ids) <= self._single_special)
+        # Only asked for where it matters, for it takes a while.
+        of_text = np.array([-1 if number is None else number for number in encoding.sequence_ids])
+        for number, one in enumerate(_texts_of(text)):
+            tokens[of_text == number] = _with_marks(one, tokens[of_text == number])
+        return self._cut(text, ids, tokens, of_text)
+
+    def _encoded_long(self, text: TextOrPair) -> EncodedText:
+        read = [self._read(one) for one in _texts_of(text)]
+        # One token of each text, and the special ones around and between them, which are the same whatever the texts are.
+        form = self._tokenizer.encode(*"a" * len(read))
+        parts = [
+            (np.array([token]), np.array([(0, 0, -1)], np.int32)) if number is None else read[number]
+            for token, number in zip(form.ids, form.sequence_ids, strict=True)
+        ]
+        of_text = [-1 if number is None else number for number in form.sequence_ids]
+        ids, tokens = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        return self._cut(text, ids, tokens, np.repeat(of_text, [len(ids) for ids, _ in parts]))
+
+    def _read(self, text: str) -> tuple[Ids, Tokens]:
+        """The tokens of all of a text, or its first ones, more than `max_tokens` of them."""
+        assert self._last_words is not None
+        start, first_word, size, count = 0, 0, self._portion, 0
+        parts: list[tuple[Ids, Tokens]] = []
+        while True:
+            portion = text[start : start + size]
+            ids, tokens = _arrays(self._tokenizer.encode(portion, add_special_tokens=False))
+            tokens = _with_marks(portion, tokens)
+            sure, is_all = len(ids), start + size >= len(text)
+            if not is_all:
+                last_sure = tokens[:, 2].max(initial=-1) - self._last_words
+                sure = int(np.searchsorted(tokens[:, 2], last_sure, side="right"))
+            parts.append((ids[:sure], tokens[:sure] + np.array((start, start, first_word), np.int32)))
+            count += sure
+            if is_all or count > self._max_tokens:
+                break
+            if sure:
+                # From the beginning of a word on, what comes before it does not matter.
+                start, first_word, size = start + int(tokens[sure, 0]), first_word + int(tokens[sure, 2]), self._portion
+            else:
+                size *= 4
+        all_ids, all_tokens = zip(*parts, strict=True)
+        return np.concatenate(all_ids), np.concatenate(all_tokens)
+
+    def _cut(self, text: TextOrPair, ids: Ids, tokens: Tokens, of_text: Ids) -> EncodedText:
+        """Of all or more than enough tokens those that stay; `of_text` `[T]`: each one's text, -1 of special tokens."""
+        texts = _texts_of(text)
+        is_empty = not all((of_text == number).any() for number in range(len(texts)))
+        if truncated := len(ids) > self._max_tokens:
+            kept = _kept(of_text, self._max_tokens, len(texts[0]) >= len(texts[-1]))
+            ids, tokens, of_text = ids[kept], tokens[kept], of_text[kept]
+        if len(texts) == 2:
+            before = len(texts[0]) + 1
+            tokens[of_text == 1] += np.array((before, before, tokens[of_text == 0, 2].max(initial=-1) + 1), np.int32)
         return EncodedText(ids, tokens, truncated, is_empty)
+
+
+def _texts_of(text: TextOrPair) -> tuple[str, ...]:
+    return text if isinstance(text, tuple) else (text,)
+
+
+def _arrays(encoding: Encoding) -> tuple[Ids, Tokens]:
+    """As `EncodedText` has them, but a pair's second text counts from 0."""
+    ids = np.array(encoding.ids, dtype=np.int64)
+    tokens = np.empty((len(ids), 3), dtype=np.int32)
+    tokens[:, :2] = np.array(encoding.offsets).reshape(-1, 2)
+    tokens[:, 2] = [-1 if word is None else word for word in encoding.word_ids]
+    return ids, tokens
 
 
 def _with_marks(text: str, tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
     """Tokens that end behind the combining accents that follow them: a tokenizer that drops those ends before them."""
-    if not MAY_BE_MARKS.search(text):
+    if not len(tokens) or not MAY_BE_MARKS.search(text):
         return tokens
     spans, next_start = tokens[:, :2].tolist(), len(text)
     for span in reversed(spans):
@@ -110,15 +174,36 @@ def _with_marks(text: str, tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.int3
     return tokens
 
 
-def _kept(of_text: npt.NDArray[np.int64], max_tokens: int) -> npt.NDArray[np.int64]:
-    """Positions that stay of too many tokens: all special ones, and the beginning of each text, the longer one cut first."""
+def _kept(of_text: Ids, max_tokens: int, first_is_longer: bool) -> Ids:
+    """Positions that stay of too many tokens: all special ones, and the beginning of each text, the longer one cut first.
+
+    `first_is_longer` counts where each has more tokens than there is room: nobody may have tokenised all of them.
+    """
     first, second = np.flatnonzero(of_text == 0), np.flatnonzero(of_text == 1)
     special = np.flatnonzero(of_text < 0)
     room = max(0, max_tokens - len(special))
     shorter = min(len(first), len(second), room // 2)
-    most = (shorter, room - shorter) if len(first) < len(second) else (room - shorter, shorter)
-    kept: npt.NDArray[np.int64] = np.sort(np.concatenate([special, first[: most[0]], second[: most[1]]]))
+    if min(len(first), len(second)) <= room:
+        first_is_longer = len(first) >= len(second)
+    most = (room - shorter, shorter) if first_is_longer else (shorter, room - shorter)
+    kept: Ids = np.sort(np.concatenate([special, first[: most[0]], second[: most[1]]]))
     return kept
+
+
+def _words_that_more_text_may_change(tokenizer: Tokenizer) -> int | None:
+    """How many of the last words of a text may be others where the text goes on; None of a tokenizer where that is not known.
+
+    BERT's looks at a character alone to see where words begin and end, so the last word may go on. What looks like the
+    words before it may be the beginning of an added token, which has at least a character a word.
+    """
+    added = tokenizer.get_added_tokens_decoder().values()
+    steps = (tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.model)
+    is_known = tuple(map(type, steps)) == (BertNormalizer, BertPreTokenizer, WordPiece)
+    # Whether a `single_word` is one depends on what stands before it too.
+    if not is_known or any(one.single_word for one in added):
+        return None
+    contents = [one.content for one in added]
+    return max(map(len, [*contents, *map(tokenizer.normalizer.normalize_str, contents)]), default=1)
 
 
 def decode_texts(raw: Sequence[bytes], max_text_bytes: int) -> TextOrPair:

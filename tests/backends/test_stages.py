@@ -29,7 +29,7 @@ from hplm.nn import reference
 from hplm.nn.base import Base
 from hplm.scheduling.backlog import Backlog
 from hplm.serving.backlog_file import READ_EVERY_S, BacklogFile
-from hplm.serving.plot_stage import BYTES_PER_TOKEN, CUT_PER_TOKEN, LookedUp, PlotInput, PlotStage, _Asked
+from hplm.serving.plot_stage import LookedUp, PlotInput, PlotStage, _Asked
 from hplm.serving.upper_stage import UpperAnswer, UpperInput, UpperStage
 from hplm.store import catalog
 from hplm.store.catalog import LOOK_EVERY_S
@@ -709,7 +709,7 @@ def test_a_long_text_counts_as_what_is_looked_up_of_it(plot_stage: PlotStage, mo
         tenant = plot_stage._bank.resolve(b"alpha")
         plot_stage._queue(plot_stage_asked(given, tenant), 1, lookup)
     short, full, long = counted
-    assert short < full <= long <= most + 65_536 // BYTES_PER_TOKEN // CUT_PER_TOKEN + 1
+    assert short < full == long == most
 
 
 def test_the_look_up_counts_the_tokens_it_looked_up_as_many_as_there_are(tiny_models: Path) -> None:

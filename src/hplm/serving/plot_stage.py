@@ -108,9 +108,6 @@ BROKEN_FOR_S = 10.0
 MOST_CARDS = 1_000_000
 # Of English text. The number is known after tokenising only; the queue shares out by this estimate.
 BYTES_PER_TOKEN = 4
-# What a base does not read is cut off, but tokenised first: a rough guess of how much of it costs what one token does
-# that is looked up.
-CUT_PER_TOKEN = 64
 
 
 class PlotStage:
@@ -293,14 +290,14 @@ class PlotStage:
         """Raises TextCountError, and DeadlineError where the upper stage has too much to do before it."""
         text = check_text_count(asked.text, texts)
         given = asked.given
-        tokens = sum(len(raw) // BYTES_PER_TOKEN + 1 for raw in given.texts) + 1
-        read_tokens = min(tokens, self._base.config.max_tokens)
-        if self._ahead.is_too_much(asked.tenant.name, read_tokens, self._due_s(given), time.monotonic()):
+        guess = sum(len(raw) // BYTES_PER_TOKEN + 1 for raw in given.texts) + 1
+        tokens = min(guess, self._base.config.max_tokens)
+        if self._ahead.is_too_much(asked.tenant.name, tokens, self._due_s(given), time.monotonic()):
             raise DeadlineError("the deadline cannot be met; the request was not computed")
         self._worker.submit(
             Job(_Ready(asked.tenant, text, lookup, given.arrived_s), asked.reply, asked.is_cancelled),
             tenant=asked.tenant.name,
-            tokens=read_tokens + tokens // CUT_PER_TOKEN,
+            tokens=tokens,
             arrived_s=given.arrived_s,
             deadline_s=self._deadline_of(given),
         )
