@@ -318,6 +318,13 @@ def unreadable(name: str, error: OSError) -> HplmError:
     return kind(f"{name} cannot be read: {error.strerror}")
 
 
+def unusable(said: str, error: OSError) -> ArtifactError:
+    """The error of a file of the store: its own, or of the disk or process where that may pass. Raise it from `error`."""
+    if error.errno in PASSING:
+        return StoreUnavailableError(f"{said} now ({error}); try again")
+    return CorruptArtifactError(f"{said} ({error})")
+
+
 def leaves(root: type[HplmError] = HplmError) -> Iterator[type[HplmError]]:
     """Every error class that is raised, that is, without sub-classes."""
     for child in root.__subclasses__():

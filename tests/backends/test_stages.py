@@ -5,13 +5,15 @@ from __future__ import annotations
 import errno
 import os
 import queue
+import resource
 import shutil
 import threading
 import time
 import traceback
 import weakref
+from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -356,6 +358,38 @@ def test_a_tenant_with_a_broken_file_fails_alone(tmp_path: Path) -> None:
     hidden, tokens = np.zeros((3, 48), dtype=np.float16), np.zeros((3, 3), dtype=np.int32)
     answers = stage.run([UpperInput(hidden, tokens, name) for name in (b"alpha", b"beta", b"gamma")])
     assert [type(a) for a in answers] == [UpperAnswer, errors.CorruptArtifactError, UpperAnswer]
+
+
+@contextmanager
+def no_file_can_be_opened() -> Iterator[None]:
+    """As where a process has as many open as it may."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_domain_and_a_tenant_that_cannot_be_opened_now_are_as_soon_as_they_can(tmp_path: Path) -> None:
+    models = tiny.make_repository(tmp_path)
+    lower, upper = models / "hbert_plot" / "1", models / "hbert_upper" / "1"
+    plot_stage = PlotStage(config.load(PlotSettings, lower / "settings.json"), lower)
+    upper_stage = UpperStage(config.load(UpperSettings, upper / "settings.json"), upper)
+    lineage = plot_stage._bank.resolve(b"alpha").lineage
+    assert isinstance(plot_stage.run([((b"the red cat",), b"alpha")])[0], LookedUp)
+    plot_stage._domains.drop([lineage])
+    plot_stage._open_now.clear()
+
+    def answers() -> list[object]:
+        (found,) = plot_stage.run([((b"the red cat",), b"alpha")])
+        given = UpperInput(np.zeros((3, 48), np.float16), np.zeros((3, 3), np.int32), b"alpha")
+        return [found, *upper_stage.run([given])]
+
+    with no_file_can_be_opened():
+        refused = answers()
+    assert [type(one) for one in refused] == [errors.StoreUnavailableError] * 2
+    assert [type(one) for one in answers()] == [LookedUp, UpperAnswer]
 
 
 def test_a_bank_that_was_replaced_is_open_no_longer_than_it_may_be_asked_for(
@@ -735,7 +769,7 @@ def test_a_domain_that_requests_still_hold_is_opened_once(plot_stage: PlotStage)
     assert plot_stage._domains.fetch(lineage).result() is first
 
 
-def test_a_domain_that_the_disk_fails_to_read_is_corrupt_and_not_checked_again_at_once(
+def test_a_domain_that_the_disk_fails_to_read_is_not_checked_again_at_once(
     tiny_models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tiny_models / "hbert_plot" / "1"
@@ -753,6 +787,6 @@ def test_a_domain_that_the_disk_fails_to_read_is_corrupt_and_not_checked_again_a
     monkeypatch.setattr(stage, "_open_lineage", failing)
     for _ in range(3):
         error = stage.run([((b"the red cat",), b"alpha")])[0]
-        assert isinstance(error, errors.CorruptArtifactError)
+        assert isinstance(error, errors.StoreUnavailableError)
         assert "disk" not in error.wire()
     assert tries == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -138,6 +139,25 @@ def test_of_several_tables_the_one_whose_file_is_cut_short_is_named_though_nobod
 def test_memory_that_the_system_lacks_is_no_fault_of_the_tables(folder: Path) -> None:
     with pytest.raises(StoreUnavailableError, match="cannot be mapped now"):
         table.load_together([folder], fingerprint="base", spare_vectors=2**56)
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [
+        (errno.EMFILE, StoreUnavailableError),
+        (errno.ENOMEM, StoreUnavailableError),
+        (errno.EACCES, CorruptArtifactError),
+    ],
+)
+def test_keys_that_cannot_be_mapped_now_are_no_fault_of_the_table(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[Exception]
+) -> None:
+    def failing(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(np, "memmap", failing)
+    with pytest.raises(kind, match="cannot be mapped"):
+        table.load(folder, fingerprint="base")
 
 
 def test_a_flipped_byte_is_refused(folder: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from hplm.adapters import tenant as tenants
 from hplm.adapters.bank_file import BankFile, signature
 from hplm.adapters.tenant import Tenant, TenantCard
-from hplm.errors import CorruptArtifactError, MissingArtifactError
+from hplm.errors import CorruptArtifactError, MissingArtifactError, unusable
 from hplm.names import check_name
 from hplm.store.catalog import Catalog
 from hplm.store.layout import Store
@@ -112,7 +112,7 @@ def _readable(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise CorruptArtifactError(f"{folder} cannot be read: {error}") from error
+        raise unusable(f"{folder} cannot be read", error) from error
 
 
 def is_banked(store: Store, folder: Path) -> bool:

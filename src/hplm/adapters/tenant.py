@@ -14,7 +14,7 @@ from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as packed_arrays
 
 from hplm.adapters.packed import Adapter, Float32, PackedAdapter, Place, all_finite, pack, unpack
-from hplm.errors import CorruptArtifactError, WrongBaseError
+from hplm.errors import CorruptArtifactError, WrongBaseError, unusable
 from hplm.store import artifact
 from hplm.wire import REGRESSION_LABEL
 
@@ -162,7 +162,7 @@ def parse_card(meta: dict[str, Any], where: str) -> TenantCard:
 def load(folder: Path, *, fingerprint: str, name: str | None = None, verify: bool = True) -> Tenant:
     """The tenant called `name`, by default as its folder, of the base with `fingerprint`.
 
-    Raises WrongBaseError or CorruptArtifactError.
+    Raises WrongBaseError, CorruptArtifactError or StoreUnavailableError.
     """
     stored = artifact.read(folder, KIND)
     card = parse_card(stored.meta, str(folder))
@@ -180,7 +180,9 @@ def load(folder: Path, *, fingerprint: str, name: str | None = None, verify: boo
         head = Head(arrays["head.weight"], arrays["head.bias"], arrays.get("head.transitions"))
         layers, reduced, hidden = adapter.down.shape
         shapes = [array.shape for array in (adapter.down_bias, adapter.up, adapter.up_bias, head.weight, head.bias)]
-    except (OSError, KeyError, ValueError, SafetensorError) as error:
+    except OSError as error:
+        raise unusable(f"{folder}: the weights cannot be read", error) from error
+    except (KeyError, ValueError, SafetensorError) as error:
         raise CorruptArtifactError(f"{folder}: the weights cannot be read ({error!r}); fine-tune it again") from error
     labels = len(card.labels)
     moves = None if head.transitions is None else head.transitions.shape

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hplm.errors import PASSING, CorruptArtifactError, StoreUnavailableError, WrongBaseError
+from hplm.errors import CorruptArtifactError, WrongBaseError, unusable
 from hplm.plot import keys as key_codec
 from hplm.plot.arena import Arena, Vectors
 from hplm.store import artifact
@@ -149,9 +149,7 @@ def load_together(
             files = [(stack.enter_context(one.values.open("rb")).fileno(), one.rows * one.size) for one in found]
             arena = Arena.of(files, spare_vectors, hidden)
         except OSError as error:
-            if error.errno in PASSING:
-                raise StoreUnavailableError(f"{folders[0]} cannot be mapped now ({error}); try again") from error
-            raise CorruptArtifactError(f"{folders[0]} cannot be mapped ({error}); build it again") from error
+            raise unusable(f"{folders[0]} cannot be mapped", error) from error
     opened = [
         PlotTable(one.name, one.size, one.vocab_size, one.keys, arena.vectors, start, one.grams)
         for one, start in zip(found, arena.starts, strict=True)
@@ -191,7 +189,9 @@ def _read(folder: Path, fingerprint: str, verify: bool) -> _Stored:
         if (found := values.stat().st_size) < (wanted := 2 * rows * size * hidden):
             raise ValueError(f"{values.name} has {found} bytes of {wanted}")
         return _Stored(meta["name"], rows, size, hidden, int(meta["vocab_size"]), keys, grams, values)
-    except (KeyError, ValueError, OSError) as error:
+    except OSError as error:
+        raise unusable(f"{folder} cannot be mapped", error) from error
+    except (KeyError, ValueError) as error:
         raise CorruptArtifactError(f"{folder} cannot be mapped ({error}); build it again") from error
 
 

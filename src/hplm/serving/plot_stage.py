@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import sys
 import time
@@ -21,7 +22,15 @@ import torch
 from hplm.adapters.bank import TenantBank
 from hplm.adapters.host_cache import HostCache
 from hplm.config import PlotSettings
-from hplm.errors import CorruptArtifactError, DeadlineError, HplmError, InternalError, QueueFullError
+from hplm.errors import (
+    CorruptArtifactError,
+    DeadlineError,
+    HplmError,
+    InternalError,
+    QueueFullError,
+    StoreUnavailableError,
+    unusable,
+)
 from hplm.nn import base as bases
 from hplm.nn.dtype import choose_dtype, use_threads
 from hplm.nn.int8 import check_int8
@@ -411,13 +420,13 @@ class PlotStage:
             raise type(known)(*known.args)
         try:
             lookup = self._open_now[lineage] = self._open_lineage(lineage)
-        except HplmError as error:
-            self._broken[lineage] = time.monotonic(), type(error)(*error.args)
-            raise
-        except OSError as error:
-            said = f"{lineage[0]} cannot be read: {error}"
-            self._broken[lineage] = time.monotonic(), CorruptArtifactError(said)
-            raise CorruptArtifactError(said) from error
+        except (HplmError, OSError) as error:
+            found = unusable(f"{lineage[0]} cannot be read", error) if isinstance(error, OSError) else error
+            # What the system lacks may be there for the next request. A disk that fails takes its time to say so.
+            cause = error if isinstance(error, OSError) else error.__cause__
+            if not isinstance(found, StoreUnavailableError) or getattr(cause, "errno", None) == errno.EIO:
+                self._broken[lineage] = time.monotonic(), type(found)(*found.args)
+            raise found from cause
         return lookup
 
     def _open_lineage(self, lineage: Lineage) -> PlotLookup:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import gc
+import os
 import shutil
 import threading
 import weakref
@@ -17,8 +19,9 @@ from hplm_builder import register
 from hplm.adapters import bank as banks
 from hplm.adapters.bank import TenantBank
 from hplm.adapters.bank_file import BankFile
-from hplm.errors import CorruptArtifactError
+from hplm.errors import CorruptArtifactError, StoreUnavailableError
 from hplm.nn.base import Base
+from hplm.store.artifact import Artifact
 from hplm.store.layout import Store
 from tests import tiny
 from tests.unit.adapters.place import Place, pack_all
@@ -116,6 +119,31 @@ def test_a_tenant_published_with_weights_that_are_no_numbers_is_refused_alone(
     with pytest.raises(CorruptArtifactError, match="weights of gamma hold NaN or infinity"):
         place.load("gamma")
     assert place.load("alpha").is_finite
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [(errno.EMFILE, StoreUnavailableError), (errno.EIO, StoreUnavailableError), (errno.EACCES, CorruptArtifactError)],
+)
+@pytest.mark.parametrize("is_banked", [False, True], ids=["folder", "bank"])
+def test_weights_that_cannot_be_read_now_are_no_fault_of_the_tenant(
+    tiny_base: Base,
+    store: Store,
+    place: Place,
+    monkeypatch: pytest.MonkeyPatch,
+    is_banked: bool,
+    number: int,
+    kind: type[Exception],
+) -> None:
+    if is_banked:
+        pack_all(store, tiny_base)
+
+    def failing(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(*((banks, "BankFile") if is_banked else (Artifact, "read_bytes")), failing)
+    with pytest.raises(kind, match="cannot be read"):
+        place.load("alpha")
 
 
 def test_a_bank_that_failed_to_open_fails_all_who_waited_and_is_tried_again(
