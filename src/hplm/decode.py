@@ -120,10 +120,11 @@ def best_path(emissions: Logits, moves: Logits) -> list[int]:
 
 def marginals(emissions: Logits, moves: Logits) -> npt.NDArray[np.float64]:
     """Probability `[words, labels]` of each word's tag, summed over all sequences (forward-backward)."""
-    likely = np.exp(np.float64(emissions - emissions.max(1, keepdims=True)))
-    between = np.exp(np.float64(moves[1:] - moves.max()))
+    # Not by np.float64(): of an array of one element that makes a number.
+    likely = np.exp((emissions - emissions.max(1, keepdims=True)).astype(np.float64))
+    between = np.exp((moves[1:] - moves.max()).astype(np.float64))
     forward = np.empty_like(likely)
-    forward[0] = likely[0] * np.exp(np.float64(moves[0] - moves.max()))
+    forward[0] = likely[0] * np.exp((moves[0] - moves.max()).astype(np.float64))
     # Only ratios matter: sums of 1 keep what is multiplied up from vanishing.
     forward[0] /= forward[0].sum()
     for t in range(1, len(likely)):

@@ -106,6 +106,17 @@ def test_the_probability_of_a_tag_is_that_of_all_sequences_with_it(words: int, s
     np.testing.assert_allclose(marginals(emissions, moves), wanted, atol=1e-5)
 
 
+# As an error, numpy takes it back and makes an array after all: a test of the rest would pass where a server fails.
+@pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
+@pytest.mark.parametrize(
+    ("label", "found"),
+    [("O", []), ("I-X", [(0, 22)]), ("B-X", [(0, 4), (5, 8), (9, 14), (15, 17), (18, 22)])],
+)
+def test_a_tagging_of_one_label_is_sure_of_it(label: str, found: list[tuple[int, int]]) -> None:
+    answer = decode_tagging(np.ones((len(TOKENS), 1), np.float32), (label,), TOKENS)
+    assert answer == [LabelledSpan("X", 1.0, start, end) for start, end in found]
+
+
 def test_very_sure_logits_have_probabilities_too() -> None:
     emissions = np.zeros((40, len(TAGS)), np.float32)
     emissions[::2, 0], emissions[1::2, 2] = 120.0, 120.0
