@@ -20,6 +20,7 @@ from hplm.decode import (
     decode_regression,
     decode_tagging,
     marginals,
+    marginals_in_logarithms,
     word_logits,
     word_ranges,
 )
@@ -103,7 +104,8 @@ def test_the_probability_of_a_tag_is_that_of_all_sequences_with_it(words: int, s
         total = sum(emissions[t, tag] for t, tag in enumerate(path)) + sum(moves[place] for place in places)
         wanted[np.arange(words), path] += np.exp(np.float64(total))
     wanted /= wanted.sum(1, keepdims=True)
-    np.testing.assert_allclose(marginals(emissions, moves), wanted, atol=1e-5)
+    for of_all in (marginals, marginals_in_logarithms):
+        np.testing.assert_allclose(of_all(emissions, moves), wanted, atol=1e-5)
 
 
 # As an error, numpy takes it back and makes an array after all: a test of the rest would pass where a server fails.
@@ -123,6 +125,16 @@ def test_very_sure_logits_have_probabilities_too() -> None:
     found = marginals(emissions, beginnings(TAGS))
     assert np.isfinite(found).all()
     np.testing.assert_allclose(found.sum(1), 1.0)
+
+
+@given(st.sampled_from([1.0, 100.0, 150.0, 400.0, 1e4, 1e30, 1e37]), st.integers(0, 2**32 - 1), st.booleans())
+def test_no_finite_logits_have_scores_that_are_no_numbers(scale: float, seed: int, has_transitions: bool) -> None:
+    rng = np.random.default_rng(seed)
+    tokens = np.array([(2 * word, 2 * word + 1, word) for word in range(20)], np.int32)
+    logits = (rng.normal(size=(20, len(TAGS))) * scale).astype(np.float32)
+    moves = (rng.normal(size=(1 + len(TAGS), len(TAGS))) * min(scale, 1e4)).astype(np.float32)
+    for entity in decode_tagging(logits, TAGS, tokens, moves if has_transitions else None):
+        assert 0 <= entity.score <= 1 + 1e-6
 
 
 def test_a_text_without_words_has_no_entities() -> None:
