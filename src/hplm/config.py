@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import reprlib
 import types
 from dataclasses import dataclass, field
@@ -19,6 +18,8 @@ Settings = TypeVar("Settings")
 
 # A chunk travels as base64 in one JSON request, and the manager takes requests of at most 12 MiB.
 MOST_CHUNK_BYTES = 8 << 20
+# Of a tenant. With numbers near the largest or the smallest there are, shares would be infinite or nothing.
+LEAST_WEIGHT, MOST_WEIGHT = 1e-6, 1e6
 
 
 # What a window that no table has gets.
@@ -240,8 +241,12 @@ def _weights(weights: dict[str, Any]) -> None:
             check_name(tenant)
         except TenantNameError as error:
             raise ConfigError(f"tenant_weights: {reprlib.repr(tenant)} names no tenant: {error}") from None
-        if not isinstance(weight, int | float) or isinstance(weight, bool) or not 0 < weight < math.inf:
-            raise ConfigError(f"tenant_weights: the weight of {tenant!r} must be a number above 0, got {weight!r}")
+        is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
+        if not is_number or not LEAST_WEIGHT <= weight <= MOST_WEIGHT:
+            raise ConfigError(
+                f"tenant_weights: the weight of {tenant!r} must be a number from {LEAST_WEIGHT:g} to {MOST_WEIGHT:,.0f}, "
+                f"got {reprlib.repr(weight)}"
+            )
 
 
 def _at_least(settings: object, key: str, least: int) -> None:

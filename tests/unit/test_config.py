@@ -55,11 +55,19 @@ def test_a_reduction_factor_that_cannot_be_is_refused_by_the_upper_stage_and_the
             config.parse(settings, {**given, "reduction_factor": 0}, "here")
 
 
-@pytest.mark.parametrize("weight", [0, -1.0, float("nan"), float("inf"), True, "three"])
+@pytest.mark.parametrize(
+    "weight", [0, -1.0, float("nan"), float("inf"), True, "three", 1e306, pytest.param(10**400, id="huge"), 1e-320]
+)
 def test_a_share_that_cannot_be_is_refused_in_both_stages(weight: object) -> None:
     for settings, given in ((PlotSettings, GOOD), (UpperSettings, {"store": "s", "base": "b"})):
-        with pytest.raises(ConfigError, match="the weight of 'acme' must be a number above 0"):
+        with pytest.raises(ConfigError, match="the weight of 'acme' must be a number from 1e-06 to 1,000,000, got "):
             config.parse(settings, {**given, "tenant_weights": {"acme": weight}}, "here")
+
+
+@pytest.mark.parametrize("weight", [1e-6, 1, 1e6])
+def test_the_largest_and_the_smallest_share_are_taken(weight: float) -> None:
+    given = {"store": "s", "base": "b", "tenant_weights": {"acme": weight}}
+    assert config.parse(UpperSettings, given, "here").tenant_weights == {"acme": weight}
 
 
 @pytest.mark.parametrize("name", ["Acme", "acme/2", "", "a" * 10_000], ids=["upper-case", "slash", "empty", "long"])
