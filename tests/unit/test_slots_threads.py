@@ -358,6 +358,27 @@ def test_what_is_too_late_already_loads_nothing(
     assert stage.counts["host_loads"] == 0
 
 
+def test_who_claims_to_have_come_long_ago_goes_before_nobody_who_waited_as_long_as_most_may(
+    store: Store, fleet: list[Tenant], hidden: list[npt.NDArray[Any]]
+) -> None:
+    stage = stage_of(store, default_deadline_s=20.0)
+    stage.start()
+    (given,) = inputs_of(hidden, [(5, 0)])
+    now = time.monotonic()
+    for claimed_s, timeout_s, counted_s in (
+        (3000, 3600, 20),
+        (25, 3600, 20),
+        (10, 3600, 10),
+        (10, None, 10),
+        (-5, 3600, 0),
+    ):
+        arrived_s, deadline_s = stage._times_of(replace(given, deadline_s=timeout_s, arrived_s=now - claimed_s))
+        assert now - arrived_s == pytest.approx(counted_s, abs=1)
+        # What it has left is what it says.
+        assert deadline_s - now == pytest.approx((timeout_s or 20) - max(0, claimed_s), abs=1)
+    stage.stop()
+
+
 def test_a_tenant_too_large_for_the_slots_is_the_operators_affair(
     store: Store, base: Base, fleet: list[Tenant], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -288,12 +288,14 @@ class UpperStage:
         self._worker.refuse(job.reply, for_the_wire(error, given.tenant))
 
     def _times_of(self, given: UpperInput) -> tuple[float, float]:
-        """When a request arrived, and by when it must be computed."""
+        """When a request arrived, as far as that counts for its place, and by when it must be computed."""
         now = time.monotonic()
         # A client that calls this stage itself may claim any time of arrival: only a sound one counts.
         arrived_s = given.arrived_s if given.arrived_s is not None and 0 <= now - given.arrived_s < 3600 else now
         whole_s = self._settings.default_deadline_s if given.deadline_s is None else given.deadline_s
-        return arrived_s, arrived_s + whole_s - min(WAY_BACK * whole_s, MOST_WAY_BACK_S)
+        deadline_s = arrived_s + whole_s - min(WAY_BACK * whole_s, MOST_WAY_BACK_S)
+        # Nor does a long timeout of its own, with which it has time left whatever it claims, take it before all who wait.
+        return max(arrived_s, now - self._settings.default_deadline_s), deadline_s
 
     def _queue(
         self,
