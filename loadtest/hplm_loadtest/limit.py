@@ -19,7 +19,7 @@ from hplm_loadtest.run import Run, unanswered
 from hplm_loadtest.saturated import BATCH, saturated
 from hplm_loadtest.steady import enough_requests, steady_rate
 from hplm_loadtest.timing import interleaved
-from hplm_loadtest.upper import flop_per_token, peak_product
+from hplm_loadtest.upper import peak_product, product_flop_of
 from hplm_loadtest.variants import serving
 
 PEAK_GOAL = 0.8
@@ -50,7 +50,7 @@ def limit(models: Path, rounds: int, seconds: float, device_name: str, picture: 
         device=device,
         dtype=dtype,
     )
-    work = tokens * flop_per_token(config.hidden_size, config.intermediate_size, config.upper_layers)
+    work = product_flop_of(config, load.requests)
     product, product_flop = peak_product(dtype, device)
     variants: dict[str, Callable[[], object]] = {"engine": lambda: engine.run(load.requests), "matrix product": product}
     rates: list[float] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,10 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hplm.config import BaseConfig
 from hplm.nn.dtype import choose_device, choose_dtype, computing_in, use_threads
 from hplm.nn.encoder import UpperEncoder
 from hplm.nn.memory import keep_freed_memory
-from hplm.nn.upper import UpperEngine, UpperRequest, in_dtype
+from hplm.nn.upper import UpperEngine, UpperRequest, count_read, in_dtype
 from hplm.progress import progress_bars
 from hplm.report import Report
 from hplm_loadtest.models import read
@@ -64,9 +65,7 @@ def upper_layers(models: Path, rounds: int, num_threads: int, device_name: str) 
             }
             timed = interleaved(variants, rounds, 5, progress, f"variance {variance:g}")
             real = int(lengths.sum())
-            work = real * flop_per_token(
-                base.config.hidden_size, base.config.intermediate_size, base.config.upper_layers
-            )
+            work = product_flop_of(base.config, requests)
             peak = product_flop / timed["matrix product"].median_s
             packed, full = timed["packed"].median_s, timed["padded"].median_s
             rows.append(
@@ -102,9 +101,17 @@ def peak_product(dtype: torch.dtype, device: torch.device) -> tuple[Callable[[],
     return product, 2 * side**3
 
 
-def flop_per_token(hidden: int, inner: int, layers: int) -> int:
-    """Multiplications and additions of the matrix products of a token; attention scores are left out."""
-    return 2 * layers * (4 * hidden * hidden + 2 * hidden * inner)
+def product_flop_of(config: BaseConfig, requests: Sequence[UpperRequest]) -> int:
+    """Multiplications and additions of the shared layers' matrix products; attention scores are left out.
+
+    After its attention the last layer goes on with what heads read alone, which may be `[CLS]`.
+    """
+    lengths = [len(request.hidden) for request in requests]
+    read = sum(count_read(request.tenant, length) for request, length in zip(requests, lengths, strict=True))
+    into_attention = 3 * config.hidden_size**2
+    behind_it = config.hidden_size**2 + 2 * config.hidden_size * config.intermediate_size
+    tokens, layers = sum(lengths), config.upper_layers
+    return 2 * (layers * tokens * into_attention + ((layers - 1) * tokens + read) * behind_it)
 
 
 def run_padded(upper: UpperEncoder, requests: list[UpperRequest], dtype: torch.dtype, device: torch.device) -> Tensor:
