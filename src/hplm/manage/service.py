@@ -122,7 +122,7 @@ class ManageService:
 
     def _pretrain(self, request: requests.CreateDomain) -> Answer:
         kind, name = "domain.create", request.domain
-        base, parent = request.base or self._settings.base, request.parent or self._settings.domain
+        base = request.base or self._settings.base
         if isinstance(request, requests.UpdateDomain):
             kind, known = "domain.update", self._registry.domain(base, name).parent
             if known is None:
@@ -132,6 +132,8 @@ class ManageService:
             parent = known
         elif self._has_domain(base, name):
             raise AlreadyThereError(f"domain {name!r} exists already: domain.update makes its next version")
+        else:
+            parent = request.parent or self._root(base)
         self._registry.domain(base, parent)
         seen = self._look_at([request.corpus], CORPUS_ENDINGS, self._settings.max_upload_bytes)
         if seen < (least := self._settings.min_corpus_tokens):
@@ -147,6 +149,19 @@ class ManageService:
             "most_corpus_bytes": self._settings.max_upload_bytes,
         }
         return self._submit(kind, f"domain:{base}/{name}", request, base, name, details)
+
+    def _root(self, base: str) -> str:
+        """What a domain stands on that names no parent. Raises UnknownDomainError, or BadManageRequestError of several."""
+        if base == self._settings.base:
+            return self._settings.domain
+        roots = [one.name for one in self._registry.domains(base) if one.parent is None]
+        if not roots:
+            raise UnknownDomainError(
+                f"base {base!r} has no root domain, or there is no such base; domain.list names all"
+            )
+        if len(roots) > 1:
+            raise BadManageRequestError(f"base {base!r} has several roots, {', '.join(roots)}: give one as `parent`")
+        return roots[0]
 
     def _look_at(self, sources: Collection[Source], endings: tuple[str, ...], most_bytes: int) -> int:
         """Bytes of text in files; where one cannot be used all uploads are dropped, as of a job that fails.

@@ -52,6 +52,13 @@ def publish_branch(registry: Registry, name: str, parent: str = "general") -> No
     registry.publish_domain("tiny", name, f"domains/tiny/{name}/{{number}}", NOW_S, parent_id=above.id, about={})
 
 
+def publish_second(registry: Registry, *roots: str) -> None:
+    """Another base, in the registry alone."""
+    registry.publish_base("second", "f", "bases/second", NOW_S)
+    for root in roots:
+        registry.publish_domain("second", root, f"plots/{root}", NOW_S, parent_id=None, about={})
+
+
 def test_a_tenant_is_queued_as_a_job_that_says_all_it_needs(service: ManageService, registry: Registry) -> None:
     job = registry.job(create_tenant(service, "acme"))
     assert (job.kind, job.subject, job.state) == ("tenant.create", "tenant:acme", "queued")
@@ -98,6 +105,24 @@ def test_a_domain_stands_on_its_parent_and_is_told_from_a_root(service: ManageSe
         ask(service, "domain.create", domain="law", corpus=source)
     with pytest.raises(UnknownDomainError):
         ask(service, "domain.create", domain="new", parent="nowhere", corpus=source)
+
+
+def test_a_domain_of_another_base_stands_on_the_root_of_that_base(service: ManageService, registry: Registry) -> None:
+    publish_second(registry, "general-second")
+    job = registry.job(create_domain(service, "law", base="second"))
+    assert (job.request["base"], job.request["parent"]) == ("second", "general-second")
+
+
+def test_where_another_base_has_several_roots_or_none_a_domain_must_name_its_parent(
+    service: ManageService, registry: Registry
+) -> None:
+    with pytest.raises(UnknownDomainError, match="base 'second' has no root domain"):
+        create_domain(service, "law", base="second")
+    publish_second(registry, "one", "two")
+    with pytest.raises(BadManageRequestError, match="several roots, one, two: give one as `parent`"):
+        create_domain(service, "law", base="second")
+    job = registry.job(create_domain(service, "law", base="second", parent="two"))
+    assert job.request["parent"] == "two"
 
 
 def test_a_domain_in_use_is_not_deleted_and_names_who_uses_it(service: ManageService, registry: Registry) -> None:
