@@ -28,7 +28,7 @@ UrlOption = Annotated[
     str, typer.Option(envvar="HPLM_URL", help="grpc://HOST:PORT, or http://HOST:PORT; grpcs or https over TLS.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object a line on standard output.")]
-BaseOption = Annotated[str | None, typer.Option(help="A base of the server; without it the one in its settings.")]
+BaseOption = Annotated[str | None, typer.Option(help="A base of the store; without it the server's own.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask first.")]
 
 

@@ -10,7 +10,6 @@ import typer
 from hplm_client.manage_answers import TenantDetails
 from hplm_client.manage_cli import (
     DEFAULT_URL,
-    BaseOption,
     JsonOption,
     UrlOption,
     Way,
@@ -62,7 +61,10 @@ def create(
     learning_rates: RatesOption = None,
     patience: PatienceOption = None,
     pooling: Annotated[str | None, typer.Option(help="What a classification's head reads: mean or cls.")] = None,
-    base: BaseOption = None,
+    base: Annotated[
+        str | None,
+        typer.Option(help="The base that the server must serve; a tenant of another base is made by its server."),
+    ] = None,
 ) -> None:
     """Fine-tune a new tenant and serve it, while the server runs.
 

@@ -109,6 +109,12 @@ class ManageService:
             base, domain = record.base, request.domain or record.domain
         elif self._has_tenant(name):
             raise AlreadyThereError(f"tenant {name!r} exists already: tenant.update makes its next version")
+        if base != self._settings.base:
+            # The job would train it with this manager's `miss` and `reduction_factor`, which that base's server may not share.
+            raise BadManageRequestError(
+                f"this server serves base {self._settings.base!r}: "
+                f"for a tenant of base {base!r} ask the manager of the server that serves that one"
+            )
         self._registry.domain(base, domain)
         files = request.data.named()
         self._look_at(files.values(), DATA_ENDINGS, self._settings.max_data_bytes)

@@ -37,9 +37,9 @@ from tests.unit.manage import making
 from tests.unit.manage.making import NOW_S, ask, colours, corpus, create_domain, create_tenant, make_service, upload
 
 
-def publish(registry: Registry, name: str, times: int = 1, domain: str = "general") -> None:
+def publish(registry: Registry, name: str, times: int = 1, domain: str = "general", base: str = "tiny") -> None:
     """Versions of a tenant, in the registry alone."""
-    version = next(one for one in registry.domain_versions("tiny", domain))
+    version = next(one for one in registry.domain_versions(base, domain))
     for _ in range(times):
         number = registry.next_number(name)
         path = f"tenants/{name}/{number}"
@@ -105,6 +105,21 @@ def test_a_domain_stands_on_its_parent_and_is_told_from_a_root(service: ManageSe
         ask(service, "domain.create", domain="law", corpus=source)
     with pytest.raises(UnknownDomainError):
         ask(service, "domain.create", domain="new", parent="nowhere", corpus=source)
+
+
+def test_a_tenant_of_another_base_is_made_by_the_manager_of_its_own_server(
+    service: ManageService, registry: Registry
+) -> None:
+    publish_second(registry, "general-second")
+    publish(registry, "acme", domain="general-second", base="second")
+    other = "serves base 'tiny': for a tenant of base 'second' ask the manager of the server that serves that one"
+    with pytest.raises(BadManageRequestError, match=other):
+        create_tenant(service, "other", base="second", domain="general-second")
+    with pytest.raises(BadManageRequestError, match=other):
+        making.update(service, "acme", colours())
+    with pytest.raises(BadManageRequestError, match=other):
+        create_tenant(service, "other", base="second", domain="general-second", dry_run=True)
+    assert not registry.jobs()
 
 
 def test_a_domain_of_another_base_stands_on_the_root_of_that_base(service: ManageService, registry: Registry) -> None:
