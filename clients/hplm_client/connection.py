@@ -7,6 +7,7 @@ import json
 import os
 import re
 import ssl
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -80,6 +81,9 @@ def connect(
     if address.protocol == "http" and is_async:
         # tritonclient has no option for it, and its other clients follow nothing.
         triton._stub = _Still(triton._stub)
+    if address.protocol == "http" and not is_async and sys.version_info < (3, 11):
+        # The newest geventhttpclient for it sends a POST again when the connection drops, this many times and once more.
+        triton._client_stub._connection_pool.size = -1
     triton.register_plugin(lambda request: request.headers.update(added))
     return module, triton
 
