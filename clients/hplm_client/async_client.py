@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from types import TracebackType
 from typing import Any
 
+from tritonclient.utils import InferenceServerException
+
 from hplm import wire
+from hplm.errors import UnreachableError
 from hplm_client.address import split_url
 from hplm_client.answers import Prediction, options_of, outputs_of, prediction_of, tensors_of
 from hplm_client.connection import connect
@@ -37,11 +40,12 @@ class AsyncClient:
             address, headers, timeout_s=timeout_s, concurrency=concurrency, is_async=True
         )
         self._room = asyncio.Semaphore(concurrency)
+        self._is_closed = False
 
     async def is_ready(self) -> bool:
         """Whether hBERT answers on that server; as `Client.is_ready`."""
         with typed_errors(self.url):
-            return bool(await self._triton.is_model_ready(wire.MODEL, **self._bounded))
+            return bool(await self._made(lambda: self._triton.is_model_ready(wire.MODEL, **self._bounded)))
 
     async def predict(
         self,
@@ -57,12 +61,27 @@ class AsyncClient:
             inputs = tensors_of(self._module, tenant, text, pair)
             call = {"outputs": outputs_of(self._module, logits), **options_of(deadline_s), **self._bounded}
             async with self._room:
-                result = await self._triton.infer(wire.MODEL, inputs, **call)
+                result = await self._made(lambda: self._triton.infer(wire.MODEL, inputs, **call))
             return prediction_of(result, tenant, text, pair, logits)
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close the connections; what is still under way is given up with UnreachableError."""
+        self._is_closed = True
         await self._triton.close()
+
+    async def _made(self, call: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        """What a call comes to. Raises UnreachableError where the client is closed before it has ended."""
+        if self._is_closed:
+            raise UnreachableError("the client was closed")
+        # A task of its own: gRPC cancels what is under way when it is closed, and that is no cancellation of our caller.
+        task = asyncio.ensure_future(call())
+        try:
+            await asyncio.wait([task])
+        finally:
+            task.cancel()
+        if self._is_closed and (task.cancelled() or not isinstance(task.exception(), InferenceServerException | None)):
+            raise UnreachableError("the client was closed")
+        return task.result()
 
     async def __aenter__(self) -> AsyncClient:
         return self

@@ -7,15 +7,14 @@ import itertools
 import socketserver
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
-import grpc  # type: ignore[import-untyped]
 import pytest
 from hplm_client import AsyncClient, Client
 
 from hplm.errors import UnreachableError
+from tests.unit.clients.frozen import frozen_grpc
 
 TIMEOUT_S = 0.2
 
@@ -23,18 +22,8 @@ TIMEOUT_S = 0.2
 @pytest.fixture
 def frozen() -> Iterator[str]:
     """The address of one that speaks gRPC."""
-    ended = threading.Event()
-
-    class Silent(grpc.GenericRpcHandler):  # type: ignore[misc]
-        def service(self, details: Any) -> Any:
-            return grpc.unary_unary_rpc_method_handler(lambda request, context: ended.wait())
-
-    server = grpc.server(ThreadPoolExecutor(8), handlers=[Silent()])
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    yield f"grpc://127.0.0.1:{port}"
-    ended.set()
-    server.stop(None).wait()
+    with frozen_grpc() as server:
+        yield server.url
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,56 @@
+"""An asynchronous client that is closed while calls are under way, or before they are made."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+
+import pytest
+from hplm_client import AsyncClient
+
+from hplm.errors import UnreachableError
+from tests.unit.clients.answering import answering
+from tests.unit.clients.frozen import frozen_grpc
+
+
+@pytest.fixture(params=["http", "grpc"])
+def silent(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The address of a server that answers nothing."""
+    ended = threading.Event()
+    with frozen_grpc() if request.param == "grpc" else answering(lambda text: ended.wait()) as server:
+        yield server.url
+        ended.set()
+
+
+async def under_way(client: AsyncClient, count: int = 1) -> list[asyncio.Task[object]]:
+    calls: list[asyncio.Task[object]] = [asyncio.create_task(client.predict("films", "good")) for _ in range(count)]
+    await asyncio.sleep(0.1)
+    return calls
+
+
+def test_calls_under_way_and_later_ones_say_that_the_client_was_closed(silent: str) -> None:
+    async def ask() -> None:
+        client = AsyncClient(silent, concurrency=1)
+        # The second waits for its turn.
+        calls = await under_way(client, 2)
+        await client.close()
+        for call in (*calls, client.predict("films", "good"), client.is_ready()):
+            with pytest.raises(UnreachableError, match=r"^the client was closed$"):
+                await call
+
+    asyncio.run(ask())
+
+
+def test_a_caller_that_is_cancelled_is_cancelled(silent: str) -> None:
+    async def ask() -> None:
+        async with AsyncClient(silent) as client:
+            early, late = await under_way(client, 2)
+            early.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await early
+            late.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await late
+
+    asyncio.run(ask())
