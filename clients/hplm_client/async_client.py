@@ -14,7 +14,7 @@ from hplm.errors import UnreachableError
 from hplm_client.address import split_url
 from hplm_client.answers import Prediction, options_of, outputs_of, prediction_of, tensors_of
 from hplm_client.connection import connect
-from hplm_client.faults import typed_errors
+from hplm_client.faults import typed_answer, typed_errors
 
 
 class AsyncClient:
@@ -60,6 +60,7 @@ class AsyncClient:
         with typed_errors(self.url):
             inputs = tensors_of(self._module, tenant, text, pair)
             call = {"outputs": outputs_of(self._module, logits), **options_of(deadline_s), **self._bounded}
+        with typed_answer(self.url):
             async with self._room:
                 result = await self._made(lambda: self._triton.infer(wire.MODEL, inputs, **call))
             return prediction_of(result, tenant, text, pair, logits)

@@ -18,7 +18,7 @@ from hplm_client.address import split_url
 from hplm_client.answers import Prediction, options_of, outputs_of, parts_of, prediction_of, tensors_of
 from hplm_client.connection import bounded, connect
 from hplm_client.courier import Courier
-from hplm_client.faults import typed_errors
+from hplm_client.faults import typed_answer, typed_errors
 
 # Of `close`, for answers to what is under way over gRPC: Triton before 24.12 may die of a request that is cancelled as its
 # answer leaves.
@@ -80,8 +80,9 @@ class Client:
     ) -> Prediction:
         """One text of one tenant, or two where it was trained on pairs: `text` and `pair`."""
         with typed_errors(self.url):
-            inputs = tensors_of(self._module, tenant, text, pair)
-            result = self._infer(self._triton, inputs, self._call(logits, deadline_s))
+            inputs, call = tensors_of(self._module, tenant, text, pair), self._call(logits, deadline_s)
+        with typed_answer(self.url):
+            result = self._infer(self._triton, inputs, call)
             return prediction_of(result, tenant, text, pair, logits)
 
     @overload
@@ -191,14 +192,14 @@ class Client:
         return answer
 
     def _infer(self, triton: Any, inputs: list[Any], call: dict[str, Any]) -> Any:
-        with self._in_time():
+        with typed_answer(self.url), self._in_time():
             return triton.infer(wire.MODEL, inputs, **call)
 
     def _finish(self, started: tuple[str, str, str | None, Any], logits: bool) -> Prediction:
         tenant, text, pair, handle = started
         if isinstance(handle, HplmError):
             raise handle
-        with typed_errors(self.url):
+        with typed_answer(self.url):
             result, error = handle.get()
             if error is not None:
                 raise error

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import re
+import struct
+import traceback
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import aiohttp
-import rapidjson
 from geventhttpclient.response import HTTPParseError
 from tritonclient.utils import InferenceServerException
 
@@ -24,6 +26,8 @@ from hplm.errors import (
     from_wire,
 )
 
+# What tritonclient, and who takes its results apart, stumble with over what is not Triton's JSON, or not the model's outputs.
+UNREADABLE = (TypeError, AttributeError, ValueError, LookupError, EOFError, struct.error, zlib.error)
 # tritonclient's own words.
 NOT_TRITONS = ("an exception occurred in the client while decoding", "client received an empty response")
 NEVER_TRITONS = re.compile("3..|408|413|429")
@@ -51,13 +55,25 @@ def typed_errors(url: str) -> Iterator[None]:
         raise
     except InferenceServerException as error:
         raise from_triton(error, url) from None
-    except rapidjson.JSONDecodeError:
-        raise InternalError(f"{url} answers with what is no answer of Triton's: is it the right address?") from None
     except (OSError, asyncio.TimeoutError, aiohttp.ClientError, HTTPParseError) as error:
         # What gevent and aiohttp raise where nobody answers; grpc's come as InferenceServerException.
         if NO_HTTP in str(error):
             raise UnreachableError(f"{url} speaks no HTTP: is it gRPC's port? That is grpc://HOST:8001") from None
         raise UnreachableError(f"{url} does not answer: {str(error) or type(error).__name__}") from None
+
+
+@contextmanager
+def typed_answer(url: str) -> Iterator[None]:
+    """As `typed_errors`, around what asks for an answer and reads it: InternalError where it is none of Triton's."""
+    with typed_errors(url):
+        try:
+            yield
+        except UNREADABLE as error:
+            # tritonclient's frames hold the connection, which would be taken for as long as somebody keeps this error.
+            traceback.clear_frames(error.__traceback__)
+            raise InternalError(
+                f"{url} answers with what is no answer of Triton's: is it the right address?"
+            ) from error
 
 
 def from_triton(error: Any, url: str) -> HplmError:

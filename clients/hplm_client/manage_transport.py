@@ -13,7 +13,7 @@ from hplm import wire
 from hplm.errors import UnreachableError
 from hplm_client.address import split_url
 from hplm_client.connection import bounded, connect
-from hplm_client.faults import from_triton, typed_errors
+from hplm_client.faults import from_triton, typed_answer, typed_errors
 
 # The server closes each stream after 2 s; one that is still open after this long has been lost, and gRPC says so. Of one that
 # ended without a last answer, as where a server is shut down, it says nothing: what has not come a second later never does.
@@ -58,7 +58,7 @@ class HttpTransport:
         self._module, self._triton = opened()
 
     def ask(self, request: bytes) -> bytes:
-        with typed_errors(self._url), bounded(self._timeout_s):
+        with typed_answer(self._url), bounded(self._timeout_s):
             return _answer_of(self._triton.infer(wire.MANAGER, _inputs(self._module, request)))
 
     def events(self, request: bytes) -> Iterator[bytes]:
@@ -79,7 +79,7 @@ class GrpcTransport:
 
     def ask(self, request: bytes) -> bytes:
         inputs = _inputs(self._module, request)
-        with typed_errors(self._url):
+        with typed_answer(self._url):
             return _answer_of(self._triton.infer(wire.MANAGER, inputs, client_timeout=self._timeout_s))
 
     def events(self, request: bytes) -> Iterator[bytes]:

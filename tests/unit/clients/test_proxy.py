@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from hplm_client import AsyncClient, Client
+from hplm_client import AsyncClient, Client, ManageClient
 
 from hplm.errors import BadInputError, ForbiddenError, HplmError, InternalError, UnreachableError
 
@@ -18,7 +19,7 @@ PAGE = b"<html><body>no</body></html>"
 
 @pytest.fixture
 def proxy() -> Iterator[ThreadingHTTPServer]:
-    """Answers everything with the status that its `answer` has; `asked` has what was asked for."""
+    """Answers everything with the status in `answer`, its `headers` and its `page`; `asked` has what was asked for."""
 
     asked: list[str] = []
 
@@ -28,9 +29,12 @@ def proxy() -> Iterator[ThreadingHTTPServer]:
             asked.append(self.path)
             self.send_response(self.server.answer)  # type: ignore[attr-defined]
             self.send_header("Location", "/elsewhere")
-            self.send_header("Content-Length", str(len(PAGE)))
+            for name, value in self.server.headers.items():  # type: ignore[attr-defined]
+                self.send_header(name, value)
+            page = self.server.page  # type: ignore[attr-defined]
+            self.send_header("Content-Length", str(len(page)))
             self.end_headers()
-            self.wfile.write(PAGE)
+            self.wfile.write(page)
 
         do_POST = do_GET
 
@@ -40,7 +44,7 @@ def proxy() -> Iterator[ThreadingHTTPServer]:
     with ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        server.asked = asked  # type: ignore[attr-defined]
+        server.asked, server.answer, server.headers, server.page = asked, 200, {}, PAGE  # type: ignore[attr-defined]
         yield server
         server.shutdown()
         thread.join()
@@ -79,3 +83,48 @@ def test_a_proxys_answer_is_a_typed_error(proxy: ThreadingHTTPServer, status: in
             assert "html" not in str(said.value)
     # Nor is a redirect followed, to where headers and text have no business.
     assert proxy.asked == ["/v2/models/hbert/infer"] * 2  # type: ignore[attr-defined]
+
+
+def outputs(**of: object) -> bytes:
+    """Triton's JSON with a label like this and nothing else."""
+    return json.dumps({"outputs": [{"name": "LABEL", "datatype": "BYTES", **of}]}).encode()
+
+
+@pytest.mark.parametrize(
+    ("page", "headers"),
+    [
+        (b"{}", {}),
+        (b"[]", {}),
+        (b"null", {}),
+        (b'{"outputs": 1}', {}),
+        (b'{"outputs": [{}]}', {}),
+        (outputs(shape=[1, 1], data=["a"]), {}),
+        (outputs(shape=[1, 7], data=["a"]), {}),
+        (outputs(shape=[1, 1], parameters={"binary_data_size": 2}) + b"ab", {"Inference-Header-Content-Length": "109"}),
+        (b'{"outputs": []}', {"Inference-Header-Content-Length": "9999"}),
+        (b'{"outputs": []}', {"Inference-Header-Content-Length": "x"}),
+    ],
+    ids=["empty", "list", "null", "number", "nameless", "one", "shape", "cut", "long-head", "no-number"],
+)
+def test_a_page_of_json_that_is_not_tritons_is_a_typed_error(
+    proxy: ThreadingHTTPServer, page: bytes, headers: dict[str, str]
+) -> None:
+    url = f"http://127.0.0.1:{proxy.server_port}"
+    proxy.page, proxy.headers = page, headers  # type: ignore[attr-defined]
+    said = re.escape(f"{url} answers with what is no answer of Triton's")
+
+    async def ask() -> None:
+        async with AsyncClient(url) as client:
+            await client.predict("films", "good")
+
+    with Client(url) as client, ManageClient(url) as manage:
+        for refused in (
+            lambda: client.predict("films", "good"),
+            lambda: list(client.predict_many([("films", "good")])),
+            lambda: asyncio.run(ask()),
+            lambda: manage.show_tenant("films"),
+        ):
+            with pytest.raises(InternalError, match=said):
+                refused()
+        many = list(client.predict_many([("films", "good")] * 40, on_error="yield"))
+        assert [type(answer) for answer in many] == [InternalError] * 40
