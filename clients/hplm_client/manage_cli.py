@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from hplm.errors import HplmError
+from hplm.errors import HplmError, UnknownJobError
 from hplm.options import with_shared
 from hplm_client.connection import headers_of_environment
 from hplm_client.manage import ManageClient, Source
@@ -119,7 +119,7 @@ def submit(client: ManageClient, action: str, request: Mapping[str, Any], way: W
         show({"job": job}) if way.as_json else print(job)
         return None
     kind = action.partition(".")[0]
-    event = follow(client, job, f"{kind} {given[kind]}")
+    event = follow(client, job, f"{kind} {given[kind]}", as_json=way.as_json)
     if way.as_json:
         show({"job": job, **dataclasses.asdict(event)})
     return event
@@ -131,29 +131,39 @@ def _drop(client: ManageClient, sources: Iterable[Source]) -> None:
             client.drop_upload(source)
 
 
-def follow(client: ManageClient, job: str, about: str) -> JobEvent:
+def follow(client: ManageClient, job: str, about: str, *, as_json: bool = False) -> JobEvent:
     """Show a job's progress until it has ended well. Raises the error it failed with.
 
-    An interrupt ends only the showing, not the job.
+    An interrupt, or a server that stays away, ends only the showing, not the job: its id is said, with `as_json` as JSON too.
     """
-    told = ""
+    told, has_ended = "", False
     with bars() as progress:
         task = progress.add_task(about, total=1.0, left="")
 
         def tell(event: JobEvent) -> None:
-            nonlocal told
+            nonlocal told, has_ended
+            has_ended = event.ended
             words = event.step or event.state
             progress.update(task, description=f"{about}: {words}", completed=event.progress, left=left(event.eta_s))
             if progress.disable and words != told:
                 console().print(f"{about}: {words}", markup=False)
                 told = words
 
+        def leave() -> None:
+            progress.stop()
+            console().print(f"The job goes on: `hplm job watch {job}`, `hplm job cancel {job}`.", markup=False)
+            if as_json:
+                show({"job": job})
+
         try:
             return client.wait(job, tell)
         except KeyboardInterrupt:
-            progress.stop()
-            console().print(f"The job goes on: `hplm job watch {job}`, `hplm job cancel {job}`.", markup=False)
+            leave()
             raise typer.Exit(INTERRUPTED) from None
+        except HplmError as error:
+            if not has_ended and not isinstance(error, UnknownJobError):
+                leave()
+            raise
 
 
 def left(eta_s: float | None) -> str:
