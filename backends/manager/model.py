@@ -1,9 +1,14 @@
 """Triton backend `manager`: REQUEST -> RESPONSE. Of a decoupled model, REQUEST -> a RESPONSE for every change of a job."""
 
+import os
+import time
+from functools import partial
+
 import numpy as np
 
 from hplm import config, wire
 from hplm.manage.service import ManageService
+from hplm.process import is_told_to_stop
 from hplm.serving.manage_stage import ManageStage
 from hplm.serving.watch_stage import WatchStage
 from hplm.store.layout import Store
@@ -14,7 +19,9 @@ class TritonPythonModel:
     def initialize(self, args):
         folder = translate.version_folder(args)
         settings = config.load(config.ManagerSettings, folder / "settings.json")
-        self._service = ManageService(Store((folder / settings.store).resolve(), settings.registry), settings)
+        told = partial(is_told_to_stop, os.getppid(), time.time())
+        store = Store((folder / settings.store).resolve(), settings.registry)
+        self._service = ManageService(store, settings, is_told_to_stop=told)
         if translate.is_decoupled(args):
             self._stage, name, about = WatchStage(self._service.handle), "watch", "Watches of jobs by outcome, events"
             self._stage.start()

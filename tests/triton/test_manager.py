@@ -28,7 +28,7 @@ from hplm.store.layout import Store
 from hplm.store.registry import Registry
 from hplm.triton.server import MANAGER_ROLES, TritonServer, free_ports
 from tests import tiny
-from tests.managed import FAST, Place
+from tests.managed import FAST, Place, write_rows
 from tests.waiting import until
 
 pytestmark = pytest.mark.triton
@@ -469,3 +469,23 @@ def test_open_watches_do_not_keep_the_server_from_stopping(tmp_path: Path) -> No
         watching.wait()
         assert server.stop() == 0
         assert {type(end.result(20)) for end in ends} == {errors.UnreachableError}
+
+
+def test_a_dry_run_under_way_does_not_keep_the_server_from_stopping(tmp_path: Path) -> None:
+    models = tiny.make_repository(tmp_path, manager_settings={})
+    rows = write_rows(tmp_path / "rows.csv")
+    store = Store(tmp_path / "store")
+    server = TritonServer(models, free_ports(), models=MANAGER_ROLES, log=tmp_path / "triton.log")
+    server.wait_ready()
+
+    def plan() -> dict[str, Any]:
+        with ManageClient(server.ports.http_url) as client:
+            data = {"train": dict(client.upload(rows))}
+            return client.ask("tenant.create", tenant="acme", data=data, dry_run=True)
+
+    with ThreadPoolExecutor(1) as pool, closing(Registry.open(store)) as registry:
+        asked = pool.submit(plan)
+        until(lambda: bool(registry.jobs()))
+        assert server.stop() == 0
+        # No worker will make it: its job is the answer.
+        assert asked.result(20)["job"] == registry.jobs()[0].id

@@ -43,8 +43,11 @@ class ManageService:
         clock: Callable[[], float] = time.time,
         *,
         dry_run_wait_s: float = DRY_RUN_WAIT_S,
+        is_told_to_stop: Callable[[], bool] = lambda: False,
     ) -> None:
+        """A dry run is waited for no longer where `is_told_to_stop` says so: Triton would wait for its answer."""
         self._store, self._settings, self._clock, self._dry_run_wait_s = store, settings, clock, dry_run_wait_s
+        self._is_told_to_stop = is_told_to_stop
         self._opening = threading.Lock()
         self._opened: Registry | None = None
         self._waiting = threading.Semaphore()
@@ -216,7 +219,7 @@ class ManageService:
         # One at a time, so that others' requests find a thread.
         if self._waiting.acquire(blocking=False):
             try:
-                while job.state in UNFINISHED and time.monotonic() < deadline_s:
+                while job.state in UNFINISHED and time.monotonic() < deadline_s and not self._is_told_to_stop():
                     time.sleep(DRY_RUN_LOOK_S)
                     job = self._registry.job(job.id)
             finally:

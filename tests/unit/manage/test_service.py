@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -35,6 +36,7 @@ from hplm.store.layout import Store
 from hplm.store.registry import Registry
 from tests.unit.manage import making
 from tests.unit.manage.making import NOW_S, ask, colours, corpus, create_domain, create_tenant, make_service, upload
+from tests.waiting import until
 
 
 def publish(registry: Registry, name: str, times: int = 1, domain: str = "general", base: str = "tiny") -> None:
@@ -297,6 +299,19 @@ def test_a_dry_run_that_no_worker_takes_is_answered_with_its_job(store: Store) -
         assert "plan" not in answer
         shown = ask(service, "job.show", job=answer["job"])["job"]
     assert (shown["state"], shown["dry_run"], shown["subject"]) == ("queued", True, "tenant:acme")
+
+
+def test_a_service_that_is_told_to_stop_waits_for_no_plan(store: Store, registry: Registry) -> None:
+    settings, told = ManagerSettings(**making.SETTINGS), threading.Event()
+    with (
+        closing(ManageService(store, settings, dry_run_wait_s=60.0, is_told_to_stop=told.is_set)) as service,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        data = {"train": {"upload": upload(service, colours())}}
+        asked = pool.submit(ask, service, "tenant.create", tenant="acme", data=data, dry_run=True)
+        until(lambda: bool(registry.jobs()))
+        told.set()
+        assert asked.result(timeout=10.0)["job"] == registry.jobs()[0].id
 
 
 def test_the_manager_never_imports_torch() -> None:
