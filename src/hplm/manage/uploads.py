@@ -39,14 +39,19 @@ class Uploads:
             )
         root = self._store.upload("")
         with _writing(self._store), _locked(root):
-            waiting = sum(one.bytes for one in self._registry.uploads())
+            others = self._registry.uploads()
+            waiting = sum(one.bytes for one in others)
             if waiting + request.bytes > settings.max_uploads_bytes:
                 raise UploadError(
                     f"{waiting:,} bytes are uploaded and not yet used, with these it would be more than "
                     f"{settings.max_uploads_bytes:,}; use or finish the others first"
                 )
-            if (free := shutil.disk_usage(root).free) < request.bytes:
-                raise StoreUnavailableError(f"the store's disk has {free:,} bytes left, {request.bytes:,} are needed")
+            # What others have announced and not yet sent has no place on the disk so far.
+            needed = request.bytes + sum(one.bytes - one.received for one in others)
+            if (free := shutil.disk_usage(root).free) < needed:
+                raise StoreUnavailableError(
+                    f"the store's disk has {free:,} bytes left, {needed:,} are needed with what others are sending"
+                )
             upload = self._registry.start_upload(request.bytes, request.sha256, now_s)
             folder = self._store.upload(upload.id)
             try:

@@ -6,10 +6,12 @@ import base64
 import errno
 import hashlib
 import os
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -135,6 +137,17 @@ def test_too_large_a_file_and_too_many_of_them_are_refused(uploads: Uploads) -> 
         start(uploads, b"x" * 501)
     uploads.consume([first])
     start(uploads, b"x" * 501)
+
+
+def test_room_on_the_disk_is_promised_once(uploads: Uploads, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+    first = start(uploads, b"x" * 600)
+    with pytest.raises(StoreUnavailableError, match="1,000 bytes left, 1,100 are needed"):
+        start(uploads, b"x" * 500)
+    send(uploads, first, b"x" * 50)
+    send(uploads, first, b"x" * 50, 50)
+    # These lie on the disk, so they are among what is not free.
+    start(uploads, b"x" * 500)
 
 
 def test_an_upload_that_finds_no_place_on_the_disk_takes_no_room(
