@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hplm.errors import DataError, HplmError
+from hplm.errors import DataError, HplmError, QueueFullError
 from hplm_client.patience import patiently
 
 # What has been sent and what there is to send, in bytes.
@@ -20,7 +20,7 @@ PATIENCE_S = 10.0
 
 
 def send_file(ask: Callable[..., dict[str, Any]], path: Path, sent: Sent) -> str:
-    """Upload a file; returns the upload's id. Pieces are sent again where the server has no room for a moment.
+    """Upload a file; returns the upload's id. Asks again where the server has no room for a moment.
 
     What is not sent to its end, interrupted or refused, is dropped on the server. Raises DataError where the file cannot be
     read or is empty, and the server's errors: UploadError where the file changes meanwhile.
@@ -34,7 +34,9 @@ def send_file(ask: Callable[..., dict[str, Any]], path: Path, sent: Sent) -> str
             while block := file.read(1 << 20):
                 digest.update(block)
             file.seek(0)
-            started = ask("upload.start", bytes=total_bytes, sha256=digest.hexdigest(), name=name_on_server(path))
+            about = {"bytes": total_bytes, "sha256": digest.hexdigest(), "name": name_on_server(path)}
+            # Asked for again only where it surely has not begun: else one that nobody fills would count against all.
+            started = patiently(partial(ask, "upload.start", **about), PATIENCE_S, is_full)
             upload, offset = str(started["upload"]), 0
             try:
                 while piece := file.read(started["chunk_bytes"]):
@@ -51,6 +53,11 @@ def send_file(ask: Callable[..., dict[str, Any]], path: Path, sent: Sent) -> str
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
     return upload
+
+
+def is_full(error: HplmError) -> bool:
+    """Whether the server took nothing, for too much waits there."""
+    return isinstance(error, QueueFullError)
 
 
 def name_on_server(path: Path) -> str:

@@ -19,7 +19,9 @@ def passes(error: HplmError) -> bool:
     return error.status == "UNAVAILABLE" or isinstance(error, InternalError)
 
 
-def patiently(ask: Callable[[], Answer], patience_s: float = PATIENCE_S) -> Answer:
+def patiently(
+    ask: Callable[[], Answer], patience_s: float = PATIENCE_S, passes: Callable[[HplmError], bool] = passes
+) -> Answer:
     """Ask until there is an answer or an error that stays; for requests that change nothing when they come twice."""
     deadline_s, pause_s = time.monotonic() + patience_s, FIRST_PAUSE_S
     while True:

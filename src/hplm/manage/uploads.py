@@ -16,7 +16,7 @@ from pathlib import Path
 
 from hplm.config import ManagerSettings
 from hplm.crash import crash_point
-from hplm.errors import StoreUnavailableError, UnknownUploadError, UploadError
+from hplm.errors import QueueFullError, StoreUnavailableError, UnknownUploadError, UploadError
 from hplm.manage.requests import StartUpload, UploadChunk
 from hplm.store.caretaker import UNBEGUN_UPLOAD_S, UNFINISHED_UPLOAD_S, UPLOAD_S, remove
 from hplm.store.layout import Store
@@ -31,20 +31,18 @@ class Uploads:
         self._store, self._registry = store, registry
 
     def start(self, request: StartUpload, settings: ManagerSettings, now_s: float) -> Upload:
-        """Make room for a file. Raises UploadError where it is too large or too much is on its way."""
+        """Make room for a file. Raises UploadError where it is too large, QueueFullError where too much is on its way."""
         self.collect(now_s)
-        if request.bytes > settings.max_upload_bytes:
-            raise UploadError(
-                f"{request.name} has {request.bytes:,} bytes, at most {settings.max_upload_bytes:,} are accepted"
-            )
+        if request.bytes > (most := min(settings.max_upload_bytes, settings.max_uploads_bytes)):
+            raise UploadError(f"{request.name} has {request.bytes:,} bytes, at most {most:,} are accepted")
         root = self._store.upload("")
         with _writing(self._store), _locked(root):
             others = self._registry.uploads()
             waiting = sum(one.bytes for one in others)
             if waiting + request.bytes > settings.max_uploads_bytes:
-                raise UploadError(
+                raise QueueFullError(
                     f"{waiting:,} bytes are uploaded and not yet used, with these it would be more than "
-                    f"{settings.max_uploads_bytes:,}; use or finish the others first"
+                    f"{settings.max_uploads_bytes:,}; use or finish the others first, or try again later"
                 )
             # What others have announced and not yet sent has no place on the disk so far.
             needed = request.bytes + sum(one.bytes - one.received for one in others)

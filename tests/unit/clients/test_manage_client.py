@@ -137,6 +137,18 @@ def test_a_chunk_that_meets_a_full_server_is_sent_again(
     assert arrived.read_text() == ROWS
 
 
+def test_an_upload_waits_for_room_on_the_server_but_begins_once(
+    manage: ManageClient, transport: InProcess, registry: Registry, rows: Path
+) -> None:
+    transport.faults = [errors.QueueFullError("full"), errors.QueueFullError("full")]
+    source = manage.upload(rows)
+    assert [one.id for one in registry.uploads()] == [source["upload"]]
+    # Here the server may have begun it.
+    transport.faults = [UnreachableError("away")]
+    with pytest.raises(UnreachableError):
+        manage.upload(rows)
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), errors.StoreUnavailableError("full")])
 def test_an_upload_that_is_broken_off_takes_no_room_on_the_server(
     manage: ManageClient, registry: Registry, rows: Path, error: BaseException

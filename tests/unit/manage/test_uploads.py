@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hplm.config import ManagerSettings
-from hplm.errors import StoreUnavailableError, UnknownUploadError, UploadError
+from hplm.errors import QueueFullError, StoreUnavailableError, UnknownUploadError, UploadError
 from hplm.manage.requests import StartUpload, UploadChunk
 from hplm.manage.uploads import Uploads
 from hplm.store.caretaker import UNFINISHED_UPLOAD_S, UPLOAD_S
@@ -133,10 +134,16 @@ def test_too_large_a_file_and_too_many_of_them_are_refused(uploads: Uploads) -> 
     with pytest.raises(UploadError, match="at most 1,000 are accepted"):
         start(uploads, b"x" * 1001)
     first = start(uploads, b"x" * 1000)
-    with pytest.raises(UploadError, match="1,000 bytes are uploaded and not yet used"):
+    with pytest.raises(QueueFullError, match="1,000 bytes are uploaded and not yet used"):
         start(uploads, b"x" * 501)
     uploads.consume([first])
     start(uploads, b"x" * 501)
+
+
+def test_a_file_for_which_there_never_will_be_room_is_refused_for_good(uploads: Uploads) -> None:
+    narrow = replace(LIMITS, max_uploads_bytes=500)
+    with pytest.raises(UploadError, match="at most 500 are accepted"):
+        uploads.start(StartUpload(501, "0" * 64, "train.csv"), narrow, NOW_S)
 
 
 def test_room_on_the_disk_is_promised_once(uploads: Uploads, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +177,7 @@ def test_the_quota_holds_when_many_start_at_once(uploads: Uploads, registry: Reg
     def attempt(number: int) -> bool:
         try:
             start(uploads, bytes([number]) * 400)
-        except UploadError:
+        except QueueFullError:
             return False
         return True
 
@@ -205,7 +212,7 @@ def test_an_upload_of_which_nothing_comes_gives_its_room_back_sooner(uploads: Up
     begun = start(uploads, b"x" * 500)
     send(uploads, begun, b"x")
     start(uploads, b"x" * 1000)
-    with pytest.raises(UploadError, match="1,500 bytes are uploaded and not yet used"):
+    with pytest.raises(QueueFullError, match="1,500 bytes are uploaded and not yet used"):
         start(uploads, b"x" * 1000, now_s=NOW_S + 1500)
     other = start(uploads, b"x" * 1000, now_s=NOW_S + 2000)
     assert {upload.id for upload in registry.uploads()} == {begun, other}
