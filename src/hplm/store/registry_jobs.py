@@ -53,11 +53,13 @@ class Jobs:
             return _job(_row(connection, job_id))
 
     def jobs(self, *, states: Collection[JobState] | None = None, limit: int = 100) -> list[Job]:
-        """The newest first, those in `states` where given, at most `limit`."""
-        query = select(jobs).order_by(jobs.c.seq.desc()).limit(limit)
+        """The newest first, those in `states` where given, at most `limit`. Of their requests only `dry_run`."""
+        columns = [jobs.c[name] for name in _FIELDS if name != "request"]
+        dry_run = jobs.c.request["dry_run"].as_boolean().label("dry_run")
+        query = select(*columns, dry_run).order_by(jobs.c.seq.desc()).limit(limit)
         with self._database.reading() as connection:
             found = connection.execute(query.where(jobs.c.state.in_(states)) if states is not None else query)
-            return [_job(row) for row in found]
+            return [_job(row, request={"dry_run": bool(row.dry_run)}) for row in found]
 
     def claim_job(self, worker: str, now_s: float, lease_s: float, *, lapsed: bool = True) -> Job | None:
         """Take the oldest job that can start, until `now_s + lease_s`; None where there is none.
@@ -225,8 +227,8 @@ def _row(connection: Connection, job_id: str) -> Row[Any]:
     return row
 
 
-def _job(row: Row[Any]) -> Job:
-    return Job(**{name: row._mapping[name] for name in _FIELDS})
+def _job(row: Any, **also: Any) -> Job:
+    return Job(**{name: row._mapping[name] for name in _FIELDS if name not in also}, **also)
 
 
 def _held_row(connection: Connection, job_id: str, worker: str) -> Row[Any]:

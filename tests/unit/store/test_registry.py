@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -300,6 +301,15 @@ def test_listing_goes_on_after_a_name_and_keeps_to_a_prefix(registry: Registry, 
     assert names(prefix="films", after="films", limit=2) == ["films-1", "films.x"]
     assert names(limit=1) == ["a"]
     assert names(prefix="q") == []
+
+
+def test_listing_leaves_what_is_about_a_version_in_the_database(registry: Registry, root: DomainVersion) -> None:
+    about = {"confusion": {"test": {"a": {"a": 3}}}}
+    registry.publish_tenant("films", root.id, "tenants/films/1", NOW_S, about=about, number=1, expected=None)
+    assert registry.tenant("films").current.about == about
+    assert "about" not in str(listing("", "", 100))
+    (listed,) = registry.tenants()
+    assert replace(listed.current, about=about) == registry.tenant("films").current
 
 
 def test_ten_thousand_tenants_are_published_together_listed_and_found(registry: Registry, root: DomainVersion) -> None:

@@ -48,6 +48,13 @@ def test_jobs_are_listed_newest_first_and_by_state(registry: Registry) -> None:
     assert registry.jobs(states=[]) == []
 
 
+def test_a_list_of_jobs_says_of_their_requests_only_whether_they_change_anything(registry: Registry) -> None:
+    submit(registry, "tenant:a", settings={"epochs": 3})
+    submit(registry, "tenant:a", settings={"epochs": 3}, dry_run=True)
+    submit(registry, "tenant:a", settings={"epochs": 3}, dry_run=False)
+    assert [job.request for job in registry.jobs()] == [{"dry_run": one} for one in (False, True, False)]
+
+
 def test_the_oldest_job_is_claimed_first_whatever_the_clock_said(registry: Registry) -> None:
     first = registry.submit_job("k", "tenant:a", {}, NOW_S)
     second = registry.submit_job("k", "tenant:b", {}, NOW_S - 3600)
