@@ -127,12 +127,19 @@ class Database:
                 options = _postgres_mode(write and self._writer)
             with self._engine.connect().execution_options(**options) as connection:
                 is_spent = isinstance(connection.connection.dbapi_connection, _Snapshot)
+                is_committing = False
                 try:
                     with connection.begin():
                         yield connection
+                        is_committing = write
                 except sql.OperationalError as error:
                     # The disk may have changed between the look at it and the opening.
                     is_spent |= "readonly" in str(error.orig)
+                    if is_committing and error.connection_invalidated:
+                        raise RegistryUnavailableError(
+                            f"{self.where} went away before it said that the change was made; "
+                            "it may have been done: look before asking again"
+                        ) from error
                     raise
                 finally:
                     if is_spent:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import insert
+from sqlalchemy import insert, select, text
 
 from hplm.errors import (
     ConfigError,
@@ -321,6 +321,33 @@ def test_a_postgresql_that_is_restarted_or_away_is_said_and_comes_back(
     with pytest.raises(RegistryUnavailableError) as said:
         Registry.open(away)
     assert "secret" not in str(said.value)
+
+
+@pytest.mark.parametrize(
+    ("when", "said"), [("before", "nothing was changed"), ("commit", "it may have been done: look before asking again")]
+)
+def test_a_connection_that_breaks_says_whether_the_change_can_have_been_made(
+    postgres: PostgresServer, tmp_path: Path, when: str, said: str
+) -> None:
+    postgres.clear()
+    store = Store(tmp_path, postgres.url)
+    filled(store)
+    with closing(Database(store, writer=True)) as database, closing(Database(store, writer=True)) as other:
+
+        def change() -> None:
+            with database.writing() as connection:
+                new = {"name": "c", "fingerprint": "f", "path": "bases/c", "created_s": NOW_S}
+                connection.execute(insert(schema.bases).values(**new))
+                process = connection.execute(text("SELECT pg_backend_pid()")).scalar_one()
+                with other.reading() as killing:
+                    killing.execute(text(f"SELECT pg_terminate_backend({process}, 5000)"))
+                if when == "before":
+                    connection.execute(select(schema.bases))
+
+        with pytest.raises(RegistryUnavailableError, match=said):
+            change()
+        with database.reading() as connection:
+            assert connection.execute(select(schema.bases.c.name)).scalars().all() == ["b"]
 
 
 @pytest.mark.parametrize(
