@@ -10,6 +10,7 @@ import pytest
 
 from hplm import errors
 from hplm.errors import HplmError
+from hplm.serving import watch_stage
 from hplm.serving.watch_stage import WATCH_S, WatchStage
 
 REQUEST = b'{"action": "job.watch", "job": "j1"}'
@@ -188,3 +189,28 @@ def test_a_stage_that_is_stopped_while_the_last_watch_ends_does_stop() -> None:
     stopping.join(10)
     assert not stopping.is_alive()
     assert client.ended.wait(10)
+
+
+def test_a_look_that_hangs_does_not_keep_a_stage_from_stopping(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch_stage, "STOP_S", 0.1)
+    jobs = Jobs()
+    looking, go_on = threading.Event(), threading.Event()
+
+    def handle(raw: bytes) -> dict[str, Any]:
+        looking.set()
+        assert go_on.wait(30)
+        return jobs.handle(raw)
+
+    stage = WatchStage(handle)
+    stage.start()
+    client = Client(stage)
+    assert looking.wait(10)
+    stopping = threading.Thread(target=stage.stop, daemon=True)
+    stopping.start()
+    stopping.join(10)
+    has_stopped = not stopping.is_alive()
+    go_on.set()
+    stage._thread.join(10)
+    assert has_stopped
+    assert [type(error) for error in client.errors] == [errors.StoppingError]
+    assert client.lasts == [True]

@@ -22,6 +22,8 @@ LOOK_EVERY_S = 0.2
 # unloading the model and from shutting down, and a watch whose client has gone would stay for good.
 WATCH_S = 2.0
 MOST_WATCHERS = 1000
+# For a look at the registry that is under way at the end: one that hangs, as on a dead file system, keeps nobody.
+STOP_S = 2.0
 EVENT_KEYS = ("state", "step", "progress", "eta_s", "error", "result")
 
 
@@ -93,6 +95,9 @@ class WatchStage:
             if self._stopping:
                 return
             event, is_last = self._state(job)
+            if self._stopping:
+                # It may have taken so long that `stop` has told them.
+                return
             left = [watcher for watcher in watchers if self._tell(watcher, event, is_last, now_s)]
             with self._changed:
                 newcomers = self._watchers[job][len(watchers) :]
@@ -106,7 +111,7 @@ class WatchStage:
         with self._changed:
             self._stopping = True
             self._changed.notify()
-        self._thread.join()
+        self._thread.join(STOP_S)
         for watchers in self._watchers.values():
             for watcher in watchers:
                 self._end(watcher, StoppingError("the server is shutting down"))
