@@ -23,11 +23,15 @@ AGAIN_S = 0.5
 
 @dataclass(frozen=True)
 class LeaseTimes:
-    """A job is held for `lease_s`; `beat_s` after each renewal comes the next, sooner where there is progress to tell."""
+    """A job is held for `lease_s`; `beat_s` after each renewal comes the next, sooner where there is progress to tell.
+
+    Another worker watches a lease that is over for `watch_s` before it takes the job.
+    """
 
     lease_s: float = 30.0
     beat_s: float = 5.0
     tell_s: float = 0.5
+    watch_s: float = 10.0
 
 
 @dataclass(frozen=True)

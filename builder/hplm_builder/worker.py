@@ -8,7 +8,7 @@ import math
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from hplm.crash import crash_point
 from hplm.errors import (
@@ -33,6 +33,7 @@ from hplm.store.registry_jobs import MOST_ATTEMPTS
 from hplm.store.registry_uploads import uploads_of
 from hplm_builder.job_bench import Bench
 from hplm_builder.job_report import JobReport, LeaseTimes
+from hplm_builder.lapses import Lapses
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +57,7 @@ class Worker:
         """`name` must be no other worker's, also none that was killed a moment ago."""
         self._store, self._name, self._device, self._clock = store, name, device, clock
         self._times = times or LeaseTimes()
+        self._lapses = Lapses(self._times.watch_s)
         self.stop = threading.Event()
         self._current: tuple[Registry, Job] | None = None
         self._away_s = -math.inf  # when the registry could last not be reached
@@ -94,9 +96,7 @@ class Worker:
 
     def _take_jobs(self, registry: Registry, until_idle: bool) -> None:
         while not self.stop.is_set():
-            # Leases that ran out while the registry was away are good for another one: their workers may live.
-            lapsed = time.monotonic() - self._away_s > self._times.lease_s
-            job = registry.claim_job(self._name, self._clock(), self._times.lease_s, lapsed=lapsed)
+            job = registry.claim_job(self._name, self._clock(), self._times.lease_s, lapsed=self._lapsed)
             if job is not None:
                 crash_point("job.claimed")
                 self._current = registry, job
@@ -107,9 +107,14 @@ class Worker:
                     self._current = None
                     self._away_s = max(self._away_s, report.away_s)
                 continue
-            if until_idle:
+            if until_idle and not self._lapses.is_watching:
                 return
             self.stop.wait(LOOK_S)
+
+    def _lapsed(self, over: Mapping[str, float]) -> set[str]:
+        found = self._lapses(over)
+        # Leases that ran out while the registry was away are good for another one: their workers may live.
+        return found if time.monotonic() - self._away_s > self._times.lease_s else set()
 
     @contextlib.contextmanager
     def _cleaning(self, registry: Registry) -> Iterator[None]:

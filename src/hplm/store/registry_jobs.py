@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import uuid
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from sqlalchemy import Connection, Row, delete, insert, select, update
@@ -17,6 +17,8 @@ from hplm.store.schema import domain_versions, domains, jobs, tenant_versions
 
 MOST_ATTEMPTS = 3
 LOST = {"code": WorkerLostError.code, "message": f"the worker was lost {MOST_ATTEMPTS} times while at it; see its log"}
+# Which of the leases that have run out by the clock, each the end of it by job, are taken to have done so.
+Lapsed = Callable[[Mapping[str, float]], Collection[str]]
 _FIELDS = tuple(Job.__dataclass_fields__)
 
 
@@ -61,16 +63,16 @@ class Jobs:
             found = connection.execute(query.where(jobs.c.state.in_(states)) if states is not None else query)
             return [_job(row, request={"dry_run": bool(row.dry_run)}) for row in found]
 
-    def claim_job(self, worker: str, now_s: float, lease_s: float, *, lapsed: bool = True) -> Job | None:
+    def claim_job(self, worker: str, now_s: float, lease_s: float, *, lapsed: Lapsed = set) -> Job | None:
         """Take the oldest job that can start, until `now_s + lease_s`; None where there is none.
 
-        It is queued, or its worker's lease ran out; without `lapsed` such leases count too. Jobs of one subject go one
+        It is queued, or its worker's lease ran out, by `lapsed` too; the others are good. Jobs of one subject go one
         by one in their order, and a tenant's job waits while one of its domain runs (`base` and `domain` of its
         request). One that lost its worker for the third time fails; one that was to be cancelled when it lost it is
         cancelled. Either is taken once more where it has published, for it is done.
 
         While jobs run it needs the registry for writing, also where none is free: it raises RegistryUnavailableError
-        where their workers cannot renew their leases either, so that the caller knows when to leave out `lapsed`.
+        where their workers cannot renew their leases either, so that the caller knows when none has `lapsed`.
         """
         with self._database.reading() as connection:
             # Idle workers ask often, and need not stop those who write.
@@ -244,7 +246,7 @@ def _are_any_running(connection: Connection) -> bool:
 
 
 def _decided(
-    connection: Connection, now_s: float, lease_s: float, lapsed: bool
+    connection: Connection, now_s: float, lease_s: float, lapsed: Lapsed
 ) -> tuple[list[Row[Any]], Row[Any] | None]:
     """Jobs that end because they lost their workers, and the oldest that can start."""
     # Not the whole rows: many may wait. A state at a time, for so the index has them in their order.
@@ -253,7 +255,10 @@ def _decided(
     of_request = (jobs.c.request[key].as_string().label(key) for key in ("base", "domain"))
     query = select(*columns, *of_lease, *of_request).order_by(jobs.c.seq)
     begun = connection.execute(query.where(jobs.c.state == "running")).all()
-    running = {row.subject for row in begun if _held(row, now_s, lease_s, lapsed)}
+    # One that ends later than any lease could was given before the clock jumped back.
+    over = {row.id: row.lease_until_s for row in begun if not now_s < row.lease_until_s <= now_s + 2 * lease_s}
+    free = lapsed(over)
+    running = {row.subject for row in begun if row.id not in free}
     lost: list[Row[Any]] = []
     with connection.execute(query.where(jobs.c.state == "queued"), execution_options={"yield_per": 100}) as queued:
         for row in heapq.merge(begun, queued, key=lambda one: one.seq):
@@ -285,11 +290,6 @@ def _has_published(connection: Connection, row: Row[Any]) -> bool:
     else:
         return False
     return any(about.get("job") == row.id for about in connection.execute(query).scalars())
-
-
-def _held(row: Row[Any], now_s: float, lease_s: float, lapsed: bool) -> bool:
-    """Under a lease that is good. One that ends later than any lease could was given before the clock jumped back."""
-    return row.state == "running" and not (lapsed and not now_s < row.lease_until_s <= now_s + 2 * lease_s)
 
 
 def _waits_for_domain(row: Row[Any], running: set[str]) -> bool:

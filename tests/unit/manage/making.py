@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from hplm_builder.job_report import LeaseTimes
 from hplm_builder.plots import build_plot
 from hplm_builder.worker import Worker
 from rich.progress import Progress
@@ -105,8 +106,9 @@ def create_domain(service: ManageService, name: str = "law", content: str | None
 
 
 def work(store: Store, later_s: float = 0.0) -> None:
-    """A worker does all there is to do; its clock is `later_s` ahead."""
-    Worker(store, "w", clock=lambda: time.time() + later_s).run(until_idle=True)
+    """A worker does all there is to do; its clock is `later_s` ahead, and it takes a lease that is over at once."""
+    times = LeaseTimes(watch_s=0.0)
+    Worker(store, "w", times=times, clock=lambda: time.time() + later_s).run(until_idle=True)
 
 
 def files_below(store: Store) -> set[str]:

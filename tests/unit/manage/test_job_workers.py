@@ -180,6 +180,25 @@ def test_a_registry_that_is_locked_for_longer_than_a_lease_costs_a_job_neither_i
         assert (after.attempts, after.worker, after.started_s) == (1, before.worker, before.started_s)
 
 
+@pytest.mark.parametrize("ahead_s", [100.0, -100.0])
+def test_a_worker_whose_clock_is_off_leaves_the_living_their_jobs_and_takes_the_deads(
+    service: ManageService, store: Store, registry: Registry, ahead_s: float
+) -> None:
+    data = {"train": {"upload": upload(service, colours(200))}}
+    living = ask(service, "tenant.create", tenant="acme", data=data, settings=LONG)["job"]
+    times = LeaseTimes(lease_s=1.0, beat_s=0.2, tell_s=0.1, watch_s=2.0)
+    with at_work(store, "w0", times=times):
+        wait_for(registry, living, "running", progress=0.001)
+        dead = create_tenant(service, "dead")
+        assert registry.claim_job("killed", time.time(), times.lease_s)
+        with at_work(store, "w1", times=times, clock=lambda: time.time() + ahead_s):
+            wait_for(registry, dead, "done")
+            time.sleep(times.watch_s)
+        shown = registry.job(living)
+    assert (shown.state, shown.worker, shown.attempts) == ("running", "w0", 1)
+    assert (registry.job(dead).worker, registry.job(dead).attempts) == ("w1", 2)
+
+
 def test_a_worker_that_must_leave_in_the_middle_of_a_step_gives_its_job_back(
     service: ManageService, store: Store, registry: Registry
 ) -> None:
