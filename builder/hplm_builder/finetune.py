@@ -24,6 +24,7 @@ from hplm.nn.upper import pool
 from hplm.progress import Report, silent
 from hplm_builder.bodies import CPU, copy_state, fastest_format
 from hplm_builder.crf import sequence_loss
+from hplm_builder.head_start import examples_to_fit, fit_head, is_fitted_first
 from hplm_builder.judging import mistakes_of, predict, scores_of
 from hplm_builder.labelled import LabelledData
 from hplm_builder.prepared import IGNORED, Parts, Prepared, count_tokens, packed_batches
@@ -102,12 +103,14 @@ def fine_tune(
 ) -> Trained:
     """Train once a learning rate on `device`, keep the epoch with the best dev score, score dev and test.
 
-    `parts` are train, dev and test. With `start`, the head goes on from it and what `make_body` starts from is epoch 0:
+    `parts` are train, dev and test. The head of a new classification of many labels is fitted before the body is trained, see
+    `hplm_builder.head_start`. With `start`, the head goes on from it and what `make_body` starts from is epoch 0:
     nothing worse on dev is kept. Raises ConfigError where no rate trains, and what `report` raises.
     """
     train, dev, test = parts
     metric = METRICS[data.task]
-    ticker = _Ticker(report, settings, parts)
+    fitted = examples_to_fit(train, settings.seed) if start is None and is_fitted_first(data) else []
+    ticker = _Ticker(report, settings, parts, count_tokens(fitted))
     best: _Run | None = None
     curve: list[dict[str, float]] = []
     dev_by_rate: dict[float, float] = {}
@@ -164,10 +167,11 @@ def new_word_window(task: str) -> int:
 class _Ticker:
     """Counts work in tokens, so that progress goes on evenly."""
 
-    def __init__(self, report: Report, settings: TrainSettings, parts: Parts) -> None:
+    def __init__(self, report: Report, settings: TrainSettings, parts: Parts, fitted: int) -> None:
+        """`fitted`: tokens that a run's head is fitted to first."""
         train, dev, test = (count_tokens(part) for part in parts)
         self._report = report
-        self._per_run = settings.epochs * (TRAINING_COST * train + dev)
+        self._per_run = fitted + settings.epochs * (TRAINING_COST * train + dev)
         self._total = len(settings.learning_rates) * self._per_run + dev + test
         self._done = 0
 
@@ -245,6 +249,9 @@ class _Run:
             # A tagging from before it had transitions begins with none.
             self._head.load_state_dict(self._scale.from_served(start), strict=self._data.task != "tagging")
             self._judge(0, dev, ticker)
+        elif is_fitted_first(self._data):
+            few = examples_to_fit(train, settings.seed)
+            fit_head(self._head, self.body, self._data, few, settings.pooling, ticker.predicted)
         steps = len(packed_batches(train, settings.batch_examples, rng)) * settings.epochs
         warmup = max(1, int(steps * settings.warmup_share))
         step = 0

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hplm.adapters.tenant import Head
 from hplm.decode import answer_of
@@ -31,8 +31,23 @@ def predict(
 ) -> list[list[LabelledSpan]]:
     """Decoded answers, in the order of `examples`; `tick` hears how many tokens each batch had. `body` is on `device`."""
     answers: list[list[LabelledSpan]] = [[] for _ in examples]
-    order = sorted(range(len(examples)), key=lambda i: len(examples[i].tokens))
     weight, bias = torch.from_numpy(head.weight), torch.from_numpy(head.bias)
+    for i, pooled in pooled_states(body, data, examples, pooling, tick, device):
+        found = (pooled @ weight.T + bias).numpy()
+        answers[i], _ = answer_of(data.task, found, data.labels, examples[i].tokens, head.transitions)
+    return answers
+
+
+def pooled_states(
+    body: nn.Module,
+    data: LabelledData,
+    examples: Sequence[Prepared],
+    pooling: str,
+    tick: Callable[[int], None] = lambda tokens: None,
+    device: torch.device = CPU,
+) -> Iterator[tuple[int, Tensor]]:
+    """What a head sees of each example, float32 on the CPU, with the example's place; `tick` as `predict` has it."""
+    order = sorted(range(len(examples)), key=lambda i: len(examples[i].tokens))
     for start in range(0, len(order), 64):
         chunk = order[start : start + 64]
         lengths = [len(examples[i].tokens) for i in chunk]
@@ -40,10 +55,8 @@ def predict(
         with torch.no_grad(), computing_in(*fastest_format(device)):
             hidden = body(features, lengths).float().cpu()
         for i, part in zip(chunk, hidden.split(lengths), strict=True):
-            found = (pool(data.task, pooling, part) @ weight.T + bias).numpy()
-            answers[i], _ = answer_of(data.task, found, data.labels, examples[i].tokens, head.transitions)
+            yield i, pool(data.task, pooling, part)
         tick(sum(lengths))
-    return answers
 
 
 def scores_of(
