@@ -126,8 +126,13 @@ class TextEncoder:
             if is_all or count > self._max_tokens:
                 break
             if sure:
-                # From the beginning of a word on, what comes before it does not matter.
-                start, first_word, size = start + int(tokens[sure, 0]), first_word + int(tokens[sure, 2]), self._portion
+                # From the beginning of a word on, what comes before it does not matter. Twice as much now: where words
+                # are long, those that are tokenised again weigh.
+                start, first_word, size = (
+                    start + int(tokens[sure, 0]),
+                    first_word + int(tokens[sure, 2]),
+                    2 * self._portion,
+                )
             else:
                 size *= 4
         all_ids, all_tokens = zip(*parts, strict=True)
