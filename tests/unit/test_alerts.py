@@ -15,7 +15,8 @@ def test_every_event_of_the_rules_is_one_that_a_stage_counts() -> None:
     named = {event for events in re.findall(r'event=~?"([^"]+)"', rules) for event in events.split("|")}
     refusals = {kind.code.lower() for kind in errors.leaves()}
     # What is no answer's outcome is counted by its name: `add("NAME")`, `Counter(NAME=...)`.
-    code = "".join(path.read_text() for path in (ROOT / "src/hplm/serving").glob("*.py"))
+    folders = (ROOT / "src/hplm/serving", ROOT / "src/hplm/triton")
+    code = "".join(path.read_text() for folder in folders for path in folder.glob("*.py"))
     counted = {name for pair in re.findall(r'\badd\("([a-z_]+)"|\b([a-z_]+)=self', code) for name in pair}
     assert "queue_full" in named & refusals
     assert "failed_batches" in named & counted
