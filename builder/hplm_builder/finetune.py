@@ -24,7 +24,7 @@ from hplm.nn.upper import pool
 from hplm.progress import Report, silent
 from hplm_builder.bodies import CPU, copy_state, fastest_format
 from hplm_builder.crf import sequence_loss
-from hplm_builder.head_start import examples_to_fit, fit_head, is_fitted_first
+from hplm_builder.head_start import LEAST_ACCURACY, examples_to_fit, fit_head, may_be_fitted
 from hplm_builder.judging import mistakes_of, predict, scores_of
 from hplm_builder.labelled import LabelledData
 from hplm_builder.prepared import IGNORED, Parts, Prepared, count_tokens, packed_batches
@@ -103,13 +103,13 @@ def fine_tune(
 ) -> Trained:
     """Train once a learning rate on `device`, keep the epoch with the best dev score, score dev and test.
 
-    `parts` are train, dev and test. The head of a new classification of many labels is fitted before the body is trained, see
-    `hplm_builder.head_start`. With `start`, the head goes on from it and what `make_body` starts from is epoch 0:
+    `parts` are train, dev and test. The head of a new classification of many labels may be fitted before the body is trained,
+    see `hplm_builder.head_start`. With `start`, the head goes on from it and what `make_body` starts from is epoch 0:
     nothing worse on dev is kept. Raises ConfigError where no rate trains, and what `report` raises.
     """
     train, dev, test = parts
     metric = METRICS[data.task]
-    fitted = examples_to_fit(train, settings.seed) if start is None and is_fitted_first(data) else []
+    fitted = [*examples_to_fit(train, settings.seed), *dev] if start is None and may_be_fitted(data) else []
     ticker = _Ticker(report, settings, parts, count_tokens(fitted))
     best: _Run | None = None
     curve: list[dict[str, float]] = []
@@ -168,7 +168,7 @@ class _Ticker:
     """Counts work in tokens, so that progress goes on evenly."""
 
     def __init__(self, report: Report, settings: TrainSettings, parts: Parts, fitted: int) -> None:
-        """`fitted`: tokens that a run's head is fitted to first."""
+        """`fitted`: tokens that a run's head is first fitted to and judged by."""
         train, dev, test = (count_tokens(part) for part in parts)
         self._report = report
         self._per_run = fitted + settings.epochs * (TRAINING_COST * train + dev)
@@ -249,9 +249,8 @@ class _Run:
             # A tagging from before it had transitions begins with none.
             self._head.load_state_dict(self._scale.from_served(start), strict=self._data.task != "tagging")
             self._judge(0, dev, ticker)
-        elif is_fitted_first(self._data):
-            few = examples_to_fit(train, settings.seed)
-            fit_head(self._head, self.body, self._data, few, settings.pooling, ticker.predicted)
+        elif may_be_fitted(self._data):
+            self._begin_with_a_fitted_head(train, dev, ticker)
         steps = len(packed_batches(train, settings.batch_examples, rng)) * settings.epochs
         warmup = max(1, int(steps * settings.warmup_share))
         step = 0
@@ -272,16 +271,27 @@ class _Run:
             if self.best_score > 0 and epoch - self.best_epoch >= settings.patience:
                 return
 
+    def _begin_with_a_fitted_head(self, train: list[Prepared], dev: list[Prepared], ticker: _Ticker) -> None:
+        """Unless it does badly on dev: then the head stays as it was made."""
+        made = copy_state(self._head)
+        few = examples_to_fit(train, self._settings.seed)
+        fit_head(self._head, self.body, self._data, few, self._settings.pooling, ticker.predicted)
+        if self._score(self._scale.to_served(self._head), dev, ticker) < LEAST_ACCURACY:
+            self._head.load_state_dict(made)
+
     def _judge(self, epoch: int, dev: list[Prepared], ticker: _Ticker) -> float:
         head = self._scale.to_served(self._head)
-        device = self._head.weight.device
-        answers = predict(self.body, head, self._data, dev, self._settings.pooling, ticker.predicted, device)
-        score = scores_of(self._data, dev, answers)[self._metric]
+        score = self._score(head, dev, ticker)
         # One step with a gradient that is no number leaves none in the head either.
         if score > self.best_score and np.isfinite(head.weight).all():
             self.best_score, self.best_epoch = score, epoch
             self.best_body, self.best_head = copy_state(self.body), head
         return score
+
+    def _score(self, head: Head, dev: list[Prepared], ticker: _Ticker) -> float:
+        device = self._head.weight.device
+        answers = predict(self.body, head, self._data, dev, self._settings.pooling, ticker.predicted, device)
+        return scores_of(self._data, dev, answers)[self._metric]
 
 
 class Trainer:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from hplm_builder import head_start
 from hplm_builder.finetune import TaskHead, TrainSettings, fine_tune
-from hplm_builder.head_start import LEAST_LABELS, examples_to_fit, fit_head, is_fitted_first
+from hplm_builder.head_start import LEAST_LABELS, examples_to_fit, fit_head, may_be_fitted
 from hplm_builder.labelled import LabelledData, LabelledText
 from hplm_builder.prepared import Prepared
 from torch import Tensor, nn
@@ -74,10 +76,25 @@ def test_only_many_labels_are_fitted_first(labels: int) -> None:
     settings = TrainSettings(epochs=1, learning_rates=(1e-12,))
     told: list[float] = []
     trained = fine_tune(Frozen, HIDDEN, data, parts, settings, lambda step, share: told.append(share))
-    assert is_fitted_first(data) is (labels == LEAST_LABELS)
-    assert (trained.scores["dev_accuracy"] > 0.9) is is_fitted_first(data)
+    assert may_be_fitted(data) is (labels == LEAST_LABELS)
+    assert (trained.scores["dev_accuracy"] > 0.9) is may_be_fitted(data)
     assert told == sorted(told)
     assert told[-1] == 1.0
+
+
+def test_a_head_that_does_badly_on_dev_is_left_as_it_was_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    examples = prepared(20, 4)
+    data = data_of(20, examples)
+    others = [replace(one, source=replace(one.source, label="l000")) for one in examples]
+    settings = TrainSettings(epochs=1, learning_rates=(1e-12,))
+    torch.manual_seed(settings.seed)
+    body, made = Frozen(), TaskHead(HIDDEN, data)
+    assert body.unused.item() == 0.0
+    trained = fine_tune(Frozen, HIDDEN, data, (examples, others, others), settings)
+    np.testing.assert_allclose(trained.head.weight, made.weight.detach().numpy(), atol=1e-6)
+    monkeypatch.setattr("hplm_builder.finetune.LEAST_ACCURACY", 0.0)
+    fitted = fine_tune(Frozen, HIDDEN, data, (examples, others, others), settings)
+    assert np.abs(fitted.head.weight - made.weight.detach().numpy()).max() > 0.1
 
 
 def test_a_tenant_that_is_updated_goes_on_from_its_own_head() -> None:
