@@ -26,6 +26,8 @@ from hplm.errors import (
     from_wire,
 )
 
+# What gevent and aiohttp raise where nobody answers; grpc's come as InferenceServerException.
+UNANSWERED = (OSError, asyncio.TimeoutError, aiohttp.ClientError, HTTPParseError)
 # What tritonclient, and who takes its results apart, stumble with over what is not Triton's JSON, or not the model's outputs.
 UNREADABLE = (TypeError, AttributeError, ValueError, LookupError, EOFError, struct.error, zlib.error)
 # tritonclient's own words.
@@ -55,8 +57,7 @@ def typed_errors(url: str) -> Iterator[None]:
         raise
     except InferenceServerException as error:
         raise from_triton(error, url) from None
-    except (OSError, asyncio.TimeoutError, aiohttp.ClientError, HTTPParseError) as error:
-        # What gevent and aiohttp raise where nobody answers; grpc's come as InferenceServerException.
+    except UNANSWERED as error:
         if NO_HTTP in str(error):
             raise UnreachableError(f"{url} speaks no HTTP: is it gRPC's port? That is grpc://HOST:8001") from None
         raise UnreachableError(f"{url} does not answer: {str(error) or type(error).__name__}") from None
@@ -68,6 +69,9 @@ def typed_answer(url: str) -> Iterator[None]:
     with typed_errors(url):
         try:
             yield
+        except UNANSWERED:
+            # A certificate that nobody trusts is a ValueError too.
+            raise
         except UNREADABLE as error:
             # tritonclient's frames hold the connection, which would be taken for as long as somebody keeps this error.
             traceback.clear_frames(error.__traceback__)
