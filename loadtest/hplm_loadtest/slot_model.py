@@ -34,12 +34,8 @@ class SlotModel:
 
     @property
     def rate_per_s(self) -> float:
-        return (
-            self.overload
-            * self.rows
-            * self.row_tokens
-            / (NormalLengths(variance=self.variance).drawn_mean * self.batch_s)
-        )
+        mean = NormalLengths(variance=self.variance).drawn_mean
+        return self.overload * self.rows * self.row_tokens / (mean * self.batch_s)
 
     @property
     def planned_s(self) -> float:

@@ -131,8 +131,7 @@ def check_path(path: Path, option: str) -> None:
 
 
 def model_flags(repository: Path, backends: Path, models: Sequence[str]) -> list[str]:
-    """What any `tritonserver` needs to serve `models`, with `backends` from `assemble_backends`. Raises StartError."""
-    check_path(repository.absolute(), "--models")
+    """What any `tritonserver` needs to serve `models`, with `backends` from `assemble_backends`."""
     return [
         f"--model-repository={repository.absolute()}",
         f"--backend-directory={backends.absolute()}",
@@ -151,15 +150,16 @@ def search_paths(install: TritonInstall) -> dict[str, list[str]]:
 
 
 def shell_command(install: TritonInstall, repository: Path, backends: Path) -> str:
-    """A line for a shell that serves a repository of ours by Triton alone; further flags may follow it."""
+    """A line for a shell that serves a repository of ours by Triton alone; further flags may follow it. Raises StartError."""
+    check_path(repository.absolute(), "--models")
     variables = [
         f'{name}={os.pathsep.join(map(shlex.quote, folders))}${{{name}:+:"${name}"}}'
         for name, folders in search_paths(install).items()
     ]
     flags = model_flags(repository, backends, roles_of(repository))
+    stack = [f"ulimit -s {STACK_BYTES >> 10} &&"] if stack_limits(STACK_BYTES) is not None else []
     # Stubs have the working directory on sys.path, where a folder `hplm` would be taken for ours.
-    stack = f"ulimit -s {STACK_BYTES >> 10} &&"
-    return " ".join(["cd / &&", stack, *variables, "exec", shlex.join([str(install.binary), *flags])])
+    return " ".join(["cd / &&", *stack, *variables, "exec", shlex.join([str(install.binary), *flags])])
 
 
 @dataclass(frozen=True)
