@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from datetime import timedelta
 
 from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    Task,
     TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+
+LINE_EVERY_S = 60.0
+# A step of a conversion may take a minute; rich's own half minute would see too few to estimate from.
+ESTIMATE_FROM_S = 600.0
 
 # Called often with the step and how much of it is done, 0 to 1. It may raise JobCancelledError, which ends the work.
 Report = Callable[[str, float], None]
@@ -35,13 +42,49 @@ def bar_report(bars: Progress, name: str) -> Report:
     return report
 
 
+class Bars(Progress):
+    """Bars where standard error is a terminal; elsewhere, as in a log, a line every `line_every_s` for each under way."""
+
+    def __init__(self, console: Console, line_every_s: float = LINE_EVERY_S) -> None:
+        super().__init__(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            speed_estimate_period=ESTIMATE_FROM_S,
+        )
+        self._line_every_s = line_every_s
+        self._stopped = threading.Event()
+
+    def start(self) -> None:
+        super().start()
+        if not self.console.is_terminal:
+            threading.Thread(target=self._write_lines, name="hplm-progress", daemon=True).start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        super().stop()
+
+    def _write_lines(self) -> None:
+        while not self._stopped.wait(self._line_every_s):
+            for task in self.tasks:
+                if task.visible and task.started and not task.finished:
+                    self.console.print(_line(task), highlight=False, markup=False, soft_wrap=True)
+
+
+def _line(task: Task) -> str:
+    total = "?" if task.total is None else f"{task.total:,.0f}"
+    line = f"{task.description} {task.completed:,.0f}/{total} after {_time(task.elapsed or 0.0)}"
+    left_s = task.time_remaining
+    return line if left_s is None else f"{line}, about {_time(left_s)} left"
+
+
+def _time(seconds: float) -> str:
+    return str(timedelta(seconds=round(seconds)))
+
+
 def progress_bars() -> Progress:
     """Bars on standard error, with what is done, how long it took and an estimate of what is left."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-    )
+    return Bars(Console(stderr=True))
