@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import gzip
 import hashlib
 import itertools
@@ -10,6 +11,7 @@ import resource
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,8 +33,10 @@ from hplm.errors import (
     JobCancelledError,
     MissingArtifactError,
     StoppingError,
+    StoreUnavailableError,
     WrongBaseError,
 )
+from hplm.nn import base as bases
 from hplm.nn import lower as lowers
 from hplm.nn import reference
 from hplm.nn.base import Base
@@ -40,6 +44,7 @@ from hplm.nn.lookup import PlotLookup, compute_windows, open_lineage
 from hplm.nn.onednn import PackedLinear
 from hplm.plot import table
 from hplm.progress import silent
+from hplm.store import artifact
 from hplm.store.layout import Store
 from hplm.store.registry import Registry
 from tests import tiny
@@ -416,6 +421,20 @@ def test_lower_layers_of_another_base_or_damaged_or_missing_ones_are_refused(
     weights.write_bytes(data)
     with pytest.raises(CorruptArtifactError, match="checksum"):
         lowers.load(tmp_path / "lower", base)
+
+
+def test_files_that_cannot_be_opened_for_a_moment_are_not_called_damaged(
+    store: Store, base: Base, medical: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exhausted(*args: Any, **options: Any) -> Any:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(artifact.Artifact, "read_bytes", exhausted)
+    monkeypatch.setattr(bases, "load_file", exhausted)
+    with pytest.raises(StoreUnavailableError, match="try again"):
+        lowers.load(store.root / medical / "lower", base, words=torch.nn.Embedding(1, 1))
+    with pytest.raises(StoreUnavailableError, match="try again"):
+        base.load_upper()
 
 
 def test_a_full_disk_is_an_os_error_and_leaves_nothing_behind(store: Store, base: Base, tmp_path: Path) -> None:

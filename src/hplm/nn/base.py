@@ -13,7 +13,7 @@ from safetensors.torch import save as packed
 from torch import Tensor
 
 from hplm.config import BaseConfig, parse
-from hplm.errors import CorruptArtifactError
+from hplm.errors import CorruptArtifactError, unusable
 from hplm.nn.encoder import UpperEncoder, WindowEncoder
 from hplm.store import artifact
 
@@ -44,7 +44,9 @@ class Base:
 def _filled(module: Any, path: Path) -> Any:
     try:
         module.load_state_dict({name: tensor.float() for name, tensor in load_file(path).items()})
-    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
+    except OSError as error:
+        raise unusable(f"{path} cannot be read", error) from error
+    except (RuntimeError, ValueError, SafetensorError) as error:
         raise CorruptArtifactError(f"{path} does not hold this base's weights ({error}); build it again") from error
     return module.eval()
 

@@ -13,7 +13,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as packed
 from torch import nn
 
-from hplm.errors import ConfigError, CorruptArtifactError, WrongBaseError
+from hplm.errors import ConfigError, CorruptArtifactError, WrongBaseError, unusable
 from hplm.nn.base import Base
 from hplm.nn.encoder import TransformerLayer, WindowEncoder
 from hplm.nn.int8 import check_int8
@@ -57,7 +57,9 @@ def load(folder: Path, base: Base, *, words: nn.Embedding | None = None, verify:
     try:
         state = {name: v.float() for name, v in load_tensors(stored.read_bytes(WEIGHTS, verify=verify)).items()}
         lower.load_state_dict({**state, SHARED: lower.word_embeddings.weight}, assign=True)
-    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
+    except OSError as error:
+        raise unusable(f"{folder} cannot be read", error) from error
+    except (RuntimeError, ValueError, SafetensorError) as error:
         raise CorruptArtifactError(
             f"{folder} does not hold this base's lower layers ({error}); build it again"
         ) from error

@@ -431,7 +431,7 @@ class PlotStage:
 
     def _open_lineage(self, lineage: Lineage) -> PlotLookup:
         if self._settings.verify:
-            # Each folder once: a root of gigabytes is in every lineage, and what is published is never written again.
+            # Each folder once: a root of gigabytes is in every lineage.
             for path in lineage:
                 if path not in self._verified:
                     verify_domain(self._store.path(path))

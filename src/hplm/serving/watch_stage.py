@@ -100,6 +100,8 @@ class WatchStage:
                 return
             left = [watcher for watcher in watchers if self._tell(watcher, event, is_last, now_s)]
             with self._changed:
+                if self._stopping:
+                    return
                 newcomers = self._watchers[job][len(watchers) :]
                 if left or newcomers:
                     self._watchers[job] = left + newcomers
@@ -112,10 +114,11 @@ class WatchStage:
             self._stopping = True
             self._changed.notify()
         self._thread.join(STOP_S)
-        for watchers in self._watchers.values():
+        with self._changed:
+            watched, self._watchers = self._watchers, {}
+        for watchers in watched.values():
             for watcher in watchers:
                 self._end(watcher, StoppingError("the server is shutting down"))
-        self._watchers.clear()
 
     def _loop(self) -> None:
         while True:

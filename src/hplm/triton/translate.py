@@ -150,7 +150,7 @@ def submit_all(
     `writer(request)` is asked before returning, for Triton takes the request's memory back then. Raises nothing: Triton would
     end all requests of the call, also those that another thread answers later.
     """
-    takes_answers = hold_s is not None and shutil.disk_usage(SHARED_MEMORY).free > LEAST_ROOM
+    takes_answers = hold_s is not None and _has_room()
     call = _Call(len(requests), takes_answers=takes_answers)
     for index, request in enumerate(requests):
         try:
@@ -161,6 +161,13 @@ def submit_all(
             # Not even an error could be sent.
             log_failure()
     return call.end(hold_s or 0.0)
+
+
+def _has_room() -> bool:
+    try:
+        return shutil.disk_usage(SHARED_MEMORY).free > LEAST_ROOM
+    except OSError:
+        return False
 
 
 class _Call:
