@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import reprlib
 import types
 from dataclasses import dataclass, field
@@ -326,7 +327,8 @@ def _fits(value: Any, hint: Any) -> bool:
     if _is_optional(hint):
         return value is None
     if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
+        # JSON as Python reads it has NaN and Infinity.
+        return (isinstance(value, float) and math.isfinite(value)) or _fits(value, int)
     hint = get_origin(hint) or hint
     return isinstance(value, hint) and not (hint is int and isinstance(value, bool))
 

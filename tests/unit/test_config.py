@@ -30,7 +30,9 @@ GOOD = {"store": "s", "base": "b", "table": "t"}
         ({"overlay_windows": 0}, "overlay_windows must be at least 1"),
         ({"batch_every_ms": -1.0}, "batch_every_ms must be 0 to 100"),
         ({"reserve_s": -0.1}, "reserve_s must be at least 0"),
-        ({"batch_every_ms": float("nan")}, "batch_every_ms must be 0 to 100"),
+        ({"batch_every_ms": float("nan")}, "batch_every_ms must be float, got nan"),
+        ({"reserve_s": float("nan")}, "reserve_s must be float, got nan"),
+        ({"reserve_s": float("inf")}, "reserve_s must be float, got inf"),
     ],
 )
 def test_a_wrong_setting_is_refused_by_name(change: dict[str, object], words: str) -> None:

@@ -13,6 +13,7 @@ from hplm.errors import ConfigError
 Float32 = npt.NDArray[np.float32]
 # Where in a layer an adapter stands: over what comes in, or after the attention sub-layer as in HMI eq. 1.
 Place = Literal["input", "attention"]
+NAN = 0x7FC0
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ def all_finite(values: npt.NDArray[np.float32] | npt.NDArray[np.uint16]) -> bool
     """Whether no number is NaN or infinite; uint16 as in PackedAdapter."""
     if values.dtype == np.uint16:
         # The exponent of NaN and infinity alone is all ones.
-        return int((values.view(np.uint16) & 0x7FFF).max(initial=0)) < 0x7F80
+        return int((values & 0x7FFF).max(initial=0)) < 0x7F80
     return bool(np.isfinite(values).all())
 
 
@@ -102,9 +103,13 @@ def widen(packed: PackedAdapter, reduced_size: int) -> PackedAdapter:
 
 
 def to_bfloat16(values: npt.NDArray[Any]) -> npt.NDArray[np.uint16]:
-    """Bits of the nearest bfloat16, ties to even."""
-    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    """Bits of the nearest bfloat16, ties to even; of a NaN those of one."""
+    exact = np.ascontiguousarray(values, np.float32)
+    bits = exact.view(np.uint32)
+    rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    # Rounded up, the largest of them would come round to 0.
+    rounded[np.isnan(exact)] = NAN
+    return rounded
 
 
 def from_bfloat16(bits: npt.NDArray[Any]) -> Float32:

@@ -30,6 +30,13 @@ def test_bfloat16_bits_round_to_nearest_and_come_back_exactly(values: list[float
     np.testing.assert_array_equal(packed.from_bfloat16(bits), wanted.float().numpy())
 
 
+@pytest.mark.parametrize("bits", [0x7FC00000, 0x7F800001, 0x7FFFFFFF, 0xFF800001, 0xFFFFFFFF])
+def test_no_nan_becomes_a_number_by_rounding(bits: int) -> None:
+    rounded = packed.to_bfloat16(np.array([1.0, np.uint32(bits).view(np.float32)], np.float32))
+    assert np.isnan(packed.from_bfloat16(rounded)).tolist() == [False, True]
+    assert not packed.all_finite(rounded)
+
+
 def test_an_adapter_packs_and_unpacks_and_widens_without_change(tiny_base: Base, store: Store) -> None:
     adapter = tiny.load_tenant(store, tiny_base, "alpha").adapter
     again = packed.unpack(packed.pack(adapter))
