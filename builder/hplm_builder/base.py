@@ -20,9 +20,10 @@ from hplm.errors import ConfigError, DataError
 from hplm.nn import base as bases
 from hplm.nn.base import Base
 from hplm.nn.dtype import choose_device
-from hplm.packages import cache_dir, extract_folder, extract_split
+from hplm.packages import extract_folder, extract_split
 from hplm.store.layout import Store
 from hplm.text import TextEncoder
+from hplm_builder.checkpoint import work_place
 from hplm_builder.convert import Converted, ConvertSettings, distance, train
 from hplm_builder.mixture import mixture
 from hplm_builder.original import base_config, load_original
@@ -115,7 +116,7 @@ def convert_base(
         model.upper.load_state_dict(start.load_upper().state_dict())
     before = distance(model, original, held)
     started_from = start.fingerprint if start else ""
-    checkpoint = cache_dir() / "work" / f"convert-{name}.pt"
+    checkpoint = work_place(store, f"convert-{name}.pt")
     train(model, original, text, settings, checkpoint, progress, started_from)
     after = distance(model, original, held)
     if not math.isfinite(after["mse"]):

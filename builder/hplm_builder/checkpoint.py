@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from hplm.packages import cache_dir
+from hplm.store.layout import Store
+
+
+def work_place(store: Store, name: str) -> Path:
+    """Where work for a store keeps what it goes on from: several stores may have something of one name under way."""
+    digest = hashlib.sha256(str(store.root.resolve()).encode()).hexdigest()
+    return cache_dir() / "work" / f"{digest[:8]}-{name}"
 
 
 @dataclass(frozen=True)

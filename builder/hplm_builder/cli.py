@@ -16,16 +16,16 @@ from hplm.adapters.tenant import Pooling, Task, TenantCard
 from hplm.config import ManagerSettings, Miss, PlotSettings, UpperSettings, parse
 from hplm.errors import ConfigError, MissingArtifactError
 from hplm.nn import base as bases
-from hplm.packages import cache_dir
 from hplm.progress import bar_report, progress_bars
 from hplm.store.layout import Store
 from hplm.triton.server import find_triton, shell_command
 from hplm_builder.base import DEFAULT_BASE, convert_base, install_shipped, model_folder, origin_of, ship
 from hplm_builder.bootstrap import TaskFleet
+from hplm_builder.checkpoint import work_place
 from hplm_builder.convert import ConvertSettings
 from hplm_builder.demo import DEMO_FOLDER, PLOT, PLOT_SOURCES, TOP_PERCENT, build_demo
 from hplm_builder.domains import DomainSettings, build_domain, estimate_domain
-from hplm_builder.export import check_there, check_width, export, has_manager, write_backends
+from hplm_builder.export import check_width, export, has_manager, write_backends
 from hplm_builder.finetune import TrainSettings
 from hplm_builder.fleet import Shape, make_bench_repository
 from hplm_builder.labelled import read_data
@@ -224,7 +224,7 @@ def domain(
         min_corpus_tokens=least,
         seed=seed,
     )
-    work = cache_dir() / "work" / f"domain-{base}-{name}"
+    work = work_place(target, f"domain-{base}-{name}")
     with progress_bars() as progress:
         report = bar_report(progress, name)
 
@@ -403,10 +403,8 @@ def export_models(
     target = Store.at(store)
     if not any((target.root / "bases").glob("*")):
         raise MissingArtifactError(f"{store} has no base, so it is no store: give --store")
-    if not keep_settings:
-        check_there(target, base, plot)
-        if not is_given(context, "reduction_factor"):
-            check_width(models, reduction_factor)
+    if not keep_settings and not is_given(context, "reduction_factor"):
+        check_width(models, reduction_factor)
     export(
         target,
         models,

@@ -188,7 +188,7 @@ def tables(
 
     Example: hplm eval tables --top 1 --top 3 --top 10
     """
-    base = bases.load(Store(store).base(DEFAULT_BASE))
+    base = bases.load(Store.at(store).base(DEFAULT_BASE))
     config, encoder = base.config, TextEncoder(base.tokenizer_path, base.config.max_tokens)
     documents = [text for source in PLOT_SOURCES for text in SOURCES[source]()]
     with progress_bars() as progress:

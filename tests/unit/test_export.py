@@ -14,7 +14,7 @@ from hplm_builder.export import export
 
 from hplm import config
 from hplm.config import ManagerSettings, PlotSettings, UpperSettings
-from hplm.errors import DataError
+from hplm.errors import DataError, MissingArtifactError
 from hplm.store.layout import Store
 from hplm.triton.server import MANAGER_ROLES, ROLES, STAGES, share_folder
 
@@ -22,8 +22,16 @@ PLOT = PlotSettings(store="", base="b", table="t", miss="backoff")
 UPPER = UpperSettings(store="", base="b")
 
 
+def store_at(folder: Path, registry: str = "") -> Store:
+    """A store that seems to have what the settings name."""
+    store = Store(folder, registry)
+    store.base("b").mkdir(parents=True, exist_ok=True)
+    store.table("t", "root").mkdir(parents=True, exist_ok=True)
+    return store
+
+
 def test_every_role_has_its_config_a_version_and_settings_that_find_the_store(tmp_path: Path) -> None:
-    export(Store(tmp_path / "store"), tmp_path / "models", PLOT, UPPER)
+    export(store_at(tmp_path / "store"), tmp_path / "models", PLOT, UPPER)
     for role in ROLES:
         assert f'name: "{role}"' in (tmp_path / "models" / role / "config.pbtxt").read_text()
         assert any((tmp_path / "models" / role / "1").iterdir())
@@ -148,7 +156,7 @@ def test_slots_are_narrowed_only_by_who_says_so(
 
 def test_a_managed_repository_has_both_of_the_managers_models_with_its_settings(tmp_path: Path) -> None:
     manager = ManagerSettings(store="", base="b", domain="t", keep_versions=7)
-    export(Store(tmp_path / "store"), tmp_path / "models", PLOT, replace(UPPER, reduction_factor=8), manager)
+    export(store_at(tmp_path / "store"), tmp_path / "models", PLOT, replace(UPPER, reduction_factor=8), manager)
     for role in MANAGER_ROLES:
         assert f'name: "{role}"' in (tmp_path / "models" / role / "config.pbtxt").read_text()
         folder = tmp_path / "models" / role / "1"
@@ -161,22 +169,22 @@ def test_a_managed_repository_has_both_of_the_managers_models_with_its_settings(
 
 def test_a_repository_exported_again_without_a_manager_has_none(tmp_path: Path) -> None:
     manager = ManagerSettings(store="", base="b", domain="t")
-    export(Store(tmp_path / "store"), tmp_path / "models", PLOT, UPPER, manager)
-    export(Store(tmp_path / "store"), tmp_path / "models", PLOT, UPPER)
+    export(store_at(tmp_path / "store"), tmp_path / "models", PLOT, UPPER, manager)
+    export(store_at(tmp_path / "store"), tmp_path / "models", PLOT, UPPER)
     assert {path.name for path in (tmp_path / "models").iterdir()} == set(ROLES)
 
 
 def test_exporting_again_replaces_the_models_and_leaves_no_litter(tmp_path: Path) -> None:
-    export(Store(tmp_path / "store"), tmp_path / "models", PLOT, UPPER)
-    export(Store(tmp_path / "store"), tmp_path / "models", PLOT, UpperSettings(store="", base="b", num_slots=9))
+    export(store_at(tmp_path / "store"), tmp_path / "models", PLOT, UPPER)
+    export(store_at(tmp_path / "store"), tmp_path / "models", PLOT, UpperSettings(store="", base="b", num_slots=9))
     written = json.loads((tmp_path / "models" / "hbert_upper" / "1" / "settings.json").read_text())
     assert written["num_slots"] == 9
-    assert [path.name for path in tmp_path.iterdir()] == ["models"]
+    assert {path.name for path in tmp_path.iterdir()} == {"models", "store"}
 
 
 def test_a_store_with_a_shared_registry_says_so_in_settings_that_other_users_cannot_read(tmp_path: Path) -> None:
     url = "postgresql+psycopg://hplm:secret@db/hplm"
-    export(Store(tmp_path / "store", url), tmp_path / "models", PLOT, UPPER)
+    export(store_at(tmp_path / "store", url), tmp_path / "models", PLOT, UPPER)
     for role in ("hbert_plot", "hbert_upper"):
         path = tmp_path / "models" / role / "1" / "settings.json"
         assert json.loads(path.read_text())["registry"] == url
@@ -187,7 +195,7 @@ def test_a_folder_of_something_else_is_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "thesis.tex").touch()
     with pytest.raises(DataError, match=r"thesis\.tex"):
-        export(Store(tmp_path / "store"), tmp_path / "models", PLOT, UPPER)
+        export(store_at(tmp_path / "store"), tmp_path / "models", PLOT, UPPER)
     assert (tmp_path / "models" / "thesis.tex").exists()
 
 
@@ -199,7 +207,7 @@ def test_the_templates_are_never_replaced() -> None:
 def test_settings_that_are_kept_keep_the_registry_where_none_is_given(tmp_path: Path) -> None:
     url, other = "postgresql+psycopg://hplm:secret@db/hplm", "postgresql+psycopg://hplm:secret@other/hplm"
     path = tmp_path / "models" / "hbert_upper" / "1" / "settings.json"
-    export(Store(tmp_path / "store", url), tmp_path / "models", PLOT, UPPER)
+    export(store_at(tmp_path / "store", url), tmp_path / "models", PLOT, UPPER)
     for name, given, keep, wanted in (
         ("store", "", {"miss"}, url),
         ("store", other, {"miss"}, other),
@@ -207,6 +215,17 @@ def test_settings_that_are_kept_keep_the_registry_where_none_is_given(tmp_path: 
         ("store", url, {"miss"}, url),
         ("store", "", set[str](), ""),
     ):
-        export(Store(tmp_path / name, given), tmp_path / "models", PLOT, UPPER, keep=keep)
+        export(store_at(tmp_path / name, given), tmp_path / "models", PLOT, UPPER, keep=keep)
         assert json.loads(path.read_text())["registry"] == wanted
         assert bool(path.stat().st_mode & 0o077) == (not wanted)
+
+
+def test_what_the_store_lacks_is_refused_by_name_also_where_other_settings_are_kept(tmp_path: Path) -> None:
+    store = store_at(tmp_path / "store")
+    export(store, tmp_path / "models", PLOT, UPPER)
+    with pytest.raises(MissingArtifactError, match="no tables 'other': give --plot"):
+        export(store, tmp_path / "models", replace(PLOT, table="other"), UPPER, keep={"miss", "base"})
+    with pytest.raises(MissingArtifactError, match="no base 'c', it has b: give --base"):
+        export(store, tmp_path / "models", replace(PLOT, base="c"), replace(UPPER, base="c"), keep={"miss"})
+    # What is kept is what counts.
+    export(store, tmp_path / "models", replace(PLOT, base="c"), replace(UPPER, base="c"), keep={"base"})
