@@ -13,6 +13,8 @@ from hplm.errors import StartError
 
 PR_SET_PDEATHSIG = 1
 SHARED_MEMORY = Path("/dev/shm")
+# Some libraries have a table of as many entries as there may be files, of a limit of a thousand million too.
+MOST_FILES = 65_536
 # Loaded here, not between a fork and its exec.
 _LIBC = ctypes.CDLL(None)
 
@@ -34,6 +36,13 @@ def stack_limits(wanted_bytes: int) -> tuple[int, int] | None:
             return None
     _, hard = resource.getrlimit(resource.RLIMIT_STACK)
     return None if hard != resource.RLIM_INFINITY and hard < wanted_bytes else (wanted_bytes, hard)
+
+
+def file_limits() -> tuple[int, int]:
+    """Limits with which a process may have as many files and connections open as the system lets it, 65,536 at most."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    return (soft if soft == resource.RLIM_INFINITY else max(soft, most)), hard
 
 
 def give_way_for_memory() -> None:

@@ -43,9 +43,9 @@ def serve(
         bool, typer.Option("--check", help="On free ports: print predictions as one JSON list, stop, exit 0.")
     ] = False,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
-    http_port: Annotated[int, typer.Option()] = 8000,
-    grpc_port: Annotated[int, typer.Option()] = 8001,
-    metrics_port: Annotated[int, typer.Option()] = 8002,
+    http_port: Annotated[int, typer.Option(min=1, max=65_535)] = 8000,
+    grpc_port: Annotated[int, typer.Option(min=1, max=65_535)] = 8001,
+    metrics_port: Annotated[int, typer.Option(min=1, max=65_535)] = 8002,
     log: Annotated[
         Path | None,
         typer.Option(help="Triton's log; default: triton.log beside the models, triton-check.log of --check."),

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import threading
+import time
 import uuid
 from pathlib import Path
 from types import FrameType
@@ -14,6 +15,7 @@ from typing import Annotated
 
 import typer
 
+from hplm.errors import MissingArtifactError
 from hplm.process import end_with_parent, give_way_for_memory
 from hplm.store.layout import Store
 
@@ -46,13 +48,17 @@ def worker(
 
       hplm worker --store /srv/hplm/store --registry postgresql+psycopg://hplm@db/hplm --threads 4
     """
+    if not store.is_dir():
+        raise MissingArtifactError(f"there is no folder {store}: give --store")
     if parent:
         end_with_parent(parent)
     os.nice(19)
     give_way_for_memory()
     # Before anything that starts threads of its own.
     os.environ |= {"OMP_NUM_THREADS": str(threads), "RAYON_NUM_THREADS": str(threads)}
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    # In UTC, as Triton's log has it.
+    logging.Formatter.converter = time.gmtime
+    logging.basicConfig(level=logging.INFO, format="%(asctime)sZ %(levelname)s %(message)s")
     logging.getLogger("alembic").setLevel(logging.WARNING)
     from hplm_builder.worker import Worker
 

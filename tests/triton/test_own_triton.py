@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -45,6 +46,10 @@ def test_the_printed_command_serves_whatever_folder_it_is_run_in(tiny_models: Pa
     try:
         with Client(ports.grpc_url) as client:
             assert answer(client, triton, tmp_path / "log") in ("yes", "no")
+        # The machine's other addresses reach nobody.
+        for port in (ports.http, ports.grpc, ports.metrics):
+            with pytest.raises(ConnectionRefusedError), socket.create_connection(("127.0.0.2", port)):
+                pass
         triton.send_signal(signal.SIGTERM)
         assert triton.wait(60) == 0
     finally:

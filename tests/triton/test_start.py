@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import socket
@@ -23,7 +24,9 @@ from hplm_client import Client
 from hplm_client.connection import HEADERS_VARIABLE
 
 from hplm.errors import StartError, TritonNotFoundError
+from hplm.process import SHARED_MEMORY
 from hplm.store.layout import Store
+from hplm.triton import leftovers
 from hplm.triton import server as launcher
 from hplm.triton.server import Ports, TritonServer, check_free, find_triton, free_ports
 from hplm_cli import serve
@@ -113,6 +116,41 @@ def test_a_taken_port_is_named_with_the_flag_to_change_it() -> None:
 def test_an_address_that_triton_does_not_listen_on_is_named() -> None:
     with pytest.raises(StartError, match="IPv4"):
         check_free(Ports(8000, 8001, 8002, "::1"))
+    with pytest.raises(StartError, match=r"203\.0\.113\.1 is no address of this machine .* see --host"):
+        check_free(replace(free_ports(), host="203.0.113.1"))
+
+
+def test_a_port_that_is_given_twice_is_named() -> None:
+    with pytest.raises(StartError, match="must be three ports, got 8000, 8000, 8002"):
+        check_free(Ports(8000, 8000, 8002))
+
+
+def test_triton_may_open_as_many_files_as_the_system_allows(tiny_models: Path, tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        server = TritonServer(tiny_models, free_ports(), log=tmp_path / "log")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    with server:
+        server.wait_ready(60)
+        limits = Path(f"/proc/{server.process.pid}/limits").read_text()
+        assert f"Max open files {min(hard, 65_536)} " in re.sub(" +", " ", limits)
+
+
+def test_what_a_killed_server_left_is_removed_when_the_next_one_starts(tiny_models: Path, tmp_path: Path) -> None:
+    server = TritonServer(tiny_models, free_ports(), log=tmp_path / "log")
+    server.wait_ready(60)
+    # It lives.
+    leftovers.sweep()
+    folder = server._folder
+    assert folder.exists()
+    assert [*SHARED_MEMORY.glob(f"{folder.name}.*")]
+    os.killpg(server.process.pid, signal.SIGKILL)
+    server.process.wait()
+    with TritonServer(tiny_models, free_ports(), log=tmp_path / "log"):
+        assert not folder.exists()
+        assert not [*SHARED_MEMORY.glob(f"{folder.name}.*")]
 
 
 def test_free_ports_are_three_that_the_system_gives_to_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:

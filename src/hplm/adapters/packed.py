@@ -49,7 +49,7 @@ def all_finite(values: npt.NDArray[np.float32] | npt.NDArray[np.uint16]) -> bool
     """Whether no number is NaN or infinite; uint16 as in PackedAdapter."""
     if values.dtype == np.uint16:
         # The exponent of NaN and infinity alone is all ones.
-        return int((values & 0x7FFF).max(initial=0)) < 0x7F80
+        return int((values.view(np.uint16) & 0x7FFF).max(initial=0)) < 0x7F80
     return bool(np.isfinite(values).all())
 
 

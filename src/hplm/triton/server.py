@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import http.client
 import importlib.util
 import json
@@ -28,7 +29,8 @@ from pathlib import Path
 from typing import IO
 
 from hplm.errors import StartError, TritonNotFoundError
-from hplm.process import SHARED_MEMORY, backlogs_of, end_with_parent, stack_limits, stopping_file, tell_to_stop
+from hplm.process import end_with_parent, file_limits, stack_limits, tell_to_stop
+from hplm.triton import leftovers, logs
 
 PORTS = range(10_000, 32_768)
 STAGES = ("hbert_plot", "hbert_upper")
@@ -150,16 +152,20 @@ def search_paths(install: TritonInstall) -> dict[str, list[str]]:
 
 
 def shell_command(install: TritonInstall, repository: Path, backends: Path) -> str:
-    """A line for a shell that serves a repository of ours by Triton alone; further flags may follow it. Raises StartError."""
+    """A line for a shell that serves a repository of ours by Triton alone, to this machine; further flags may follow it, and
+    go before those it has. Raises StartError.
+    """
     check_path(repository.absolute(), "--models")
     variables = [
         f'{name}={os.pathsep.join(map(shlex.quote, folders))}${{{name}:+:"${name}"}}'
         for name, folders in search_paths(install).items()
     ]
     flags = model_flags(repository, backends, roles_of(repository))
-    stack = [f"ulimit -s {STACK_BYTES >> 10} &&"] if stack_limits(STACK_BYTES) is not None else []
+    flags += [f"--{port}-address=127.0.0.1" for port in ("http", "grpc", "metrics")]
+    limits = [f"ulimit -Sn {file_limits()[0]} &&"]
+    limits += [f"ulimit -s {STACK_BYTES >> 10} &&"] if stack_limits(STACK_BYTES) is not None else []
     # Stubs have the working directory on sys.path, where a folder `hplm` would be taken for ours.
-    return " ".join(["cd / &&", *stack, *variables, "exec", shlex.join([str(install.binary), *flags])])
+    return " ".join(["cd / &&", *limits, *variables, "exec", shlex.join([str(install.binary), *flags])])
 
 
 @dataclass(frozen=True)
@@ -200,39 +206,34 @@ def free_ports(host: str = "127.0.0.1") -> Ports:
 
 
 def check_free(ports: Ports) -> None:
-    """Raises StartError naming a port that somebody listens on, or an address of IPv6, which nothing here is made for."""
+    """Raises StartError naming a port that somebody listens on or that is given twice, or an address that is not this
+    machine's, or of IPv6, which nothing here is made for.
+    """
     if ":" in ports.host:
         raise StartError(f"--host takes an IPv4 address or a name, not {ports.host}")
-    for flag, port in (("--http-port", ports.http), ("--grpc-port", ports.grpc), ("--metrics-port", ports.metrics)):
+    by_flag = {"--http-port": ports.http, "--grpc-port": ports.grpc, "--metrics-port": ports.metrics}
+    if len({*by_flag.values()}) < len(by_flag):
+        raise StartError(f"{', '.join(by_flag)} must be three ports, got {', '.join(map(str, by_flag.values()))}")
+    for flag, port in by_flag.items():
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((ports.host, port))
             except OSError as error:
+                if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                    raise StartError(
+                        f"{ports.host} is no address of this machine ({error.strerror}): see --host"
+                    ) from None
                 raise StartError(
                     f"port {port} of {ports.host} is not free ({error.strerror}); choose with {flag}"
                 ) from None
 
 
-# A server that is started again and again must not lose what the first one said.
-KEPT_LOGS = 5
-
-
-def _fresh(log: Path) -> IO[bytes]:
-    """An empty log; what the last servers wrote, which may say why they ended, stays beside it as `NAME.1` and so on."""
-    if log.is_file() and log.stat().st_size:
-        for number in range(KEPT_LOGS, 0, -1):
-            before = log.with_name(f"{log.name}.{number - 1}") if number > 1 else log
-            if before.is_file():
-                before.replace(log.with_name(f"{log.name}.{number}"))
-    # To be appended to, so that it may be cut short while it is written.
-    return log.open("ab")
-
-
-def _prepare(stack: tuple[int, int] | None, parent: int | None) -> None:
+def _prepare(stack: tuple[int, int] | None, files: tuple[int, int], parent: int | None) -> None:
     """In the process that becomes Triton."""
     if stack is not None:
         resource.setrlimit(resource.RLIMIT_STACK, stack)
+    resource.setrlimit(resource.RLIMIT_NOFILE, files)
     if parent is not None:
         end_with_parent(parent)
 
@@ -261,21 +262,21 @@ class TritonServer:
         self.log_path = log
         check_path(repository.absolute(), "--models")
         check_path(Path(tempfile.gettempdir()), "TMPDIR")
-        try:
-            output = _fresh(log) if log is not None else None
-        except OSError as error:
-            raise StartError(f"Triton's log {log} cannot be written: {error.strerror}") from error
+        output = logs.fresh(log) if log is not None else None
         self._models = roles_of(repository) if models is None else tuple(models)
         # Stubs start with their working directory on sys.path: an empty folder shadows nothing.
-        self._folder = Path(tempfile.mkdtemp(prefix="hplm-triton-"))
+        leftovers.sweep()
+        self._folder, mark = leftovers.make_folder()
         try:
-            self.process = self._launch(repository, backends, flags, output, tied)
+            self.process = self._launch(repository, backends, flags, output, mark, tied)
+            leftovers.tell(mark, self.process.pid)
         except BaseException as error:
             shutil.rmtree(self._folder, ignore_errors=True)
             if isinstance(error, OSError):
                 raise StartError(f"{self.install.binary} cannot be started: {error}") from error
             raise
         finally:
+            mark.close()
             if output:
                 output.close()
 
@@ -285,6 +286,7 @@ class TritonServer:
         backends: Sequence[Path],
         flags: Sequence[str],
         output: IO[bytes] | None,
+        mark: IO[str],
         tied: bool,
     ) -> subprocess.Popen[bytes]:
         ports = self.ports
@@ -322,7 +324,8 @@ class TritonServer:
             stdout=output,
             stderr=subprocess.STDOUT if output else None,
             start_new_session=True,
-            preexec_fn=partial(_prepare, stack, os.getpid() if tied else None),
+            pass_fds=[mark.fileno()],
+            preexec_fn=partial(_prepare, stack, file_limits(), os.getpid() if tied else None),
         )
 
     def _environment(self) -> dict[str, str]:
@@ -338,7 +341,7 @@ class TritonServer:
         direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
-                raise StartError(f"Triton ended with status {self.process.returncode} while starting{self._reason()}")
+                raise self._failed(f"Triton ended with status {self.process.returncode} while starting")
             try:
                 while urls:
                     with direct.open(urls[-1], timeout=2) as answer:
@@ -351,16 +354,13 @@ class TritonServer:
                 # Where somebody else has the port, Triton ends by itself.
                 pass
             time.sleep(0.05)
-        raise StartError(f"Triton was not ready after {timeout_s:.0f} s{self._reason()}")
+        raise self._failed(f"Triton was not ready after {timeout_s:.0f} s")
 
-    def _reason(self) -> str:
+    def _failed(self, said: str) -> StartError:
         if self.log_path is None:
-            return ""
-        lines = self.log_path.read_text(errors="replace").splitlines()
-        # After it come pages of help.
-        unknown = [line for line in lines if "unrecognized option" in line or "requires an argument" in line]
-        errors = [line for line in lines if line.startswith("E") or "Error:" in line]
-        return f"; {self.log_path} says:\n" + "\n".join(unknown or (errors or lines)[-12:])
+            return StartError(said)
+        self.log_path = logs.set_apart(self.log_path)
+        return StartError(f"{said}; {self.log_path} says:\n{logs.errors_in(self.log_path)}")
 
     def ends(self, within_s: float = 0.5) -> bool:
         """Whether its process has ended or does so in a moment."""
@@ -385,14 +385,7 @@ class TritonServer:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
         status = self.process.wait()
-        for names in (f"{self._folder.name}.*", f"{backlogs_of(self.process.pid)}*"):
-            for left in SHARED_MEMORY.glob(names):
-                # Also what another user has put there, for whatever reason.
-                with contextlib.suppress(OSError):
-                    left.unlink()
-        with contextlib.suppress(OSError):
-            stopping_file(self.process.pid).unlink()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        leftovers.remove(self._folder, self.process.pid)
         return status
 
     def _tell_stages(self) -> None:

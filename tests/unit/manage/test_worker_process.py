@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from contextlib import closing
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -175,3 +176,18 @@ def test_no_worker_is_started_where_none_is_wanted(store: Store, tmp_path: Path)
     assert start_worker(models, wanted=None, log=log) is None
     assert start_worker(models, wanted=False, log=log) is None
     assert start_worker(tmp_path, wanted=True, log=log) is None
+
+
+def test_a_store_that_is_no_folder_is_named_at_once(tmp_path: Path) -> None:
+    done = subprocess.run([HPLM, "worker", "--store", tmp_path / "typo"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert f"there is no folder {tmp_path / 'typo'}: give --store" in done.stderr
+
+
+def test_the_log_is_in_utc_as_tritons_is(store: Store) -> None:
+    command = [HPLM, "worker", "--store", store.root, "--once"]
+    far = {**os.environ, "TZ": "Etc/GMT-14"}
+    done = subprocess.run(command, env=far, capture_output=True, text=True, check=True)
+    said = done.stderr.split(" INFO ")[0]
+    told = datetime.strptime(said, "%Y-%m-%d %H:%M:%S,%fZ").replace(tzinfo=UTC)
+    assert abs(datetime.now(UTC) - told) < timedelta(hours=1)

@@ -1,0 +1,86 @@
+"""Triton's log: one a server, those of the last ones beside it."""
+
+from __future__ import annotations
+
+import fcntl
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+from hplm.errors import StartError
+
+# A server that is started again and again must not lose what the first one said.
+KEPT = 5
+# A Triton whose launcher was killed takes a moment to end.
+FREE_WITHIN_S = 6.0
+# A Triton that may open no more files says so a million times a second.
+MOST_READ = 4 << 20
+# Every start without a GPU says these.
+USUAL = ("CudaDriverHelper", "CUDA driver version is insufficient", "Failed to initialize NVML")
+SHOWN_LINES = 12
+
+
+def fresh(log: Path) -> IO[bytes]:
+    """An empty log, locked while it or a copy of it is open; what the last servers wrote, which may say why they ended, stays
+    beside it as `NAME.1` and so on.
+
+    Raises StartError where another server writes it, or it cannot be written.
+    """
+    try:
+        if log.is_file() and log.stat().st_size:
+            _check_free(log)
+            for number in range(KEPT, 0, -1):
+                before = log.with_name(f"{log.name}.{number - 1}") if number > 1 else log
+                if before.is_file():
+                    before.replace(log.with_name(f"{log.name}.{number}"))
+        # To be appended to, so that it may be cut short while it is written.
+        file = log.open("ab")
+    except OSError as error:
+        raise StartError(
+            f"Triton's log {log} cannot be written: {error.strerror}; choose another place with --log"
+        ) from error
+    _is_locked(file)
+    return file
+
+
+def _check_free(log: Path) -> None:
+    until_s = time.monotonic() + FREE_WITHIN_S
+    with log.open("rb") as file:
+        while not _is_locked(file):
+            if time.monotonic() > until_s:
+                raise StartError(
+                    f"another server writes {log}: stop it, or give this one model folders of its own (`hplm build export`)"
+                )
+            time.sleep(0.1)
+
+
+def _is_locked(file: IO[bytes]) -> bool:
+    """Whether the file is ours alone now, as far as its file system has such locks."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def set_apart(log: Path) -> Path:
+    """Rename the log of a start that failed: many of them must not push out what servers that served have said."""
+    apart = log.with_name(f"{log.name}.failed")
+    with suppress(OSError):
+        return log.replace(apart)
+    return log
+
+
+def errors_in(log: Path) -> str:
+    """The lines that say why a start failed, as far as one can tell."""
+    with log.open(errors="replace") as file:
+        lines = file.read(MOST_READ).splitlines()
+    # After it come pages of help.
+    unknown = [line for line in lines if "unrecognized option" in line or "requires an argument" in line]
+    lines = [line for line in lines if not any(usual in line for usual in USUAL)]
+    marks = ("Error:", "[err]", "[warn]")
+    errors = [line for line in lines if line.startswith("E") or any(mark in line for mark in marks)]
+    return "\n".join([*dict.fromkeys(unknown or errors or lines)][-SHOWN_LINES:])

@@ -1,0 +1,87 @@
+"""What servers leave behind when they are killed, and the logs they write."""
+
+from __future__ import annotations
+
+import fcntl
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from hplm.errors import StartError
+from hplm.process import backlogs_of
+from hplm.triton import leftovers, logs
+
+
+@pytest.fixture
+def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "shm").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    monkeypatch.setattr(leftovers, "SHARED_MEMORY", tmp_path / "shm")
+    return tmp_path / "shm"
+
+
+def leave(shared: Path, server: int) -> tuple[Path, set[Path]]:
+    """As a server does, whose mark is closed: its folder and its files in shared memory."""
+    folder, mark = leftovers.make_folder()
+    leftovers.tell(mark, server)
+    mark.close()
+    files = {shared / f"{folder.name}.region", shared / f"{backlogs_of(server)}x.1.json"}
+    for file in files:
+        file.touch()
+    return folder, files
+
+
+def test_what_a_dead_server_left_is_removed_and_nothing_of_one_that_lives_or_begins(shared: Path) -> None:
+    dead, _ = leave(shared, 11)
+    alive, of_alive = leave(shared, 1)
+    begun, mark = leftovers.make_folder()
+    with mark, (alive / leftovers.MARK).open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        leftovers.sweep()
+        assert not dead.exists()
+        assert alive.exists()
+        assert begun.exists()
+        assert {*shared.iterdir()} == of_alive
+    leftovers.sweep()
+    assert not alive.exists()
+    assert not [*shared.iterdir()]
+
+
+def test_a_log_that_another_server_writes_is_not_taken_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "FREE_WITHIN_S", 0.2)
+    log = tmp_path / "triton.log"
+    with logs.fresh(log) as first:
+        first.write(b"first\n")
+        first.flush()
+        with pytest.raises(StartError, match="another server writes"):
+            logs.fresh(log)
+        assert log.read_text() == "first\n"
+    with logs.fresh(log):
+        assert (tmp_path / "triton.log.1").read_text() == "first\n"
+
+
+def test_a_log_that_cannot_be_written_says_what_helps(tmp_path: Path) -> None:
+    with pytest.raises(StartError, match="No such file or directory; choose another place with --log"):
+        logs.fresh(tmp_path / "nowhere" / "triton.log")
+
+
+def test_starts_that_fail_push_out_no_log_of_a_server_that_served(tmp_path: Path) -> None:
+    log = tmp_path / "triton.log"
+    log.write_text("Signal (11) received\n")
+    for number in range(logs.KEPT + 2):
+        with logs.fresh(log) as file:
+            file.write(f"start {number}\n".encode())
+        assert logs.set_apart(log) == tmp_path / "triton.log.failed"
+    assert (tmp_path / "triton.log.1").read_text() == "Signal (11) received\n"
+    assert {path.name for path in tmp_path.iterdir()} == {"triton.log.1", "triton.log.failed"}
+
+
+def test_of_a_failed_start_what_every_start_says_is_left_out_and_nothing_is_said_twice(tmp_path: Path) -> None:
+    log = tmp_path / "triton.log"
+    usual = "I1 Started\nE1 CudaDriverHelper has not been initialized.\nW1 Failed to initialize NVML\n"
+    log.write_text(usual + 1000 * "[warn] Error from accept() call: Too many open files\n" + "E2 no stub\n")
+    assert logs.errors_in(log) == "[warn] Error from accept() call: Too many open files\nE2 no stub"
+    log.write_text(usual + "still loading\n")
+    assert logs.errors_in(log) == "I1 Started\nstill loading"
