@@ -13,18 +13,6 @@ from hplm.errors import MissingRegistryError, RegistryUnavailableError
 from hplm.store import schema
 from hplm.store.database import ADOPT, Database
 from hplm.store.layout import Store
-from hplm.store.records import (
-    BaseRecord,
-    Changes,
-    DomainRecord,
-    DomainVersion,
-    Job,
-    JobState,
-    ServedTenant,
-    TenantRecord,
-    TenantVersion,
-    Upload,
-)
 from hplm.store.registry_adoption import Adoption
 from hplm.store.registry_domains import Domains
 from hplm.store.registry_jobs import Jobs
@@ -32,20 +20,6 @@ from hplm.store.registry_retention import Retention
 from hplm.store.registry_serving import Serving
 from hplm.store.registry_tenants import Tenants
 from hplm.store.registry_uploads import Uploads
-
-__all__ = [
-    "BaseRecord",
-    "Changes",
-    "DomainRecord",
-    "DomainVersion",
-    "Job",
-    "JobState",
-    "Registry",
-    "ServedTenant",
-    "TenantRecord",
-    "TenantVersion",
-    "Upload",
-]
 
 
 class Registry(Domains, Tenants, Serving, Retention, Adoption, Jobs, Uploads):
