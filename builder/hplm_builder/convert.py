@@ -30,6 +30,8 @@ from hplm_builder.checkpoint import Checkpoint
 
 Ids = npt.NDArray[np.int64]
 CHECKPOINT_STEPS = 50
+# Of a batch in which the distance is measured.
+MEASURED_TOKENS = 8192
 
 
 @dataclass(frozen=True)
@@ -154,9 +156,7 @@ def relative_errors(states: list[Tensor], targets: list[Tensor]) -> list[Tensor]
     ]
 
 
-def distance(
-    model: Converted, original: OriginalEncoder, text: PackedText, batch_tokens: int = 8192
-) -> dict[str, float]:
+def distance(model: Converted, original: OriginalEncoder, text: PackedText) -> dict[str, float]:
     """How far the converted base is from the original on `text`.
 
     `mse`: mean squared error of the last hidden states; `relative`: that over their variance; `relative_cut`: the same
@@ -164,8 +164,8 @@ def distance(
     """
     device = model.lower.window_position.device
     rng = np.random.default_rng(0)
-    source = batches(text, batch_tokens, rng)
-    count = max(1, text.num_tokens // batch_tokens)
+    source = batches(text, MEASURED_TOKENS, rng)
+    count = max(1, text.num_tokens // MEASURED_TOKENS)
     sums = np.zeros(3)
     with torch.no_grad(), computing_in(choose_dtype("auto", device), device):
         for _ in range(count):

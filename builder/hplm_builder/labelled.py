@@ -147,15 +147,15 @@ def with_unlabelled(data: LabelledData, texts: Sequence[LabelledText]) -> Labell
     return replace(data, unlabelled=left)
 
 
-def read_folder(folder: Path, *, task: Task | None = None) -> LabelledData:
+def read_folder(folder: Path) -> LabelledData:
     """The task of a folder with files `train.*`, and `dev.*` and `test.*` where it has them, or with all of it in
     `data_full.json`, see `hplm_builder.whole_task`. Raises DataError.
     """
     if not any(folder.glob("train.*")) and (folder / whole_task.NAME).is_file():
         rows = whole_task.read_parts(folder / whole_task.NAME)
-        return check_data(*([_example(where, row) for where, row in part] for part in rows), task=task)
+        return check_data(*([_example(where, row) for where, row in part] for part in rows))
     found = {part: next(iter(sorted(folder.glob(f"{part}.*"))), None) for part in ("train", "dev", "test")}
-    return read_data(found["train"] or folder / "train.jsonl", found["dev"], found["test"], task=task)
+    return read_data(found["train"] or folder / "train.jsonl", found["dev"], found["test"])
 
 
 def read_file(

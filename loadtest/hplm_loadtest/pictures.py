@@ -74,7 +74,7 @@ def line_charts(
     _save(path, figure)
 
 
-def cdf(path: Path, samples: Mapping[str, Any], *, title: str, x_label: str, log_x: bool = False) -> None:
+def cdf(path: Path, samples: Mapping[str, Any], *, title: str, x_label: str) -> None:
     """Name -> values, as the share of values that are at most x."""
     figure, axes = _start(path, title, x_label, "share of requests")
     for index, (name, values) in enumerate(samples.items()):
@@ -83,10 +83,7 @@ def cdf(path: Path, samples: Mapping[str, Any], *, title: str, x_label: str, log
             ordered, np.arange(1, len(ordered) + 1) / max(len(ordered), 1), where="post", label=name, **_look(index)
         )
     axes.set_ylim(0, 1.02)
-    if log_x:
-        axes.set_xscale("log")
-    else:
-        axes.set_xlim(left=0)
+    axes.set_xlim(left=0)
     _finish(path, figure, axes, named=len(samples) > 1)
 
 

@@ -11,6 +11,9 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+# A child that ran for so long ends no series of soon endings: the pauses begin anew.
+SETTLED_S = 30.0
+
 
 class Supervisor:
     """Runs a command and starts it again whenever it ends, with pauses that double while it keeps ending soon.
@@ -27,11 +30,10 @@ class Supervisor:
         environment: Mapping[str, str] | None = None,
         first_pause_s: float = 0.5,
         longest_pause_s: float = 60.0,
-        settled_s: float = 30.0,
     ) -> None:
         self._command, self._log = list(command), log
         self._environment = {**os.environ, **(environment or {})}
-        self._first_pause_s, self._longest_pause_s, self._settled_s = first_pause_s, longest_pause_s, settled_s
+        self._first_pause_s, self._longest_pause_s = first_pause_s, longest_pause_s
         self._changing = threading.Condition()
         self._stopping = False
         self._process: subprocess.Popen[bytes] | None = None
@@ -64,7 +66,7 @@ class Supervisor:
         while True:
             began_s = time.monotonic()
             self._run()
-            if time.monotonic() - began_s >= self._settled_s:
+            if time.monotonic() - began_s >= SETTLED_S:
                 pause_s = self._first_pause_s
             with self._changing:
                 if self._changing.wait_for(lambda: self._stopping, pause_s):

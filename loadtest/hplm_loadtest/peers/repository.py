@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from hplm import wire
 from hplm.triton.instances import with_instances
-from hplm.triton.server import Ports, TritonServer, free_ports
+from hplm.triton.server import TritonServer, free_ports
 from hplm_loadtest.peers.settings import PeerSettings
 
 BACKENDS = Path(__file__).parent / "backends"
@@ -46,10 +45,6 @@ def write_repository(folder: Path, settings: PeerSettings, instances: int = 1) -
     return folder
 
 
-def serve_peer(
-    models: Path, *, ports: Ports | None = None, flags: Sequence[str] = (), log: Path | None = None
-) -> TritonServer:
+def serve_peer(models: Path, *, log: Path) -> TritonServer:
     """A real Triton over a repository that `write_repository` wrote. Wait until it is ready."""
-    return TritonServer(
-        models, ports or free_ports(), models=(wire.MODEL,), backends=(BACKENDS,), flags=flags, log=log, tied=True
-    )
+    return TritonServer(models, free_ports(), models=(wire.MODEL,), backends=(BACKENDS,), log=log, tied=True)

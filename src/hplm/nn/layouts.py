@@ -20,6 +20,8 @@ from torch import Tensor
 from hplm.nn.encoder import equal_runs
 
 Batching = Literal["packed", "naive", "turbo", "concat", "slotted"]
+# What a split of `turbo` costs, as launching a batch is not free.
+SPLIT_TOKENS = 64
 
 
 @dataclass(frozen=True)
@@ -61,17 +63,14 @@ def naive(lengths: Sequence[int], fixed: int = 0) -> list[Layout]:
     return [_rows(range(len(lengths)), lengths, max(max(lengths), fixed))]
 
 
-def turbo(lengths: Sequence[int], overhead_tokens: int = 64) -> list[Layout]:
-    """Sorted by length and split by dynamic programming into rows of less padding.
-
-    A split costs what `overhead_tokens` tokens cost: launching a batch is not free.
-    """
+def turbo(lengths: Sequence[int]) -> list[Layout]:
+    """Sorted by length and split by dynamic programming into rows of less padding."""
     order = sorted(range(len(lengths)), key=lambda i: lengths[i])
     # best[k]: least cost of the k shortest texts, and where their last layout starts.
     best: list[tuple[int, int]] = [(0, 0)]
     for end in range(1, len(order) + 1):
         longest = lengths[order[end - 1]]
-        best.append(min((best[s][0] + (end - s) * longest + overhead_tokens, s) for s in range(end)))
+        best.append(min((best[s][0] + (end - s) * longest + SPLIT_TOKENS, s) for s in range(end)))
     layouts: list[Layout] = []
     end = len(order)
     while end:

@@ -19,6 +19,8 @@ Answer = TypeVar("Answer")
 
 # Beyond these, who refuses sends the error too.
 MOST_ERRORS_WAITING = 256
+# Threads that send answers, and as many that send errors.
+SENDERS = 2
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class Answers:
     to the server), and no answer waits behind them.
     """
 
-    def __init__(self, name: str, tracer: Tracer, threads: int = 2) -> None:
+    def __init__(self, name: str, tracer: Tracer) -> None:
         self._name = name
         self._tracer = tracer
         self._posting = threading.Lock()
@@ -59,7 +61,7 @@ class Answers:
         self._senders = {
             threading.Thread(target=self._send_loop, args=(box,), name=f"{name}-{does}-{i}", daemon=True): box
             for does, box in (("answer", self._outbox), ("refuse", self._errors))
-            for i in range(threads)
+            for i in range(SENDERS)
         }
         for sender in self._senders:
             sender.start()

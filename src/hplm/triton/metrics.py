@@ -16,6 +16,7 @@ from hplm.process import end_if_orphaned
 
 # As a stub starts: the server that it belongs to.
 SERVER = os.getppid()
+PERIOD_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Family:
 
 
 class Published:
-    """Brings metrics up to date every `period_s`: each update is a round trip to the server.
+    """Brings metrics up to date every `PERIOD_S`: each update is a round trip to the server.
 
     `instance` labels all of them where several processes of one model publish: Triton has one value for the same labels, and
     would let go of it with the first process that ends.
@@ -40,7 +41,6 @@ class Published:
         counters: Mapping[Family, Callable[[], Counter[str]]],
         gauges: Mapping[Family, Callable[[], float]],
         instance: str = "",
-        period_s: float = 1.0,
     ) -> None:
         end_if_orphaned(SERVER)
         self._counters = [(self._family(f, pb_utils.MetricFamily.COUNTER), f, read) for f, read in counters.items()]
@@ -50,7 +50,6 @@ class Published:
         self._gauges = [(family.Metric(labels=self._labels), family, read) for family, read in made]
         self._metrics: dict[tuple[str, str], Any] = {}
         self._published: dict[str, Counter[str]] = {}
-        self._period_s = period_s
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="hplm-metrics", daemon=True)
         self._thread.start()
@@ -69,7 +68,7 @@ class Published:
         return pb_utils.MetricFamily(name=family.name, description=family.description, kind=kind)
 
     def _loop(self) -> None:
-        while not self._stopped.wait(self._period_s):
+        while not self._stopped.wait(PERIOD_S):
             self._try()
 
     def _try(self) -> None:

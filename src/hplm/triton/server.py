@@ -186,7 +186,7 @@ class Ports:
         return f"grpc://{self.host}:{self.grpc}"
 
 
-def free_ports(host: str = "127.0.0.1") -> Ports:
+def free_ports() -> Ports:
     """Three ports nobody listens on now. Raises StartError where there are none.
 
     Drawn below those that the system hands out by itself: such a one it might give to somebody else before Triton has it.
@@ -195,14 +195,14 @@ def free_ports(host: str = "127.0.0.1") -> Ports:
     for port in random.SystemRandom().sample(PORTS, len(PORTS)):
         with socket.socket() as probe:
             try:
-                probe.bind((host, port))
+                probe.bind((Ports.host, port))
             except OSError:
                 continue
         found.append(port)
         if len(found) == 3:
             http, grpc, metrics = found
-            return Ports(http, grpc, metrics, host)
-    raise StartError(f"there are no free ports on {host} below {PORTS.stop}")
+            return Ports(http, grpc, metrics)
+    raise StartError(f"there are no free ports on {Ports.host} below {PORTS.stop}")
 
 
 def check_free(ports: Ports) -> None:
