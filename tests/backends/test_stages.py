@@ -40,6 +40,7 @@ from hplm.store.records import ServedTenant
 from hplm.store.registry import Registry
 from hplm.wire import LabelledSpan
 from tests import tiny
+from tests.batches import find_labels, look_up
 from tests.submitting import submit
 from tests.waiting import until
 
@@ -73,10 +74,10 @@ def upper_stage(tiny_models: Path) -> UpperStage:
 
 def test_each_bad_request_of_a_batch_gets_its_error_and_the_good_ones_their_answer(plot_stage: PlotStage) -> None:
     good_request = ((b"the red cat",), b"alpha")
-    alone = plot_stage.run([good_request])[0]
+    alone = look_up(plot_stage, [good_request])[0]
     assert isinstance(alone, LookedUp)
     requests = [one for text, tenant, _ in BAD_REQUESTS for one in (((text,), tenant), good_request)]
-    answers = plot_stage.run(requests)
+    answers = look_up(plot_stage, requests)
     for (_, _, error), bad, good in zip(BAD_REQUESTS, answers[::2], answers[1::2], strict=True):
         assert type(bad) is error
         assert len(bad.wire()) < 300
@@ -153,7 +154,7 @@ def test_windows_are_computed_by_as_many_threads_as_asked_for(tiny_models: Path,
     assert stage._lower is not None
     stage._lower.register_forward_pre_hook(see)
     requests = [((text.encode(),), b"alpha") for text in tiny.sentences(200, seed=77)]
-    found = stage.run(requests)
+    found = look_up(stage, requests)
     assert all(isinstance(one, LookedUp) for one in found)
     assert len(names) == threads
     stage.stop()
@@ -161,7 +162,7 @@ def test_windows_are_computed_by_as_many_threads_as_asked_for(tiny_models: Path,
 
 def test_no_error_names_another_tenant(plot_stage: PlotStage) -> None:
     for text, tenant, _ in BAD_REQUESTS:
-        answer = plot_stage.run([((text,), tenant)])[0]
+        answer = look_up(plot_stage, [((text,), tenant)])[0]
         assert isinstance(answer, errors.HplmError)
         for name in tiny.TASKS:
             assert name.encode() in tenant or name not in answer.wire()
@@ -192,10 +193,10 @@ def test_a_pair_is_looked_up_as_the_tokenizer_joins_it_and_answered_as_the_refer
     pieces = ["[CLS]", "the", "red", "cat", "[SEP]", "the", "dog", "runs", "[SEP]"]
     merged = reference.merged([vocabulary[piece] for piece in pieces], base.config, [], base.load_lower())
     for name in ("alike", "follows"):
-        found = plot.run([(PAIR, name.encode())])[0]
+        found = look_up(plot, [(PAIR, name.encode())])[0]
         assert isinstance(found, LookedUp)
         np.testing.assert_allclose(found.hidden, merged.numpy(), atol=5e-3, rtol=5e-3)
-        answer = upper.run([UpperInput(found.hidden, found.tokens, name.encode())])[0]
+        answer = find_labels(upper, [UpperInput(found.hidden, found.tokens, name.encode())])[0]
         assert isinstance(answer, UpperAnswer)
         member = tiny.load_tenant(store, base, name)
         wanted = reference.logits(base.load_upper(), merged, member).numpy()
@@ -208,9 +209,9 @@ def test_a_regression_answers_its_value_under_one_label(
     other_tenants: tuple[PlotStage, UpperStage, Store, Base],
 ) -> None:
     plot, upper, _, _ = other_tenants
-    found = plot.run([((b"the red cat",), b"grade")])[0]
+    found = look_up(plot, [((b"the red cat",), b"grade")])[0]
     assert isinstance(found, LookedUp)
-    answer = upper.run([UpperInput(found.hidden, found.tokens, b"grade")])[0]
+    answer = find_labels(upper, [UpperInput(found.hidden, found.tokens, b"grade")])[0]
     assert isinstance(answer, UpperAnswer)
     assert answer.spans == [LabelledSpan("score", float(answer.logits[0, 0]), 0, 11)]
 
@@ -227,7 +228,7 @@ def test_a_regression_answers_its_value_under_one_label(
 def test_a_wrong_number_of_texts_gets_one_clear_error_and_the_rest_of_the_batch_its_answer(
     other_tenants: tuple[PlotStage, UpperStage, Store, Base], texts: tuple[bytes, ...], tenant: bytes, words: str
 ) -> None:
-    bad, good = other_tenants[0].run([(texts, tenant), (PAIR, b"alike")])
+    bad, good = look_up(other_tenants[0], [(texts, tenant), (PAIR, b"alike")])
     assert isinstance(bad, errors.TextCountError)
     assert words in str(bad)
     assert isinstance(good, LookedUp)
@@ -237,7 +238,9 @@ def test_a_pair_of_which_one_text_is_empty_or_both_are_too_large_is_refused(
     other_tenants: tuple[PlotStage, UpperStage, Store, Base],
 ) -> None:
     large = b"cat " * 10_000
-    answers = other_tenants[0].run([(texts, b"alike") for texts in ((b"a", b" "), (b"\x01", b"a"), (large, large))])
+    answers = look_up(
+        other_tenants[0], [(texts, b"alike") for texts in ((b"a", b" "), (b"\x01", b"a"), (large, large))]
+    )
     assert [type(one) for one in answers] == [errors.EmptyTextError, errors.EmptyTextError, errors.TextTooLargeError]
 
 
@@ -308,10 +311,10 @@ def test_a_tenant_that_becomes_one_of_pairs_is_asked_for_pairs_from_then_on(tmp_
     store, folder = Store(tmp_path / "store"), models / "hbert_plot" / "1"
     stage = PlotStage(config.load(PlotSettings, folder / "settings.json"), folder)
     stage.start()
-    assert isinstance(stage.run([((b"the red cat",), b"alpha")])[0], LookedUp)
+    assert isinstance(look_up(stage, [((b"the red cat",), b"alpha")])[0], LookedUp)
     tiny.make_tenant(store, bases.load(store.base("tiny")), "alpha", 9, like="follows")
     time.sleep(3 * LOOK_EVERY_S)
-    single, pair = stage.run([((b"the red cat",), b"alpha"), (PAIR, b"alpha")])
+    single, pair = look_up(stage, [((b"the red cat",), b"alpha"), (PAIR, b"alpha")])
     assert isinstance(single, errors.TextCountError)
     assert isinstance(pair, LookedUp)
     stage.stop()
@@ -335,11 +338,11 @@ def bad_inputs(good: UpperInput) -> list[UpperInput]:
 def test_bad_hidden_states_are_refused_and_the_rest_of_the_batch_answered(
     plot_stage: PlotStage, upper_stage: UpperStage
 ) -> None:
-    found = plot_stage.run([((b"the red cat",), b"alpha")])[0]
+    found = look_up(plot_stage, [((b"the red cat",), b"alpha")])[0]
     assert isinstance(found, LookedUp)
     good = UpperInput(found.hidden, found.tokens, b"alpha")
     bad = bad_inputs(good)
-    answers = upper_stage.run([good, *bad, good])
+    answers = find_labels(upper_stage, [good, *bad, good])
     assert [type(a) for a in answers] == [UpperAnswer, *[errors.HiddenStatesError] * len(bad), UpperAnswer]
     first, last = answers[0], answers[-1]
     assert isinstance(first, UpperAnswer)
@@ -356,7 +359,7 @@ def test_a_tenant_with_a_broken_file_fails_alone(tmp_path: Path) -> None:
     folder = models / "hbert_upper" / "1"
     stage = UpperStage(config.load(UpperSettings, folder / "settings.json"), folder)
     hidden, tokens = np.zeros((3, 48), dtype=np.float16), np.zeros((3, 3), dtype=np.int32)
-    answers = stage.run([UpperInput(hidden, tokens, name) for name in (b"alpha", b"beta", b"gamma")])
+    answers = find_labels(stage, [UpperInput(hidden, tokens, name) for name in (b"alpha", b"beta", b"gamma")])
     assert [type(a) for a in answers] == [UpperAnswer, errors.CorruptArtifactError, UpperAnswer]
 
 
@@ -377,14 +380,14 @@ def test_a_domain_and_a_tenant_that_cannot_be_opened_now_are_as_soon_as_they_can
     plot_stage = PlotStage(config.load(PlotSettings, lower / "settings.json"), lower)
     upper_stage = UpperStage(config.load(UpperSettings, upper / "settings.json"), upper)
     lineage = plot_stage._bank.resolve(b"alpha").lineage
-    assert isinstance(plot_stage.run([((b"the red cat",), b"alpha")])[0], LookedUp)
+    assert isinstance(look_up(plot_stage, [((b"the red cat",), b"alpha")])[0], LookedUp)
     plot_stage._domains.drop([lineage])
     plot_stage._open_now.clear()
 
     def answers() -> list[object]:
-        (found,) = plot_stage.run([((b"the red cat",), b"alpha")])
+        (found,) = look_up(plot_stage, [((b"the red cat",), b"alpha")])
         given = UpperInput(np.zeros((3, 48), np.float16), np.zeros((3, 3), np.int32), b"alpha")
-        return [found, *upper_stage.run([given])]
+        return [found, *find_labels(upper_stage, [given])]
 
     with no_file_can_be_opened():
         refused = answers()
@@ -562,7 +565,7 @@ def test_a_weight_is_worth_places_in_the_queue_of_the_look_up(tmp_path: Path) ->
     folder = models / "hbert_plot" / "1"
     stage = PlotStage(config.load(PlotSettings, folder / "settings.json"), folder)
     # Their cards are known then: what follows is queued at once, and nothing takes it out before `start`.
-    stage.run([((b"the red cat",), name) for name in (b"alpha", b"beta")])
+    look_up(stage, [((b"the red cat",), name) for name in (b"alpha", b"beta")])
     answers: dict[bytes, list[LookedUp | errors.HplmError]] = {b"alpha": [], b"beta": []}
     for name, got in answers.items():
         for _ in range(8):
@@ -585,10 +588,12 @@ def test_a_tenant_of_another_base_is_refused(tmp_path: Path) -> None:
 def test_a_base_of_short_texts_answers(tmp_path: Path, max_tokens: int) -> None:
     models = tiny.make_repository(tmp_path, shape=tiny.config(max_tokens=max_tokens))
     plot, upper = models / "hbert_plot" / "1", models / "hbert_upper" / "1"
-    (looked_up,) = PlotStage(config.load(PlotSettings, plot / "settings.json"), plot).run([((b"the cat",), b"alpha")])
+    (looked_up,) = look_up(
+        PlotStage(config.load(PlotSettings, plot / "settings.json"), plot), [((b"the cat",), b"alpha")]
+    )
     assert isinstance(looked_up, LookedUp)
     stage = UpperStage(config.load(UpperSettings, upper / "settings.json"), upper)
-    (answer,) = stage.run([UpperInput(looked_up.hidden, looked_up.tokens, b"alpha")])
+    (answer,) = find_labels(stage, [UpperInput(looked_up.hidden, looked_up.tokens, b"alpha")])
     assert isinstance(answer, UpperAnswer)
 
 
@@ -648,7 +653,7 @@ def test_a_broken_bank_tells_a_client_nothing_of_where_it_lies(tmp_path: Path) -
     (bank / "manifest.json").write_text("{}")
     folder = models / "hbert_plot" / "1"
     stage = PlotStage(config.load(PlotSettings, folder / "settings.json"), folder)
-    answer, other = stage.run([((b"the red cat",), b"alpha"), ((b"the red cat",), b"beta")])
+    answer, other = look_up(stage, [((b"the red cat",), b"alpha"), ((b"the red cat",), b"beta")])
     assert isinstance(answer, errors.CorruptArtifactError)
     assert str(tmp_path) not in answer.wire()
     assert isinstance(other, LookedUp)
@@ -671,7 +676,7 @@ def test_a_text_that_the_tokenizer_fails_on_fails_alone(
 
     monkeypatch.setattr(plot_stage._encoder, "encode", failing)
     good = ((b"the red cat",), b"alpha")
-    first, bad, second = plot_stage.run([good, ((b"poison",), b"alpha"), good])
+    first, bad, second = look_up(plot_stage, [good, ((b"poison",), b"alpha"), good])
     assert isinstance(bad, errors.InternalError)
     assert isinstance(first, LookedUp)
     assert isinstance(second, LookedUp)
@@ -686,7 +691,7 @@ def test_a_text_that_the_look_up_fails_on_fails_alone(plot_stage: PlotStage, mon
 
     monkeypatch.setattr(plot_stage._encoder, "encode", beyond)
     good = ((b"the red cat",), b"alpha")
-    first, bad, second = plot_stage.run([good, ((b"poison",), b"alpha"), good])
+    first, bad, second = look_up(plot_stage, [good, ((b"poison",), b"alpha"), good])
     assert isinstance(bad, errors.InternalError)
     assert isinstance(first, LookedUp)
     assert isinstance(second, LookedUp)
@@ -712,7 +717,7 @@ def test_the_log_says_why_texts_fail_together_that_do_not_fail_alone(
     monkeypatch.setattr(plot_stage._encoder, "encode", encode_few)
     monkeypatch.setattr(lookup, "hidden_states", look_up_few)
     good = ((b"the red cat",), b"alpha")
-    assert all(isinstance(answer, LookedUp) for answer in plot_stage.run([good, good]))
+    assert all(isinstance(answer, LookedUp) for answer in look_up(plot_stage, [good, good]))
     assert "too many texts" in caplog.text
     assert "too many tokens" in caplog.text
 
@@ -730,7 +735,7 @@ def test_a_domain_whose_look_up_fails_fails_its_own_requests(
 ) -> None:
     lookup = plot_stage._domains.fetch(plot_stage._bank.resolve(b"alpha").lineage).result()
     monkeypatch.setattr(lookup, "hidden_states", lambda *_: 1 / 0)
-    assert isinstance(plot_stage.run([((b"the red cat",), b"alpha")])[0], errors.InternalError)
+    assert isinstance(look_up(plot_stage, [((b"the red cat",), b"alpha")])[0], errors.InternalError)
 
 
 def test_a_long_text_counts_as_what_is_looked_up_of_it(plot_stage: PlotStage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -786,7 +791,7 @@ def test_a_domain_that_the_disk_fails_to_read_is_not_checked_again_at_once(
     stage._open_now.clear()
     monkeypatch.setattr(stage, "_open_lineage", failing)
     for _ in range(3):
-        error = stage.run([((b"the red cat",), b"alpha")])[0]
+        error = look_up(stage, [((b"the red cat",), b"alpha")])[0]
         assert isinstance(error, errors.StoreUnavailableError)
         assert "disk" not in error.wire()
     assert tries == 1

@@ -64,6 +64,7 @@ from hplm.store.layout import Store
 from hplm.store.registry import Registry
 from hplm.text import TextEncoder
 from tests import tiny
+from tests.batches import find_labels
 from tests.tasks import colour_data, count_data, place_data, seen_data
 
 FAST = TrainSettings(epochs=30, learning_rates=(1e-2,), batch_examples=64, dropout=0.0, patience=10)
@@ -99,7 +100,7 @@ def test_a_tenant_learns_its_task_and_serving_answers_as_the_test_scored(
     base = tiny.bases.load(store.base("tiny"))
     lookup = open_lookup(store, base, "general", dtype=torch.float32)
     examples = prepare(data.test, data, TextEncoder(base.tokenizer_path, 40), plot_features(lookup))
-    found = stage.run([UpperInput(one.features.numpy(), one.tokens, name.encode()) for one in examples])
+    found = find_labels(stage, [UpperInput(one.features.numpy(), one.tokens, name.encode()) for one in examples])
     served = scores_of(data, examples, [one.spans for one in found if isinstance(one, UpperAnswer)])[metric]
     # Training and serving round differently; a sentence or two may tip over.
     assert abs(served - card.about["scores"][f"test_{metric}"]) < 0.08

@@ -329,24 +329,6 @@ class PlotStage:
         """Of a request that could not even be submitted."""
         self._worker.refused(error)
 
-    def run(self, requests: Sequence[tuple[Sequence[bytes], bytes]]) -> list[LookedUp | HplmError]:
-        """Answers to `(texts, tenant)`, in order, without queue and threads; each mistake is its own request's alone."""
-        answers: list[LookedUp | HplmError | None] = [None] * len(requests)
-        ready: dict[int, _Ready] = {}
-        for index, (raw, name) in enumerate(requests):
-            try:
-                tenant = self._bank.resolve(name)
-                text = decode_texts(raw, self._settings.max_text_bytes)
-                check_text_count(text, self._texts.fetch(tenant).result())
-                ready[index] = _Ready(tenant, text, self._domains.fetch(tenant.lineage).result(), time.monotonic())
-            except HplmError as error:
-                answers[index] = for_the_wire(error, name)
-        indices = list(ready)
-        for part, found in self._run(list(ready.values()), Batch(())):
-            for place, answer in zip(part, found, strict=True):
-                answers[indices[place]] = answer
-        return [answer for answer in answers if answer is not None]
-
     def _run_and_pass_on(
         self, ready: list[_Ready], batch: Batch
     ) -> Iterator[tuple[Sequence[int], Sequence[LookedUp | HplmError]]]:

@@ -238,23 +238,6 @@ class UpperStage:
         """Of a request that could not even be submitted."""
         self._worker.refused(error)
 
-    def run(self, inputs: Sequence[UpperInput]) -> list[UpperAnswer | HplmError]:
-        """Answers in order, without queue and threads; what is wrong with one request is that request's answer alone."""
-        answers: list[UpperAnswer | HplmError | None] = [None] * len(inputs)
-        ready: dict[int, _Ready] = {}
-        for index, given in enumerate(inputs):
-            try:
-                self._check(given)
-                tenant = self._cache.fetch(self._bank.resolve(given.tenant, given.version_id)).result()
-                ready[index] = _Ready(UpperRequest(tenant, given.hidden), given.tokens)
-            except HplmError as error:
-                answers[index] = for_the_wire(error, given.tenant)
-        indices = list(ready)
-        for part, found in self._run(list(ready.values()), Batch(())):
-            for place, answer in zip(part, found, strict=True):
-                answers[indices[place]] = answer
-        return [answer for answer in answers if answer is not None]
-
     def _found(self, held: Held, found: Future[ServedTenant]) -> None:
         """The tenant's version is known, or there is none, or the registry cannot say."""
         # Asked for, not raised: each raise would make the traceback that all who wait share longer.
