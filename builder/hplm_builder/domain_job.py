@@ -21,7 +21,7 @@ def make_domain(job: Job, bench: Bench) -> dict[str, Any]:
     if (made := made_by(job, _versions(registry, base, name))) is not None:
         return _result(made)
     current = registry.current_domain(base, name) if job.kind == "domain.update" else None
-    if current is None and _versions(registry, base, name):
+    if current is None and registry.find_domain(base, name) is not None:
         raise AlreadyThereError(f"domain {name!r} exists already: domain.update makes its next version")
     parent = registry.current_domain(base, request["parent"])
     corpus = locate(request["corpus"], bench.uploads)

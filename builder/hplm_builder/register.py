@@ -18,7 +18,6 @@ from hplm.errors import (
     DataError,
     MissingRegistryError,
     UnknownDomainError,
-    UnknownTenantError,
     WrongBaseError,
 )
 from hplm.names import check_name
@@ -128,10 +127,8 @@ def check_parent(name: str, known: str | None, parent: str) -> None:
 
 
 def _parent(registry: Registry, base_name: str, name: str) -> str | None:
-    try:
-        return registry.domain(base_name, name).parent
-    except UnknownDomainError:
-        return None
+    found = registry.find_domain(base_name, name)
+    return found.parent if found else None
 
 
 def lineage_of(store: Store, base: Base, domain: str) -> list[str]:
@@ -169,10 +166,7 @@ def publish_tenant(
     name = made.card.name
     with closing(open_registry(store)) as registry:
         version = domain_version(registry, store, base, domain)
-        try:
-            found = registry.tenant(name)
-        except UnknownTenantError:
-            found = None
+        found = registry.find_tenant(name)
         check_base(found, base)
         number = registry.next_number(name, lambda n: store.tenant_version(name, n))
         folder = store.tenant_version(name, number)
@@ -245,6 +239,6 @@ def published(store: Store, name: str) -> TenantRecord | None:
     """A tenant as it is served now, None where there is none."""
     try:
         with closing(Registry.open_read_only(store)) as registry:
-            return registry.tenant(name)
-    except (UnknownTenantError, MissingRegistryError):
+            return registry.find_tenant(name)
+    except MissingRegistryError:
         return None

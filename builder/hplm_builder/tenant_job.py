@@ -112,7 +112,7 @@ class _Task:
         if job.kind == "tenant.update":
             current = registry.tenant(name).current
             start = _load(bench.store, current, base)
-        elif _versions(registry, name):
+        elif registry.find_tenant(name) is not None:
             raise AlreadyThereError(f"tenant {name!r} exists already: tenant.update makes its next version")
         lineage = registry.lineage(registry.current_domain(request["base"], request["domain"]).id)
         settings = _settings(request, start.card if start else None)

@@ -15,7 +15,6 @@ from hplm.errors import (
     CorpusTooSmallError,
     DataError,
     UnknownDomainError,
-    UnknownTenantError,
 )
 from hplm.manage import requests, views
 from hplm.manage.inputs import locate, pinned
@@ -110,7 +109,7 @@ class ManageService:
                     f"tenant {name!r} is over base {record.base!r}, which an update cannot change"
                 )
             base, domain = record.base, request.domain or record.domain
-        elif self._has_tenant(name):
+        elif self._registry.find_tenant(name) is not None:
             raise AlreadyThereError(f"tenant {name!r} exists already: tenant.update makes its next version")
         if base != self._settings.base:
             # The job would train it with this manager's `miss` and `reduction_factor`, which that base's server may not share.
@@ -139,7 +138,7 @@ class ManageService:
             if request.parent not in (None, known):
                 raise BadManageRequestError(f"domain {name!r} is below {known!r}, which an update cannot change")
             parent = known
-        elif self._has_domain(base, name):
+        elif self._registry.find_domain(base, name) is not None:
             raise AlreadyThereError(f"domain {name!r} exists already: domain.update makes its next version")
         else:
             parent = request.parent or self._root(base)
@@ -227,20 +226,6 @@ class ManageService:
         if job.error is not None:
             raise views.error(job.error)
         return {"job": job.id, **(job.result or {})}
-
-    def _has_tenant(self, name: str) -> bool:
-        try:
-            self._registry.tenant(name)
-        except UnknownTenantError:
-            return False
-        return True
-
-    def _has_domain(self, base: str, name: str) -> bool:
-        try:
-            self._registry.domain(base, name)
-        except UnknownDomainError:
-            return False
-        return True
 
     def _delete_tenant(self, request: requests.DeleteTenant) -> Answer:
         crash_point("delete.before")

@@ -110,11 +110,16 @@ class Domains:
 
     def domain(self, base: str, name: str) -> DomainRecord:
         """Raises UnknownDomainError."""
+        found = self.find_domain(base, name)
+        if found is None:
+            raise UnknownDomainError(f"base {base!r} has no domain {name!r}")
+        return found
+
+    def find_domain(self, base: str, name: str) -> DomainRecord | None:
+        """None where there is no such domain."""
         with self._database.reading() as connection:
             row = connection.execute(_records().where(domains.c.base == base, domains.c.name == name)).first()
-        if row is None:
-            raise UnknownDomainError(f"base {base!r} has no domain {name!r}")
-        return DomainRecord(*row)
+        return None if row is None else DomainRecord(*row)
 
     def current_domain(self, base: str, name: str) -> DomainVersion:
         """What is current of a domain. Raises UnknownDomainError."""

@@ -118,12 +118,17 @@ class Tenants:
 
     def tenant(self, name: str) -> TenantRecord:
         """Raises UnknownTenantError."""
+        found = self.find_tenant(name)
+        if found is None:
+            raise UnknownTenantError(f"there is no tenant {name!r}")
+        return found
+
+    def find_tenant(self, name: str) -> TenantRecord | None:
+        """None where there is no such tenant."""
         with self._database.reading() as connection:
             query = _records().add_columns(tenant_versions.c.about).where(tenants.c.name == name)
             row = connection.execute(query).first()
-        if row is None:
-            raise UnknownTenantError(f"there is no tenant {name!r}")
-        return _record(row[:-1], row.about)
+        return None if row is None else _record(row[:-1], row.about)
 
     def tenant_versions(self, name: str) -> list[TenantVersion]:
         """Those that can be gone back to, oldest first. Raises UnknownTenantError."""
