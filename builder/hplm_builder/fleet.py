@@ -23,7 +23,7 @@ from hplm.nn import base as bases
 from hplm.nn.base import Base
 from hplm.nn.dtype import choose_dtype
 from hplm.nn.encoder import UpperEncoder, WindowEncoder
-from hplm.nn.lookup import compute_windows, open_lookup
+from hplm.nn.lookup import open_lookup
 from hplm.plot import table as tables
 from hplm.progress import bar_report
 from hplm.samples import unseen_paragraphs
@@ -35,7 +35,7 @@ from hplm_builder.bodies import ADAPTER_AT
 from hplm_builder.bootstrap import DATA, TaskFleet, tune_fleet
 from hplm_builder.export import export
 from hplm_builder.finetune import REDUCTION_FACTOR
-from hplm_builder.plots import CHUNK, count_grams
+from hplm_builder.plots import count_grams, write_windows
 from hplm_builder.register import banks_of, fresh_bank, prepare, publish_bank, served
 
 Shape = Literal["minilm", "bert-base"]
@@ -148,34 +148,19 @@ def make_bert_base(store: Store, seed: int) -> Base:
 
 def make_pool_plot(store: Store, base: Base, texts: Sequence[str], progress: Progress) -> None:
     """Publish a PLOT that has every n-gram of `texts`, and nothing shorter: what else comes is computed."""
-    config = base.config
     lower = base.load_lower()
-    dtype = choose_dtype("auto", torch.device("cpu"))
-    counted = count_grams(texts, base, progress)
-    grams = tables.sort_grams(counted.grams, config.vocab_size)
+    grams = count_grams(texts, base, progress).grams
     bar = progress.add_task("compute root windows", total=len(grams))
-
-    def chunks() -> Iterator[tables.Values]:
-        for first in range(0, len(grams), CHUNK // 4):
-            part = grams[first : first + CHUNK // 4]
-            yield compute_windows(lower, part, dtype)
-            progress.update(bar, advance=len(part))
-
-    empty: Iterator[tables.Values] = iter(())
-    for level, rows, values in (
-        ("bigram", grams[:0, :2], empty),
-        ("unigram", grams[:0, :1], empty),
-        ("root", grams, chunks()),
-    ):
-        tables.write(
+    for level, rows in (("bigram", grams[:0, :2]), ("unigram", grams[:0, :1]), ("root", grams)):
+        write_windows(
             store.table(PLOT, level),
             level,
             rows,
-            values,
-            vocab_size=config.vocab_size,
-            hidden_size=config.hidden_size,
-            fingerprint=base.fingerprint,
-            meta={"corpus": {"texts": len(texts)}},
+            lower,
+            base.fingerprint,
+            {"corpus": {"texts": len(texts)}},
+            choose_dtype("auto", torch.device("cpu")),
+            lambda count: progress.update(bar, advance=count),
         )
 
 
