@@ -178,7 +178,7 @@ class ManageService:
         """
         try:
             paths = [locate(pinned(source, self._settings), self._uploads) for source in sources]
-            return sum(survey(path, endings, most_bytes).text_bytes for path in paths)
+            return sum(survey(path, endings, most_bytes) for path in paths)
         except DataError:
             self._forget(sources)
             raise

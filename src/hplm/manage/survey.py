@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from hplm.errors import DataError, unreadable
@@ -28,16 +27,8 @@ PACKED = {
 MOST_GZIP_RATIO = 1032  # of deflate: what is packed cannot be longer
 
 
-@dataclass(frozen=True)
-class Survey:
-    """How much text a file holds; of a packed one at most."""
-
-    text_bytes: int
-    lines: int
-
-
-def survey(path: Path, endings: tuple[str, ...], most_bytes: int) -> Survey:
-    """Look through a file. Raises DataError with the reason why it cannot be used."""
+def survey(path: Path, endings: tuple[str, ...], most_bytes: int) -> int:
+    """How many bytes of text a file holds; of a packed one at most. Raises DataError where it cannot be used."""
     name = path.name
     if not name.lower().endswith(endings):
         raise DataError(f"{name}: the ending must be one of {', '.join(endings)}")
@@ -50,7 +41,7 @@ def survey(path: Path, endings: tuple[str, ...], most_bytes: int) -> Survey:
             if name.lower().endswith(".gz"):
                 if not start.startswith(GZIP):
                     raise DataError(f"{name} is no gzip file")
-                return Survey(found * MOST_GZIP_RATIO, 0)
+                return found * MOST_GZIP_RATIO
             for magic, kind in PACKED.items():
                 if start.startswith(magic):
                     raise DataError(f"{name} is packed ({kind}): send the text itself")
@@ -60,7 +51,7 @@ def survey(path: Path, endings: tuple[str, ...], most_bytes: int) -> Survey:
         raise unreadable(name, error) from error
 
 
-def _look(read: Callable[[int], bytes], name: str) -> Survey:
+def _look(read: Callable[[int], bytes], name: str) -> int:
     decoder = codecs.getincrementaldecoder("utf-8")()
     seen = lines = open_line = 0
     while block := read(MOST_LINE_BYTES):
@@ -87,4 +78,4 @@ def _look(read: Callable[[int], bytes], name: str) -> Survey:
         raise DataError(f"{name} is not UTF-8 at its end") from None
     if not seen:
         raise DataError(f"{name} is empty")
-    return Survey(seen, lines + (open_line > 0))
+    return seen

@@ -15,7 +15,7 @@ from hplm.config import ManagerSettings
 from hplm.errors import DataError, ForbiddenError, HplmError, StoreUnavailableError
 from hplm.manage.inputs import inside, pinned
 from hplm.manage.parts import Source
-from hplm.manage.survey import CORPUS_ENDINGS, DATA_ENDINGS, MOST_LINE_BYTES, Survey, survey
+from hplm.manage.survey import CORPUS_ENDINGS, DATA_ENDINGS, MOST_LINE_BYTES, survey
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_whatever_leads_out_is_forbidden_in_the_same_words_as_what_is_not_there(
 
 def test_text_that_begins_like_a_packed_file_is_text(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("PKC isoforms are kinases.\n")
-    assert survey(tmp_path / "a.txt", CORPUS_ENDINGS, 1 << 20).lines == 1
+    assert survey(tmp_path / "a.txt", CORPUS_ENDINGS, 1 << 20) == 26
 
 
 @pytest.mark.parametrize(
@@ -117,20 +117,20 @@ def test_a_line_of_a_gigabyte_is_refused_without_reading_it(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("break_at", [10, MOST_LINE_BYTES - 1, MOST_LINE_BYTES, MOST_LINE_BYTES + 1])
-def test_lines_are_counted_and_bounded_wherever_blocks_begin(tmp_path: Path, break_at: int) -> None:
+def test_lines_are_bounded_wherever_blocks_begin(tmp_path: Path, break_at: int) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"x" * break_at + b"\n" + b"y" * (MOST_LINE_BYTES - 3) + b"\nz")
     if break_at > MOST_LINE_BYTES:
         with pytest.raises(DataError, match="line 1 has more"):
             survey(path, CORPUS_ENDINGS, 1 << 30)
     else:
-        assert survey(path, CORPUS_ENDINGS, 1 << 30) == Survey(path.stat().st_size, 3)
+        assert survey(path, CORPUS_ENDINGS, 1 << 30) == path.stat().st_size
 
 
 def test_a_corpus_may_be_packed_and_is_not_unpacked_here(tmp_path: Path) -> None:
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(bytes(50 << 20)))
     # Not unpacked, but never taken for less than it may hold.
-    assert survey(tmp_path / "a.txt.gz", CORPUS_ENDINGS, 1 << 20).text_bytes >= 50 << 20
+    assert survey(tmp_path / "a.txt.gz", CORPUS_ENDINGS, 1 << 20) >= 50 << 20
     (tmp_path / "b.txt.gz").write_bytes(b"plain")
     with pytest.raises(DataError, match="is no gzip file"):
         survey(tmp_path / "b.txt.gz", CORPUS_ENDINGS, 1 << 20)
