@@ -257,7 +257,7 @@ def _has_pool(store: Store, base: Base) -> bool:
 def _whole_fleet(store: Store, base: Base, tenants: int) -> str | None:
     """A bank of so many that is served, or that was built and never published; not one that another has replaced."""
     with closing(Registry.open_read_only(store)) as registry:
-        known = registry.known_paths()
+        known = registry.snapshot().paths
     paths = {one.path for one in served(store)}
     for folder, names in banks_of(store, base).items():
         path = store.relative(folder)

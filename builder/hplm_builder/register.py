@@ -197,7 +197,7 @@ def fresh_bank(store: Store, name: str) -> str:
     What lies there that the registry does not name is of a build that was killed.
     """
     with closing(open_registry(store)) as registry:
-        known = registry.known_paths()
+        known = registry.snapshot().paths
     names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
     return next(one for one in names if store.relative(store.bank(one)) not in known)
 

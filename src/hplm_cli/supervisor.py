@@ -37,16 +37,9 @@ class Supervisor:
         self._changing = threading.Condition()
         self._stopping = False
         self._process: subprocess.Popen[bytes] | None = None
-        self.starts = 0
         # One thread starts every child: a child tied to its parent dies with the thread that made it.
         self._thread = threading.Thread(target=self._keep, name="supervisor", daemon=True)
         self._thread.start()
-
-    @property
-    def pid(self) -> int | None:
-        """Of the child that runs now."""
-        with self._changing:
-            return self._process.pid if self._process is not None else None
 
     def stop(self, timeout_s: float = 10.0) -> None:
         """Ask the child to end, kill it where it does not in time, and start no other. Safe to call twice."""
@@ -92,7 +85,6 @@ class Supervisor:
                 logging.getLogger(__name__).warning("%s cannot be started: %s", self._command[0], error)
                 return
             self._process = process
-            self.starts += 1
         process.wait()
         with self._changing:
             self._process = None

@@ -243,7 +243,7 @@ class Published:
             last = False
             while not last:
                 last = done.is_set()
-                for path in sorted(registry.known_paths() - self._seen):
+                for path in sorted(registry.snapshot().paths - self._seen):
                     self._seen.add(path)
                     if path.startswith("domains/"):
                         self._lineages[path] = self._lineage(path, ROOT)
@@ -353,7 +353,7 @@ def test_whatever_is_killed_while_tenants_and_domains_change_nothing_half_done_i
         for path in store.root.rglob("*"):
             if path.is_file() and not path.name.startswith("registry.sqlite"):
                 name = store.relative(path)
-                assert any(name.startswith(f"{known}/") for known in registry.known_paths()), name
+                assert any(name.startswith(f"{known}/") for known in registry.snapshot().paths), name
 
 
 def test_triton_killed_while_it_loads_a_model_again_ends_hplm_serve(service: Service) -> None:

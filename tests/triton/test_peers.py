@@ -175,9 +175,16 @@ def test_the_model_whose_requests_came_last_leaves_but_never_for_a_later_one() -
 def test_every_request_runs_once_with_its_own_model(places: int) -> None:
     loaded: dict[int, str] = {}
     answers: list[tuple[str, str]] = []
+    loads = 0
+
+    def load(place: int, key: str) -> None:
+        nonlocal loads
+        loaded[place] = key
+        loads += 1
+
     worker: SwapWorker[str] = SwapWorker(
         places,
-        loaded.__setitem__,
+        load,
         lambda place, items: answers.extend((loaded[place], item) for item in items),
         lambda items, error: pytest.fail(str(error)),
         batch_requests=4,
@@ -191,7 +198,7 @@ def test_every_request_runs_once_with_its_own_model(places: int) -> None:
     worker.stop()
     assert sorted(item for _, item in answers) == sorted(f"{key} {i}" for i, key in enumerate(sent))
     assert all(item.split()[0] == model for model, item in answers)
-    assert worker.loads <= 500
+    assert loads <= 500
 
 
 def test_a_model_that_cannot_be_loaded_fails_its_own_requests_only() -> None:
@@ -253,7 +260,7 @@ def test_a_whole_model_that_nobody_went_for_is_packed_before_it_computes(tmp_pat
     seen = []
     for model in ("acme", "globex"):
         body.load(0, model)
-        seen.append(body.is_packed(0))
+        seen.append(body._models[0].is_packed)
     assert seen == [can_pack(torch.device("cpu"), torch.float32), False]
 
 

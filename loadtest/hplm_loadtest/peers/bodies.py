@@ -141,10 +141,6 @@ class DedicatedBody:
             self._unused.remove(place)
             self._models[place].pack()
 
-    def is_packed(self, place: int) -> bool:
-        """Whether the model there is kept in oneDNN's order too."""
-        return self._models[place].is_packed
-
     def run(self, place: int, requests: Sequence[PeerRequest]) -> list[Logits]:
         return self._models[place].run(requests)
 

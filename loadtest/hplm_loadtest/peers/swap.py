@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -109,20 +109,12 @@ class SwapWorker(Generic[Item]):
         self._free = list(range(num_places))[::-1]
         self._places: OrderedDict[str, _Place] = OrderedDict()
         self._stopping = False
-        self.loads = 0
-        self.batches = 0
-        self.requests = 0
         self._threads = [
             threading.Thread(target=self._prefer, args=(name, target), name=f"peer-{name}", daemon=True)
             for name, target in (("load", self._load_loop), ("compute", self._compute_loop))
         ]
         for thread in self._threads:
             thread.start()
-
-    @property
-    def counts(self) -> Mapping[str, int]:
-        """Models loaded, batches and requests run since the start."""
-        return {"loads": self.loads, "batches": self.batches, "requests": self.requests}
 
     def add(self, waiting: Sequence[tuple[str, Item]]) -> None:
         """Queue requests `(model, item)`."""
@@ -159,7 +151,6 @@ class SwapWorker(Generic[Item]):
                 self._drop(key, error)
                 continue
             with self._changed:
-                self.loads += 1
                 place.ready = True
                 self._changed.notify_all()
 
@@ -202,8 +193,6 @@ class SwapWorker(Generic[Item]):
             except Exception as error:
                 self._fail(items, error)
             with self._changed:
-                self.batches += 1
-                self.requests += len(items)
                 place.running = False
                 self._changed.notify_all()
 

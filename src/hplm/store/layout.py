@@ -41,9 +41,6 @@ class Store:
         """A domain's version: its `branch` table and its `lower` layers."""
         return self.root / "domains" / base / name / str(number)
 
-    def tenant(self, name: str) -> Path:
-        return self.root / "tenants" / name
-
     def tenant_version(self, name: str, number: int) -> Path:
         return self.root / "tenants" / name / str(number)
 

@@ -47,13 +47,6 @@ class Domains:
         with self._database.reading() as connection:
             return _base(connection, name)
 
-    def bases(self) -> list[BaseRecord]:
-        """Sorted by name."""
-        with self._database.reading() as connection:
-            return [
-                BaseRecord(r.name, r.fingerprint, r.path) for r in connection.execute(select(bases).order_by("name"))
-            ]
-
     def next_domain_number(self, base: str, name: str, folder: Folder | None = None) -> int:
         """A number for the next version's folder, given once: what a killed build left there is never built into.
 
@@ -145,11 +138,6 @@ class Domains:
                 domain_versions.c.domain_id == domain_id, domain_versions.c.retired_s.is_(None)
             )
             return [DomainVersion(*row) for row in connection.execute(query.order_by(domain_versions.c.number))]
-
-    def domain_version(self, version_id: int) -> DomainVersion:
-        """Raises UnknownVersionError."""
-        with self._database.reading() as connection:
-            return _version(connection, version_id)
 
     def lineage(self, version_id: int) -> list[DomainVersion]:
         """The version, its parent and so on to the root: the order of look-up. Raises UnknownVersionError."""

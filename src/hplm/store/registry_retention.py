@@ -6,7 +6,7 @@ from sqlalchemy import delete, func, select, update
 
 from hplm.store.database import Database
 from hplm.store.registry_jobs import domains_in_work
-from hplm.store.schema import bases, domain_versions, domains, tenant_versions, tenants
+from hplm.store.schema import domain_versions, domains, tenant_versions, tenants
 
 
 class Retention:
@@ -90,12 +90,3 @@ class Retention:
                     ~select(child.c.id).where(child.c.parent_id == d.id).exists(),
                 )
             )
-
-    def known_paths(self) -> set[str]:
-        """Every path that a base or version has, also one that is retired and not yet forgotten."""
-        with self._database.reading() as connection:
-            return {
-                path
-                for table in (bases, domain_versions, tenant_versions)
-                for path in connection.execute(select(table.c.path).distinct()).scalars()
-            }

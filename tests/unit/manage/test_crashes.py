@@ -204,7 +204,7 @@ def check_clean(store: Store, registry: Registry) -> None:
     work(store, later_s=LONG_S)
     verdict = caretaker.verify(store, registry, time.time() + LONG_S)
     assert (verdict.problems, verdict.loose) == ((), ())
-    named = registry.known_paths()
+    named = registry.snapshot().paths
     for path in files_below(store):
         assert any(path.startswith(f"{folder}/") for folder in named), path
 

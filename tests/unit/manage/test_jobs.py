@@ -153,8 +153,7 @@ def test_a_domain_is_made_and_a_tenant_stands_on_it(service: ManageService, stor
     job = create_tenant(service, "acme", domain="contracts")
     work(store)
     assert registry.job(job).error is None
-    version = registry.domain_version(registry.tenant("acme").current.domain_version_id)
-    lineage = registry.lineage(version.id)
+    lineage = registry.lineage(registry.tenant("acme").current.domain_version_id)
     assert [above.domain for above in lineage] == ["contracts", "law", "general"]
     base = bases.load(store.base("tiny"))
     lookup = open_lineage(store, base, [above.path for above in lineage])
@@ -319,7 +318,7 @@ def test_old_versions_go_after_a_while_and_what_is_served_stays(store: Store, re
     assert [version.number for version in registry.tenant_versions("acme")] == [3, 4]
     assert store.tenant_version("acme", 1).is_dir()
     work(store, later_s=caretaker.GRACE_S + 60)
-    assert sorted(path.name for path in store.tenant("acme").iterdir()) == ["3", "4"]
+    assert sorted(path.name for path in store.path("tenants/acme").iterdir()) == ["3", "4"]
 
 
 def test_a_second_create_of_a_name_fails_and_the_first_stays(

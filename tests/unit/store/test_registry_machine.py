@@ -136,7 +136,7 @@ class RegistryMachine(RuleBasedStateMachine):
             f"tenants/{name}/{number}" for name, versions in self.kept.items() for number in versions
         }
         assert not live & set(self.registry.collectable(NOW_S + 1))
-        assert live <= self.registry.known_paths()
+        assert live <= self.registry.snapshot().paths
 
     @invariant()
     def a_follower_that_hears_only_of_changes_knows_what_is_served(self) -> None:

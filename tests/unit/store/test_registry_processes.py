@@ -104,7 +104,7 @@ def make(store: Store, _: str) -> None:
 def publish_next(store: Store) -> None:
     """The version after the first, of a tenant and of a domain."""
     with closing(Registry.open(store)) as registry:
-        publish(registry, "films", registry.domain_version(1), 1)
+        publish(registry, "films", registry.current_domain("b", "general"), 1)
         registry.publish_domain("b", "general", "p", NOW_S, parent_id=None, about={})
 
 
@@ -117,7 +117,7 @@ def hold_a_half_written_publication(store: Store) -> None:
 
 def publish_for_ever(store: Store) -> None:
     with closing(Registry.open(store)) as registry:
-        root = registry.domain_version(1)
+        root = registry.current_domain("b", "general")
         say_ready()
         current = registry.tenant("films").current.number
         while True:
@@ -128,7 +128,7 @@ def publish_for_ever(store: Store) -> None:
 
 def publish_first(store: Store) -> None:
     with closing(Registry.open(store)) as registry:
-        publish(registry, "films", registry.domain_version(1))
+        publish(registry, "films", registry.current_domain("b", "general"))
 
 
 def test_each_job_is_claimed_by_one_of_several_workers(registry: Registry, store: Store) -> None:

@@ -82,11 +82,11 @@ def test_a_deleted_tenants_files_may_go_and_are_then_forgotten(registry: Registr
     registry.delete_tenant("films", LATER_S)
     paths = registry.collectable(LATER_S + 1)
     assert paths == ["tenants/films/1", "tenants/films/2"]
-    assert registry.known_paths() == {"bases/b", "plots/general", *paths}
+    assert registry.snapshot().paths == {"bases/b", "plots/general", *paths}
     for path in paths:
         registry.forget(path)
     assert registry.collectable(LATER_S + 1) == []
-    assert registry.known_paths() == {"bases/b", "plots/general"}
+    assert registry.snapshot().paths == {"bases/b", "plots/general"}
 
 
 def test_a_live_version_is_never_forgotten(registry: Registry, root: DomainVersion) -> None:
@@ -147,4 +147,4 @@ def test_what_others_stand_on_is_forgotten_after_them_in_any_order(registry: Reg
     assert registry.collectable(LATER_S + 1) == ["domains/b/tax/1", "domains/b/law/1"]
     for path in registry.collectable(LATER_S + 1):
         registry.forget(path)
-    assert registry.known_paths() == {"bases/b", "plots/general"}
+    assert registry.snapshot().paths == {"bases/b", "plots/general"}

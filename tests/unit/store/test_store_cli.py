@@ -44,7 +44,7 @@ def test_a_store_from_before_the_registry_is_adopted_checked_and_shown(store: St
 
 def test_verify_lists_what_is_wrong_and_ends_with_status_1(store: Store) -> None:
     hplm_store(store, "adopt")
-    (store.tenant("films") / "weights").write_text("other")
+    (store.path("tenants/films") / "weights").write_text("other")
     done = hplm_store(store, "verify")
     assert done.exit_code == 1
     assert "tenants/films: CORRUPT_ARTIFACT" in done.output
@@ -62,7 +62,7 @@ def test_gc_names_what_it_removes(store: Store) -> None:
     ]
     assert hplm_store(store, "gc", "--grace-s", "0").output == "tenants/films: retired\n1 removed\n"
     assert hplm_store(store, "gc", "--grace-s", "0").output == "0 removed\n"
-    assert not store.tenant("films").exists()
+    assert not store.path("tenants/films").exists()
 
 
 def test_what_cannot_be_adopted_is_said(store: Store) -> None:

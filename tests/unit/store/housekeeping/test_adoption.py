@@ -150,7 +150,7 @@ def test_an_adoption_is_all_or_nothing_and_not_over_what_was_changed_meanwhile(
     registry.next_number("a")
     with pytest.raises(ConflictError):
         registry.adopt(generation, [BaseRecord("c", "f", "bases/c")], [], new, NOW_S)
-    assert [one.name for one in registry.bases()] == ["b"]
+    assert [one.name for one in registry.snapshot().bases] == ["b"]
     # Retired since, which is no generation.
     for gone in ([NewDomain("b", "law", 1, "domains/b/law/1", "plots/gone", {})], []):
         tenant = NewTenant("z", 1, "tenants/z/1", "plots/gone", {})

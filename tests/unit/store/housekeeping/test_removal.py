@@ -118,7 +118,7 @@ def test_retired_versions_are_removed_after_the_grace_and_live_ones_never(
     assert collect(store, registry, GRACE_S - 5).count == 0
     assert set(collect(store, registry).retired) == {old, gone}
     assert paths(store) == {"bases/b", "plots/general", live}
-    assert registry.known_paths() == {"bases/b", "plots/general", live}
+    assert registry.snapshot().paths == {"bases/b", "plots/general", live}
     assert not (store.root / "tenants" / "books").exists()
     assert collect(store, registry).count == 0
     assert caretaker.verify(store, registry, now_s).problems == ()
@@ -190,7 +190,7 @@ def test_the_first_version_of_a_tenant_from_before_the_registry_goes_without_its
     registry.retire(1, time.time(), base="b")
     assert collect(store, registry).retired == ("tenants/films",)
     assert paths(store) == {"bases/b", "plots/general", second}
-    assert [path.name for path in store.tenant("films").iterdir()] == ["2"]
+    assert [path.name for path in store.path("tenants/films").iterdir()] == ["2"]
     assert caretaker.verify(store, registry, NOW_S) == caretaker.Verdict((), ())
 
 
@@ -223,7 +223,7 @@ def test_two_may_collect_at_once(store: Store, registry: Registry, base: str, ro
         registry.delete_tenant(f"t{number}", NOW_S)
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda _: collect(store, registry), range(4)))
-    assert paths(store) == registry.known_paths() == {"bases/b", "plots/general"}
+    assert paths(store) == registry.snapshot().paths == {"bases/b", "plots/general"}
 
 
 def test_uploads_go_when_they_are_old_and_no_job_waits_for_them(store: Store, registry: Registry) -> None:
@@ -271,8 +271,8 @@ def test_a_collection_that_was_killed_goes_on_at_the_next(
     done = subprocess.run([sys.executable, "-c", code, str(store.root)], env={"HPLM_CRASH_AT": point}, check=False)
     assert done.returncode == 137
     collect(store, registry)
-    assert paths(store) == registry.known_paths() == {"bases/b", "plots/general", "tenants/c/1"}
-    assert list((store.root / "tenants").iterdir()) == [store.tenant("c")]
+    assert paths(store) == registry.snapshot().paths == {"bases/b", "plots/general", "tenants/c/1"}
+    assert list((store.root / "tenants").iterdir()) == [store.path("tenants/c")]
 
 
 def test_a_leftover_that_grows_deep_within_is_not_old(store: Store, registry: Registry) -> None:
