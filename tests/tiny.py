@@ -23,6 +23,7 @@ from hplm.config import BaseConfig, ManagerSettings, PlotSettings, UpperSettings
 from hplm.nn import base as bases
 from hplm.nn.encoder import UpperEncoder, WindowEncoder
 from hplm.store.layout import Store
+from hplm.store.records import TenantVersion
 from hplm.store.registry import Registry
 
 PLOT = "general"
@@ -144,14 +145,20 @@ def name_root(store: Store, base: bases.Base, domain: str = PLOT) -> None:
     with closing(Registry.open(store, create=True)) as registry:
         registry.publish_base(base.config.name, base.fingerprint, store.relative(store.base(base.config.name)), 1.0)
         path = store.relative(store.table(domain, "root").parent)
-        registry.publish_domain(base.config.name, domain, path, 1.0, parent_id=None, about={})
+        registry.publish_domain(base.config.name, domain, path, 1.0, parent_id=None, about={}, expected=None)
 
 
 def make_tenant(store: Store, base: bases.Base, name: str, seed: int, like: str = "", *, domain: str = PLOT) -> Tenant:
     """As `tenant_of`, published as the tenant's next version."""
     made = tenant_of(base, name, seed, like)
-    register.publish_tenant(store, base, domain, made)
+    publish(store, base, domain, made)
     return made
+
+
+def publish(store: Store, base: bases.Base, domain: str, made: Tenant) -> TenantVersion:
+    """The next version of a tenant, whatever is current."""
+    found = register.published(store, made.card.name)
+    return register.publish_tenant(store, base, domain, made, expected=found.current.number if found else None)
 
 
 def folder_of(store: Store, name: str) -> Path:

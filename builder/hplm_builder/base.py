@@ -155,14 +155,14 @@ def ship(store: Store, name: str, folder: Path) -> None:
     (folder / "about.json").write_text(json.dumps(manifest["meta"], indent=2) + "\n")
 
 
-def install_shipped(store: Store, name: str = DEFAULT_BASE) -> dict[str, Any]:
+def install_shipped(store: Store) -> dict[str, Any]:
     """Publish the shipped conversion of MiniLM, with the original's word embeddings.
 
-    Raises ConfigError where the store has another base `name` that domains stand on.
+    Raises ConfigError where the store has another base of its name that domains stand on.
     """
-    about: dict[str, Any] = json.loads((SHIPPED / name / "about.json").read_text())
-    config = parse(BaseConfig, about.pop("config"), f"{SHIPPED / name}/about.json")
-    state = load_file(SHIPPED / name / "converted.safetensors")
+    about: dict[str, Any] = json.loads((SHIPPED / DEFAULT_BASE / "about.json").read_text())
+    config = parse(BaseConfig, about.pop("config"), f"{SHIPPED / DEFAULT_BASE}/about.json")
+    state = load_file(SHIPPED / DEFAULT_BASE / "converted.safetensors")
     halves: dict[str, dict[str, Tensor]] = {"lower": {}, "upper": {}}
     for key, tensor in state.items():
         half, _, rest = key.partition(".")
@@ -174,11 +174,11 @@ def install_shipped(store: Store, name: str = DEFAULT_BASE) -> dict[str, Any]:
 
     def save(target: Store) -> None:
         tokenizer = tokenizer_of(folder).read_bytes()
-        bases.save(target.base(name), config, halves["lower"], halves["upper"], tokenizer, about)
+        bases.save(target.base(DEFAULT_BASE), config, halves["lower"], halves["upper"], tokenizer, about)
 
     with tempfile.TemporaryDirectory(prefix="hplm-base-") as apart:
         # Only what is written has a fingerprint.
         save(Store(Path(apart)))
-        check_unused(store, name, bases.load(Store(Path(apart)).base(name)).fingerprint)
+        check_unused(store, DEFAULT_BASE, bases.load(Store(Path(apart)).base(DEFAULT_BASE)).fingerprint)
     save(store)
     return about

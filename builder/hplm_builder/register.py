@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from hplm.adapters import tenant as tenants
 from hplm.adapters.bank_file import BankFile
@@ -155,19 +155,16 @@ def open_registry(store: Store) -> Registry:
     return Registry.open(store, create=not used)
 
 
-def publish_tenant(
-    store: Store, base: Base, domain: str, made: Tenant, *, expected: int | Literal["any"] | None = "any"
-) -> TenantVersion:
+def publish_tenant(store: Store, base: Base, domain: str, made: Tenant, *, expected: int | None) -> TenantVersion:
     """Write a tenant's next version and serve it from now on.
 
-    `expected` is the version that it was made from, None for a new tenant, "any" where that does not matter. Raises
-    ConflictError where another was published meanwhile, DataError where the tenant stands on another base.
+    `expected` is the version that it was made from, None for a new tenant. Raises ConflictError where another was published
+    meanwhile, DataError where the tenant stands on another base.
     """
     name = made.card.name
     with closing(open_registry(store)) as registry:
         version = domain_version(registry, store, base, domain)
-        found = registry.find_tenant(name)
-        check_base(found, base)
+        check_base(registry.find_tenant(name), base)
         number = registry.next_number(name, lambda n: store.tenant_version(name, n))
         folder = store.tenant_version(name, number)
         tenants.save(folder, made)
@@ -176,7 +173,7 @@ def publish_tenant(
             *(name, version.id, store.relative(folder), time.time()),
             about=about,
             number=number,
-            expected=(found.current.number if found else None) if expected == "any" else expected,
+            expected=expected,
         )
 
 

@@ -61,7 +61,7 @@ class Place:
     def settle(self, tenant: str, domain: str, seed: int) -> None:
         """Publish a tenant's next version over a domain's current one."""
         made = tiny.tenant_of(self.base, tenant, seed, like="alpha")
-        version = register.publish_tenant(self.store, self.base, domain, made)
+        version = tiny.publish(self.store, self.base, domain, made)
         with closing(Registry.open(self.store)) as registry:
             assert version.domain_version_id == registry.current_domain("tiny", domain).id
 

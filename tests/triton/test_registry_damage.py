@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 
 import pytest
-from hplm_builder import register
 from hplm_client import Client, ManageClient
 
 from hplm import errors
@@ -119,7 +118,7 @@ def test_it_goes_on_with_what_it_has_says_so_and_recovers(place: Place, damage: 
             assert answers() == before
         # Nothing was changed, and what is published now is served.
         made = tiny.tenant_of(bases.load(place.store.base("tiny")), f"after-{damage}", 9, like="alpha")
-        register.publish_tenant(place.store, bases.load(place.store.base("tiny")), tiny.PLOT, made)
+        tiny.publish(place.store, bases.load(place.store.base("tiny")), tiny.PLOT, made)
         until(lambda: is_served(client, f"after-{damage}"))
         assert answers() == before
         assert "alpha" in [tenant.name for tenant in manage.list_tenants()]

@@ -258,20 +258,20 @@ def test_the_shipped_base_is_put_in_place_again_but_never_in_that_of_another(
 ) -> None:
     monkeypatch.setenv("HPLM_CACHE", str(tmp_path / "cache"))
     store, other = Store(tmp_path / "store"), Store(tmp_path / "other")
-    converted(store, folder, "small")
-    base_builder.ship(store, "small", tmp_path / "shipped" / "small")
+    converted(store, folder, base_builder.DEFAULT_BASE)
+    base_builder.ship(store, base_builder.DEFAULT_BASE, tmp_path / "shipped" / base_builder.DEFAULT_BASE)
     monkeypatch.setattr(base_builder, "SHIPPED", tmp_path / "shipped")
     monkeypatch.setattr(base_builder, "minilm_folder", lambda: folder)
-    base_builder.install_shipped(store, "small")
-    tiny.name_root(store, bases.load(store.base("small")))
-    (store.base("small") / "lower.safetensors").unlink()
-    base_builder.install_shipped(store, "small")
-    bases.load(store.base("small"))
-    standing = tiny.make_base(other, tiny.config(name="small"))
+    base_builder.install_shipped(store)
+    tiny.name_root(store, bases.load(store.base(base_builder.DEFAULT_BASE)))
+    (store.base(base_builder.DEFAULT_BASE) / "lower.safetensors").unlink()
+    base_builder.install_shipped(store)
+    bases.load(store.base(base_builder.DEFAULT_BASE))
+    standing = tiny.make_base(other, tiny.config(name=base_builder.DEFAULT_BASE))
     tiny.name_root(other, standing)
-    with pytest.raises(ConfigError, match="base 'small' has domain 'general'"):
-        base_builder.install_shipped(other, "small")
-    assert bases.load(other.base("small")).fingerprint == standing.fingerprint
+    with pytest.raises(ConfigError, match=f"base '{base_builder.DEFAULT_BASE}' has domain 'general'"):
+        base_builder.install_shipped(other)
+    assert bases.load(other.base(base_builder.DEFAULT_BASE)).fingerprint == standing.fingerprint
 
 
 def test_a_conversion_that_could_not_be_saved_is_not_trained_again(

@@ -57,7 +57,7 @@ from hplm.nn import base as bases
 from hplm.nn import reference
 from hplm.nn.base import Base
 from hplm.nn.dtype import computing_in
-from hplm.nn.lookup import PlotLookup, open_lookup
+from hplm.nn.lookup import PlotLookup, open_lineage
 from hplm.nn.memory import count_memory
 from hplm.serving.upper_stage import UpperAnswer, UpperInput, UpperStage
 from hplm.store.layout import Store
@@ -73,7 +73,7 @@ SHORT = replace(FAST, epochs=3)
 
 @pytest.fixture(scope="module")
 def lookup(tiny_store: Store, tiny_base: Base) -> PlotLookup:
-    return open_lookup(tiny_store, tiny_base, "general", dtype=torch.float32)
+    return open_lineage(tiny_store, tiny_base, ["plots/general"], dtype=torch.float32)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_tenant_learns_its_task_and_serving_answers_as_the_test_scored(
     settings = UpperSettings(store="../../../store", base="tiny", dtype="float32")
     stage = UpperStage(settings, models / "hbert_upper" / "1")
     base = tiny.bases.load(store.base("tiny"))
-    lookup = open_lookup(store, base, "general", dtype=torch.float32)
+    lookup = open_lineage(store, base, ["plots/general"], dtype=torch.float32)
     examples = prepare(data.test, data, TextEncoder(base.tokenizer_path, 40), plot_features(lookup))
     found = find_labels(stage, [UpperInput(one.features.numpy(), one.tokens, name.encode()) for one in examples])
     served = scores_of(data, examples, [one.spans for one in found if isinstance(one, UpperAnswer)])[metric]
@@ -309,7 +309,7 @@ def test_a_tenant_over_a_domain_is_not_built_over_its_root_instead(tmp_path: Pat
 
     register.publish_domain(store, base, tiny.PLOT, "law", build)
     card = build_tenant(store, "tiny", "general", "acme", colour_data(), SHORT, Progress(disable=True))
-    register.publish_tenant(store, base, "law", replace(tiny.load_tenant(store, base, "acme"), card=card))
+    tiny.publish(store, base, "law", replace(tiny.load_tenant(store, base, "acme"), card=card))
     with pytest.raises(DataError, match="stands on domain 'law'"):
         build_tenant(store, "tiny", "general", "acme", colour_data(), SHORT, Progress(disable=True))
     # Nor does a domain's next version stand elsewhere.

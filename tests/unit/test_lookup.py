@@ -14,7 +14,7 @@ from rich.progress import Progress
 
 from hplm.nn import reference
 from hplm.nn.base import Base
-from hplm.nn.lookup import PlotLookup, compute_windows, open_lookup
+from hplm.nn.lookup import PlotLookup, compute_windows, open_lineage, open_lookup
 from hplm.plot import table
 from hplm.plot.keys import pack
 from hplm.plot.overlay import Overlay
@@ -37,7 +37,7 @@ def test_the_lookup_equals_the_dictionary_reference(tmp_path: Path, n: int, miss
     store = Store(tmp_path)
     base = tiny.make_base(store, tiny.config(window=n))
     build_plot(store, "tiny", "p", tiny.sentences(40), 40.0, Progress(disable=True))
-    lookup = open_lookup(store, base, "p", miss=miss, dtype=torch.float32)
+    lookup = open_lineage(store, base, ["plots/p"], miss=miss, dtype=torch.float32)
     # Half of the texts are of the corpus, half of random tokens that no table has.
     ids = np.random.default_rng(0).integers(4, 30, 60)
     texts = [*texts_of(base, 4, 1), ids[:25], ids[25:]]
@@ -53,7 +53,7 @@ def test_the_lookup_equals_the_dictionary_reference(tmp_path: Path, n: int, miss
 
 
 def test_compute_mode_equals_the_lower_layers_on_every_window(tiny_store: Store, tiny_base: Base) -> None:
-    lookup = open_lookup(tiny_store, tiny_base, "general", overlay_windows=16, dtype=torch.float32)
+    lookup = open_lineage(tiny_store, tiny_base, ["plots/general"], overlay_windows=16, dtype=torch.float32)
     lower = tiny_base.load_lower()
     for seed in range(3):  # again and again: tables, overlay and fresh windows must agree
         for ids in texts_of(tiny_base, 3, seed):
@@ -87,7 +87,7 @@ def test_a_window_is_looked_for_in_the_branch_then_the_parent_then_the_root_then
 
 
 def test_texts_of_one_batch_do_not_see_each_other(tiny_store: Store, tiny_base: Base) -> None:
-    lookup = open_lookup(tiny_store, tiny_base, "general", dtype=torch.float32)
+    lookup = open_lineage(tiny_store, tiny_base, ["plots/general"], dtype=torch.float32)
     texts = texts_of(tiny_base, 6, 9)
     together = lookup.hidden_states(np.concatenate(texts), [len(t) for t in texts])
     alone = np.concatenate([lookup.hidden_states(t, [len(t)]) for t in texts])
@@ -98,7 +98,7 @@ def test_texts_of_one_batch_do_not_see_each_other(tiny_store: Store, tiny_base: 
 def test_a_text_gets_the_same_bits_when_its_windows_are_computed_and_when_they_are_remembered(
     tiny_store: Store, tiny_base: Base, seed: int
 ) -> None:
-    lookup = open_lookup(tiny_store, tiny_base, "general", dtype=torch.float32)
+    lookup = open_lineage(tiny_store, tiny_base, ["plots/general"], dtype=torch.float32)
     encoder = TextEncoder(tiny_base.tokenizer_path, tiny_base.config.max_tokens)
     (text,) = encoder.encode(tiny.sentences(1, seed=seed, words=(10, 20)))
     ids = np.asarray(text.ids)
@@ -120,8 +120,8 @@ def test_warming_up_leaves_nothing_behind(tiny_store: Store, tiny_base: Base, mi
 
 
 def test_an_overlay_smaller_than_a_batch_still_answers_right(tiny_store: Store, tiny_base: Base) -> None:
-    small = open_lookup(tiny_store, tiny_base, "general", overlay_windows=1, dtype=torch.float32)
-    large = open_lookup(tiny_store, tiny_base, "general", overlay_windows=4096, dtype=torch.float32)
+    small = open_lineage(tiny_store, tiny_base, ["plots/general"], overlay_windows=1, dtype=torch.float32)
+    large = open_lineage(tiny_store, tiny_base, ["plots/general"], overlay_windows=4096, dtype=torch.float32)
     for ids in [*texts_of(tiny_base, 3, 4), *texts_of(tiny_base, 3, 4)]:
         np.testing.assert_allclose(
             small.hidden_states(ids, [len(ids)]), large.hidden_states(ids, [len(ids)]), atol=2e-3, rtol=2e-3

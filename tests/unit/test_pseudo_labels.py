@@ -20,7 +20,7 @@ from hplm_builder.tenants import encoder_of, estimate_fine_tune, plot_features, 
 
 from hplm.errors import ConfigError, DataError
 from hplm.nn.base import Base
-from hplm.nn.lookup import PlotLookup, open_lookup
+from hplm.nn.lookup import PlotLookup, open_lineage
 from hplm.store.layout import Store
 from tests.tasks import colour_data, count_data, place_data
 
@@ -30,7 +30,7 @@ ROWS = "text,label\n" + "".join(f"text {i},{'xy'[i % 2]}\n" for i in range(30))
 
 @pytest.fixture(scope="module")
 def lookup(tiny_store: Store, tiny_base: Base) -> PlotLookup:
-    return open_lookup(tiny_store, tiny_base, "general", dtype=torch.float32)
+    return open_lineage(tiny_store, tiny_base, ["plots/general"], dtype=torch.float32)
 
 
 def partly(data: LabelledData, labelled: int = 60) -> LabelledData:

@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from hplm_builder import register
 
 from hplm.adapters.host_cache import HostCache
 from hplm.adapters.packed import PackedAdapter, widen
@@ -308,7 +307,7 @@ def test_a_tenant_with_too_few_layers_fails_alone(store: Store, base: Base, flee
     packed = fleet[0].packed
     card = replace(fleet[0].card, name="short")
     cut = PackedAdapter(packed.weights[:1], packed.hidden_size, packed.reduced_size)
-    register.publish_tenant(store, base, tiny.PLOT, replace(fleet[0], card=card, packed=cut))
+    tiny.publish(store, base, tiny.PLOT, replace(fleet[0], card=card, packed=cut))
     stage = stage_of(store)
     given = UpperInput(np.zeros((3, base.config.hidden_size), np.float16), np.zeros((3, 3), np.int32), b"t1")
     futures = submit_all(stage, [given, replace(given, tenant=b"short"), given])
@@ -384,7 +383,7 @@ def test_a_tenant_too_large_for_the_slots_is_the_operators_affair(
 ) -> None:
     card = replace(fleet[0].card, name="large")
     large = widen(fleet[0].packed, slot_size(1) + 1)
-    register.publish_tenant(store, base, tiny.PLOT, replace(fleet[0], card=card, packed=large))
+    tiny.publish(store, base, tiny.PLOT, replace(fleet[0], card=card, packed=large))
     stage = stage_of(store, reduction_factor=base.config.hidden_size)
     stage.start()
     given = UpperInput(np.zeros((3, base.config.hidden_size), np.float16), np.zeros((3, 3), np.int32), b"large")

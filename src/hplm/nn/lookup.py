@@ -180,11 +180,10 @@ def open_lookup(
     *,
     miss: str = "compute",
     overlay_windows: int = 65_536,
-    dtype: torch.dtype | None = None,
 ) -> PlotLookup:
     """The look-up over a PLOT of a store: the lineage of a root alone."""
     root = store.table(plot_name, "root").parent.relative_to(store.root)
-    return open_lineage(store, base, [root], miss=miss, overlay_windows=overlay_windows, dtype=dtype)
+    return open_lineage(store, base, [root], miss=miss, overlay_windows=overlay_windows)
 
 
 def open_lineage(

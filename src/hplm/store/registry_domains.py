@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from sqlalchemy import Connection, Row, Select, insert, select, update
 
@@ -68,20 +68,20 @@ class Domains:
         *,
         parent_id: int | None,
         about: dict[str, Any],
-        expected: int | Literal["any"] | None = "any",
+        expected: int | None,
         number: int | None = None,
     ) -> DomainVersion:
-        """A new domain, or the next version of one, and what is current from now on. `{number}` in `path` is filled in.
+        """A new domain, or the next version of one, and what is current from now on.
 
-        `expected` is the current number that the caller started from, None where there must be no such domain, "any" where
-        that does not matter; `number` is one that `next_domain_number` gave. Raises ConflictError where either is overtaken or
-        the parent version is gone, UnknownDomainError for an unknown base.
+        `expected` is the current number that the caller started from, None where there must be no such domain; `number` is
+        one that `next_domain_number` gave. Raises ConflictError where either is overtaken or the parent version is gone,
+        UnknownDomainError for an unknown base.
         """
         with self._database.writing() as connection:
             _base(connection, base)
             row = domain_row(connection, base, name)
             current = _number_of(connection, row.current_id)
-            if expected != "any" and current != expected:
+            if current != expected:
                 raise ConflictError(
                     f"domain {name!r} is at version {current}, not {expected}: it was changed meanwhile, look again"
                 )
@@ -95,8 +95,7 @@ class Domains:
                 )
             ).first():
                 raise ConflictError(f"domain {name!r} has a version {number} already: it was published meanwhile")
-            filled = path.replace("{number}", str(number))
-            version_id = insert_domain_version(connection, row, number, parent_id, filled, now_s, about)
+            version_id = insert_domain_version(connection, row, number, parent_id, path, now_s, about)
             crash_point("publish.committing")
             bump(connection)
             return _version(connection, version_id)

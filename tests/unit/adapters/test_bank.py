@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hplm_builder import register
 
 from hplm.adapters import bank as banks
 from hplm.adapters.bank import TenantBank
@@ -115,7 +114,7 @@ def test_a_tenant_published_with_weights_that_are_no_numbers_is_refused_alone(
         tiny.make_bank(store, tiny_base, [alpha, broken])
     else:
         tiny.delete_tenant(store, "gamma")
-        register.publish_tenant(store, tiny_base, tiny.PLOT, broken)
+        tiny.publish(store, tiny_base, tiny.PLOT, broken)
     with pytest.raises(CorruptArtifactError, match="weights of gamma hold NaN or infinity"):
         place.load("gamma")
     assert place.load("alpha").is_finite

@@ -109,7 +109,7 @@ def test_what_can_no_longer_be_found_is_told_once_and_again_where_nobody_took_it
 def test_tenants_of_another_base_are_unknown_here(store: Store, tiny_base: Base) -> None:
     with closing(Registry.open(store)) as registry:
         registry.publish_base("other", "f" * 16, "bases/other", 1.0)
-        root = registry.publish_domain("other", "general", "plots/other", 1.0, parent_id=None, about={})
+        root = registry.publish_domain("other", "general", "plots/other", 1.0, parent_id=None, about={}, expected=None)
         registry.publish_tenants(root.id, "banks/other", ["stranger"], 1.0)
     with closing(Catalog(store, "tiny")) as catalog, closing(Catalog(store, "other")) as other:
         assert len(catalog) == len(tiny.TASKS)
@@ -148,8 +148,12 @@ def test_a_registry_that_is_lost_and_adopted_while_serving_never_leaves_anybody_
     assert place.bank.resolve(b"alpha").name == "alpha"
     with closing(Registry.open(store)) as registry:
         root = registry.publish_base("tiny", tiny_base.fingerprint, "bases/tiny", 1.0)
-        general = registry.publish_domain(root.name, "general", "plots/general", 1.0, parent_id=None, about={})
-        other = registry.publish_domain("tiny", "law", "domains/tiny/law/1", 1.0, parent_id=general.id, about={})
+        general = registry.publish_domain(
+            root.name, "general", "plots/general", 1.0, parent_id=None, about={}, expected=None
+        )
+        other = registry.publish_domain(
+            "tiny", "law", "domains/tiny/law/1", 1.0, parent_id=general.id, about={}, expected=None
+        )
         # In another order than before, so that every id is somebody else's.
         for name in sorted(tiny.TASKS, reverse=True):
             over = other if name == "beta" else general
@@ -164,7 +168,7 @@ def test_a_registry_that_is_lost_and_adopted_while_serving_never_leaves_anybody_
 def test_a_tenant_that_moves_to_another_base_is_unknown_here_from_then_on(store: Store, place: Place) -> None:
     with closing(Registry.open(store)) as registry:
         registry.publish_base("other", "f" * 16, "bases/other", 1.0)
-        root = registry.publish_domain("other", "general", "plots/other", 1.0, parent_id=None, about={})
+        root = registry.publish_domain("other", "general", "plots/other", 1.0, parent_id=None, about={}, expected=None)
         registry.publish_tenants(root.id, "banks/other", ["alpha"], 1.0)
     place.catalog.refresh()
     with pytest.raises(errors.UnknownTenantError):

@@ -69,7 +69,7 @@ def store(tmp_path: Path) -> Store:
     made.root.mkdir()
     with closing(Registry.open(made, create=True)) as registry:
         registry.publish_base("tiny", "print", "bases/tiny", 1.0)
-        registry.publish_domain("tiny", "general", "plots/general", 1.0, parent_id=None, about={})
+        registry.publish_domain("tiny", "general", "plots/general", 1.0, parent_id=None, about={}, expected=None)
     return made
 
 
@@ -221,7 +221,9 @@ def test_tenants_are_shown_listed_rolled_back_and_deleted(manage: ManageClient, 
 
 def test_domains_are_shown_and_listed_and_one_in_use_is_not_deleted(manage: ManageClient, registry: Registry) -> None:
     root = registry.domain_versions("tiny", "general")[0].id
-    made = registry.publish_domain("tiny", "law", "domains/tiny/law/1", 2.0, parent_id=root, about={"tokens": 7})
+    made = registry.publish_domain(
+        "tiny", "law", "domains/tiny/law/1", 2.0, parent_id=root, about={"tokens": 7}, expected=None
+    )
     assert [domain.name for domain in manage.list_domains()] == ["general", "law"]
     shown = manage.show_domain("law")
     assert (shown.parent, shown.version, shown.about) == ("general", 1, {"tokens": 7})

@@ -36,7 +36,7 @@ def make_store(root: Path) -> Store:
     build_plot(store, "tiny", "general", tiny.sentences(30), 30.0, Progress(disable=True), dtype="float32")
     with closing(Registry.open(store, create=True)) as registry:
         registry.publish_base("tiny", base.fingerprint, "bases/tiny", NOW_S)
-        registry.publish_domain("tiny", "general", "plots/general", NOW_S, parent_id=None, about={})
+        registry.publish_domain("tiny", "general", "plots/general", NOW_S, parent_id=None, about={}, expected=None)
     return store
 
 

@@ -36,6 +36,7 @@ from hplm.store.layout import Store
 from hplm.store.registry import Registry
 from tests.unit.manage import making
 from tests.unit.manage.making import NOW_S, ask, colours, corpus, create_domain, create_tenant, make_service, upload
+from tests.unit.store.making import publish_next
 from tests.waiting import until
 
 
@@ -51,14 +52,14 @@ def publish(registry: Registry, name: str, times: int = 1, domain: str = "genera
 
 def publish_branch(registry: Registry, name: str, parent: str = "general") -> None:
     above = registry.domain_versions("tiny", parent)[-1]
-    registry.publish_domain("tiny", name, f"domains/tiny/{name}/{{number}}", NOW_S, parent_id=above.id, about={})
+    publish_next(registry, "tiny", name, f"domains/tiny/{name}/{{number}}", above)
 
 
 def publish_second(registry: Registry, *roots: str) -> None:
     """Another base, in the registry alone."""
     registry.publish_base("second", "f", "bases/second", NOW_S)
     for root in roots:
-        registry.publish_domain("second", root, f"plots/{root}", NOW_S, parent_id=None, about={})
+        registry.publish_domain("second", root, f"plots/{root}", NOW_S, parent_id=None, about={}, expected=None)
 
 
 def test_a_tenant_is_queued_as_a_job_that_says_all_it_needs(service: ManageService, registry: Registry) -> None:

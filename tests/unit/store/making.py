@@ -15,12 +15,29 @@ NOW_S = 1_000_000.0
 
 def publish_root(registry: Registry, name: str = "general", base: str = "b") -> DomainVersion:
     registry.publish_base(base, f"fingerprint of {base}", f"bases/{base}", NOW_S)
-    return registry.publish_domain(base, name, f"plots/{name}", NOW_S, parent_id=None, about={})
+    return publish_next(registry, base, name, f"plots/{name}", None)
 
 
 def publish_branch(registry: Registry, name: str, parent: DomainVersion) -> DomainVersion:
-    path = f"domains/{parent.base}/{name}/{{number}}"
-    return registry.publish_domain(parent.base, name, path, NOW_S, parent_id=parent.id, about={})
+    return publish_next(registry, parent.base, name, f"domains/{parent.base}/{name}/{{number}}", parent)
+
+
+def publish_next(
+    registry: Registry, base: str, name: str, path: str, parent: DomainVersion | None, now_s: float = NOW_S
+) -> DomainVersion:
+    """The next version of a domain, whatever is current; `{number}` in `path` is filled in."""
+    found = registry.find_domain(base, name)
+    number = registry.next_domain_number(base, name)
+    return registry.publish_domain(
+        base,
+        name,
+        path.format(number=number),
+        now_s,
+        parent_id=parent.id if parent else None,
+        about={},
+        expected=found.current if found else None,
+        number=number,
+    )
 
 
 def publish(registry: Registry, name: str, domain: DomainVersion, expected: int | None = None) -> TenantVersion:

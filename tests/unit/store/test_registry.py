@@ -74,13 +74,13 @@ def test_a_lineage_leads_from_the_branch_to_the_root(registry: Registry, root: D
 
 def test_what_a_domain_says_of_itself_comes_back_as_it_was(registry: Registry, root: DomainVersion) -> None:
     about = {"loss": [2.5, 1.25], "corpus": {"name": "Straße.txt", "tokens": 50_000}, "none": None}
-    registry.publish_domain("b", "law", "domains/b/law/1", NOW_S, parent_id=root.id, about=about)
+    registry.publish_domain("b", "law", "domains/b/law/1", NOW_S, parent_id=root.id, about=about, expected=None)
     assert registry.current_domain("b", "law").about == about
 
 
 def test_a_score_that_is_no_number_is_none(registry: Registry, root: DomainVersion) -> None:
     about = {"scores": {"pearson": math.nan, "curve": [1.0, math.inf]}}
-    made = registry.publish_domain("b", "law", "p", NOW_S, parent_id=root.id, about=about)
+    made = registry.publish_domain("b", "law", "p", NOW_S, parent_id=root.id, about=about, expected=None)
     assert made.about == {"scores": {"pearson": None, "curve": [1.0, None]}}
 
 
@@ -96,10 +96,10 @@ def test_a_number_is_given_once_and_the_version_may_carry_it(registry: Registry,
     assert (lost, taken) == (1, 2)
     with pytest.raises(UnknownDomainError):
         registry.domain("b", "law")
-    made = registry.publish_domain("b", "law", "p/{number}", NOW_S, parent_id=root.id, about={}, number=taken)
-    assert (made.number, made.path) == (2, "p/2")
+    made = registry.publish_domain("b", "law", "p/2", NOW_S, parent_id=root.id, about={}, expected=None, number=taken)
+    assert made.number == 2
     with pytest.raises(ConflictError, match="a version 2 already"):
-        registry.publish_domain("b", "law", "q", NOW_S, parent_id=root.id, about={}, number=taken)
+        registry.publish_domain("b", "law", "q", NOW_S, parent_id=root.id, about={}, expected=2, number=taken)
     assert registry.next_number("films") == 1
     assert registry.next_number("films") == 2
 
@@ -108,12 +108,12 @@ def test_a_domain_stands_neither_on_itself_nor_on_another_bases(registry: Regist
     law = publish_branch(registry, "law", root)
     tax = publish_branch(registry, "tax", law)
     with pytest.raises(BadManageRequestError, match="cannot stand on 'tax'"):
-        registry.publish_domain("b", "law", "p", NOW_S, parent_id=tax.id, about={})
+        registry.publish_domain("b", "law", "p", NOW_S, parent_id=tax.id, about={}, expected=1)
     other = publish_root(registry, base="c")
     with pytest.raises(BadManageRequestError, match="of base 'c'"):
-        registry.publish_domain("b", "law", "p", NOW_S, parent_id=other.id, about={})
+        registry.publish_domain("b", "law", "p", NOW_S, parent_id=other.id, about={}, expected=1)
     with pytest.raises(UnknownDomainError, match="no base 'd'"):
-        registry.publish_domain("d", "law", "p", NOW_S, parent_id=None, about={})
+        registry.publish_domain("d", "law", "p", NOW_S, parent_id=None, about={}, expected=None)
 
 
 def test_bases_have_trees_of_their_own(registry: Registry, root: DomainVersion) -> None:

@@ -105,7 +105,7 @@ def publish_next(store: Store) -> None:
     """The version after the first, of a tenant and of a domain."""
     with closing(Registry.open(store)) as registry:
         publish(registry, "films", registry.current_domain("b", "general"), 1)
-        registry.publish_domain("b", "general", "p", NOW_S, parent_id=None, about={})
+        registry.publish_domain("b", "general", "p", NOW_S, parent_id=None, about={}, expected=1)
 
 
 def hold_a_half_written_publication(store: Store) -> None:

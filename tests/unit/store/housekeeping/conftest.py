@@ -28,4 +28,4 @@ def base(store: Store) -> str:
 @pytest.fixture
 def root(store: Store, registry: Registry, base: str) -> DomainVersion:
     registry.publish_base("b", base, "bases/b", NOW_S)
-    return registry.publish_domain("b", "general", "plots/general", NOW_S, parent_id=None, about={})
+    return registry.publish_domain("b", "general", "plots/general", NOW_S, parent_id=None, about={}, expected=None)
