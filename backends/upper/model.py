@@ -78,11 +78,7 @@ class TritonPythonModel:
         with_logits = translate.wants(request, wire.LOGITS)
 
         def write(given, answer):
-            outputs = {
-                wire.LABEL: np.array([span.label.encode() for span in answer.spans], dtype=np.object_),
-                wire.SCORE: np.array([span.score for span in answer.spans], dtype=np.float32),
-                wire.SPAN: np.array([(span.start, span.end) for span in answer.spans], dtype=np.int32).reshape(-1, 2),
-            }
+            outputs = translate.labelled(answer.spans)
             if with_logits:
                 outputs[wire.LOGITS] = answer.logits
             return translate.respond(**outputs)

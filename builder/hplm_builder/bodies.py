@@ -13,8 +13,7 @@ from hplm.adapters.packed import Adapter, Place
 from hplm.nn.dtype import choose_dtype
 from hplm.nn.encoder import OriginalEncoder, UpperEncoder, WindowEncoder
 from hplm.nn.upper import in_dtype
-from hplm.plot.windows import windows
-from hplm_builder.convert import merged_windows
+from hplm_builder.convert import merged_texts
 
 CPU = torch.device("cpu")
 Half = Literal["lower", "higher"]
@@ -84,11 +83,7 @@ class ConvertedModel(nn.Module):
         self.lower.word_embeddings.requires_grad_(False)
 
     def forward(self, features: Tensor, lengths: Sequence[int]) -> Tensor:
-        config = self.lower.config
-        grams, exists = windows(features.cpu().numpy(), lengths, config.window, config.pad_id)
-        device = features.device
-        merged = merged_windows(self.lower, torch.from_numpy(grams).to(device), torch.from_numpy(exists).to(device))
-        hidden: Tensor = self.upper(merged, lengths)
+        hidden: Tensor = self.upper(merged_texts(self.lower, features.cpu().numpy(), lengths), lengths)
         return hidden
 
 

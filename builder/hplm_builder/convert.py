@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from hplm.nn.dtype import choose_dtype, computing_in
 from hplm.nn.encoder import OriginalEncoder, TransformerLayer, UpperEncoder, WindowEncoder, merge_windows
 from hplm.plot.windows import centre, fragment, windows
 from hplm_builder.checkpoint import Checkpoint
+from hplm_builder.learning_rate import triangle
 
 Ids = npt.NDArray[np.int64]
 CHECKPOINT_STEPS = 50
@@ -119,6 +120,13 @@ def merged_windows(lower: WindowEncoder, grams: Tensor, exists: Tensor) -> Tenso
     return merge_windows(vectors, exists)
 
 
+def merged_texts(lower: WindowEncoder, ids: Ids, lengths: Sequence[int]) -> Tensor:
+    """Hidden states `[N, H]` of packed texts `ids` `[N]`, with gradients."""
+    config, device = lower.config, lower.window_position.device
+    grams, exists = windows(ids, lengths, config.window, config.pad_id)
+    return merged_windows(lower, torch.from_numpy(grams).to(device), torch.from_numpy(exists).to(device))
+
+
 def batches(text: PackedText, batch_tokens: int, rng: np.random.Generator) -> Iterator[tuple[Ids, list[int]]]:
     """Endless packed batches of passages of similar length, in random order."""
     starts = np.concatenate([[0], np.cumsum(text.lengths)[:-1]])
@@ -207,7 +215,6 @@ def train(
     device = model.lower.window_position.device
     dtype = choose_dtype("auto", device)
     steps = max(1, settings.total_tokens // settings.batch_tokens)
-    warmup = max(1, int(steps * settings.warmup_share))
     optimizers = make_optimizers(model)
     source = batches(text, settings.batch_tokens, np.random.default_rng(settings.seed))
     run = {"settings": asdict(settings), "config": asdict(model.config), "source": source_of(original, text)}
@@ -224,7 +231,7 @@ def train(
         next(source)
     bar = progress.add_task("convert", total=steps, completed=first)
     for step in range(first, steps):
-        rate = settings.learning_rate * min((step + 1) / warmup, (steps - step) / max(1, steps - warmup))
+        rate = settings.learning_rate * triangle(step, steps, settings.warmup_share)
         for optimizer, factor in zip(optimizers, (1.0, 2.0), strict=True):
             for group in optimizer.param_groups:
                 group["lr"] = rate * factor

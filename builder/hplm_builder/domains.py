@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from hplm.config import BaseConfig
 from hplm.errors import ConfigError, JobCancelledError
 from hplm.nn import base as bases
 from hplm.nn import lower as lowers
@@ -25,7 +24,6 @@ from hplm.nn.dtype import choose_device, choose_dtype
 from hplm.nn.encoder import WindowEncoder
 from hplm.nn.lookup import compute_windows
 from hplm.plot import table as tables
-from hplm.plot.keys import fits
 from hplm.progress import Report
 from hplm.store import artifact
 from hplm.store.layout import Store
@@ -250,14 +248,9 @@ def estimate_domain(
     return {
         "corpus": found.about(),
         "rows": len(grams),
-        "bytes": _branch_bytes(len(grams), base.config) + 2 * sum(p.numel() for p in model.lower_parameters()),
+        "bytes": len(grams) * tables.row_bytes(base.config) + 2 * sum(p.numel() for p in model.lower_parameters()),
         "tokens": settings.warmup_tokens + settings.total_tokens,
         "estimated_s": float(
             step_s * (settings.total_tokens + (settings.warmup_tokens + held_out) / 3) + windows_s * len(grams)
         ),
     }
-
-
-def _branch_bytes(rows: int, config: BaseConfig) -> int:
-    ids = 0 if fits(config.window, config.vocab_size) else 4 * config.window
-    return rows * (8 + ids + 2 * config.window * config.hidden_size)

@@ -17,6 +17,7 @@ from hplm.nn import base as bases
 from hplm.nn.base import Base
 from hplm.nn.lookup import open_lookup
 from hplm.plot.keys import pack
+from hplm.plot.table import row_bytes
 from hplm.plot.windows import windows
 from hplm.progress import bar_report, progress_bars
 from hplm.report import Goal, Report
@@ -208,8 +209,9 @@ def tables(
     rows = []
     for percent in top or (0.3, 1.0, 3.0, 10.0, 30.0, 100.0):
         kept = pack(counted.top(percent), config.vocab_size)
-        size = len(kept) * (8 + 2 * config.window * config.hidden_size)
         hits = {name: float(np.isin(keys, kept).mean()) for name, keys in asked.items()}
-        rows.append({"top_percent": percent, "rows": len(kept), "megabytes": size / 1e6, **hits})
+        rows.append(
+            {"top_percent": percent, "rows": len(kept), "megabytes": len(kept) * row_bytes(config) / 1e6, **hits}
+        )
     settings = {"tokens": int(counted.counts.sum()), "distinct": len(counted.grams), "window": config.window}
     Report("table-size", settings, rows).publish(json_file)

@@ -27,6 +27,7 @@ from hplm_builder.crf import sequence_loss
 from hplm_builder.head_start import LEAST_ACCURACY, examples_to_fit, fit_head, may_be_fitted
 from hplm_builder.judging import mistakes_of, predict, scores_of
 from hplm_builder.labelled import LabelledData
+from hplm_builder.learning_rate import triangle
 from hplm_builder.prepared import IGNORED, Parts, Prepared, count_tokens, packed_batches
 from hplm_builder.scores import METRICS
 
@@ -252,12 +253,11 @@ class _Run:
         elif may_be_fitted(self._data):
             self._begin_with_a_fitted_head(train, dev, ticker)
         steps = len(packed_batches(train, settings.batch_examples, rng)) * settings.epochs
-        warmup = max(1, int(steps * settings.warmup_share))
         step = 0
         for epoch in range(1, settings.epochs + 1):
             loss = rate = 0.0
             for batch in packed_batches(train, settings.batch_examples, rng):
-                rate = self.rate * min((step + 1) / warmup, max(0.0, (steps - step) / max(1, steps - warmup)))
+                rate = self.rate * triangle(step, steps, settings.warmup_share)
                 loss += self._trainer.step(batch, rate) * len(batch) / len(train)
                 step += 1
                 ticker.trained(count_tokens(batch))

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from hplm.errors import ConfigError
 from hplm.nn.dtype import choose_dtype, computing_in
 from hplm.nn.encoder import UpperEncoder, WindowEncoder
-from hplm.plot.windows import windows
 from hplm.progress import Report
 from hplm_builder.checkpoint import Checkpoint
-from hplm_builder.convert import Ids, PackedText, batches, merged_windows
+from hplm_builder.convert import Ids, PackedText, batches, merged_texts
+from hplm_builder.learning_rate import triangle
 from hplm_builder.masking import Masked, Vocabulary, mask_tokens
 
 CHECKPOINT_STEPS = 20
@@ -102,10 +102,8 @@ class MaskedLm(nn.Module):
 
     def forward(self, masked: Masked, lengths: list[int]) -> Tensor:
         """Last hidden states of the places to predict `[M, H]`. A masked token is masked in every window that has it."""
-        config, device = self.lower.config, self.head.bias.device
-        grams, exists = windows(masked.ids, lengths, config.window, config.pad_id)
-        merged = merged_windows(self.lower, torch.from_numpy(grams).to(device), torch.from_numpy(exists).to(device))
-        hidden: Tensor = self.upper(merged, lengths)[torch.from_numpy(masked.places).to(device)]
+        places = torch.from_numpy(masked.places).to(self.head.bias.device)
+        hidden: Tensor = self.upper(merged_texts(self.lower, masked.ids, lengths), lengths)[places]
         return hidden
 
     def trained(self) -> dict[str, Tensor]:
@@ -136,15 +134,10 @@ def held_out_loss(model: MaskedLm, held: PackedText, known: Vocabulary, batch_to
 
 def learning_rates(step: int, settings: MaskedLmSettings) -> tuple[float, float]:
     """Of the head and of the lower layers at a step: each phase rises shortly, then falls to zero."""
-
-    def slope(done: int, steps: int) -> float:
-        rise = max(1, int(steps * RISE_SHARE))
-        return min((done + 1) / rise, (steps - done) / max(1, steps - rise))
-
     first = settings.warmup_steps
     if step < first:
-        return HEAD_LEARNING_RATE * slope(step, first), 0.0
-    rate = settings.learning_rate * slope(step - first, settings.steps - first)
+        return HEAD_LEARNING_RATE * triangle(step, first, RISE_SHARE), 0.0
+    rate = settings.learning_rate * triangle(step - first, settings.steps - first, RISE_SHARE)
     return rate, rate
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from hplm.adapters import tenant as tenants
 from hplm.adapters.bank import is_banked
 from hplm.adapters.bank_file import BankFile
+from hplm.adapters.packed import packed_width
 from hplm.adapters.tenant import Tenant, TenantCard
 from hplm.config import Miss
 from hplm.crash import crash_point
@@ -193,7 +194,7 @@ def _bytes(task: _Task) -> int:
     reduced = start.packed.reduced_size if start else max(1, hidden // task.settings.reduction_factor)
     head = (start.card.word_window if start else new_word_window(task.data.task)) * labels * (hidden + 1)
     transitions = (1 + labels) * labels if task.data.task == "tagging" else 0
-    return 4 * (config.upper_layers * (2 * hidden * reduced + reduced + hidden) + head + transitions)
+    return 4 * (config.upper_layers * packed_width(hidden, reduced) + head + transitions)
 
 
 def _texts(count: int) -> str:

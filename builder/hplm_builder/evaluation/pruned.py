@@ -18,7 +18,8 @@ from hplm.nn import lower as lowers
 from hplm.nn.base import Base
 from hplm.nn.dtype import choose_dtype
 from hplm.nn.lookup import PlotLookup, open_lineage
-from hplm.plot.keys import fits, pack
+from hplm.plot.keys import pack
+from hplm.plot.table import row_bytes
 from hplm.plot.windows import Ids, centre, windows
 from hplm.store.layout import Store
 from hplm_builder.plots import Counted, write_windows
@@ -39,12 +40,9 @@ class TableSize:
 
     @classmethod
     def of(cls, percent: float, rows: int, config: BaseConfig) -> TableSize:
-        ids = 0 if fits(config.window, config.vocab_size) else 4 * config.window
-
-        def bytes_at(hidden_size: int) -> int:
-            return rows * (8 + ids + 2 * config.window * hidden_size)
-
-        return cls(percent, rows, bytes_at(config.hidden_size) / 1e6, bytes_at(BERT_BASE_HIDDEN) / 1e9)
+        return cls(
+            percent, rows, rows * row_bytes(config) / 1e6, rows * row_bytes(config, hidden_size=BERT_BASE_HIDDEN) / 1e9
+        )
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ class PeerStage:
         self._body = make_body(settings, whole(base.config), dtype, weights, device)
         self._tenants: HostCache[ServedTenant, Tenant] = HostCache(
             lambda key: self._body.keep(self._bank.load(key)),
-            lambda tenant: tenant.packed.weights.nbytes + tenant.head.weight.nbytes,
+            lambda tenant: tenant.num_bytes,
             capacity_bytes=settings.host_cache_mb * 1_000_000,
         )
         self._answers = ThreadPoolExecutor(2, thread_name_prefix="peer-answer")

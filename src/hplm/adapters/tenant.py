@@ -97,6 +97,11 @@ class Tenant:
         """Whether none of its weights is NaN or infinite."""
         return all(map(all_finite, (self.packed.weights, *self.head.arrays.values())))
 
+    @property
+    def num_bytes(self) -> int:
+        """What its weights take of host memory."""
+        return self.packed.weights.nbytes + sum(array.nbytes for array in self.head.arrays.values())
+
     @cached_property
     def key(self) -> str:
         """What a slot goes by: an update is another key, so it never mixes with what it replaces."""

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from hplm.adapters.packed import Place
 from hplm.config import BaseConfig
 from hplm.nn.onednn import PackedLinear
+from hplm.plot.windows import centre
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 Adapt = Callable[[Place, int, Tensor], Tensor]
@@ -266,10 +267,9 @@ def merge_windows(vectors: Tensor, exists: Tensor) -> Tensor:
     over its text's edge does not exist there.
     """
     n = vectors.shape[1]
-    centre = (n - 1) // 2
     kept = vectors * exists.unsqueeze(-1)
-    total = sum(torch.roll(kept[:, i], i - centre, 0) for i in range(n))
-    count = sum(torch.roll(exists[:, i].to(vectors.dtype), i - centre, 0) for i in range(n))
+    total = sum(torch.roll(kept[:, i], i - centre(n), 0) for i in range(n))
+    count = sum(torch.roll(exists[:, i].to(vectors.dtype), i - centre(n), 0) for i in range(n))
     assert isinstance(total, Tensor)
     assert isinstance(count, Tensor)
     return total / count.unsqueeze(-1)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hplm.config import BaseConfig
 from hplm.errors import CorruptArtifactError, WrongBaseError, unusable
 from hplm.plot import keys as key_codec
 from hplm.plot.arena import Arena, Vectors
@@ -23,6 +24,12 @@ from hplm.store import artifact
 KIND = "plot-table"
 Rows = npt.NDArray[np.int64]
 Values = npt.NDArray[np.float16]
+
+
+def row_bytes(config: BaseConfig, hidden_size: int | None = None) -> int:
+    """What one whole window takes on disk, of a base as wide as `config` says or of another hidden size."""
+    ids = 0 if key_codec.fits(config.window, config.vocab_size) else 4 * config.window
+    return 8 + ids + 2 * config.window * (hidden_size or config.hidden_size)
 
 
 @dataclass(frozen=True)

@@ -117,7 +117,7 @@ class UpperStage:
         self._catalog = Catalog(store, settings.base, on_forgotten=self._forget)
         self._bank = TenantBank(store, self._catalog, base.fingerprint, verify=settings.verify)
         self._cache: HostCache[ServedTenant, Tenant] = HostCache(
-            self._load, host_bytes, capacity_bytes=settings.host_cache_mb * 1_000_000
+            self._load, lambda tenant: tenant.num_bytes, capacity_bytes=settings.host_cache_mb * 1_000_000
         )
         # Versions that the registry has to be asked for, which may hang. Once they are found the catalog knows them.
         self._asked: HostCache[tuple[bytes, int | None], ServedTenant] = HostCache(
@@ -338,11 +338,6 @@ class UpperStage:
 def looks_ahead(settings: UpperSettings, device: torch.device) -> bool:
     """Whether slots are filled ahead of the batch to come: on a processor copying wants a core as computing does."""
     return device.type == "cuda" if settings.coarse_prefetch is None else settings.coarse_prefetch
-
-
-def host_bytes(tenant: Tenant) -> int:
-    """What the weights of a loaded tenant take of host memory."""
-    return tenant.packed.weights.nbytes + sum(array.nbytes for array in tenant.head.arrays.values())
 
 
 def _answer(one: _Ready, found: npt.NDArray[np.float32]) -> UpperAnswer | HplmError:

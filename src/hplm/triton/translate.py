@@ -16,8 +16,10 @@ import numpy as np
 import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
+from hplm import wire
 from hplm.errors import BadInputError, BatchShapeError, HplmError, InternalError
 from hplm.process import SHARED_MEMORY
+from hplm.wire import LabelledSpan
 
 Input = TypeVar("Input")
 Answer = TypeVar("Answer")
@@ -110,6 +112,15 @@ def optional(given: Inputs, name: str) -> npt.NDArray[Any] | None:
 def wants(request: Any, name: str) -> bool:
     """Whether the client asked for an output."""
     return name in request.requested_output_names()
+
+
+def labelled(spans: Sequence[LabelledSpan]) -> dict[str, npt.NDArray[Any]]:
+    """What one text's answer says, by the names of its tensors."""
+    return {
+        wire.LABEL: np.array([span.label.encode() for span in spans], dtype=np.object_),
+        wire.SCORE: np.array([span.score for span in spans], dtype=np.float32),
+        wire.SPAN: np.array([(span.start, span.end) for span in spans], dtype=np.int32).reshape(-1, 2),
+    }
 
 
 def respond(**outputs: npt.NDArray[Any]) -> Any:

@@ -42,12 +42,8 @@ class TritonPythonModel:
         with_logits = translate.wants(request, wire.LOGITS)
 
         def write(given: Given, answer: PeerAnswer) -> Any:
-            outputs = {
-                wire.LABEL: np.array([span.label.encode() for span in answer.spans], dtype=np.object_),
-                wire.SCORE: np.array([span.score for span in answer.spans], dtype=np.float32),
-                wire.SPAN: np.array([(span.start, span.end) for span in answer.spans], dtype=np.int32).reshape(-1, 2),
-                wire.TRUNCATED: np.array([answer.truncated], dtype=bool),
-            }
+            outputs = translate.labelled(answer.spans)
+            outputs[wire.TRUNCATED] = np.array([answer.truncated], dtype=bool)
             if with_logits:
                 outputs[wire.LOGITS] = answer.logits
             return translate.respond(**outputs)
