@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from hplm.config import BaseConfig, parse
-from hplm.errors import ConfigError, DataError
+from hplm.errors import ArtifactError, ConfigError, DataError
 from hplm.nn import base as bases
 from hplm.nn.base import Base
 from hplm.nn.dtype import choose_device
@@ -153,6 +153,15 @@ def ship(store: Store, name: str, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     save_file(state, folder / "converted.safetensors")
     (folder / "about.json").write_text(json.dumps(manifest["meta"], indent=2) + "\n")
+
+
+def ensure_base(store: Store) -> Base:
+    """The shipped base, put into a store that has none, or a broken one. Raises as `install_shipped` does."""
+    try:
+        return bases.load(store.base(DEFAULT_BASE))
+    except ArtifactError:
+        install_shipped(store)
+        return bases.load(store.base(DEFAULT_BASE))
 
 
 def install_shipped(store: Store) -> dict[str, Any]:

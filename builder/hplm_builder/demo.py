@@ -15,18 +15,16 @@ from hplm.adapters import tenant as tenants
 from hplm.adapters.tenant import TenantCard
 from hplm.config import ManagerSettings, PlotSettings, UpperSettings
 from hplm.errors import ArtifactError, UnknownTenantError
-from hplm.nn import base as bases
 from hplm.nn.base import Base
 from hplm.packages import read_member
-from hplm.plot import table as tables
 from hplm.store.layout import Store
 from hplm_builder import corpora
-from hplm_builder.base import DEFAULT_BASE, install_shipped
+from hplm_builder.base import DEFAULT_BASE, ensure_base
 from hplm_builder.corpora import SOURCES
 from hplm_builder.export import export
 from hplm_builder.finetune import TrainSettings
 from hplm_builder.labelled import LabelledData, LabelledText, check_data
-from hplm_builder.plots import build_plot
+from hplm_builder.plots import build_plot, has_plot
 from hplm_builder.register import published
 from hplm_builder.splits import split_of
 from hplm_builder.tenants import build_tenant
@@ -130,16 +128,9 @@ def build_demo(folder: Path, progress: Progress, *, quick: bool = False) -> list
     """
     store = Store(folder / "store")
     steps = progress.add_task("demo: base, tables, tenants, models", total=3 + len(TENANTS))
-    try:
-        base = bases.load(store.base(DEFAULT_BASE))
-    except ArtifactError:
-        install_shipped(store)
-        base = bases.load(store.base(DEFAULT_BASE))
+    base = ensure_base(store)
     progress.update(steps, advance=1)
-    try:
-        for level in ("root", "bigram", "unigram"):
-            tables.load(store.table(PLOT, level), fingerprint=base.fingerprint)
-    except ArtifactError:
+    if not has_plot(store, base, PLOT):
         documents = [text for source in PLOT_SOURCES for text in SOURCES[source]()]
         build_plot(store, DEFAULT_BASE, PLOT, documents[:: 40 if quick else 1], TOP_PERCENT, progress)
     progress.update(steps, advance=1)

@@ -24,18 +24,17 @@ from hplm.nn.base import Base
 from hplm.nn.dtype import choose_dtype
 from hplm.nn.encoder import UpperEncoder, WindowEncoder
 from hplm.nn.lookup import open_lookup
-from hplm.plot import table as tables
 from hplm.progress import bar_report
 from hplm.samples import unseen_paragraphs
 from hplm.store.layout import Store
 from hplm.store.registry import Registry
 from hplm.text import TextEncoder
-from hplm_builder.base import DEFAULT_BASE, install_shipped, minilm_folder, tokenizer_of
+from hplm_builder.base import ensure_base, minilm_folder, tokenizer_of
 from hplm_builder.bodies import ADAPTER_AT
 from hplm_builder.bootstrap import DATA, TaskFleet, tune_fleet
 from hplm_builder.export import export
 from hplm_builder.finetune import REDUCTION_FACTOR
-from hplm_builder.plots import count_grams, write_windows
+from hplm_builder.plots import count_grams, has_plot, write_windows
 from hplm_builder.register import banks_of, fresh_bank, prepare, publish_bank, served
 
 Shape = Literal["minilm", "bert-base"]
@@ -198,7 +197,7 @@ def make_bench_repository(
     texts = TextPool().draw(TextEncoder(base.tokenizer_path, base.config.max_tokens), seed)
     listed = "\n".join(texts) + "\n"
     path = folder / TEXTS
-    if not _has_pool(store, base) or not path.is_file() or path.read_text() != listed:
+    if not has_plot(store, base, PLOT) or not path.is_file() or path.read_text() != listed:
         path.unlink(missing_ok=True)
         make_pool_plot(store, base, texts, progress)
         path.write_text(listed)
@@ -235,23 +234,12 @@ def check_same(folder: Path, wanted: dict[str, Any]) -> None:
 
 
 def _bench_base(store: Store, shape: Shape, seed: int) -> Base:
-    name = DEFAULT_BASE if shape == "minilm" else BERT_BASE
+    if shape == "minilm":
+        return ensure_base(store)
     try:
-        return bases.load(store.base(name))
+        return bases.load(store.base(BERT_BASE))
     except ArtifactError:
-        if shape == "bert-base":
-            return make_bert_base(store, seed)
-        install_shipped(store)
-        return bases.load(store.base(name))
-
-
-def _has_pool(store: Store, base: Base) -> bool:
-    try:
-        for level in ("root", "bigram", "unigram"):
-            tables.load(store.table(PLOT, level), fingerprint=base.fingerprint)
-    except ArtifactError:
-        return False
-    return True
+        return make_bert_base(store, seed)
 
 
 def _whole_fleet(store: Store, base: Base, tenants: int) -> str | None:

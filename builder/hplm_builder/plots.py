@@ -25,7 +25,7 @@ from hplm.plot import table as tables
 from hplm.plot.keys import fits, pack, unpack
 from hplm.plot.windows import Ids, centre, windows
 from hplm.store import artifact
-from hplm.store.layout import Store
+from hplm.store.layout import Store, levels
 from hplm_builder.portions import tokenised
 
 CHUNK = 4096
@@ -127,14 +127,24 @@ def build_plot(
         "corpus_hit_rate": seen / int(counted.counts.sum()),
     }
     unigrams = np.arange(base.config.vocab_size, dtype=np.int64)[:, None]
-    levels = {"unigram": unigrams, "root": kept}
+    grams_of = {"unigram": unigrams, "root": kept}
     if base.config.window > 2:
-        levels["bigram"] = counted.bigrams(base.config.vocab_size)[: len(kept)]
-    for level, grams in levels.items():
+        grams_of["bigram"] = counted.bigrams(base.config.vocab_size)[: len(kept)]
+    for level, grams in grams_of.items():
         report[f"{level}_rows"] = _write_level(
             store, base, lower, plot_name, level, grams, report, choose_dtype(dtype, torch.device("cpu")), progress
         )
     return report
+
+
+def has_plot(store: Store, base: Base, plot_name: str) -> bool:
+    """Whether all tables of a PLOT are there, sound and of this base."""
+    try:
+        for level in levels(base.config.window):
+            tables.load(store.table(plot_name, level), fingerprint=base.fingerprint)
+    except ArtifactError:
+        return False
+    return True
 
 
 def _check_own(store: Store, base: Base, plot_name: str) -> None:

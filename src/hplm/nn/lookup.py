@@ -27,7 +27,7 @@ from hplm.plot.lookup import LookupPlan, Table, plan, resolve
 from hplm.plot.overlay import Overlay
 from hplm.plot.table import PlotTable, Rows, Spare, Values
 from hplm.store import artifact
-from hplm.store.layout import Store
+from hplm.store.layout import Store, levels
 
 # A window costs as much as three tokens: few are filled up. More than one, see `hplm.nn.onednn`.
 WINDOW_STEP = 2
@@ -208,14 +208,14 @@ def open_lineage(
     Raises MissingArtifactError, CorruptArtifactError, WrongBaseError, StoreUnavailableError or ConfigError.
     """
     *branches, root = (store.root / path for path in lineage)
-    shorter = ["bigram", "unigram"] if base.config.window > 2 else ["unigram"]
+    whole, *shorter = levels(base.config.window)
     overlay_windows = overlay_windows if miss == "compute" else 0
     dtype = dtype or choose_dtype("auto", torch.device("cpu"))
     lower = lowers.of_lineage(store, base, lineage, base_lower=base_lower, verify=verify) if miss == "compute" else None
     if lower is not None:
         lowers.pack(lower, dtype, base if quantization == "int8" else None)
     opened, room = tables.load_together(
-        [*(branch / "branch" for branch in branches), root / "root", *(root / level for level in shorter)],
+        [*(branch / "branch" for branch in branches), root / whole, *(root / level for level in shorter)],
         fingerprint=base.fingerprint,
         verify=verify,
         spare_vectors=overlay_windows * base.config.window,

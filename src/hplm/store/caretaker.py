@@ -16,8 +16,8 @@ from hplm.errors import ArtifactError, CorruptArtifactError, WrongBaseError
 from hplm.store import artifact, housekeeping
 from hplm.store.artifact import Artifact
 from hplm.store.housekeeping import AdoptPlan, Removal
-from hplm.store.inventory import again, bank_members, levels, look, read_card
-from hplm.store.layout import Store
+from hplm.store.inventory import again, bank_members, look, read_card
+from hplm.store.layout import Store, levels
 from hplm.store.records import Snapshot
 from hplm.store.registry import Registry
 
@@ -220,7 +220,7 @@ def _check_base(folder: Path, fingerprint: str) -> None:
 
 
 def _check_root(folder: Path, fingerprint: str) -> None:
-    _check_domain(folder, levels(artifact.read(folder / "root", "plot-table").meta), fingerprint)
+    _check_domain(folder, levels(artifact.read(folder / "root", "plot-table").meta.get("size", 3)), fingerprint)
 
 
 def _check_domain(folder: Path, parts: Sequence[str], fingerprint: str) -> None:

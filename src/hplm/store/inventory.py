@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from hplm.errors import ArtifactError, CorruptArtifactError
 from hplm.store import artifact
-from hplm.store.layout import Store
+from hplm.store.layout import Store, levels
 
 Kind = Literal["base", "plot", "domain", "tenant", "bank", "upload", "scratch", "leftover"]
 FLAT: dict[Kind, str] = {
@@ -101,7 +101,7 @@ def read_card(store: Store, found: Found) -> Card:
                 return Card(found, artifact.read(folder, "base").fingerprint)
             case "plot":
                 meta = artifact.read(folder / "root", "plot-table").meta
-                for level in levels(meta):
+                for level in levels(meta.get("size", 3)):
                     artifact.read(folder / level, "plot-table")
                 return Card(found, meta["base"], about={})
             case "domain":
@@ -121,11 +121,6 @@ def read_card(store: Store, found: Found) -> Card:
                 return Card(found, meta["base"], meta["about"].get("domain", ""), about=meta["about"])
     except (ArtifactError, KeyError, TypeError, AttributeError, OSError) as error:
         return Card(found, fault=str(error) if isinstance(error, ArtifactError) else f"its manifest lacks {error}")
-
-
-def levels(root: Mapping[str, Any]) -> tuple[str, ...]:
-    """The tables of a PLOT whose root's manifest says this: of bigrams there is no other than the root."""
-    return ("root", "bigram", "unigram") if root.get("size", 3) > 2 else ("root", "unigram")
 
 
 def _made_s(folder: Path) -> float:

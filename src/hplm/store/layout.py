@@ -7,6 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 
+def levels(window: int) -> tuple[str, ...]:
+    """The tables of a PLOT, longest n-grams first; of windows of two tokens the root's are the bigrams."""
+    return ("root", "bigram", "unigram") if window > 2 else ("root", "unigram")
+
+
 @dataclass(frozen=True)
 class Store:
     """A folder of artifacts and the registry that names them. Serving reads both and never writes.
@@ -34,7 +39,7 @@ class Store:
         return self.root / "bases" / name
 
     def table(self, name: str, level: str) -> Path:
-        """Level is `root`, `bigram` or `unigram` of the PLOT called `name`."""
+        """Level is one of `levels` of the PLOT called `name`."""
         return self.root / "plots" / name / level
 
     def domain(self, base: str, name: str, number: int) -> Path:
