@@ -81,8 +81,8 @@ class Client:
         """One text of one tenant, or two where it was trained on pairs: `text` and `pair`."""
         with typed_errors(self.url):
             inputs, call = tensors_of(self._module, tenant, text, pair), self._call(logits, deadline_s)
+        result = self._infer(self._triton, inputs, call)
         with typed_answer(self.url):
-            result = self._infer(self._triton, inputs, call)
             return prediction_of(result, tenant, text, pair, logits)
 
     @overload

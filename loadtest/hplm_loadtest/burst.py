@@ -8,17 +8,16 @@ import numpy as np
 
 from hplm.progress import progress_bars
 from hplm.report import Report
-from hplm.triton.server import TritonServer, free_ports
 from hplm_loadtest.arrivals import BurstArrivals
-from hplm_loadtest.models import read, served_names
+from hplm_loadtest.models import served_names
 from hplm_loadtest.open_loop import open_loop
-from hplm_loadtest.page_cache import into_page_cache
 from hplm_loadtest.pictures import cdf, check_picture
 from hplm_loadtest.plan import Mix
 from hplm_loadtest.response import ask_each, median_row
 from hplm_loadtest.run import Run, goals_of
 from hplm_loadtest.tenants import UniformTenants
 from hplm_loadtest.texts import mean_tokens, texts
+from hplm_loadtest.variants import serving
 
 CLIENTS = 250
 
@@ -29,19 +28,13 @@ def burst(models: Path, scale: float, count: int, rounds: int, kind: str, pictur
     Each tenant is asked once before.
     """
     check_picture(picture)
-    served = read(models)
     names = served_names(models)
     sent = texts(kind, models)
     rng = np.random.default_rng(0)
     arrivals = BurstArrivals(clients=max(1, round(CLIENTS * scale)), count=count)
     mix = Mix(UniformTenants(names), sent)
     runs: list[Run] = []
-    into_page_cache(served.store.root)
-    with (
-        TritonServer(models, free_ports(), log=models.parent / "triton-bench.log", tied=True) as server,
-        progress_bars() as progress,
-    ):
-        server.wait_ready()
+    with serving(models, plot={}, upper={}) as server, progress_bars() as progress:
         bar = progress.add_task("runs", total=1 + rounds)
         ask_each(server.ports.grpc_url, names, sent, rng)
         progress.update(bar, advance=1)

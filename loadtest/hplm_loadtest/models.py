@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -30,31 +31,28 @@ class Served:
     base: Base
     plot: PlotSettings
 
-    def published(self) -> list[ServedTenant]:
-        """All tenants that a server over this repository answers for, sorted by name."""
+    @contextmanager
+    def opened(self) -> Iterator[tuple[TenantBank, list[ServedTenant]]]:
+        """All tenants that a server over this repository answers for, sorted by name, and what reads them."""
         with closing(Catalog(self.store, self.plot.base)) as catalog:
-            return sorted(catalog.served(), key=lambda one: one.name)
+            found = sorted(catalog.served(), key=lambda one: one.name)
+            yield TenantBank(self.store, catalog, self.base.fingerprint), found
 
     def some(self, count: int) -> list[Tenant]:
         """The first tenants of single texts with their weights, those with a folder of their own before those in a bank.
 
         Raises ConfigError where all are of pairs.
         """
-        with closing(Catalog(self.store, self.plot.base)) as catalog:
-            bank = TenantBank(self.store, catalog, self.base.fingerprint)
-            found = sorted(self.published(), key=lambda one: is_banked(self.store, self.store.path(one.path)))
-            of_single_texts = (one for one in found if not _is_of_pairs(bank, one))
+        with self.opened() as (bank, found):
+            of_single_texts = (one for one in sorted(found, key=self.is_banked) if not _is_of_pairs(bank, one))
             members = [bank.load(one) for one in islice(of_single_texts, count)]
         if found and not members:
             raise _all_of_pairs(self.store.root)
         return members
 
-    def tenants(self) -> list[Tenant]:
-        """Those that have a folder of their own, with their weights."""
-        with closing(Catalog(self.store, self.plot.base)) as catalog:
-            bank = TenantBank(self.store, catalog, self.base.fingerprint)
-            own = [one for one in self.published() if not is_banked(self.store, self.store.path(one.path))]
-            return [bank.load(one) for one in own]
+    def is_banked(self, tenant: ServedTenant) -> bool:
+        """Whether a tenant has no folder of its own."""
+        return is_banked(self.store, self.store.path(tenant.path))
 
 
 def read(models: Path) -> Served:
@@ -71,10 +69,7 @@ def served_names(models: Path) -> list[str]:
     Loads are of single texts: tenants of pairs, which would refuse them, are left out, with a warning. Raises ConfigError
     where there are no others.
     """
-    served = read(models)
-    published = served.published()
-    with closing(Catalog(served.store, served.plot.base)) as catalog:
-        bank = TenantBank(served.store, catalog, served.base.fingerprint)
+    with read(models).opened() as (bank, published):
         names = [one.name for one in published if not _is_of_pairs(bank, one)]
     if published and not names:
         raise _all_of_pairs(models)
@@ -97,4 +92,6 @@ def _is_of_pairs(bank: TenantBank, tenant: ServedTenant) -> bool:
 
 def examples(models: Path) -> list[str]:
     """The example texts of the tenants that have a folder of their own, each once."""
-    return sorted({tenant.card.example for tenant in read(models).tenants()} - {""})
+    served = read(models)
+    with served.opened() as (bank, found):
+        return sorted({bank.card(one).example for one in found if not served.is_banked(one)} - {""})

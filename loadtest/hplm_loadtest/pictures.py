@@ -71,7 +71,7 @@ def line_charts(
     figure.legend(
         *figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=6, frameon=False, fontsize=9
     )
-    _save(path, figure)
+    save(path, figure)
 
 
 def cdf(path: Path, samples: Mapping[str, Any], *, title: str, x_label: str) -> None:
@@ -137,10 +137,11 @@ def _look(index: int) -> dict[str, Any]:
 def _finish(path: Path, figure: Figure, axes: Any, *, named: bool) -> None:
     if named:
         axes.legend(frameon=False, fontsize=9)
-    _save(path, figure)
+    save(path, figure)
 
 
-def _save(path: Path, figure: Figure) -> None:
+def save(path: Path, figure: Figure) -> None:
+    """As the file that `path` names; folders are made."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # Without a date the same figures give the same file.
     figure.savefig(path, dpi=160, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)

@@ -12,8 +12,8 @@ from hplm_client import AsyncClient
 from hplm.progress import progress_bars
 from hplm.report import Report
 from hplm.samples import unseen_paragraphs
-from hplm.triton.server import TritonServer, free_ports
 from hplm_loadtest.models import served_names
+from hplm_loadtest.variants import serving
 
 Pair = tuple[str, str]
 
@@ -42,11 +42,7 @@ def whole_requests(models: Path, rounds: int, count: int, concurrency: int) -> R
     pairs = [(names[i % len(names)], sentences[i % len(sentences)]) for i in range(count)]
     latency: dict[str, list[float]] = {"grpc": [], "http": []}
     throughput: dict[str, list[float]] = {"grpc": [], "http": []}
-    with (
-        TritonServer(models, free_ports(), log=models.parent / "triton-bench.log", tied=True) as server,
-        progress_bars() as progress,
-    ):
-        server.wait_ready()
+    with serving(models, plot={}, upper={}) as server, progress_bars() as progress:
         urls = {"grpc": server.ports.grpc_url, "http": server.ports.http_url}
         bar = progress.add_task("requests", total=2 * (rounds + 1))
         for turn in range(rounds + 1):

@@ -17,7 +17,7 @@ from hplm.progress import progress_bars
 from hplm.report import Report
 from hplm_loadtest.models import read, served_names
 from hplm_loadtest.open_loop import closed_loop
-from hplm_loadtest.pictures import COLOURS, check_picture
+from hplm_loadtest.pictures import COLOURS, check_picture, save
 from hplm_loadtest.plan import Requests
 from hplm_loadtest.texts import pool
 from hplm_loadtest.variants import serving
@@ -125,5 +125,4 @@ def draw(path: Path, spans: Sequence[Span]) -> None:
     axes.set_xlabel("time (ms)")
     axes.set_title("What each thread of the two stages does", fontsize=11, loc="left")
     axes.spines[["top", "right"]].set_visible(False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=160, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
+    save(path, figure)
