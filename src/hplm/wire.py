@@ -26,6 +26,11 @@ VERSION = (
 )
 TOKENS = "TOKENS"  # INT32 [tokens, 3]: start and end character, number of the word; -1 for special tokens
 
+# Triton's own words where too much waits before a stage, and where a request has waited there for its `timeout`: over gRPC
+# UNAVAILABLE, both of them.
+TRITON_FULL = "Exceeds maximum queue size"
+TRITON_EXPIRED = "Request timeout expired"
+
 # Manage requests: JSON objects as BYTES [1].
 MANAGER = "manager"  # one answer
 MANAGER_WATCH = "manager_watch"  # an event for every change of a job, over gRPC streaming only

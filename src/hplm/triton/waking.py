@@ -13,6 +13,7 @@ from typing import Any
 import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
+from hplm import wire
 from hplm.errors import from_wire
 from hplm.scheduling.wakes import Wakes
 from hplm.triton import translate
@@ -21,9 +22,6 @@ from hplm.triton import translate
 MOST_WAITING = 16
 # As little as can be: what Triton looks at has waited for longer.
 TIMEOUT_US = 1
-# What Triton says of a request that has waited for its `timeout`; and where it has no place for another, and does not look.
-LOOKED = "Request timeout expired"
-FULL = "Exceeds maximum queue size"
 # So many one after another that came to the stage: this Triton is another than we know.
 MOST_HANDED_OVER = 20
 # For what is under way at the end.
@@ -119,10 +117,10 @@ class Waker:
             said = str(error)
         with self._changed:
             self._waiting -= 1
-            if said.endswith(LOOKED):
+            if said.endswith(wire.TRITON_EXPIRED):
                 self._handed_over = 0
                 self._wakes.looked(after_call)
-            elif not said.endswith(FULL):
+            elif not said.endswith(wire.TRITON_FULL):
                 self._failed += 1
                 self._handed_over += is_handed_over
             gives_up = is_handed_over and self._handed_over == MOST_HANDED_OVER

@@ -6,9 +6,10 @@ from contextlib import closing
 
 import pytest
 
+from hplm import wire
 from hplm.errors import LeaseLostError, RegistryUnavailableError, UnknownJobError
 from hplm.store.layout import Store
-from hplm.store.records import Job
+from hplm.store.records import UNFINISHED, Job
 from hplm.store.registry import Registry
 from tests.unit.store.making import NOW_S
 
@@ -37,6 +38,10 @@ def test_a_submitted_job_waits_and_keeps_its_request(registry: Registry) -> None
     assert registry.job(job.id) == job
     with pytest.raises(UnknownJobError):
         registry.job("other")
+
+
+def test_clients_follow_a_job_for_as_long_as_the_registry_does() -> None:
+    assert wire.JOB_UNFINISHED == UNFINISHED
 
 
 def test_jobs_are_listed_newest_first_and_by_state(registry: Registry) -> None:
