@@ -204,7 +204,7 @@ def make_fleet(store: Store, base: bases.Base, count: int, seed: int = 0) -> lis
 def make_bank(store: Store, base: bases.Base, members: list[Tenant]) -> Path:
     """Publish tenants in a bank file, in the place of those that other banks have."""
     if not (store.root / "registry.sqlite").exists():
-        register.prepare(store, base, PLOT)
+        register.name_root(store, base, PLOT)
     bank = register.fresh_bank(store, "fleet")
     bank_file.write(store.bank(bank), base.fingerprint, members)
     register.publish_bank(store, base, PLOT, bank)

@@ -11,7 +11,7 @@ from hplm.store.records import DomainVersion, Job
 from hplm.store.registry import Registry
 from hplm_builder.corpus_file import MOST_BYTES
 from hplm_builder.domains import DomainSettings, build_domain, estimate_domain
-from hplm_builder.job_bench import Bench, made_by, published
+from hplm_builder.job_bench import Bench, made_by, publish
 
 
 def make_domain(job: Job, bench: Bench) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def make_domain(job: Job, bench: Bench) -> dict[str, Any]:
         device=bench.device,
     )
     crash_point("job.trained")
-    made = published(
+    made = publish(
         bench,
         folder,
         lambda path: registry.publish_domain(

@@ -35,7 +35,7 @@ from hplm_builder.bootstrap import DATA, TaskFleet, tune_fleet
 from hplm_builder.export import export
 from hplm_builder.finetune import REDUCTION_FACTOR
 from hplm_builder.plots import count_grams, has_plot, write_windows
-from hplm_builder.register import banks_of, fresh_bank, prepare, publish_bank, served
+from hplm_builder.register import banks_of, fresh_bank, name_root, publish_bank, served
 
 Shape = Literal["minilm", "bert-base"]
 BERT_BASE = "bert-base"
@@ -202,7 +202,7 @@ def make_bench_repository(
         make_pool_plot(store, base, texts, progress)
         path.write_text(listed)
     progress.update(steps, advance=1)
-    prepare(store, base, PLOT)
+    name_root(store, base, PLOT)
     if (bank := _whole_fleet(store, base, tenants)) is None:
         bank = fresh_bank(store, BANK)
         if tuned:

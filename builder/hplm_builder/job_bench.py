@@ -50,10 +50,10 @@ def made_by(job: Job, versions: Sequence[Version]) -> Version | None:
     return next((version for version in versions if version.about.get("job") == job.id), None)
 
 
-def published(
+def publish(
     bench: Bench,
     folder: Path,
-    publish: Callable[[str], Version],
+    register: Callable[[str], Version],
     made: Callable[[], Version | None],
     *,
     job: Job,
@@ -68,7 +68,7 @@ def published(
         # Each time: the job may be cancelled, or another's, while the registry cannot be used.
         bench.held()
         crash_point("publish.before")
-        return publish(bench.store.relative(folder))
+        return register(bench.store.relative(folder))
 
     try:
         version = bench.insist(publish_held)

@@ -58,7 +58,7 @@ def _root_of(store: Store, base: Base, domain: str) -> str | None:
     return store.relative(folder.parent)
 
 
-def prepare(store: Store, base: Base, root: str) -> None:
+def name_root(store: Store, base: Base, root: str) -> None:
     """Name a base and its root domain, before anything that stands on them is written."""
     with closing(open_registry(store)) as registry:
         domain_version(registry, store, base, root)

@@ -25,7 +25,7 @@ from hplm.store.layout import Store
 from hplm.store.records import DomainVersion, Job, TenantVersion
 from hplm.store.registry import Registry
 from hplm_builder.finetune import REDUCTION_FACTOR, TrainSettings, new_word_window
-from hplm_builder.job_bench import Bench, made_by, published
+from hplm_builder.job_bench import Bench, made_by, publish
 from hplm_builder.labelled import LabelledData, LabelledFile, read_data
 from hplm_builder.register import told_of
 from hplm_builder.tenants import estimate_fine_tune, train_tenant
@@ -57,7 +57,7 @@ def make_tenant(job: Job, bench: Bench) -> dict[str, Any]:
     folder = bench.store.tenant_version(name, number)
     bench.report("publish", 1.0)
     tenants.save(folder, replace(trained, card=card))
-    made = published(
+    made = publish(
         bench,
         folder,
         lambda path: registry.publish_tenant(

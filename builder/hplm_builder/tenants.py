@@ -42,8 +42,7 @@ from hplm_builder.prepared import (
     sample_of,
 )
 from hplm_builder.pseudo_labels import pseudo_labelled, upper_body
-from hplm_builder.register import check_base, parent_of, publish_tenant, published
-from hplm_builder.register import prepare as name_root
+from hplm_builder.register import check_base, name_root, parent_of, publish_tenant, published
 
 MEASURED_EXAMPLES = 64
 

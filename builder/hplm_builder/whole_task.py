@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hplm.errors import DataError
+from hplm.errors import DataError, unreadable
 from hplm_builder.rows import Row
 
 NAME = "data_full.json"
@@ -20,7 +20,7 @@ def read_parts(path: Path) -> tuple[list[tuple[str, Row]], ...]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from None
+        raise unreadable(str(path), error) from error
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 at byte {error.start}") from None
     except (ValueError, RecursionError) as error:

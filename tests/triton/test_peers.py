@@ -315,7 +315,7 @@ def tiny_fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
     base = tiny.make_base(store, tiny.config())
     texts = tiny.sentences(20)
     make_pool_plot(store, base, texts, QUIET)
-    register.prepare(store, base, PLOT)
+    register.name_root(store, base, PLOT)
     make_fleet(store, base, BANK, 12, 0, QUIET, reduction_factor=4)
     register.publish_bank(store, base, PLOT, BANK)
     (folder / "texts.txt").write_text("\n".join(texts) + "\n")

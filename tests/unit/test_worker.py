@@ -138,7 +138,7 @@ def submit(
         worker.submit(job, tenant=tenant, tokens=1, arrived_s=now, deadline_s=now + within_s)
     except HplmError as error:
         # Refused at once, which stages count: the inbox has one answer to each, wherever it comes from.
-        job.reply(worker.refused(error))
+        job.reply(worker.count_refused(error))
 
 
 @pytest.fixture

@@ -73,7 +73,7 @@ class Waiting(Generic[Item]):
 
 @dataclass
 class _Place:
-    """`pins` counts the load under way, the batch that it is for and the batch that runs."""
+    """A model's place: `fresh` until its first batch begins, `running` while one does; either pins the model to it."""
 
     number: int
     ready: bool = False

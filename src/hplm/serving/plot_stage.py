@@ -258,7 +258,7 @@ class PlotStage:
             if not self._opening.take(tenant.name):
                 raise QueueFullError("too many requests wait for tenants and domains to be opened; try again later")
         except HplmError as error:
-            raise self._worker.refused(for_the_wire(error, given.tenant)) from None
+            raise self._worker.count_refused(for_the_wire(error, given.tenant)) from None
         job: Job[Any, LookedUp] = Job(asked, reply, is_cancelled)
         held = self._worker.hold(job, self._deadline_of(given), partial(self._opening.leave, tenant.name))
         self._texts.fetch(tenant).add_done_callback(partial(self._card_read, held, tenant.lineage))
@@ -327,7 +327,7 @@ class PlotStage:
 
     def count_refused(self, error: HplmError) -> None:
         """Of a request that could not even be submitted."""
-        self._worker.refused(error)
+        self._worker.count_refused(error)
 
     def _run_and_pass_on(
         self, ready: list[_Ready], batch: Batch

@@ -226,7 +226,7 @@ class UpperStage:
             if not self._loads.take(name):
                 raise QueueFullError("too many requests wait for their tenants' weights; try again later")
         except HplmError as error:
-            raise self._worker.refused(for_the_wire(error, given.tenant)) from None
+            raise self._worker.count_refused(for_the_wire(error, given.tenant)) from None
         job: Job[Any, UpperAnswer] = Job((given, times), reply, is_cancelled)
         held = self._worker.hold(job, times[1], partial(self._loads.leave, name))
         if key is not None:
@@ -236,7 +236,7 @@ class UpperStage:
 
     def count_refused(self, error: HplmError) -> None:
         """Of a request that could not even be submitted."""
-        self._worker.refused(error)
+        self._worker.count_refused(error)
 
     def _found(self, held: Held, found: Future[ServedTenant]) -> None:
         """The tenant's version is known, or there is none, or the registry cannot say."""

@@ -137,7 +137,7 @@ class Worker(Generic[Item, Answer]):
         """Answer a request that never came to the queue: see `Answers.refuse`."""
         self._answers.refuse(reply, error)
 
-    def refused(self, error: HplmError) -> HplmError:
+    def count_refused(self, error: HplmError) -> HplmError:
         """Count a request that is refused at once, by raising."""
         self._answers.counts.add_answer(error)
         return error
