@@ -22,16 +22,17 @@ class TritonPythonModel:
         told = partial(is_told_to_stop, os.getppid(), time.time())
         store = Store((folder / settings.store).resolve(), settings.registry)
         self._service = ManageService(store, settings, is_told_to_stop=told)
+        gauges = {}
         if translate.is_decoupled(args):
             self._stage, name, about = WatchStage(self._service.handle), "watch", "Watches of jobs by outcome, events"
             self._stage.start()
         else:
             self._stage, name, about = ManageStage(self._service.handle), "manager", "Manage requests by outcome"
+            gauges[metrics.Family("hplm_jobs", "Jobs in the registry", "state")] = self._service.jobs_by_state
+        waiting = metrics.Family(f"hplm_{name}_waiting", "Requests not yet answered", "")
         self._metrics = metrics.Published(
             counters={metrics.Family(f"hplm_{name}_events_total", about, "event"): lambda: self._stage.counts},
-            gauges={
-                metrics.Family(f"hplm_{name}_waiting", "Requests not yet answered", ""): lambda: self._stage.waiting
-            },
+            gauges={waiting: lambda: {"": self._stage.waiting}, **gauges},
         )
 
     def execute(self, requests):

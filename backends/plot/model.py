@@ -40,9 +40,9 @@ class TritonPythonModel:
                 ),
             },
             gauges={
-                metrics.Family("hplm_plot_tenants", "Tenants there are", ""): lambda: self._stage.tenants,
+                metrics.Family("hplm_plot_tenants", "Tenants there are", ""): lambda: {"": self._stage.tenants},
                 metrics.Family("hplm_plot_waiting", "Requests that wait to be looked up or for files", ""): lambda: (
-                    self._stage.waiting
+                    {"": self._stage.waiting}
                 ),
             },
             instance=args["model_instance_name"],

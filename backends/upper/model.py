@@ -36,7 +36,7 @@ class TritonPythonModel:
             },
             gauges={
                 metrics.Family("hplm_upper_waiting", "Requests that wait for a batch or for weights", ""): lambda: (
-                    self._stage.waiting
+                    {"": self._stage.waiting}
                 )
             },
             instance=args["model_instance_name"],

@@ -270,7 +270,10 @@ def test_clients_that_go_away_are_noticed(place: Place) -> None:
         for watch in watches:
             watch.close()
         until(lambda: metric(place.server, "hplm_watch_waiting") == 0)
+        before = metric(place.server, 'hplm_jobs{state="cancelled"}')
+        until(lambda: metric(place.server, 'hplm_jobs{state="queued"}') > 0)
         manage.cancel_job(job)
+        until(lambda: metric(place.server, 'hplm_jobs{state="cancelled"}') > before)
 
 
 def test_plain_curl_gets_an_answer(place: Place) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from typing import Any, get_args
 
 from hplm.config import ManagerSettings
 from hplm.crash import crash_point
@@ -14,6 +15,7 @@ from hplm.errors import (
     BadManageRequestError,
     CorpusTooSmallError,
     DataError,
+    RegistryError,
     UnknownDomainError,
 )
 from hplm.manage import requests, views
@@ -23,13 +25,14 @@ from hplm.manage.requests import ManageRequest, parse_request
 from hplm.manage.survey import CORPUS_ENDINGS, DATA_ENDINGS, survey
 from hplm.manage.uploads import Uploads
 from hplm.store.layout import Store
-from hplm.store.records import UNFINISHED, Job
+from hplm.store.records import UNFINISHED, Job, JobState
 from hplm.store.registry import Registry
 
 Answer = dict[str, Any]
 # A dry run is a short job; who asks for one mostly gets its result at once.
 DRY_RUN_WAIT_S = 10.0
 DRY_RUN_LOOK_S = 0.1
+JOBS_EVERY_S = 5.0
 
 
 class ManageService:
@@ -47,6 +50,8 @@ class ManageService:
         """A dry run is waited for no longer where `is_told_to_stop` says so: Triton would wait for its answer."""
         self._store, self._settings, self._clock, self._dry_run_wait_s = store, settings, clock, dry_run_wait_s
         self._is_told_to_stop = is_told_to_stop
+        self._jobs_by_state: Mapping[str, int] = {}
+        self._jobs_read_s = -JOBS_EVERY_S
         self._opening = threading.Lock()
         self._opened: Registry | None = None
         self._waiting = threading.Semaphore()
@@ -79,6 +84,16 @@ class ManageService:
         """Answer one request, JSON in, a JSON object out. Raises HplmError where it is refused."""
         request = parse_request(raw)
         return {"ok": True, **self._handlers[type(request)](request)}
+
+    def jobs_by_state(self) -> Mapping[str, int]:
+        """How many jobs there are, looked at every JOBS_EVERY_S; as it was before while the registry cannot be read."""
+        now_s = time.monotonic()
+        if now_s - self._jobs_read_s >= JOBS_EVERY_S:
+            self._jobs_read_s = now_s
+            with suppress(RegistryError):
+                found = self._registry.count_jobs()
+                self._jobs_by_state = {state: found[state] for state in get_args(JobState)}
+        return self._jobs_by_state
 
     def close(self) -> None:
         """Let go of the registry."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import heapq
 import uuid
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from sqlalchemy import Connection, Row, delete, insert, select, update
+from sqlalchemy import Connection, Row, delete, func, insert, select, update
 
 from hplm.errors import LeaseLostError, UnknownJobError, WorkerLostError
 from hplm.store.database import Database
@@ -62,6 +63,12 @@ class Jobs:
         with self._database.reading() as connection:
             found = connection.execute(query.where(jobs.c.state.in_(states)) if states is not None else query)
             return [_job(row, request={"dry_run": bool(row.dry_run)}) for row in found]
+
+    def count_jobs(self) -> Counter[JobState]:
+        """How many there are in each state."""
+        query = select(jobs.c.state, func.count()).group_by(jobs.c.state)
+        with self._database.reading() as connection:
+            return Counter({state: count for state, count in connection.execute(query)})
 
     def claim_job(self, worker: str, now_s: float, lease_s: float, *, lapsed: Lapsed = set) -> Job | None:
         """Take the oldest job that can start, until `now_s + lease_s`; None where there is none.

@@ -21,7 +21,7 @@ PERIOD_S = 1.0
 
 @dataclass(frozen=True)
 class Family:
-    """A metric's name and description; `label` tells its values apart, empty where there is one."""
+    """A metric's name and description; `label` tells its values apart, empty where there is one, named ""."""
 
     name: str
     description: str
@@ -39,15 +39,14 @@ class Published:
     def __init__(
         self,
         counters: Mapping[Family, Callable[[], Counter[str]]],
-        gauges: Mapping[Family, Callable[[], float]],
+        gauges: Mapping[Family, Callable[[], Mapping[str, float]]],
         instance: str = "",
     ) -> None:
         end_if_orphaned(SERVER)
         self._counters = [(self._family(f, pb_utils.MetricFamily.COUNTER), f, read) for f, read in counters.items()]
         # Triton forgets a family's metrics with the family: all are kept.
-        made = [(self._family(f, pb_utils.MetricFamily.GAUGE), read) for f, read in gauges.items()]
+        self._gauges = [(self._family(f, pb_utils.MetricFamily.GAUGE), f, read) for f, read in gauges.items()]
         self._labels = {"model_instance": instance} if instance else {}
-        self._gauges = [(family.Metric(labels=self._labels), family, read) for family, read in made]
         self._metrics: dict[tuple[str, str], Any] = {}
         self._published: dict[str, Counter[str]] = {}
         self._stopped = threading.Event()
@@ -83,12 +82,14 @@ class Published:
         for made, family, read in self._counters:
             published = self._published.setdefault(family.name, Counter())
             for value, count in (Counter(read()) - published).items():
-                metric = self._metrics.get((family.name, value))
-                if metric is None:
-                    metric = self._metrics[family.name, value] = made.Metric(
-                        labels={family.label: value, **self._labels}
-                    )
-                metric.increment(count)
+                self._metric(made, family, value).increment(count)
                 published[value] += count
-        for metric, _, read_gauge in self._gauges:
-            metric.set(read_gauge())
+        for made, family, read_gauge in self._gauges:
+            for value, number in read_gauge().items():
+                self._metric(made, family, value).set(number)
+
+    def _metric(self, made: Any, family: Family, value: str) -> Any:
+        if (metric := self._metrics.get((family.name, value))) is None:
+            labels = {family.label: value} if family.label else {}
+            metric = self._metrics[family.name, value] = made.Metric(labels={**labels, **self._labels})
+        return metric

@@ -51,6 +51,7 @@ def test_jobs_are_listed_newest_first_and_by_state(registry: Registry) -> None:
     assert [job.id for job in registry.jobs(states=["queued"])] == [third.id, first.id]
     assert [job.id for job in registry.jobs(limit=1)] == [third.id]
     assert registry.jobs(states=[]) == []
+    assert registry.count_jobs() == {"queued": 2, "cancelled": 1}
 
 
 def test_a_list_of_jobs_says_of_their_requests_only_whether_they_change_anything(registry: Registry) -> None:
