@@ -21,12 +21,12 @@ Settings = TypeVar("Settings")
 MOST_CHUNK_BYTES = 8 << 20
 # Of a tenant. With numbers near the largest or the smallest there are, shares would be infinite or nothing.
 LEAST_WEIGHT, MOST_WEIGHT = 1e-6, 1e6
-
-
 # What a window that no table has gets.
 Miss = Literal["backoff", "compute"]
 # Format of products with the upper layers' matrices, where it is not that of the rest.
 Quantization = Literal["none", "int8"]
+# How texts of a batch lie in one tensor, see `hplm.nn.layouts`.
+Batching = Literal["packed", "naive", "turbo", "concat", "slotted"]
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class UpperSettings:
     host_cache_mb: int = 2048
     coarse_prefetch: bool | None = None
     fine_prefetch: bool = True
-    batching: Literal["packed", "naive", "turbo", "concat", "slotted"] = "packed"
+    batching: Batching = "packed"
     policy: str = "das"
     policy_settings: dict[str, Any] = field(default_factory=dict)
     batch_rows: int = 8

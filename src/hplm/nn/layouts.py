@@ -12,14 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
+from hplm.config import Batching
 from hplm.nn.encoder import equal_runs
 
-Batching = Literal["packed", "naive", "turbo", "concat", "slotted"]
 # What a split of `turbo` costs, as launching a batch is not free.
 SPLIT_TOKENS = 64
 
