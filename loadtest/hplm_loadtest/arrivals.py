@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import Protocol
@@ -18,6 +20,15 @@ import numpy.typing as npt
 from hplm.errors import ConfigError, DataError
 
 Seconds = npt.NDArray[np.float64]
+
+# Date, fraction of a second, and zone as sign, hours and minutes. Azure's traces have seven digits of a second, and the
+# later ones a zone: Python 3.10 reads neither.
+_DATED = re.compile(
+    r"(\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d)?)?)((?<=:\d\d:\d\d)\.\d+)?(?:Z|([+-])([01]\d|2[0-3]):?([0-5]\d)?)?",
+    re.ASCII,
+)
+# Nanoseconds since 1970 are within it; beyond, gaps would add up to infinity.
+FURTHEST = 1e20
 
 
 class Arrivals(Protocol):
@@ -131,6 +142,8 @@ class BurstArrivals:
 class TraceArrivals:
     """A recorded trace, rescaled: a CSV file with a TIMESTAMP column, such as Azure's of LLM inference.
 
+    Its time stamps are dates, of UTC where they name no zone, or numbers, such as Unix seconds.
+
     Each gap, as a multiple of the mean gap, is raised to `burstiness`: 0 is evenly spaced, 1 the trace as it is, 2 more
     bursty. The whole trace then has the mean rate `rate_per_s`. A run starts at a random place and goes around at the end.
     """
@@ -155,29 +168,36 @@ class TraceArrivals:
 def _gaps(path: Path) -> Seconds:
     """Gaps of a trace as multiples of their mean. Raises DataError."""
     try:
-        with path.open(newline="") as lines:
+        with path.open(newline="", encoding="utf-8-sig") as lines:
             rows = csv.DictReader(lines)
             instants = np.array([_instant(path, rows.line_num, row["TIMESTAMP"] or "") for row in rows])
     except KeyError:
         raise DataError(f"{path} has no column TIMESTAMP") from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path} cannot be read as a trace: {error}") from None
-    gaps = np.diff(np.sort(instants)).astype(np.float64)
+    gaps = np.diff(np.sort(instants))
     if len(gaps) == 0 or gaps.sum() == 0:
         raise DataError(f"{path} holds {len(instants)} arrivals; a trace needs two at different times")
     return gaps / gaps.mean()
 
 
-def _instant(path: Path, line: int, stamp: str) -> np.datetime64:
-    """Raises DataError."""
+def _instant(path: Path, line: int, stamp: str) -> float:
+    """Seconds since 1970, or what the trace counts in since whenever: only gaps matter. Raises DataError."""
     try:
-        # Azure's later traces carry a time zone, always UTC, which numpy does not read.
-        instant = np.datetime64(stamp.partition("+")[0].rstrip("Z"), "ns")
+        dated = _DATED.fullmatch(stamp.strip())
+        instant = float(stamp) if dated is None else _since_1970_s(*dated.groups(default="0"))
     except ValueError:
-        instant = np.datetime64("NaT")
-    if np.isnat(instant):
-        raise DataError(f"{path}, line {line}: {stamp!r} is no time")
+        instant = math.nan
+    if not abs(instant) <= FURTHEST:
+        raise DataError(f"{path}, line {line}: {stamp!r:.100} is no time; write Unix seconds or YYYY-MM-DD HH:MM:SS")
     return instant
+
+
+def _since_1970_s(date: str, fraction: str, sign: str, hours: str, minutes: str) -> float:
+    """A date of no zone is of UTC. Raises ValueError."""
+    ahead_s = 3600 * int(hours) + 60 * int(minutes)
+    whole_s = (datetime.fromisoformat(date) - datetime(1970, 1, 1)).total_seconds()
+    return whole_s + float(fraction) + (ahead_s if sign == "-" else -ahead_s)
 
 
 def _before(times: Seconds, duration_s: float) -> Seconds:

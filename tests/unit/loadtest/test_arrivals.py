@@ -123,6 +123,45 @@ def test_burstiness_spreads_or_gathers_a_trace_at_the_same_rate(trace: Path) -> 
 
 
 @pytest.mark.parametrize(
+    "stamps",
+    [
+        ["1700000000", "1700000001", "1700000003", "1700000004.5"],
+        ["0", "1e0", "3", "4.5"],
+        ["1700000000000000000", "1700000001000000000", "1700000003000000000", "1700000004500000000"],
+        ["2024-05-10", "2024-05-10T00:00:01Z", "2024-05-09 22:00:03-02:00", "2024-05-10 05:30:04.5000000+0530"],
+        ["2024-05-10 02:00+02", "2024-05-10 00:00:01+00:00", "2024-05-10 00:00:03", " 2024-05-09 23:59:04.50-00:01"],
+        [
+            "0001-01-01 00:00:00+23:59",
+            "0001-01-01 00:00:01+23:59",
+            "0001-01-01 00:00:03+23:59",
+            "0001-01-01 00:00:04.5+23:59",
+        ],
+    ],
+    ids=["unix-seconds", "from-0", "nanoseconds", "offsets", "mixed", "long-ago"],
+)
+@pytest.mark.parametrize("mark", ["", "\ufeff"], ids=["", "byte-order-mark"])
+def test_a_trace_has_the_gaps_of_its_time_stamps(tmp_path: Path, stamps: list[str], mark: str) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("\n".join([mark + "TIMESTAMP", *stamps]), encoding="utf-8")
+    for burstiness in (0.5, 1.0, 2.0):
+        times = TraceArrivals(path, rate_per_s=10, burstiness=burstiness).times(30, rng())
+        assert np.all(np.diff(times) > 0)
+        gaps = np.diff(times)[:3]
+        np.testing.assert_allclose(np.sort(gaps / gaps.min()), np.array([1, 1.5, 2]) ** burstiness, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "stamp",
+    ["now", "today", "nan", "-inf", "1e21", "10000-01-01", "2023-13-01", "2023-11-16 25:00:00", "2023-11-16+24:00"],
+)
+def test_what_is_no_time_stamp_is_refused_by_its_line(tmp_path: Path, stamp: str) -> None:
+    path = tmp_path / "bad.csv"
+    path.write_text(f"TIMESTAMP\n2023-11-16 18:15:46\n{stamp}\n")
+    with pytest.raises(DataError, match=r"bad\.csv, line 3: .* is no time"):
+        TraceArrivals(path, 10).times(1, rng())
+
+
+@pytest.mark.parametrize(
     ("content", "words"),
     [
         ("TIME\n1\n", "no column TIMESTAMP"),
