@@ -69,8 +69,11 @@ class Load:
 
     @property
     def page_port(self) -> int | None:
-        """Of Locust's page; None without one."""
-        return self.web_port if self.web_port is not None or not self.web else 8089
+        """Of Locust's page; None without one. Raises ConfigError where it is none."""
+        port = self.web_port if self.web_port is not None or not self.web else 8089
+        if port is not None and not 0 < port < 65536:
+            raise ConfigError(f"--web-port is from 1 to 65535, not {port}")
+        return port
 
     @property
     def address(self) -> str:
@@ -103,8 +106,11 @@ class Load:
 def perform(scenario: Scenario, load: Load) -> None:
     """Run, report, end with status 1 where the run was no good."""
     # First of all that is imported for a run: it patches the standard library.
-    from hplm_loadtest.locustfile import Errand, follow
+    from hplm_loadtest.locustfile import Errand, check_page, follow
 
+    page_port = load.page_port
+    if page_port is not None:
+        check_page(page_port)
     mix = load.mix()
     rng = np.random.default_rng(load.seed)
 
@@ -116,7 +122,7 @@ def perform(scenario: Scenario, load: Load) -> None:
 
     with progress_bars() as progress:
         errand = Errand(make_plan, name_of, load.timeout_s, progress)
-        run = follow(load.address, scenario.name, errand, load.page_port)
+        run = follow(load.address, scenario.name, errand, page_port)
     report(scenario, load, mix, run).publish(load.json_file)
     if not judge(run):
         raise typer.Exit(1)

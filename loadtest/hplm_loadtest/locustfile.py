@@ -9,6 +9,7 @@ import atexit
 import gc
 import math
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,12 +26,13 @@ from locust.env import Environment
 from locust.exception import StopUser
 from rich.progress import Progress
 
-from hplm.errors import ConfigError, HplmError, UnreachableError
+from hplm.errors import ConfigError, HplmError, StartError, UnreachableError
 from hplm_loadtest.plan import Plan
 from hplm_loadtest.run import ANSWERED, NOT_SENT, Recorder, Run
 
 # Each may hold a connection over HTTP, and 1024 open files are a common limit.
 MOST_UNDER_WAY = 768
+PAGE_HOST = "127.0.0.1"
 SETTLE_S = 0.3  # Locust starts its own greenlets meanwhile
 
 
@@ -120,6 +122,18 @@ class PlannedUser(locust.User):
         )
 
 
+def check_page(port: int) -> None:
+    """Raises StartError where the port is not to be had: Locust would say so in a traceback, and wait for ever."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((PAGE_HOST, port))
+        except OSError as error:
+            raise StartError(
+                f"port {port} of {PAGE_HOST} is not free ({error.strerror}); choose with --web-port"
+            ) from None
+
+
 def follow(url: str, name: str, errand: Errand, web_port: int | None) -> Run:
     """Run Locust over one plan; with `web_port`, over a new plan at each start on its page until Ctrl-C, and return the last.
 
@@ -148,8 +162,12 @@ def follow(url: str, name: str, errand: Errand, web_port: int | None) -> Run:
         else:
             # Locust's page reads sys.argv as Locust's own command line, again at every view.
             sys.argv = arguments[:1]
-            environment.create_web_ui("127.0.0.1", web_port)
-            errand.progress.console.print(f"Locust's page: http://127.0.0.1:{web_port} (Ctrl-C ends)", highlight=False)
+            page = environment.create_web_ui(PAGE_HOST, web_port)
+            # Somebody may have taken the port since it was looked at.
+            page.greenlet.link(lambda _: errand.ended.put(StartError(f"Locust's page has ended, on port {web_port}")))
+            errand.progress.console.print(
+                f"Locust's page: http://{PAGE_HOST}:{web_port} (Ctrl-C ends)", highlight=False
+            )
             while True:
                 run = _unless_error(errand.ended.get())
                 runner.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -34,13 +35,26 @@ def files(tmp_path: Path) -> list[str]:
         (["steady", "--zipf", "-1"], "BAD_CONFIG: a Zipf exponent is 0 or more"),
         (["steady", "--text", "no.txt"], "BAD_DATA: no.txt cannot be read"),
         (["replay", "--trace", "x.csv", "--burstiness", "-1"], "BAD_CONFIG: burstiness is -1.0"),
+        (["steady", "--web-port", "99999"], "BAD_CONFIG: --web-port is from 1 to 65535, not 99999"),
+        (["steady", "--web", "--web-port", "-1"], "BAD_CONFIG: --web-port is from 1 to 65535, not -1"),
     ],
-    ids=["no-rate", "protocol", "two-protocols", "deadlines", "zipf", "no-file", "burstiness"],
+    ids=["no-rate", "protocol", "two-protocols", "deadlines", "zipf", "no-file", "burstiness", "no-port", "below-0"],
 )
 def test_a_wrong_call_is_one_line_and_status_1(files: list[str], options: list[str], words: str) -> None:
     done = hplm("loadtest", *options[:1], *files, *options[1:])
     assert done.returncode == 1
     assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_port_of_the_page_that_is_taken_is_one_line_and_status_1(files: list[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = hplm("loadtest", "steady", "--web", "--web-port", str(port), *files)
+    assert done.returncode == 1
+    assert f"START_FAILED: port {port} of 127.0.0.1 is not free" in done.stderr
     assert "Traceback" not in done.stderr
 
 
