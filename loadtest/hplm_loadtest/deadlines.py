@@ -19,10 +19,15 @@ class DeadlineClasses:
     classes: Mapping[str, tuple[float, float]]
 
     def __post_init__(self) -> None:
+        # Not before Locust has patched the standard library, parts of which the client imports.
+        from hplm_client.answers import LONGEST_DEADLINE_S
+
         deadlines = [deadline_s for deadline_s, _ in self.classes.values()]
         shares = [share for _, share in self.classes.values()]
         if not all(0 < value < math.inf for value in (*deadlines, *shares)):
             raise ConfigError("deadlines and shares must be above 0")
+        if (longest_s := max(deadlines)) > LONGEST_DEADLINE_S:
+            raise ConfigError(f"a deadline is {LONGEST_DEADLINE_S:.0f} seconds at most, not {longest_s:g}")
         if not math.isclose(sum(shares), 1.0, abs_tol=1e-6):
             raise ConfigError(f"the shares of the deadline classes add up to {sum(shares):g}, not to 1")
         if len(set(deadlines)) < len(deadlines):

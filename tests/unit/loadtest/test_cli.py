@@ -64,3 +64,5 @@ def test_nobody_listening_is_one_line_and_status_1(files: list[str], scheme: str
     assert done.returncode == 1
     assert "UNREACHABLE" in done.stderr
     assert "Traceback" not in done.stderr
+    # What Locust patches must not have been imported before it.
+    assert "MonkeyPatchWarning" not in done.stderr

@@ -9,7 +9,7 @@ import pytest
 from hplm_loadtest.arrivals import PeriodicArrivals, PoissonArrivals
 from hplm_loadtest.deadlines import DeadlineClasses
 from hplm_loadtest.infer_message import infer_messages
-from hplm_loadtest.plan import Mix
+from hplm_loadtest.plan import Mix, Requests
 from hplm_loadtest.tenants import InTurn, UniformTenants, ZipfTenants
 from hypothesis import given
 from hypothesis import strategies as st
@@ -83,6 +83,7 @@ def test_deadline_classes_have_their_shares() -> None:
         ("a=1:0.5", "add up to 0.5"),
         ("a=0:1", "above 0"),
         ("a=nan:1", "above 0"),
+        ("a=100000:1", "86400 seconds at most, not 100000"),
         ("a=1:0.5,b=1:0.5", "same deadline"),
         ("a=1:0.5,a=2:0.5", "name of its own"),
         ("=1:1", "name of its own"),
@@ -113,7 +114,7 @@ def test_a_message_without_a_deadline_has_no_parameters() -> None:
 
 
 def test_a_deadline_that_the_client_refuses_is_refused_before_anything_is_sent() -> None:
-    requests = Mix(InTurn(["films"]), ["a"], DeadlineClasses({"years": (1e9, 1.0)})).draw(1, rng())
+    requests = Requests(["films"], ["a"], np.array([1e9]))
     with pytest.raises(BadInputError, match="deadline"):
         infer_messages(requests)
 
