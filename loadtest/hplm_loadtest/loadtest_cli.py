@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
@@ -14,13 +15,16 @@ from rich.console import Console
 from hplm.errors import ConfigError
 from hplm.options import with_shared
 from hplm.progress import progress_bars
-from hplm.report import Report
+from hplm.report import Goal, Report
 from hplm_loadtest import scenarios
 from hplm_loadtest.deadlines import DeadlineClasses
 from hplm_loadtest.plan import Mix, Plan
 from hplm_loadtest.run import LATE_S, NOT_SENT, Run, goals_of
 from hplm_loadtest.scenarios import Scenario
 from hplm_loadtest.tenants import Tenants, UniformTenants, ZipfTenants
+
+if TYPE_CHECKING:
+    from hplm_loadtest.locustfile import Outcome
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -104,9 +108,9 @@ class Load:
 
 
 def perform(scenario: Scenario, load: Load) -> None:
-    """Run, report, end with status 1 where the run was no good."""
+    """Run, report, end with status 1 where the run was no good, with 128 and the signal's number where one ended it."""
     # First of all that is imported for a run: it patches the standard library.
-    from hplm_loadtest.locustfile import Errand, check_page, follow
+    from hplm_loadtest.locustfile import STOPS, Errand, check_page, follow
 
     page_port = load.page_port
     if page_port is not None:
@@ -122,14 +126,26 @@ def perform(scenario: Scenario, load: Load) -> None:
 
     with progress_bars() as progress:
         errand = Errand(make_plan, name_of, load.timeout_s, progress)
-        run = follow(load.address, scenario.name, errand, page_port)
-    report(scenario, load, mix, run).publish(load.json_file)
-    if not judge(run):
+        outcome = follow(load.address, scenario.name, errand, page_port)
+    report(scenario, load, mix, outcome).publish(load.json_file)
+    for number in STOPS:
+        signal.signal(number, signal.SIG_DFL)
+    is_good = judge(outcome.run)
+    if not outcome.is_whole:
+        console = Console(stderr=True, soft_wrap=True, highlight=False)
+        console.print(
+            f"hplm loadtest: stopped after {outcome.run.duration_s:.1f} of {scenario.duration_s:g} s, "
+            f"{len(outcome.run)} of {outcome.planned} requests: these are figures of that part",
+            style="red",
+        )
+        raise typer.Exit(128 + outcome.signal)
+    if not is_good:
         raise typer.Exit(1)
 
 
-def report(scenario: Scenario, load: Load, mix: Mix, run: Run) -> Report:
+def report(scenario: Scenario, load: Load, mix: Mix, outcome: Outcome) -> Report:
     """All requests in the first row, then one for each deadline class."""
+    run = outcome.run
     rows = [{"requests_of": "all", **run.row()}]
     if mix.deadlines is not None:
         for name, (deadline_s, _) in mix.deadlines.classes.items():
@@ -137,9 +153,11 @@ def report(scenario: Scenario, load: Load, mix: Mix, run: Run) -> Report:
             if chosen.any():
                 rows.append({"requests_of": f"{name} ({deadline_s:g} s)", **run.select(chosen).row()})
     about = {
-        "url": load.address,
+        "url": outcome.url,
         "arrivals": str(scenario.arrivals),
-        "duration_s": scenario.duration_s,
+        "duration_s": run.duration_s,
+        "planned_s": scenario.duration_s,
+        "interrupted": not outcome.is_whole,
         "seed": load.seed,
         "tenants": len(mix.tenants.names),
         "zipf": load.zipf,
@@ -147,7 +165,8 @@ def report(scenario: Scenario, load: Load, mix: Mix, run: Run) -> Report:
         "mean_words": round(float(np.mean([len(text.split()) for text in mix.texts])), 1),
         "timeout_s": load.timeout_s,
     }
-    return Report(f"loadtest {scenario.name}", about, rows, goals_of("loadtest", rows[:1]))
+    whole = Goal("loadtest-whole", "share of the plan that was sent", 1, len(run) / outcome.planned, "", "higher")
+    return Report(f"loadtest {scenario.name}", about, rows, [*goals_of("loadtest", rows[:1]), whole])
 
 
 def judge(run: Run) -> bool:

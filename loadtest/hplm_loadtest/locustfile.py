@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import gevent
@@ -33,6 +33,7 @@ from hplm_loadtest.run import ANSWERED, NOT_SENT, Recorder, Run
 # Each may hold a connection over HTTP, and 1024 open files are a common limit.
 MOST_UNDER_WAY = 768
 PAGE_HOST = "127.0.0.1"
+STOPS = (signal.SIGINT, signal.SIGTERM)
 SETTLE_S = 0.3  # Locust starts its own greenlets meanwhile
 
 
@@ -44,7 +45,18 @@ class Errand:
     name_of: Callable[[float], str]  # of a deadline: what Locust's tables call such requests
     timeout_s: float
     progress: Progress
-    ended: SimpleQueue = field(default_factory=SimpleQueue)  # of Run, or of the error that ended one
+    ended: SimpleQueue = field(default_factory=SimpleQueue)  # of Outcome, or of the error that ended one
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a plan of `planned` requests at `url`. `is_whole`: it was not stopped before its last answer."""
+
+    run: Run
+    url: str
+    planned: int
+    is_whole: bool
+    signal: int = 0  # that ended the program
 
 
 class PlannedUser(locust.User):
@@ -66,12 +78,11 @@ class PlannedUser(locust.User):
     def send_plan(self) -> None:
         """From the first request to the last answer; stopped by Locust, what was sent until then counts."""
         plan = self.errand.make_plan()
+        url = str(self.environment.host)  # which may be another on Locust's page by now
         bar = self.errand.progress.add_task("requests", total=len(plan.requests))
-        under_way, sent = Group(), 0
+        under_way, sent, is_whole = Group(), 0, False
         headers = headers_of_environment()
-        with Client(
-            self.environment.host, timeout_s=self.errand.timeout_s, concurrency=MOST_UNDER_WAY, headers=headers
-        ) as client:
+        with Client(url, timeout_s=self.errand.timeout_s, concurrency=MOST_UNDER_WAY, headers=headers) as client:
             client.is_ready()
             gevent.sleep(SETTLE_S)
             recorder = Recorder(plan.times_s, plan.requests.deadlines_s, plan.duration_s)
@@ -89,10 +100,14 @@ class PlannedUser(locust.User):
             finally:
                 # Waiting for what is still under way is no part of the load.
                 ended_s = recorder.elapsed_s()
-                under_way.join(timeout=self.errand.timeout_s)
-                under_way.kill()
-                self.errand.progress.remove_task(bar)
-                self.errand.ended.put(recorder.run(sent, ended_s))
+                try:
+                    under_way.join(timeout=self.errand.timeout_s)
+                    is_whole = sent == len(plan.requests)
+                finally:  # also where the waiting is stopped
+                    run = recorder.run(sent, ended_s)
+                    self.errand.ended.put(Outcome(run, url, len(plan.requests), is_whole))
+                    self.errand.progress.remove_task(bar)
+                    under_way.kill()
 
     def send(self, client: Client, plan: Plan, recorder: Recorder, index: int) -> None:
         """One request, recorded and shown in Locust's statistics."""
@@ -113,7 +128,7 @@ class PlannedUser(locust.User):
     def report(self, plan: Plan, recorder: Recorder, index: int, code: str) -> None:
         """To Locust's statistics and web page. Errors go by code: a message may name a tenant, of which there are thousands."""
         self.environment.events.request.fire(
-            request_type=self.environment.host.partition(":")[0],
+            request_type=str(self.environment.host).partition(":")[0],
             name=self.errand.name_of(float(plan.requests.deadlines_s[index])),
             response_time=1000 * recorder.latency_s(index),
             response_length=0,
@@ -134,12 +149,13 @@ def check_page(port: int) -> None:
             ) from None
 
 
-def follow(url: str, name: str, errand: Errand, web_port: int | None) -> Run:
+def follow(url: str, name: str, errand: Errand, web_port: int | None) -> Outcome:
     """Run Locust over one plan; with `web_port`, over a new plan at each start on its page until Ctrl-C, and return the last.
 
-    Raises UnreachableError where hBERT does not answer at `url`.
+    SIGINT and SIGTERM stop the sending, a second one also the waiting for late answers. Both are ignored from then on: what
+    was measured is still to be reported. Raises UnreachableError where hBERT does not answer at `url`.
     """
-    if split_url(url).protocol == "grpc":
+    if web_port is not None or split_url(url).protocol == "grpc":
         from grpc.experimental import gevent as grpc_gevent  # type: ignore[import-untyped]
 
         grpc_gevent.init_gevent()
@@ -151,40 +167,48 @@ def follow(url: str, name: str, errand: Errand, web_port: int | None) -> Run:
     user = type(f"{name.capitalize()}User", (PlannedUser,), {"errand": errand, "host": url})
     environment = Environment(user_classes=[user], host=url)
     runner = environment.create_local_runner()
-    run = None
-    arguments = sys.argv
-    # A KeyboardInterrupt raised by itself would hit whichever greenlet runs just then.
-    interrupts = gevent.signal_handler(signal.SIGINT, errand.ended.put, KeyboardInterrupt())
+    outcome, arguments = None, sys.argv
+    signals: list[int] = []
+
+    def stop(number: int) -> None:
+        signals.append(number)
+        # Locust would not end again what it has told to end, and what waits for late answers since.
+        gevent.killall(list(runner.user_greenlets))
+        runner.stop()
+        errand.ended.put(KeyboardInterrupt())
+
+    for number in STOPS:
+        # In a greenlet of its own: a KeyboardInterrupt raised by itself would hit whichever runs just then.
+        gevent.signal_handler(number, stop, number)
     try:
         if web_port is None:
             runner.start(1, spawn_rate=1)
-            run = _unless_error(errand.ended.get())
         else:
             # Locust's page reads sys.argv as Locust's own command line, again at every view.
             sys.argv = arguments[:1]
             page = environment.create_web_ui(PAGE_HOST, web_port)
+            assert page.greenlet is not None
             # Somebody may have taken the port since it was looked at.
             page.greenlet.link(lambda _: errand.ended.put(StartError(f"Locust's page has ended, on port {web_port}")))
             errand.progress.console.print(
                 f"Locust's page: http://{PAGE_HOST}:{web_port} (Ctrl-C ends)", highlight=False
             )
-            while True:
-                run = _unless_error(errand.ended.get())
-                runner.stop()
+        while outcome is None or web_port is not None:
+            outcome = _unless_error(errand.ended.get())
+            runner.stop()
     except KeyboardInterrupt:
-        runner.stop()
-        while not errand.ended.empty():
-            run = _unless_error(errand.ended.get())
+        pass
     finally:
-        interrupts.cancel()
+        for number in STOPS:
+            signal.signal(number, signal.SIG_IGN)
         sys.argv = arguments
         runner.quit()
-    if run is None or not len(run):
+    if outcome is None or not len(outcome.run):
         raise ConfigError("nothing was sent: the load was stopped before its first request")
-    return run
+    return replace(outcome, signal=signals[-1] if signals else 0)
 
 
-def _unless_error(outcome: Run | BaseException) -> Run:
+def _unless_error(outcome: Outcome | BaseException) -> Outcome:
     if isinstance(outcome, BaseException):
         raise outcome
     return outcome

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import signal
 import subprocess
 import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
+import pytest
+
+from hplm.triton.server import free_ports
 from tests.unit.clients.answering import answering
+from tests.waiting import until
 
 FOLLOW = """
 import sys
@@ -28,3 +41,87 @@ def test_a_mistake_of_our_own_ends_the_load_and_is_not_tried_again_for_ever() ->
     assert done.stdout.split() == ["planned"]
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "ValueError: our own mistake"
+
+
+@contextmanager
+def loading(folder: Path, url: str, *options: str) -> Iterator[subprocess.Popen[str]]:
+    """A load test that writes `report.json` into the folder."""
+    (folder / "names.txt").write_text("alpha\n")
+    (folder / "texts.txt").write_text("the red cat\n")
+    files = ["--tenants", str(folder / "names.txt"), "--text", str(folder / "texts.txt")]
+    program = [str(Path(sys.executable).parent / "hplm"), "loadtest", *options, "--url", url]
+    command = [*program, *files, "--json", str(folder / "report.json")]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as running:
+        try:
+            yield running
+        finally:
+            running.kill()
+
+
+def read_report(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "report.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_load_that_was_stopped_says_so_in_its_report_and_by_its_status(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    options = ["steady", "--rate", "20", "--duration", "300"]
+    with answering() as server, loading(tmp_path, server.url, *options) as running:
+        until(lambda: len(server.texts) >= 10)
+        running.send_signal(number)
+        _, errors = running.communicate(timeout=30)
+    assert running.returncode == 128 + number
+    assert "hplm loadtest: stopped after" in errors
+    assert "Traceback" not in errors
+    report = read_report(tmp_path)
+    assert report["settings"]["interrupted"] is True
+    assert 0 < report["settings"]["duration_s"] < 200
+    assert report["settings"]["planned_s"] == 300
+    assert [goal["met"] for goal in report["goals"] if goal["id"] == "loadtest-whole"] == [False]
+    assert report["rows"][0]["requests"] >= 10
+
+
+def test_a_second_interrupt_ends_the_waiting_for_late_answers_and_costs_no_report(tmp_path: Path) -> None:
+    released = threading.Event()
+    with answering(late=lambda _: released.wait()) as server:
+        try:
+            with loading(tmp_path, server.url, "steady", "--rate", "20", "--timeout", "300") as running:
+                until(lambda: len(server.texts) >= 5)
+                running.send_signal(signal.SIGINT)
+                time.sleep(0.5)  # two that come together are one
+                running.send_signal(signal.SIGINT)
+                _, errors = running.communicate(timeout=30)
+        finally:
+            released.set()
+    assert running.returncode == 130
+    assert "Traceback" not in errors
+    assert read_report(tmp_path)["rows"][0]["lost"] >= 5
+
+
+def test_a_report_names_the_server_that_was_asked_for_on_the_page(tmp_path: Path) -> None:
+    port = free_ports().http
+
+    def ask(path: str, body: bytes | None = None) -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", body, timeout=10) as answer:
+            return str(answer.read().decode())
+
+    def is_up() -> bool:
+        try:
+            return "Locust" in ask("/")
+        except OSError:
+            return False
+
+    options = ["burst", "--clients", "5", "--count", "1", "--web-port", str(port)]
+    with answering() as first, answering() as second, loading(tmp_path, first.url, *options) as running:
+        until(is_up)
+        ask("/swarm", f"user_count=1&spawn_rate=1&host={second.url}".encode())
+        until(lambda: json.loads(ask("/stats/requests"))["state"] == "stopped" and len(second.texts) == 5)
+        running.send_signal(signal.SIGINT)
+        _, errors = running.communicate(timeout=30)
+    assert "Traceback" not in errors
+    settings = read_report(tmp_path)["settings"]
+    assert settings["url"] == second.url
+    assert settings["interrupted"] is False
+    assert not first.texts
