@@ -15,7 +15,7 @@ from rich.console import Console
 from hplm.errors import ConfigError
 from hplm.options import with_shared
 from hplm.progress import progress_bars
-from hplm.report import Goal, Report
+from hplm.report import Goal, Report, writable
 from hplm_loadtest import scenarios
 from hplm_loadtest.deadlines import DeadlineClasses
 from hplm_loadtest.plan import Mix, Plan
@@ -69,7 +69,9 @@ class Load:
     web_port: Annotated[
         int | None, typer.Option(help="Where the page is, with --web or without; 8089 if not given.")
     ] = None
-    json_file: Annotated[Path | None, typer.Option("--json", help="Also write the report to this file.")] = None
+    json_file: Annotated[
+        Path | None, typer.Option("--json", callback=writable, help="Also write the report to this file.")
+    ] = None
 
     @property
     def page_port(self) -> int | None:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from rich.console import Console
 from rich.table import Column, Table
 
+from hplm.errors import ConfigError
 from hplm.finite import finite
 
 WIDE = 9
@@ -60,16 +61,29 @@ class Report:
         }
 
     def publish(self, json_file: Path | None) -> None:
-        """Show it, and write it to `json_file` where one is given."""
+        """Show it, and write it to `json_file` where one is given. Raises ConfigError, once shown, where it cannot be."""
+        try:
+            # First: who reads what is shown may have gone.
+            if json_file is not None:
+                self._write(json_file)
+        finally:
+            self._show()
+
+    def _write(self, json_file: Path) -> None:
+        written = json.dumps(finite(self.as_dict()), indent=2, allow_nan=False) + "\n"
+        try:
+            json_file.parent.mkdir(parents=True, exist_ok=True)
+            json_file.write_text(written)
+        except OSError as error:
+            raise _unwritable(json_file, error) from None
+
+    def _show(self) -> None:
         console = Console()
         for rows in self._alike():
             console.print(_table(self.name, rows))
         for goal in self.goals:
             mark = "met" if goal.met else "MISSED"
             console.print(f"{mark}: {goal.text}: {goal.value:.4g} {goal.unit} (goal {goal.goal:g})", highlight=False)
-        if json_file is not None:
-            json_file.parent.mkdir(parents=True, exist_ok=True)
-            json_file.write_text(json.dumps(finite(self.as_dict()), indent=2, allow_nan=False) + "\n")
 
     def _alike(self) -> list[list[Mapping[str, Any]]]:
         """Rows that share most of their columns: one table of all would be mostly empty and too wide to read."""
@@ -82,6 +96,27 @@ class Report:
             else:
                 found.append([row])
         return found
+
+
+def writable(json_file: Path | None) -> Path | None:
+    """A callback of the option: `json_file`, where it can be written to after what may take hours. Raises ConfigError."""
+    if json_file is None:
+        return None
+    try:
+        json_file.parent.mkdir(parents=True, exist_ok=True)
+        is_new = not json_file.exists()
+        if not json_file.is_fifo():  # which would wait for who reads it
+            with json_file.open("ab", buffering=0) as opened:
+                opened.write(b"")  # a full device says so even then
+        if is_new:
+            json_file.resolve().unlink()
+    except OSError as error:
+        raise _unwritable(json_file, error) from None
+    return json_file
+
+
+def _unwritable(json_file: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"--json: {json_file} cannot be written: {error.strerror}")
 
 
 def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hplm.report import Goal, Report
+from hplm.errors import ConfigError
+from hplm.report import Goal, Report, writable
 
 
 @pytest.mark.parametrize(
@@ -29,6 +30,31 @@ def test_a_result_file_has_the_one_shape(tmp_path: Path, capsys: pytest.CaptureF
 def test_a_figure_that_nobody_has_is_null_not_invalid_json(tmp_path: Path) -> None:
     Report("name", {}, [{"p99_ms": float("inf"), "mean_ms": float("nan")}]).publish(tmp_path / "name.json")
     assert json.loads((tmp_path / "name.json").read_text())["rows"] == [{"p99_ms": None, "mean_ms": None}]
+
+
+@pytest.mark.parametrize("name", ["", "/dev/full", "file/r.json", "x" * 300])
+def test_a_place_that_no_report_can_be_written_to_is_refused_before_and_costs_no_table_after(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"--json: .* cannot be written"):
+        writable(tmp_path / name)
+    with pytest.raises(ConfigError, match=r"--json: .* cannot be written"):
+        Report("name", {}, [{"figure": 1}]).publish(tmp_path / name)
+    assert "figure" in capsys.readouterr().out
+
+
+def test_a_place_that_a_report_can_be_written_to_is_left_as_it_was(tmp_path: Path) -> None:
+    assert writable(None) is None
+    assert writable(tmp_path / "r" / "new.json") == tmp_path / "r" / "new.json"
+    assert not list((tmp_path / "r").iterdir())
+    (tmp_path / "old.json").write_text("{}")
+    writable(tmp_path / "old.json")
+    assert (tmp_path / "old.json").read_text() == "{}"
+    (tmp_path / "link.json").symlink_to("target.json")
+    writable(tmp_path / "link.json")
+    assert (tmp_path / "link.json").is_symlink()
+    assert not (tmp_path / "target.json").exists()
 
 
 def test_few_rows_of_many_figures_are_shown_a_figure_a_line(capsys: pytest.CaptureFixture[str]) -> None:

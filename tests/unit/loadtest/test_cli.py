@@ -37,14 +37,32 @@ def files(tmp_path: Path) -> list[str]:
         (["replay", "--trace", "x.csv", "--burstiness", "-1"], "BAD_CONFIG: burstiness is -1.0"),
         (["steady", "--web-port", "99999"], "BAD_CONFIG: --web-port is from 1 to 65535, not 99999"),
         (["steady", "--web", "--web-port", "-1"], "BAD_CONFIG: --web-port is from 1 to 65535, not -1"),
+        (["steady", "--json", "."], "BAD_CONFIG: --json: . cannot be written: Is a directory"),
     ],
-    ids=["no-rate", "protocol", "two-protocols", "deadlines", "zipf", "no-file", "burstiness", "no-port", "below-0"],
+    ids=[
+        "no-rate",
+        "protocol",
+        "two-protocols",
+        "deadlines",
+        "zipf",
+        "no-file",
+        "burstiness",
+        "no-port",
+        "below-0",
+        "json",
+    ],
 )
 def test_a_wrong_call_is_one_line_and_status_1(files: list[str], options: list[str], words: str) -> None:
     done = hplm("loadtest", *options[:1], *files, *options[1:])
     assert done.returncode == 1
     assert words in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_benchmark_refuses_a_report_that_cannot_be_written_before_it_measures() -> None:
+    done = hplm("bench", "plot-lookup", "--models", "nowhere", "--json", "/dev/full")
+    assert done.returncode == 1
+    assert "BAD_CONFIG: --json: /dev/full cannot be written: No space left on device" in done.stderr
 
 
 def test_a_port_of_the_page_that_is_taken_is_one_line_and_status_1(files: list[str]) -> None:
