@@ -14,7 +14,8 @@ METHOD = "/inference.GRPCInferenceService/ModelInfer"
 
 
 def infer_messages(requests: Requests) -> list[bytes]:
-    """One message a request, in their order, asking for what `hplm_client` asks for."""
+    """One message a request, in their order, asking for what `hplm_client` asks for. Of single texts only."""
+    assert not requests.pairs
     common = service_pb2.ModelInferRequest(model_name=wire.MODEL)
     for name in (wire.TEXT, wire.TENANT):
         common.inputs.add(name=name, datatype="BYTES", shape=[1, 1])

@@ -49,9 +49,9 @@ class Load:
     ] = "http://127.0.0.1:8000"
     protocol: Annotated[str | None, typer.Option(help="http or grpc, where the address does not say it.")] = None
     models: Annotated[Path, typer.Option(help="Model repository whose tenants are asked.")] = Path("build/demo/models")
-    tenants_file: Annotated[Path | None, typer.Option("--tenants", help="Tenants to ask instead, a name a line.")] = (
-        None
-    )
+    tenants_file: Annotated[
+        Path | None, typer.Option("--tenants", help="Tenants to ask instead, a name a line, none of pairs.")
+    ] = None
     zipf: Annotated[
         float, typer.Option(help="Tenant at rank r asked 1/r^ZIPF as often as the first; 0: all alike.")
     ] = 0
@@ -98,15 +98,18 @@ class Load:
         # Reading a store imports torch, which a load of files does not need.
         from hplm_loadtest import texts
 
+        of_pairs: list[str] = []
         if self.tenants_file is not None:
             names = texts.lines(self.tenants_file)
         else:
-            from hplm_loadtest.models import served_names
+            from hplm_loadtest.models import names_by_texts
 
-            names = served_names(self.models)
+            names, of_pairs = names_by_texts(self.models)
+            names = sorted([*names, *of_pairs])
         sent = texts.lines(self.text_file) if self.text_file is not None else texts.texts("unseen", self.models)
         tenants: Tenants = ZipfTenants(names, self.zipf) if self.zipf else UniformTenants(names)
-        return Mix(tenants, sent, DeadlineClasses.parse(self.deadlines) if self.deadlines is not None else None)
+        deadlines = DeadlineClasses.parse(self.deadlines) if self.deadlines is not None else None
+        return Mix(tenants, sent, deadlines, frozenset(of_pairs))
 
 
 def perform(scenario: Scenario, load: Load) -> None:
@@ -162,6 +165,7 @@ def report(scenario: Scenario, load: Load, mix: Mix, outcome: Outcome) -> Report
         "interrupted": not outcome.is_whole,
         "seed": load.seed,
         "tenants": len(mix.tenants.names),
+        "of_pairs": len(mix.of_pairs),
         "zipf": load.zipf,
         "texts": len(mix.texts),
         "mean_words": round(float(np.mean([len(text.split()) for text in mix.texts])), 1),

@@ -118,6 +118,7 @@ class PlannedUser(locust.User):
             client.predict(
                 plan.requests.tenants[index],
                 plan.requests.texts[index],
+                plan.requests.pairs[index] if plan.requests.pairs else None,
                 deadline_s=None if math.isnan(deadline_s) else deadline_s,
             )
         except HplmError as error:

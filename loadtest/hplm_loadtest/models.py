@@ -66,20 +66,30 @@ def read(models: Path) -> Served:
 def served_names(models: Path) -> list[str]:
     """Names of the tenants that a server over this repository answers single texts for, sorted.
 
-    Loads are of single texts: tenants of pairs, which would refuse them, are left out, with a warning. Raises ConfigError
+    Benchmarks are of single texts: tenants of pairs, which would refuse them, are left out, with a warning. Raises ConfigError
     where there are no others.
     """
-    with read(models).opened() as (bank, published):
-        names = [one.name for one in published if not _is_of_pairs(bank, one)]
-    if published and not names:
+    names, of_pairs = names_by_texts(models)
+    if of_pairs and not names:
         raise _all_of_pairs(models)
-    if left_out := len(published) - len(names):
-        logging.getLogger(__name__).warning("%d tenants of pairs get no requests: loads are of single texts", left_out)
+    if of_pairs:
+        logging.getLogger(__name__).warning(
+            "%d tenants of pairs get no requests: benchmarks are of single texts", len(of_pairs)
+        )
+    return names
+
+
+def names_by_texts(models: Path) -> tuple[list[str], list[str]]:
+    """Names of the tenants that a server over this repository answers, sorted: those of single texts, those of pairs."""
+    names: tuple[list[str], list[str]] = [], []
+    with read(models).opened() as (bank, published):
+        for one in published:
+            names[_is_of_pairs(bank, one)].append(one.name)
     return names
 
 
 def _all_of_pairs(where: Path) -> ConfigError:
-    return ConfigError(f"all tenants of {where} are of pairs, and loads are of single texts")
+    return ConfigError(f"all tenants of {where} are of pairs, and benchmarks are of single texts")
 
 
 def _is_of_pairs(bank: TenantBank, tenant: ServedTenant) -> bool:

@@ -16,11 +16,15 @@ from hplm_loadtest.tenants import Tenants
 
 @dataclass(frozen=True)
 class Requests:
-    """`k` requests as columns of equal length. `deadlines_s` `[k]`, NaN where a request has none."""
+    """`k` requests as columns of equal length. `deadlines_s` `[k]`, NaN where a request has none.
+
+    `pairs`: second texts, None where a request has none; empty where no request has one.
+    """
 
     tenants: Sequence[str]
     texts: Sequence[str]
     deadlines_s: npt.NDArray[np.float64]
+    pairs: Sequence[str | None] = ()
 
     def __len__(self) -> int:
         return len(self.tenants)
@@ -37,19 +41,30 @@ class Plan:
 
 @dataclass(frozen=True)
 class Mix:
-    """What the requests of a workload are: tenants, texts (each as often as any other) and deadlines."""
+    """What the requests of a workload are: tenants, texts (each as often as any other) and deadlines.
+
+    `of_pairs`: the tenants that are sent two texts.
+    """
 
     tenants: Tenants
     texts: Sequence[str]
     deadlines: DeadlineClasses | None = None
+    of_pairs: frozenset[str] = frozenset()
 
     def draw(self, count: int, rng: np.random.Generator) -> Requests:
         """`count` requests."""
         if not self.texts:
             raise ConfigError("there are no texts to send")
-        texts = [self.texts[i] for i in rng.integers(len(self.texts), size=count)]
+        texts = self._texts(count, rng)
         deadlines = np.full(count, np.nan) if self.deadlines is None else self.deadlines.draw(count, rng)
-        return Requests(self.tenants.draw(count, rng), texts, deadlines)
+        tenants = self.tenants.draw(count, rng)
+        if not self.of_pairs:
+            return Requests(tenants, texts, deadlines)
+        second = zip(tenants, self._texts(count, rng), strict=True)
+        return Requests(tenants, texts, deadlines, [text if name in self.of_pairs else None for name, text in second])
+
+    def _texts(self, count: int, rng: np.random.Generator) -> list[str]:
+        return [self.texts[i] for i in rng.integers(len(self.texts), size=count)]
 
     def plan(self, arrivals: Arrivals, duration_s: float, rng: np.random.Generator) -> Plan:
         """A run of `duration_s`. Raises ConfigError where nothing arrives in it, or that is no duration."""

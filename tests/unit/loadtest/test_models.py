@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hplm_loadtest.models import read, served_names
+from hplm_loadtest.models import names_by_texts, read, served_names
 
 from hplm.errors import ConfigError
 from hplm.nn import base as bases
@@ -13,13 +13,14 @@ from hplm.store.layout import Store
 from tests import tiny
 
 
-def test_loads_of_single_texts_go_to_no_tenant_of_pairs(tmp_path: Path) -> None:
+def test_benchmarks_of_single_texts_go_to_no_tenant_of_pairs(tmp_path: Path) -> None:
     models = tiny.make_repository(tmp_path)
     store = Store(tmp_path / "store")
     base = bases.load(store.base("tiny"))
     tiny.make_tenant(store, base, "aa-pairs", 9, "follows")
     served = read(models)
     assert served_names(models) == sorted(tiny.TASKS)
+    assert names_by_texts(models) == (sorted(tiny.TASKS), ["aa-pairs"])
     assert [tenant.card.name for tenant in served.some(2)] == sorted(tiny.TASKS)[:2]
     for name in tiny.TASKS:
         tiny.delete_tenant(store, name)

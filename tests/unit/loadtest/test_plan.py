@@ -54,6 +54,16 @@ def test_periodic_tenants_send_one_request_a_period_each() -> None:
         assert len(own) == 3
 
 
+def test_tenants_of_pairs_are_sent_two_texts_and_others_one() -> None:
+    texts = [str(i) for i in range(50)]
+    drawn = Mix(UniformTenants(NAMES), texts, of_pairs=frozenset(NAMES[:5])).draw(400, rng())
+    for name, text, pair in zip(drawn.tenants, drawn.texts, drawn.pairs, strict=True):
+        assert (pair is not None) == (name in NAMES[:5])
+        assert {text, pair} <= {*texts, None}
+    alone = Mix(UniformTenants(NAMES), texts).draw(400, rng())
+    assert (alone.tenants, alone.texts, alone.pairs) == (drawn.tenants, drawn.texts, ())
+
+
 def test_no_tenants_or_texts_are_refused() -> None:
     for draw in (UniformTenants, ZipfTenants, InTurn):
         with pytest.raises(ConfigError, match="no tenants"):
