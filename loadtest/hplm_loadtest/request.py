@@ -11,8 +11,8 @@ from hplm_client import AsyncClient
 
 from hplm.progress import progress_bars
 from hplm.report import Report
-from hplm.samples import unseen_paragraphs
 from hplm_loadtest.models import served_names
+from hplm_loadtest.texts import unseen_sentences
 from hplm_loadtest.variants import serving
 
 Pair = tuple[str, str]
@@ -38,7 +38,7 @@ async def drive(url: str, pairs: list[Pair], concurrency: int) -> tuple[float, l
 def whole_requests(models: Path, rounds: int, count: int, concurrency: int) -> Report:
     """Latency of one request at a time and throughput of many, over gRPC and HTTP, of a server started for this."""
     names = served_names(models)
-    sentences = [s.strip() for p in unseen_paragraphs() for s in p.split(" . ") if 20 < len(s) < 400]
+    sentences = unseen_sentences(400)
     pairs = [(names[i % len(names)], sentences[i % len(sentences)]) for i in range(count)]
     latency: dict[str, list[float]] = {"grpc": [], "http": []}
     throughput: dict[str, list[float]] = {"grpc": [], "http": []}

@@ -115,7 +115,7 @@ def throughput_by_tenants(
         **{key: getattr(load, key) for key in Load.__dataclass_fields__},
         **servers.about,
         "texts": kind,
-        "mean_tokens": mean_tokens(fleet.texts[:: 1 + len(fleet.texts) // 1000], fleet.models),
+        "mean_tokens": mean_tokens(fleet.texts, fleet.models),
         "protocol": "grpc",
         "client": "same machine, a process of its own",
         "swaps": "from the page cache into memory laid out beforehand, of a GPU through pinned memory; dedicated-disk past the "

@@ -24,7 +24,7 @@ def texts(kind: str, models: Path) -> list[str]:
     if kind == "pool":
         return pool(models)
     if kind == "unseen":
-        return [s.strip() for p in unseen_paragraphs() for s in p.split(" . ") if 20 < len(s) < 200]
+        return unseen_sentences(200)
     if kind == "shuffled":
         rng = np.random.default_rng(0)
         return [" ".join(rng.permutation(one.split())) for one in texts("unseen", models) for _ in range(ORDERS)]
@@ -34,6 +34,11 @@ def texts(kind: str, models: Path) -> list[str]:
 
         return examples(models)
     raise ConfigError(f"no texts {kind!r}; there are {', '.join(get_args(Kind))}")
+
+
+def unseen_sentences(longest: int) -> list[str]:
+    """Sentences of Wikipedia of more than 20 and less than `longest` characters, that no table counted."""
+    return [s.strip() for p in unseen_paragraphs() for s in p.split(" . ") if 20 < len(s) < longest]
 
 
 def pool(models: Path) -> list[str]:
@@ -53,10 +58,13 @@ def lines(path: Path) -> list[str]:
 
 
 def mean_tokens(sent: Sequence[str], models: Path) -> float:
-    """Tokens a text as the base of the repository counts them, special tokens included, cut to its maximum."""
+    """Tokens a text as the base of the repository counts them, special tokens included, cut to its maximum.
+
+    Of many texts, of a thousand to two thousand evenly among them.
+    """
     from hplm.text import TextEncoder
     from hplm_loadtest.models import read
 
     base = read(models).base
-    encoded = TextEncoder(base.tokenizer_path, base.config.max_tokens).encode(sent)
+    encoded = TextEncoder(base.tokenizer_path, base.config.max_tokens).encode(sent[:: max(1, len(sent) // 1000)])
     return float(np.mean([len(one.ids) for one in encoded]))
