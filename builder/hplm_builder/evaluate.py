@@ -20,7 +20,7 @@ from hplm.plot.keys import pack
 from hplm.plot.table import row_bytes
 from hplm.plot.windows import windows
 from hplm.progress import bar_report, progress_bars
-from hplm.report import Goal, Report
+from hplm.report import Goal, Report, writable
 from hplm.samples import unseen_paragraphs
 from hplm.store.layout import Store
 from hplm.text import TextEncoder
@@ -55,7 +55,9 @@ app.command(name="tables-accuracy")(tables_accuracy)
 app.command()(domains)
 app.command()(cuts)
 app.command()(int8)
-JsonOption = Annotated[Path | None, typer.Option("--json", help="Also write the report to this file.")]
+JsonOption = Annotated[
+    Path | None, typer.Option("--json", callback=writable, help="Also write the report to this file.")
+]
 StoreOption = Annotated[Path, typer.Option("--store", help="Folder of the artifacts.")]
 METHODS = ("full", "upper", "adapters")
 # One rate a method, not searched: a full comparison searches each, see `--learning-rate`.
