@@ -28,6 +28,8 @@ SEEN_S = 5 * LOOK_EVERY_S
 REDUCTION_FACTOR = 4
 # Of a tenant's job, so that it takes a second.
 FAST = {"epochs": 2, "learning_rates": [0.003]}
+# So long that an update learns what is `swapped`: one that is no better on dev publishes nothing.
+LEARNING = {"epochs": 3, "learning_rates": [0.05]}
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,14 @@ def write_rows(path: Path) -> Path:
     """A file of labelled rows: the class is whether the text names a cat."""
     words = tiny.sentences(60, words=(3, 8))
     path.write_text("text,label\n" + "".join(f"{text},{'cat' if 'cat' in text else 'none'}\n" for text in words))
+    return path
+
+
+def swapped(rows: Path) -> Path:
+    """The same rows with the other class each, in a file beside them."""
+    text = rows.read_text().replace(",cat\n", ",dog\n").replace(",none\n", ",cat\n").replace(",dog\n", ",none\n")
+    path = rows.with_stem(f"{rows.stem}-swapped")
+    path.write_text(text)
     return path
 
 

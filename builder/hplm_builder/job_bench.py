@@ -80,7 +80,12 @@ def publish(
             raise
         version = found
     crash_point("publish.after")
-    keep, base = job.request["keep_versions"], job.request["base"]
-    bench.insist(lambda: bench.registry.retire(keep, bench.clock(), base=base, by_job=job.id))
+    retire_old(bench, job)
     crash_point("job.retired")
     return version
+
+
+def retire_old(bench: Bench, job: Job) -> None:
+    """Retire what is beyond the versions that are kept, as each job does at its end."""
+    keep, base = job.request["keep_versions"], job.request["base"]
+    bench.insist(lambda: bench.registry.retire(keep, bench.clock(), base=base, by_job=job.id))

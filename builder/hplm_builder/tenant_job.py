@@ -15,7 +15,7 @@ from hplm.adapters.packed import packed_width
 from hplm.adapters.tenant import Tenant, TenantCard
 from hplm.config import Miss
 from hplm.crash import crash_point
-from hplm.errors import AlreadyThereError, BadManageRequestError, DataError, UnknownTenantError
+from hplm.errors import AlreadyThereError, BadManageRequestError, ConflictError, DataError, UnknownTenantError
 from hplm.manage.inputs import locate
 from hplm.nn import base as bases
 from hplm.nn.base import Base
@@ -25,9 +25,10 @@ from hplm.store.layout import Store
 from hplm.store.records import DomainVersion, Job, TenantVersion
 from hplm.store.registry import Registry
 from hplm_builder.finetune import REDUCTION_FACTOR, TrainSettings, new_word_window
-from hplm_builder.job_bench import Bench, made_by, publish
+from hplm_builder.job_bench import Bench, made_by, publish, retire_old
 from hplm_builder.labelled import LabelledData, LabelledFile, read_data
 from hplm_builder.register import told_of
+from hplm_builder.scores import METRICS
 from hplm_builder.tenants import estimate_fine_tune, train_tenant
 
 # Where each step ends, as a share of the job: texts through the tables, then the epochs; and where there are unlabelled texts.
@@ -36,7 +37,7 @@ STEPS_WITH_TEACHER = {"features": 0.1, "unlabelled": 0.2, "teacher": 0.4, "label
 
 
 def make_tenant(job: Job, bench: Bench) -> dict[str, Any]:
-    """Create or update a tenant."""
+    """Create or update a tenant. An update that makes it no better publishes nothing."""
     request, registry = job.request, bench.registry
     name = request["tenant"]
     if (made := made_by(job, _versions(registry, name))) is not None:
@@ -52,6 +53,8 @@ def make_tenant(job: Job, bench: Bench) -> dict[str, Any]:
         start=task.start,
     )
     crash_point("job.trained")
+    if task.current is not None and task.keeps(trained):
+        return _unchanged(job, bench, task.current, trained)
     number = bench.insist(lambda: registry.next_number(name, lambda n: bench.store.tenant_version(name, n)))
     card = replace(trained.card, about={**trained.card.about, "job": job.id, "domain": task.lineage[0].path})
     folder = bench.store.tenant_version(name, number)
@@ -136,6 +139,17 @@ class _Task:
             factor = max(factor, REDUCTION_FACTOR)
         return cls(base, lineage, current, start, data, replace(settings, reduction_factor=factor), miss)
 
+    def keeps(self, trained: Tenant) -> bool:
+        """Whether an update has come to nothing: dev got no better than with the version before, which goes on.
+
+        Over another version of it, and for a tagging from before it had transitions, it is another model all the same.
+        """
+        if self.start is None or self.current is None:
+            return False
+        is_here = self.current.domain_version_id == self.lineage[0].id
+        is_alike = trained.card.transitions == self.start.card.transitions
+        return is_here and is_alike and trained.card.about["best_epoch"] == 0
+
     def lookup(self, store: Store) -> PlotLookup:
         return open_lineage(store, self.base, [version.path for version in self.lineage], miss=self.miss)
 
@@ -184,7 +198,37 @@ def _overall(report: Report, ends: Mapping[str, float]) -> Report:
 
 
 def _result(version: TenantVersion) -> dict[str, Any]:
-    return {"tenant": version.tenant, "version": version.number, "scores": version.about.get("scores", {})}
+    scores = version.about.get("scores", {})
+    return {"tenant": version.tenant, "version": version.number, "published": True, "scores": scores}
+
+
+def _unchanged(job: Job, bench: Bench, current: TenantVersion, trained: Tenant) -> dict[str, Any]:
+    """The result of an update that keeps the version before: `scores` are that one's, on the data of now.
+
+    A version of the same weights would push one that differs out of those to go back to. Raises ConflictError where another is
+    served by now, and what `bench.held` raises.
+    """
+
+    def still_served() -> int:
+        bench.held()
+        return bench.registry.tenant(current.tenant).current.number
+
+    if (number := bench.insist(still_served)) != current.number:
+        raise ConflictError(
+            f"tenant {current.tenant!r} is at version {number}, not {current.number}: it was changed meanwhile, look again"
+        )
+    retire_old(bench, job)
+    about, metric = trained.card.about, METRICS[trained.card.task]
+    why = "training diverged, choose a lower learning rate"
+    if found := [row["dev"] for row in about["curve"] if math.isfinite(row["dev"])]:
+        why = f"no better on dev ({metric} {about['scores'][f'dev_{metric}']:.3f}, now {max(found):.3f})"
+    return {
+        "tenant": current.tenant,
+        "version": current.number,
+        "published": False,
+        "why": f"{why}: version {current.number} stays",
+        "scores": about["scores"],
+    }
 
 
 def _bytes(task: _Task) -> int:

@@ -104,7 +104,10 @@ class ManageClient:
         domain: str | None = None,
         settings: Mapping[str, Any] | None = None,
     ) -> str:
-        """Fine-tune a tenant's next version on the same labels, by default over its domain; returns the job's id."""
+        """Fine-tune a tenant's next version on the same labels, by default over its domain; returns the job's id.
+
+        Where that is no better on dev nothing is published: `published` of the job's result is false, and `why` says it.
+        """
         data = _given(train=train, dev=dev, test=test, unlabelled=unlabelled)
         return self._job("tenant.update", tenant=tenant, data=data, domain=domain, settings=settings)
 

@@ -108,6 +108,8 @@ def update(
 ) -> None:
     """Fine-tune a tenant's next version on the same labels; the one before is served until it is there.
 
+    Where none is better on dev, the one before stays, and there is no next version.
+
     Examples:
 
       hplm tenant update acme --train more.csv
@@ -213,7 +215,10 @@ def _make(
     given = {key: value for key, value in settings.items() if value not in (None, [])}
     with opened(way.url) as client:
         data = send(client, files, way.on_server)
-        if submit(client, action, {**request, "data": data, "settings": given}, way) and not way.as_json:
+        event = submit(client, action, {**request, "data": data, "settings": given}, way)
+        if event is not None and not way.as_json:
+            if why := (event.result or {}).get("why"):
+                print(why)
             _show_current(client.show_tenant(request["tenant"]))
 
 

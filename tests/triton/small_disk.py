@@ -23,7 +23,7 @@ from hplm.store.layout import Store
 from hplm.store.registry import Registry
 from hplm.triton.server import Ports, TritonServer, free_ports
 from tests import managed, tiny
-from tests.managed import FAST
+from tests.managed import FAST, swapped
 from tests.waiting import until
 
 DISK_BYTES = 64 << 20
@@ -89,8 +89,8 @@ def fill_it(disk: Path, ports: Ports, store: Store, rows: Path) -> None:
             assert users.answers() == before
         manager.wait(manager.create_tenant("acme", train=manager.upload(rows), settings=FAST))
         until(lambda: users.is_served("acme"))
-        before = users.answers("acme")
-        job = manager.update_tenant("acme", train=manager.upload(rows), settings=LONG)
+        before, other = users.answers("acme"), swapped(rows)
+        job = manager.update_tenant("acme", train=manager.upload(other), settings=LONG)
         until(lambda: manager.show_job(job).progress > 0)
         with full(disk):
             time.sleep(2)

@@ -27,11 +27,12 @@ from hplm.nn import base as bases
 from hplm.store.registry import Registry
 from hplm_cli import make_app
 from tests import tiny
-from tests.managed import Place, expected_logits
+from tests.managed import Place, expected_logits, swapped
 
 pytestmark = pytest.mark.triton
 BIN = Path(sys.executable).parent
 FAST = ["--epochs", "2", "--learning-rate", "0.003"]
+LEARNING = ["--epochs", "3", "--learning-rate", "0.05"]
 TEXTS = ("the red cat sings in Paris", "a slow dog runs over the green hill and under the river")
 # Until serving has seen what was published.
 SEEN_S = 1.0
@@ -83,7 +84,9 @@ def test_a_tenant_goes_through_its_life(terminal: Terminal, place: Place) -> Non
         printed = terminal.out("tenant", "create", "acme", "--train", str(place.rows), *FAST)
         assert "tenant acme is at version" in printed
         assert "dev_accuracy" in printed
-        (event,) = terminal.json("tenant", "update", "acme", "--train", str(place.rows), *FAST)
+        again = terminal.out("tenant", "update", "acme", "--train", str(place.rows), "--learning-rate", "1e-7")
+        assert "no better on dev (accuracy" in again
+        (event,) = terminal.json("tenant", "update", "acme", "--train", str(swapped(place.rows)), *LEARNING)
     assert event["state"] == "done"
     second = event["result"]["version"]
     (shown,) = terminal.json("tenant", "show", "acme")

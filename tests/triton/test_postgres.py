@@ -9,7 +9,7 @@ from hplm_client import Client, ManageClient
 
 from hplm import errors
 from tests import managed
-from tests.managed import FAST, Place
+from tests.managed import FAST, Place, swapped
 from tests.postgres import PostgresServer
 from tests.waiting import until
 
@@ -35,7 +35,7 @@ def test_tenants_are_made_served_and_deleted_over_a_postgresql_that_is_killed_me
         with place.working():
             first = manage.wait(manage.create_tenant("acme", train=manage.upload(place.rows), settings=FAST)).result
             until(lambda: code_of(place, "acme") == "OK")
-            job = manage.update_tenant("acme", train=manage.upload(place.rows), settings=LONG)
+            job = manage.update_tenant("acme", train=manage.upload(swapped(place.rows)), settings=LONG)
             until(lambda: manage.show_job(job).progress > 0.25)
             postgres.restart("immediate")
             # What is known is served on, and what was under way comes to its end.

@@ -17,7 +17,7 @@ from hplm.store import caretaker
 from hplm.store.catalog import LOOK_EVERY_S
 from hplm.store.registry import Registry
 from tests import managed, tiny
-from tests.managed import FAST, Place
+from tests.managed import FAST, LEARNING, Place, swapped
 from tests.waiting import until
 
 pytestmark = pytest.mark.triton
@@ -146,7 +146,8 @@ def test_after_a_clock_was_set_back_a_day_what_was_made_before_goes_on_and_what_
         assert job.id == held
         with managed.at_work(place.store, "after"):
             manage.wait(held)
-            manage.wait(manage.update_tenant("old", train=rows, settings=FAST))
+            other = manage.on_server(swapped(place.rows).name)
+            manage.wait(manage.update_tenant("old", train=other, settings=LEARNING))
         until(lambda: is_served(client, "held"))
         assert manage.rollback_tenant("old") == 1
         manage.delete_tenant("held")

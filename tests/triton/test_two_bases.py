@@ -24,7 +24,7 @@ from hplm.store.layout import Store
 from hplm.store.registry import Registry
 from hplm.triton.server import TritonServer, free_ports
 from tests import tiny
-from tests.managed import FAST, SEEN_S, Place, at_work, expected_logits, write_rows
+from tests.managed import FAST, LEARNING, SEEN_S, Place, at_work, expected_logits, swapped, write_rows
 
 pytestmark = pytest.mark.triton
 QUICK = {"tokens": 400, "warmup_tokens": 400, "top_percent": 20.0, "learning_rate": 0.01}
@@ -144,7 +144,8 @@ def test_one_bases_updates_and_rollback_leave_the_other_alone(sides: tuple[Side,
     with ManageClient(own.url("http")) as manage, Client(own.url("http")) as client:
         with at_work(own.store):
             manage.wait(manage.update_domain("law", corpus=manage.on_server("corpus.txt"), settings=QUICK))
-            manage.wait(manage.update_tenant(own.tenants[0], train=manage.on_server("rows.csv"), settings=FAST))
+            other_rows = manage.on_server(swapped(own.rows).name)
+            manage.wait(manage.update_tenant(own.tenants[0], train=other_rows, settings=LEARNING))
         assert manage.show_domain("law").version == 2
         assert manage.show_domain("law", base=other.name).version == 1
         manage.rollback_tenant(own.tenants[0])

@@ -34,6 +34,7 @@ from tests.unit.manage.making import (
     create_tenant,
     files_below,
     make_service,
+    update,
     upload,
     work,
 )
@@ -103,8 +104,7 @@ def create_a_tenant(service: ManageService) -> str:
 
 
 def update_a_tenant(service: ManageService) -> str:
-    data = {"train": {"upload": upload(service, colours(seed=1))}}
-    return str(ask(service, "tenant.update", tenant="acme", data=data, settings=QUICK)["job"])
+    return update(service, "acme", colours(is_swapped=True))
 
 
 def create_a_domain(service: ManageService) -> str:

@@ -91,9 +91,9 @@ def test_two_workers_do_two_jobs_at_once_and_one_after_the_other_for_one_tenant(
 ) -> None:
     jobs = [create_tenant(service, name) for name in ("a", "b", "c", "d")]
     work(store)
-    updates = [update(service, "a", colours(seed=seed)) for seed in range(1, 4)]
+    updates = [update(service, "a", colours(is_swapped=is_swapped)) for is_swapped in (True, False, True)]
     with at_work(store, "w0"), at_work(store, "w1"):
-        jobs += updates + [update(service, name, colours(seed=4)) for name in ("b", "c", "d")]
+        jobs += updates + [update(service, name, colours(is_swapped=True)) for name in ("b", "c", "d")]
         for job in jobs:
             wait_for(registry, job, "done")
     assert [registry.tenant(name).current.number for name in ("a", "b", "c", "d")] == [4, 2, 2, 2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 import threading
 import time
 from contextlib import closing
@@ -23,6 +24,7 @@ from hplm.store import caretaker
 from hplm.store.layout import Store
 from hplm.store.registry import Registry
 from tests.unit.manage.making import (
+    LEARNING,
     QUICK,
     QUICK_DOMAIN,
     ask,
@@ -119,15 +121,70 @@ def test_an_update_is_a_new_version_that_goes_on_from_the_one_before(
 ) -> None:
     create_tenant(service, "acme", colours(60))
     work(store)
-    # Nothing worse than the version before is kept, so nothing changes where it was right already.
-    update(service, "acme", colours(60, seed=1))
+    update(service, "acme", colours(60, is_swapped=True))
     work(store)
     assert registry.tenant("acme").current.number == 2
     assert ask(service, "tenant.rollback", tenant="acme")["version"] == 1
-    update(service, "acme", colours(60, seed=2))
+    update(service, "acme", colours(60, is_swapped=True))
     work(store)
     assert [version.number for version in registry.tenant_versions("acme")] == [1, 2, 3]
     assert registry.tenant("acme").current.number == 3
+
+
+def test_an_update_that_is_no_better_on_dev_publishes_nothing_and_says_so(store: Store, registry: Registry) -> None:
+    with closing(make_service(store, keep_versions=2)) as service:
+        create_tenant(service, "acme", settings=LEARNING)
+        work(store)
+        update(service, "acme", colours(is_swapped=True))
+        work(store)
+        before = files_below(store)
+        jobs = [update(service, "acme", colours(is_swapped=True), settings=QUICK) for _ in range(3)]
+        work(store)
+        found = [registry.job(job) for job in jobs]
+        assert [(one.state, one.error) for one in found] == [("done", None)] * 3
+        for one in found:
+            assert one.result is not None
+            assert (one.result["version"], one.result["published"]) == (2, False)
+            assert re.fullmatch(r"no better on dev \(accuracy .*, now .*\): version 2 stays", one.result["why"])
+        assert files_below(store) == before
+        assert not registry.uploads()
+        # What differs is there to go back to.
+        assert ask(service, "tenant.rollback", tenant="acme")["version"] == 1
+
+
+def test_an_update_that_learns_nothing_still_moves_a_tenant_to_the_domain_as_it_is_now(
+    service: ManageService, store: Store, registry: Registry
+) -> None:
+    create_tenant(service, "acme", settings=LEARNING)
+    create_domain(service, "law")
+    work(store)
+    job = update(service, "acme", colours(), settings={"epochs": 1, "learning_rates": [1e-7]}, domain="law")
+    work(store)
+    result = registry.job(job).result
+    assert result is not None
+    assert (result["version"], result["published"]) == (2, True)
+    assert registry.tenant("acme").domain == "law"
+
+
+def test_an_update_that_is_no_better_and_was_overtaken_says_so(
+    service: ManageService, store: Store, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create_tenant(service, "acme")
+    work(store)
+    update(service, "acme", colours(is_swapped=True))
+    work(store)
+    job = update(service, "acme", colours(is_swapped=True), settings={"epochs": 1, "learning_rates": [1e-7]})
+    really = tenant_job.train_tenant
+
+    def train_tenant(*given: Any, **options: Any) -> tenants.Tenant:
+        registry.rollback_tenant("acme", 1)
+        return really(*given, **options)
+
+    monkeypatch.setattr(tenant_job, "train_tenant", train_tenant)
+    work(store)
+    error = registry.job(job).error
+    assert error is not None
+    assert error["code"] == "CONFLICT"
 
 
 def test_an_update_is_judged_by_dev_data_of_the_seed_of_the_version_before(
@@ -136,9 +193,9 @@ def test_an_update_is_judged_by_dev_data_of_the_seed_of_the_version_before(
     data = {"train": {"upload": upload(service, colours(60))}}
     ask(service, "tenant.create", tenant="acme", data=data, settings={**QUICK, "seed": 7})
     work(store)
-    update(service, "acme", colours(60))
+    update(service, "acme", colours(60, is_swapped=True))
     work(store)
-    update(service, "acme", colours(60), settings={**QUICK, "seed": 8})
+    update(service, "acme", colours(60), settings={**LEARNING, "seed": 8})
     work(store)
     assert [version.about["seed"] for version in registry.tenant_versions("acme")] == [7, 7, 8]
 
@@ -313,7 +370,7 @@ def test_old_versions_go_after_a_while_and_what_is_served_stays(store: Store, re
         create_tenant(service, "acme")
         for seed in range(1, 4):
             work(store)
-            update(service, "acme", colours(seed=seed))
+            update(service, "acme", colours(seed=seed, is_swapped=seed % 2 == 1))
         work(store)
     assert [version.number for version in registry.tenant_versions("acme")] == [3, 4]
     assert store.tenant_version("acme", 1).is_dir()

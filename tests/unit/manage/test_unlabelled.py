@@ -8,7 +8,7 @@ from hplm_builder.job_report import JobReport
 from hplm.manage.service import ManageService
 from hplm.store.layout import Store
 from hplm.store.registry import Registry
-from tests.unit.manage.making import QUICK, ask, colours, files_below, upload, work
+from tests.unit.manage.making import LEARNING, QUICK, ask, colours, files_below, upload, work
 
 STEPS = ["read", "features", "unlabelled", "teacher", "label", "fine-tune", "publish"]
 MORE = "text\n" + "".join(f"the {'red' if i % 2 else 'blue'} cat runs {i} times\n" for i in range(40))
@@ -31,9 +31,9 @@ def test_a_tenant_is_made_from_both_and_updated(service: ManageService, store: S
     assert about["teacher"]["scores"].keys() >= {"dev_accuracy"}
     data = {
         name: {"upload": upload(service, rows, "more.csv")}
-        for name, rows in (("train", colours(60)), ("unlabelled", MORE))
+        for name, rows in (("train", colours(60, is_swapped=True)), ("unlabelled", MORE))
     }
-    ask(service, "tenant.update", tenant="acme", data=data, settings=QUICK)
+    ask(service, "tenant.update", tenant="acme", data=data, settings=LEARNING)
     work(store)
     assert registry.tenant("acme").current.number == 2
     assert not registry.uploads()
