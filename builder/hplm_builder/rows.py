@@ -16,6 +16,7 @@ from hplm.manage.survey import MOST_LINE_BYTES
 LONGEST_RECORD = MOST_LINE_BYTES  # bytes of a line, of a CSV record over several lines, of a CoNLL sentence
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 Row = dict[str, Any]
+BLANKS = " \t\r\n\v\f"
 
 
 class BoundedLines:
@@ -120,10 +121,15 @@ def _csv(lines: BoundedLines, delimiter: str, quoting: int) -> Iterator[Row]:
 
 
 def _conll(lines: BoundedLines) -> Iterator[Row]:
-    """Columns by white space, the token first, its IOB tag last; a blank line ends a sentence."""
+    """Columns by tabs, in a line without any by blanks: the token first, its IOB tag last. A blank line ends a sentence.
+
+    A token may hold other spaces than ASCII's, as a no-break space; between tabs any.
+    """
     tokens: list[tuple[str, str]] = []
     for line in lines:
-        columns = line.split()
+        row = line.strip(BLANKS) if line.strip() else ""
+        columns = [column.strip(BLANKS) for column in row.split("\t")] if "\t" in row else row.split(" ")
+        columns = [column for column in columns if column]
         if columns and columns[0] != "-DOCSTART-":
             tag = columns[-1]
             if len(columns) < 2 or not (tag == "O" or (tag[:2] in ("B-", "I-") and tag[2:])):

@@ -58,6 +58,14 @@ def test_conll_tags_become_entities_over_characters(tmp_path: Path) -> None:
     assert second.entities == ()
 
 
+def test_conll_words_may_hold_spaces_between_tabs_and_others_than_asciis_anywhere(tmp_path: Path) -> None:
+    text = "New York\tB-LOC\nhas  \tNN\tO\r\n100\u00a0000 B-NUM\nBad \u3000 O\n\u00a0\nso\tO \n"
+    first, second = read_file(write(tmp_path, "a.conll", text))
+    assert first.text == "New York has 100\u00a0000 Bad"
+    assert first.entities == (Entity("LOC", 0, 8), Entity("NUM", 13, 20))
+    assert second.text == "so"
+
+
 BROKEN: list[tuple[str, str | bytes, str]] = [
     ("a.txt", "x", "ending must be one of"),
     ("a.jsonl", "", "no example"),
