@@ -311,6 +311,8 @@ def tenant(
     data = read_data(train, dev, test, unlabelled, task=task, seed=seed)
     with progress_bars() as progress:
         card = build_tenant(Store.at(store), base, plot, name, data, settings, progress, miss=miss)
+    for words in card.about.get("warnings", ()):
+        print(f"warning: {words}")
     show_scores([card])
 
 

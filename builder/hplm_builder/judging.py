@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -15,7 +17,7 @@ from hplm.nn.dtype import computing_in
 from hplm.nn.upper import pool
 from hplm.wire import LabelledSpan
 from hplm_builder.bodies import CPU, fastest_format
-from hplm_builder.labelled import Entity, LabelledData, may_be_dropped
+from hplm_builder.labelled import Entity, LabelledData, LabelledText, may_be_dropped
 from hplm_builder.prepared import Prepared
 from hplm_builder.scores import accuracy, confusion, entity_f1, entity_types, macro_f1, pearson, spearman
 
@@ -73,19 +75,24 @@ def scores_of(
 
 
 def gold_of(one: Prepared) -> list[Entity]:
-    """Its entities without what the tokenizer dropped at their ends, as an accent that is a character of its own: answers are
-    from the beginning of a token to the end of one.
+    """Its entities as answers may have them."""
+    return gold_entities(one.source, one.tokens)
+
+
+def gold_entities(source: LabelledText, tokens: npt.NDArray[np.int32]) -> list[Entity]:
+    """Entities of a text, of `tokens` `[T, 3]`, without what the tokenizer dropped at their ends, as an accent that is a
+    character of its own: answers are from the beginning of a token to the end of one.
 
     Ends within a word and behind the last token of a text that was cut stay where they are: those are misses.
     """
 
     def is_dropped(place: int) -> bool:
-        if not may_be_dropped(one.source.text[place]):
+        if not may_be_dropped(source.text[place]):
             return False
-        return not bool(((one.tokens[:, 0] <= place) & (place < one.tokens[:, 1])).any())
+        return not bool(((tokens[:, 0] <= place) & (place < tokens[:, 1])).any())
 
     found = []
-    for entity in one.source.entities:
+    for entity in source.entities:
         start, end = entity.start, entity.end
         while start < end and is_dropped(start):
             start += 1

@@ -24,12 +24,13 @@ from hplm.progress import Report
 from hplm.store.layout import Store
 from hplm.store.records import DomainVersion, Job, TenantVersion
 from hplm.store.registry import Registry
+from hplm_builder.cautions import cautions
 from hplm_builder.finetune import REDUCTION_FACTOR, TrainSettings, new_word_window
 from hplm_builder.job_bench import Bench, made_by, publish, retire_old
 from hplm_builder.labelled import LabelledData, LabelledFile, read_data
 from hplm_builder.register import told_of
 from hplm_builder.scores import METRICS
-from hplm_builder.tenants import estimate_fine_tune, train_tenant
+from hplm_builder.tenants import encoder_of, estimate_fine_tune, train_tenant
 
 # Where each step ends, as a share of the job: texts through the tables, then the epochs; and where there are unlabelled texts.
 STEPS = {"features": 0.25, "fine-tune": 1.0}
@@ -82,6 +83,7 @@ def plan_tenant(job: Job, bench: Bench) -> dict[str, Any]:
     """What `make_tenant` would cost, measured on a few examples; the data is checked as it would be."""
     task = _Task.read(job, bench)
     bench.report("measure", 0.5)
+    warnings = cautions(task.data, encoder_of(task.base))
     return {
         "examples": task.data.counts,
         "labels": list(task.data.labels),
@@ -90,6 +92,7 @@ def plan_tenant(job: Job, bench: Bench) -> dict[str, Any]:
             task.data, task.settings, task.base, task.lookup(bench.store), start=task.start
         ),
         "bytes": _bytes(task),
+        **({"warnings": warnings} if warnings else {}),
     }
 
 
@@ -198,8 +201,14 @@ def _overall(report: Report, ends: Mapping[str, float]) -> Report:
 
 
 def _result(version: TenantVersion) -> dict[str, Any]:
-    scores = version.about.get("scores", {})
-    return {"tenant": version.tenant, "version": version.number, "published": True, "scores": scores}
+    """As it is told of a job that published it."""
+    return {"tenant": version.tenant, "version": version.number, "published": True, **_told(version.about)}
+
+
+def _told(about: dict[str, Any]) -> dict[str, Any]:
+    """What a result has of a version's `about`."""
+    warnings = {"warnings": about["warnings"]} if "warnings" in about else {}
+    return {"scores": about.get("scores", {}), **warnings}
 
 
 def _unchanged(job: Job, bench: Bench, current: TenantVersion, trained: Tenant) -> dict[str, Any]:
@@ -227,7 +236,7 @@ def _unchanged(job: Job, bench: Bench, current: TenantVersion, trained: Tenant) 
         "version": current.number,
         "published": False,
         "why": f"{why}: version {current.number} stays",
-        "scores": about["scores"],
+        **_told(about),
     }
 
 

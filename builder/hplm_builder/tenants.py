@@ -26,6 +26,7 @@ from hplm.progress import Report, bar_report, silent
 from hplm.store.layout import Store
 from hplm.text import EncodedText, TextEncoder
 from hplm_builder.bodies import ADAPTER_AT, AdapterModel, adapter_body
+from hplm_builder.cautions import cautions
 from hplm_builder.finetune import TRAINING_COST, Scale, TaskHead, Trainer, TrainSettings, fine_tune
 from hplm_builder.labelled import LabelledData
 from hplm_builder.prepared import (
@@ -81,14 +82,17 @@ def train_tenant(
     """A tenant fine-tuned over what `lookup` gives, not published yet; with `start`, going on from that version of it.
 
     Its card's `about` has `scores`, `examples`, `bottleneck`, `learning_rate`, `epochs`, `best_epoch`, `patience`, `seed`,
-    `miss`, `curve`, and `confusion` or `types`, see `Trained`; of unlabelled texts their `teacher` too. Raises TenantNameError,
-    DataError or ConfigError, and what `report` raises.
+    `miss`, `curve`, and `confusion` or `types`, see `Trained`; of unlabelled texts their `teacher` too, of odd
+    data `warnings`, see `cautions`. Raises TenantNameError, DataError or ConfigError, and what `report` raises.
     """
     check_name(name)
     encoder, featurise, room = encoder_of(base), plot_features(lookup), Room()
     room.expect(data, encoder, base.config.hidden_size)
+    warnings = cautions(data, encoder)
     parts = prepare_all(data, encoder, featurise, report, room)
     about: dict[str, Any] = {"examples": data.counts, "miss": lookup.miss}
+    if warnings:
+        about["warnings"] = warnings
     if data.unlabelled:
         tick = counted("unlabelled", len(data.unlabelled), report)
         unlabelled = prepare(data.unlabelled, data, encoder, featurise, tick, room)

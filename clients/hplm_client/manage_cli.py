@@ -226,5 +226,14 @@ def _show_plan(plan: Plan, as_json: bool) -> None:
         show(plan.details)
         return
     for key, value in plan.details.items():
+        if key == "warnings":
+            continue
         words = left(value).removesuffix(" left") if key == "estimated_s" else value
         print(f"{key.removesuffix('_s')}: {words}")
+    warn(plan.details)
+
+
+def warn(told: Mapping[str, Any]) -> None:
+    """What a plan or a job's result says is odd about the data, a line each."""
+    for words in told.get("warnings", ()):
+        print(f"warning: {words}")

@@ -22,6 +22,7 @@ from hplm_client.manage_cli import (
     show_all,
     submit,
     sure,
+    warn,
 )
 
 app = typer.Typer(
@@ -217,7 +218,9 @@ def _make(
         data = send(client, files, way.on_server)
         event = submit(client, action, {**request, "data": data, "settings": given}, way)
         if event is not None and not way.as_json:
-            if why := (event.result or {}).get("why"):
+            result = event.result or {}
+            warn(result)
+            if why := result.get("why"):
                 print(why)
             _show_current(client.show_tenant(request["tenant"]))
 

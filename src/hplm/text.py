@@ -61,7 +61,7 @@ class TextEncoder:
             raise CorruptArtifactError(f"{tokenizer_json} is not a tokenizer: {error}") from error
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
-        self._max_tokens = max_tokens
+        self.max_tokens = max_tokens
         self._single_special = self._tokenizer.num_special_tokens_to_add(is_pair=False)
         # Without a separator, n-gram windows would reach from one text into the other.
         self.takes_pairs = self._tokenizer.num_special_tokens_to_add(is_pair=True) > self._single_special
@@ -88,7 +88,7 @@ class TextEncoder:
 
     def _encoded(self, text: TextOrPair, encoding: Encoding) -> EncodedText:
         ids, tokens = _arrays(encoding)
-        if isinstance(text, str) and len(ids) <= self._max_tokens:
+        if isinstance(text, str) and len(ids) <= self.max_tokens:
             return EncodedText(ids, _with_marks(text, tokens), False, len(ids) <= self._single_special)
         # Only asked for where it matters, for it takes a while.
         of_text = np.array([-1 if number is None else number for number in encoding.sequence_ids])
@@ -123,7 +123,7 @@ class TextEncoder:
                 sure = int(np.searchsorted(tokens[:, 2], last_sure, side="right"))
             parts.append((ids[:sure], tokens[:sure] + np.array((start, start, first_word), np.int32)))
             count += sure
-            if is_all or count > self._max_tokens:
+            if is_all or count > self.max_tokens:
                 break
             if sure:
                 # From the beginning of a word on, what comes before it does not matter. Twice as much now: where words
@@ -142,8 +142,8 @@ class TextEncoder:
         """Of all or more than enough tokens those that stay; `of_text` `[T]`: each one's text, -1 of special tokens."""
         texts = _texts_of(text)
         is_empty = not all((of_text == number).any() for number in range(len(texts)))
-        if truncated := len(ids) > self._max_tokens:
-            kept = _kept(of_text, self._max_tokens, len(texts[0]) >= len(texts[-1]))
+        if truncated := len(ids) > self.max_tokens:
+            kept = _kept(of_text, self.max_tokens, len(texts[0]) >= len(texts[-1]))
             ids, tokens, of_text = ids[kept], tokens[kept], of_text[kept]
         if len(texts) == 2:
             before = len(texts[0]) + 1

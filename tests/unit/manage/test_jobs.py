@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import re
 import threading
 import time
@@ -23,6 +24,7 @@ from hplm.nn.lookup import PlotLookup, open_lineage
 from hplm.store import caretaker
 from hplm.store.layout import Store
 from hplm.store.registry import Registry
+from tests.managed import at_work
 from tests.unit.manage.making import (
     LEARNING,
     QUICK,
@@ -363,6 +365,22 @@ def test_what_a_tagging_takes_is_told_with_its_transitions_and_an_update_takes_w
         again = planned(service, "tenant.update")
     weights = store.tenant_version("names", 1) / "weights.safetensors"
     assert (first, again) == pytest.approx((weights.stat().st_size,) * 2, abs=1000)
+
+
+def test_what_is_odd_about_the_data_is_said_by_the_plan_the_job_and_the_card(
+    service: ManageService, store: Store, registry: Registry
+) -> None:
+    rows = names() + json.dumps({"text": "Anna", "entities": [{"label": "KIND0", "start": 1, "end": 4}]}) + "\n"
+    data = {"train": {"upload": upload(service, rows, "train.jsonl")}}
+    with at_work(store):
+        plan = ask(service, "tenant.create", tenant="names", data=data, settings=QUICK, dry_run=True)["plan"]
+    job = ask(service, "tenant.create", tenant="names", data=data, settings=QUICK)["job"]
+    work(store)
+    result = registry.job(job).result
+    assert result is not None
+    (said,) = result["warnings"]
+    assert re.match("1 of 1.. entities of the (train|dev) data can never be found", said)
+    assert plan["warnings"] == registry.tenant("names").current.about["warnings"] == [said]
 
 
 def test_old_versions_go_after_a_while_and_what_is_served_stays(store: Store, registry: Registry) -> None:
