@@ -30,6 +30,11 @@ MOST_LABELS = 1000
 MOST_ENTITY_TYPES = 100
 LONGEST_LABEL = 200
 MOST_VALUE = float(np.finfo(np.float32).max)  # of a regression
+# Of a regression's values: the least standard deviation as a share of the largest. Answers are float32, whose steps are then at
+# most a hundredth of a deviation: less than any model's error. Below it they soon are as large as all differences.
+LEAST_SPREAD = 2.0**-16
+# And at all: weights are multiplied by it, and must not be so small that float32 has fewer digits for them.
+LEAST_DEVIATION = 1e-30
 # Of a file. Each takes some hundred bytes of memory beside its text, and days to train on.
 MOST_EXAMPLES = 1_000_000
 # Categories of Unicode that tokenizers drop: control and format characters, private ones, accents without a letter. Not those
@@ -365,6 +370,17 @@ def _regression_label(train: list[LabelledText], dev: list[LabelledText], test: 
                 )
     if len({example.value for example in train}) < 2:
         raise DataError(f"the train data has one value ({train[0].label}): there is nothing to learn")
+    values = np.array([example.value for example in train])
+    deviation, largest = values.std(), np.abs(values).max()
+    if deviation < LEAST_SPREAD * largest:
+        raise DataError(
+            f"the values of the train data are as large as {largest:.6g} and their standard deviation is only {deviation:.3g}: "
+            f"answers, which are float32, would hardly differ; subtract an offset from all values, as {values.mean():.6g}"
+        )
+    if deviation < LEAST_DEVIATION:
+        raise DataError(
+            f"the standard deviation of the train data's values, {deviation:.3g}, is too small for float32: multiply them all"
+        )
     return (REGRESSION_LABEL,)
 
 

@@ -224,6 +224,16 @@ def test_numbers_are_a_regression_when_one_is_no_integer_or_when_asked() -> None
     assert check_data(texts("0.5", "nan"), texts("0.5"), []).task == "classification"
 
 
+def test_a_regression_whose_differences_float32_would_lose_is_refused_with_what_helps() -> None:
+    steps = [0.5, 7.5, 3.5, 12.5]
+    assert check_data(texts(*(1e5 + step for step in steps)), texts(1, 2), [], task="regression")
+    assert check_data(texts(*(step * 1e-20 for step in steps)), texts(1, 2), [], task="regression")
+    with pytest.raises(DataError, match=r"as large as 1\.7e\+09 .* is only 4\.5.*subtract an offset"):
+        check_data(texts(*(1.7e9 + step for step in steps)), texts(1, 2), [], task="regression")
+    with pytest.raises(DataError, match=r"too small for float32: multiply"):
+        check_data(texts(*(step * 1e-38 for step in steps)), texts(1, 2), [], task="regression")
+
+
 @pytest.mark.parametrize(
     ("train", "dev", "words"),
     [
