@@ -29,6 +29,9 @@ MOST_LABELS = 1000
 # Training looks at all pairs of tags at each word.
 MOST_ENTITY_TYPES = 100
 LONGEST_LABEL = 200
+# Labels that are numbers but for such a share, and more different ones than this, are no class names.
+MOST_ODD_NUMBERS = 0.1
+MOST_NUMBERED_CLASSES = 20
 MOST_VALUE = float(np.finfo(np.float32).max)  # of a regression
 # Of a regression's values: the least standard deviation as a share of the largest. Answers are float32, whose steps are then at
 # most a hundredth of a deviation: less than any model's error. Below it they soon are as large as all differences.
@@ -55,13 +58,16 @@ class Entity:
 class LabelledText:
     """One example: a `label` for classification, a number in `label` for regression, `entities` for tagging.
 
-    `pair` is the second text where the task is about two.
+    `pair` is the second text where the task is about two. `where` it stood, and whether its label `is_score` by the name of its
+    column, are for errors.
     """
 
     text: str
     label: str | None = None
     entities: tuple[Entity, ...] = ()
     pair: str | None = None
+    where: str = field(default="", compare=False, repr=False)
+    is_score: bool = field(default=False, compare=False, repr=False)
 
     @property
     def asked(self) -> TextOrPair:
@@ -102,7 +108,10 @@ class LabelledData:
     @property
     def sha256(self) -> str:
         """Of the labelled examples in their order, whatever files they came in."""
-        values = [[astuple(one) for one in part] for part in self.labelled.values()]
+        values = [
+            [(one.text, one.label, [astuple(entity) for entity in one.entities], one.pair) for one in part]
+            for part in self.labelled.values()
+        ]
         return hashlib.sha256(json.dumps(values).encode()).hexdigest()
 
     @property
@@ -193,7 +202,7 @@ def _text(where: str, row: Row) -> LabelledText:
         raise DataError(f"{where}: `sentence1` without `sentence2`")
     text = _checked(where, "text", row[keys[0]])
     pair = _checked(where, "second text", row[keys[1]]) if row.get(keys[1]) is not None else None
-    return LabelledText(text, pair=pair)
+    return LabelledText(text, pair=pair, where=where)
 
 
 def _example(where: str, row: Row) -> LabelledText:
@@ -203,7 +212,11 @@ def _example(where: str, row: Row) -> LabelledText:
     label = row.get("label", row.get("score"))
     if label is None:
         raise DataError(f"{where}: no `label`")
-    return replace(found, label=_checked_label(where, str(label) if isinstance(label, int | float) else label))
+    return replace(
+        found,
+        is_score="label" not in row,
+        label=_checked_label(where, str(label) if isinstance(label, int | float) else label),
+    )
 
 
 def may_be_dropped(character: str) -> bool:
@@ -265,7 +278,8 @@ def check_data(
     """Examples of one task; an empty `dev` is split off `train`, a tenth of every class, by `seed` and text, of a tagging a
     tenth of the texts with entities and of those without.
 
-    Without `task`, entities mean tagging, numbers of which one is no integer mean regression, else it is classification.
+    Without `task`, entities mean tagging, numbers of which one is no integer mean regression, else it is classification, but
+    where nearly all are numbers.
     With `expected_labels`, those of an earlier version, the labels must be the same and keep that order. Raises DataError.
     """
     if len(train) < 2:
@@ -316,9 +330,21 @@ def _task_of(train: list[LabelledText], asked: Task | None) -> Task:
         raise DataError("a tagging is expected, but the data has labels, no entities")
     if asked is not None:
         return asked
-    values = [_number(example.label) for example in train]
-    is_numeric = None not in values and any(value is not None and value % 1 for value in values)
+    odd = [example for example in train if _number(example.label) is None]
+    if odd and (train[0].is_score or _are_numbers(train, odd)):
+        some = "; ".join(f"{one.where or repr(one.text[:60])}: {one.label!r}" for one in odd[:5])
+        raise DataError(
+            f"{len(odd):,} of {len(train):,} labels of the train data are no numbers, as those of a regression are ({some}): "
+            "correct them, or say that they are classes (--task classification, in a request `task`)"
+        )
+    is_numeric = not odd and any(example.value % 1 for example in train)
     return "regression" if is_numeric else "classification"
+
+
+def _are_numbers(train: list[LabelledText], odd: list[LabelledText]) -> bool:
+    """Whether labels are meant as numbers, but for a few `odd` ones: of class names there would not be as many."""
+    numbers = {example.value for example in train if _number(example.label) is not None}
+    return len(odd) <= MOST_ODD_NUMBERS * len(train) and len(numbers) > MOST_NUMBERED_CLASSES
 
 
 def _number(label: str | None) -> float | None:
@@ -365,7 +391,7 @@ def _regression_label(train: list[LabelledText], dev: list[LabelledText], test: 
         for number, example in enumerate(part, 1):
             if _number(example.label) is None:
                 raise DataError(
-                    f"{name} example {number}: label {example.label!r} is not a number, or none that float32 holds: "
+                    f"{example.where or f'{name} example {number}'}: label {example.label!r} is not a number, or none that float32 holds: "
                     "a regression needs one"
                 )
     if len({example.value for example in train}) < 2:

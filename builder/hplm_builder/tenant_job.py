@@ -208,7 +208,12 @@ def _result(version: TenantVersion) -> dict[str, Any]:
 def _told(about: dict[str, Any]) -> dict[str, Any]:
     """What a result has of a version's `about`."""
     warnings = {"warnings": about["warnings"]} if "warnings" in about else {}
-    return {"scores": about.get("scores", {}), **warnings}
+    return {
+        "task": about["task"],
+        "num_labels": len(about["labels"]),
+        "scores": about.get("scores", {}),
+        **warnings,
+    }
 
 
 def _unchanged(job: Job, bench: Bench, current: TenantVersion, trained: Tenant) -> dict[str, Any]:
@@ -227,7 +232,7 @@ def _unchanged(job: Job, bench: Bench, current: TenantVersion, trained: Tenant) 
             f"tenant {current.tenant!r} is at version {number}, not {current.number}: it was changed meanwhile, look again"
         )
     retire_old(bench, job)
-    about, metric = trained.card.about, METRICS[trained.card.task]
+    about, metric = told_of(trained.card), METRICS[trained.card.task]
     why = "training diverged, choose a lower learning rate"
     if found := [row["dev"] for row in about["curve"] if math.isfinite(row["dev"])]:
         why = f"no better on dev ({metric} {about['scores'][f'dev_{metric}']:.3f}, now {max(found):.3f})"

@@ -227,4 +227,14 @@ def _make(
 
 def _show_current(tenant: TenantDetails) -> None:
     scores = cell("scores", tenant.about.get("scores", {}))
-    print(f"tenant {tenant.name} is at version {tenant.version} over {tenant.domain} {tenant.domain_version}: {scores}")
+    words = ", ".join(filter(None, (_kind(tenant.about), scores)))
+    print(f"tenant {tenant.name} is at version {tenant.version} over {tenant.domain} {tenant.domain_version}: {words}")
+
+
+def _kind(about: dict[str, Any]) -> str:
+    """What it learned: labels that were taken for something else are found out here. Empty where it is not told."""
+    task, labels = about.get("task", ""), about.get("labels", ())
+    if task == "tagging":
+        kinds = sum(label.startswith("B-") for label in labels)
+        return f"tagging of {kinds} kind{'s' * (kinds != 1)} of entities"
+    return f"classification of {len(labels)} labels" if task == "classification" else task

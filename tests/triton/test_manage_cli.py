@@ -83,7 +83,7 @@ def test_a_tenant_goes_through_its_life(terminal: Terminal, place: Place) -> Non
     with place.working():
         printed = terminal.out("tenant", "create", "acme", "--train", str(place.rows), *FAST)
         assert "tenant acme is at version" in printed
-        assert "dev_accuracy" in printed
+        assert ": classification of 2 labels, dev_accuracy" in printed
         again = terminal.out("tenant", "update", "acme", "--train", str(place.rows), "--learning-rate", "1e-7")
         assert "no better on dev (accuracy" in again
         (event,) = terminal.json("tenant", "update", "acme", "--train", str(swapped(place.rows)), *LEARNING)

@@ -224,6 +224,26 @@ def test_numbers_are_a_regression_when_one_is_no_integer_or_when_asked() -> None
     assert check_data(texts("0.5", "nan"), texts("0.5"), []).task == "classification"
 
 
+def test_a_few_labels_that_are_no_numbers_make_no_classes_of_all_others(tmp_path: Path) -> None:
+    rows = [f"text {i},{'n/a' if i == 5 else i % 30 + 0.5}" for i in range(60)]
+    bad = write(tmp_path, "train.csv", "text,label\n" + "\n".join(rows))
+    with pytest.raises(DataError, match=r"1 of 60 labels .* no numbers.*train.csv, line 7: 'n/a'.*--task"):
+        read_data(bad)
+    assert read_data(bad, task="classification").task == "classification"
+    with pytest.raises(DataError, match=r"train.csv, line 7: label 'n/a' is not a number"):
+        read_data(bad, task="regression")
+    # Few different ones may well be names.
+    assert check_data(texts(*"1234567890" * 5, "x", "y"), texts(1), []).task == "classification"
+
+
+def test_a_score_is_a_number(tmp_path: Path) -> None:
+    rows = "".join(json.dumps({"text": f"text {i}", "score": "high" if i % 2 else 1}) + "\n" for i in range(6))
+    bad = write(tmp_path, "train.jsonl", rows)
+    with pytest.raises(DataError, match=r"3 of 6 labels .*train.jsonl, line 2: 'high'; .*line 4: 'high'"):
+        read_data(bad)
+    assert read_data(bad, task="classification").labels == ("1", "high")
+
+
 def test_a_regression_whose_differences_float32_would_lose_is_refused_with_what_helps() -> None:
     steps = [0.5, 7.5, 3.5, 12.5]
     assert check_data(texts(*(1e5 + step for step in steps)), texts(1, 2), [], task="regression")

@@ -50,6 +50,7 @@ def test_a_tenant_is_made_published_and_can_be_served(service: ManageService, st
     assert (done.state, done.error, done.progress) == ("done", None, 1.0)
     assert done.result is not None
     assert done.result["version"] == 1
+    assert (done.result["task"], done.result["num_labels"]) == ("classification", 2)
     shown = ask(service, "tenant.show", tenant="acme")["tenant"]
     assert shown["about"]["labels"] == ["blue", "red"]
     assert shown["about"]["scores"].keys() >= {"dev_accuracy"}
