@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from hplm.crash import crash_point
 from hplm.errors import HplmError, JobCancelledError, LeaseLostError, RegistryError, StoppingError, UnknownJobError
+from hplm.store.catalog import LOOK_EVERY_S
 from hplm.store.records import Job
 from hplm.store.registry import Registry
 
@@ -25,13 +26,15 @@ AGAIN_S = 0.5
 class LeaseTimes:
     """A job is held for `lease_s`; `beat_s` after each renewal comes the next, sooner where there is progress to tell.
 
-    Another worker watches a lease that is over for `watch_s` before it takes the job.
+    Another worker watches a lease that is over for `watch_s` before it takes the job. A tenant's job ends `seen_s` after its
+    version is published: servers have looked by then, and whoever hears of the end may ask the tenant at once.
     """
 
     lease_s: float = 30.0
     beat_s: float = 5.0
     tell_s: float = 0.5
     watch_s: float = 10.0
+    seen_s: float = 3 * LOOK_EVERY_S
 
 
 @dataclass(frozen=True)

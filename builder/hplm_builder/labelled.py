@@ -390,9 +390,9 @@ def _regression_label(train: list[LabelledText], dev: list[LabelledText], test: 
     for name, part in (("train", train), ("dev", dev), ("test", test)):
         for number, example in enumerate(part, 1):
             if _number(example.label) is None:
+                where = example.where or f"{name} example {number}"
                 raise DataError(
-                    f"{example.where or f'{name} example {number}'}: label {example.label!r} is not a number, or none that float32 holds: "
-                    "a regression needs one"
+                    f"{where}: label {example.label!r} is not a number, or none that float32 holds: a regression needs one"
                 )
     if len({example.value for example in train}) < 2:
         raise DataError(f"the train data has one value ({train[0].label}): there is nothing to learn")

@@ -154,6 +154,8 @@ class Worker:
                 from hplm_builder.jobs import run_job
 
                 result = report.insist(lambda: run_job(job, bench))
+                if result.get("published"):
+                    self.stop.wait(self._times.seen_s)
             except (RegistryError, LeaseLostError) as lost:
                 log.warning("job %s is left to whoever takes it next: %s", job.id, lost.wire())
                 return

@@ -125,11 +125,11 @@ class ManageClient:
         return Plan(float(found["estimated_s"]), found)
 
     def delete_tenant(self, tenant: str) -> None:
-        """Serve a tenant no more, for good. Raises UnknownTenantError."""
+        """Serve a tenant no more, for good, within a second. Raises UnknownTenantError."""
         self.ask("tenant.delete", tenant=tenant)
 
     def rollback_tenant(self, tenant: str, version: int | None = None) -> int:
-        """Serve another kept version, by default of the lower ones that which was served last; returns its number.
+        """Serve another kept version within a second, by default of the lower ones the last served; returns its number.
 
         Raises UnknownVersionError.
         """
@@ -216,7 +216,11 @@ class ManageClient:
             time.sleep(POLL_EVERY_S)
 
     def wait(self, job: str, told: Callable[[JobEvent], None] = lambda event: None) -> JobEvent:
-        """Until a job has ended well, `told` of each change. Raises the error it failed with, or JobCancelledError."""
+        """Until a job has ended well, `told` of each change. Raises the error it failed with, or JobCancelledError.
+
+        What it made is mostly served by then, at the latest within a second: a server that is slow to look may answer
+        UnknownTenantError, or with the version before, for so long.
+        """
         event = None
         for event in self.watch(job):
             told(event)

@@ -67,7 +67,7 @@ def create(
         typer.Option(help="The base that the server must serve; a tenant of another base is made by its server."),
     ] = None,
 ) -> None:
-    """Fine-tune a new tenant and serve it, while the server runs.
+    """Fine-tune a new tenant and serve it, while the server runs. It answers by the end of the job, or within a second of it.
 
     Examples:
 
@@ -169,7 +169,7 @@ def list_all(
 def delete(
     name: NameArgument, yes: YesOption = False, as_json: JsonOption = False, url: UrlOption = DEFAULT_URL
 ) -> None:
-    """Serve a tenant no more, and remove all its versions.
+    """Serve a tenant no more, within a second, and remove all its versions.
 
     Example: hplm tenant delete acme --yes
     """

@@ -111,7 +111,7 @@ def create_domain(service: ManageService, name: str = "law", content: str | None
 
 def work(store: Store, later_s: float = 0.0) -> None:
     """A worker does all there is to do; its clock is `later_s` ahead, and it takes a lease that is over at once."""
-    times = LeaseTimes(watch_s=0.0)
+    times = LeaseTimes(watch_s=0.0, seen_s=0.0)
     Worker(store, "w", times=times, clock=lambda: time.time() + later_s).run(until_idle=True)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hplm_builder import tenant_job
+from hplm_builder.job_report import LeaseTimes
 from hplm_builder.worker import Worker
 
 from hplm.adapters import tenant as tenants
@@ -153,6 +154,16 @@ def test_an_update_that_is_no_better_on_dev_publishes_nothing_and_says_so(store:
         assert not registry.uploads()
         # What differs is there to go back to.
         assert ask(service, "tenant.rollback", tenant="acme")["version"] == 1
+
+
+def test_a_job_ends_when_servers_have_had_time_to_see_its_version(
+    service: ManageService, store: Store, registry: Registry
+) -> None:
+    job = create_tenant(service, "acme")
+    Worker(store, "w", times=LeaseTimes(seen_s=0.5)).run(until_idle=True)
+    done = registry.job(job)
+    assert done.ended_s is not None
+    assert done.ended_s - registry.tenant("acme").current.created_s >= 0.5
 
 
 def test_an_update_that_learns_nothing_still_moves_a_tenant_to_the_domain_as_it_is_now(
