@@ -30,7 +30,7 @@ from hplm.store.layout import Store
 from hplm.store.records import Job
 from hplm.store.registry import Registry
 from hplm.store.registry_jobs import MOST_ATTEMPTS
-from hplm.store.registry_uploads import uploads_of
+from hplm.store.registry_uploads import dropped_with, uploads_of
 from hplm_builder.job_bench import Bench
 from hplm_builder.job_report import JobReport, LeaseTimes
 from hplm_builder.lapses import Lapses
@@ -197,12 +197,14 @@ class Worker:
         return True
 
     def _consume(self, uploads: Uploads, job: Job, error: HplmError | None) -> None:
-        """Inputs go when they have served, or never can; after other ends a new job may name them, until they expire."""
+        """Inputs go when they have served, never can, or the request says so; else a new job may name them till they expire."""
         crash_point("job.finished")
         shutil.rmtree(self._store.scratch(job.id), ignore_errors=True)
         served = error is None and not job.request["dry_run"]
         if served or isinstance(error, DataError | CorpusTooSmallError):
             uploads.consume(uploads_of(job.request))
+        else:
+            uploads.consume(dropped_with(job.request))
         crash_point("job.consumed")
 
     def _clean(self, registry: Registry) -> None:

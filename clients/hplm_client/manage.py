@@ -18,6 +18,7 @@ from hplm_client.manage_answers import (
     Plan,
     Tenant,
     TenantDetails,
+    Upload,
     record,
 )
 from hplm_client.manage_transport import Transport, open_transport
@@ -38,8 +39,9 @@ class ManageClient:
     ...     manage.show_tenant("acme").about["scores"]
 
     What takes long is a job: its id comes back at once, `watch` and `wait` follow it. Every request names its files by what
-    `upload` or `on_server` returned. One client for one thread; addresses and `headers` as of `Client`. Raises the errors of
-    `hplm.errors`.
+    `upload` or `on_server` returned. An upload goes when its job is done or its data are refused; after another failure, or
+    where the job is cancelled, a new job may name it for a day, or `drop_upload` drops it. One client for one thread; addresses and
+    `headers` as of `Client`. Raises the errors of `hplm.errors`.
     """
 
     def __init__(
@@ -64,6 +66,10 @@ class ManageClient:
         """Have the server forget what `upload` sent; what a job waits for stays, and what is gone already is fine."""
         if upload := source.get("upload"):
             self.ask("upload.drop", upload=upload)
+
+    def list_uploads(self) -> list[Upload]:
+        """What was uploaded and is not used up, oldest first: it counts against the room for all uploads."""
+        return [record(Upload, one) for one in self.ask("upload.list")["uploads"]]
 
     @staticmethod
     def on_server(path: str) -> Source:

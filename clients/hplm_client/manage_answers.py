@@ -105,6 +105,19 @@ class DomainDetails(Domain):
 
 
 @dataclass(frozen=True)
+class Upload:
+    """A file that was sent and is not used up: `received` of its `bytes` have come, `jobs` wait for it."""
+
+    id: str
+    bytes: int
+    received: int
+    complete: bool
+    created_s: float
+    name: str = ""
+    jobs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Plan:
     """What a job would cost, from a dry run; `details` has all that the server said."""
 
@@ -117,6 +130,8 @@ def record(kind: type[Record], values: Any) -> Record:
     assert dataclasses.is_dataclass(kind)
     try:
         known = {each.name: values[each.name] for each in dataclasses.fields(kind) if each.name in values}
+        if "jobs" in known:
+            known["jobs"] = tuple(known["jobs"])
         if "versions" in known:
             known["versions"] = tuple(record(Version, one) for one in known["versions"])
         return kind(**known)

@@ -110,10 +110,10 @@ def submit(client: ManageClient, action: str, request: Mapping[str, Any], way: W
         if way.dry_run:
             _show_plan(client.plan(action, **given), way.as_json)
             return None
-        job = str(client.ask(action, **given)["job"])
+        # However it ends: nobody would name them again, and they would count against everybody's quota for a day.
+        job = str(client.ask(action, **given, drop_uploads=True)["job"])
     finally:
         if not job:
-            # Nothing will use them, and they would count against everybody's quota for a day.
             _drop(client, [*given.get("data", {}).values(), given.get("corpus", {})])
     if way.detach:
         show({"job": job}) if way.as_json else print(job)
@@ -218,6 +218,8 @@ def cell(name: str, value: Any) -> str:
         return datetime.fromtimestamp(value).isoformat(sep=" ", timespec="seconds")
     if name == "progress":
         return f"{value:.0%}"
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value)) or "-"
     return ", ".join(f"{key} {one:.3f}" for key, one in value.items()) if name == "scores" else str(value)
 
 

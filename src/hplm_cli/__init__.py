@@ -30,6 +30,7 @@ COMMANDS = {
     "domain": Command("hplm_client.domain_cli:app", "client", "Create, update and delete domains of a running server."),
     "tenant": Command("hplm_client.tenant_cli:app", "client", "Create, update, delete and roll back its tenants."),
     "job": Command("hplm_client.job_cli:app", "client", "Watch, list and cancel the jobs that make them."),
+    "upload": Command("hplm_client.upload_cli:app", "client", "List and drop files that were sent for them."),
     "predict": Command("hplm_client.cli:predict", "client", "Ask a tenant's model on a running server."),
     "bench": Command("hplm_loadtest.cli:app", "loadtest", "Measure look-up, upper layers and whole requests."),
     "loadtest": Command("hplm_loadtest.loadtest_cli:app", "loadtest", "Put load on a running server with Locust."),

@@ -29,6 +29,8 @@ COMMANDS = (
     *(["domain", name] for name in ("create", "update", "show", "list", "delete")),
     ["job"],
     *(["job", name] for name in ("list", "show", "watch", "cancel")),
+    ["upload"],
+    *(["upload", name] for name in ("list", "drop")),
     ["bench"],
     *(
         ["bench", name]

@@ -46,7 +46,7 @@ class ManageRequest:
 
 @dataclass(frozen=True)
 class CreateTenant(ManageRequest):
-    """Fine-tune a new tenant over the current version of a domain."""
+    """Fine-tune a new tenant over the current version of a domain. `drop_uploads`: its uploads go however the job ends."""
 
     tenant: str
     data: DataFiles
@@ -55,6 +55,7 @@ class CreateTenant(ManageRequest):
     task: Task | None = None
     settings: TuneSettings = field(default_factory=TuneSettings)
     dry_run: bool = False
+    drop_uploads: bool = False
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,7 @@ class CreateDomain(ManageRequest):
     parent: str | None = None
     settings: PretrainSettings = field(default_factory=PretrainSettings)
     dry_run: bool = False
+    drop_uploads: bool = False
 
 
 @dataclass(frozen=True)
@@ -184,6 +186,11 @@ class FinishUpload(ManageRequest):
 
 
 @dataclass(frozen=True)
+class ListUploads(ManageRequest):
+    pass
+
+
+@dataclass(frozen=True)
 class DropUpload(ManageRequest):
     """Stays where an unfinished job names it."""
 
@@ -208,6 +215,7 @@ ACTIONS: dict[str, type[ManageRequest]] = {
     "upload.start": StartUpload,
     "upload.chunk": UploadChunk,
     "upload.finish": FinishUpload,
+    "upload.list": ListUploads,
     "upload.drop": DropUpload,
 }
 

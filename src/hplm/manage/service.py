@@ -27,6 +27,7 @@ from hplm.manage.uploads import Uploads
 from hplm.store.layout import Store
 from hplm.store.records import UNFINISHED, Job, JobState
 from hplm.store.registry import Registry
+from hplm.store.registry_uploads import dropped_with
 
 Answer = dict[str, Any]
 # A dry run is a short job; who asks for one mostly gets its result at once.
@@ -69,14 +70,13 @@ class ManageService:
             requests.ListDomains: self._list_domains,
             requests.ShowJob: lambda request: {"job": views.job(self._registry.job(request.job))},
             requests.ListJobs: self._list_jobs,
-            requests.CancelJob: lambda request: {
-                "job": views.job(self._registry.cancel_job(request.job, self._clock()))
-            },
+            requests.CancelJob: self._cancel_job,
             requests.StartUpload: self._start_upload,
             requests.UploadChunk: lambda request: {
                 "received": self._uploads.receive(request, self._settings.upload_chunk_bytes)
             },
             requests.FinishUpload: lambda request: {"upload": self._uploads.finish(request.upload).id},
+            requests.ListUploads: self._list_uploads,
             requests.DropUpload: self._drop_upload,
         }
 
@@ -220,6 +220,7 @@ class ManageService:
             "miss": self._settings.miss,
             "reduction_factor": self._settings.reduction_factor,
             "dry_run": request.dry_run,
+            "drop_uploads": request.drop_uploads,
         }
         # A dry run changes nothing: it need not wait for its subject's jobs.
         subject = f"plan:{subject}" if request.dry_run else subject
@@ -244,8 +245,9 @@ class ManageService:
 
     def _delete_tenant(self, request: requests.DeleteTenant) -> Answer:
         crash_point("delete.before")
-        self._registry.delete_tenant(request.tenant, self._clock())
+        uploads = self._registry.delete_tenant(request.tenant, self._clock())
         crash_point("delete.after")
+        self._uploads.consume(uploads)
         return {"tenant": request.tenant}
 
     def _delete_domain(self, request: requests.DeleteDomain) -> Answer:
@@ -287,9 +289,24 @@ class ManageService:
     def _list_jobs(self, request: requests.ListJobs) -> Answer:
         return {"jobs": [views.job(job) for job in self._registry.jobs(states=request.states, limit=request.limit)]}
 
+    def _cancel_job(self, request: requests.CancelJob) -> Answer:
+        job = self._registry.cancel_job(request.job, self._clock())
+        if job.state not in UNFINISHED:
+            # Else its worker does so.
+            self._uploads.consume(dropped_with(job.request))
+        return {"job": views.job(job)}
+
     def _start_upload(self, request: requests.StartUpload) -> Answer:
         upload = self._uploads.start(request, self._settings, self._clock())
         return {"upload": upload.id, "chunk_bytes": self._settings.upload_chunk_bytes}
+
+    def _list_uploads(self, request: requests.ListUploads) -> Answer:
+        used = self._registry.uploads_in_use()
+        return {
+            "uploads": [
+                views.upload(one, self._uploads.name(one), used.get(one.id, [])) for one in self._registry.uploads()
+            ]
+        }
 
     def _drop_upload(self, request: requests.DropUpload) -> Answer:
         self._uploads.consume([request.upload])

@@ -42,7 +42,8 @@ class Uploads:
             if waiting + request.bytes > settings.max_uploads_bytes:
                 raise QueueFullError(
                     f"{waiting:,} bytes are uploaded and not yet used, with these it would be more than "
-                    f"{settings.max_uploads_bytes:,}; use or finish the others first, or try again later"
+                    f"{settings.max_uploads_bytes:,}; drop those that no job needs (`hplm upload list`), or try "
+                    "again later; the server's operator drops all of them with `hplm store gc --upload-s 0`"
                 )
             # What others have announced and not yet sent has no place on the disk so far.
             needed = request.bytes + sum(one.bytes - one.received for one in others)
@@ -114,6 +115,12 @@ class Uploads:
         if not upload.complete:
             raise UploadError(f"upload {upload_id} is not finished: upload.finish checks it first")
         return self._file(upload)
+
+    def name(self, upload: Upload) -> str:
+        """What its owner calls it; empty where its bytes are gone."""
+        with suppress(UnknownUploadError, OSError):
+            return self._file(upload).name
+        return ""
 
     def consume(self, upload_ids: Collection[str]) -> None:
         """Drop uploads that have served or never can, but for those that another job waits for."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hplm.errors import HplmError, InternalError, from_wire
-from hplm.store.records import DomainRecord, DomainVersion, Job, TenantRecord, TenantVersion
+from hplm.store.records import DomainRecord, DomainVersion, Job, TenantRecord, TenantVersion, Upload
 
 _JOB_KEYS = ("kind", "state", "step", "progress", "eta_s", "error", "result", "attempts", "cancel_requested")
 
@@ -27,6 +27,12 @@ def tenant(record: TenantRecord) -> dict[str, Any]:
         "version": record.current.number,
         "created_s": record.current.created_s,
     }
+
+
+def upload(record: Upload, name: str, jobs: list[str]) -> dict[str, Any]:
+    """`jobs` wait for it."""
+    shown = {key: getattr(record, key) for key in ("id", "bytes", "received", "complete", "created_s")}
+    return {**shown, "name": name, "jobs": jobs}
 
 
 def domain(record: DomainRecord) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Row, delete, func, insert, select, update
 from hplm.errors import LeaseLostError, UnknownJobError, WorkerLostError
 from hplm.store.database import Database
 from hplm.store.records import UNFINISHED, Job, JobState
-from hplm.store.registry_uploads import check_there
+from hplm.store.registry_uploads import check_there, dropped_with
 from hplm.store.schema import domain_versions, domains, jobs, tenant_versions
 
 MOST_ATTEMPTS = 3
@@ -220,13 +220,20 @@ def domains_in_work(connection: Connection, base: str, besides: str) -> set[str]
     return {name for one in requests for name in (one.get("domain"), one.get("parent")) if name is not None}
 
 
-def cancel_all(connection: Connection, subject: str, now_s: float) -> None:
-    """What is still to be done with a subject that is gone; else an update would end in a conflict, hours later."""
-    waiting = select(jobs.c.id).where(jobs.c.subject == subject, jobs.c.state == "queued")
-    for job_id in connection.execute(waiting).scalars().all():
-        _end(connection, job_id, "cancelled", now_s)
+def cancel_all(connection: Connection, subject: str, now_s: float) -> set[str]:
+    """What is still to be done with a subject that is gone; else an update would end in a conflict, hours later.
+
+    Returns the uploads that go with what ended.
+    """
+    waiting = connection.execute(
+        select(jobs.c.id, jobs.c.request).where(jobs.c.subject == subject, jobs.c.state == "queued")
+    )
+    ended = waiting.all()
+    for row in ended:
+        _end(connection, row.id, "cancelled", now_s)
     running = update(jobs).where(jobs.c.subject == subject, jobs.c.state == "running")
     connection.execute(running.values(cancel_requested=True))
+    return {upload_id for row in ended for upload_id in dropped_with(row.request)}
 
 
 def _row(connection: Connection, job_id: str) -> Row[Any]:

@@ -184,8 +184,11 @@ class Tenants:
             _serve(connection, name, row.id)
             return TenantVersion(*row)
 
-    def delete_tenant(self, name: str, now_s: float) -> None:
-        """Serve it no more, retire its versions, cancel its jobs. Raises UnknownTenantError."""
+    def delete_tenant(self, name: str, now_s: float) -> set[str]:
+        """Serve it no more, retire its versions, cancel its jobs; returns the uploads that go with those.
+
+        Raises UnknownTenantError.
+        """
         with self._database.writing() as connection:
             _current_id(connection, name)
             versions = tenant_versions.c
@@ -195,7 +198,7 @@ class Tenants:
                 .values(retired_s=now_s)
             )
             _serve(connection, name, None)
-            cancel_all(connection, f"tenant:{name}", now_s)
+            return cancel_all(connection, f"tenant:{name}", now_s)
 
 
 def listing(prefix: str, after: str, limit: int) -> Select[Any]:

@@ -38,6 +38,16 @@ class Uploads:
         with self._database.reading() as connection:
             return [_upload(row) for row in connection.execute(select(uploads).order_by(uploads.c.created_s))]
 
+    def uploads_in_use(self) -> dict[str, list[str]]:
+        """Unfinished jobs, by their ids, of each upload that such name."""
+        found: dict[str, list[str]] = {}
+        with self._database.reading() as connection:
+            unfinished = select(jobs.c.id, jobs.c.request).where(jobs.c.state.in_(UNFINISHED)).order_by(jobs.c.seq)
+            for row in connection.execute(unfinished):
+                for upload_id in uploads_of(row.request):
+                    found.setdefault(upload_id, []).append(row.id)
+        return found
+
     def receive(self, upload_id: str, received: int) -> Upload:
         """Note that the first `received` bytes have come. Raises UploadError where that is fewer than before or too many."""
         with self._database.writing() as connection:
@@ -111,3 +121,8 @@ def uploads_of(request: dict[str, Any]) -> set[str]:
     """Ids of the uploads that a job's request names."""
     sources = [*request.get("data", {}).values(), request.get("corpus", {})]
     return {source["upload"] for source in sources if "upload" in source}
+
+
+def dropped_with(request: dict[str, Any]) -> set[str]:
+    """Ids of the uploads that go with the job that made the request, however it ends."""
+    return uploads_of(request) if request.get("drop_uploads") else set()

@@ -487,6 +487,36 @@ def test_an_upload_serves_as_many_jobs_as_name_it(service: ManageService, store:
     assert not registry.uploads()
 
 
+@pytest.mark.parametrize("drop_uploads", [True, False])
+@pytest.mark.parametrize("ending", ["fails", "cancelled", "deleted", "dropped"])
+def test_uploads_go_with_their_job_where_it_says_so_and_may_be_named_again_where_not(
+    service: ManageService, store: Store, registry: Registry, ending: str, drop_uploads: bool
+) -> None:
+    create_tenant(service, "acme")
+    work(store)
+    source = {"upload": upload(service, colours())}
+    asked = {"settings": {"pooling": "cls"}} if ending == "fails" else {}
+    job = ask(service, "tenant.update", tenant="acme", data={"train": source}, drop_uploads=drop_uploads, **asked)[
+        "job"
+    ]
+    (shown,) = ask(service, "upload.list")["uploads"]
+    assert (shown["name"], shown["bytes"], shown["jobs"]) == ("train.csv", len(colours()), [job])
+    ask(service, "upload.drop", **source)
+    assert registry.uploads()
+    if ending == "deleted":
+        ask(service, "tenant.delete", tenant="acme")
+    elif ending != "fails":
+        ask(service, "job.cancel", job=job)
+    work(store)
+    assert registry.job(job).state == ("failed" if ending == "fails" else "cancelled")
+    if ending == "dropped":
+        ask(service, "upload.drop", **source)
+    assert [one["jobs"] for one in ask(service, "upload.list")["uploads"]] == (
+        [] if drop_uploads or ending == "dropped" else [[]]
+    )
+    assert store.upload(source["upload"]).exists() == (not drop_uploads and ending != "dropped")
+
+
 @pytest.mark.parametrize("asked", [{"task": "regression"}, {"settings": {"pooling": "cls"}}], ids=["task", "pooling"])
 def test_an_update_changes_nothing_that_its_head_was_made_for(
     service: ManageService, store: Store, registry: Registry, asked: dict[str, Any]

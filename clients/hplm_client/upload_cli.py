@@ -1,0 +1,50 @@
+"""`hplm upload`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from hplm_client.manage_cli import DEFAULT_URL, JsonOption, UrlOption, opened, show, show_all
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Look after files that were sent to a running server and are not used up.\n\nExample: hplm upload list",
+)
+
+
+@app.command(name="list")
+def list_all(as_json: JsonOption = False, url: UrlOption = DEFAULT_URL) -> None:
+    """Files that take up room for uploads, the oldest first, and the jobs that wait for them.
+
+    Example: hplm upload list
+    """
+    with opened(url) as client:
+        found = client.list_uploads()
+    show_all(found, ("id", "name", "bytes", "received", "created_s", "jobs"), as_json)
+
+
+@app.command()
+def drop(
+    uploads: Annotated[list[str], typer.Argument(metavar="UPLOAD...", help="Ids, as `hplm upload list` prints them.")],
+    as_json: JsonOption = False,
+    url: UrlOption = DEFAULT_URL,
+) -> None:
+    """Have the server forget files; what a job waits for stays, with status 1.
+
+    Example: hplm upload drop ID
+    """
+    with opened(url) as client:
+        for upload in uploads:
+            client.drop_upload({"upload": upload})
+        left = {one.id: one for one in client.list_uploads() if one.id in uploads}
+    for upload in uploads:
+        if as_json:
+            show({"upload": upload, "dropped": upload not in left})
+        elif upload in left:
+            print(f"upload {upload} stays: {', '.join(left[upload].jobs)} waits for it")
+        else:
+            print(f"upload {upload} is dropped")
+    if left:
+        raise typer.Exit(1)
