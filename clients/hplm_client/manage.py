@@ -40,8 +40,8 @@ class ManageClient:
 
     What takes long is a job: its id comes back at once, `watch` and `wait` follow it. Every request names its files by what
     `upload` or `on_server` returned. An upload goes when its job is done or its data are refused; after another failure, or
-    where the job is cancelled, a new job may name it for a day, or `drop_upload` drops it. One client for one thread; addresses and
-    `headers` as of `Client`. Raises the errors of `hplm.errors`.
+    where the job is cancelled, a new job may name it for a day, or `drop_upload` drops it. One client for one thread; addresses
+    and `headers` as of `Client`. Raises the errors of `hplm.errors`.
     """
 
     def __init__(

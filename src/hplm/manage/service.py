@@ -255,8 +255,9 @@ class ManageService:
         if self._registry.domain(base, request.domain).parent is None:
             raise BadManageRequestError(f"{request.domain!r} is the root of its tree, all else stands on it")
         crash_point("delete.before")
-        self._registry.delete_domain(base, request.domain, self._clock())
+        uploads = self._registry.delete_domain(base, request.domain, self._clock())
         crash_point("delete.after")
+        self._uploads.consume(uploads)
         return {"domain": request.domain, "base": base}
 
     def _roll_back(self, request: requests.RollBackTenant) -> Answer:

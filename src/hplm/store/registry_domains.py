@@ -143,8 +143,8 @@ class Domains:
         with self._database.reading() as connection:
             return _lineage(connection, version_id)
 
-    def delete_domain(self, base: str, name: str, now_s: float) -> None:
-        """Retire all its versions, cancel its jobs.
+    def delete_domain(self, base: str, name: str, now_s: float) -> set[str]:
+        """Retire all its versions, cancel its jobs; returns the uploads that go with those.
 
         Older versions of tenants or domains that stood on it can no longer be gone back to. Raises DomainInUseError, which
         names the tenants and domains whose current version stands on it, and jobs that make such; or UnknownDomainError.
@@ -164,7 +164,7 @@ class Domains:
                 )
             connection.execute(update(domains).where(domains.c.id == domain_id).values(current_id=None))
             bump(connection)
-            cancel_all(connection, f"domain:{base}/{name}", now_s)
+            return cancel_all(connection, f"domain:{base}/{name}", now_s)
 
 
 def check_kept(connection: Connection, version_id: int) -> None:
