@@ -132,7 +132,7 @@ class ManageService:
                 f"this server serves base {self._settings.base!r}: "
                 f"for a tenant of base {base!r} ask the manager of the server that serves that one"
             )
-        self._registry.domain(base, domain)
+        self._check_domain(base, domain, is_waited_for=not request.dry_run)
         files = request.data.named()
         self._look_at(files.values(), DATA_ENDINGS, self._settings.max_data_bytes)
         details = {
@@ -157,7 +157,7 @@ class ManageService:
             raise AlreadyThereError(f"domain {name!r} exists already: domain.update makes its next version")
         else:
             parent = request.parent or self._root(base)
-        self._registry.domain(base, parent)
+        self._check_domain(base, parent)
         seen = self._look_at([request.corpus], CORPUS_ENDINGS, self._settings.max_upload_bytes)
         if seen < (least := self._settings.min_corpus_tokens):
             self._forget([request.corpus])
@@ -172,6 +172,19 @@ class ManageService:
             "most_corpus_bytes": self._settings.max_upload_bytes,
         }
         return self._submit(kind, f"domain:{base}/{name}", request, base, name, details)
+
+    def _check_domain(self, base: str, name: str, *, is_waited_for: bool = False) -> None:
+        """That a domain is there, or, where that `is_waited_for`, is being made: a tenant's job begins after its domain's.
+
+        Raises UnknownDomainError.
+        """
+        try:
+            self._registry.domain(base, name)
+        except UnknownDomainError as error:
+            if (job := self._registry.making_domain(base, name)) is None:
+                raise
+            if not is_waited_for:
+                raise UnknownDomainError(f"{error} yet: job {job} makes it; ask again when that is done") from None
 
     def _root(self, base: str) -> str:
         """What a domain stands on that names no parent. Raises UnknownDomainError, or BadManageRequestError of several."""

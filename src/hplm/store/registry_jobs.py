@@ -55,6 +55,17 @@ class Jobs:
         with self._database.reading() as connection:
             return _job(_row(connection, job_id))
 
+    def making_domain(self, base: str, name: str) -> str | None:
+        """The id of a job that is to create a domain; None where there is none."""
+        wanted = (
+            jobs.c.subject == f"domain:{base}/{name}",
+            jobs.c.kind == "domain.create",
+            jobs.c.state.in_(UNFINISHED),
+        )
+        query = select(jobs.c.id).where(*wanted, jobs.c.cancel_requested.is_(False)).order_by(jobs.c.seq).limit(1)
+        with self._database.reading() as connection:
+            return connection.execute(query).scalar()
+
     def jobs(self, *, states: Collection[JobState] | None = None, limit: int = 100) -> list[Job]:
         """The newest first, those in `states` where given, at most `limit`. Of their requests only `dry_run`."""
         columns = [jobs.c[name] for name in _FIELDS if name != "request"]

@@ -18,7 +18,7 @@ from hplm_builder.job_report import LeaseTimes
 from hplm_builder.worker import Worker
 
 from hplm.adapters import tenant as tenants
-from hplm.errors import ConfigError, DataError
+from hplm.errors import ConfigError, DataError, UnknownDomainError
 from hplm.manage.service import ManageService
 from hplm.nn import base as bases
 from hplm.nn.lookup import PlotLookup, open_lineage
@@ -229,6 +229,40 @@ def test_a_domain_is_made_and_a_tenant_stands_on_it(service: ManageService, stor
     base = bases.load(store.base("tiny"))
     lookup = open_lineage(store, base, [above.path for above in lineage])
     assert lookup.hidden_states(np.array([2, 9, 3]), [3]).shape == (3, base.config.hidden_size)
+
+
+def test_a_tenant_may_be_asked_for_while_its_domain_is_being_made(
+    service: ManageService, store: Store, registry: Registry
+) -> None:
+    domain = create_domain(service, "law")
+    tenant = create_tenant(service, "acme", domain="law")
+    with pytest.raises(UnknownDomainError, match=f"job {domain} makes it"):
+        create_tenant(service, "other", domain="law", dry_run=True)
+    with pytest.raises(UnknownDomainError, match=f"job {domain} makes it"):
+        create_domain(service, "contracts", parent="law")
+    # While the one runs, the other is not taken.
+    held = registry.claim_job("one", time.time(), 30.0)
+    assert held is not None
+    assert held.id == domain
+    assert registry.claim_job("two", time.time(), 30.0) is None
+    registry.release_job(domain, "one", time.time())
+    work(store)
+    assert [registry.job(job).state for job in (domain, tenant)] == ["done", "done"]
+    assert registry.tenant("acme").domain == "law"
+
+
+def test_a_tenant_whose_domain_came_to_nothing_fails_with_that(
+    service: ManageService, store: Store, registry: Registry
+) -> None:
+    domain = create_domain(service, "law")
+    tenant = create_tenant(service, "acme", domain="law")
+    ask(service, "job.cancel", job=domain)
+    with pytest.raises(UnknownDomainError, match=r"has no domain .law.$"):
+        create_tenant(service, "other", domain="law")
+    work(store)
+    error = registry.job(tenant).error
+    assert error is not None
+    assert error["code"] == "UNKNOWN_DOMAIN"
 
 
 def test_a_domains_update_leaves_its_tenants_where_they_are_until_they_are_updated(
