@@ -137,7 +137,7 @@ class ManageClient:
     def rollback_tenant(self, tenant: str, version: int | None = None) -> int:
         """Serve another kept version within a second, by default of the lower ones the last served; returns its number.
 
-        Raises UnknownVersionError.
+        Raises UnknownVersionError, or ConflictError, which names the job, while an update of the tenant runs.
         """
         return int(self.ask("tenant.rollback", **_given(tenant=tenant, version=version))["version"])
 

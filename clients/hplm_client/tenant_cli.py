@@ -194,7 +194,7 @@ def rollback(
     as_json: JsonOption = False,
     url: UrlOption = DEFAULT_URL,
 ) -> None:
-    """Serve another kept version again, within a second.
+    """Serve another kept version again, within a second. Refused while an update runs: `hplm job cancel` ends that.
 
     Examples:
 

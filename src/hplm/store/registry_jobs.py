@@ -210,6 +210,14 @@ def unfinished_subjects(connection: Connection) -> set[str]:
     return set(connection.execute(select(jobs.c.subject).where(jobs.c.state.in_(UNFINISHED))).scalars())
 
 
+def at_work_on(connection: Connection, subject: str) -> str | None:
+    """The id of a job that runs and will publish what goes on from the subject as it is now; None where there is none."""
+    running = select(jobs).where(
+        jobs.c.subject == subject, jobs.c.state == "running", jobs.c.cancel_requested.is_(False)
+    )
+    return next((row.id for row in connection.execute(running) if not _has_published(connection, row)), None)
+
+
 def jobs_on_domain(connection: Connection, base: str, name: str) -> list[str]:
     """Ids of unfinished jobs, and what they make, which stands on a domain; they would end in a conflict, hours later."""
     found = connection.execute(select(jobs).where(jobs.c.state.in_(UNFINISHED)).order_by(jobs.c.seq)).all()

@@ -14,7 +14,7 @@ from hplm.store.database import Database, bump
 from hplm.store.numbers import Folder, check_free
 from hplm.store.records import TenantRecord, TenantVersion
 from hplm.store.registry_domains import check_kept
-from hplm.store.registry_jobs import cancel_all, unfinished_subjects
+from hplm.store.registry_jobs import at_work_on, cancel_all, unfinished_subjects
 from hplm.store.schema import domain_versions, domains, tenant_versions, tenants
 
 AFTER_EVERY_NAME = "\x7f"  # names are plain ASCII below it
@@ -165,7 +165,8 @@ class Tenants:
     def rollback_tenant(self, name: str, number: int | None) -> TenantVersion:
         """Serve an earlier (or later) kept version again; None is, of the earlier ones, that which was served last.
 
-        Only `current` moves. Raises UnknownTenantError or UnknownVersionError.
+        Only `current` moves. Raises UnknownTenantError, UnknownVersionError, or ConflictError where an update is under way: it
+        goes on from the current version, and all it has learned would be lost at its end.
         """
         versions = tenant_versions.c
         with self._database.writing() as connection:
@@ -180,6 +181,11 @@ class Tenants:
                     f"tenant {name!r} is at version {current} and has no "
                     + (f"version {number}" if number is not None else "earlier one")
                     + f"; kept are {', '.join(str(one.number) for one in kept)}"
+                )
+            if (job := at_work_on(connection, f"tenant:{name}")) is not None:
+                raise ConflictError(
+                    f"job {job} is updating tenant {name!r} from version {current}, and could not publish after a roll back: "
+                    "wait for it, or cancel it first"
                 )
             _serve(connection, name, row.id)
             return TenantVersion(*row)

@@ -18,7 +18,7 @@ from hplm_builder.job_report import LeaseTimes
 from hplm_builder.worker import Worker
 
 from hplm.adapters import tenant as tenants
-from hplm.errors import ConfigError, DataError, UnknownDomainError
+from hplm.errors import ConfigError, ConflictError, DataError, UnknownDomainError
 from hplm.manage.service import ManageService
 from hplm.nn import base as bases
 from hplm.nn.lookup import PlotLookup, open_lineage
@@ -42,6 +42,7 @@ from tests.unit.manage.making import (
     upload,
     work,
 )
+from tests.waiting import until
 
 
 def test_a_tenant_is_made_published_and_can_be_served(service: ManageService, store: Store, registry: Registry) -> None:
@@ -191,7 +192,12 @@ def test_an_update_that_is_no_better_and_was_overtaken_says_so(
     really = tenant_job.train_tenant
 
     def train_tenant(*given: Any, **options: Any) -> tenants.Tenant:
-        registry.rollback_tenant("acme", 1)
+        # As `hplm build tenant` does, which makes no job.
+        first = registry.tenant_versions("acme")[0]
+        number = registry.next_number("acme")
+        registry.publish_tenant(
+            "acme", first.domain_version_id, first.path, time.time(), about={}, number=number, expected=2
+        )
         return really(*given, **options)
 
     monkeypatch.setattr(tenant_job, "train_tenant", train_tenant)
@@ -229,6 +235,42 @@ def test_a_domain_is_made_and_a_tenant_stands_on_it(service: ManageService, stor
     base = bases.load(store.base("tiny"))
     lookup = open_lineage(store, base, [above.path for above in lineage])
     assert lookup.hidden_states(np.array([2, 9, 3]), [3]).shape == (3, base.config.hidden_size)
+
+
+def test_no_roll_back_spoils_an_update_that_runs(service: ManageService, store: Store, registry: Registry) -> None:
+    create_tenant(service, "acme")
+    work(store)
+    update(service, "acme", colours(is_swapped=True))
+    work(store)
+    job = update(service, "acme", colours())
+    held = registry.claim_job("one", time.time(), 30.0)
+    assert held is not None
+    with pytest.raises(ConflictError, match=f"job {job} is updating"):
+        ask(service, "tenant.rollback", tenant="acme")
+    ask(service, "job.cancel", job=job)
+    assert ask(service, "tenant.rollback", tenant="acme")["version"] == 1
+
+
+def test_a_roll_back_goes_before_an_update_that_waits_and_after_one_that_has_published(
+    service: ManageService, store: Store, registry: Registry
+) -> None:
+    create_tenant(service, "acme")
+    work(store)
+    update(service, "acme", colours(is_swapped=True))
+    work(store)
+    job = update(service, "acme", colours(is_swapped=True))
+    assert ask(service, "tenant.rollback", tenant="acme")["version"] == 1
+    worker = Worker(store, "w", times=LeaseTimes(seen_s=60.0))
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    try:
+        until(lambda: registry.tenant("acme").current.number == 3)
+        assert registry.job(job).state == "running"
+        assert ask(service, "tenant.rollback", tenant="acme")["version"] == 1
+    finally:
+        worker.stop.set()
+        thread.join()
+    assert registry.job(job).state == "done"
 
 
 def test_a_tenant_may_be_asked_for_while_its_domain_is_being_made(
