@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 from hplm.crash import crash_point
-from hplm.errors import ManageError
+from hplm.errors import ArtifactError, ManageError
 from hplm.manage.uploads import Uploads
 from hplm.progress import Report
 from hplm.store.layout import Store
 from hplm.store.records import DomainVersion, Job, TenantVersion
 from hplm.store.registry import Registry
+
+log = logging.getLogger(__name__)
 
 Version = TypeVar("Version", TenantVersion, DomainVersion)
 Answer = TypeVar("Answer")
@@ -43,6 +47,20 @@ class Bench:
     insist: Insist
     clock: Callable[[], float] = time.time
     device: str = "cpu"
+
+
+@contextmanager
+def without_paths(store: Store, said: str) -> Iterator[None]:
+    """Where a file of the store is at fault, its path is for the log: whoever asked for the job is told what is `said`."""
+    try:
+        yield
+    except ArtifactError as error:
+        if str(store.root) not in str(error):
+            raise
+        log.error("%s: %s", said, error.wire())
+        # The worker tells by a disk's refusal whether it may pass.
+        cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
+        raise type(error)(f"{said}; the worker's log says why") from cause
 
 
 def made_by(job: Job, versions: Sequence[Version]) -> Version | None:

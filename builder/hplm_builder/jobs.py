@@ -11,7 +11,7 @@ from typing import Any
 
 from hplm.store.records import Job
 from hplm_builder.domain_job import make_domain, plan_domain
-from hplm_builder.job_bench import Bench
+from hplm_builder.job_bench import Bench, without_paths
 from hplm_builder.tenant_job import make_tenant, plan_tenant
 
 Step = Callable[[Job, Bench], dict[str, Any]]
@@ -27,4 +27,5 @@ STEPS: dict[str, tuple[Step, Step]] = {
 def run_job(job: Job, bench: Bench) -> dict[str, Any]:
     """Do a job; returns its result. Raises HplmError where it cannot be done, and what `bench.report` raises."""
     make, plan = STEPS[job.kind]
-    return {"plan": plan(job, bench)} if job.request["dry_run"] else make(job, bench)
+    with without_paths(bench.store, "a file of the base or of a domain cannot be used"):
+        return {"plan": plan(job, bench)} if job.request["dry_run"] else make(job, bench)

@@ -26,7 +26,7 @@ from hplm.store.records import DomainVersion, Job, TenantVersion
 from hplm.store.registry import Registry
 from hplm_builder.cautions import cautions
 from hplm_builder.finetune import REDUCTION_FACTOR, TrainSettings, new_word_window
-from hplm_builder.job_bench import Bench, made_by, publish, retire_old
+from hplm_builder.job_bench import Bench, made_by, publish, retire_old, without_paths
 from hplm_builder.labelled import LabelledData, LabelledFile, read_data
 from hplm_builder.register import told_of
 from hplm_builder.scores import METRICS
@@ -118,7 +118,9 @@ class _Task:
         base = bases.load(bench.store.base(request["base"]))
         if job.kind == "tenant.update":
             current = registry.tenant(name).current
-            start = _load(bench.store, current, base)
+            advice = "roll back to another, or delete the tenant and create it again"
+            with without_paths(bench.store, f"version {current.number} of the tenant cannot be used: {advice}"):
+                start = _load(bench.store, current, base)
         elif registry.find_tenant(name) is not None:
             raise AlreadyThereError(f"tenant {name!r} exists already: tenant.update makes its next version")
         lineage = registry.lineage(registry.current_domain(request["base"], request["domain"]).id)

@@ -36,7 +36,7 @@ class Uploads:
         if request.bytes > (most := min(settings.max_upload_bytes, settings.max_uploads_bytes)):
             raise UploadError(f"{request.name} has {request.bytes:,} bytes, at most {most:,} are accepted")
         root = self._store.upload("")
-        with _writing(self._store), _locked(root):
+        with _writing(), _locked(root):
             others = self._registry.uploads()
             waiting = sum(one.bytes for one in others)
             if waiting + request.bytes > settings.max_uploads_bytes:
@@ -71,7 +71,7 @@ class Uploads:
         if not 0 < len(raw) <= most_bytes:
             raise UploadError(f"a chunk is 1 to {most_bytes:,} bytes, got {len(raw):,}")
         upload = self._registry.upload(request.upload)
-        with _writing(self._store), _locked(self._folder(upload)):
+        with _writing(), _locked(self._folder(upload)):
             upload = self._registry.upload(request.upload)
             end = request.offset + len(raw)
             if end > upload.bytes:
@@ -92,7 +92,7 @@ class Uploads:
     def finish(self, upload_id: str) -> Upload:
         """Check the whole. What is not what was announced is dropped. Raises UploadError or UnknownUploadError."""
         upload = self._registry.upload(upload_id)
-        with _writing(self._store), _locked(self._folder(upload)):
+        with _writing(), _locked(self._folder(upload)):
             upload = self._registry.upload(upload_id)
             if upload.complete:
                 return upload
@@ -168,11 +168,13 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _writing(store: Store) -> Iterator[None]:
+def _writing() -> Iterator[None]:
     """The disk's refusals as ours."""
     try:
         yield
     except FileNotFoundError as error:
         raise UnknownUploadError(f"the bytes of this upload are gone ({error.strerror}): start again") from error
     except OSError as error:
-        raise StoreUnavailableError(f"{store.root} cannot be written now ({error.strerror}); try again") from error
+        raise StoreUnavailableError(
+            f"the server's store cannot be written now ({error.strerror}); try again"
+        ) from error

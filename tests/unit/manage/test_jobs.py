@@ -563,6 +563,26 @@ def test_an_upload_serves_as_many_jobs_as_name_it(service: ManageService, store:
     assert not registry.uploads()
 
 
+@pytest.mark.parametrize("damaged", ["tenant", "domain"])
+def test_what_is_said_of_a_damaged_file_helps_and_names_no_path(
+    service: ManageService, store: Store, registry: Registry, damaged: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    create_tenant(service, "acme")
+    work(store)
+    folder = store.tenant_version("acme", 1) if damaged == "tenant" else store.table("general", "root")
+    file = max(folder.iterdir(), key=lambda path: path.stat().st_size)
+    file.write_bytes(file.read_bytes()[:-1])
+    job = update(service, "acme", colours())
+    work(store)
+    error = registry.job(job).error
+    assert error is not None
+    assert error["code"] == "CORRUPT_ARTIFACT"
+    assert ("version 1 of the tenant" if damaged == "tenant" else "of the base or of a domain") in error["message"]
+    assert ("delete the tenant and create it again" in error["message"]) == (damaged == "tenant")
+    assert str(store.root) not in error["message"]
+    assert str(file) in caplog.text
+
+
 @pytest.mark.parametrize("drop_uploads", [True, False])
 @pytest.mark.parametrize("ending", ["fails", "cancelled", "deleted", "dropped"])
 def test_uploads_go_with_their_job_where_it_says_so_and_may_be_named_again_where_not(
