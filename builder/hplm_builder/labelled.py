@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import astuple, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ class LabelledText:
     """One example: a `label` for classification, a number in `label` for regression, `entities` for tagging.
 
     `pair` is the second text where the task is about two. `where` it stood, and whether its label `is_score` by the name of its
-    column, are for errors.
+    column, are for errors. One with a label that `is_tagged` has been given entities too, or the empty list of them.
     """
 
     text: str
@@ -68,6 +69,7 @@ class LabelledText:
     pair: str | None = None
     where: str = field(default="", compare=False, repr=False)
     is_score: bool = field(default=False, compare=False, repr=False)
+    is_tagged: bool = field(default=False, compare=False, repr=False)
 
     @property
     def asked(self) -> TextOrPair:
@@ -146,7 +148,7 @@ def read_data(
 
     Labels that `unlabelled` may have are not read. The rest is as for `check_data`.
     """
-    parts = [read_file(one) if one is not None else [] for one in (train, dev, test)]
+    parts = [read_file(one, partial(_example, task=task)) if one is not None else [] for one in (train, dev, test)]
     data = check_data(*parts, task=task, expected_labels=expected_labels, seed=seed)
     return data if unlabelled is None else with_unlabelled(data, read_file(unlabelled, _text))
 
@@ -205,16 +207,20 @@ def _text(where: str, row: Row) -> LabelledText:
     return LabelledText(text, pair=pair, where=where)
 
 
-def _example(where: str, row: Row) -> LabelledText:
+def _example(where: str, row: Row, task: Task | None = None) -> LabelledText:
+    """An example of a `task`; where that is open, a row that has both keeps its label beside its entities."""
     found = _text(where, row)
-    if "entities" in row:
-        return replace(found, entities=_entities(where, found.text, row["entities"]))
     label = row.get("label", row.get("score"))
+    if "entities" in row and (task == "tagging" or label is None):
+        return replace(found, entities=_entities(where, found.text, row["entities"]))
     if label is None:
         raise DataError(f"{where}: no `label`")
+    if task is None and row.get("entities"):
+        found = replace(found, entities=_entities(where, found.text, row["entities"]))
     return replace(
         found,
         is_score="label" not in row,
+        is_tagged="entities" in row,
         label=_checked_label(where, str(label) if isinstance(label, int | float) else label),
     )
 
@@ -278,12 +284,13 @@ def check_data(
     """Examples of one task; an empty `dev` is split off `train`, a tenth of every class, by `seed` and text, of a tagging a
     tenth of the texts with entities and of those without.
 
-    Without `task`, entities mean tagging, numbers of which one is no integer mean regression, else it is classification, but
-    where nearly all are numbers.
+    Without `task`, entities mean tagging (but not empty lists of them beside labels), numbers of which one is no integer mean
+    regression, else it is classification, but where nearly all are numbers.
     With `expected_labels`, those of an earlier version, the labels must be the same and keep that order. Raises DataError.
     """
     if len(train) < 2:
         raise DataError(f"the train data holds {len(train)} example{'s' * (not train)}: at least two are needed")
+    train, dev, test = _of_one_kind(train, dev, test)
     _check_alike(train, dev, test)
     found = _task_of(train, task)
     labels = {"tagging": _tags, "regression": _regression_label, "classification": _classes}[found](train, dev, test)
@@ -301,6 +308,18 @@ def check_data(
         # To find nothing would be the best score.
         raise DataError("the dev data holds no entity: nothing tells a good model from a bad one; give more dev data")
     return LabelledData(found, labels, train, dev, test)
+
+
+def _of_one_kind(*parts: list[LabelledText]) -> list[list[LabelledText]]:
+    """Examples that have both, with entities alone where some of train are no empty lists, else with labels alone."""
+    is_tagging = any(one.is_tagged and one.entities for one in parts[0])
+
+    def alone(one: LabelledText) -> LabelledText:
+        if not one.is_tagged:
+            return one
+        return replace(one, label=None, is_tagged=False) if is_tagging else replace(one, entities=(), is_tagged=False)
+
+    return [[alone(one) for one in part] for part in parts]
 
 
 def _check_texts(name: str, part: Sequence[LabelledText], *, is_pair: bool) -> None:

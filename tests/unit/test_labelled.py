@@ -244,6 +244,25 @@ def test_a_score_is_a_number(tmp_path: Path) -> None:
     assert read_data(bad, task="classification").labels == ("1", "high")
 
 
+def test_the_task_says_whether_labels_or_entities_are_read_where_there_are_both(tmp_path: Path) -> None:
+    def file(name: str, *entities: object) -> Path:
+        rows = [{"text": f"text {i}", "label": "ab"[i % 2], "entities": entities[i % len(entities)]} for i in range(20)]
+        return write(tmp_path, name, "".join(json.dumps(row) + "\n" for row in rows))
+
+    name = {"label": "T", "start": 0, "end": 4}
+    empty, both = file("empty.jsonl", []), file("both.jsonl", [name], [name], [])
+    assert (read_data(empty).task, read_data(both).task) == ("classification", "tagging")
+    assert read_data(both, task="classification").labels == ("a", "b")
+    assert read_data(both, task="tagging") == read_data(both)
+    assert {one.label for one in read_data(both).train} == {None}
+    assert {one.entities for one in read_data(both, task="classification").train} == {()}
+    with pytest.raises(DataError, match="the train data holds no entity"):
+        read_data(empty, task="tagging")
+    # What the task does not ask for may be anything.
+    assert read_data(file("odd.jsonl", "none", 7), task="classification").task == "classification"
+    assert read_data(empty, empty, both).task == "classification"
+
+
 def test_a_regression_whose_differences_float32_would_lose_is_refused_with_what_helps() -> None:
     steps = [0.5, 7.5, 3.5, 12.5]
     assert check_data(texts(*(1e5 + step for step in steps)), texts(1, 2), [], task="regression")
