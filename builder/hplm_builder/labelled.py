@@ -39,6 +39,7 @@ MOST_VALUE = float(np.finfo(np.float32).max)  # of a regression
 LEAST_SPREAD = 2.0**-16
 # And at all: weights are multiplied by it, and must not be so small that float32 has fewer digits for them.
 LEAST_DEVIATION = 1e-30
+MOST_EXACT = 2.0**53  # of integers, as a float
 # Of a file. Each takes some hundred bytes of memory beside its text, and days to train on.
 MOST_EXAMPLES = 1_000_000
 # Categories of Unicode that tokenizers drop: control and format characters, private ones, accents without a letter. Not those
@@ -60,7 +61,8 @@ class LabelledText:
     """One example: a `label` for classification, a number in `label` for regression, `entities` for tagging.
 
     `pair` is the second text where the task is about two. `where` it stood, and whether its label `is_score` by the name of its
-    column, are for errors. One with a label that `is_tagged` has been given entities too, or the empty list of them.
+    column, are for errors. One with a label that `is_tagged` has been given entities too, or the empty list of them. Whether
+    the label `is_literal`, a number or truth of JSON, tells how it is spelled as a class.
     """
 
     text: str
@@ -70,6 +72,7 @@ class LabelledText:
     where: str = field(default="", compare=False, repr=False)
     is_score: bool = field(default=False, compare=False, repr=False)
     is_tagged: bool = field(default=False, compare=False, repr=False)
+    is_literal: bool = field(default=False, compare=False, repr=False)
 
     @property
     def asked(self) -> TextOrPair:
@@ -221,6 +224,7 @@ def _example(where: str, row: Row, task: Task | None = None) -> LabelledText:
         found,
         is_score="label" not in row,
         is_tagged="entities" in row,
+        is_literal=isinstance(label, int | float),
         label=_checked_label(where, str(label) if isinstance(label, int | float) else label),
     )
 
@@ -246,8 +250,8 @@ def _checked(where: str, what: str, value: Any) -> str:
 
 def _checked_label(where: str, value: Any) -> str:
     label = _checked(where, "label", value)
-    if len(label) > LONGEST_LABEL:
-        raise DataError(f"{where}: the label has {len(label)} characters, at most {LONGEST_LABEL} are accepted")
+    if (length := len(label.strip())) > LONGEST_LABEL:
+        raise DataError(f"{where}: the label has {length} characters, at most {LONGEST_LABEL} are accepted")
     return label
 
 
@@ -293,6 +297,9 @@ def check_data(
     train, dev, test = _of_one_kind(train, dev, test)
     _check_alike(train, dev, test)
     found = _task_of(train, task)
+    if found != "regression":
+        spelling = _Spelling(found, expected_labels or ())
+        train, dev, test = ([spelling.of(one) for one in part] for part in (train, dev, test))
     labels = {"tagging": _tags, "regression": _regression_label, "classification": _classes}[found](train, dev, test)
     if len(labels) > MOST_LABELS:
         raise DataError(
@@ -320,6 +327,37 @@ def _of_one_kind(*parts: list[LabelledText]) -> list[list[LabelledText]]:
         return replace(one, label=None, is_tagged=False) if is_tagging else replace(one, entities=(), is_tagged=False)
 
     return [[alone(one) for one in part] for part in parts]
+
+
+class _Spelling:
+    """One spelling for what is one label: without white space around it, composed (NFC), JSON's numbers and truths as JSON has
+    them, 1.0 as 1. What an earlier version knows in another stays as it is there.
+    """
+
+    def __init__(self, task: Task, expected: Sequence[str]) -> None:
+        self._known = {one.partition("-")[2] for one in expected if one != "O"} if task == "tagging" else set(expected)
+        self._by_spelling = {_spelled(one): one for one in sorted(self._known, reverse=True)}
+
+    def of(self, one: LabelledText) -> LabelledText:
+        """The example with its labels so spelled."""
+        label = None if one.label is None else self._name(one.label, one.is_literal)
+        entities = tuple(replace(entity, label=self._name(entity.label)) for entity in one.entities)
+        return one if (label, entities) == (one.label, one.entities) else replace(one, label=label, entities=entities)
+
+    def _name(self, label: str, is_literal: bool = False) -> str:
+        if label in self._known:
+            return label
+        spelled = _spelled(label, is_literal)
+        return self._by_spelling.get(spelled, spelled)
+
+
+def _spelled(label: str, is_literal: bool = False) -> str:
+    if not is_literal:
+        return unicodedata.normalize("NFC", label.strip())
+    if label in ("True", "False"):
+        return label.lower()
+    value = float(label)
+    return str(int(value)) if value.is_integer() and abs(value) < MOST_EXACT else label
 
 
 def _check_texts(name: str, part: Sequence[LabelledText], *, is_pair: bool) -> None:

@@ -111,6 +111,9 @@ def _csv(lines: BoundedLines, delimiter: str, quoting: int) -> Iterator[Row]:
     options: Any = {"delimiter": delimiter, "quoting": quoting, "strict": True}
     reader = csv.DictReader(lines, **options)
     try:
+        reader.fieldnames = columns = [name.strip() for name in reader.fieldnames or ()]
+        if twice := next((name for name in columns if name and columns.count(name) > 1), None):
+            raise DataError(f"{lines.where}: the header has the column {twice!r} more than once")
         for row in reader:
             lines.end_record()
             if None in row or None in row.values():

@@ -263,6 +263,36 @@ def test_the_task_says_whether_labels_or_entities_are_read_where_there_are_both(
     assert read_data(empty, empty, both).task == "classification"
 
 
+def test_labels_that_differ_in_nothing_that_is_seen_are_one(tmp_path: Path) -> None:
+    def labels(*labels: object) -> tuple[str, ...]:
+        rows = [{"text": f"text {i}", "label": label} for i, label in enumerate([*labels, "other"] * 20)]
+        return read_data(write(tmp_path, "a.jsonl", "".join(json.dumps(row) + "\n" for row in rows))).labels
+
+    assert labels("a", "a ", "\u00a0a") == ("a", "other")
+    assert labels("caf\u00e9", "cafe\u0301") == ("caf\u00e9", "other")
+    assert labels(1, 1.0, "1", 2) == ("1", "2", "other")
+    assert labels(True, "true", False) == ("false", "other", "true")
+    assert labels("True", "1.0") == ("1.0", "True", "other")
+    kinds = [LabelledText("a b", None, (Entity(kind, 0, 1),)) for kind in ("T", "T ", " T")]
+    assert check_data(kinds, kinds, []).labels == ("O", "B-T", "I-T")
+
+
+def test_labels_of_an_earlier_version_are_first_looked_for_as_they_are() -> None:
+    def train(*labels: str) -> list[str | None]:
+        before = [LabelledText(f"text {i}", label) for i, label in enumerate(labels)]
+        return [one.label for one in check_data(before, before, [], expected_labels=known).train]
+
+    known = ("a", "a ", "e\u0301", "True", "1.0")
+    assert train("a", "a ", "e\u0301", "True", "1.0") == ["a", "a ", "e\u0301", "True", "1.0"]
+    assert train(" a", "a ", "\u00e9", "True", "1.0") == ["a", "a ", "e\u0301", "True", "1.0"]
+
+
+def test_a_headers_names_are_without_blanks_and_stand_there_once(tmp_path: Path) -> None:
+    assert read_file(write(tmp_path, "a.csv", "text , label,,\nhello,x,,\n")) == [LabelledText("hello", "x")]
+    with pytest.raises(DataError, match=r"a\.csv, line 1: the header has the column 'label' more than once"):
+        read_file(write(tmp_path, "a.csv", "text,label,label\nhello,x,y\n"))
+
+
 def test_a_regression_whose_differences_float32_would_lose_is_refused_with_what_helps() -> None:
     steps = [0.5, 7.5, 3.5, 12.5]
     assert check_data(texts(*(1e5 + step for step in steps)), texts(1, 2), [], task="regression")
