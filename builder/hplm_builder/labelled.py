@@ -201,7 +201,7 @@ def _text(where: str, row: Row) -> LabelledText:
     if keys[0] not in row:
         raise DataError(
             f"{where}: no column `text` or `sentence`, of pairs `text` and `text_pair` or `sentence1` and `sentence2`; "
-            f"there are {', '.join(map(ascii, row))[:200] or 'none'}"
+            f"{_columns(row)}"
         )
     if keys[0] == "sentence1" and "sentence2" not in row:
         raise DataError(f"{where}: `sentence1` without `sentence2`")
@@ -217,7 +217,8 @@ def _example(where: str, row: Row, task: Task | None = None) -> LabelledText:
     if "entities" in row and (task == "tagging" or label is None):
         return replace(found, entities=_entities(where, found.text, row["entities"]))
     if label is None:
-        raise DataError(f"{where}: no `label`")
+        is_null = "label" in row or "score" in row
+        raise DataError(f"{where}: no `label`" + (", it is null" if is_null else f" or `score`; {_columns(row)}"))
     if task is None and row.get("entities"):
         found = replace(found, entities=_entities(where, found.text, row["entities"]))
     return replace(
@@ -227,6 +228,10 @@ def _example(where: str, row: Row, task: Task | None = None) -> LabelledText:
         is_literal=isinstance(label, int | float),
         label=_checked_label(where, str(label) if isinstance(label, int | float) else label),
     )
+
+
+def _columns(row: Row) -> str:
+    return f"there are {', '.join(map(ascii, row))[:200] or 'none'}"
 
 
 def may_be_dropped(character: str) -> bool:
