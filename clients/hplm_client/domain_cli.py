@@ -147,6 +147,6 @@ def delete(
 def _make(action: str, request: dict[str, Any], corpus: Path, settings: dict[str, Any], way: Way) -> None:
     given = {key: value for key, value in settings.items() if value is not None}
     with opened(way.url) as client:
-        sources = send(client, {"corpus": corpus}, way.on_server)
+        sources = send(client, {"corpus": corpus}, way)
         if (event := submit(client, action, {**request, **sources, "settings": given}, way)) and not way.as_json:
             print(f"domain {request['domain']} is at version {(event.result or {}).get('version')}")

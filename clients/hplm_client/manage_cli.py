@@ -78,10 +78,10 @@ def opened(url: str) -> ManageClient:
     return ManageClient(url, headers=headers_of_environment())
 
 
-def send(client: ManageClient, files: Mapping[str, Path | None], on_server: bool) -> dict[str, Source]:
+def send(client: ManageClient, files: Mapping[str, Path | None], way: Way) -> dict[str, Source]:
     """The files that there are, by their part, uploaded unless they lie on the server."""
     named = {part: path for part, path in files.items() if path is not None}
-    if on_server:
+    if way.on_server:
         return {part: client.on_server(str(path)) for part, path in named.items()}
     sources: dict[str, Source] = {}
     with bars() as progress:
@@ -93,8 +93,10 @@ def send(client: ManageClient, files: Mapping[str, Path | None], on_server: bool
 
             try:
                 sources[part] = client.upload(path, sent)
-            except BaseException:
+            except BaseException as error:
                 _drop(client, sources.values())
+                if way.as_json and isinstance(error, HplmError):
+                    _show_error(error)
                 raise
     return sources
 
@@ -102,7 +104,7 @@ def send(client: ManageClient, files: Mapping[str, Path | None], on_server: bool
 def submit(client: ManageClient, action: str, request: Mapping[str, Any], way: Way) -> JobEvent | None:
     """Ask for a job and follow it to its end, or for its plan; None where that is not waited for.
 
-    With `as_json` what is known at the end is printed.
+    With `as_json` what is known at the end is printed, also of a request or a job that came to nothing.
     """
     given = {key: value for key, value in request.items() if value not in (None, {})}
     job = ""
@@ -112,6 +114,10 @@ def submit(client: ManageClient, action: str, request: Mapping[str, Any], way: W
             return None
         # However it ends: nobody would name them again, and they would count against everybody's quota for a day.
         job = str(client.ask(action, **given, drop_uploads=True)["job"])
+    except HplmError as error:
+        if way.as_json:
+            _show_error(error)
+        raise
     finally:
         if not job:
             _drop(client, [*given.get("data", {}).values(), given.get("corpus", {})])
@@ -134,7 +140,8 @@ def _drop(client: ManageClient, sources: Iterable[Source]) -> None:
 def follow(client: ManageClient, job: str, about: str, *, as_json: bool = False) -> JobEvent:
     """Show a job's progress until it has ended well. Raises the error it failed with.
 
-    An interrupt, or a server that stays away, ends only the showing, not the job: its id is said, with `as_json` as JSON too.
+    An interrupt, or a server that stays away, ends only the showing, not the job: its id is said. With `as_json` that is JSON,
+    too, with the `error` of a job that has come to nothing.
     """
     told, has_ended = "", False
     with bars() as progress:
@@ -163,7 +170,13 @@ def follow(client: ManageClient, job: str, about: str, *, as_json: bool = False)
         except HplmError as error:
             if not has_ended and not isinstance(error, UnknownJobError):
                 leave()
+            elif as_json:
+                _show_error(error, job=job)
             raise
+
+
+def _show_error(error: HplmError, **about: str) -> None:
+    show({**about, "error": {"code": error.code, "message": str(error)}})
 
 
 def left(eta_s: float | None) -> str:

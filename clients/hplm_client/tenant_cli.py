@@ -215,7 +215,7 @@ def _make(
 ) -> None:
     given = {key: value for key, value in settings.items() if value not in (None, [])}
     with opened(way.url) as client:
-        data = send(client, files, way.on_server)
+        data = send(client, files, way)
         event = submit(client, action, {**request, "data": data, "settings": given}, way)
         if event is not None and not way.as_json:
             result = event.result or {}

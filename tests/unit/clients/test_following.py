@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import typer
 from hplm_client import JobEvent, ManageClient
-from hplm_client.manage_cli import Way, submit
+from hplm_client.manage_cli import Way, send, submit
 
-from hplm.errors import ForbiddenError, HplmError, StoreUnavailableError, UnreachableError
+from hplm.errors import DataError, ForbiddenError, HplmError, StoreUnavailableError, UnreachableError
 
 JOB = "0123456789abcdef"
 HINT = f"The job goes on: `hplm job watch {JOB}`"
 
 
 class Server:
-    """Takes a job, which is running whenever it is looked up before `end`, as an event or an error, stands."""
+    """Takes a job, unless it is `refused`, which is running whenever it is looked up before `end`, an event or error."""
 
     streams = False
 
-    def __init__(self, end: BaseException | dict[str, str]) -> None:
-        self.end, self.looks = end, 0
+    def __init__(self, end: BaseException | dict[str, str], refused: HplmError | None = None) -> None:
+        self.end, self.looks, self.refused = end, 0, refused
 
     def ask(self, request: bytes) -> bytes:
+        if self.refused is not None:
+            raise self.refused
         if json.loads(request)["action"] == "tenant.create":
             return json.dumps({"ok": True, "job": JOB}).encode()
         self.looks += 1
@@ -68,11 +71,25 @@ def test_a_job_that_goes_on_is_named(
     assert told.out == (json.dumps({"job": JOB}) + "\n" if as_json else "")
 
 
-def test_of_a_job_that_has_failed_only_that_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    failure: HplmError = StoreUnavailableError("the disk is full")
-    server = Server({"code": failure.code, "message": str(failure)})
+@pytest.mark.parametrize("as_json", [False, True])
+def test_of_a_job_that_has_failed_only_that_is_said(as_json: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    failure = {"code": StoreUnavailableError.code, "message": "the disk is full"}
     with pytest.raises(StoreUnavailableError):
-        submit(Hasty(transport=server), "tenant.create", {"tenant": "acme"}, Way(as_json=True))
+        submit(Hasty(transport=Server(failure)), "tenant.create", {"tenant": "acme"}, Way(as_json=as_json))
     told = capsys.readouterr()
     assert "goes on" not in told.err
-    assert told.out == ""
+    assert told.out == (json.dumps({"job": JOB, "error": failure}) + "\n" if as_json else "")
+
+
+@pytest.mark.parametrize("way", [Way(as_json=True), Way(as_json=True, dry_run=True), Way(as_json=True, detach=True)])
+def test_a_request_that_is_refused_says_so_in_json_too(way: Way, capsys: pytest.CaptureFixture[str]) -> None:
+    server = Server({}, refused=ForbiddenError("no paths"))
+    with pytest.raises(ForbiddenError):
+        submit(Hasty(transport=server), "tenant.create", {"tenant": "acme"}, way)
+    assert json.loads(capsys.readouterr().out) == {"error": {"code": "FORBIDDEN", "message": "no paths"}}
+
+
+def test_a_file_that_cannot_be_sent_says_so_in_json_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(DataError):
+        send(Hasty(transport=Server({})), {"train": tmp_path / "none.csv"}, Way(as_json=True))
+    assert json.loads(capsys.readouterr().out)["error"]["code"] == "BAD_DATA"
