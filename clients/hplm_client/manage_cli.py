@@ -15,8 +15,9 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from hplm.errors import HplmError, UnknownJobError
+from hplm.errors import HplmError, UnknownJobError, check_ending
 from hplm.options import with_shared
+from hplm.wire import CORPUS_ENDINGS, DATA_ENDINGS
 from hplm_client.connection import headers_of_environment
 from hplm_client.manage import ManageClient, Source
 from hplm_client.manage_answers import JobEvent, Plan
@@ -84,6 +85,13 @@ def send(client: ManageClient, files: Mapping[str, Path | None], way: Way) -> di
     if way.on_server:
         return {part: client.on_server(str(path)) for part, path in named.items()}
     sources: dict[str, Source] = {}
+    try:
+        for part, path in named.items():
+            check_ending(path.name, CORPUS_ENDINGS if part == "corpus" else DATA_ENDINGS)
+    except HplmError as error:
+        if way.as_json:
+            _show_error(error)
+        raise
     with bars() as progress:
         for part, path in named.items():
             task = progress.add_task(f"upload {path.name}", total=None, left="")

@@ -11,7 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hplm.errors import DataError, HplmError, QueueFullError
+from hplm.errors import DataError, HplmError, QueueFullError, check_ending
+from hplm.wire import UPLOAD_ENDINGS
 from hplm_client.patience import patiently
 
 # What has been sent and what there is to send, in bytes.
@@ -23,8 +24,9 @@ def send_file(ask: Callable[..., dict[str, Any]], path: Path, sent: Sent) -> str
     """Upload a file; returns the upload's id. Asks again where the server has no room for a moment.
 
     What is not sent to its end, interrupted or refused, is dropped on the server. Raises DataError where the file cannot be
-    read or is empty, and the server's errors: UploadError where the file changes meanwhile.
+    read, is empty or has an ending that says no format, and the server's errors: UploadError where the file changes meanwhile.
     """
+    check_ending(path.name, UPLOAD_ENDINGS)
     try:
         total_bytes = path.stat().st_size
         if not total_bytes:

@@ -312,6 +312,12 @@ class StartError(HplmError):
     status = "UNAVAILABLE"
 
 
+def check_ending(name: str, endings: tuple[str, ...]) -> None:
+    """Raises DataError for a file whose name has none of the endings, which say the format."""
+    if not name.lower().endswith(endings):
+        raise DataError(f"{name}: the ending must be one of {', '.join(endings)}")
+
+
 def unreadable(name: str, error: OSError) -> HplmError:
     """The error of data that cannot be read: theirs, or of the disk where that may pass. Raise it from `error`."""
     kind = StoreUnavailableError if error.errno in PASSING else DataError

@@ -37,6 +37,10 @@ MANAGER_WATCH = "manager_watch"  # an event for every change of a job, over gRPC
 REQUEST = "REQUEST"
 RESPONSE = "RESPONSE"
 JOB_UNFINISHED = ("queued", "running")  # states of a job that others follow
+# Of files that jobs read; what is sent has one of either.
+DATA_ENDINGS = (".jsonl", ".csv", ".tsv", ".conll")
+CORPUS_ENDINGS = (".txt", ".jsonl", ".txt.gz", ".jsonl.gz")
+UPLOAD_ENDINGS = tuple(dict.fromkeys((*DATA_ENDINGS, *CORPUS_ENDINGS)))
 
 
 @dataclass(frozen=True)

@@ -113,4 +113,9 @@ def check_id(key: str, found: str) -> None:
 def between(key: str, value: float | None, least: float, most: float) -> None:
     """Raises ConfigError for a number out of range, also for one that is none."""
     if value is not None and not least <= value <= most:
-        raise ConfigError(f"{key} must be {least:g} to {most:g}")
+        raise ConfigError(f"{key} must be {_plain(least)} to {_plain(most)}, got {str(value)[:40]}")
+
+
+def _plain(number: float) -> str:
+    """All its digits, without an exponent."""
+    return f"{number:,}" if isinstance(number, int) else f"{number:.10f}".rstrip("0").rstrip(".")

@@ -17,17 +17,19 @@ from hplm.errors import (
     DataError,
     RegistryError,
     UnknownDomainError,
+    check_ending,
 )
 from hplm.manage import requests, views
 from hplm.manage.inputs import locate, pinned
 from hplm.manage.parts import Source, given
 from hplm.manage.requests import ManageRequest, parse_request
-from hplm.manage.survey import CORPUS_ENDINGS, DATA_ENDINGS, survey
+from hplm.manage.survey import survey
 from hplm.manage.uploads import Uploads
 from hplm.store.layout import Store
 from hplm.store.records import UNFINISHED, Job, JobState
 from hplm.store.registry import Registry
 from hplm.store.registry_uploads import dropped_with
+from hplm.wire import CORPUS_ENDINGS, DATA_ENDINGS, UPLOAD_ENDINGS
 
 Answer = dict[str, Any]
 # A dry run is a short job; who asks for one mostly gets its result at once.
@@ -311,6 +313,7 @@ class ManageService:
         return {"job": views.job(job)}
 
     def _start_upload(self, request: requests.StartUpload) -> Answer:
+        check_ending(request.name, UPLOAD_ENDINGS)
         upload = self._uploads.start(request, self._settings, self._clock())
         return {"upload": upload.id, "chunk_bytes": self._settings.upload_chunk_bytes}
 

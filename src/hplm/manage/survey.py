@@ -9,10 +9,8 @@ import codecs
 from collections.abc import Callable
 from pathlib import Path
 
-from hplm.errors import DataError, unreadable
+from hplm.errors import DataError, check_ending, unreadable
 
-DATA_ENDINGS = (".jsonl", ".csv", ".tsv", ".conll")
-CORPUS_ENDINGS = (".txt", ".jsonl", ".txt.gz", ".jsonl.gz")
 MOST_LINE_BYTES = 1_000_000
 # A packed file of a few KB may hold more than the disk: only a corpus may be one, and is unpacked up to a bound.
 GZIP = b"\x1f\x8b"
@@ -30,8 +28,7 @@ MOST_GZIP_RATIO = 1032  # of deflate: what is packed cannot be longer
 def survey(path: Path, endings: tuple[str, ...], most_bytes: int) -> int:
     """How many bytes of text a file holds; of a packed one at most. Raises DataError where it cannot be used."""
     name = path.name
-    if not name.lower().endswith(endings):
-        raise DataError(f"{name}: the ending must be one of {', '.join(endings)}")
+    check_ending(name, endings)
     try:
         found = path.stat().st_size
         if found > most_bytes:

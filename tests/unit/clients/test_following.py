@@ -93,3 +93,12 @@ def test_a_file_that_cannot_be_sent_says_so_in_json_too(tmp_path: Path, capsys: 
     with pytest.raises(DataError):
         send(Hasty(transport=Server({})), {"train": tmp_path / "none.csv"}, Way(as_json=True))
     assert json.loads(capsys.readouterr().out)["error"]["code"] == "BAD_DATA"
+
+
+@pytest.mark.parametrize("files", [{"train": Path("x.txt")}, {"corpus": Path("x.csv")}, {"train": Path("x.xlsx")}])
+def test_a_file_whose_ending_says_no_format_is_not_sent(files: dict[str, Path | None]) -> None:
+    server = Server({}, refused=ForbiddenError("asked"))
+    with pytest.raises(DataError, match="the ending must be one of"):
+        send(Hasty(transport=server), files, Way())
+    with pytest.raises(DataError, match="the ending must be one of"):
+        Hasty(transport=server).upload("x.xlsx")

@@ -15,7 +15,8 @@ from hplm.config import ManagerSettings
 from hplm.errors import DataError, ForbiddenError, HplmError, StoreUnavailableError
 from hplm.manage.inputs import inside, pinned
 from hplm.manage.parts import Source
-from hplm.manage.survey import CORPUS_ENDINGS, DATA_ENDINGS, MOST_LINE_BYTES, survey
+from hplm.manage.survey import MOST_LINE_BYTES, survey
+from hplm.wire import CORPUS_ENDINGS, DATA_ENDINGS
 
 
 @pytest.fixture

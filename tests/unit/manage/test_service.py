@@ -198,7 +198,7 @@ def test_deleting_a_tenant_cancels_what_is_still_to_be_done_with_it(service: Man
         (b"text,label\nb\xe4d,x\n", "train.csv", "not UTF-8"),
         (b"PK\x03\x04", "train.csv", "packed"),
         (b"x,y\n" + b"z" * 1_000_001, "train.csv", "line 2 has more than"),
-        (b"text", "train.xlsx", "the ending must be one of"),
+        (b"text", "train.txt", "the ending must be one of"),
     ],
     ids=["encoding", "zip", "long-line", "ending"],
 )
@@ -211,6 +211,11 @@ def test_an_upload_that_is_no_text_is_refused_and_nothing_is_left(
     assert not registry.uploads()
     assert not registry.jobs()
     assert not list((store.root / "uploads").iterdir())
+
+
+def test_an_ending_that_says_no_format_is_refused_before_anything_is_sent(service: ManageService) -> None:
+    with pytest.raises(DataError, match=r"train\.xlsx: the ending must be one of \.jsonl, \.csv"):
+        ask(service, "upload.start", bytes=1, sha256="0" * 64, name="train.xlsx")
 
 
 def test_a_corpus_far_too_small_is_refused_before_a_worker_sees_it(store: Store) -> None:
