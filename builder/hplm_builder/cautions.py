@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,15 +10,20 @@ import numpy.typing as npt
 
 from hplm.decode import word_ranges
 from hplm.errors import DataError
-from hplm.text import TextEncoder
+from hplm.text import TextEncoder, TextOrPair
 from hplm_builder.judging import gold_entities
 from hplm_builder.labelled import LabelledData, LabelledText
-from hplm_builder.prepared import chunks
+from hplm_builder.prepared import chunks, sample_of
+
+# Texts whose lengths stand for all; names and characters that a sentence has at most.
+MEASURED, MOST_NAMED, LONGEST_QUOTED = 1000, 5, 40
 
 
 def cautions(data: LabelledData, encoder: TextEncoder) -> list[str]:
     """Sentences. Raises DataError where none of a part's entities can ever be found."""
-    return _of_entities(data, encoder) if data.task == "tagging" else []
+    of_task = {"tagging": lambda: _of_entities(data, encoder), "classification": lambda: _of_classes(data)}
+    said = of_task.get(data.task, list)()
+    return [*said, *_of_repeated(data), *_of_long(data, encoder)]
 
 
 def _of_entities(data: LabelledData, encoder: TextEncoder) -> list[str]:
@@ -31,6 +37,61 @@ def _of_entities(data: LabelledData, encoder: TextEncoder) -> list[str]:
         if lost:
             said.append(f"{lost:,} of {total:,} entities of the {name} data can never be found: they {why}")
     return said
+
+
+def _of_classes(data: LabelledData) -> list[str]:
+    sizes = {name: Counter(one.label for one in part) for name, part in data.labelled.items()}
+    said = []
+    for few, words in (
+        ([label for label in data.labels if sizes["train"][label] < 2], "have one train example or none"),
+        (
+            [label for label in data.labels if not sizes["dev"][label]],
+            "have no dev example, so nothing tells how well they do",
+        ),
+    ):
+        if few:
+            said.append(f"{len(few):,} of {len(data.labels):,} classes {words}: {_some(few)}")
+    return said
+
+
+def _of_repeated(data: LabelledData) -> list[str]:
+    said = []
+    found: dict[TextOrPair, set[object]] = {}
+    for one in data.train:
+        found.setdefault(one.asked, set()).add(one.label if data.task != "tagging" else one.entities)
+    if repeated := len(data.train) - len(found):
+        said.append(f"{repeated:,} of {len(data.train):,} train examples have a text that another has too")
+    if unclear := [text for text, labels in found.items() if len(labels) > 1]:
+        said.append(
+            f"{len(unclear):,} of {len(found):,} train texts have more than one label, as {_quoted(unclear[0])}"
+        )
+    for name in ("dev", "test"):
+        part = data.labelled[name]
+        if known := sum(one.asked in found for one in part):
+            said.append(
+                f"{known:,} of {len(part):,} {name} texts are in the train data too: {name} scores are too good"
+            )
+    return said
+
+
+def _of_long(data: LabelledData, encoder: TextEncoder) -> list[str]:
+    some = sample_of(data.train, MEASURED)
+    long = sum(encoded.truncated for chunk in chunks(some) for encoded in encoder.encode([one.asked for one in chunk]))
+    if not long:
+        return []
+    share = f"{long / len(some):.0%}" if long >= len(some) / 100 else "less than 1%"
+    return [
+        f"about {share} of the train texts are longer than the {encoder.max_tokens} tokens that are read: the rest is cut off"
+    ]
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(repr(name[:LONGEST_QUOTED]) for name in names[:MOST_NAMED])
+    return shown + ", ..." * (len(names) > MOST_NAMED)
+
+
+def _quoted(text: TextOrPair) -> str:
+    return repr((text if isinstance(text, str) else text[0])[:LONGEST_QUOTED])
 
 
 def _to_be_found(part: Sequence[LabelledText], encoder: TextEncoder) -> int:

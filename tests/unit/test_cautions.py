@@ -15,6 +15,7 @@ from hplm.text import TextEncoder
 
 TEXT = "anna runs to paris"
 WHOLE = LabelledText(TEXT, None, (Entity("PER", 0, 4), Entity("CITY", 13, 18)))
+APART = LabelledText("paris", None, (Entity("CITY", 0, 5),))
 BEGINS_WITHIN = LabelledText(TEXT, None, (Entity("PER", 2, 4),))
 ENDS_WITHIN = LabelledText(TEXT, None, (Entity("CITY", 13, 16),))
 BEYOND = LabelledText("the " * 60 + "paris", None, (Entity("CITY", 240, 245),))
@@ -25,17 +26,22 @@ def encoder(tiny_base: Base) -> TextEncoder:
     return encoder_of(tiny_base)
 
 
+def classes(train: dict[str, str], dev: dict[str, str], test: dict[str, str] | None = None) -> LabelledData:
+    parts = [[LabelledText(text, label) for text, label in part.items()] for part in (train, dev, test or {})]
+    return LabelledData("classification", tuple(sorted(set(train.values()))), *parts)
+
+
 def tagging(train: list[LabelledText], dev: list[LabelledText] | None = None) -> LabelledData:
-    return LabelledData("tagging", ("O", "B-CITY", "I-CITY", "B-PER", "I-PER"), train, dev or [WHOLE], [])
+    return LabelledData("tagging", ("O", "B-CITY", "I-CITY", "B-PER", "I-PER"), train, dev or [APART], [])
 
 
 def test_entities_that_can_be_found_are_no_matter(encoder: TextEncoder) -> None:
-    spaced = replace(WHOLE, entities=(Entity("PER", 0, 5),))
+    spaced = replace(WHOLE, text=f"{TEXT} !", entities=(Entity("PER", 0, 5),))
     assert cautions(tagging([WHOLE, spaced]), encoder) == []
 
 
 def test_entities_that_can_never_be_found_are_counted(encoder: TextEncoder) -> None:
-    (said,) = cautions(tagging([WHOLE, BEGINS_WITHIN, ENDS_WITHIN, BEYOND]), encoder)
+    said, *_ = cautions(tagging([WHOLE, BEGINS_WITHIN, ENDS_WITHIN, BEYOND]), encoder)
     assert said.startswith("3 of 5 entities of the train data can never be found: they begin or end within a word")
     assert f"beyond the {encoder.max_tokens} tokens" in said
 
@@ -46,3 +52,33 @@ def test_a_part_of_which_no_entity_can_be_found_is_refused(encoder: TextEncoder,
         cautions(tagging([one, one]), encoder)
     with pytest.raises(DataError, match="none of the 1 entities of the dev data"):
         cautions(tagging([WHOLE], [one]), encoder)
+
+
+def test_sound_data_are_not_talked_about(encoder: TextEncoder) -> None:
+    train = {"the cat": "x", "a cat": "x", "the dog": "y", "a dog": "y"}
+    assert cautions(classes(train, {"cat": "x", "dog": "y"}, {"red cat": "x"}), encoder) == []
+
+
+def test_classes_with_too_few_examples_are_named(encoder: TextEncoder) -> None:
+    train = {"the cat": "x", "a cat": "x", "the dog": "y", "the bird": "z"}
+    assert cautions(classes(train, {"cat": "x"}), encoder) == [
+        "2 of 3 classes have one train example or none: 'y', 'z'",
+        "2 of 3 classes have no dev example, so nothing tells how well they do: 'y', 'z'",
+    ]
+
+
+def test_texts_that_are_there_more_than_once_are_counted(encoder: TextEncoder) -> None:
+    train = {"the cat": "x", "a cat": "x", "the dog": "y", "a dog": "y"}
+    data = classes(train, {"cat": "x", "dog": "y"}, {"the cat": "x", "red dog": "y"})
+    twice = replace(data, train=[*data.train, LabelledText("a dog", "y"), LabelledText("a cat", "y")])
+    assert cautions(twice, encoder) == [
+        "2 of 6 train examples have a text that another has too",
+        "1 of 4 train texts have more than one label, as 'a cat'",
+        "1 of 2 test texts are in the train data too: test scores are too good",
+    ]
+
+
+def test_texts_that_are_cut_are_estimated(encoder: TextEncoder) -> None:
+    train = {"the cat": "x", "a cat " * 60: "x", "the dog": "y", "a dog": "y"}
+    (said,) = cautions(classes(train, {"cat": "x", "dog": "y"}), encoder)
+    assert said.startswith("about 25% of the train texts are longer than the")
