@@ -265,6 +265,23 @@ def test_workers_killed_at_any_time_leave_one_version_or_the_other_and_another_w
         check_clean(store, registry)
 
 
+@pytest.mark.parametrize("point", ["job.trained", "job.finished", "job.consumed"])
+def test_an_update_that_learns_nothing_publishes_nothing_wherever_it_is_killed(
+    store: Store, nursery: Nursery, point: str
+) -> None:
+    with closing(make_service(store)) as service, closing(Registry.open(store)) as registry:
+        job = update(service, "acme", colours(), settings={"epochs": 1, "learning_rates": [1e-7]})
+        assert nursery.work(store.root, point) == KILLED
+        check_sound(store, registry)
+        work(store, later_s=LEASE_S)
+        done = registry.job(job)
+        assert (done.state, done.error) == ("done", None)
+        assert done.result is not None
+        assert (done.result["version"], done.result["published"]) == (1, False)
+        assert [version.number for version in registry.tenant_versions("acme")] == [1]
+        check_clean(store, registry)
+
+
 @pytest.mark.parametrize("ending", ["cancelled", "given-up", "released"])
 @pytest.mark.parametrize("change", ["update-tenant", "create-domain"])
 def test_a_job_that_has_published_is_done_whatever_befalls_it_then(
