@@ -19,6 +19,7 @@ from hplm_client.answers import Prediction, options_of, outputs_of, parts_of, pr
 from hplm_client.connection import bounded, connect
 from hplm_client.courier import Courier
 from hplm_client.faults import typed_answer, typed_errors
+from hplm_client.owner import Owner
 
 # Of `close`, for answers to what is under way over gRPC: Triton before 24.12 may die of a request that is cancelled as its
 # answer leaves.
@@ -32,7 +33,8 @@ class Client:
     ...     client.predict("films", "A moving, beautifully acted film.").label
     'positive'
 
-    One client for one thread. Raises the errors of `hplm.errors`, UnreachableError where nobody answers.
+    Over HTTP one client is for one thread. Raises the errors of `hplm.errors`, UnreachableError where nobody answers, and
+    ConfigError where it was made before a fork.
 
     `deadline_s` counts from the request's arrival at the server and travels as Triton's own `timeout`. A request that cannot be
     answered by then is refused with UNAVAILABLE and the code DEADLINE_UNMEETABLE. BadInputError where it is 0, negative or NaN.
@@ -55,6 +57,7 @@ class Client:
         self._concurrency = concurrency
         address = split_url(url)
         self._protocol = address.protocol
+        self._owner = Owner(is_bound_to_thread=address.protocol == "http")
         self._timeout_s = timeout_s
         # Over HTTP the connection has it, for each piece of an answer: see `_in_time`.
         self._bounded: dict[str, Any] = {"client_timeout": timeout_s} if address.protocol == "grpc" else {}
@@ -66,6 +69,7 @@ class Client:
 
     def is_ready(self) -> bool:
         """Whether hBERT answers on that server; over HTTP also False where who guards it lets nobody ask."""
+        self._owner.check()
         with typed_errors(self.url), self._in_time():
             return bool(self._triton.is_model_ready(wire.MODEL, **self._bounded))
 
@@ -79,6 +83,7 @@ class Client:
         deadline_s: float | None = None,
     ) -> Prediction:
         """One text of one tenant, or two where it was trained on pairs: `text` and `pair`."""
+        self._owner.check()
         with typed_errors(self.url):
             inputs, call = tensors_of(self._module, tenant, text, pair), self._call(logits, deadline_s)
         result = self._infer(self._triton, inputs, call)
@@ -122,6 +127,7 @@ class Client:
         pending: deque[tuple[str, str, str | None, Any]] = deque()
         call = self._call(logits, deadline_s)
         failure: Exception | None = None
+        self._owner.check()
         with typed_errors(self.url), self._in_time():
             # A dead address shows here, as one error, not as one for each request.
             self._triton.is_server_live(**self._bounded)
@@ -136,6 +142,7 @@ class Client:
 
         source = iter(requests)
         while True:
+            self._owner.check_process()
             try:
                 request = next(source)
             except StopIteration:
@@ -157,6 +164,7 @@ class Client:
                 started = error
             pending.append((*parts, started))
         while pending:
+            self._owner.check_process()
             yield finished()
         if failure is not None:
             raise failure
@@ -207,6 +215,9 @@ class Client:
 
     def close(self) -> None:
         """Close the connections; what is still under way is given up, over gRPC after half a second."""
+        if not self._owner.is_here:
+            # The connections are the other process's, which goes on with them.
+            return
         if self._courier is not None:
             self._courier.close()
         with self._answered:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from gevent import Timeout
+from gevent import Timeout, reinit
 from gevent.ssl import create_default_context as gevent_context
 
 from hplm.errors import ConfigError
@@ -21,6 +21,11 @@ HEADERS_VARIABLE = "HPLM_HEADERS"
 CERTIFICATES_VARIABLE = "SSL_CERT_FILE"
 NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 VALUE = re.compile(r"[!-~]([ -~]*[!-~])?")
+
+# A forked process inherits gevent's state, with threads that did not come along: it would wait for them for ever. gevent's own
+# fork does the same, and twice does no harm.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=reinit)
 
 
 class _Still:

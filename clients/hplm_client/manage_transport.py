@@ -14,6 +14,7 @@ from hplm.errors import UnreachableError
 from hplm_client.address import split_url
 from hplm_client.connection import bounded, connect
 from hplm_client.faults import from_triton, typed_answer, typed_errors
+from hplm_client.owner import Owner
 
 # The server closes each stream after 2 s; one that is still open after this long has been lost, and gRPC says so. Of one that
 # ended without a last answer, as where a server is shut down, it says nothing: what has not come a second later never does.
@@ -55,9 +56,11 @@ class HttpTransport:
 
     def __init__(self, url: str, opened: Callable[[], tuple[Any, Any]], timeout_s: float) -> None:
         self._url, self._timeout_s = url, timeout_s
+        self._owner = Owner(is_bound_to_thread=True)
         self._module, self._triton = opened()
 
     def ask(self, request: bytes) -> bytes:
+        self._owner.check()
         with typed_answer(self._url), bounded(self._timeout_s):
             return _answer_of(self._triton.infer(wire.MANAGER, _inputs(self._module, request)))
 
@@ -65,7 +68,9 @@ class HttpTransport:
         raise NotImplementedError("Triton streams over gRPC only")
 
     def close(self) -> None:
-        self._triton.close()
+        if self._owner.is_here:
+            self._owner.is_closed = True
+            self._triton.close()
 
 
 class GrpcTransport:
@@ -75,14 +80,17 @@ class GrpcTransport:
 
     def __init__(self, url: str, opened: Callable[[], tuple[Any, Any]], timeout_s: float) -> None:
         self._url, self._opened, self._timeout_s = url, opened, timeout_s
+        self._owner = Owner(is_bound_to_thread=False)
         self._module, self._triton = opened()
 
     def ask(self, request: bytes) -> bytes:
+        self._owner.check()
         inputs = _inputs(self._module, request)
         with typed_answer(self._url):
             return _answer_of(self._triton.infer(wire.MANAGER, inputs, client_timeout=self._timeout_s))
 
     def events(self, request: bytes) -> Iterator[bytes]:
+        self._owner.check()
         # tritonclient has one stream a client; streams of one program may run side by side.
         _, triton = self._opened()
         try:
@@ -116,7 +124,9 @@ class GrpcTransport:
             triton.stop_stream(cancel_requests=not is_last)
 
     def close(self) -> None:
-        self._triton.close()
+        if self._owner.is_here:
+            self._owner.is_closed = True
+            self._triton.close()
 
 
 def _inputs(module: Any, request: bytes) -> list[Any]:
