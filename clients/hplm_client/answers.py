@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,8 @@ from hplm import wire
 from hplm.errors import BadInputError, TextEncodingError
 from hplm.wire import LabelledSpan
 
+# Of `predict_many`: (tenant, text) or (tenant, text, pair). A list that mixes the two has no narrower type than this.
+Request: TypeAlias = "tuple[str | None, ...] | list[str] | list[str | None]"
 LONGEST_DEADLINE_S = 86_400.0
 
 

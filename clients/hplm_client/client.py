@@ -15,7 +15,7 @@ from weakref import finalize
 from hplm import wire
 from hplm.errors import HplmError
 from hplm_client.address import split_url
-from hplm_client.answers import Prediction, options_of, outputs_of, parts_of, prediction_of, tensors_of
+from hplm_client.answers import Prediction, Request, options_of, outputs_of, parts_of, prediction_of, tensors_of
 from hplm_client.connection import bounded, connect
 from hplm_client.courier import Courier
 from hplm_client.faults import typed_answer, typed_errors
@@ -93,7 +93,7 @@ class Client:
     @overload
     def predict_many(
         self,
-        requests: Iterable[tuple[str, str] | tuple[str, str, str | None]],
+        requests: Iterable[Request],
         *,
         logits: bool = False,
         deadline_s: float | None = None,
@@ -103,7 +103,7 @@ class Client:
     @overload
     def predict_many(
         self,
-        requests: Iterable[tuple[str, str] | tuple[str, str, str | None]],
+        requests: Iterable[Request],
         *,
         logits: bool = False,
         deadline_s: float | None = None,
@@ -112,7 +112,7 @@ class Client:
 
     def predict_many(
         self,
-        requests: Iterable[tuple[str, str] | tuple[str, str, str | None]],
+        requests: Iterable[Request],
         *,
         logits: bool = False,
         deadline_s: float | None = None,
