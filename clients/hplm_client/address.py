@@ -22,6 +22,8 @@ class Address:
 
 def split_url(url: str) -> Address:
     """Raises ConfigError."""
+    if not isinstance(url, str):
+        raise ConfigError(f"an address is a str, not {type(url).__name__}")
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port

@@ -10,11 +10,12 @@ from typing import Any
 from tritonclient.utils import InferenceServerException
 
 from hplm import wire
-from hplm.errors import UnreachableError
+from hplm.errors import ConfigError, UnreachableError
 from hplm_client.address import split_url
 from hplm_client.answers import Prediction, options_of, outputs_of, prediction_of, tensors_of
 from hplm_client.connection import connect
 from hplm_client.faults import typed_answer, typed_errors
+from hplm_client.owner import CLOSED, Owner
 
 
 class AsyncClient:
@@ -36,14 +37,18 @@ class AsyncClient:
         address = split_url(url)
         # Over HTTP the session has it.
         self._bounded: dict[str, Any] = {"client_timeout": timeout_s} if address.protocol == "grpc" else {}
+        self._loop = _running_loop()
+        if self._loop is None:
+            raise ConfigError("an AsyncClient is made inside the running loop: in a coroutine")
         self._module, self._triton = connect(
             address, headers, timeout_s=timeout_s, concurrency=concurrency, is_async=True
         )
         self._room = asyncio.Semaphore(concurrency)
-        self._is_closed = False
+        self._owner = Owner(is_bound_to_thread=False)
 
     async def is_ready(self) -> bool:
         """Whether hBERT answers on that server; as `Client.is_ready`."""
+        self._check()
         with typed_errors(self.url):
             return bool(await self._made(lambda: self._triton.is_model_ready(wire.MODEL, **self._bounded)))
 
@@ -57,6 +62,7 @@ class AsyncClient:
         deadline_s: float | None = None,
     ) -> Prediction:
         """One text of one tenant, or two: `text` and `pair`; `deadline_s` as for `Client`."""
+        self._check()
         with typed_errors(self.url):
             inputs = tensors_of(self._module, tenant, text, pair)
             call = {"outputs": outputs_of(self._module, logits), **options_of(deadline_s), **self._bounded}
@@ -67,21 +73,30 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Close the connections; what is still under way is given up with UnreachableError."""
-        self._is_closed = True
+        if not self._owner.is_here:
+            return
+        self._owner.is_closed = True
         await self._triton.close()
+
+    def _check(self) -> None:
+        """Raises UnreachableError where the client is closed, ConfigError in another loop or process."""
+        self._owner.check_open()
+        if _running_loop() is not self._loop:
+            raise ConfigError("the client was made in another loop: make one in each, as in each `asyncio.run`")
 
     async def _made(self, call: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         """What a call comes to. Raises UnreachableError where the client is closed before it has ended."""
-        if self._is_closed:
-            raise UnreachableError("the client was closed")
+        self._owner.check_open()
         # A task of its own: gRPC cancels what is under way when it is closed, and that is no cancellation of our caller.
         task = asyncio.ensure_future(call())
         try:
             await asyncio.wait([task])
         finally:
             task.cancel()
-        if self._is_closed and (task.cancelled() or not isinstance(task.exception(), InferenceServerException | None)):
-            raise UnreachableError("the client was closed")
+        if self._owner.is_closed and (
+            task.cancelled() or not isinstance(task.exception(), InferenceServerException | None)
+        ):
+            raise UnreachableError(CLOSED)
         return task.result()
 
     async def __aenter__(self) -> AsyncClient:
@@ -91,3 +106,10 @@ class AsyncClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections import deque
 from collections.abc import Iterator
 from typing import Annotated
 
 import typer
 
-from hplm.errors import HplmError, TenantNameError, UnknownTenantError, UnreachableError
+from hplm.errors import BadInputError, HplmError, TenantNameError, UnknownTenantError, UnreachableError
+from hplm_client.ahead import answers_ahead
 from hplm_client.answers import Prediction
 from hplm_client.asked import Asked, texts_asked
 from hplm_client.client import Client
@@ -53,17 +53,8 @@ def predict(
 
       hplm predict -t alike --jsonl --json < pairs.jsonl
     """
-    asked = texts_asked(sys.stdin.buffer, text, pair, jsonl=jsonl)
-    # In their order, those that are not sent too.
-    waiting: deque[Asked] = deque()
+    asked = texts_asked(_typed(), text, pair, jsonl=jsonl)
     refused = 0
-
-    def requests() -> Iterator[tuple[str, str, str | None]]:
-        for one in asked:
-            waiting.append(one)
-            show_unsent()
-            if not isinstance(one.texts, HplmError):
-                yield tenant, *one.texts
 
     def show(one: Asked, answer: Prediction | HplmError) -> None:
         nonlocal refused
@@ -80,19 +71,23 @@ def predict(
         else:
             print("\n".join(lines), flush=True)
 
-    def show_unsent() -> None:
-        while waiting and isinstance(error := waiting[0].texts, HplmError):
-            show(waiting.popleft(), error)
-
     with Client(url, headers=headers_of_environment()) as client:
-        for answer in client.predict_many(requests(), deadline_s=deadline_s, on_error="yield"):
-            show_unsent()
-            if isinstance(answer, HplmError) and (text is not None or _meets_all(client, answer)):
+        for one, answer in answers_ahead(client, tenant, asked, deadline_s):
+            is_sent = not isinstance(one.texts, HplmError)
+            if is_sent and isinstance(answer, HplmError) and (text is not None or _meets_all(client, answer)):
                 raise answer
-            show(waiting.popleft(), answer)
-        show_unsent()
+            show(one, answer)
     if refused:
         raise typer.Exit(1)
+
+
+def _typed() -> Iterator[bytes]:
+    """Lines of standard input."""
+    if sys.stdin is None:
+        raise BadInputError("standard input is closed: give a text, or lines to read")
+    # Not Python's own: at its end it would wait for the thread that reads it.
+    with open(sys.stdin.fileno(), "rb", closefd=False) as typed:
+        yield from typed
 
 
 def _meets_all(client: Client, error: HplmError) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, Literal, overload
 from weakref import finalize
 
 from hplm import wire
-from hplm.errors import HplmError
+from hplm.errors import ConfigError, HplmError
 from hplm_client.address import split_url
 from hplm_client.answers import Prediction, Request, options_of, outputs_of, parts_of, prediction_of, tensors_of
 from hplm_client.connection import bounded, connect
@@ -24,6 +24,8 @@ from hplm_client.owner import Owner
 # Of `close`, for answers to what is under way over gRPC: Triton before 24.12 may die of a request that is cancelled as its
 # answer leaves.
 LAST_ANSWERS_S = 0.5
+# Of one of many: tenant, text, pair, and an error or what the answer comes out of.
+_Begun = tuple[str, str, "str | None", Any]
 
 
 class Client:
@@ -70,7 +72,7 @@ class Client:
     def is_ready(self) -> bool:
         """Whether hBERT answers on that server; over HTTP also False where who guards it lets nobody ask."""
         self._owner.check()
-        with typed_errors(self.url), self._in_time():
+        with typed_errors(self.url), self._owner.calling(), self._in_time():
             return bool(self._triton.is_model_ready(wire.MODEL, **self._bounded))
 
     def predict(
@@ -122,27 +124,31 @@ class Client:
 
         Each has `deadline_s` from its own arrival at the server. The first that is refused ends it, after the answers to those
         before it, and answers behind it are lost; with `on_error="yield"` its error stands in its place. What `requests` raises
-        comes after the answers to those before it too.
+        comes after the answers to those before it too. The next request is read in the caller's thread: no answer comes
+        while it is waited for.
         """
-        pending: deque[tuple[str, str, str | None, Any]] = deque()
-        call = self._call(logits, deadline_s)
-        failure: Exception | None = None
+        if on_error not in ("raise", "yield"):
+            raise ConfigError(f"on_error is 'raise' or 'yield', not {on_error!r}")
         self._owner.check()
-        with typed_errors(self.url), self._in_time():
-            # A dead address shows here, as one error, not as one for each request.
-            self._triton.is_server_live(**self._bounded)
+        return self._answers(iter(requests), self._call(logits, deadline_s), logits, is_raised=on_error == "raise")
+
+    def _answers(
+        self, source: Iterator[Request], call: dict[str, Any], logits: bool, *, is_raised: bool
+    ) -> Iterator[Prediction | HplmError]:
+        pending: deque[_Begun] = deque()
+        failure: Exception | None = None
+        self._check_live()
 
         def finished() -> Prediction | HplmError:
+            self._owner.check_process()
             try:
                 return self._finish(pending.popleft(), logits)
             except HplmError as error:
-                if on_error == "raise":
+                if is_raised:
                     raise
                 return error
 
-        source = iter(requests)
         while True:
-            self._owner.check_process()
             try:
                 request = next(source)
             except StopIteration:
@@ -150,24 +156,39 @@ class Client:
             except Exception as error:
                 failure = error
                 break
+            self._owner.check_process()
             if len(pending) == self._concurrency:
                 yield finished()
-            parts: tuple[str, str, str | None] = "", "", None
-            try:
-                parts = parts_of(request)
-                with typed_errors(self.url):
-                    started = self._start(tensors_of(self._module, *parts), call)
-            except HplmError as error:
-                if on_error == "raise":
-                    failure = error
-                    break
-                started = error
-            pending.append((*parts, started))
+            begun = self._begin(request, call)
+            if is_raised and isinstance(begun[-1], HplmError):
+                failure = begun[-1]
+                break
+            pending.append(begun)
+            # What is there does not wait for more requests. Two of them: one would never catch up after a slow answer, and all
+            # would leave the server idle while the caller is busy with them.
+            for _ in range(2):
+                if pending and _is_there(pending[0]):
+                    yield finished()
         while pending:
-            self._owner.check_process()
             yield finished()
         if failure is not None:
             raise failure
+
+    def _check_live(self) -> None:
+        """A dead address shows here, as one error, not as one for each request."""
+        self._owner.check()
+        with typed_errors(self.url), self._owner.calling(), self._in_time():
+            self._triton.is_server_live(**self._bounded)
+
+    def _begin(self, request: Any, call: dict[str, Any]) -> _Begun:
+        """One of many, sent; in any thread. What cannot be sent has its error instead of an answer to come."""
+        parts: tuple[str, str, str | None] = "", "", None
+        try:
+            parts = parts_of(request)
+            with typed_errors(self.url), self._owner.calling():
+                return (*parts, self._start(tensors_of(self._module, *parts), call))
+        except HplmError as error:
+            return (*parts, error)
 
     def _in_time(self) -> AbstractContextManager[Any]:
         """Ends a call over HTTP after `timeout_s`; gRPC does so itself."""
@@ -178,6 +199,7 @@ class Client:
 
     def _start(self, inputs: list[Any], call: dict[str, Any]) -> Any:
         """Something whose `get` waits for the result and the error, one of them None."""
+        self._owner.check_open()
         if self._protocol == "http":
             # Not `async_infer`, which sleeps 10 ms after each start and sends while an answer is waited for.
             if self._courier is None:
@@ -200,17 +222,18 @@ class Client:
         return answer
 
     def _infer(self, triton: Any, inputs: list[Any], call: dict[str, Any]) -> Any:
-        with typed_answer(self.url), self._in_time():
+        with typed_answer(self.url), self._owner.calling(), self._in_time():
             return triton.infer(wire.MODEL, inputs, **call)
 
-    def _finish(self, started: tuple[str, str, str | None, Any], logits: bool) -> Prediction:
+    def _finish(self, started: _Begun, logits: bool) -> Prediction:
         tenant, text, pair, handle = started
         if isinstance(handle, HplmError):
             raise handle
         with typed_answer(self.url):
-            result, error = handle.get()
-            if error is not None:
-                raise error
+            with self._owner.calling():
+                result, error = handle.get()
+                if error is not None:
+                    raise error
             return prediction_of(result, tenant, text, pair, logits)
 
     def close(self) -> None:
@@ -218,6 +241,7 @@ class Client:
         if not self._owner.is_here:
             # The connections are the other process's, which goes on with them.
             return
+        self._owner.is_closed = True
         if self._courier is not None:
             self._courier.close()
         with self._answered:
@@ -231,3 +255,7 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _is_there(begun: _Begun) -> bool:
+    return isinstance(begun[-1], HplmError) or not begun[-1].empty()

@@ -9,6 +9,7 @@ import re
 import ssl
 import sys
 from collections.abc import Mapping
+from numbers import Real
 from typing import Any
 
 from gevent import Timeout, reinit
@@ -19,7 +20,12 @@ from hplm_client.address import Address
 
 HEADERS_VARIABLE = "HPLM_HEADERS"
 CERTIFICATES_VARIABLE = "SSL_CERT_FILE"
+# Longer than the longest deadline, so that its answer can be waited for. What is far beyond overflows the transports' clocks:
+# each of them does something else then.
+LONGEST_TIMEOUT_S = 100_000.0
 NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+# One that ends with -bin would have bytes for its value.
+GRPC_NAME = re.compile(r"(?!.*-bin\Z)[0-9a-z_.-]+")
 VALUE = re.compile(r"[!-~]([ -~]*[!-~])?")
 
 # A forked process inherits gevent's state, with threads that did not come along: it would wait for them for ever. gevent's own
@@ -63,9 +69,19 @@ def connect(
     Over TLS the server's certificate must be signed by one that the system trusts, or by one in the file of `SSL_CERT_FILE`.
     `headers` go with each request and nowhere else. Raises ConfigError.
     """
+    if not isinstance(concurrency, int) or isinstance(concurrency, bool):
+        raise ConfigError(f"concurrency is {concurrency!r}; it must be a whole number")
     if concurrency < 1:
         raise ConfigError(f"concurrency is {concurrency}; it must be 1 or more")
-    added = checked_headers(headers or {})
+    if isinstance(timeout_s, bool) or not (isinstance(timeout_s, Real) and 0 < timeout_s <= LONGEST_TIMEOUT_S):
+        raise ConfigError(
+            f"timeout_s is a number of seconds above 0 and at most {LONGEST_TIMEOUT_S:.0f}, not {timeout_s!r}"
+        )
+    added = checked_headers({} if headers is None else headers)
+    if address.protocol == "grpc" and (bad := [name for name in added if not GRPC_NAME.fullmatch(name)]):
+        raise ConfigError(
+            f"{bad[0]!r} is no name of a header over gRPC: letters, digits and _ . -, not -bin at its end"
+        )
     named = _named_certificates() if address.tls else None
     module = importlib.import_module(f"tritonclient.{address.protocol}{'.aio' if is_async else ''}")
     options: dict[str, Any] = {}
@@ -95,6 +111,8 @@ def connect(
 
 def checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """With small letters: gRPC, which calls them metadata, refuses capitals. Raises ConfigError, which shows no value."""
+    if not isinstance(headers, Mapping):
+        raise ConfigError(f"headers are a mapping of names to values, not {type(headers).__name__}")
     for name, value in headers.items():
         if not (isinstance(name, str) and NAME.fullmatch(name)):
             raise ConfigError(f"{name!r} is no name of a header")

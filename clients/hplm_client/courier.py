@@ -13,10 +13,12 @@ from gevent import monkey
 from gevent.event import Event
 from gevent.pool import Group
 
+from hplm.errors import UnreachableError
+from hplm_client.owner import CLOSED
+
 # Of one call: its result and its error, one of them None.
 Outcome = tuple[Any, Exception | None]
 Call = Callable[[Any], Any]
-CLOSED: Outcome = (None, ConnectionAbortedError("the client was closed"))
 
 
 class Courier:
@@ -38,7 +40,7 @@ class Courier:
         if self._thread.is_alive():
             self._loop.run_callback_threadsafe(self._spawn, call, outcome)
         else:
-            outcome.put(CLOSED)
+            outcome.put((None, UnreachableError(CLOSED)))
         return outcome
 
     def close(self) -> None:
@@ -78,7 +80,7 @@ class Courier:
             ended.wait()
             greenlets.kill()
             for outcome in waiting:
-                outcome.put(CLOSED)
+                outcome.put((None, UnreachableError(CLOSED)))
             client.close()
         finally:
             watcher.close()

@@ -61,7 +61,7 @@ class HttpTransport:
 
     def ask(self, request: bytes) -> bytes:
         self._owner.check()
-        with typed_answer(self._url), bounded(self._timeout_s):
+        with typed_answer(self._url), self._owner.calling(), bounded(self._timeout_s):
             return _answer_of(self._triton.infer(wire.MANAGER, _inputs(self._module, request)))
 
     def events(self, request: bytes) -> Iterator[bytes]:
@@ -86,7 +86,7 @@ class GrpcTransport:
     def ask(self, request: bytes) -> bytes:
         self._owner.check()
         inputs = _inputs(self._module, request)
-        with typed_answer(self._url):
+        with typed_answer(self._url), self._owner.calling():
             return _answer_of(self._triton.infer(wire.MANAGER, inputs, client_timeout=self._timeout_s))
 
     def events(self, request: bytes) -> Iterator[bytes]:

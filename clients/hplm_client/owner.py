@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from gevent import get_hub
+from tritonclient.utils import InferenceServerException
 
-from hplm.errors import ConfigError, UnreachableError
+from hplm.errors import ConfigError, HplmError, UnreachableError
+
+CLOSED = "the client was closed"
 
 
 class Owner:
@@ -33,7 +38,7 @@ class Owner:
         """Raises UnreachableError where the client is closed, ConfigError in another process."""
         self.check_process()
         if self.is_closed:
-            raise UnreachableError("the client was closed")
+            raise UnreachableError(CLOSED)
 
     def check(self) -> None:
         """As `check_open`, in the thread that makes the call itself: ConfigError where that is not the first call's."""
@@ -44,3 +49,16 @@ class Owner:
                 self._hub = hub
             if self._hub is not hub:
                 raise ConfigError("over HTTP a client is for the thread of its first call: make one in each thread")
+
+    @contextmanager
+    def calling(self) -> Iterator[None]:
+        """Around what the transport does: UnreachableError where the client is closed meanwhile."""
+        try:
+            yield
+        except HplmError:
+            raise
+        except Exception as error:
+            is_answer = isinstance(error, InferenceServerException) and "CANCELLED" not in str(error.status())
+            if self.is_closed and not is_answer:
+                raise UnreachableError(CLOSED) from None
+            raise

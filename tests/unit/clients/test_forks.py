@@ -1,97 +1,15 @@
-"""A process that has used a client forks: gunicorn with --preload, multiprocessing, Celery."""
+"""Forks are tried in a process of their own: one that has served gRPC, as other tests here do, does not fork well."""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import select
-import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from pathlib import Path
 
-import pytest
-from hplm_client import Client, ManageClient
-
-ANSWERING = """
-import sys
-from tests.unit.clients.answering import answering
-with answering() as server:
-    print(server.url, flush=True)
-    sys.stdin.read()
-"""
+FORKS = Path(__file__).with_name("forks.py")
 
 
-@pytest.fixture
-def server() -> Iterator[str]:
-    """The address of one that answers, in a process of its own: threads of this one would be lost in a fork."""
-    command = [sys.executable, "-c", ANSWERING]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        yield process.stdout.readline().strip()
-        process.stdin.close()
-
-
-def in_fork(call: Callable[[], object], patience_s: float = 20.0) -> str:
-    """What a call comes to in a forked process."""
-    read, write = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            said = str(call())
-        except BaseException as error:
-            said = f"{type(error).__name__}: {error}"
-        os.write(write, said.encode())
-        os._exit(0)
-    os.close(write)
-    if not select.select([read], [], [], patience_s)[0]:
-        os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    with os.fdopen(read) as said_there:
-        return said_there.read() or "nothing"
-
-
-def ask(url: str) -> str:
-    with Client(url, timeout_s=5) as client:
-        answers = [client.predict("films", "good"), *client.predict_many([("films", "good")] * 3)]
-        return " ".join(str(answer.label) for answer in answers)
-
-
-def test_a_client_that_is_made_in_a_fork_works_and_in_a_fork_of_that(server: str) -> None:
-    url = server.replace("127.0.0.1", "localhost")  # a name: gevent looks it up in a thread
-    assert ask(url) == "ok ok ok ok"
-    assert in_fork(lambda: ask(url)) == "ok ok ok ok"
-    assert in_fork(lambda: (ask(url), in_fork(lambda: ask(url)))[1]) == "ok ok ok ok"
-    assert ask(url) == "ok ok ok ok"
-
-
-def test_a_pool_of_processes_may_ask(server: str) -> None:
-    assert ask(server) == "ok ok ok ok"
-    with multiprocessing.get_context("fork").Pool(2) as pool:
-        assert pool.map_async(ask, [server] * 4).get(timeout=60) == ["ok ok ok ok"] * 4
-
-
-SAID = "ConfigError: the client was made in another process, before a fork: make one in each process"
-
-
-def test_a_client_of_before_the_fork_says_so_there_and_goes_on_here(server: str) -> None:
-    with Client(server, timeout_s=5) as client:
-        answers = client.predict_many([("films", "good")] * 40)
-        assert next(answers).label == "ok"
-        for call in (
-            lambda: client.predict("films", "good"),
-            lambda: next(answers),
-            lambda: list(client.predict_many([("films", "good")])),
-            client.is_ready,
-        ):
-            assert in_fork(call) == SAID
-        assert in_fork(client.close) == "None"
-        assert [answer.label for answer in answers] == ["ok"] * 39
-
-
-@pytest.mark.parametrize("scheme", ["http", "grpc"])
-def test_over_grpc_and_of_operators_alike(scheme: str) -> None:
-    with Client(f"{scheme}://127.0.0.1:1") as client, ManageClient(f"{scheme}://127.0.0.1:1") as manage:
-        assert in_fork(lambda: client.predict("films", "good")) == SAID
-        assert in_fork(lambda: manage.ask("tenant.list")) == SAID
+def test_clients_and_forks() -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", str(FORKS)]
+    done = subprocess.run(command, cwd=FORKS.parents[3], capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stdout

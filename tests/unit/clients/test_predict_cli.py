@@ -51,3 +51,34 @@ def test_a_server_that_has_gone_ends_it_with_one_line() -> None:
     assert "UNREACHABLE" in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert done.returncode == 1
+
+
+def test_an_answer_does_not_wait_for_the_next_line() -> None:
+    with answering() as server:
+        command = [str(HPLM), "predict", "-t", "films", "--json", "--url", server.url]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            for number in (1, 2):
+                process.stdin.write(f"text {number}\n".encode())
+                process.stdin.flush()
+                assert json.loads(process.stdout.readline())["line"] == number
+            process.stdin.close()
+            assert process.wait() == 0
+
+
+def test_it_ends_at_an_error_of_all_also_where_standard_input_goes_on() -> None:
+    with answering(drop_the_third) as server:
+        server.is_ready = False
+        command = [str(HPLM), "predict", "-t", "films", "--url", server.url]
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as process:
+            assert process.stdin is not None
+            assert process.stderr is not None
+            process.stdin.write(b"text 3\n")
+            process.stdin.flush()
+            said = process.stderr.read().decode()
+            assert process.wait() == 1
+    assert said.startswith("hplm: UNREACHABLE")
+    assert len(said.splitlines()) == 1

@@ -88,3 +88,31 @@ def test_a_client_that_nobody_closes_leaves_no_thread() -> None:
         del client
         gc.collect()
         assert not courier.is_alive()
+
+
+def test_an_answer_that_is_there_comes_before_more_requests_are_read() -> None:
+    with answering() as server, Client(server.url) as client:
+        read = []
+
+        def requests() -> Iterator[tuple[str, str]]:
+            for number in range(6):
+                read.append(number)
+                yield "films", f"text {number}"
+                time.sleep(0.3)
+
+        answers = client.predict_many(requests())
+        read_when_answered = [(next(answers), len(read))[1] for _ in range(6)]
+    assert read_when_answered[0] <= 2
+    assert read_when_answered == sorted(read_when_answered)
+
+
+@pytest.mark.parametrize("on_error", ["ignore", "Raise", None])
+def test_what_to_do_with_errors_is_refused_at_the_call_where_there_is_no_such_thing(on_error: Any) -> None:
+    with Client("http://127.0.0.1:1") as client, pytest.raises(ConfigError, match="on_error is 'raise' or 'yield'"):
+        client.predict_many([], on_error=on_error)
+
+
+@pytest.mark.parametrize("deadline_s", [0, float("nan"), "1"])
+def test_a_bad_deadline_is_refused_at_the_call(deadline_s: Any) -> None:
+    with Client("http://127.0.0.1:1") as client, pytest.raises(BadInputError, match="a deadline is a number"):
+        client.predict_many([], deadline_s=deadline_s)
