@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, TypeAlias
 
@@ -29,7 +29,8 @@ class Prediction:
     text: str
     spans: tuple[LabelledSpan, ...]
     truncated: bool
-    logits: npt.NDArray[np.float32] | None = None
+    # An array is neither equal to another nor hashable as a whole; texts and labels say which answer it is.
+    logits: npt.NDArray[np.float32] | None = field(default=None, compare=False)
     pair: str | None = None
 
     @property
@@ -103,7 +104,8 @@ def prediction_of(result: Any, tenant: str, text: str, pair: str | None, logits:
     """A `tritonclient` result as a Prediction."""
     labels, scores, spans = (result.as_numpy(name)[0] for name in (wire.LABEL, wire.SCORE, wire.SPAN))
     found = tuple(
-        LabelledSpan(label.decode(), float(score), int(start), int(end))
+        # Who answers in JSON alone, without Triton's binary data, sends strings.
+        LabelledSpan(label if isinstance(label, str) else label.decode(), float(score), int(start), int(end))
         for label, score, (start, end) in zip(labels, scores, spans, strict=True)
     )
     raw = result.as_numpy(wire.LOGITS)[0] if logits else None

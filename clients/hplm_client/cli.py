@@ -67,9 +67,9 @@ def predict(
             lines = [*([] if first is None else [first]), f"  {answer.wire()}"]
         if as_json:
             line = {} if one.line is None else {"line": one.line}
-            print(json.dumps({**line, **shown}, ensure_ascii=False), flush=True)
+            _print(json.dumps({**line, **shown}, ensure_ascii=False))
         else:
-            print("\n".join(lines), flush=True)
+            _print("\n".join(lines))
 
     with Client(url, headers=headers_of_environment()) as client:
         for one, answer in answers_ahead(client, tenant, asked, deadline_s):
@@ -79,6 +79,16 @@ def predict(
             show(one, answer)
     if refused:
         raise typer.Exit(1)
+
+
+def _print(line: str) -> None:
+    try:
+        print(line, flush=True)
+    except BrokenPipeError:
+        # Who reads has seen enough: no error of its own.
+        raise
+    except OSError as error:
+        raise BadInputError(f"standard output takes no more: {error.strerror}") from None
 
 
 def _typed() -> Iterator[bytes]:

@@ -90,6 +90,8 @@ def _lacking(name: str, error: ModuleNotFoundError) -> str:
 
 def main() -> None:
     """Entry point: an HplmError ends with status 1 and one line, never a traceback."""
+    if sys.stdout is None:
+        raise SystemExit("hplm: standard output is closed")
     if not sys.stdout.isatty() and sys.stdout.encoding.lower() != "utf-8":
         # Into a file or a pipe, on Windows too: answers hold whatever was asked.
         cast(TextIOWrapper, sys.stdout).reconfigure(encoding="utf-8")

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.http
@@ -93,3 +94,10 @@ def test_options_that_make_no_pair_are_refused_in_one_line_before_a_server_is_as
     assert done.returncode == 1
     assert words in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_answers_with_logits_can_be_compared_and_kept_in_sets() -> None:
+    span = LabelledSpan("ok", 0.5, 0, 1)
+    first, second = (Prediction("t", "one", (span,), False, np.zeros((2, 2), np.float32)) for _ in range(2))
+    assert first == second
+    assert len({first, second}) == 1

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.unit.clients.answering import answering
 
 HPLM = Path(sys.executable).parent / "hplm"
@@ -82,3 +84,19 @@ def test_it_ends_at_an_error_of_all_also_where_standard_input_goes_on() -> None:
             assert process.wait() == 1
     assert said.startswith("hplm: UNREACHABLE")
     assert len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("redirected", "words"),
+    [
+        ("one > /dev/full", "BAD_INPUT: standard output takes no more: No space left on device"),
+        ("one >&-", "standard output is closed"),
+        ("<&-", "BAD_INPUT: standard input is closed: give a text, or lines to read"),
+    ],
+)
+def test_input_and_output_that_cannot_be_used_are_one_line_and_status_1(redirected: str, words: str) -> None:
+    with answering() as server:
+        command = f"exec {HPLM} predict -t films --url {server.url} {redirected}"
+        done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, check=False)
+    assert done.stderr == f"hplm: {words}\n"
+    assert done.returncode == 1

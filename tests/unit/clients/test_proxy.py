@@ -128,3 +128,23 @@ def test_a_page_of_json_that_is_not_tritons_is_a_typed_error(
                 refused()
         many = list(client.predict_many([("films", "good")] * 40, on_error="yield"))
         assert [type(answer) for answer in many] == [InternalError] * 40
+
+
+def test_an_answer_in_json_alone_is_read(proxy: ThreadingHTTPServer) -> None:
+    outputs = [
+        {"name": "LABEL", "datatype": "BYTES", "shape": [1, 1], "data": ["süß"]},
+        {"name": "SCORE", "datatype": "FP32", "shape": [1, 1], "data": [0.5]},
+        {"name": "SPAN", "datatype": "INT32", "shape": [1, 1, 2], "data": [0, 4]},
+        {"name": "TRUNCATED", "datatype": "BOOL", "shape": [1, 1], "data": [False]},
+    ]
+    proxy.page = json.dumps({"model_name": "hbert", "outputs": outputs}).encode()  # type: ignore[attr-defined]
+    url = f"http://127.0.0.1:{proxy.server_port}"
+    with Client(url) as client:
+        answer = client.predict("films", "good")
+
+    async def ask() -> object:
+        async with AsyncClient(url) as client:
+            return await client.predict("films", "good")
+
+    assert (answer.label, answer.score, answer.spans[0].end, answer.truncated) == ("süß", 0.5, 4, False)
+    assert asyncio.run(ask()) == answer
