@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 
 from hplm import config, wire
+from hplm.manage.job_counts import JobCounts
 from hplm.manage.service import ManageService
 from hplm.process import is_told_to_stop
 from hplm.serving.manage_stage import ManageStage
@@ -22,13 +23,14 @@ class TritonPythonModel:
         told = partial(is_told_to_stop, os.getppid(), time.time())
         store = Store((folder / settings.store).resolve(), settings.registry)
         self._service = ManageService(store, settings, is_told_to_stop=told)
-        gauges = {}
+        self._jobs, gauges = None, {}
         if translate.is_decoupled(args):
             self._stage, name, about = WatchStage(self._service.handle), "watch", "Watches of jobs by outcome, events"
             self._stage.start()
         else:
             self._stage, name, about = ManageStage(self._service.handle), "manager", "Manage requests by outcome"
-            gauges[metrics.Family("hplm_jobs", "Jobs in the registry", "state")] = self._service.jobs_by_state
+            self._jobs = JobCounts(store)
+            gauges[metrics.Family("hplm_jobs", "Jobs in the registry", "state")] = self._jobs.read
         waiting = metrics.Family(f"hplm_{name}_waiting", "Requests not yet answered", "")
         self._metrics = metrics.Published(
             counters={metrics.Family(f"hplm_{name}_events_total", about, "event"): lambda: self._stage.counts},
@@ -41,6 +43,8 @@ class TritonPythonModel:
 
     def finalize(self):
         self._stage.stop()
+        if self._jobs is not None:
+            self._jobs.stop()
         self._service.close()
         self._metrics.stop()
 

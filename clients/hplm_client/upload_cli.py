@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from hplm.errors import UnknownUploadError
 from hplm_client.manage_cli import DEFAULT_URL, JsonOption, UrlOption, opened, show, show_all
 
 app = typer.Typer(
@@ -36,14 +37,17 @@ def drop(
     Example: hplm upload drop ID
     """
     with opened(url) as client:
+        known = {one.id for one in client.list_uploads()}
         for upload in uploads:
+            if upload not in known:
+                raise UnknownUploadError(f"there is no upload {upload!r}")
             client.drop_upload({"upload": upload})
         left = {one.id: one for one in client.list_uploads() if one.id in uploads}
     for upload in uploads:
         if as_json:
             show({"upload": upload, "dropped": upload not in left})
         elif upload in left:
-            print(f"upload {upload} stays: {', '.join(left[upload].jobs)} waits for it")
+            print(f"upload {upload} stays: {', '.join(left[upload].jobs) or 'another job'} waits for it")
         else:
             print(f"upload {upload} is dropped")
     if left:

@@ -143,7 +143,7 @@ def perform(scenario: Scenario, load: Load) -> None:
             f"{len(outcome.run)} of {outcome.planned} requests: these are figures of that part",
             style="red",
         )
-        raise typer.Exit(128 + outcome.signal)
+        raise typer.Exit(128 + outcome.signal if outcome.signal else 1)
     if not is_good:
         raise typer.Exit(1)
 

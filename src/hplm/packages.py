@@ -8,11 +8,15 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from hplm.errors import DownloadError
+
+# What reading a zip that is not whole raises.
+DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError)
 
 
 def cache_dir() -> Path:
@@ -71,8 +75,11 @@ def extract_split(requirements: Sequence[str], archive: str) -> Path:
                     (name,) = (name for name in opened.namelist() if name.endswith(f"/{archive}.{number:03}"))
                     with opened.open(name) as part:
                         shutil.copyfileobj(part, whole)
-            with zipfile.ZipFile(whole) as opened:
-                opened.extractall(partial)
+            try:
+                with zipfile.ZipFile(whole) as opened:
+                    opened.extractall(partial)
+            except DAMAGED as error:
+                raise DownloadError(f"{archive} is damaged ({error}): remove {', '.join(requirements)}") from error
 
     return _unpacked(archive, fill)
 
@@ -101,5 +108,5 @@ def _opened(wheel: Path) -> Iterator[zipfile.ZipFile]:
     try:
         with zipfile.ZipFile(wheel) as archive:
             yield archive
-    except zipfile.BadZipFile as error:
+    except DAMAGED as error:
         raise DownloadError(f"{wheel} is damaged ({error}): remove it, and it is downloaded again") from error

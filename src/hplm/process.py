@@ -62,7 +62,7 @@ def end_if_orphaned(parent: int) -> None:
 
 def backlogs_of(server: int) -> str:
     """How the names of files in shared memory begin by which the stubs of a Triton process tell each other what waits."""
-    return f"hplm-backlog-{_numbered(server)}-"
+    return f"hplm-backlog-{numbered(server)}-"
 
 
 def stopping_file(server: int) -> Path:
@@ -70,7 +70,7 @@ def stopping_file(server: int) -> Path:
 
     Triton itself tells them when no request is under way any more, which under load is never.
     """
-    return SHARED_MEMORY / f"hplm-stopping-{_numbered(server)}"
+    return SHARED_MEMORY / f"hplm-stopping-{numbered(server)}"
 
 
 def tell_to_stop(server: int) -> None:
@@ -92,6 +92,6 @@ def is_told_to_stop(server: int, since_s: float) -> bool:
     return False
 
 
-def _numbered(server: int) -> str:
-    """Containers may share that memory, and then each has a process of the same number."""
+def numbered(server: int) -> str:
+    """A process's name among all: containers may share memory and folders, and each has a process of the same number."""
     return f"{os.stat('/proc/self/ns/pid').st_ino}-{server}"

@@ -52,6 +52,8 @@ def test_a_part_of_which_no_entity_can_be_found_is_refused(encoder: TextEncoder,
         cautions(tagging([one, one]), encoder)
     with pytest.raises(DataError, match="none of the 1 entities of the dev data"):
         cautions(tagging([WHOLE], [one]), encoder)
+    said, *_ = cautions(replace(tagging([WHOLE]), test=[one]), encoder)
+    assert said.startswith("1 of 1 entities of the test data can never be found")
 
 
 def test_sound_data_are_not_talked_about(encoder: TextEncoder) -> None:
@@ -70,10 +72,12 @@ def test_classes_with_too_few_examples_are_named(encoder: TextEncoder) -> None:
 def test_texts_that_are_there_more_than_once_are_counted(encoder: TextEncoder) -> None:
     train = {"the cat": "x", "a cat": "x", "the dog": "y", "a dog": "y"}
     data = classes(train, {"cat": "x", "dog": "y"}, {"the cat": "x", "red dog": "y"})
-    twice = replace(data, train=[*data.train, LabelledText("a dog", "y"), LabelledText("a cat", "y")])
+    twice = replace(
+        data, train=[*data.train, LabelledText("a dog", "y"), LabelledText("a cat", "y", where="train.csv, line 6")]
+    )
     assert cautions(twice, encoder) == [
         "2 of 6 train examples have a text that another has too",
-        "1 of 4 train texts have more than one label, as 'a cat'",
+        "1 of 4 train texts have more than one label, as at train.csv, line 6",
         "1 of 2 test texts are in the train data too: test scores are too good",
     ]
 

@@ -34,7 +34,8 @@ def leave(shared: Path, server: int) -> tuple[Path, set[Path]]:
 
 
 def test_what_a_dead_server_left_is_removed_and_nothing_of_one_that_lives_or_begins(shared: Path) -> None:
-    dead, _ = leave(shared, 11)
+    # Its number is beyond what the system gives.
+    dead, of_dead = leave(shared, 1 << 23)
     alive, of_alive = leave(shared, 1)
     begun, mark = leftovers.make_folder()
     with mark, (alive / leftovers.MARK).open() as held:
@@ -44,9 +45,20 @@ def test_what_a_dead_server_left_is_removed_and_nothing_of_one_that_lives_or_beg
         assert alive.exists()
         assert begun.exists()
         assert {*shared.iterdir()} == of_alive
+        assert not of_dead & of_alive
     leftovers.sweep()
     assert not alive.exists()
-    assert not [*shared.iterdir()]
+    # Another process has its number by now.
+    assert [path.name for path in shared.iterdir()] == [f"{backlogs_of(1)}x.1.json"]
+
+
+def test_what_others_put_in_the_temporary_folder_is_not_taken_for_a_server(shared: Path, tmp_path: Path) -> None:
+    dead, of_dead = leave(shared, 1 << 23)
+    moved = dead.rename(tmp_path / "moved")
+    (tmp_path / "tmp" / f"{leftovers.PREFIX}*").symlink_to(moved, target_is_directory=True)
+    leftovers.sweep()
+    assert moved.exists()
+    assert {*shared.iterdir()} == of_dead
 
 
 def test_a_log_that_another_server_writes_is_not_taken_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,6 +72,23 @@ def test_a_log_that_another_server_writes_is_not_taken_from_it(tmp_path: Path, m
         assert log.read_text() == "first\n"
     with logs.fresh(log):
         assert (tmp_path / "triton.log.1").read_text() == "first\n"
+
+
+def test_of_two_servers_that_start_at_once_one_has_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "FREE_WITHIN_S", 0.2)
+    # Also before anything is written.
+    with logs.fresh(tmp_path / "triton.log"), pytest.raises(StartError, match="another server writes"):
+        logs.fresh(tmp_path / "triton.log")
+
+
+def test_a_device_and_a_pipe_are_written_and_never_renamed(tmp_path: Path) -> None:
+    link = tmp_path / "out"
+    link.symlink_to("/dev/null")
+    for log in (Path("/dev/null"), Path("/dev/stderr"), link):
+        logs.fresh(log).close()
+        assert logs.set_apart(log) == log
+        assert logs.errors_in(log) == "" or log.is_file()
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 def test_a_log_that_cannot_be_written_says_what_helps(tmp_path: Path) -> None:

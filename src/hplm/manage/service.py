@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from contextlib import suppress
-from typing import Any, get_args
+from typing import Any
 
 from hplm.config import ManagerSettings
 from hplm.crash import crash_point
@@ -26,7 +26,7 @@ from hplm.manage.requests import ManageRequest, parse_request
 from hplm.manage.survey import survey
 from hplm.manage.uploads import Uploads
 from hplm.store.layout import Store
-from hplm.store.records import UNFINISHED, Job, JobState
+from hplm.store.records import UNFINISHED, Job
 from hplm.store.registry import Registry
 from hplm.store.registry_uploads import dropped_with
 from hplm.wire import CORPUS_ENDINGS, DATA_ENDINGS, UPLOAD_ENDINGS
@@ -35,7 +35,6 @@ Answer = dict[str, Any]
 # A dry run is a short job; who asks for one mostly gets its result at once.
 DRY_RUN_WAIT_S = 10.0
 DRY_RUN_LOOK_S = 0.1
-JOBS_EVERY_S = 5.0
 
 
 class ManageService:
@@ -53,8 +52,6 @@ class ManageService:
         """A dry run is waited for no longer where `is_told_to_stop` says so: Triton would wait for its answer."""
         self._store, self._settings, self._clock, self._dry_run_wait_s = store, settings, clock, dry_run_wait_s
         self._is_told_to_stop = is_told_to_stop
-        self._jobs_by_state: Mapping[str, int] = {}
-        self._jobs_read_s = -JOBS_EVERY_S
         self._opening = threading.Lock()
         self._opened: Registry | None = None
         self._waiting = threading.Semaphore()
@@ -86,16 +83,6 @@ class ManageService:
         """Answer one request, JSON in, a JSON object out. Raises HplmError where it is refused."""
         request = parse_request(raw)
         return {"ok": True, **self._handlers[type(request)](request)}
-
-    def jobs_by_state(self) -> Mapping[str, int]:
-        """How many jobs there are, looked at every JOBS_EVERY_S; as it was before while the registry cannot be read."""
-        now_s = time.monotonic()
-        if now_s - self._jobs_read_s >= JOBS_EVERY_S:
-            self._jobs_read_s = now_s
-            with suppress(RegistryError):
-                found = self._registry.count_jobs()
-                self._jobs_by_state = {state: found[state] for state in get_args(JobState)}
-        return self._jobs_by_state
 
     def close(self) -> None:
         """Let go of the registry."""
@@ -262,7 +249,7 @@ class ManageService:
         crash_point("delete.before")
         uploads = self._registry.delete_tenant(request.tenant, self._clock())
         crash_point("delete.after")
-        self._uploads.consume(uploads)
+        self._consume(uploads)
         return {"tenant": request.tenant}
 
     def _delete_domain(self, request: requests.DeleteDomain) -> Answer:
@@ -272,7 +259,7 @@ class ManageService:
         crash_point("delete.before")
         uploads = self._registry.delete_domain(base, request.domain, self._clock())
         crash_point("delete.after")
-        self._uploads.consume(uploads)
+        self._consume(uploads)
         return {"domain": request.domain, "base": base}
 
     def _roll_back(self, request: requests.RollBackTenant) -> Answer:
@@ -309,8 +296,14 @@ class ManageService:
         job = self._registry.cancel_job(request.job, self._clock())
         if job.state not in UNFINISHED:
             # Else its worker does so.
-            self._uploads.consume(dropped_with(job.request))
+            self._consume(dropped_with(job.request))
         return {"job": views.job(job)}
+
+    def _consume(self, uploads: Collection[str]) -> None:
+        # What the request was about is done; they would go by themselves in a day.
+        with suppress(RegistryError):
+            if uploads:
+                self._uploads.consume(uploads)
 
     def _start_upload(self, request: requests.StartUpload) -> Answer:
         check_ending(request.name, UPLOAD_ENDINGS)

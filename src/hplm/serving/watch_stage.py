@@ -100,7 +100,8 @@ class WatchStage:
                 return
             left = [watcher for watcher in watchers if self._tell(watcher, event, is_last, now_s)]
             with self._changed:
-                if self._stopping:
+                if job not in self._watchers:
+                    # `stop` could not wait for this look.
                     return
                 newcomers = self._watchers[job][len(watchers) :]
                 if left or newcomers:

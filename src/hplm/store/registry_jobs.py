@@ -8,13 +8,13 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from sqlalchemy import Connection, Row, delete, func, insert, select, update
+from sqlalchemy import Connection, Row, case, delete, func, insert, select, update
 
 from hplm.errors import LeaseLostError, UnknownJobError, WorkerLostError
 from hplm.store.database import Database
 from hplm.store.records import UNFINISHED, Job, JobState
 from hplm.store.registry_uploads import check_there, dropped_with
-from hplm.store.schema import domain_versions, domains, jobs, tenant_versions
+from hplm.store.schema import domain_versions, domains, jobs, tenant_versions, uploads
 
 MOST_ATTEMPTS = 3
 LOST = {"code": WorkerLostError.code, "message": f"the worker was lost {MOST_ATTEMPTS} times while at it; see its log"}
@@ -75,11 +75,14 @@ class Jobs:
             found = connection.execute(query.where(jobs.c.state.in_(states)) if states is not None else query)
             return [_job(row, request={"dry_run": bool(row.dry_run)}) for row in found]
 
-    def count_jobs(self) -> Counter[JobState]:
-        """How many there are in each state."""
-        query = select(jobs.c.state, func.count()).group_by(jobs.c.state)
+    def count_jobs(self, now_s: float) -> Counter[str]:
+        """How many there are in each state; `lost` of those that run whose worker's lease is over."""
+        is_over = (jobs.c.state == "running") & (jobs.c.lease_until_s < now_s)
+        state = case((is_over, "lost"), else_=jobs.c.state)
         with self._database.reading() as connection:
-            return Counter({state: count for state, count in connection.execute(query)})
+            return Counter(
+                {name: count for name, count in connection.execute(select(state, func.count()).group_by(state))}
+            )
 
     def claim_job(self, worker: str, now_s: float, lease_s: float, *, lapsed: Lapsed = set) -> Job | None:
         """Take the oldest job that can start, until `now_s + lease_s`; None where there is none.
@@ -99,6 +102,9 @@ class Jobs:
         with self._database.writing() as connection:
             lost, free = _decided(connection, now_s, lease_s, lapsed)
             for row in lost:
+                # As if they had come long ago: nobody is at hand to remove their bytes, so whoever collects next does.
+                left = dropped_with(_row(connection, row.id).request)
+                connection.execute(update(uploads).where(uploads.c.id.in_(left)).values(created_s=0.0))
                 if row.cancel_requested:
                     _end(connection, row.id, "cancelled", now_s)
                 else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import glob
 import os
 import shutil
 import tempfile
@@ -10,10 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from hplm.process import SHARED_MEMORY, backlogs_of, stopping_file
+from hplm.process import SHARED_MEMORY, backlogs_of, numbered, stopping_file
 
 PREFIX = "hplm-triton-"
-# In a server's folder: the number of its Triton's process, locked while one of its processes lives.
+# In a server's folder: which process its Triton is, locked while one of the server's processes lives.
 MARK = "server"
 
 
@@ -21,25 +22,21 @@ def make_folder() -> tuple[Path, IO[str]]:
     """A folder for a server to come, and its mark: to be left open for Triton, and told its number (`tell`)."""
     folder = Path(tempfile.mkdtemp(prefix=PREFIX))
     mark = (folder / MARK).open("w")
-    fcntl.flock(mark, fcntl.LOCK_EX)
+    # Without such locks nothing is swept there.
+    with suppress(OSError):
+        fcntl.flock(mark, fcntl.LOCK_EX)
     return folder, mark
 
 
 def tell(mark: IO[str], server: int) -> None:
     """Which process it is."""
-    mark.write(str(server))
+    mark.write(numbered(server))
     mark.flush()
 
 
 def remove(folder: Path, server: int) -> None:
     """A server's folder, and what it has in shared memory, which is named after the folder or the process."""
-    for names in (f"{folder.name}.*", f"{backlogs_of(server)}*"):
-        for left in SHARED_MEMORY.glob(names):
-            # Also what another user has put there, for whatever reason.
-            with suppress(OSError):
-                left.unlink()
-    with suppress(OSError):
-        stopping_file(server).unlink()
+    _unlink(f"{glob.escape(folder.name)}.*", f"{backlogs_of(server)}*", stopping_file(server).name)
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -48,8 +45,23 @@ def sweep() -> None:
     for mark in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{MARK}"):
         # Somebody else's, one that lives, or one that has not begun yet.
         with suppress(OSError, ValueError):
-            if mark.lstat().st_uid != os.geteuid():
+            if {mark.parent.lstat().st_uid, mark.lstat().st_uid} != {os.geteuid()} or mark.parent.is_symlink():
                 continue
             with mark.open() as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                remove(mark.parent, int(file.read()))
+                told = file.read()
+                server = int(told.rpartition("-")[2])
+                if told == numbered(server) and not Path(f"/proc/{server}").exists():
+                    remove(mark.parent, server)
+                else:
+                    # Of another container, or another process has the number by now.
+                    _unlink(f"{glob.escape(mark.parent.name)}.*")
+                    shutil.rmtree(mark.parent, ignore_errors=True)
+
+
+def _unlink(*names: str) -> None:
+    for name in names:
+        for left in SHARED_MEMORY.glob(name):
+            # Also what another user has put there, for whatever reason.
+            with suppress(OSError):
+                left.unlink()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -23,59 +24,66 @@ SHOWN_LINES = 12
 
 def fresh(log: Path) -> IO[bytes]:
     """An empty log, locked while it or a copy of it is open; what the last servers wrote, which may say why they ended, stays
-    beside it as `NAME.1` and so on.
+    beside it as `NAME.1` and so on. A device or a pipe is only opened.
 
     Raises StartError where another server writes it, or it cannot be written.
     """
     try:
-        if log.is_file() and log.stat().st_size:
-            _check_free(log)
-            for number in range(KEPT, 0, -1):
-                before = log.with_name(f"{log.name}.{number - 1}") if number > 1 else log
-                if before.is_file():
-                    before.replace(log.with_name(f"{log.name}.{number}"))
+        if log.exists() and not _is_plain(log):
+            return log.open("ab")
         # To be appended to, so that it may be cut short while it is written.
-        file = log.open("ab")
+        file = _locked(log)
+        if os.fstat(file.fileno()).st_size:
+            with file:
+                for number in range(KEPT, 0, -1):
+                    before = log.with_name(f"{log.name}.{number - 1}") if number > 1 else log
+                    if before.is_file():
+                        before.replace(log.with_name(f"{log.name}.{number}"))
+                file = _locked(log)
     except OSError as error:
         raise StartError(
             f"Triton's log {log} cannot be written: {error.strerror}; choose another place with --log"
         ) from error
-    _is_locked(file)
     return file
 
 
-def _check_free(log: Path) -> None:
+def _is_plain(log: Path) -> bool:
+    """Whether it is a file that may be renamed; /dev/stdout may lead to one."""
+    return log.is_file() and not {Path("/dev"), Path("/proc")}.intersection(log.absolute().parents)
+
+
+def _locked(log: Path) -> IO[bytes]:
+    """The file, ours alone as far as its file system has such locks."""
+    file = log.open("ab")
     until_s = time.monotonic() + FREE_WITHIN_S
-    with log.open("rb") as file:
-        while not _is_locked(file):
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
             if time.monotonic() > until_s:
+                file.close()
                 raise StartError(
                     f"another server writes {log}: stop it, or give this one model folders of its own (`hplm build export`)"
-                )
+                ) from None
             time.sleep(0.1)
-
-
-def _is_locked(file: IO[bytes]) -> bool:
-    """Whether the file is ours alone now, as far as its file system has such locks."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        pass
-    return True
+        except OSError:
+            return file
+        else:
+            return file
 
 
 def set_apart(log: Path) -> Path:
     """Rename the log of a start that failed: many of them must not push out what servers that served have said."""
-    apart = log.with_name(f"{log.name}.failed")
     with suppress(OSError):
-        return log.replace(apart)
+        if _is_plain(log):
+            return log.replace(log.with_name(f"{log.name}.failed"))
     return log
 
 
 def errors_in(log: Path) -> str:
     """The lines that say why a start failed, as far as one can tell."""
+    if not log.is_file():
+        return ""
     with log.open(errors="replace") as file:
         lines = file.read(MOST_READ).splitlines()
     # After it come pages of help.

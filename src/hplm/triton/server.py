@@ -162,7 +162,8 @@ def shell_command(install: TritonInstall, repository: Path, backends: Path) -> s
     ]
     flags = model_flags(repository, backends, roles_of(repository))
     flags += [f"--{port}-address=127.0.0.1" for port in ("http", "grpc", "metrics")]
-    limits = [f"ulimit -Sn {file_limits()[0]} &&"]
+    # Where it runs it may be allowed fewer files.
+    limits = [f'ulimit -Sn {file_limits()[0]} 2>/dev/null || ulimit -Sn "$(ulimit -Hn)";']
     limits += [f"ulimit -s {STACK_BYTES >> 10} &&"] if stack_limits(STACK_BYTES) is not None else []
     # Stubs have the working directory on sys.path, where a folder `hplm` would be taken for ours.
     return " ".join(["cd / &&", *limits, *variables, "exec", shlex.join([str(install.binary), *flags])])
@@ -267,16 +268,22 @@ class TritonServer:
         # Stubs start with their working directory on sys.path: an empty folder shadows nothing.
         leftovers.sweep()
         self._folder, mark = leftovers.make_folder()
+        process = None
         try:
-            self.process = self._launch(repository, backends, flags, output, mark, tied)
-            leftovers.tell(mark, self.process.pid)
+            self.process = process = self._launch(repository, backends, flags, output, mark, tied)
+            leftovers.tell(mark, process.pid)
         except BaseException as error:
+            if process is not None:
+                process.kill()
+                process.wait()
             shutil.rmtree(self._folder, ignore_errors=True)
             if isinstance(error, OSError):
                 raise StartError(f"{self.install.binary} cannot be started: {error}") from error
             raise
         finally:
-            mark.close()
+            # It writes what is left once more.
+            with contextlib.suppress(OSError):
+                mark.close()
             if output:
                 output.close()
 

@@ -51,7 +51,10 @@ def test_jobs_are_listed_newest_first_and_by_state(registry: Registry) -> None:
     assert [job.id for job in registry.jobs(states=["queued"])] == [third.id, first.id]
     assert [job.id for job in registry.jobs(limit=1)] == [third.id]
     assert registry.jobs(states=[]) == []
-    assert registry.count_jobs() == {"queued": 2, "cancelled": 1}
+    assert registry.count_jobs(NOW_S) == {"queued": 2, "cancelled": 1}
+    claimed(registry)
+    assert registry.count_jobs(NOW_S + LEASE_S - 1) == {"queued": 1, "running": 1, "cancelled": 1}
+    assert registry.count_jobs(NOW_S + LEASE_S + 1) == {"queued": 1, "lost": 1, "cancelled": 1}
 
 
 def test_a_list_of_jobs_says_of_their_requests_only_whether_they_change_anything(registry: Registry) -> None:
@@ -168,6 +171,16 @@ def test_a_job_that_loses_three_workers_fails(registry: Registry) -> None:
     assert found.state == "failed"
     assert found.error is not None
     assert found.error["code"] == "WORKER_LOST"
+
+
+@pytest.mark.parametrize("dropped", [True, False])
+def test_uploads_that_go_with_a_job_go_with_one_whose_worker_is_lost_too(registry: Registry, dropped: bool) -> None:
+    upload = registry.start_upload(1, "a", NOW_S)
+    submit(registry, "tenant:a", data={"train": {"upload": upload.id}}, drop_uploads=dropped)
+    for attempt in range(4):
+        claim(registry, attempt * (LEASE_S + 1))
+    assert registry.jobs()[0].state == "failed"
+    assert registry.drop_uploads(before_s=NOW_S - 1) == ([upload.id] if dropped else [])
 
 
 def test_after_a_job_that_failed_so_the_next_of_its_subject_starts(registry: Registry) -> None:

@@ -1,0 +1,46 @@
+"""How many jobs there are, for the metrics page."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import closing, suppress
+
+from hplm.errors import RegistryError
+from hplm.store.layout import Store
+from hplm.store.registry import Registry
+
+STATES = ("queued", "running", "lost", "done", "failed", "cancelled")
+EVERY_S = 5.0
+
+
+class JobCounts:
+    """By state, as the registry had it some seconds ago; nothing, or what it was, while that cannot be read.
+
+    In a thread of its own, since a database that is away may keep it waiting. It only reads.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._counts: Mapping[str, int] = {}
+        self._stopped = threading.Event()
+        threading.Thread(target=self._loop, name="hplm-job-counts", daemon=True).start()
+
+    def read(self) -> Mapping[str, int]:
+        return self._counts
+
+    def stop(self) -> None:
+        """It waits for nothing."""
+        self._stopped.set()
+
+    def _loop(self) -> None:
+        while True:
+            with suppress(RegistryError), closing(Registry.open_read_only(self._store)) as registry:
+                while True:
+                    found = registry.count_jobs(time.time())
+                    self._counts = {state: found[state] for state in STATES}
+                    if self._stopped.wait(EVERY_S):
+                        return
+            if self._stopped.wait(EVERY_S):
+                return
