@@ -104,11 +104,11 @@ def serve(
             return
         jobs = start_worker(models, wanted=worker, log=log.with_name("worker.log"))
         _explain(console, ports, predictions, left)
-        while server.process.poll() is None:
+        while not server.has_ended:
             for said in stubs.look():
                 console.print(said, style="yellow", markup=False)
             time.sleep(0.2)
-        raise StartError(f"Triton ended by itself with status {server.process.returncode}; see {server.log_path}")
+        raise StartError(f"Triton ended by itself with status {server.process.wait()}; see {server.log_path}")
     except KeyboardInterrupt:
         console.print("Stopping ...")
         if check:

@@ -138,6 +138,21 @@ def test_triton_may_open_as_many_files_as_the_system_allows(tiny_models: Path, t
         assert f"Max open files {min(hard, 65_536)} " in re.sub(" +", " ", limits)
 
 
+def test_whether_triton_lives_is_asked_without_a_lock_that_a_signal_may_leave_taken(
+    tiny_models: Path, tmp_path: Path
+) -> None:
+    with TritonServer(tiny_models, free_ports(), log=tmp_path / "log") as server:
+        # As a KeyboardInterrupt within `poll` leaves it.
+        lock = server.process._waitpid_lock  # type: ignore[attr-defined]
+        assert lock.acquire(False)
+        server.wait_ready(60)
+        assert not server.ends(0.1)
+        os.killpg(server.process.pid, signal.SIGKILL)
+        assert server.ends(10)
+        lock.release()
+        assert server.has_ended
+
+
 def test_what_a_killed_server_left_is_removed_when_the_next_one_starts(tiny_models: Path, tmp_path: Path) -> None:
     server = TritonServer(tiny_models, free_ports(), log=tmp_path / "log")
     server.wait_ready(60)

@@ -36,11 +36,10 @@ class JobCounts:
 
     def _loop(self) -> None:
         while True:
+            # Opened each time: SQLite has one view of a file for a whole process, and a connection that was opened while the
+            # disk could only be read would keep the manager from writing after.
             with suppress(RegistryError), closing(Registry.open_read_only(self._store)) as registry:
-                while True:
-                    found = registry.count_jobs(time.time())
-                    self._counts = {state: found[state] for state in STATES}
-                    if self._stopped.wait(EVERY_S):
-                        return
+                found = registry.count_jobs(time.time())
+                self._counts = {state: found[state] for state in STATES}
             if self._stopped.wait(EVERY_S):
                 return

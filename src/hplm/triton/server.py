@@ -347,8 +347,8 @@ class TritonServer:
         urls = [f"{self.ports.http_url}/v2/models/{name}/ready" for name in self._models]
         direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         while time.monotonic() < deadline:
-            if self.process.poll() is not None:
-                raise self._failed(f"Triton ended with status {self.process.returncode} while starting")
+            if self.has_ended:
+                raise self._failed(f"Triton ended with status {self.process.wait()} while starting")
             try:
                 while urls:
                     with direct.open(urls[-1], timeout=2) as answer:
@@ -369,11 +369,21 @@ class TritonServer:
         self.log_path = logs.set_apart(self.log_path)
         return StartError(f"{said}; {self.log_path} says:\n{logs.errors_in(self.log_path)}")
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether its process has. Not by `poll`: a signal's exception may leave that with its lock taken (seen), and `stop`
+        would wait for it for ever.
+        """
+        if self.process.returncode is not None:
+            return True
+        return os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
     def ends(self, within_s: float = 0.5) -> bool:
         """Whether its process has ended or does so in a moment."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(within_s)
-        return self.process.returncode is not None
+        until_s = time.monotonic() + within_s
+        while not (has_ended := self.has_ended) and time.monotonic() < until_s:
+            time.sleep(0.02)
+        return has_ended
 
     def stop(self, timeout_s: float = 10.0) -> int:
         """Have what runs answered and what waits refused, ask Triton to end, then kill the whole group.
