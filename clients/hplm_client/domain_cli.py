@@ -111,7 +111,11 @@ def show_one(
 
 
 @app.command(name="list")
-def list_all(base: BaseOption = None, as_json: JsonOption = False, url: UrlOption = DEFAULT_URL) -> None:
+def list_all(
+    base: Annotated[str | None, typer.Option(help="Only domains of this base; without it of all.")] = None,
+    as_json: JsonOption = False,
+    url: UrlOption = DEFAULT_URL,
+) -> None:
     """Domains of all bases, or of one.
 
     Example: hplm domain list

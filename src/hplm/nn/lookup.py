@@ -221,9 +221,7 @@ def open_lineage(
         spare_vectors=overlay_windows * base.config.window,
     )
     if lower is None and not len(opened[-1].keys):
-        raise ConfigError(
-            f"{root.parent} has no unigrams to back off to, as of a fleet made up: let misses be computed"
-        )
+        raise ConfigError("the domain has no unigrams to back off to, as of a fleet made up: let misses be computed")
     return PlotLookup(
         base.config,
         opened[: -len(shorter)],
