@@ -43,6 +43,7 @@ def make_tenant(job: Job, bench: Bench) -> dict[str, Any]:
     name = request["tenant"]
     if (made := made_by(job, _versions(registry, name))) is not None:
         return _result(made)
+    registry.check_next_number(name, lambda n: bench.store.tenant_version(name, n))
     task = _Task.read(job, bench)
     trained = train_tenant(
         task.base,

@@ -122,14 +122,13 @@ def tune(
     trained = fine_tune(make_body, base.config.hidden_size, data, parts, settings, report, start=head)
     assert isinstance(trained.body, AdapterModel)
     adapter = pack(trained.body.adapter())
-    shown = (data.test or data.dev)[0]
     card = TenantCard(
         name=name,
         task=data.task,
         labels=data.labels,
         base=base.fingerprint,
         pooling=settings.pooling,
-        example=example or shown.text,
+        example=example,
         about={
             "scores": trained.scores,
             "examples": {"train": len(parts[0]), "dev": len(parts[1]), "test": len(parts[2])},
@@ -143,7 +142,6 @@ def tune(
             **trained.mistakes,
         },
         texts=data.texts,
-        example_pair="" if example else shown.pair or "",
         adapter_at=at,
         transitions=trained.head.transitions is not None,
         word_window=trained.head.word_window(data.labels),

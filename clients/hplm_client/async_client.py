@@ -13,7 +13,7 @@ from hplm import wire
 from hplm.errors import ConfigError, UnreachableError
 from hplm_client.address import split_url
 from hplm_client.answers import Prediction, options_of, outputs_of, prediction_of, tensors_of
-from hplm_client.connection import connect
+from hplm_client.connection import USUAL_TIMEOUT_S, connect
 from hplm_client.faults import typed_answer, typed_errors
 from hplm_client.owner import CLOSED, Owner
 
@@ -29,7 +29,7 @@ class AsyncClient:
         self,
         url: str = "http://127.0.0.1:8000",
         *,
-        timeout_s: float = 30.0,
+        timeout_s: float = USUAL_TIMEOUT_S,
         concurrency: int = 100,
         headers: Mapping[str, str] | None = None,
     ) -> None:

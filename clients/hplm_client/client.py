@@ -16,7 +16,7 @@ from hplm import wire
 from hplm.errors import ConfigError, HplmError
 from hplm_client.address import split_url
 from hplm_client.answers import Prediction, Request, options_of, outputs_of, parts_of, prediction_of, tensors_of
-from hplm_client.connection import bounded, connect
+from hplm_client.connection import USUAL_TIMEOUT_S, bounded, connect
 from hplm_client.courier import Courier
 from hplm_client.faults import typed_answer, typed_errors
 from hplm_client.owner import Owner
@@ -51,7 +51,7 @@ class Client:
         self,
         url: str = "http://127.0.0.1:8000",
         *,
-        timeout_s: float = 30.0,
+        timeout_s: float = USUAL_TIMEOUT_S,
         concurrency: int = 16,
         headers: Mapping[str, str] | None = None,
     ) -> None:

@@ -9,6 +9,8 @@ import re
 import ssl
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
+from ipaddress import ip_address
 from numbers import Real
 from typing import Any
 
@@ -23,15 +25,26 @@ CERTIFICATES_VARIABLE = "SSL_CERT_FILE"
 # Longer than the longest deadline, so that its answer can be waited for. What is far beyond overflows the transports' clocks:
 # each of them does something else then.
 LONGEST_TIMEOUT_S = 100_000.0
+USUAL_TIMEOUT_S = 30.0
 NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 # One that ends with -bin would have bytes for its value.
 GRPC_NAME = re.compile(r"(?!.*-bin\Z)[0-9a-z_.-]+")
+# As tritonclient has them of itself, and no more where others are given.
+GRPC_OPTIONS = tuple((f"grpc.max_{way}_message_length", 2**31 - 1) for way in ("send", "receive"))
 VALUE = re.compile(r"[!-~]([ -~]*[!-~])?")
 
 # A forked process inherits gevent's state, with threads that did not come along: it would wait for them for ever. gevent's own
 # fork does the same, and twice does no harm.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=reinit)
+
+
+def _is_this_machine(host: str) -> bool:
+    """Of `host:port`."""
+    name = host.rpartition(":")[0].strip("[]")
+    with suppress(ValueError):
+        return ip_address(name).is_loopback
+    return name == "localhost"
 
 
 class _Still:
@@ -86,6 +99,9 @@ def connect(
     module = importlib.import_module(f"tritonclient.{address.protocol}{'.aio' if is_async else ''}")
     options: dict[str, Any] = {}
     if address.protocol == "grpc":
+        if _is_this_machine(address.host):
+            # gRPC would ask a proxy of the environment for this very machine.
+            options.update(channel_args=[*GRPC_OPTIONS, ("grpc.enable_http_proxy", 0)])
         if address.tls:
             options.update(ssl=True, root_certificates=named or _certificates_of_the_system())
     elif is_async:

@@ -41,7 +41,9 @@ UNKNOWN_MODEL = "Request for unknown model"
 RESTRICTED = ("This protocol is restricted", "This API is restricted")
 # What the transports say of a port that speaks something else; a socket is closed too where a server ends.
 NO_HTTP = "Expected HTTP/"
-NO_GRPC = re.compile("failed to connect .*Socket closed", re.DOTALL)
+NO_GRPC = re.compile(
+    "failed to connect .*Socket closed|.*(Trying to connect an http1.x server|Failed parsing HTTP/2)", re.DOTALL
+)
 # And what gRPC says of an answer that is none of gRPC's, as a proxy's page.
 PAGE = re.compile(r"Received http2 header with status: (\d{3})")
 
@@ -95,8 +97,10 @@ def from_triton(error: Any, url: str) -> HplmError:
     if message.startswith(RESTRICTED) or any(word in status.upper() for word in ("UNAUTH", "PERMISSION", "401", "403")):
         return ForbiddenError(f"{url} refuses who asks: {message}")
     said = STEP.sub("", message, count=1)
-    if said.startswith(UNKNOWN_MODEL) or any(
-        word in status.upper() for word in ("UNAVAILABLE", "DEADLINE", "499", "502", "503", "504")
+    if (
+        said.startswith(UNKNOWN_MODEL)
+        or NO_GRPC.match(message)
+        or any(word in status.upper() for word in ("UNAVAILABLE", "DEADLINE", "499", "502", "503", "504"))
     ):
         # A model that is not there may be on its way: the server is starting, stopping, or reviving it.
         hint = "; if it is HTTP's port, that is http://HOST:8000" if NO_GRPC.match(message) else ""

@@ -98,7 +98,7 @@ async def _connect(url: str, stack: AsyncExitStack) -> list[Call]:
     calls = []
     for _ in range(CHANNELS):
         # Without a pool of its own each channel would share the one connection.
-        options = [("grpc.use_local_subchannel_pool", 1)]
+        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(address.host, options=options))
         try:
             await asyncio.wait_for(channel.channel_ready(), CONNECT_S)

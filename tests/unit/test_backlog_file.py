@@ -9,6 +9,10 @@ from pathlib import Path
 import pytest
 
 from hplm.scheduling.backlog import Backlog, combine
+from hplm.scheduling.cost import CostModel
+from hplm.scheduling.policies import Fcfs
+from hplm.scheduling.policy import Budget
+from hplm.scheduling.queue import RequestQueue
 from hplm.serving.backlog_file import OLD_AFTER_S, READ_EVERY_S, BacklogFile
 
 TOLD = Backlog(100.0, 100.5, 64, 0.25, 99.5, (101.0, 102.0), (10, 30), {"films": 30})
@@ -32,6 +36,18 @@ def test_what_is_told_is_read_until_it_is_old_or_gone(tmp_path: Path) -> None:
     told.remove()
     assert heard.read(103.5) is None
     assert not list(tmp_path.iterdir())
+
+
+def test_what_a_queue_tells_before_its_first_request_is_no_fault(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = RequestQueue(
+        Fcfs(), Budget(1, 8, 8, 8), CostModel.fit([(1, 1, 1e-6)]), capacity=8, weights={}, starve_after_s=1.0
+    )
+    BacklogFile(STORE, "minilm", tmp_path).publish(queue.backlog(queue.snapshot(), 100.0))
+    # Nothing to go by so far, which is no fault.
+    assert BacklogFile(STORE, "minilm", tmp_path).read(100.0) is None
+    assert not caplog.records
 
 
 def test_other_stores_and_bases_have_files_of_their_own(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from hplm.config import BaseConfig, ManagerSettings, PlotSettings, UpperSettings
 from hplm.errors import ConfigError
 from hplm.nn import dtype
 from hplm.nn.dtype import choose_threads, count_cores
+from hplm.nn.memory import count_memory
 from tests import tiny
 
 GOOD = {"store": "s", "base": "b", "table": "t"}
@@ -134,6 +135,19 @@ def test_a_containers_quota_bounds_the_cores(tmp_path: Path, quota: str, most: i
     without = count_cores(tmp_path)
     (tmp_path / "cpu.max").write_text(f"{quota}\n")
     assert count_cores(tmp_path) == min(without, most)
+
+
+@pytest.mark.parametrize("level", ["system.slice", "system.slice/hplm.service", "."])
+def test_a_units_quota_bounds_the_cores_wherever_above_it_stands(tmp_path: Path, level: str) -> None:
+    own = tmp_path / "own"
+    own.write_text("0::/system.slice/hplm.service\n")
+    (tmp_path / "root/system.slice/hplm.service").mkdir(parents=True)
+    (tmp_path / "cpu.max").write_text("100000 100000\n")  # beyond the root: nobody's
+    assert count_cores(tmp_path / "root", own) == count_cores(tmp_path / "nothing", own)
+    (tmp_path / "root" / level / "cpu.max").write_text("100000 100000\n")
+    (tmp_path / "root" / level / "memory.max").write_text("1000000\n")
+    assert count_cores(tmp_path / "root", own) == 1
+    assert count_memory(tmp_path / "root", own) == 1_000_000
 
 
 @pytest.mark.parametrize(

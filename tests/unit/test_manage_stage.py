@@ -12,7 +12,9 @@ import pytest
 
 from hplm import errors
 from hplm.errors import HplmError
+from hplm.serving import manage_stage
 from hplm.serving.manage_stage import Lane, ManageStage
+from tests.waiting import until
 
 LANES = (Lane(100, threads=1, capacity=3), Lane(1000, threads=1, capacity=1))
 LARGE = b"x" * 101
@@ -132,6 +134,19 @@ def test_stopping_answers_what_waits_and_what_comes_later(stage: ManageStage, se
     assert isinstance(running.wait(1)[0], bytes)
     (answer,) = ask(stage, b"hello").wait(1)
     assert isinstance(answer, errors.StoppingError)
+
+
+def test_stopping_waits_for_nothing_that_hangs_and_answers_it_once(
+    stage: ManageStage, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manage_stage, "STOP_S", 0.1)
+    running, waiting = ask(stage, LARGE), ask(stage, b"hello")
+    waiting.wait(1)
+    stage.stop()
+    assert isinstance(running.wait(1)[0], errors.StoppingError)
+    service.gate.set()
+    until(lambda: stage.waiting == 0)
+    assert len(running.got) == 1
 
 
 def test_answers_are_counted_by_outcome(stage: ManageStage) -> None:

@@ -247,6 +247,21 @@ def test_a_request_that_cannot_even_be_refused_ends_no_other_and_gets_no_second_
     assert deaf.sent == 1
 
 
+def test_an_answer_that_cannot_be_written_is_an_error_and_whoever_gave_it_hears_of_it(plain: Any) -> None:
+    request = Request()
+    replies: list[Any] = []
+
+    def write(given: Any, answer: Any) -> Any:
+        raise MemoryError("no room in /dev/shm")
+
+    plain.submit_all(
+        [request], lambda one: one, lambda given, reply, is_cancelled: replies.append(reply), lambda one: write, print
+    )
+    with pytest.raises(MemoryError):
+        replies[0]("an answer")
+    assert (request.sent, request.is_over) == (1, True)
+
+
 def test_what_is_refused_without_the_stage_is_told_to_be_counted(translate: Any) -> None:
     unreadable, two_texts, failing, refused, good = requests = [Request() for _ in range(5)]
     counted: list[str] = []

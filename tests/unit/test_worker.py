@@ -6,6 +6,8 @@ import asyncio
 import errno
 import json
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -15,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from hplm import process
 from hplm.errors import (
@@ -25,6 +28,7 @@ from hplm.errors import (
     QueueFullError,
     StoppingError,
 )
+from hplm.nn.dtype import is_device_lost
 from hplm.scheduling.cost import CostModel
 from hplm.scheduling.policies import Fcfs
 from hplm.scheduling.policy import Batch, Budget, Policy, Waiting
@@ -36,6 +40,8 @@ from hplm.tracing import Tracer
 
 SOON_S = 10.0
 Answers = Iterator[tuple[Sequence[int], Sequence[int | HplmError]]]
+
+ROOT = Path(__file__).parents[2]
 
 
 class Inbox:
@@ -101,6 +107,7 @@ def worker_of(
     nice: int = 0,
     crowded_nice: int | None = None,
     is_told_to_stop: Callable[[], bool] = lambda: False,
+    is_fatal: Callable[[BaseException], bool] = lambda error: False,
 ) -> Worker[int, int]:
     queue = RequestQueue(
         policy or Fcfs(),
@@ -116,6 +123,7 @@ def worker_of(
         tracer=tracer,
         upcoming=upcoming,
         is_told_to_stop=is_told_to_stop,
+        is_fatal=is_fatal,
         every_s=every_s,
         nice=nice,
         crowded_nice=crowded_nice,
@@ -659,3 +667,44 @@ def test_a_batch_of_which_a_part_failed_teaches_nothing_of_what_batches_cost(
     worker.stop()
     assert seen[0] == 0
     assert seen[1] > 0
+
+
+def test_a_process_that_can_compute_nothing_more_answers_and_ends() -> None:
+    program = """
+import sys, time
+from tests.unit.test_worker import *
+
+def run(items, batch):
+    raise RuntimeError("CUDA error: an illegal memory access was encountered" if items == [2] else "another")
+
+worker = worker_of(run, is_fatal=is_device_lost)
+worker.start()
+for item in (1, 2):
+    answered = threading.Event()
+
+    def reply(answer):
+        print(item, type(answer).__name__, flush=True)
+        answered.set()
+
+    now_s = time.monotonic()
+    worker.submit(Job(item, reply, bool), tenant="a", tokens=1, arrived_s=now_s, deadline_s=now_s + 100)
+    answered.wait()
+time.sleep(30)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, cwd=ROOT)
+    assert done.stdout.split("\n")[:2] == ["1 InternalError", "2 InternalError"]
+    assert done.returncode == 1
+    assert "this process ends" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "is_lost"),
+    [
+        (RuntimeError("CUDA error: device-side assert triggered"), True),
+        (torch.OutOfMemoryError("CUDA out of memory"), False),
+        (RuntimeError("shape mismatch"), False),
+        (ValueError("CUDA error"), False),
+    ],
+)
+def test_only_what_every_later_call_meets_too_is_a_lost_device(error: Exception, is_lost: bool) -> None:
+    assert is_device_lost(error) is is_lost

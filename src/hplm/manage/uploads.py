@@ -37,8 +37,7 @@ class Uploads:
             raise UploadError(f"{request.name} has {request.bytes:,} bytes, at most {most:,} are accepted")
         root = self._store.upload("")
         with _writing(), _locked(root):
-            others = self._registry.uploads()
-            waiting = sum(one.bytes for one in others)
+            waiting, unsent = self._registry.uploaded_bytes()
             if waiting + request.bytes > settings.max_uploads_bytes:
                 raise QueueFullError(
                     f"{waiting:,} bytes are uploaded and not yet used, with these it would be more than "
@@ -46,7 +45,7 @@ class Uploads:
                     "again later; the server's operator drops all of them with `hplm store gc --upload-s 0`"
                 )
             # What others have announced and not yet sent has no place on the disk so far.
-            needed = request.bytes + sum(one.bytes - one.received for one in others)
+            needed = request.bytes + unsent
             if (free := shutil.disk_usage(root).free) < needed:
                 raise StoreUnavailableError(
                     f"the store's disk has {free:,} bytes left, {needed:,} are needed with what others are sending"

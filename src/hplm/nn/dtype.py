@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 from hplm.config import Quantization
 from hplm.errors import ConfigError
+from hplm.nn import cgroups
 
 TRIES = 6
 # Rows, inputs and outputs of the product that is tried: some milliseconds.
@@ -104,6 +105,12 @@ def choose_threads(wanted: int, instances: int = 1) -> int:
     return wanted or max(1, (count_cores() - 1) // instances)
 
 
+def is_device_lost(error: BaseException) -> bool:
+    """Whether CUDA fails every later call of this process too, as after an illegal address; not where memory has run out."""
+    of_cuda = isinstance(error, getattr(torch, "AcceleratorError", ())) or "CUDA error" in str(error)
+    return isinstance(error, RuntimeError) and of_cuda and not isinstance(error, torch.OutOfMemoryError)
+
+
 def use_threads(count: int) -> None:
     """Let torch compute with so many threads, and numpy with the caller's alone.
 
@@ -115,14 +122,14 @@ def use_threads(count: int) -> None:
     torch.set_num_threads(count)
 
 
-def count_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Those that this process may use: of a container with a quota (`docker --cpus`, a limit of Kubernetes) no more than that.
+def count_cores(cgroup: Path = cgroups.ROOT, own: Path = cgroups.OWN) -> int:
+    """Those that this process may use, of a quota (`docker --cpus`, Kubernetes, systemd's `CPUQuota`) no more than that.
 
     More threads than a quota has cores for are all stopped for the rest of each period.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
-    with suppress(OSError, ValueError):
-        # "max 100000" without a quota; OSError outside of a container, and where cgroups are of version 1.
-        quota, period = (cgroup / "cpu.max").read_text().split()
-        cores = min(cores, max(1, int(quota) // int(period)))
+    for words in cgroups.limits("cpu.max", cgroup, own):
+        with suppress(ValueError):  # "max 100000" without a quota
+            quota, period = map(int, words)
+            cores = min(cores, max(1, quota // period))
     return cores

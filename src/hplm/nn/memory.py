@@ -8,15 +8,17 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from hplm.nn import cgroups
+
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 
 
-def count_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes that this process and those beside it may use: the machine's, of a container with a limit no more than that."""
+def count_memory(cgroup: Path = cgroups.ROOT, own: Path = cgroups.OWN) -> int:
+    """Bytes that this process and those beside it may use: the machine's, or a container's or systemd unit's limit."""
     found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    with suppress(OSError, ValueError):
-        # "max" without a limit; OSError outside of a container, and where cgroups are of version 1.
-        found = min(found, int((cgroup / "memory.max").read_text()))
+    for words in cgroups.limits("memory.max", cgroup, own):
+        with suppress(ValueError):  # "max" without a limit
+            found = min(found, *map(int, words))
     return found
 
 

@@ -113,7 +113,7 @@ class RequestQueue:
         self._running_until_s = 0.0
         # Of the last `take`: tokens and seconds of a full batch of requests as long as those that waited.
         self._full = (0, 0.0)
-        self._newest_arrived_s = -math.inf
+        self._newest_arrived_s = 0.0
         self.waiting_tokens = 0
         self._waiting_squares = 0
 

@@ -31,7 +31,7 @@ class BacklogFile:
         self._name = f"{backlogs_of(SERVER)}{name}"
         self._path = folder / f"{self._name}.{os.getpid()}.json"
         self._written = self._path.with_suffix(".new")
-        self._has_failed = False
+        self._said: set[str] = set()
         self._read_s = -READ_EVERY_S
         self._last: Backlog | None = None
 
@@ -76,9 +76,10 @@ class BacklogFile:
             return None
 
     def _complain(self, path: Path, what: str, error: Exception) -> None:
-        if not self._has_failed:
-            logging.getLogger(__name__).warning("%s %s (%s): the look-up stage does not go by it", path, what, error)
-        self._has_failed = True
+        # Each fault once: it is looked at twenty times a second.
+        if (said := f"{path} {what} ({error})") not in self._said:
+            logging.getLogger(__name__).warning("%s: the look-up stage does not go by it", said)
+        self._said.add(said)
 
 
 def _at_once(path: str, flags: int) -> int:

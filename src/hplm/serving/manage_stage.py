@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +22,8 @@ Reply = Callable[[bytes | HplmError], None]
 Request = tuple[bytes, Reply, Callable[[], bool]]
 # A request, or nothing more once somebody has taken it.
 Box = list[Request]
+# For what is under way at the end: a request that hangs, as on a dead file system, keeps nobody.
+STOP_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,9 @@ class ManageStage:
         self._stopping = False
         self._waiting = 0
         self._changing = threading.Lock()
+        # Of requests that a thread is at: whoever takes one out answers it.
+        self._under_way: dict[int, Reply] = {}
+        self._numbers = itertools.count()
         self._counts = Counts()
 
     @property
@@ -90,10 +97,16 @@ class ManageStage:
         self._counts.add_answer(error)
 
     def stop(self) -> None:
-        """Take nothing more; what is under way ends, what waits is refused."""
+        """Take nothing more; what is under way ends, what waits or takes longer than `STOP_S` is refused."""
         self._stopping = True
         for lane in self._lanes:
-            lane.pool.shutdown(wait=True)
+            lane.pool.shutdown(wait=False)
+        until_s = time.monotonic() + STOP_S
+        while self._waiting and time.monotonic() < until_s:
+            time.sleep(0.01)
+        for number in list(self._under_way):
+            if (reply := self._under_way.pop(number, None)) is not None:
+                self._answer(reply, StoppingError("the server is shutting down; what was asked may still be done"))
 
     def _unstarted(self, error: RuntimeError) -> HplmError:
         if self._stopping:
@@ -105,6 +118,8 @@ class ManageStage:
         if (request := _taken(box)) is None:
             return
         raw, reply, is_cancelled = request
+        number = next(self._numbers)
+        self._under_way[number] = reply
         if self._stopping:
             answer: bytes | HplmError = StoppingError("the server is shutting down")
         elif is_gone(is_cancelled):
@@ -113,7 +128,8 @@ class ManageStage:
             answer = answered(self._handle, raw)
         # Before the answer leaves: whoever asks again on it must find room.
         self._leave(room)
-        self._answer(reply, answer)
+        if self._under_way.pop(number, None) is not None:
+            self._answer(reply, answer)
 
     def _leave(self, room: threading.Semaphore) -> None:
         room.release()

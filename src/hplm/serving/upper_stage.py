@@ -32,7 +32,7 @@ from hplm.errors import (
     QueueFullError,
 )
 from hplm.nn import base as bases
-from hplm.nn.dtype import choose_device, choose_dtype, choose_threads, count_cores, use_threads
+from hplm.nn.dtype import choose_device, choose_dtype, choose_threads, count_cores, is_device_lost, use_threads
 from hplm.nn.int8 import Ranges, check_int8
 from hplm.nn.int8_ranges import measure_ranges
 from hplm.nn.memory import keep_freed_memory, stop_searching_what_stays
@@ -162,6 +162,7 @@ class UpperStage:
             upcoming=self._prefetch if looks_ahead(settings, device) else None,
             publish=self._backlog.publish,
             is_told_to_stop=partial(is_told_to_stop, SERVER, time.time()),
+            is_fatal=is_device_lost,
             exclusive=ExclusiveLock(settings.exclusive_lock) if settings.exclusive_lock else None,
             nice=nice,
             # Threads that torch has started would stay as they are, and wait for this one.

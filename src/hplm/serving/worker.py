@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import threading
 import time
 from collections import Counter
@@ -28,6 +29,8 @@ from hplm.tracing import Tracer
 # At most one look ahead in this time: each goes through all that wait.
 LOOK_AHEAD_EVERY_S = 0.01
 SWEEP_EVERY_S = 0.1
+# For answers to leave before a process ends that can compute nothing more.
+LAST_WORDS_S = 1.0
 
 Run = Callable[[list[Item], Batch], Iterator[tuple[Sequence[int], Sequence[Answer | HplmError]]]]
 
@@ -37,6 +40,7 @@ class Worker(Generic[Item, Answer]):
 
     `upcoming`, where given, is told in a thread of its own what the policy would run next while a batch computes; `publish`,
     about ten times a second, what waits. Where `is_told_to_stop`, asked as often, says so, it closes by itself.
+    An error of a batch that `is_fatal` ends the process, answers first, so that whoever watches over it starts another.
     `every_s` is what `Pace` keeps between batches. `nice` is the computing thread's, see `be_nice`, and `crowded_nice`, where
     given, while more than two batches wait: computing first would then keep others from being let in, or refused in time.
     Not started until `start`.
@@ -52,6 +56,7 @@ class Worker(Generic[Item, Answer]):
         upcoming: Callable[[list[Item]], None] | None = None,
         publish: Callable[[Backlog], None] | None = None,
         is_told_to_stop: Callable[[], bool] = lambda: False,
+        is_fatal: Callable[[BaseException], bool] = lambda error: False,
         exclusive: AbstractContextManager[None] | None = None,
         every_s: float = 0.0,
         nice: int = 0,
@@ -65,6 +70,7 @@ class Worker(Generic[Item, Answer]):
         self._upcoming = upcoming
         self._publish = publish
         self._is_told_to_stop = is_told_to_stop
+        self._is_fatal = is_fatal
         self._exclusive = exclusive or nullcontext()
         self._clock = clock
         self._pace = Pace(every_s)
@@ -219,6 +225,7 @@ class Worker(Generic[Item, Answer]):
         self._answers.counts.add("tokens", tokens)
         answered: set[int] = set()
         is_sound = True
+        fatal = False
         start = self._clock()
         try:
             with self._exclusive, self._tracer.span("batch", requests=len(jobs), tokens=tokens):
@@ -227,10 +234,11 @@ class Worker(Generic[Item, Answer]):
                         answered.add(index)
                         is_sound = is_sound and not isinstance(answer, InternalError)
                         self._answers.give(jobs[index], answer)
-        except BaseException:
+        except BaseException as error:
             # Also what is no Exception, as a panic in Rust: without this thread the stage would take requests and answer none.
             logging.getLogger(__name__).exception("%s failed on a batch of %d", self._name, len(jobs))
             self._answers.counts.add("failed_batches")
+            fatal = self._is_fatal(error)
         finally:
             for index, job in enumerate(jobs):
                 if index not in answered:
@@ -240,6 +248,13 @@ class Worker(Generic[Item, Answer]):
                 is_whole = is_sound and len(answered) == len(jobs)
                 self._queue.done(self._clock() - start if is_whole else 0.0)
                 self._computing = False
+        if fatal:
+            self._die()
+
+    def _die(self) -> None:
+        logging.getLogger(__name__).critical("%s: nothing can be computed here any more, this process ends", self._name)
+        self._answers.stop(self._clock() + LAST_WORDS_S)
+        os._exit(1)
 
     def _sweep_loop(self) -> None:
         """Tell what waits, take requests whose clients have gone out of the queue, close where that is told.

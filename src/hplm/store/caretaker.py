@@ -6,7 +6,7 @@ import shutil
 import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -67,6 +67,7 @@ def collect(
         registry.collectable(now_s - grace_s),
         now_s=now_s,
         grace_s=grace_s,
+        stray_s=upload_s,
     )
     by_path = {one.path: one for one in found}
     retired, loose, stuck = [], [], []
@@ -141,9 +142,11 @@ def adopt(store: Store, registry: Registry, now_s: float, *, root: str = "") -> 
     Doing it again does nothing. What was rolled back is at its newest version again: which one was served is known to the
     registry alone. Raises ConflictError where somebody publishes at the same time.
     """
+    found = look(store)
     known = registry.snapshot()
-    cards = [read_card(store, one) for one in look(store) if housekeeping.is_unknown(one, known)]
+    cards = [read_card(store, one) for one in found if housekeeping.is_unknown(one, known)]
     plan = housekeeping.plan_adoption(cards, known, root=root)
+    plan = replace(plan, skipped=(*plan.skipped, *housekeeping.given_up(found, known)))
     if plan.bases or plan.domains or plan.tenants:
         registry.adopt(plan.generation, plan.bases, plan.domains, plan.tenants, now_s)
     return plan
@@ -161,7 +164,7 @@ def verify(store: Store, registry: Registry, now_s: float, *, grace_s: float = G
     if broken := {one.where for one in _broken(store, known)}:
         problems += _broken(store, registry.snapshot(), only=broken)
     found = tuple(one for one in found if again(store, one))
-    plan = housekeeping.plan_removal(found, known, (), now_s=now_s, grace_s=grace_s)
+    plan = housekeeping.plan_removal(found, known, (), now_s=now_s, grace_s=grace_s, stray_s=UPLOAD_S)
     loose = [Problem(one.path, "left over; `hplm store gc` removes it") for one in (*plan.leftovers, *plan.strays)]
     loose += [
         Problem(one.path, "not registered; `hplm store adopt` does that")

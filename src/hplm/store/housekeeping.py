@@ -59,8 +59,11 @@ def plan_removal(
     *,
     now_s: float,
     grace_s: float,
+    stray_s: float,
 ) -> Removal:
-    """What may go now: nothing that changed within `grace_s`, and nothing that a running job may just be making."""
+    """What may go now: nothing that changed within `grace_s`, no stray that did within `stray_s`, and nothing that a running
+    job may just be making.
+    """
     old = {one.path: one for one in found if one.changed_s < now_s - grace_s}
     young = {one.path for one in found} - old.keys()
     leftovers = [
@@ -69,7 +72,14 @@ def plan_removal(
         if ((one.kind == "leftover" and not one.held) or is_interrupted(one, known)) and _subject(one) not in known.busy
     ]
     owners = {"upload": known.uploads, "scratch": known.unfinished}
-    strays = [one for one in old.values() if one.kind in owners and one.parts[1] not in owners[one.kind]]
+    strays = [
+        one
+        for one in old.values()
+        if one.kind in owners
+        and one.parts[1] not in owners[one.kind]
+        # What this registry never heard of may be in use by a server that has another.
+        and (one.parts[1] in known.ended or one.changed_s < now_s - stray_s)
+    ]
     return Removal(
         # A bank that was just built anew has its path before its tenants are published.
         retired=tuple(path for path in collectable if path not in young),
@@ -90,6 +100,19 @@ def is_later(one: Found, known: Snapshot) -> bool:
         return False
     subject = f"{one.kind}:{'/'.join(one.parts[1:-1])}"
     return int(number) > known.given.get(subject, int(number))
+
+
+def given_up(found: Iterable[Found], known: Snapshot) -> list[Skipped]:
+    """Versions of tenants and domains that have none any more: who puts one back is told that it will not stay."""
+    kept = {f"tenants/{one.tenant}" for one in known.tenants} | {
+        f"domains/{one.base}/{one.domain}" for one in known.domains
+    }
+    why = "the registry has its name as deleted, or as never published: `hplm store gc` removes it"
+    return [
+        Skipped(one.path, why)
+        for one in found
+        if is_interrupted(one, known) and _subject(one) not in known.busy and one.path.rpartition("/")[0] not in kept
+    ]
 
 
 def is_unknown(one: Found, known: Snapshot) -> bool:
@@ -178,6 +201,9 @@ class _Planner:
             for path in ready:
                 card, parent = waiting.pop(path)
                 _, base, name, _ = card.found.parts
+                if (base, name) in self._roots:
+                    self.skip(card, f"PLOT {name!r} of the same base has its name")
+                    continue
                 self._paths.add(path)
                 self._domains.append(NewDomain(base, name, card.found.number, path, parent, card.about or {}))
         for card, parent in waiting.values():

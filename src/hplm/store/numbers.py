@@ -16,8 +16,9 @@ def check_free(folder: Folder | None, number: int) -> None:
 
     To build beside it would make it look like what a killed job left, which is removed.
     """
-    if folder is not None and (taken := folder(number)).exists():
+    if folder is not None and folder(number).exists():
         raise ConflictError(
-            f"{taken} is there, and this registry gave its number to nobody: restore the registry that did, or remove the "
-            "folder (under a name that the registry does not know, `hplm store adopt` registers it)"
+            f"version {number} has a folder, and this registry gave its number to nobody: restore the registry that did, or "
+            "remove the folder, which `hplm store verify` names (under a name that the registry does not know, "
+            "`hplm store adopt` registers it)"
         )

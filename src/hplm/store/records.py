@@ -139,7 +139,7 @@ class Snapshot:
     `domains` and `tenants` are kept versions. The other fields also cover what is retired, deleted or not yet published:
     every path, every tenant's name, every domain's `(base, name)`, every upload's id. `busy`: subjects of running jobs.
     `given`: the highest version number handed out, by subject.
-    `unfinished`: ids of jobs that run or wait.
+    `unfinished`: ids of jobs that run or wait; `ended`: of the others.
     """
 
     generation: int
@@ -153,6 +153,7 @@ class Snapshot:
     busy: frozenset[str]
     given: Mapping[str, int]
     unfinished: frozenset[str] = frozenset()
+    ended: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

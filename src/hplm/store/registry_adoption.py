@@ -63,6 +63,7 @@ class Adoption:
                 },
                 busy=frozenset(column(select(jobs.c.subject).where(jobs.c.state == "running"))),
                 unfinished=frozenset(column(select(jobs.c.id).where(jobs.c.state.in_(UNFINISHED)))),
+                ended=frozenset(column(select(jobs.c.id).where(jobs.c.state.not_in(UNFINISHED)))),
             )
 
     def adopt(

@@ -41,20 +41,22 @@ class Retention:
                 connection.execute(select(v.domain_version_id).where(v.retired_s.is_(None)).distinct()).scalars()
             )
             d = domain_versions.c
-            # Newest first, so a child that goes frees its parent in the same pass.
+            # Children before what they stand on, so that one that goes frees its parent in the same pass.
             rows = connection.execute(
-                select(d.id, d.domain_id, d.parent_id, domains.c.current_id, domains.c.name)
+                select(d.id, d.domain_id, d.number, d.parent_id, domains.c.current_id, domains.c.name)
                 .join(domains, domains.c.id == d.domain_id)
                 .where(d.retired_s.is_(None), domains.c.base == base)
                 .order_by(d.id.desc())
             ).all()
             in_work = domains_in_work(connection, base, by_job)
-            newer: dict[int, int] = {}
+            numbers: dict[int, list[int]] = {}
+            for row in rows:
+                numbers.setdefault(row.domain_id, []).append(row.number)
+            newest = {domain_id: sorted(found)[-keep:] for domain_id, found in numbers.items()}
             old_domains: list[int] = []
             for row in rows:
-                rank = newer[row.domain_id] = newer.get(row.domain_id, 0) + 1
                 is_used = row.id == row.current_id or row.id in pinned or row.name in in_work
-                if rank > keep and not is_used:
+                if row.number not in newest[row.domain_id] and not is_used:
                     old_domains.append(row.id)
                 elif row.parent_id is not None:
                     pinned.add(row.parent_id)

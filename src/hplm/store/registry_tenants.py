@@ -27,21 +27,25 @@ class Tenants:
     def __init__(self, database: Database) -> None:
         self._database = database
 
+    def check_next_number(self, tenant: str, folder: Folder) -> None:
+        """Raises ConflictError where `next_number` would: before it is trained what could not be published."""
+        with self._database.reading() as connection:
+            check_free(folder, 1 + (_last_number(connection, tenant) or 0))
+
     def next_number(self, tenant: str, folder: Folder | None = None) -> int:
         """A number for the next version's folder, given once: what a killed job left there is never built into.
 
         Raises ConflictError where that `folder` is there.
         """
         with self._database.writing() as connection:
-            query = select(tenants.c.last_number).where(tenants.c.name == tenant)
-            last = connection.execute(query).scalar()
+            last = _last_number(connection, tenant)
             check_free(folder, 1 + (last or 0))
             if last is None:
                 # Generation 0: serving has nothing to hear of it.
                 connection.execute(insert(tenants).values(name=tenant, last_number=1, generation=0))
                 return 1
             connection.execute(update(tenants).where(tenants.c.name == tenant).values(last_number=last + 1))
-            return int(last) + 1
+            return last + 1
 
     def publish_tenant(
         self,
@@ -247,6 +251,11 @@ def _current_id(connection: Connection, name: str) -> int:
     if found is None:
         raise UnknownTenantError(f"there is no tenant {name!r}")
     return found
+
+
+def _last_number(connection: Connection, name: str) -> int | None:
+    found = connection.execute(select(tenants.c.last_number).where(tenants.c.name == name)).scalar()
+    return None if found is None else int(found)
 
 
 def _number_of(connection: Connection, version_id: int | None) -> int | None:

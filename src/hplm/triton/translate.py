@@ -254,8 +254,9 @@ def _replier(sender: _Sender, given: Input, write: Callable[[Input, Answer], Any
         try:
             response = refuse(answer) if isinstance(answer, HplmError) else write(given, answer)
         except Exception:
-            log_failure()
-            response = refuse(InternalError("the answer could not be written; the server's log says why"))
+            sender.send(refuse(InternalError("the answer could not be written; the server's log says why")))
+            # Whoever gave the answer logs and counts that it was not sent.
+            raise
         sender.send(response, is_last=is_last)
 
     return reply

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -148,3 +149,24 @@ def test_an_answer_in_json_alone_is_read(proxy: ThreadingHTTPServer) -> None:
 
     assert (answer.label, answer.score, answer.spans[0].end, answer.truncated) == ("süß", 0.5, 4, False)
     assert asyncio.run(ask()) == answer
+
+
+def test_no_proxy_of_the_environment_is_asked_for_a_server_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as proxy, socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{proxy.getsockname()[1]}")
+        for name in ("no_proxy", "NO_PROXY", "no_grpc_proxy"):
+            monkeypatch.delenv(name, raising=False)
+        for listener in (proxy, server):
+            listener.settimeout(5)
+        url = f"grpc://127.0.0.1:{server.getsockname()[1]}"
+        with Client(url, timeout_s=0.5) as client, pytest.raises(UnreachableError):
+            client.predict("alpha", "x")
+        server.accept()[0].close()
+        proxy.settimeout(0.1)
+        with pytest.raises(TimeoutError):
+            proxy.accept()
+
+
+def test_what_answers_grpc_in_http_1_is_no_server(proxy: ThreadingHTTPServer) -> None:
+    with Client(f"grpc://127.0.0.1:{proxy.server_address[1]}") as client, pytest.raises(UnreachableError):
+        client.predict("alpha", "x")

@@ -61,6 +61,10 @@ def test_a_tenant_is_made_published_and_can_be_served(service: ManageService, st
     base = bases.load(store.base("tiny"))
     made = tenants.load(store.tenant_version("acme", 1), fingerprint=base.fingerprint, name="acme")
     assert made.card.labels == ("blue", "red")
+    # A customer's text is kept nowhere, nor shown when a server starts.
+    manifest = (store.tenant_version("acme", 1) / "manifest.json").read_text()
+    texts = [row.rpartition(",")[0] for row in colours(60).splitlines()[1:]]
+    assert [text for text in texts if text in manifest] == []
     assert not registry.uploads()
     assert not [path for path in files_below(store) if path.startswith(("uploads/", "jobs/"))]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hplm.store.records import DomainVersion
+from hplm.store.records import DomainVersion, NewDomain
 from hplm.store.registry import Registry
 from tests.unit.store.making import NOW_S, publish, publish_branch
 
@@ -148,3 +148,13 @@ def test_what_others_stand_on_is_forgotten_after_them_in_any_order(registry: Reg
     for path in registry.collectable(LATER_S + 1):
         registry.forget(path)
     assert registry.snapshot().paths == {"bases/b", "plots/general"}
+
+
+def test_of_a_domain_the_highest_numbers_are_kept_whatever_their_order(registry: Registry, root: DomainVersion) -> None:
+    # As an adoption reads them, by their names.
+    numbers = (1, 10, 11, 2, 3, 9)
+    new = [NewDomain("b", "law", number, f"domains/b/law/{number}", root.path, {}) for number in numbers]
+    registry.adopt(registry.snapshot().generation, (), new, (), NOW_S)
+    registry.retire(3, LATER_S, base="b")
+    kept = registry.snapshot().domains
+    assert sorted(one.number for one in kept if one.domain == "law") == [9, 10, 11]

@@ -17,7 +17,7 @@ from hplm.store.layout import Store
 from hplm.store.records import BaseRecord, DomainVersion, NewDomain, NewTenant
 from hplm.store.registry import Registry
 from tests.unit.store.housekeeping.stores import NOTHING, fill, found, publish
-from tests.unit.store.making import NOW_S, put, put_bank, put_base, put_tenant
+from tests.unit.store.making import NOW_S, put, put_bank, put_base, put_domain, put_tenant
 
 
 def test_an_adoption_puts_parents_before_children_whatever_their_order() -> None:
@@ -140,6 +140,28 @@ def test_adopting_adds_what_came_later_and_leaves_alone_what_is_known(
         ("new", 10),
         ("old", 1),
     ]
+
+
+def test_who_puts_back_what_was_deleted_is_told_that_it_will_not_stay(
+    store: Store, registry: Registry, base: str, root: DomainVersion
+) -> None:
+    publish(store, registry, base, "kept")
+    path = publish(store, registry, base, "deleted")
+    registry.delete_tenant("deleted", NOW_S)
+    registry.forget(path)
+    plan = caretaker.adopt(store, registry, NOW_S)
+    assert [one.path for one in plan.skipped] == [path]
+    assert "deleted" in plan.skipped[0].why
+
+
+def test_a_branch_that_has_the_name_of_a_plot_keeps_nothing_else_from_adoption(
+    store: Store, registry: Registry, base: str
+) -> None:
+    fill(store, base)
+    put_domain(store, "domains/b/general/1", base, "plots/general")
+    plan = caretaker.adopt(store, registry, NOW_S)
+    assert [(one.path, "has its name" in one.why) for one in plan.skipped] == [("domains/b/general/1", True)]
+    assert {"old", "new", "a", "b"} <= {one.name for one in registry.tenants()}
 
 
 def test_an_adoption_is_all_or_nothing_and_not_over_what_was_changed_meanwhile(

@@ -27,6 +27,7 @@ from tests.unit.store.housekeeping.stores import NOTHING, found, paths, publish
 from tests.unit.store.making import NOW_S, put_bank, put_domain, put_tenant
 
 GRACE_S = 120.0
+STRAY_S = 86_400.0
 
 
 def collect(store: Store, registry: Registry, after_s: float = GRACE_S + 1) -> Removed:
@@ -35,7 +36,7 @@ def collect(store: Store, registry: Registry, after_s: float = GRACE_S + 1) -> R
 
 
 def planned(*what: Found, known: Snapshot = NOTHING, collectable: tuple[str, ...] = ()) -> Removal:
-    return plan_removal(what, known, collectable, now_s=NOW_S, grace_s=GRACE_S)
+    return plan_removal(what, known, collectable, now_s=NOW_S, grace_s=GRACE_S, stray_s=STRAY_S)
 
 
 def test_the_kinds_are_those_that_the_artifacts_are_published_as() -> None:
@@ -101,10 +102,12 @@ def test_files_of_retired_versions_go_unless_something_new_has_their_path() -> N
 
 
 def test_uploads_without_a_row_go() -> None:
-    stray = found("uploads/x", "upload")
-    assert planned(stray, found("uploads/y", "upload"), known=replace(NOTHING, uploads=frozenset("y"))).strays == (
-        stray,
-    )
+    stray = found("uploads/x", "upload", STRAY_S + 1)
+    # A younger one may be of a server that has another registry.
+    young = found("uploads/z", "upload", STRAY_S - 1)
+    assert planned(
+        stray, young, found("uploads/y", "upload", STRAY_S + 1), known=replace(NOTHING, uploads=frozenset("y"))
+    ).strays == (stray,)
 
 
 def test_retired_versions_are_removed_after_the_grace_and_live_ones_never(
@@ -236,9 +239,11 @@ def test_uploads_go_when_they_are_old_and_no_job_waits_for_them(store: Store, re
         store.upload(name).mkdir(parents=True)
         (store.upload(name) / "data.csv").touch()
     registry.submit_job("tenant.create", "tenant:a", {"data": {"train": {"upload": used.id}}}, NOW_S)
-    removed = caretaker.collect(store, registry, time.time() + 1000, grace_s=GRACE_S, upload_s=1e12)
-    assert (removed.uploads, [one.path for one in removed.strays]) == ((), ["uploads/stray"])
-    assert collect(store, registry).uploads == (unused.id,)
+    removed = caretaker.collect(store, registry, time.time() + STRAY_S - 10, grace_s=GRACE_S, upload_s=1e12)
+    assert (removed.uploads, removed.strays) == ((), ())
+    removed = collect(store, registry, STRAY_S + 1)
+    assert removed.uploads == (unused.id,)
+    assert [one.path for one in removed.strays] == ["uploads/stray"]
     assert paths(store) == {f"uploads/{used.id}"}
     assert registry.uploads() == [used]
 
@@ -248,7 +253,7 @@ def test_what_cannot_be_removed_keeps_nothing_else(store: Store, registry: Regis
     stuck = f"uploads/{'x' * 250}"
     for path in (stuck, "uploads/other"):
         store.path(path).mkdir(parents=True)
-    removed = collect(store, registry)
+    removed = collect(store, registry, STRAY_S + 1)
     assert [one.path for one in removed.strays] == ["uploads/other"]
     assert [problem.where for problem in removed.stuck] == [stuck]
     assert "File name too long" in removed.stuck[0].what
