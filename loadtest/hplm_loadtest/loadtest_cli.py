@@ -16,11 +16,10 @@ from hplm.errors import ConfigError
 from hplm.options import with_shared
 from hplm.progress import progress_bars
 from hplm.report import Goal, Report, writable
-from hplm_loadtest import scenarios
+from hplm_loadtest.arrivals import Arrivals, BurstArrivals, GammaArrivals, PoissonArrivals, RampArrivals, TraceArrivals
 from hplm_loadtest.deadlines import DeadlineClasses
 from hplm_loadtest.plan import Mix, Plan
 from hplm_loadtest.run import LATE_S, NOT_SENT, Run, goals_of
-from hplm_loadtest.scenarios import Scenario
 from hplm_loadtest.tenants import Tenants, UniformTenants, ZipfTenants
 
 if TYPE_CHECKING:
@@ -34,6 +33,15 @@ app = typer.Typer(
     "counts from the planned time. Status 1 where requests were lost or failed, or where the load fell behind its plan.",
     epilog="Example: hplm loadtest steady --url grpc://127.0.0.1:8001 --rate 50 --duration 60",
 )
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """When requests come, independent of whom they are for and what they say."""
+
+    name: str
+    arrivals: Arrivals
+    duration_s: float
 
 
 @dataclass(frozen=True)
@@ -218,7 +226,8 @@ def steady(
 
     Example: hplm loadtest steady --rate 50 --deadlines interactive=0.1:0.7,batch=2:0.3
     """
-    return scenarios.steady(rate_per_s, cv, duration_s)
+    arrivals = PoissonArrivals(rate_per_s) if cv == 1 else GammaArrivals(rate_per_s, cv)
+    return Scenario("steady", arrivals, duration_s)
 
 
 @command
@@ -231,7 +240,7 @@ def ramp(
 
     Example: hplm loadtest ramp --from 5 --to 200 --duration 120 --web
     """
-    return scenarios.ramp(from_per_s, to_per_s, duration_s)
+    return Scenario("ramp", RampArrivals(from_per_s, to_per_s), duration_s)
 
 
 @command
@@ -247,7 +256,8 @@ def burst(
 
     Example: hplm loadtest burst --clients 100 --count 20 --zipf 1
     """
-    return scenarios.burst(clients, stagger_s, period_s, count)
+    arrivals = BurstArrivals(clients, stagger_s, period_s, count)
+    return Scenario("burst", arrivals, arrivals.lasts_s)
 
 
 @command
@@ -261,4 +271,4 @@ def replay(
 
     Example: hplm loadtest replay --trace azure_llm_conv_2023.csv --rate 30 --burstiness 1.5
     """
-    return scenarios.replay(trace, rate_per_s, burstiness, duration_s)
+    return Scenario("replay", TraceArrivals(trace, rate_per_s, burstiness), duration_s)
