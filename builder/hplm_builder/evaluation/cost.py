@@ -13,7 +13,6 @@ from rich.table import Table
 
 from hplm.progress import Report, silent
 from hplm_builder.evaluation.results import Results
-from hplm_builder.evaluation.search import Workload
 from hplm_builder.evaluation.study import Board, Study
 from hplm_builder.evaluation.tasks import EvalTask
 from hplm_builder.evaluation.variants import Variant, plot_body
@@ -40,10 +39,6 @@ class Estimate:
 
     run_s: Mapping[tuple[str, str], float]
     left_s: float
-
-    @property
-    def workload(self) -> Workload:
-        return Workload(self.run_s)
 
     def show(self, study: Study, console: Console) -> None:
         """Print it."""

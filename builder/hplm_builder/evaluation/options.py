@@ -106,7 +106,7 @@ def conduct(study: Study, results: Results, dry_run: bool) -> Found:
         found.show(study, progress.console)
         if dry_run:
             raise typer.Exit
-        return search(study, results, found.workload, progress)
+        return search(study, results, found.run_s, progress)
 
 
 def _adapter_at(study: Study, variant: Variant) -> str | None:

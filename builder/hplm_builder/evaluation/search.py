@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from rich.progress import Progress
 
@@ -23,19 +22,12 @@ from hplm_builder.pseudo_labels import pseudo_labelled
 POLL_S = 1.0
 
 
-@dataclass(frozen=True)
-class Workload:
-    """How many seconds a run is thought to take, by the names of task and variant."""
-
-    run_s: Mapping[tuple[str, str], float]
-
-
-def search(study: Study, results: Results, workload: Workload, progress: Progress) -> Found:
+def search(study: Study, results: Results, run_s: Mapping[tuple[str, str], float], progress: Progress) -> Found:
     """Do every run that nobody has done or is doing, and wait for the others'. Says how many it did of how many.
 
-    Raises DataError, ConfigError.
+    `run_s`: how many seconds a run is thought to take, by the names of task and variant. Raises DataError, ConfigError.
     """
-    work = _Work(study, results, workload, progress)
+    work = _Work(study, results, run_s, progress)
     while work.round():
         time.sleep(POLL_S)
     total = sum(work.board.total(task, variant) for task, variant in study.pairs())
@@ -44,12 +36,14 @@ def search(study: Study, results: Results, workload: Workload, progress: Progres
 
 
 class _Work:
-    def __init__(self, study: Study, results: Results, workload: Workload, progress: Progress) -> None:
+    def __init__(
+        self, study: Study, results: Results, run_s: Mapping[tuple[str, str], float], progress: Progress
+    ) -> None:
         self.board = Board(study, results)
         self.done_here = 0
         self._study = study
         self._results = results
-        self._workload = workload
+        self._run_s = run_s
         self._progress = progress
         self._features = KeptFeatures()
         self._bodies: dict[tuple[str, str], MakeBody] = {}
@@ -86,7 +80,7 @@ class _Work:
             return True
 
     def _do(self, task: EvalTask, variant: Variant, key: RunKey) -> Run:
-        study, cost_s = self._study, self._workload.run_s[task.name, variant.name]
+        study, cost_s = self._study, self._run_s[task.name, variant.name]
         data = study.data(task, variant, key.seed)
         finished_s = self._finished_s()
 
@@ -155,10 +149,10 @@ class _Work:
         """What all finished runs were thought to take."""
         counts = {(t.name, v.name): self.board.finished(t, v) for t, v in self._study.pairs()}
         totals = {(t.name, v.name): self.board.total(t, v) for t, v in self._study.pairs()}
-        total_s = sum(total * self._workload.run_s[pair] for pair, total in totals.items())
+        total_s = sum(total * self._run_s[pair] for pair, total in totals.items())
         words = f"{sum(counts.values())} of {sum(totals.values())} runs, seconds of work"
         self._progress.update(self._overall, description=words, total=max(1, round(total_s)))
-        return sum(count * self._workload.run_s[pair] for pair, count in counts.items())
+        return sum(count * self._run_s[pair] for pair, count in counts.items())
 
     def _show_overall(self, seconds: float) -> None:
         self._progress.update(self._overall, completed=round(seconds))
