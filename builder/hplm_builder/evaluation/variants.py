@@ -6,7 +6,7 @@ import copy
 import hashlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -188,42 +188,46 @@ class Original:
         if shape.upper_layers < config.upper_layers or any(getattr(shape, k) != getattr(config, k) for k in keys):
             raise ConfigError(f"base {config.name} was not converted from {self.folder}: give the right --original")
 
+    @cached_property
     def model(self) -> OriginalEncoder:
-        return _loaded(self)
+        return load_original(self.folder, self.base.config)
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """16 hex digits over its weights."""
-        return _fingerprint(self)
+        digest = hashlib.sha256()
+        for name, value in sorted(self.model.state_dict().items()):
+            digest.update(name.encode() + value.cpu().numpy().tobytes())
+        return digest.hexdigest()[:16]
 
     def token_ids(self) -> Source:
         return Source("tokens", lambda task, report: token_ids)
 
     def last_states(self) -> Source:
         """Its last hidden states."""
-        return Source("original-last", lambda task, report: self._states(len(self.model().layers)))
+        return Source("original-last", lambda task, report: self._states(len(self.model.layers)))
 
     def cut_states(self) -> Source:
         """Its hidden states below the base's upper layers."""
         return Source(
-            "original-cut", lambda task, report: self._states(len(self.model().layers) - self.base.config.upper_layers)
+            "original-cut", lambda task, report: self._states(len(self.model.layers) - self.base.config.upper_layers)
         )
 
     def full_body(self, task: EvalTask) -> MakeBody:
         """Everything trains."""
-        return lambda: FullModel(copy.deepcopy(self.model()))
+        return lambda: FullModel(copy.deepcopy(self.model))
 
     def adapter_body(
         self, at: Place = ADAPTER_AT, reduction_factor: int = REDUCTION_FACTOR
     ) -> Callable[[EvalTask], MakeBody]:
         """Adapters in its own frozen upper layers."""
-        return lambda task: adapter_body(OriginalUpper.of(self.model()), reduction_factor, device=self.device, at=at)
+        return lambda task: adapter_body(OriginalUpper.of(self.model), reduction_factor, device=self.device, at=at)
 
     def head_body(self, task: EvalTask) -> MakeBody:
         return HeadModel
 
     def _states(self, layers: int) -> Featurise:
-        part = copy.deepcopy(self.model()).to(self.device)
+        part = copy.deepcopy(self.model).to(self.device)
         part.layers = part.layers[:layers]
 
         def featurise(encoded: list[EncodedText]) -> list[Tensor]:
@@ -238,16 +242,3 @@ class Original:
             return [found[i] for i in range(len(encoded))]
 
         return featurise
-
-
-@cache
-def _loaded(original: Original) -> OriginalEncoder:
-    return load_original(original.folder, original.base.config)
-
-
-@cache
-def _fingerprint(original: Original) -> str:
-    digest = hashlib.sha256()
-    for name, value in sorted(original.model().state_dict().items()):
-        digest.update(name.encode() + value.cpu().numpy().tobytes())
-    return digest.hexdigest()[:16]
