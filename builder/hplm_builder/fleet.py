@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -44,27 +43,21 @@ PLOT = "pool"
 TEXTS = "texts.txt"
 ABOUT = "fleet.json"
 MOST_LABELS = 20
+# The pool: so many sentences, of about 20 tokens each.
+POOL_TEXTS, POOL_SHORTEST, POOL_LONGEST = 400, 8, 30
 # Large enough that swapping two tenants shows in every logit, small enough that activations stay where they were.
 ADAPTER_STD = 0.08
 HEAD_STD = 0.1
 
 
-@dataclass(frozen=True)
-class TextPool:
-    """Which sentences the benchmarks send: about 20 tokens long, all of whose n-grams the tables have."""
-
-    count: int = 400
-    shortest: int = 8
-    longest: int = 30
-
-    def draw(self, encoder: TextEncoder, seed: int) -> list[str]:
-        """Distinct sentences of WikiText that no table was counted on, in a seeded order."""
-        sentences = sorted({s.strip() for p in unseen_paragraphs() for s in p.split(" . ")})
-        order = np.random.default_rng(seed).permutation(len(sentences))
-        candidates = [sentences[i] for i in order[: 8 * self.count]]
-        lengths = [len(one.ids) for one in encoder.encode(candidates)]
-        fitting = [t for t, n in zip(candidates, lengths, strict=True) if self.shortest <= n <= self.longest]
-        return fitting[: self.count]
+def draw_texts(encoder: TextEncoder, seed: int) -> list[str]:
+    """What the benchmarks send: distinct sentences of WikiText that no table was counted on, in a seeded order."""
+    sentences = sorted({s.strip() for p in unseen_paragraphs() for s in p.split(" . ")})
+    order = np.random.default_rng(seed).permutation(len(sentences))
+    candidates = [sentences[i] for i in order[: 8 * POOL_TEXTS]]
+    lengths = [len(one.ids) for one in encoder.encode(candidates)]
+    fitting = [t for t, n in zip(candidates, lengths, strict=True) if POOL_SHORTEST <= n <= POOL_LONGEST]
+    return fitting[:POOL_TEXTS]
 
 
 def make_fleet(
@@ -116,9 +109,10 @@ def _perturbed(
         yield Tenant(card, PackedAdapter(bits, hidden, reduced), head)
 
 
-def bert_base_config() -> BaseConfig:
-    """BERT-base cut in the middle."""
-    return BaseConfig(
+def make_bert_base(store: Store, seed: int) -> Base:
+    """A base of BERT-base's shape, MiniLM's tokenizer and seeded weights, scaled as BERT starts: to measure, not to ask."""
+    # Cut in the middle.
+    config = BaseConfig(
         name=BERT_BASE,
         vocab_size=30_522,
         hidden_size=768,
@@ -128,11 +122,6 @@ def bert_base_config() -> BaseConfig:
         upper_layers=6,
         max_tokens=256,
     )
-
-
-def make_bert_base(store: Store, seed: int) -> Base:
-    """A base of BERT-base's shape, MiniLM's tokenizer and seeded weights, scaled as BERT starts: to measure, not to ask."""
-    config = bert_base_config()
     torch.manual_seed(seed)
     lower, upper = WindowEncoder(config), UpperEncoder(config)
     for half in (lower, upper):
@@ -194,7 +183,7 @@ def make_bench_repository(
     steps = progress.add_task(f"{shape}: base, tables, {tenants:,} tenants, models", total=4)
     base = _bench_base(store, shape, seed)
     progress.update(steps, advance=1)
-    texts = TextPool().draw(TextEncoder(base.tokenizer_path, base.config.max_tokens), seed)
+    texts = draw_texts(TextEncoder(base.tokenizer_path, base.config.max_tokens), seed)
     listed = "\n".join(texts) + "\n"
     path = folder / TEXTS
     if not has_plot(store, base, PLOT) or not path.is_file() or path.read_text() != listed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -131,8 +132,16 @@ def build_plot(
     if base.config.window > 2:
         grams_of["bigram"] = counted.bigrams(base.config.vocab_size)[: len(kept)]
     for level, grams in grams_of.items():
-        report[f"{level}_rows"] = _write_level(
-            store, base, lower, plot_name, level, grams, report, choose_dtype(dtype, torch.device("cpu")), progress
+        bar = progress.add_task(f"compute {level} windows", total=len(grams))
+        report[f"{level}_rows"] = write_windows(
+            store.table(plot_name, level),
+            level,
+            grams,
+            lower,
+            base.fingerprint,
+            {"corpus": report},
+            choose_dtype(dtype, torch.device("cpu")),
+            partial(progress.advance, bar),
         )
     return report
 
@@ -157,30 +166,6 @@ def _check_own(store: Store, base: Base, plot_name: str) -> None:
         with suppress(ArtifactError):
             if artifact.read(other, bases.KIND).fingerprint == over:
                 raise DataError(f"the tables {plot_name!r} are of base {other.name!r}: choose another name with --plot")
-
-
-def _write_level(
-    store: Store,
-    base: Base,
-    lower: WindowEncoder,
-    plot_name: str,
-    level: str,
-    grams: Ids,
-    report: dict[str, Any],
-    dtype: torch.dtype,
-    progress: Progress,
-) -> int:
-    bar = progress.add_task(f"compute {level} windows", total=len(grams))
-    return write_windows(
-        store.table(plot_name, level),
-        level,
-        grams,
-        lower,
-        base.fingerprint,
-        {"corpus": report},
-        dtype,
-        lambda count: progress.update(bar, advance=count),
-    )
 
 
 def write_windows(
