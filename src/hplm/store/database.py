@@ -267,6 +267,13 @@ class Database:
         return RegistryUnavailableError(f"{self.where} cannot be used now ({said}); nothing was changed")
 
 
+class RegistryPart:
+    """Some of the registry's methods, over its one database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+
 def bump(connection: Connection) -> int:
     """The next generation, for a change of this transaction that serving must hear of."""
     state = schema.state

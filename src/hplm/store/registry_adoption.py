@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, insert, select, update
 
 from hplm.errors import ConflictError
-from hplm.store.database import Database, bump
+from hplm.store.database import RegistryPart, bump
 from hplm.store.records import UNFINISHED, BaseRecord, Claim, DomainVersion, NewDomain, NewTenant, Snapshot
 from hplm.store.registry_domains import domain_row, insert_domain_version, select_domain_versions
 from hplm.store.registry_tenants import serve_newest
@@ -17,11 +17,8 @@ from hplm.store.schema import bases, domain_versions, domains, jobs, state, tena
 CHANGED = "the registry was changed meanwhile: look again"
 
 
-class Adoption:
+class Adoption(RegistryPart):
     """A look at all that the registry knows of files, and one transaction that adds to it."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def snapshot(self) -> Snapshot:
         """What the registry says about files now."""

@@ -8,7 +8,7 @@ from sqlalchemy import Connection, Row, Select, insert, select, update
 
 from hplm.crash import crash_point
 from hplm.errors import BadManageRequestError, ConflictError, DomainInUseError, UnknownDomainError, UnknownVersionError
-from hplm.store.database import Database, bump
+from hplm.store.database import RegistryPart, bump
 from hplm.store.numbers import Folder, check_free
 from hplm.store.records import BaseRecord, DomainRecord, DomainVersion
 from hplm.store.registry_jobs import cancel_all, jobs_on_domain
@@ -17,11 +17,8 @@ from hplm.store.schema import bases, domain_versions, domains, tenant_versions, 
 NAMED = 20  # of those in the way of a deletion
 
 
-class Domains:
+class Domains(RegistryPart):
     """Bases, domains and their versions."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def publish_base(self, name: str, fingerprint: str, path: str, now_s: float) -> BaseRecord:
         """Register a base, again and again if need be.

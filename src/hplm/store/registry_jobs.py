@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, case, delete, func, insert, select, update
 
 from hplm.errors import LeaseLostError, UnknownJobError, WorkerLostError
-from hplm.store.database import Database
+from hplm.store.database import RegistryPart
 from hplm.store.records import UNFINISHED, Job, JobState
 from hplm.store.registry_uploads import check_there, dropped_with
 from hplm.store.schema import domain_versions, domains, jobs, tenant_versions, uploads
@@ -23,11 +23,8 @@ Lapsed = Callable[[Mapping[str, float]], Collection[str]]
 _FIELDS = tuple(Job.__dataclass_fields__)
 
 
-class Jobs:
+class Jobs(RegistryPart):
     """Jobs wait in order, one at a time a subject; a worker holds one by a lease that it renews."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def submit_job(self, kind: str, subject: str, request: dict[str, Any], now_s: float) -> Job:
         """Queue a job. Its `subject` is `tenant:<name>` or `domain:<base>/<name>`. Raises UnknownUploadError."""

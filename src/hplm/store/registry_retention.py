@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from sqlalchemy import delete, func, select, update
 
-from hplm.store.database import Database
+from hplm.store.database import RegistryPart
 from hplm.store.registry_jobs import domains_in_work
 from hplm.store.schema import domain_versions, domains, tenant_versions, tenants
 
 
-class Retention:
+class Retention(RegistryPart):
     """Retire versions, say which files may be removed, forget them."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def retire(self, keep: int, now_s: float, *, base: str, by_job: str = "") -> int:
         """Retire all but the `keep` versions of a tenant that were served last, and of a domain the newest; returns how many.

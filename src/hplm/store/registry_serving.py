@@ -7,16 +7,13 @@ from typing import Any
 from sqlalchemy import Select, select
 
 from hplm.errors import UnknownVersionError
-from hplm.store.database import Database
+from hplm.store.database import RegistryPart
 from hplm.store.records import Changes, ServedTenant
 from hplm.store.schema import state, tenant_versions, tenants
 
 
-class Serving:
+class Serving(RegistryPart):
     """Following the registry without reading all of it."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def generation(self) -> int:
         """Grows with every publication, rollback and deletion of a tenant or domain. One row: cheap to ask often."""

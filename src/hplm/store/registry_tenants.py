@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Select, bindparam, func, insert, or_, select,
 
 from hplm.crash import crash_point
 from hplm.errors import ConflictError, UnknownTenantError, UnknownVersionError
-from hplm.store.database import Database, bump
+from hplm.store.database import RegistryPart, bump
 from hplm.store.numbers import Folder, check_free
 from hplm.store.records import TenantRecord, TenantVersion
 from hplm.store.registry_domains import check_kept
@@ -21,11 +21,8 @@ AFTER_EVERY_NAME = "\x7f"  # names are plain ASCII below it
 IN_ONE_QUERY = 500
 
 
-class Tenants:
+class Tenants(RegistryPart):
     """Tenants: publish, look up, go back, delete."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def check_next_number(self, tenant: str, folder: Folder) -> None:
         """Raises ConflictError where `next_number` would: before it is trained what could not be published."""

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, Text, and_, cast, delete, func, insert, or_, select, update
 
 from hplm.errors import UnknownUploadError, UploadError
-from hplm.store.database import Database
+from hplm.store.database import RegistryPart
 from hplm.store.records import UNFINISHED, Upload
 from hplm.store.schema import jobs, uploads
 
@@ -18,11 +18,8 @@ from hplm.store.schema import jobs, uploads
 FEW = 8
 
 
-class Uploads:
+class Uploads(RegistryPart):
     """Uploads; their bytes are files of the store."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def start_upload(self, size_bytes: int, sha256: str, now_s: float) -> Upload:
         """Announce a file of `size_bytes` with the hex digest `sha256`."""
