@@ -21,7 +21,7 @@ from hplm_client.manage_answers import (
     Upload,
     record,
 )
-from hplm_client.manage_transport import Transport, open_transport
+from hplm_client.manage_transport import Transport, TritonTransport
 from hplm_client.manage_upload import Sent, send_file
 from hplm_client.patience import PATIENCE_S, passes, patiently
 
@@ -53,7 +53,7 @@ class ManageClient:
         transport: Transport | None = None,
     ) -> None:
         self.url = url
-        self._transport = transport or open_transport(url, timeout_s, headers)
+        self._transport = transport or TritonTransport(url, timeout_s, headers)
 
     def upload(self, path: str | Path, sent: Sent = lambda sent_bytes, total_bytes: None) -> Source:
         """Send a file in chunks with a checksum; `sent(bytes so far, bytes in all)` is told after each.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
@@ -40,54 +41,25 @@ class Transport(Protocol):
         ...
 
 
-def open_transport(url: str, timeout_s: float, headers: Mapping[str, str] | None = None) -> Transport:
-    """For an address as `split_url` takes it. Raises ConfigError."""
-    address = split_url(url)
-    opened = partial(connect, address, headers, timeout_s=timeout_s)
-    return (
-        HttpTransport(url, opened, timeout_s) if address.protocol == "http" else GrpcTransport(url, opened, timeout_s)
-    )
+class TritonTransport:
+    """Triton's infer calls, and over gRPC its streams. Raises ConfigError for no address as `split_url` takes it."""
 
-
-class HttpTransport:
-    """Triton's infer calls over HTTP."""
-
-    streams = False
-
-    def __init__(self, url: str, opened: Callable[[], tuple[Any, Any]], timeout_s: float) -> None:
+    def __init__(self, url: str, timeout_s: float, headers: Mapping[str, str] | None = None) -> None:
+        address = split_url(url)
+        self.streams = address.protocol == "grpc"
         self._url, self._timeout_s = url, timeout_s
-        self._owner = Owner(is_bound_to_thread=True)
-        self._module, self._triton = opened()
-
-    def ask(self, request: bytes) -> bytes:
-        self._owner.check()
-        with typed_answer(self._url), self._owner.calling(), bounded(self._timeout_s):
-            return _answer_of(self._triton.infer(wire.MANAGER, _inputs(self._module, request)))
-
-    def events(self, request: bytes) -> Iterator[bytes]:
-        raise NotImplementedError("Triton streams over gRPC only")
-
-    def close(self) -> None:
-        if self._owner.is_here:
-            self._owner.is_closed = True
-            self._triton.close()
-
-
-class GrpcTransport:
-    """Triton's infer calls and streams over gRPC."""
-
-    streams = True
-
-    def __init__(self, url: str, opened: Callable[[], tuple[Any, Any]], timeout_s: float) -> None:
-        self._url, self._opened, self._timeout_s = url, opened, timeout_s
-        self._owner = Owner(is_bound_to_thread=False)
-        self._module, self._triton = opened()
+        # Over HTTP the call is bounded from outside.
+        self._bounded = {"client_timeout": timeout_s} if self.streams else {}
+        self._owner = Owner(is_bound_to_thread=not self.streams)
+        self._opened = partial(connect, address, headers, timeout_s=timeout_s)
+        self._module, self._triton = self._opened()
 
     def ask(self, request: bytes) -> bytes:
         self._owner.check()
         inputs = _inputs(self._module, request)
-        with typed_answer(self._url), self._owner.calling():
-            return _answer_of(self._triton.infer(wire.MANAGER, inputs, client_timeout=self._timeout_s))
+        in_time: AbstractContextManager[Any] = nullcontext() if self.streams else bounded(self._timeout_s)
+        with typed_answer(self._url), self._owner.calling(), in_time:
+            return _answer_of(self._triton.infer(wire.MANAGER, inputs, **self._bounded))
 
     def events(self, request: bytes) -> Iterator[bytes]:
         self._owner.check()

@@ -11,7 +11,7 @@ import grpc  # type: ignore[import-untyped]
 import numpy as np
 import pytest
 from hplm_client import ManageClient
-from hplm_client.manage_transport import open_transport
+from hplm_client.manage_transport import TritonTransport
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import serialize_byte_tensor
 
@@ -51,7 +51,7 @@ def short_streams(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_stream_that_ends_without_a_word_is_an_error_and_no_wait_without_end(ending: str) -> None:
-    transport = open_transport(ending, 5.0)
+    transport = TritonTransport(ending, 5.0)
     with pytest.raises(UnreachableError, match=f"{ending}: the stream of a job's changes has broken off"):
         next(transport.events(b"{}"))
     transport.close()
