@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -15,9 +14,10 @@ from hplm.report import Goal, Report
 from hplm_loadtest.models import read, served_names
 from hplm_loadtest.open_loop import closed_loop
 from hplm_loadtest.pictures import bars, check_picture
-from hplm_loadtest.plan import Requests
+from hplm_loadtest.plan import Mix
 from hplm_loadtest.run import Run, unanswered
 from hplm_loadtest.steady import LEAST_WAVES, steady_rate
+from hplm_loadtest.tenants import UniformTenants
 from hplm_loadtest.texts import pool, texts
 from hplm_loadtest.variants import serving
 
@@ -41,7 +41,8 @@ def pipeline(
     check_picture(picture)
     names = served_names(models)
     rng = np.random.default_rng(0)
-    sent = {"known text": pool(models), "new text": texts("unseen", models)}
+    tenants = UniformTenants(names)
+    sent = {"known text": Mix(tenants, pool(models)), "new text": Mix(tenants, texts("unseen", models))}
     found: dict[tuple[str, str], list[float]] = {}
     runs: list[Run] = []
     with tempfile.NamedTemporaryFile(prefix="hplm-lock-") as lock, progress_bars() as progress:
@@ -60,9 +61,9 @@ def pipeline(
                 with serving(models, plot=plot, upper={**upper, "num_slots": SLOTS, "host_cache_mb": 4096}) as server:
                     for load in LOADS:
                         url = server.ports.grpc_url
-                        run = closed_loop(url, _draw(sent[load], names, 2 * IN_FLIGHT, rng), IN_FLIGHT)
+                        run = closed_loop(url, sent[load].draw(2 * IN_FLIGHT, rng), IN_FLIGHT)
                         count = max(LEAST_WAVES * IN_FLIGHT, int(len(run) / run.span_s * seconds))
-                        run = closed_loop(url, _draw(sent[load], names, count, rng), IN_FLIGHT)
+                        run = closed_loop(url, sent[load].draw(count, rng), IN_FLIGHT)
                         found.setdefault((variant, load), []).append(steady_rate(run)[0])
                         runs.append(run)
                 progress.update(bar, advance=1)
@@ -101,8 +102,3 @@ def pipeline(
     about = {"base": read(models).base.config.name, "tenants": len(names), "slots": SLOTS, "rounds": rounds}
     about |= {"look_up_threads": look_up_threads or 1}
     return Report("pipeline", {**about, "seconds": seconds, "in_flight": IN_FLIGHT}, rows, goals)
-
-
-def _draw(sent: Sequence[str], names: Sequence[str], count: int, rng: np.random.Generator) -> Requests:
-    chosen = [sent[i] for i in rng.integers(len(sent), size=count)]
-    return Requests([names[i] for i in rng.integers(len(names), size=count)], chosen, np.full(count, np.nan))

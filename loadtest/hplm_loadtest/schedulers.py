@@ -24,11 +24,12 @@ from hplm_loadtest.lengths import texts_of_lengths, token_counts
 from hplm_loadtest.models import read, served_names
 from hplm_loadtest.open_loop import closed_loop, open_loop
 from hplm_loadtest.pictures import bars, check_picture
-from hplm_loadtest.plan import Plan, Requests
+from hplm_loadtest.plan import Mix, Plan, Requests
 from hplm_loadtest.run import LATE_S, Run, across
 from hplm_loadtest.run import goals_of as load_goals
 from hplm_loadtest.slot_model import SlotModel
 from hplm_loadtest.steady import LEAST_WAVES, steady_rate
+from hplm_loadtest.tenants import UniformTenants
 from hplm_loadtest.texts import pool
 from hplm_loadtest.variants import serving
 from hplm_loadtest.workload import NormalLengths
@@ -94,12 +95,11 @@ def schedulers(
                 for policy in policies:
                     with serving(models, plot={}, upper=_upper(setting, policy)) as server:
                         url = server.ports.grpc_url
-                        warm = Requests(_some(names, TEXTS, rng), texts, np.full(TEXTS, np.nan))
+                        warm = Requests(UniformTenants(names).draw(TEXTS, rng), texts, np.full(TEXTS, np.nan))
                         closed_loop(url, warm, setting.in_flight)
                         if setting not in capacity:
                             count = LEAST_WAVES * setting.in_flight
-                            chosen = [texts[i] for i in rng.integers(len(texts), size=count)]
-                            many = Requests(_some(names, count, rng), chosen, np.full(count, np.nan))
+                            many = Mix(UniformTenants(names), texts).draw(count, rng)
                             capacity[setting] = steady_rate(closed_loop(url, many, setting.in_flight))[0]
                         plan = _plan(texts, names, OVERLOAD * capacity[setting], seconds, turn)
                         run = open_loop(url, plan, timeout_s=30.0)
@@ -217,17 +217,13 @@ def _upper(setting: Setting, policy: str) -> dict[str, Any]:
     }
 
 
-def _some(names: Sequence[str], count: int, rng: np.random.Generator) -> list[str]:
-    return [names[i] for i in rng.integers(len(names), size=count)]
-
-
 def _plan(texts: Sequence[str], names: Sequence[str], rate_per_s: float, seconds: float, turn: int) -> Plan:
     """The same arrivals and deadlines for every policy of a round."""
     rng = np.random.default_rng(100 + turn)
     times_s = PoissonArrivals(rate_per_s).times(seconds, rng)
     chosen = [texts[i] for i in rng.integers(len(texts), size=len(times_s))]
     deadlines_s = rng.uniform(*DEADLINES_S, len(times_s))
-    return Plan(times_s, Requests(_some(names, len(times_s), rng), chosen, deadlines_s), seconds)
+    return Plan(times_s, Requests(UniformTenants(names).draw(len(times_s), rng), chosen, deadlines_s), seconds)
 
 
 def _row(run: Run, plan: Plan, encoder: TextEncoder) -> dict[str, float]:

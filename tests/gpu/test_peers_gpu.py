@@ -35,9 +35,7 @@ def test_a_peer_answers_on_the_gpu_as_on_the_cpu(
     monkeypatch.setattr(plain, "PIECE_BYTES", 7 * plain.ALIGNMENT)
     base = tiny.make_base(Store(tmp_path / "store"), tiny.config(hidden_size=64))
     config, folder = whole(base.config), tmp_path / "weights"
-    write_models(
-        folder, config, tenants=3, disk_bytes=10**9, dtype=dtype, onnx=False, seed=0, progress=Progress(disable=True)
-    )
+    write_models(folder, config, tenants=3, disk_bytes=10**9, dtype=dtype, onnx=False, progress=Progress(disable=True))
     pieces = model_files(folder)[0].stat().st_size / plain.PIECE_BYTES
     assert pieces > 2
     assert pieces % 1

@@ -110,7 +110,6 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         disk_bytes=10**9,
         dtype=torch.float32,
         onnx=onnx,
-        seed=0,
         progress=QUIET,
     )
     assert written == MODELS
@@ -222,7 +221,7 @@ def test_a_model_that_cannot_be_loaded_fails_its_own_requests_only() -> None:
 def test_a_file_of_another_shape_is_refused(tmp_path: Path) -> None:
     config = whole(tiny.config())
     other = replace(config, upper_layers=1)
-    write_models(tmp_path, other, tenants=1, disk_bytes=10**9, dtype=torch.float32, onnx=False, seed=0, progress=QUIET)
+    write_models(tmp_path, other, tenants=1, disk_bytes=10**9, dtype=torch.float32, onnx=False, progress=QUIET)
     with pytest.raises(errors.CorruptArtifactError, match="bytes"):
         FlatModel(config, torch.float32).fill(model_files(tmp_path)[0])
 
@@ -233,7 +232,7 @@ def test_a_whole_model_gives_the_same_before_and_after_it_is_packed_and_another_
 ) -> None:
     base = tiny.make_base(Store(tmp_path / "store"), tiny.config())
     config, folder = whole(base.config), tmp_path / "weights"
-    write_models(folder, config, tenants=2, disk_bytes=10**9, dtype=dtype, onnx=False, seed=0, progress=QUIET)
+    write_models(folder, config, tenants=2, disk_bytes=10**9, dtype=dtype, onnx=False, progress=QUIET)
     rng = np.random.default_rng(0)
     tenant = tiny.fleet_of(base, 1)[0]
     requests = [PeerRequest(tenant, rng.integers(5, config.vocab_size, size=length)) for length in (4, 7, 4)]
@@ -252,7 +251,7 @@ def test_a_whole_model_gives_the_same_before_and_after_it_is_packed_and_another_
 
 def test_a_whole_model_that_nobody_went_for_is_packed_before_it_computes(tmp_path: Path) -> None:
     config = whole(tiny.config())
-    write_models(tmp_path, config, tenants=2, disk_bytes=10**9, dtype=torch.float32, onnx=False, seed=0, progress=QUIET)
+    write_models(tmp_path, config, tenants=2, disk_bytes=10**9, dtype=torch.float32, onnx=False, progress=QUIET)
     settings = PeerSettings(
         system="dedicated", store="", base="", weights="", budget_mb=1, num_slots=4, dtype="float32"
     )

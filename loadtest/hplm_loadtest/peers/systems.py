@@ -127,7 +127,6 @@ class Systems:
             disk_bytes=self._limits.disk_mb * 1_000_000,
             dtype=self._dtype,
             onnx=is_onnx,
-            seed=0,
             progress=progress,
         )
         if is_dedicated:

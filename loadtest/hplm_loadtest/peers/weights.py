@@ -22,7 +22,6 @@ def write_models(
     disk_bytes: int,
     dtype: torch.dtype,
     onnx: bool,
-    seed: int,
     progress: Progress,
 ) -> int:
     """Write as many different models of shape `config` (see `plain.whole`) as `tenants` need or `disk_bytes` hold.
@@ -40,7 +39,7 @@ def write_models(
         path = folder / f"model-{number:05d}{'.onnx' if onnx else '.bin'}"
         if not path.is_file():
             partial = path.with_name(f".{path.name}")
-            model = seeded_model(config, seed + number)
+            model = seeded_model(config, number)
             if onnx:
                 onnx_graph.write(model, config, partial, path.with_suffix(".data"))
             else:
