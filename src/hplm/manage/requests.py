@@ -1,4 +1,4 @@
-"""Manage requests: JSON objects with an `action`, parsed strictly into one frozen class an action.
+"""Manage requests: JSON objects with an `action`, parsed strictly into frozen classes, one for each set of keys.
 
 {"action": "tenant.create", "tenant": "acme", "data": {"train": {"upload": "u1"}}}
 """
@@ -45,8 +45,11 @@ class ManageRequest:
 
 
 @dataclass(frozen=True)
-class CreateTenant(ManageRequest):
-    """Fine-tune a new tenant over the current version of a domain. `drop_uploads`: its uploads go however the job ends."""
+class FineTune(ManageRequest):
+    """Fine-tune a new tenant over the current version of a domain; or a tenant's next version, whose labels stay.
+
+    `drop_uploads`: its uploads go however the job ends.
+    """
 
     tenant: str
     data: DataFiles
@@ -59,12 +62,7 @@ class CreateTenant(ManageRequest):
 
 
 @dataclass(frozen=True)
-class UpdateTenant(CreateTenant):
-    """Fine-tune a tenant's next version; its labels stay."""
-
-
-@dataclass(frozen=True)
-class DeleteTenant(ManageRequest):
+class OfTenant(ManageRequest):
     tenant: str
 
 
@@ -81,11 +79,6 @@ class RollBackTenant(ManageRequest):
 
 
 @dataclass(frozen=True)
-class ShowTenant(ManageRequest):
-    tenant: str
-
-
-@dataclass(frozen=True)
 class ListTenants(ManageRequest):
     prefix: str = ""
     after: str = ""
@@ -93,8 +86,8 @@ class ListTenants(ManageRequest):
 
 
 @dataclass(frozen=True)
-class CreateDomain(ManageRequest):
-    """Pretrain a branch further, below `parent` or the root."""
+class Pretrain(ManageRequest):
+    """Pretrain a new branch further, below `parent` or the root; or a branch's next version, whose parent stays."""
 
     domain: str
     corpus: Source
@@ -106,12 +99,7 @@ class CreateDomain(ManageRequest):
 
 
 @dataclass(frozen=True)
-class UpdateDomain(CreateDomain):
-    """Pretrain a branch's next version; its parent stays."""
-
-
-@dataclass(frozen=True)
-class ShowDomain(ManageRequest):
+class OfDomain(ManageRequest):
     domain: str
     base: str | None = None
 
@@ -122,13 +110,7 @@ class ListDomains(ManageRequest):
 
 
 @dataclass(frozen=True)
-class DeleteDomain(ManageRequest):
-    domain: str
-    base: str | None = None
-
-
-@dataclass(frozen=True)
-class ShowJob(ManageRequest):
+class OfJob(ManageRequest):
     job: str
 
 
@@ -136,11 +118,6 @@ class ShowJob(ManageRequest):
 class ListJobs(ManageRequest):
     states: tuple[JobState, ...] | None = None
     limit: int = 100
-
-
-@dataclass(frozen=True)
-class CancelJob(ManageRequest):
-    job: str
 
 
 @dataclass(frozen=True)
@@ -181,47 +158,35 @@ class UploadChunk(ManageRequest):
 
 
 @dataclass(frozen=True)
-class FinishUpload(ManageRequest):
-    upload: str
-
-
-@dataclass(frozen=True)
-class ListUploads(ManageRequest):
-    pass
-
-
-@dataclass(frozen=True)
-class DropUpload(ManageRequest):
-    """Stays where an unfinished job names it."""
-
+class OfUpload(ManageRequest):
     upload: str
 
 
 ACTIONS: dict[str, type[ManageRequest]] = {
-    "tenant.create": CreateTenant,
-    "tenant.update": UpdateTenant,
-    "tenant.delete": DeleteTenant,
+    "tenant.create": FineTune,
+    "tenant.update": FineTune,
+    "tenant.delete": OfTenant,
     "tenant.rollback": RollBackTenant,
-    "tenant.show": ShowTenant,
+    "tenant.show": OfTenant,
     "tenant.list": ListTenants,
-    "domain.create": CreateDomain,
-    "domain.update": UpdateDomain,
-    "domain.delete": DeleteDomain,
-    "domain.show": ShowDomain,
+    "domain.create": Pretrain,
+    "domain.update": Pretrain,
+    "domain.delete": OfDomain,
+    "domain.show": OfDomain,
     "domain.list": ListDomains,
-    "job.show": ShowJob,
+    "job.show": OfJob,
     "job.list": ListJobs,
-    "job.cancel": CancelJob,
+    "job.cancel": OfJob,
     "upload.start": StartUpload,
     "upload.chunk": UploadChunk,
-    "upload.finish": FinishUpload,
-    "upload.list": ListUploads,
-    "upload.drop": DropUpload,
+    "upload.finish": OfUpload,
+    "upload.list": ManageRequest,
+    "upload.drop": OfUpload,
 }
 
 
-def parse_request(raw: bytes, actions: Mapping[str, type[ManageRequest]] = ACTIONS) -> ManageRequest:
-    """The request in `raw`.
+def parse_request(raw: bytes, actions: Mapping[str, type[ManageRequest]] = ACTIONS) -> tuple[str, ManageRequest]:
+    """The action and the request in `raw`.
 
     Raises BadManageRequestError saying what was expected and what came, or TenantNameError.
     """
@@ -235,7 +200,7 @@ def parse_request(raw: bytes, actions: Mapping[str, type[ManageRequest]] = ACTIO
     if not isinstance(action, str) or action not in actions:
         raise BadManageRequestError(f"`action` must be one of {', '.join(actions)}")
     try:
-        return parse(actions[action], values, action)
+        return action, parse(actions[action], values, action)
     except ConfigError as error:
         raise BadManageRequestError(str(error)) from None
 

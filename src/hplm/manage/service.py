@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from hplm.config import ManagerSettings
@@ -55,34 +56,34 @@ class ManageService:
         self._opening = threading.Lock()
         self._opened: Registry | None = None
         self._waiting = threading.Semaphore()
-        self._handlers: dict[type[ManageRequest], Callable[[Any], Answer]] = {
-            requests.CreateTenant: self._fine_tune,
-            requests.UpdateTenant: self._fine_tune,
-            requests.DeleteTenant: self._delete_tenant,
-            requests.RollBackTenant: self._roll_back,
-            requests.ShowTenant: self._show_tenant,
-            requests.ListTenants: self._list_tenants,
-            requests.CreateDomain: self._pretrain,
-            requests.UpdateDomain: self._pretrain,
-            requests.DeleteDomain: self._delete_domain,
-            requests.ShowDomain: self._show_domain,
-            requests.ListDomains: self._list_domains,
-            requests.ShowJob: lambda request: {"job": views.job(self._registry.job(request.job))},
-            requests.ListJobs: self._list_jobs,
-            requests.CancelJob: self._cancel_job,
-            requests.StartUpload: self._start_upload,
-            requests.UploadChunk: lambda request: {
+        self._handlers: dict[str, Callable[[Any], Answer]] = {
+            "tenant.create": partial(self._fine_tune, "tenant.create"),
+            "tenant.update": partial(self._fine_tune, "tenant.update"),
+            "tenant.delete": self._delete_tenant,
+            "tenant.rollback": self._roll_back,
+            "tenant.show": self._show_tenant,
+            "tenant.list": self._list_tenants,
+            "domain.create": partial(self._pretrain, "domain.create"),
+            "domain.update": partial(self._pretrain, "domain.update"),
+            "domain.delete": self._delete_domain,
+            "domain.show": self._show_domain,
+            "domain.list": self._list_domains,
+            "job.show": lambda request: {"job": views.job(self._registry.job(request.job))},
+            "job.list": self._list_jobs,
+            "job.cancel": self._cancel_job,
+            "upload.start": self._start_upload,
+            "upload.chunk": lambda request: {
                 "received": self._uploads.receive(request, self._settings.upload_chunk_bytes)
             },
-            requests.FinishUpload: lambda request: {"upload": self._uploads.finish(request.upload).id},
-            requests.ListUploads: self._list_uploads,
-            requests.DropUpload: self._drop_upload,
+            "upload.finish": lambda request: {"upload": self._uploads.finish(request.upload).id},
+            "upload.list": self._list_uploads,
+            "upload.drop": self._drop_upload,
         }
 
     def handle(self, raw: bytes) -> Answer:
         """Answer one request, JSON in, a JSON object out. Raises HplmError where it is refused."""
-        request = parse_request(raw)
-        return {"ok": True, **self._handlers[type(request)](request)}
+        action, request = parse_request(raw)
+        return {"ok": True, **self._handlers[action](request)}
 
     def close(self) -> None:
         """Let go of the registry."""
@@ -103,11 +104,11 @@ class ManageService:
     def _uploads(self) -> Uploads:
         return Uploads(self._store, self._registry)
 
-    def _fine_tune(self, request: requests.CreateTenant) -> Answer:
-        kind, name = "tenant.create", request.tenant
+    def _fine_tune(self, kind: str, request: requests.FineTune) -> Answer:
+        name = request.tenant
         base, domain = request.base or self._settings.base, request.domain or self._settings.domain
-        if isinstance(request, requests.UpdateTenant):
-            kind, record = "tenant.update", self._registry.tenant(name)
+        if kind == "tenant.update":
+            record = self._registry.tenant(name)
             if request.base not in (None, record.base):
                 raise BadManageRequestError(
                     f"tenant {name!r} is over base {record.base!r}, which an update cannot change"
@@ -132,11 +133,11 @@ class ManageService:
         }
         return self._submit(kind, f"tenant:{name}", request, base, domain, details)
 
-    def _pretrain(self, request: requests.CreateDomain) -> Answer:
-        kind, name = "domain.create", request.domain
+    def _pretrain(self, kind: str, request: requests.Pretrain) -> Answer:
+        name = request.domain
         base = request.base or self._settings.base
-        if isinstance(request, requests.UpdateDomain):
-            kind, known = "domain.update", self._registry.domain(base, name).parent
+        if kind == "domain.update":
+            known = self._registry.domain(base, name).parent
             if known is None:
                 raise BadManageRequestError(f"{name!r} is the root of its tree: `hplm build plot` makes it")
             if request.parent not in (None, known):
@@ -208,7 +209,7 @@ class ManageService:
         self,
         kind: str,
         subject: str,
-        request: requests.CreateTenant | requests.CreateDomain,
+        request: requests.FineTune | requests.Pretrain,
         base: str,
         domain: str,
         details: dict[str, Any],
@@ -245,14 +246,14 @@ class ManageService:
             raise views.error(job.error)
         return {"job": job.id, **(job.result or {})}
 
-    def _delete_tenant(self, request: requests.DeleteTenant) -> Answer:
+    def _delete_tenant(self, request: requests.OfTenant) -> Answer:
         crash_point("delete.before")
         uploads = self._registry.delete_tenant(request.tenant, self._clock())
         crash_point("delete.after")
         self._consume(uploads)
         return {"tenant": request.tenant}
 
-    def _delete_domain(self, request: requests.DeleteDomain) -> Answer:
+    def _delete_domain(self, request: requests.OfDomain) -> Answer:
         base = request.base or self._settings.base
         if self._registry.domain(base, request.domain).parent is None:
             raise BadManageRequestError(f"{request.domain!r} is the root of its tree, all else stands on it")
@@ -268,7 +269,7 @@ class ManageService:
         crash_point("rollback.after")
         return {"tenant": request.tenant, "version": version.number}
 
-    def _show_tenant(self, request: requests.ShowTenant) -> Answer:
+    def _show_tenant(self, request: requests.OfTenant) -> Answer:
         record = self._registry.tenant(request.tenant)
         versions = [views.version(one) for one in self._registry.tenant_versions(request.tenant)]
         return {"tenant": {**views.tenant(record), "about": record.current.about, "versions": versions}}
@@ -277,7 +278,7 @@ class ManageService:
         found = self._registry.tenants(prefix=request.prefix, after=request.after, limit=request.limit)
         return {"tenants": [views.tenant(record) for record in found]}
 
-    def _show_domain(self, request: requests.ShowDomain) -> Answer:
+    def _show_domain(self, request: requests.OfDomain) -> Answer:
         base = request.base or self._settings.base
         record = self._registry.domain(base, request.domain)
         versions = self._registry.domain_versions(base, request.domain)
@@ -292,7 +293,7 @@ class ManageService:
     def _list_jobs(self, request: requests.ListJobs) -> Answer:
         return {"jobs": [views.job(job) for job in self._registry.jobs(states=request.states, limit=request.limit)]}
 
-    def _cancel_job(self, request: requests.CancelJob) -> Answer:
+    def _cancel_job(self, request: requests.OfJob) -> Answer:
         job = self._registry.cancel_job(request.job, self._clock())
         if job.state not in UNFINISHED:
             # Else its worker does so.
@@ -310,7 +311,7 @@ class ManageService:
         upload = self._uploads.start(request, self._settings, self._clock())
         return {"upload": upload.id, "chunk_bytes": self._settings.upload_chunk_bytes}
 
-    def _list_uploads(self, request: requests.ListUploads) -> Answer:
+    def _list_uploads(self, request: ManageRequest) -> Answer:
         used = self._registry.uploads_in_use()
         return {
             "uploads": [
@@ -318,6 +319,7 @@ class ManageService:
             ]
         }
 
-    def _drop_upload(self, request: requests.DropUpload) -> Answer:
+    def _drop_upload(self, request: requests.OfUpload) -> Answer:
+        """Stays where an unfinished job names it."""
         self._uploads.consume([request.upload])
         return {"upload": request.upload}

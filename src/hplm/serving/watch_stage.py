@@ -13,7 +13,7 @@ from typing import Protocol
 
 from hplm import wire
 from hplm.errors import HplmError, InternalError, QueueFullError, StoppingError
-from hplm.manage.requests import ShowJob, parse_request
+from hplm.manage.requests import OfJob, parse_request
 from hplm.serving.counts import Counts
 from hplm.serving.manage_stage import Handle
 
@@ -71,8 +71,8 @@ class WatchStage:
     def submit(self, raw: bytes, reply: Reply, is_cancelled: Callable[[], bool]) -> None:
         """Watch the job that `{"action": "job.watch", "job": ...}` names, or refuse at once."""
         try:
-            request = parse_request(raw, {"job.watch": ShowJob})
-            assert isinstance(request, ShowJob)
+            _, request = parse_request(raw, {"job.watch": OfJob})
+            assert isinstance(request, OfJob)
             with self._changed:
                 if self._stopping:
                     raise StoppingError("the server is shutting down")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from hplm.errors import BadManageRequestError, TenantNameError, leaves
 from hplm.manage import parts, requests
-from hplm.manage.requests import ACTIONS, CreateTenant, parse_request
+from hplm.manage.requests import ACTIONS, FineTune, parse_request
 
 CREATE = {"action": "tenant.create", "tenant": "acme", "data": {"train": {"upload": "u1"}}}
 SHA = "0" * 64
@@ -43,7 +43,7 @@ MANUAL = (Path(__file__).parents[3] / "docs" / "managing.md").read_text()
 
 
 def parse(values: Any) -> requests.ManageRequest:
-    return parse_request(json.dumps(values).encode())
+    return parse_request(json.dumps(values).encode())[1]
 
 
 def test_every_action_has_a_whole_example_here() -> None:
@@ -87,7 +87,7 @@ def test_the_manual_has_every_setting_of_a_training(settings: type) -> None:
 
 def test_nested_parts_become_classes_and_what_is_not_given_stays_open() -> None:
     found = parse({**CREATE, "settings": {"learning_rates": [0.1]}})
-    assert isinstance(found, CreateTenant)
+    assert isinstance(found, FineTune)
     assert found.data.named() == {"train": parts.Source(upload="u1")}
     assert parts.given(found.settings) == {"learning_rates": (0.1,)}
 
