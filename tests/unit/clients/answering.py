@@ -80,7 +80,7 @@ class _Handler(BaseHTTPRequestHandler):
 def answering(late: Callable[[str], object] = lambda text: None) -> Iterator[Answering]:
     """It, in a thread of its own."""
     with Answering(late) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
             yield server

@@ -42,8 +42,13 @@ def proxy() -> Iterator[ThreadingHTTPServer]:
         def log_message(self, format: str, *arguments: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as server:
-        thread = threading.Thread(target=server.serve_forever)
+    class Server(ThreadingHTTPServer):
+        # Of sixteen that connect at once five would be let in, and the others try again a second later.
+        request_queue_size = 64
+
+    with Server(("127.0.0.1", 0), Proxy) as server:
+        # It looks every hundredth of a second whether it is to end, instead of every half.
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         server.asked, server.answer, server.headers, server.page = asked, 200, {}, PAGE  # type: ignore[attr-defined]
         yield server

@@ -72,7 +72,7 @@ def dripping() -> Iterator[str]:
 
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Dripping) as server:
         server.numbers = itertools.count()  # type: ignore[attr-defined]
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         yield f"http://127.0.0.1:{server.server_address[1]}"
         ended.set()
