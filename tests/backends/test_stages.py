@@ -487,6 +487,35 @@ def test_a_version_that_a_registry_is_asked_for_which_hangs_keeps_nobody_waiting
     stage.stop()
 
 
+def test_a_flood_of_names_that_nobody_has_leaves_room_for_tenants(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tiny.make_repository(tmp_path) / "hbert_upper" / "1"
+    settings = replace(config.load(UpperSettings, folder / "settings.json"), queue_capacity=20)
+    stage = UpperStage(settings, folder)
+    may_go_on = threading.Event()
+
+    def hang(version_id: int) -> ServedTenant:
+        assert may_go_on.wait(20)
+        raise errors.UnknownVersionError(str(version_id))
+
+    monkeypatch.setattr(stage._catalog._registry, "served_version", hang)
+    stage.start()
+    hidden, tokens = np.zeros((4, stage.engine.config.hidden_size), np.float16), np.zeros((4, 3), np.int32)
+
+    def ask(name: bytes, version_id: int | None = None) -> Future[Any]:
+        answer: Future[Any] = Future()
+        submit(stage, UpperInput(hidden, tokens, name, version_id=version_id), answer.set_result)
+        return answer
+
+    flood = [ask(b"made-up-%d" % number, 999) for number in range(40)]
+    assert all(isinstance(one.result(10), errors.QueueFullError) for one in flood[10:])
+    assert isinstance(ask(b"alpha").result(10), UpperAnswer)
+    may_go_on.set()
+    assert all(isinstance(one.result(10), errors.UnknownVersionError) for one in flood[:10])
+    stage.stop()
+
+
 @pytest.mark.parametrize("of", ["tenant", "version"])
 def test_a_load_that_fails_says_as_much_however_many_wait_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: str

@@ -223,7 +223,8 @@ class UpperStage:
                 self._queue(given, tenant, times, reply, is_cancelled)
                 return
             check_time_left(times[1])
-            name = given.tenant.decode()
+            # Names that no tenant has count as one: each would have places of its own, and leave none to those that are.
+            name = given.tenant.decode() if key is not None else ""
             if not self._loads.take(name):
                 raise QueueFullError("too many requests wait for their tenants' weights; try again later")
         except HplmError as error:
