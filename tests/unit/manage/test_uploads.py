@@ -197,17 +197,6 @@ def test_an_upload_that_no_job_waits_for_expires(uploads: Uploads, registry: Reg
     assert {path.name for path in (tmp_path / "uploads").iterdir()} == {wanted, new}
 
 
-@pytest.mark.parametrize("count", [1, 30])
-def test_of_many_uploads_those_that_jobs_wait_for_stay(uploads: Uploads, registry: Registry, count: int) -> None:
-    waited, free = ([start(uploads, b"x" * 9) for _ in range(count)] for _ in range(2))
-    for number, upload in enumerate(waited):
-        request = {"data": {"train": {"upload": upload}}}
-        registry.submit_job("tenant.create", f"tenant:t{number}", request, NOW_S)
-    assert registry.uploaded_bytes() == (18 * count, 18 * count)
-    assert sorted(registry.drop_uploads(ids=[*waited, *free])) == sorted(free)
-    assert sorted(one.id for one in registry.uploads()) == sorted(waited)
-
-
 def test_an_upload_that_nobody_finishes_gives_its_room_back_soon(uploads: Uploads, registry: Registry) -> None:
     started, whole = (start(uploads, b"good", now_s=NOW_S) for _ in range(2))
     send(uploads, started, b"go")

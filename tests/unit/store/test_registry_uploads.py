@@ -63,3 +63,15 @@ def test_no_job_waits_for_an_upload_that_is_gone(
     with pytest.raises(UnknownUploadError):
         registry.submit_job("tenant.create", "tenant:a", request_of(upload.id), NOW_S)
     assert registry.jobs() == []
+
+
+@pytest.mark.parametrize("count", [1, 30])
+def test_of_many_uploads_those_that_jobs_wait_for_stay(registry: Registry, count: int) -> None:
+    waited, free = ([registry.start_upload(9, "a", NOW_S).id for _ in range(count)] for _ in range(2))
+    for number, upload in enumerate(waited):
+        registry.receive(upload, 5)
+        request = {"data": {"train": {"upload": upload}}}
+        registry.submit_job("tenant.create", f"tenant:t{number}", request, NOW_S)
+    assert registry.uploaded_bytes() == (18 * count, 13 * count)
+    assert sorted(registry.drop_uploads(ids=[*waited, *free])) == sorted(free)
+    assert sorted(one.id for one in registry.uploads()) == sorted(waited)
