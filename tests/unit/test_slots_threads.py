@@ -203,7 +203,7 @@ def test_a_closed_cache_ends_what_runs_and_fails_what_waits_and_comes_later() ->
         assert opened.wait(SOON_S)
         return 2 * key
 
-    cache: HostCache[int, int] = HostCache(load, lambda value: 1, capacity_bytes=100, num_threads=1)
+    cache: HostCache[int, int] = HostCache(load, lambda value: 1, capacity=100, num_threads=1)
     futures = [cache.fetch(key) for key in range(5)]
     assert entered.wait(SOON_S)
     closing = threading.Thread(target=cache.close)

@@ -74,7 +74,7 @@ class PeerStage:
         self._tenants: HostCache[ServedTenant, Tenant] = HostCache(
             lambda key: self._body.keep(self._bank.load(key)),
             lambda tenant: tenant.num_bytes,
-            capacity_bytes=settings.host_cache_mb * 1_000_000,
+            capacity=settings.host_cache_mb * 1_000_000,
         )
         self._answers = ThreadPoolExecutor(2, thread_name_prefix="peer-answer")
         self.worker: SwapWorker[_Job] = SwapWorker(

@@ -19,7 +19,9 @@ Value = TypeVar("Value")
 
 
 class HostCache(Generic[Key, Value]):
-    """At most `capacity_bytes` of loaded values, the least recently used go first; one load a key at a time.
+    """Loaded values of at most `capacity` in all, the least recently used go first; one load a key at a time.
+
+    `size_of` a value is in bytes, or 1 where values are counted.
 
     Loads of different keys run side by side in `num_threads` threads, and no lock is held while one runs. A value that a
     request still holds lives on until that request lets it go, dropped from the cache or not. A failed load is not
@@ -31,12 +33,12 @@ class HostCache(Generic[Key, Value]):
         load: Callable[[Key], Value],
         size_of: Callable[[Value], int],
         *,
-        capacity_bytes: int,
+        capacity: int,
         num_threads: int = LOAD_THREADS,
     ) -> None:
         self._load = load
         self._size_of = size_of
-        self._capacity_bytes = capacity_bytes
+        self._capacity = capacity
         self._lock = threading.Lock()
         self._kept: OrderedDict[Key, Value] = OrderedDict()
         self._loading: dict[Key, Future[Value]] = {}
@@ -44,7 +46,7 @@ class HostCache(Generic[Key, Value]):
         self._unwanted: set[Key] = set()  # dropped while they were loading
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="hplm-load")
         self._is_closed = False
-        self.kept_bytes = 0
+        self.kept_size = 0
         # That did not fail.
         self.loads = 0
 
@@ -83,7 +85,7 @@ class HostCache(Generic[Key, Value]):
                 if key in self._loading:
                     self._unwanted.add(key)
                 if dropped is not None:
-                    self.kept_bytes -= self._size_of(dropped)
+                    self.kept_size -= self._size_of(dropped)
             # Not within the lock: a domain's look-up maps gigabytes.
             del dropped
 
@@ -131,10 +133,10 @@ class HostCache(Generic[Key, Value]):
             is_awaited, is_wanted = self._loaded(key, future)
             if is_wanted:
                 self._kept[key] = value
-                self.kept_bytes += size
-            while self.kept_bytes > self._capacity_bytes and len(self._kept) > 1:
+                self.kept_size += size
+            while self.kept_size > self._capacity and len(self._kept) > 1:
                 _, dropped = self._kept.popitem(last=False)
-                self.kept_bytes -= self._size_of(dropped)
+                self.kept_size -= self._size_of(dropped)
         if is_awaited:
             future.set_result(value)
 

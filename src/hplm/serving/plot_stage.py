@@ -156,13 +156,13 @@ class PlotStage:
         # Those that requests still hold, dropped from the cache or not: one more of the same would take its memory again.
         self._open_now: WeakValueDictionary[Lineage, PlotLookup] = WeakValueDictionary()
         self._domains: HostCache[Lineage, PlotLookup] = HostCache(
-            self._open, lambda _: 1, capacity_bytes=settings.most_domains
+            self._open, lambda _: 1, capacity=settings.most_domains
         )
         # How many texts a request of a tenant has, as its card says.
         self._texts: HostCache[ServedTenant, int] = HostCache(
             lambda tenant: self._bank.card(tenant).texts,
             lambda _: 1,
-            capacity_bytes=MOST_CARDS,
+            capacity=MOST_CARDS,
         )
         self._opening = Places(settings.queue_capacity)
         # A root is in every lineage: what is wrong with it shows now.

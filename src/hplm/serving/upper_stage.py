@@ -117,11 +117,11 @@ class UpperStage:
         self._catalog = Catalog(store, settings.base, on_forgotten=self._forget)
         self._bank = TenantBank(store, self._catalog, base.fingerprint, verify=settings.verify)
         self._cache: HostCache[ServedTenant, Tenant] = HostCache(
-            self._load, lambda tenant: tenant.num_bytes, capacity_bytes=settings.host_cache_mb * 1_000_000
+            self._load, lambda tenant: tenant.num_bytes, capacity=settings.host_cache_mb * 1_000_000
         )
         # Versions that the registry has to be asked for, which may hang. Once they are found the catalog knows them.
         self._asked: HostCache[tuple[bytes, int | None], ServedTenant] = HostCache(
-            lambda asked: self._bank.resolve(*asked), lambda _: 1, capacity_bytes=1
+            lambda asked: self._bank.resolve(*asked), lambda _: 1, capacity=1
         )
         self._tracer = Tracer(Path(settings.trace) if settings.trace else None, "upper")
         upper = base.load_upper()
