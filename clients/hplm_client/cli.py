@@ -14,7 +14,7 @@ from hplm_client.ahead import answers_ahead
 from hplm_client.answers import Prediction
 from hplm_client.asked import Asked, texts_asked
 from hplm_client.client import Client
-from hplm_client.connection import USUAL_TIMEOUT_S, headers_of_environment
+from hplm_client.connection import LONGEST_TIMEOUT_S, USUAL_TIMEOUT_S, headers_of_environment
 
 
 def predict(
@@ -72,7 +72,7 @@ def predict(
             _print("\n".join(lines))
 
     # An answer just within the deadline has to come back too.
-    timeout_s = max(USUAL_TIMEOUT_S, (deadline_s or 0.0) + 5.0)
+    timeout_s = min(LONGEST_TIMEOUT_S, max(USUAL_TIMEOUT_S, (deadline_s or 0.0) + 5.0))
     with Client(url, headers=headers_of_environment(), timeout_s=timeout_s) as client:
         for one, answer in answers_ahead(client, tenant, asked, deadline_s):
             is_sent = not isinstance(one.texts, HplmError)

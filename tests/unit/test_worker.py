@@ -675,36 +675,49 @@ import sys, time
 from tests.unit.test_worker import *
 
 def run(items, batch):
+    if items == [2]:
+        time.sleep(0.5)  # another comes meanwhile
     raise RuntimeError("CUDA error: an illegal memory access was encountered" if items == [2] else "another")
 
-worker = worker_of(run, is_fatal=is_device_lost)
+worker = worker_of(run, is_fatal=lambda error: "CUDA" in str(error), batch=1)
 worker.start()
-for item in (1, 2):
+for item in (1, 2, 3):
     answered = threading.Event()
 
-    def reply(answer):
+    def reply(answer, item=item, answered=answered):
         print(item, type(answer).__name__, flush=True)
         answered.set()
 
     now_s = time.monotonic()
     worker.submit(Job(item, reply, bool), tenant="a", tokens=1, arrived_s=now_s, deadline_s=now_s + 100)
-    answered.wait()
+    if item != 2:
+        answered.wait()
 time.sleep(30)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, cwd=ROOT)
-    assert done.stdout.split("\n")[:2] == ["1 InternalError", "2 InternalError"]
+    assert sorted(done.stdout.split("\n")) == ["", "1 InternalError", "2 InternalError", "3 StoppingError"]
     assert done.returncode == 1
     assert "this process ends" in done.stderr
 
 
 @pytest.mark.parametrize(
-    ("error", "is_lost"),
+    ("error", "then", "is_lost"),
     [
-        (RuntimeError("CUDA error: device-side assert triggered"), True),
-        (torch.OutOfMemoryError("CUDA out of memory"), False),
-        (RuntimeError("shape mismatch"), False),
-        (ValueError("CUDA error"), False),
+        (RuntimeError("CUDA error: illegal address"), RuntimeError("CUDA error: illegal address"), True),
+        (RuntimeError("CUDA error: invalid configuration argument"), None, False),
+        (RuntimeError("CUDA error: out of memory"), RuntimeError("CUDA error: out of memory"), False),
+        (RuntimeError("CUDA error: out of memory"), torch.OutOfMemoryError("CUDA out of memory"), False),
+        (torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("CUDA error: illegal address"), False),
+        (RuntimeError("shape mismatch"), RuntimeError("no CUDA"), False),
     ],
 )
-def test_only_what_every_later_call_meets_too_is_a_lost_device(error: Exception, is_lost: bool) -> None:
+def test_only_what_every_later_call_meets_too_is_a_lost_device(
+    error: Exception, then: Exception | None, is_lost: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def synchronize() -> None:
+        if then is not None:
+            raise then
+
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    monkeypatch.setattr(torch, "zeros", lambda *shape, device: None)
     assert is_device_lost(error) is is_lost

@@ -36,6 +36,8 @@ Answer = dict[str, Any]
 # A dry run is a short job; who asks for one mostly gets its result at once.
 DRY_RUN_WAIT_S = 10.0
 DRY_RUN_LOOK_S = 0.1
+# For a request that is just opening the registry.
+CLOSE_S = 1.0
 
 
 class ManageService:
@@ -86,11 +88,14 @@ class ManageService:
         return {"ok": True, **self._handlers[action](request)}
 
     def close(self) -> None:
-        """Let go of the registry."""
-        with self._opening:
-            if self._opened is not None:
-                self._opened.close()
-                self._opened = None
+        """Let go of the registry, unless a request is opening one that hangs."""
+        if self._opening.acquire(timeout=CLOSE_S):
+            try:
+                if self._opened is not None:
+                    self._opened.close()
+                    self._opened = None
+            finally:
+                self._opening.release()
 
     @property
     def _registry(self) -> Registry:

@@ -106,9 +106,20 @@ def choose_threads(wanted: int, instances: int = 1) -> int:
 
 
 def is_device_lost(error: BaseException) -> bool:
-    """Whether CUDA fails every later call of this process too, as after an illegal address; not where memory has run out."""
-    of_cuda = isinstance(error, getattr(torch, "AcceleratorError", ())) or "CUDA error" in str(error)
-    return isinstance(error, RuntimeError) and of_cuda and not isinstance(error, torch.OutOfMemoryError)
+    """Whether CUDA fails every later call of this process too, as after an illegal address: it is tried.
+
+    Not where memory has run out, or what was asked was wrong: these pass.
+    """
+    if not isinstance(error, RuntimeError) or "CUDA error" not in str(error):
+        return False
+    try:
+        torch.cuda.synchronize()
+        torch.zeros(1, device="cuda")
+    except torch.OutOfMemoryError:
+        return False
+    except RuntimeError as again:
+        return not any(word in str(again) for word in ("out of memory", "ALLOC_FAILED"))
+    return False
 
 
 def use_threads(count: int) -> None:

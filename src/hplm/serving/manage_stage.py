@@ -9,8 +9,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from hplm.errors import BadManageRequestError, CancelledError, HplmError, InternalError, QueueFullError, StoppingError
@@ -19,11 +19,11 @@ from hplm.serving.counts import Counts
 
 Handle = Callable[[bytes], dict[str, Any]]
 Reply = Callable[[bytes | HplmError], None]
-Request = tuple[bytes, Reply, Callable[[], bool]]
-# A request, or nothing more once somebody has taken it.
-Box = list[Request]
+# Its number, its bytes, and whether its client has gone.
+Request = tuple[int, bytes, Callable[[], bool]]
 # For what is under way at the end: a request that hangs, as on a dead file system, keeps nobody.
 STOP_S = 2.0
+STOPPING = StoppingError("the server is shutting down")
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,8 @@ LANES = (Lane(64 << 10, threads=4, capacity=256), Lane(12 << 20, threads=2, capa
 class _OpenLane(NamedTuple):
     most_bytes: int
     room: threading.Semaphore
-    pool: ThreadPoolExecutor
+    waiting: SimpleQueue[Request | None]
+    threads: list[threading.Thread]
 
 
 class ManageStage:
@@ -50,17 +51,21 @@ class ManageStage:
 
     def __init__(self, handle: Handle, lanes: Sequence[Lane] = LANES) -> None:
         self._handle = handle
-        self._lanes = [
-            _OpenLane(lane.most_bytes, threading.Semaphore(lane.capacity), ThreadPoolExecutor(lane.threads, "manage"))
-            for lane in sorted(lanes, key=lambda lane: lane.most_bytes)
-        ]
-        self._stopping = False
-        self._waiting = 0
-        self._changing = threading.Lock()
-        # Of requests that a thread is at: whoever takes one out answers it.
-        self._under_way: dict[int, Reply] = {}
+        # Of requests without an answer: whoever takes one out of here answers it.
+        self._replies: dict[int, Reply] = {}
         self._numbers = itertools.count()
+        self._stopping = False
+        self._submitting = threading.Lock()
         self._counts = Counts()
+        self._lanes = [self._opened(lane) for lane in sorted(lanes, key=lambda lane: lane.most_bytes)]
+
+    def _opened(self, lane: Lane) -> _OpenLane:
+        opened = _OpenLane(lane.most_bytes, threading.Semaphore(lane.capacity), SimpleQueue(), [])
+        for _ in range(lane.threads):
+            # Daemons: one that hangs keeps no process from ending.
+            opened.threads.append(threading.Thread(target=self._serve, args=(opened,), name="manage", daemon=True))
+            opened.threads[-1].start()
+        return opened
 
     @property
     def counts(self) -> Counter[str]:
@@ -70,7 +75,7 @@ class ManageStage:
     @property
     def waiting(self) -> int:
         """Requests under way or waiting now."""
-        return self._waiting
+        return len(self._replies)
 
     def submit(self, raw: bytes, reply: Reply, is_cancelled: Callable[[], bool]) -> None:
         """Start a request, or refuse it at once: too large, or too many of its size under way."""
@@ -82,15 +87,13 @@ class ManageStage:
         elif not lane.room.acquire(blocking=False):
             self._answer(reply, QueueFullError("too many manage requests wait; try again later"))
         else:
-            self._count_waiting(1)
-            # A pool that cannot start a thread raises although it has queued the request: whoever takes it out of here answers.
-            box: Box = [(raw, reply, is_cancelled)]
-            try:
-                lane.pool.submit(self._run, box, lane.room)
-            except RuntimeError as error:
-                if _taken(box) is not None:
-                    self._leave(lane.room)
-                    self._answer(reply, self._unstarted(error))
+            with self._submitting:
+                if is_taken := not self._stopping:
+                    number = next(self._numbers)
+                    self._replies[number] = reply
+                    lane.waiting.put((number, raw, is_cancelled))
+            if not is_taken:
+                self._answer(reply, STOPPING)
 
     def count_refused(self, error: HplmError) -> None:
         """Of a request that could not even be submitted."""
@@ -98,46 +101,33 @@ class ManageStage:
 
     def stop(self) -> None:
         """Take nothing more; what is under way ends, what waits or takes longer than `STOP_S` is refused."""
-        self._stopping = True
+        with self._submitting:
+            self._stopping = True
         for lane in self._lanes:
-            lane.pool.shutdown(wait=False)
+            for _ in lane.threads:
+                lane.waiting.put(None)
         until_s = time.monotonic() + STOP_S
-        while self._waiting and time.monotonic() < until_s:
-            time.sleep(0.01)
-        for number in list(self._under_way):
-            if (reply := self._under_way.pop(number, None)) is not None:
+        for thread in (thread for lane in self._lanes for thread in lane.threads):
+            thread.join(max(0.0, until_s - time.monotonic()))
+        for number in list(self._replies):
+            if (reply := self._replies.pop(number, None)) is not None:
                 self._answer(reply, StoppingError("the server is shutting down; what was asked may still be done"))
 
-    def _unstarted(self, error: RuntimeError) -> HplmError:
-        if self._stopping:
-            return StoppingError("the server is shutting down")
-        logging.getLogger(__name__).error("a manage request could not be started: %s", error)
-        return QueueFullError("the server cannot start work on a manage request now; try again later")
-
-    def _run(self, box: Box, room: threading.Semaphore) -> None:
-        if (request := _taken(box)) is None:
-            return
-        raw, reply, is_cancelled = request
-        number = next(self._numbers)
-        self._under_way[number] = reply
-        if self._stopping:
-            answer: bytes | HplmError = StoppingError("the server is shutting down")
-        elif is_gone(is_cancelled):
-            answer = CancelledError("the client has gone; nothing was done")
-        else:
-            answer = answered(self._handle, raw)
-        # Before the answer leaves: whoever asks again on it must find room.
-        self._leave(room)
-        if self._under_way.pop(number, None) is not None:
-            self._answer(reply, answer)
-
-    def _leave(self, room: threading.Semaphore) -> None:
-        room.release()
-        self._count_waiting(-1)
-
-    def _count_waiting(self, change: int) -> None:
-        with self._changing:
-            self._waiting += change
+    def _serve(self, lane: _OpenLane) -> None:
+        while (request := lane.waiting.get()) is not None:
+            number, raw, is_cancelled = request
+            if self._stopping:
+                answer: bytes | HplmError = STOPPING
+            elif is_gone(is_cancelled):
+                answer = CancelledError("the client has gone; nothing was done")
+            else:
+                answer = answered(self._handle, raw)
+            reply = self._replies.pop(number, None)
+            # Before the answer leaves: whoever asks again on it must find room.
+            lane.room.release()
+            if reply is not None:
+                self._answer(reply, answer)
+            del request, raw, is_cancelled, answer, reply  # a thread that only waits must hold no request
 
     def _answer(self, reply: Reply, answer: bytes | HplmError) -> None:
         self._counts.add_answer(answer)
@@ -148,13 +138,6 @@ class ManageStage:
             self._counts.add("failed_answers")
 
 
-def _taken(box: Box) -> Request | None:
-    try:
-        return box.pop()
-    except IndexError:
-        return None
-
-
 def answered(handle: Handle, raw: bytes) -> bytes | HplmError:
     """What `handle` returns as JSON, or its error; what nobody expected is for the log alone."""
     try:
@@ -162,6 +145,7 @@ def answered(handle: Handle, raw: bytes) -> bytes | HplmError:
         return json.dumps(handle(raw)).encode()
     except HplmError as error:
         return error
-    except Exception:
+    except BaseException:
+        # Also what is no Exception, as a panic in Rust: its thread would answer nobody any more.
         logging.getLogger(__name__).exception("a manage request failed")
         return InternalError("the server failed on this manage request; its log says why")

@@ -168,3 +168,4 @@ class WatchStage:
             watcher.reply(answer, is_last=is_last)
         except Exception:
             logging.getLogger(__name__).exception("a watcher could not be told")
+            self._counts.add("failed_answers")

@@ -253,6 +253,7 @@ class Worker(Generic[Item, Answer]):
 
     def _die(self) -> None:
         logging.getLogger(__name__).critical("%s: nothing can be computed here any more, this process ends", self._name)
+        self.close()
         self._answers.stop(self._clock() + LAST_WORDS_S)
         os._exit(1)
 

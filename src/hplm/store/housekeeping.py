@@ -111,8 +111,13 @@ def given_up(found: Iterable[Found], known: Snapshot) -> list[Skipped]:
     return [
         Skipped(one.path, why)
         for one in found
-        if is_interrupted(one, known) and _subject(one) not in known.busy and one.path.rpartition("/")[0] not in kept
+        if is_interrupted(one, known) and _subject(one) not in known.busy and _version_of(one) not in kept
     ]
+
+
+def _version_of(one: Found) -> str:
+    """The folder that a version of a tenant or domain is in, or, as a tenant's first once was, is."""
+    return "/".join(one.parts[: 2 if one.kind == "tenant" else 3])
 
 
 def is_unknown(one: Found, known: Snapshot) -> bool:
@@ -158,6 +163,7 @@ class _Planner:
         self._fingerprints = {base.name: base.fingerprint for base in known.bases}
         self._paths = {one.path for one in known.domains}
         self._roots = {(one.base, one.domain): one.path for one in known.domains if one.parent_id is None}
+        self._domains_known = set(known.domain_names)
         self._named = set(known.tenant_names)
         self._bases: list[BaseRecord] = []
         self._domains: list[NewDomain] = []
@@ -185,10 +191,11 @@ class _Planner:
         for card in cards:
             if base := self._base_of(card):
                 name, path = card.found.parts[1], card.found.path
-                if (base, name) in self._roots:
+                if (base, name) in self._domains_known:
                     self.skip(card, f"domain {name!r} is registered elsewhere")
                     continue
                 self._roots[base, name] = path
+                self._domains_known.add((base, name))
                 self._paths.add(path)
                 self._domains.append(NewDomain(base, name, 1, path, None, card.about or {}))
 

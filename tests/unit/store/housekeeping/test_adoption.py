@@ -17,7 +17,7 @@ from hplm.store.layout import Store
 from hplm.store.records import BaseRecord, DomainVersion, NewDomain, NewTenant
 from hplm.store.registry import Registry
 from tests.unit.store.housekeeping.stores import NOTHING, fill, found, publish
-from tests.unit.store.making import NOW_S, put, put_bank, put_base, put_domain, put_tenant
+from tests.unit.store.making import NOW_S, put, put_bank, put_base, put_domain, put_plot, put_tenant
 
 
 def test_an_adoption_puts_parents_before_children_whatever_their_order() -> None:
@@ -152,6 +152,18 @@ def test_who_puts_back_what_was_deleted_is_told_that_it_will_not_stay(
     plan = caretaker.adopt(store, registry, NOW_S)
     assert [one.path for one in plan.skipped] == [path]
     assert "deleted" in plan.skipped[0].why
+
+
+def test_a_plot_that_has_the_name_of_a_registered_branch_keeps_nothing_else_from_adoption(
+    store: Store, registry: Registry, base: str
+) -> None:
+    fill(store, base)
+    caretaker.adopt(store, registry, NOW_S)
+    put_plot(store, "law", base)
+    put_tenant(store, "tenants/later/1", base, "plots/general")
+    plan = caretaker.adopt(store, registry, NOW_S)
+    assert [one.path for one in plan.skipped] == ["plots/law"]
+    assert [one.name for one in plan.tenants] == ["later"]
 
 
 def test_a_branch_that_has_the_name_of_a_plot_keeps_nothing_else_from_adoption(
