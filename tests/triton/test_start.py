@@ -303,7 +303,9 @@ def test_hplm_serve_brings_a_registry_of_the_first_schema_up_to_date(tmp_path: P
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
 def test_a_signal_while_starting_leaves_no_triton_behind(tmp_path: Path, name: str) -> None:
     models = tiny.make_repository(tmp_path)
-    command = [str(Path(sys.executable).parent / "hplm"), "serve", "--check", "--models", str(models)]
+    hplm = str(Path(sys.executable).parent / "hplm")
+    # Under nohup these tests would hand on that SIGHUP is ignored.
+    command = ["env", f"--default-signal={name}", hplm, "serve", "--check", "--models", str(models)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     for line in process.stderr:

@@ -45,7 +45,7 @@ def test_what_is_due_is_told_in_few_numbers_and_nearly_right(queue: list[tuple[f
 def test_a_queue_tells_what_waits_what_runs_and_how_long_a_full_batch_takes() -> None:
     cost = CostModel.fit([(n, n * 10, 0.1 + n * 1e-3) for n in (1, 10, 100, 1000)])
     queue = RequestQueue(Das(), Budget(1, 100, 64, 64), cost, capacity=100, weights={}, starve_after_s=math.inf)
-    assert queue.backlog([], 0.0) == Backlog(0.0, 0.0, 0, 0.0, -math.inf, (), (), {})
+    assert queue.backlog([], 0.0) == Backlog(0.0, 0.0, 0, 0.0, 0.0, (), (), {})
     for number in range(25):
         queue.offer(Waiting(number, "t", 10, 0.1 * number, 100.0 + number), 3.0)
     queue.take(3.0)
