@@ -461,11 +461,13 @@ def test_tenants_whose_weights_are_slow_to_read_keep_nobody_waiting(
     stage.stop()
 
 
-def test_a_version_that_a_registry_is_asked_for_which_hangs_keeps_nobody_waiting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def over_a_registry_that_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **changed: Any
+) -> tuple[UpperStage, np.ndarray, np.ndarray, threading.Event]:
+    """A started stage, hidden states and tokens to ask it with; it hears of other versions than its own at the event."""
     folder = tiny.make_repository(tmp_path) / "hbert_upper" / "1"
-    stage = UpperStage(config.load(UpperSettings, folder / "settings.json"), folder)
+    settings = replace(config.load(UpperSettings, folder / "settings.json"), **changed)
+    stage = UpperStage(settings, folder)
     may_go_on = threading.Event()
 
     def hang(version_id: int) -> ServedTenant:
@@ -475,6 +477,13 @@ def test_a_version_that_a_registry_is_asked_for_which_hangs_keeps_nobody_waiting
     monkeypatch.setattr(stage._catalog._registry, "served_version", hang)
     stage.start()
     hidden, tokens = np.zeros((4, stage.engine.config.hidden_size), np.float16), np.zeros((4, 3), np.int32)
+    return stage, hidden, tokens, may_go_on
+
+
+def test_a_version_that_a_registry_is_asked_for_which_hangs_keeps_nobody_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage, hidden, tokens, may_go_on = over_a_registry_that_hangs(tmp_path, monkeypatch)
     answers: dict[str, Future[Any]] = {name: Future() for name in ("unknown", "late", "known")}
     submit(stage, UpperInput(hidden, tokens, b"alpha", version_id=999), answers["unknown"].set_result)
     submit(stage, UpperInput(hidden, tokens, b"alpha", 0.4, version_id=999), answers["late"].set_result)
@@ -490,18 +499,7 @@ def test_a_version_that_a_registry_is_asked_for_which_hangs_keeps_nobody_waiting
 def test_a_flood_of_names_that_nobody_has_leaves_room_for_tenants(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tiny.make_repository(tmp_path) / "hbert_upper" / "1"
-    settings = replace(config.load(UpperSettings, folder / "settings.json"), queue_capacity=20)
-    stage = UpperStage(settings, folder)
-    may_go_on = threading.Event()
-
-    def hang(version_id: int) -> ServedTenant:
-        assert may_go_on.wait(20)
-        raise errors.UnknownVersionError(str(version_id))
-
-    monkeypatch.setattr(stage._catalog._registry, "served_version", hang)
-    stage.start()
-    hidden, tokens = np.zeros((4, stage.engine.config.hidden_size), np.float16), np.zeros((4, 3), np.int32)
+    stage, hidden, tokens, may_go_on = over_a_registry_that_hangs(tmp_path, monkeypatch, queue_capacity=20)
 
     def ask(name: bytes, version_id: int | None = None) -> Future[Any]:
         answer: Future[Any] = Future()
