@@ -15,6 +15,7 @@ import torch
 from rich.progress import Progress
 from tokenizers import Tokenizer
 
+from hplm import base_folder
 from hplm.config import BaseConfig
 from hplm.errors import ArtifactError, ConfigError, DataError
 from hplm.nn import base as bases
@@ -164,7 +165,7 @@ def _check_own(store: Store, base: Base, plot_name: str) -> None:
         return
     for other in base.folder.parent.iterdir():
         with suppress(ArtifactError):
-            if artifact.read(other, bases.KIND).fingerprint == over:
+            if artifact.read(other, base_folder.KIND).fingerprint == over:
                 raise DataError(f"the tables {plot_name!r} are of base {other.name!r}: choose another name with --plot")
 
 

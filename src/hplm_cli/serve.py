@@ -19,11 +19,10 @@ from hplm_client.connection import headers_of_environment
 from rich.console import Console
 from rich.markup import escape
 
-from hplm import config
+from hplm import base_folder, config
 from hplm.adapters.bank import TenantBank, is_banked
 from hplm.adapters.tenant import TenantCard
 from hplm.errors import ArtifactError, HplmError, RegistryError, StartError
-from hplm.nn import base as bases
 from hplm.store.catalog import Catalog
 from hplm.store.layout import Store
 from hplm.store.registry import Registry
@@ -79,16 +78,15 @@ def serve(
     # `--check` takes free ports: it may run beside a server that holds the usual ones.
     ports = free_ports() if check else Ports(http_port, grpc_port, metrics_port, host)
     check_free(ports)
-    if models == DEFAULT_MODELS:
+    if models == DEFAULT_MODELS and not models.is_dir():
         from hplm_builder.cli import show_scores
         from hplm_builder.demo import DEMO_FOLDER, build_demo
 
-        if not models.is_dir():
-            from hplm.progress import progress_bars
+        from hplm.progress import progress_bars
 
-            console.print(f"No models in {models} yet: building them, a few minutes once.")
-            with progress_bars() as progress:
-                show_scores(build_demo(DEMO_FOLDER, progress))
+        console.print(f"No models in {models} yet: building them, a few minutes once.")
+        with progress_bars() as progress:
+            show_scores(build_demo(DEMO_FOLDER, progress))
     cards, left = served_tenants(models)
     install = find_triton()
     console.print(f"Triton: {install.origin} ({install.binary})")
@@ -153,7 +151,7 @@ def served_tenants(models: Path) -> tuple[list[TenantCard], int]:
     settings = config.load(config.UpperSettings, folder / "settings.json")
     store = Store((folder / settings.store).resolve(), settings.registry)
     bring_up_to_date(store)
-    base = bases.load(store.base(settings.base), verify=False)
+    base = base_folder.read(store.base(settings.base), verify=False)
     with closing(Catalog(store, settings.base)) as catalog:
         bank = TenantBank(store, catalog, base.fingerprint)
         cards: list[TenantCard] = []

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ CORE = (
     "hplm.plot",
     "hplm.scheduling",
     "hplm.store",
+    "hplm.base_folder",
     "hplm.config",
     "hplm.crash",
     "hplm.decode",
@@ -90,3 +93,9 @@ def test_only_the_translation_modules_import_tritons_python_module() -> None:
         p.name for p in ROOT.rglob("*.py") if ".venv" not in p.parts and "triton_python_backend_utils" in imports_of(p)
     }
     assert users == {"translate.py", "metrics.py", "waking.py"}
+
+
+@pytest.mark.parametrize("command", ["serve", "store", "predict", "tenant", "domain", "job", "upload"])
+def test_a_command_that_computes_nothing_does_not_wait_for_torch(command: str) -> None:
+    program = f"import sys, hplm_cli; hplm_cli.make_app({command!r}); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True)

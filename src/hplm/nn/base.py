@@ -1,8 +1,8 @@
-"""A converted base as an artifact: tokenizer, window encoder and upper layers, each loadable on its own."""
+"""A converted base's weights: window encoder and upper layers, each loadable on its own."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,25 +12,16 @@ from safetensors.torch import load_file
 from safetensors.torch import save as packed
 from torch import Tensor
 
-from hplm.config import BaseConfig, parse
+from hplm import base_folder
+from hplm.base_folder import KIND, BaseFolder
+from hplm.config import BaseConfig
 from hplm.errors import CorruptArtifactError, unusable
 from hplm.nn.encoder import UpperEncoder, WindowEncoder
 from hplm.store import artifact
 
-KIND = "base"
 
-
-@dataclass(frozen=True)
-class Base:
-    """A base on disk. Its fingerprint ties tables and tenants to it."""
-
-    folder: Path
-    config: BaseConfig
-    fingerprint: str
-
-    @property
-    def tokenizer_path(self) -> Path:
-        return self.folder / "tokenizer.json"
+class Base(BaseFolder):
+    """A base on disk."""
 
     def load_lower(self) -> WindowEncoder:
         """The window encoder, in fp32."""
@@ -70,8 +61,5 @@ def save(
 
 def load(folder: Path, *, verify: bool = True) -> Base:
     """Open a base. Raises MissingArtifactError or CorruptArtifactError."""
-    stored = artifact.read(folder, KIND)
-    if verify:
-        stored.verify()
-    config = parse(BaseConfig, stored.meta.get("config"), f"{folder / artifact.MANIFEST}: config")
-    return Base(folder, config, stored.fingerprint)
+    found = base_folder.read(folder, verify=verify)
+    return Base(found.folder, found.config, found.fingerprint)

@@ -11,9 +11,9 @@ from dataclasses import replace
 
 import pytest
 
+from hplm import base_folder
 from hplm.adapters import bank_file
 from hplm.adapters import tenant as tenants
-from hplm.nn import base as bases
 from hplm.nn import lower
 from hplm.plot import table
 from hplm.store import caretaker
@@ -43,7 +43,7 @@ def test_the_kinds_are_those_that_the_artifacts_are_published_as() -> None:
     assert (
         *("base", "plot-table", "lower"),
         *("tenant", "bank"),
-    ) == (bases.KIND, table.KIND, lower.KIND, tenants.KIND, bank_file.KIND)
+    ) == (base_folder.KIND, table.KIND, lower.KIND, tenants.KIND, bank_file.KIND)
 
 
 def test_everything_in_a_store_is_found_in_its_place(store: Store, base: str) -> None:
