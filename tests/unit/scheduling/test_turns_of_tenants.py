@@ -36,12 +36,20 @@ def answered_share(policy: Policy, budget: Budget, flooders: int, flood_tokens: 
     return sum(one.in_time for one in own) / len(own)
 
 
+UPPER, LOOK_UP = Budget(1, 1024, 64, 63), Budget(1, 2048, 64, 64)
+
+
 @pytest.mark.parametrize("policy", [Fcfs(), Sjf(), Das()], ids=lambda p: type(p).__name__)
 @pytest.mark.parametrize(
-    ("flooders", "flood_tokens", "quiet_tokens"),
-    [(7, 20, 60), (7, 20, 200), (19, 25, 100), (40, 25, 60), (63, 12, 12), (100, 12, 12), (100, 12, 200)],
+    ("budget", "flooders", "flood_tokens", "quiet_tokens"),
+    [
+        *(
+            (UPPER, *flood)
+            for flood in ((7, 20, 60), (7, 20, 200), (19, 25, 100), (40, 25, 60), (63, 12, 12), (100, 12, 200))
+        ),
+        *((LOOK_UP, *flood) for flood in ((7, 20, 200), (100, 12, 12))),
+    ],
 )
-@pytest.mark.parametrize("budget", [Budget(1, 1024, 64, 63), Budget(1, 2048, 64, 64)], ids=["upper", "look-up"])
 def test_a_text_longer_than_its_share_is_answered_beside_a_flood(
     policy: Policy, budget: Budget, flooders: int, flood_tokens: int, quiet_tokens: int
 ) -> None:
