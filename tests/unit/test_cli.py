@@ -42,7 +42,7 @@ COMMANDS = (
     ["loadtest"],
     *(["loadtest", name] for name in ("steady", "ramp", "burst", "replay")),
     ["eval"],
-    *(["eval", name] for name in ("demo", "conversion", "tables", "methods", "tables-accuracy", "domains", "cuts")),
+    *(["eval", name] for name in ("demo", "tables", "methods", "tables-accuracy", "domains", "cuts")),
     ["eval", "int8"],
 )
 
@@ -64,7 +64,6 @@ def test_the_program_is_installed_and_knows_its_version() -> None:
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        (["eval", "conversion", "--data", "x", "--method", "guess"], "BAD_CONFIG: no method 'guess'"),
         (["eval", "demo", "--tenant", "guess"], "BAD_DATA: no demo tenant 'guess'"),
         (["build", "tenant", "t", "--train", "no.csv", "--dev", "no.csv"], "BAD_DATA: no.csv cannot be read"),
         (["build", "plot", "--text", "no.txt"], "BAD_DATA: 'no.txt' is neither a text file nor one of"),
@@ -87,7 +86,6 @@ def test_the_program_is_installed_and_knows_its_version() -> None:
     ],
     ids=[
         *(
-            "unknown-method",
             "unknown-demo-tenant",
             "missing-file",
             "unknown-source",
