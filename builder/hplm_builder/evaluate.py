@@ -17,7 +17,7 @@ from hplm.plot.keys import pack
 from hplm.plot.table import row_bytes
 from hplm.plot.windows import windows
 from hplm.progress import bar_report, progress_bars
-from hplm.report import Report, writable
+from hplm.report import JsonOption, Report
 from hplm.samples import unseen_paragraphs
 from hplm.store.layout import Store
 from hplm.text import TextEncoder
@@ -50,9 +50,6 @@ app.command(name="tables-accuracy")(tables_accuracy)
 app.command()(domains)
 app.command()(cuts)
 app.command()(int8)
-JsonOption = Annotated[
-    Path | None, typer.Option("--json", callback=writable, help="Also write the report to this file.")
-]
 StoreOption = Annotated[Path, typer.Option("--store", help="Folder of the artifacts.")]
 # Not searched: `hplm eval methods` searches each method's.
 LEARNING_RATE = 1e-4

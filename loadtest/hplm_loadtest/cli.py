@@ -9,7 +9,7 @@ import typer
 
 from hplm.config import Quantization
 from hplm.errors import ConfigError
-from hplm.report import writable
+from hplm.report import JsonOption
 from hplm_loadtest.adapters import adapters
 from hplm_loadtest.batching import MODES, batching
 from hplm_loadtest.burst import burst
@@ -51,9 +51,6 @@ FLEET = Path("build/fleet-bert-base-10000/models")
 BATCHINGS = list(MODES)
 RATES = [0.5, 1.0, 2.0]
 POLICY_NAMES = list(POLICIES)
-JsonOption = Annotated[
-    Path | None, typer.Option("--json", callback=writable, help="Also write the report to this file.")
-]
 ModelsOption = Annotated[Path, typer.Option("--models", help="Triton model repository.")]
 PictureOption = Annotated[Path | None, typer.Option("--picture", help="Also draw it: a .svg or .png file.")]
 TextsOption = Annotated[

@@ -15,7 +15,7 @@ from rich.console import Console
 from hplm.errors import ConfigError
 from hplm.options import with_shared
 from hplm.progress import progress_bars
-from hplm.report import Goal, Report, writable
+from hplm.report import Goal, JsonOption, Report
 from hplm_loadtest.arrivals import Arrivals, BurstArrivals, GammaArrivals, PoissonArrivals, RampArrivals, TraceArrivals
 from hplm_loadtest.deadlines import DeadlineClasses
 from hplm_loadtest.plan import Mix, Plan
@@ -77,9 +77,7 @@ class Load:
     web_port: Annotated[
         int | None, typer.Option(help="Where the page is, with --web or without; 8089 if not given.")
     ] = None
-    json_file: Annotated[
-        Path | None, typer.Option("--json", callback=writable, help="Also write the report to this file.")
-    ] = None
+    json_file: JsonOption = None
 
     @property
     def page_port(self) -> int | None:

@@ -10,8 +10,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+import typer
 from rich.console import Console
 from rich.table import Column, Table
 
@@ -113,6 +114,11 @@ def writable(json_file: Path | None) -> Path | None:
     except OSError as error:
         raise _unwritable(json_file, error) from None
     return json_file
+
+
+JsonOption = Annotated[
+    Path | None, typer.Option("--json", callback=writable, help="Also write the report to this file.")
+]
 
 
 def _unwritable(json_file: Path, error: OSError) -> ConfigError:

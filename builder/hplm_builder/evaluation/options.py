@@ -16,7 +16,7 @@ import typer
 from hplm.nn.dtype import choose_device
 from hplm.options import with_shared
 from hplm.progress import bar_report, progress_bars
-from hplm.report import writable
+from hplm.report import JsonOption
 from hplm_builder.demo import DEMO_FOLDER
 from hplm_builder.evaluation.budget import Budget, budget_of
 from hplm_builder.evaluation.cost import estimate
@@ -60,9 +60,7 @@ class EvalOptions:
     quick: Annotated[bool, typer.Option("--quick", help="A look in seconds: a few examples, one epoch, one seed.")] = (
         False
     )
-    json_file: Annotated[
-        Path | None, typer.Option("--json", callback=writable, help="Also write the report to this file.")
-    ] = None
+    json_file: JsonOption = None
 
     @property
     def pooled(self) -> str:
