@@ -1,9 +1,12 @@
-"""What is odd about labelled data that can be learned all the same: said by a dry run, by the job, in the tenant's card."""
+"""What is odd about labelled data that can be learned all the same, or about what was learned of them.
+
+Of the data a dry run says it; all is in the job's result and in the tenant's card.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +17,7 @@ from hplm.text import TextEncoder, TextOrPair
 from hplm_builder.judging import gold_entities
 from hplm_builder.labelled import LabelledData, LabelledText
 from hplm_builder.prepared import chunks, sample_of
+from hplm_builder.scores import METRICS
 
 # Texts whose lengths stand for all; names and characters that a sentence has at most.
 MEASURED, MOST_NAMED, LONGEST_QUOTED = 1000, 5, 40
@@ -24,6 +28,23 @@ def cautions(data: LabelledData, encoder: TextEncoder) -> list[str]:
     of_task = {"tagging": lambda: _of_entities(data, encoder), "classification": lambda: _of_classes(data)}
     said = of_task.get(data.task, list)()
     return [*said, *_of_repeated(data), *_of_long(data, encoder)]
+
+
+def nothing_learned(data: LabelledData, scores: Mapping[str, float], learning_rate: float) -> list[str]:
+    """A sentence where a tenant with these `scores` is no better on dev than one that gives everything the same answer."""
+    metric = METRICS[data.task]
+    most = 0.0
+    if data.task == "classification":
+        sizes = Counter(one.label for one in data.dev)
+        if len(sizes) < 2:
+            return []  # no score could be better
+        most = max(sizes.values()) / len(data.dev)
+    if (score := scores[f"dev_{metric}"]) > most:
+        return []
+    return [
+        f"nothing was learned: on dev it is no better than one answer to everything ({metric} {score:.3f}); "
+        f"try a lower learning rate than {learning_rate:g}, or more examples"
+    ]
 
 
 def _of_entities(data: LabelledData, encoder: TextEncoder) -> list[str]:

@@ -26,7 +26,7 @@ from hplm.progress import Report, bar_report, silent
 from hplm.store.layout import Store
 from hplm.text import EncodedText, TextEncoder
 from hplm_builder.bodies import ADAPTER_AT, AdapterModel, adapter_body
-from hplm_builder.cautions import cautions
+from hplm_builder.cautions import cautions, nothing_learned
 from hplm_builder.finetune import TRAINING_COST, Scale, TaskHead, Trainer, TrainSettings, fine_tune
 from hplm_builder.labelled import LabelledData
 from hplm_builder.prepared import (
@@ -82,8 +82,8 @@ def train_tenant(
     """A tenant fine-tuned over what `lookup` gives, not published yet; with `start`, going on from that version of it.
 
     Its card's `about` has `scores`, `examples`, `bottleneck`, `learning_rate`, `epochs`, `best_epoch`, `patience`, `seed`,
-    `miss`, `curve`, and `confusion` or `types`, see `Trained`; of unlabelled texts their `teacher` too, of odd
-    data `warnings`, see `cautions`. Raises TenantNameError, DataError or ConfigError, and what `report` raises.
+    `miss`, `curve`, and `confusion` or `types`, see `Trained`; of unlabelled texts their `teacher` too, of odd data or where
+    nothing was learned `warnings`, see `cautions`. Raises TenantNameError, DataError or ConfigError, and what `report` raises.
     """
     check_name(name)
     encoder, featurise, room = encoder_of(base), plot_features(lookup), Room()
@@ -91,8 +91,6 @@ def train_tenant(
     warnings = cautions(data, encoder)
     parts = prepare_all(data, encoder, featurise, report, room)
     about: dict[str, Any] = {"examples": data.counts, "miss": lookup.miss}
-    if warnings:
-        about["warnings"] = warnings
     if data.unlabelled:
         tick = counted("unlabelled", len(data.unlabelled), report)
         unlabelled = prepare(data.unlabelled, data, encoder, featurise, tick, room)
@@ -100,6 +98,9 @@ def train_tenant(
         parts = [*parts[0], *taught.examples], *parts[1:]
         about["teacher"] = {"scores": taught.scores, "best_epoch": taught.best_epoch}
     made = tune(base, name, data, parts, settings, report, example=example, start=start)
+    warnings += nothing_learned(data, made.card.about["scores"], made.card.about["learning_rate"])
+    if warnings:
+        about["warnings"] = warnings
     return replace(made, card=replace(made.card, about={**made.card.about, **about}))
 
 

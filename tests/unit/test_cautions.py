@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hplm_builder.cautions import cautions
+from hplm_builder.cautions import cautions, nothing_learned
 from hplm_builder.labelled import Entity, LabelledData, LabelledText
 from hplm_builder.tenants import encoder_of
 
@@ -86,3 +86,24 @@ def test_texts_that_are_cut_are_estimated(encoder: TextEncoder) -> None:
     train = {"the cat": "x", "a cat " * 60: "x", "the dog": "y", "a dog": "y"}
     (said,) = cautions(classes(train, {"cat": "x", "dog": "y"}), encoder)
     assert said.startswith("about 25% of the train texts are longer than the")
+
+
+@pytest.mark.parametrize(
+    ("data", "scores", "is_said"),
+    [
+        (classes({}, {"cat": "x", "dog": "x", "hen": "y"}), {"dev_accuracy": 2 / 3}, True),
+        (classes({}, {"cat": "x", "dog": "x", "hen": "y"}), {"dev_accuracy": 1.0}, False),
+        (classes({}, {"cat": "x", "dog": "x"}), {"dev_accuracy": 1.0}, False),
+        (tagging([WHOLE]), {"dev_f1": 0.0}, True),
+        (tagging([WHOLE]), {"dev_f1": 0.01}, False),
+        (LabelledData("regression", ("score",), [], [], []), {"dev_pearson": -0.1}, True),
+        (LabelledData("regression", ("score",), [], [], []), {"dev_pearson": 0.1}, False),
+    ],
+    ids=["majority", "all-right", "one-class", "no-entity", "some-entity", "contrary", "alike"],
+)
+def test_a_tenant_that_is_no_better_than_one_answer_to_everything_has_learned_nothing(
+    data: LabelledData, scores: dict[str, float], is_said: bool
+) -> None:
+    said = nothing_learned(data, scores, 2e-3)
+    assert len(said) == is_said
+    assert all("try a lower learning rate than 0.002, or more examples" in one for one in said)
