@@ -43,7 +43,7 @@ def nothing_learned(data: LabelledData, scores: Mapping[str, float], learning_ra
         return []
     return [
         f"nothing was learned: on dev it is no better than one answer to everything ({metric} {score:.3f}); "
-        f"try a lower learning rate than {learning_rate:g}, or more examples"
+        f"try other learning rates than {learning_rate:g}, a lower one first, or more examples"
     ]
 
 

@@ -106,4 +106,4 @@ def test_a_tenant_that_is_no_better_than_one_answer_to_everything_has_learned_no
 ) -> None:
     said = nothing_learned(data, scores, 2e-3)
     assert len(said) == is_said
-    assert all("try a lower learning rate than 0.002, or more examples" in one for one in said)
+    assert all("try other learning rates than 0.002, a lower one first, or more examples" in one for one in said)
