@@ -21,7 +21,7 @@ from hplm.store import artifact
 
 
 class Base(BaseFolder):
-    """A base on disk."""
+    """A base on disk whose weights can be loaded."""
 
     def load_lower(self) -> WindowEncoder:
         """The window encoder, in fp32."""
