@@ -587,6 +587,40 @@ def test_who_waits_for_files_that_hang_is_answered_at_the_deadline_or_when_the_c
     may_go_on.set()
 
 
+@pytest.mark.parametrize("kind", ["card", "load"])
+def test_no_more_wait_for_files_that_hang_than_may_wait_at_all_also_where_all_were_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    models = tiny.make_repository(tmp_path)
+    stage: PlotStage | UpperStage
+    if kind == "card":
+        folder = models / "hbert_plot" / "1"
+        stage = PlotStage(replace(config.load(PlotSettings, folder / "settings.json"), queue_capacity=20), folder)
+    else:
+        folder = models / "hbert_upper" / "1"
+        stage = UpperStage(replace(config.load(UpperSettings, folder / "settings.json"), queue_capacity=20), folder)
+    may_go_on = held(monkeypatch, kind, "alpha")
+    stage.start()
+
+    def ask(name: bytes, deadline_s: float | None) -> Any:
+        answer: Future[Any] = Future()
+        if isinstance(stage, PlotStage):
+            given = PlotInput((b"the red cat",), name, deadline_s, time.monotonic())
+            submit(stage, given, answer.set_result)
+        else:
+            hidden = np.zeros((4, stage.engine.config.hidden_size), np.float16)
+            submit(stage, UpperInput(hidden, np.zeros((4, 3), np.int32), name, deadline_s), answer.set_result)
+        return answer.result(10)
+
+    for _ in range(10):
+        assert isinstance(ask(b"alpha", 0.05), errors.DeadlineError)
+    assert isinstance(ask(b"alpha", 5.0), errors.QueueFullError)
+    assert not isinstance(ask(b"beta", None), errors.HplmError)
+    may_go_on.set()
+    until(lambda: not isinstance(ask(b"alpha", None), errors.HplmError))
+    stage.stop()
+
+
 def test_a_weight_is_worth_places_in_the_queue_of_the_look_up(tmp_path: Path) -> None:
     models = tiny.make_repository(tmp_path, plot_settings={"queue_capacity": 8, "tenant_weights": {"alpha": 3}})
     folder = models / "hbert_plot" / "1"

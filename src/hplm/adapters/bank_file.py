@@ -33,15 +33,22 @@ LAYOUT = "transposed"  # of PackedAdapter; another one would be read without an 
 
 @dataclass(frozen=True)
 class _Entry:
-    """A line of `cards.jsonl`: the tenant's number in `adapters.bin`, its card, its first number in `heads.bin`.
+    """A line of `cards.jsonl`: the tenant's number in `adapters.bin`, the line itself, its first number in `heads.bin`.
 
+    The line as it is in the file: all cards parsed, with their curves and confusions, take three times the memory.
     A head is its weight, its bias, and where the card says so its transitions.
     """
 
     row: int
-    card: dict[str, Any]
+    line: bytes
     head_start: int
     xxh3_128: str
+
+    @property
+    def card(self) -> dict[str, Any]:
+        """As `hplm.adapters.tenant.card_meta` has it."""
+        found: dict[str, Any] = json.loads(self.line)["card"]
+        return found
 
 
 class BankFile:
@@ -68,8 +75,7 @@ class BankFile:
             self._entries: dict[str, _Entry] = {}
             for row, line in enumerate(stored.read_bytes("cards.jsonl", verify=True).splitlines()):
                 values = json.loads(line)
-                card = values["card"]
-                self._entries[card["name"]] = _Entry(row, card, values["head_start"], values["xxh3_128"])
+                self._entries[values["card"]["name"]] = _Entry(row, line, values["head_start"], values["xxh3_128"])
         except BaseException as error:
             # Now, not when the error that leads here is let go of.
             files.close()
@@ -92,13 +98,14 @@ class BankFile:
     def load(self, name: str, *, verify: bool = True) -> Tenant:
         """One tenant, read from the disk or the page cache. Raises CorruptArtifactError, OSError where the disk fails."""
         entry = self._entry(name)
-        card = self.card(name)
+        meta = entry.card
+        card = parse_card(meta, f"{self.folder}: {name}")
         labels, outputs = len(card.labels), card.outputs
         size = outputs * (self._hidden + 1) + (labels * (1 + labels) if card.transitions else 0)
         packed, head = self._buffers.take(), np.empty(size, np.float32)
         is_whole = _fill(packed, self._adapters, entry.row * packed.nbytes)
         is_whole = is_whole and _fill(head, self._heads, entry.head_start * head.itemsize)
-        if not is_whole or (verify and _digest(entry.card, packed, head) != entry.xxh3_128):
+        if not is_whole or (verify and _digest(meta, packed, head) != entry.xxh3_128):
             raise CorruptArtifactError(f"{self.folder}: the weights of {name} do not match their checksum")
         weight, bias, transitions = np.split(head, (outputs * self._hidden, outputs * (self._hidden + 1)))
         moves = transitions.reshape(1 + labels, labels) if card.transitions else None

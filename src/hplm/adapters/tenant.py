@@ -167,7 +167,8 @@ def parse_card(meta: dict[str, Any], where: str) -> TenantCard:
 def load(folder: Path, *, fingerprint: str, name: str | None = None, verify: bool = True) -> Tenant:
     """The tenant called `name`, by default as its folder, of the base with `fingerprint`.
 
-    Raises WrongBaseError, CorruptArtifactError or StoreUnavailableError.
+    Raises MissingArtifactError, WrongBaseError, CorruptArtifactError or StoreUnavailableError, and OSError where the manifest
+    cannot be read.
     """
     stored = artifact.read(folder, KIND)
     card = parse_card(stored.meta, str(folder))

@@ -25,12 +25,12 @@ def check_time_left(deadline_s: float) -> None:
 class Held:
     """A request that waits: answered without what it needs, where its time or its client has gone.
 
-    `left` is called when it waits no longer, for whatever reason.
+    `forget` is called when it waits no longer, for whatever reason.
     """
 
-    def __init__(self, job: Job[Any, Any], deadline_s: float, left: Callable[[], None]) -> None:
+    def __init__(self, job: Job[Any, Any], deadline_s: float, forget: Callable[[], None]) -> None:
         self.deadline_s = deadline_s
-        self._left = left
+        self._forget = forget
         self._job: Job[Any, Any] | None = job
         self._lock = threading.Lock()
 
@@ -42,7 +42,7 @@ class Held:
         with self._lock:
             job, self._job = self._job, None
         if job is not None:
-            self._left()
+            self._forget()
         return job
 
     @property
@@ -65,14 +65,13 @@ class HeldRequests:
     def __len__(self) -> int:
         return len(self._held)
 
-    def hold(self, job: Job[Any, Any], deadline_s: float, left: Callable[[], None]) -> Held:
+    def hold(self, job: Job[Any, Any], deadline_s: float) -> Held:
         """Look after a request until it is released; times are of the clock. Refused where the stage stops."""
         held_id = next(self._ids)
 
         def forget() -> None:
             with self._lock:
                 self._held.pop(held_id, None)
-            left()
 
         held = Held(job, deadline_s, forget)
         with self._lock:

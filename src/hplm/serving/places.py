@@ -1,4 +1,7 @@
-"""Places for requests that wait until what they need is loaded."""
+"""Places for requests that came before what they need was loaded.
+
+They keep them until that load ends, also where they were answered without it long before: what hangs keeps each in mind.
+"""
 
 from __future__ import annotations
 

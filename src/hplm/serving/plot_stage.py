@@ -260,23 +260,26 @@ class PlotStage:
         except HplmError as error:
             raise self._worker.count_refused(for_the_wire(error, given.tenant)) from None
         job: Job[Any, LookedUp] = Job(asked, reply, is_cancelled)
-        held = self._worker.hold(job, self._deadline_of(given), partial(self._opening.leave, tenant.name))
-        self._texts.fetch(tenant).add_done_callback(partial(self._card_read, held, tenant.lineage))
+        held = self._worker.hold(job, self._deadline_of(given))
+        self._texts.fetch(tenant).add_done_callback(partial(self._card_read, held, tenant))
 
-    def _card_read(self, held: Held, lineage: Lineage, texts: Future[int]) -> None:
+    def _card_read(self, held: Held, tenant: ServedTenant, texts: Future[int]) -> None:
         """The tenant's card is known, or cannot be read."""
         # Asked for, not raised: each raise would make the traceback that all who wait share longer.
         if (error := texts.exception()) is None:
             try:
-                opened = partial(self._opened, held, texts.result())
-                self._domains.fetch(lineage).add_done_callback(opened)
+                opened = partial(self._opened, held, tenant, texts.result())
+                self._domains.fetch(tenant.lineage).add_done_callback(opened)
             except BaseException as unexpected:
                 error = unexpected
-        if error is not None and (job := held.release()) is not None:
-            self._refuse(job.item, error)
+        if error is not None:
+            self._opening.leave(tenant.name)
+            if (job := held.release()) is not None:
+                self._refuse(job.item, error)
 
-    def _opened(self, held: Held, texts: int, lookup: Future[PlotLookup]) -> None:
+    def _opened(self, held: Held, tenant: ServedTenant, texts: int, lookup: Future[PlotLookup]) -> None:
         """The tenant's domain is open, or cannot be."""
+        self._opening.leave(tenant.name)
         if (job := held.release()) is None:
             return
         asked: _Asked = job.item

@@ -230,29 +230,32 @@ class UpperStage:
         except HplmError as error:
             raise self._worker.count_refused(for_the_wire(error, given.tenant)) from None
         job: Job[Any, UpperAnswer] = Job((given, times), reply, is_cancelled)
-        held = self._worker.hold(job, times[1], partial(self._loads.leave, name))
+        held = self._worker.hold(job, times[1])
         if key is not None:
-            self._cache.fetch(key).add_done_callback(partial(self._loaded, held))
+            self._cache.fetch(key).add_done_callback(partial(self._loaded, held, name))
         else:
-            self._asked.fetch((given.tenant, given.version_id)).add_done_callback(partial(self._found, held))
+            self._asked.fetch((given.tenant, given.version_id)).add_done_callback(partial(self._found, held, name))
 
     def count_refused(self, error: HplmError) -> None:
         """Of a request that could not even be submitted."""
         self._worker.count_refused(error)
 
-    def _found(self, held: Held, found: Future[ServedTenant]) -> None:
-        """The tenant's version is known, or there is none, or the registry cannot say."""
+    def _found(self, held: Held, name: str, found: Future[ServedTenant]) -> None:
+        """The tenant's version is known, or there is none, or the registry cannot say; `name` has the place."""
         # Asked for, not raised: each raise would make the traceback that all who wait share longer.
         if (error := found.exception()) is None:
             try:
-                self._cache.fetch(found.result()).add_done_callback(partial(self._loaded, held))
+                self._cache.fetch(found.result()).add_done_callback(partial(self._loaded, held, name))
             except BaseException as unexpected:
                 error = unexpected
-        if error is not None and (job := held.release()) is not None:
-            self._refuse(job, error)
+        if error is not None:
+            self._loads.leave(name)
+            if (job := held.release()) is not None:
+                self._refuse(job, error)
 
-    def _loaded(self, held: Held, loaded: Future[Tenant]) -> None:
-        """The tenant is in host memory, or cannot be."""
+    def _loaded(self, held: Held, name: str, loaded: Future[Tenant]) -> None:
+        """The tenant is in host memory, or cannot be; `name` has the place."""
+        self._loads.leave(name)
         if (job := held.release()) is None:
             return
         given, times = job.item
@@ -321,7 +324,9 @@ class UpperStage:
             if packed.weights.shape != shape:
                 # In a slot it would fail the whole batch, others' requests too.
                 raise CorruptArtifactError(f"adapter of shape {packed.weights.shape}, slots hold {shape}")
-            return replace(tenant, packed=self.engine.slots.staged(packed))
+            # Nothing that is served asks what a card tells about the training: curve and confusion can outweigh the weights.
+            card = replace(tenant.card, about={})
+            return replace(tenant, card=card, packed=self.engine.slots.staged(packed))
 
     def _check(self, given: UpperInput) -> None:
         """Only a client that calls this stage directly can fail here."""

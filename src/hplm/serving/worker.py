@@ -135,9 +135,9 @@ class Worker(Generic[Item, Answer]):
         if self._upcoming is not None and self._computing and not self._knows_next:
             self._look_ahead.set()
 
-    def hold(self, job: Job[Any, Answer], deadline_s: float, left: Callable[[], None]) -> Held:
+    def hold(self, job: Job[Any, Answer], deadline_s: float) -> Held:
         """Look after a request that cannot be queued yet, until it is released: see HeldRequests."""
-        return self._held.hold(job, deadline_s, left)
+        return self._held.hold(job, deadline_s)
 
     def refuse(self, reply: Callable[[Answer | HplmError], None], error: HplmError) -> None:
         """Answer a request that never came to the queue: see `Answers.refuse`."""
