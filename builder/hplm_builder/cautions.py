@@ -31,20 +31,25 @@ def cautions(data: LabelledData, encoder: TextEncoder) -> list[str]:
 
 
 def nothing_learned(data: LabelledData, scores: Mapping[str, float], learning_rate: float) -> list[str]:
-    """A sentence where a tenant with these `scores` is no better on dev than one that gives everything the same answer."""
+    """A sentence where a tenant with these `scores` `has_learned` nothing."""
+    if has_learned(data, scores):
+        return []
     metric = METRICS[data.task]
+    return [
+        f"nothing was learned: on dev it is no better than one answer to everything ({metric} {scores[f'dev_{metric}']:.3f}); "
+        f"try other learning rates than {learning_rate:g}, a lower one first, or more examples"
+    ]
+
+
+def has_learned(data: LabelledData, scores: Mapping[str, float]) -> bool:
+    """Whether a model with these `scores` is better on dev than one that gives everything the same answer, or none could be."""
     most = 0.0
     if data.task == "classification":
         sizes = Counter(one.label for one in data.dev)
         if len(sizes) < 2:
-            return []  # no score could be better
+            return True
         most = max(sizes.values()) / len(data.dev)
-    if (score := scores[f"dev_{metric}"]) > most:
-        return []
-    return [
-        f"nothing was learned: on dev it is no better than one answer to everything ({metric} {score:.3f}); "
-        f"try other learning rates than {learning_rate:g}, a lower one first, or more examples"
-    ]
+    return scores[f"dev_{METRICS[data.task]}"] > most
 
 
 def _of_entities(data: LabelledData, encoder: TextEncoder) -> list[str]:
@@ -64,7 +69,7 @@ def _of_classes(data: LabelledData) -> list[str]:
     sizes = {name: Counter(one.label for one in part) for name, part in data.labelled.items()}
     said = []
     for few, words in (
-        ([label for label in data.labels if sizes["train"][label] < 2], "have one train example or none"),
+        ([label for label in data.labels if sizes["train"][label] < 2], "have one train example"),
         (
             [label for label in data.labels if not sizes["dev"][label]],
             "have no dev example, so nothing tells how well they do",

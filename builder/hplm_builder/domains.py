@@ -45,6 +45,8 @@ from hplm_builder.plots import write_windows
 SAMPLED_WINDOWS = 2048
 BRANCH = "compute the branch"
 READING_SHARE = 0.03
+# Of a dry run, where its measuring begins.
+MEASURED_FROM = 0.9
 
 
 @dataclass(frozen=True)
@@ -221,7 +223,11 @@ def estimate_domain(
     """
     base = bases.load(store.base(base_name))
     found = prepare_corpus(
-        read_corpus(corpus, corpus_name, most_corpus_bytes), base, settings.min_corpus_tokens, settings.seed, report
+        read_corpus(corpus, corpus_name, most_corpus_bytes),
+        base,
+        settings.min_corpus_tokens,
+        settings.seed,
+        lambda step, done: report(step, MEASURED_FROM * done),
     )
     where = choose_device(device)
     lower = lowers.of_lineage(store, base, parent_lineage)
@@ -234,7 +240,7 @@ def estimate_domain(
     seconds = np.zeros(2)
     # The first round pays for memory and kernels.
     for turn in range(2):
-        report("measure a step", turn / 2)
+        report("measure a step", MEASURED_FROM + (1 - MEASURED_FROM) * turn / 2)
         start = clock()
         train_step(model, optimizer, mask_tokens(ids, found.known, rng), lengths)
         if where.type == "cuda":

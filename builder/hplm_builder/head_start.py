@@ -46,7 +46,8 @@ def fit_head(
     pooling: str,
     tick: Callable[[int], None] = lambda tokens: None,
 ) -> None:
-    """Minimise the head's loss over `examples`, the body as it is and where the head is; `tick` as `pooled_states` has it."""
+    """Minimise the head's loss over `examples`, the body as it is and where the head is; `tick` as `pooled_states` has it, with
+    0 at each step."""
     device = head.weight.device
     pooled = torch.empty(len(examples), head.in_features)
     for place, states in pooled_states(body, data, examples, pooling, tick, device):
@@ -55,6 +56,7 @@ def fit_head(
     optimizer = torch.optim.LBFGS(head.parameters(), max_iter=MOST_STEPS, line_search_fn="strong_wolfe")
 
     def loss() -> Tensor:
+        tick(0)  # may take a minute, and whoever cancels does not wait for it
         optimizer.zero_grad()
         found = F.cross_entropy(head(pooled), targets) + DECAY * head.weight.square().sum()
         found.backward()

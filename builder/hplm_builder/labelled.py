@@ -314,8 +314,11 @@ def check_data(
         labels = _as_before(labels, expected_labels)
     if not dev:
         train, dev = _split_off(found, train, seed)
-    if found == "regression" and len({example.value for example in dev}) < 2:
-        raise DataError("the dev data holds one value only: a regression's score needs two; give more dev data")
+    if found == "regression":
+        # Only now: the one that differs may have gone to dev.
+        _check_spread(train)
+        if len({example.value for example in dev}) < 2:
+            raise DataError("the dev data holds one value only: a regression's score needs two; give more dev data")
     if found == "tagging" and not _types(dev):
         # To find nothing would be the best score.
         raise DataError("the dev data holds no entity: nothing tells a good model from a bad one; give more dev data")
@@ -456,6 +459,11 @@ def _regression_label(train: list[LabelledText], dev: list[LabelledText], test: 
                 raise DataError(
                     f"{where}: label {example.label!r} is not a number, or none that float32 holds: a regression needs one"
                 )
+    return (REGRESSION_LABEL,)
+
+
+def _check_spread(train: list[LabelledText]) -> None:
+    """Of a regression."""
     if len({example.value for example in train}) < 2:
         raise DataError(f"the train data has one value ({train[0].label}): there is nothing to learn")
     values = np.array([example.value for example in train])
@@ -469,7 +477,6 @@ def _regression_label(train: list[LabelledText], dev: list[LabelledText], test: 
         raise DataError(
             f"the standard deviation of the train data's values, {deviation:.3g}, is too small for float32: multiply them all"
         )
-    return (REGRESSION_LABEL,)
 
 
 def _as_before(labels: tuple[str, ...], expected: Sequence[str]) -> tuple[str, ...]:

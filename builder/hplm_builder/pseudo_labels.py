@@ -18,6 +18,7 @@ from hplm.nn.base import Base
 from hplm.progress import Report, silent
 from hplm.wire import LabelledSpan
 from hplm_builder.bodies import CPU, UpperModel
+from hplm_builder.cautions import has_learned
 from hplm_builder.finetune import TrainSettings, fine_tune
 from hplm_builder.judging import predict
 from hplm_builder.labelled import Entity, LabelledData, LabelledText
@@ -54,7 +55,8 @@ def pseudo_labelled(
 ) -> Taught:
     """Train all upper layers on the train part as `settings` say, but at their own learning rate, and label `unlabelled`.
 
-    Raises ConfigError where they do not train, and what `report` raises, which hears of the steps "teacher" and "label".
+    `report` hears of the steps "teacher" and "label". Raises ConfigError where they do not train or learn nothing, and what it
+    raises.
     """
     if not unlabelled:
         raise InternalError("there is nothing to label")
@@ -73,6 +75,10 @@ def pseudo_labelled(
         raise ConfigError(
             f"what labels the unlabelled texts diverged at its learning rate, {TEACHER_RATE:g}: train without them"
         ) from None
+    if not has_learned(data, teacher.scores):
+        raise ConfigError(
+            f"what labels the unlabelled texts learned nothing at its learning rate, {TEACHER_RATE:g}: train without them"
+        )
     tick = counted("label", count_tokens(unlabelled), report)
     answers = predict(teacher.body, teacher.head, data, unlabelled, settings.pooling, tick, device)
     label_ids = {label: index for index, label in enumerate(data.labels)}

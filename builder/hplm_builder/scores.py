@@ -23,11 +23,9 @@ def accuracy(gold: Sequence[str], found: Sequence[str]) -> float:
 
 def macro_f1(gold: Sequence[str], found: Sequence[str]) -> float:
     """Mean F1 over the classes of `gold`: not over those that were only `found`, as the committed results have it."""
-    scores = []
-    for label in set(gold):
-        hits = sum(a == b == label for a, b in zip(gold, found, strict=True))
-        scores.append(2 * hits / (sum(a == label for a in gold) + sum(b == label for b in found)))
-    return sum(scores) / len(scores)
+    wanted, got = Counter(gold), Counter(found)
+    hits = Counter(a for a, b in zip(gold, found, strict=True) if a == b)
+    return sum(2 * hits[label] / (wanted[label] + got[label]) for label in wanted) / len(wanted)
 
 
 def confusion(gold: Sequence[str], found: Sequence[str]) -> dict[str, dict[str, int]]:

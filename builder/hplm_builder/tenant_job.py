@@ -81,7 +81,7 @@ def make_tenant(job: Job, bench: Bench) -> dict[str, Any]:
 
 
 def plan_tenant(job: Job, bench: Bench) -> dict[str, Any]:
-    """What `make_tenant` would cost, measured on a few examples; the data is checked as it would be."""
+    """What `make_tenant` would cost, measured on a few examples; the files are checked as they would be."""
     task = _Task.read(job, bench)
     bench.report("measure", 0.5)
     warnings = cautions(task.data, encoder_of(task.base))

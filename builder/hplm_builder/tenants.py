@@ -193,12 +193,14 @@ def estimate_fine_tune(
 ) -> float:
     """Seconds that `train_tenant` would take on this machine now, from a few measured examples; early stopping takes less.
 
-    Raises DataError for more than the machine's memory holds.
+    Raises DataError for more than a job may take of the machine's memory.
     """
     encoder, featurise = encoder_of(base), plot_features(lookup)
     Room().expect(data, encoder, base.config.hidden_size)
+    some = sample_of(data.train, MEASURED_EXAMPLES)
+    prepare(some[:2], data, encoder, featurise)  # the first pays for what the others find warm
     start_s = time.perf_counter()
-    sample = prepare(sample_of(data.train, MEASURED_EXAMPLES), data, encoder, featurise)
+    sample = prepare(some, data, encoder, featurise)
     tokens = count_tokens(sample)
     feature_s = (time.perf_counter() - start_s) / tokens
     labelled, unlabelled = tokens / len(sample), 0.0

@@ -8,6 +8,7 @@ import math
 import shutil
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 
 from hplm.crash import crash_point
@@ -171,6 +172,7 @@ class Worker:
                 # Also what is no Exception, as a panic in Rust: every worker that took the job would end with it.
                 log.exception("job %s failed", job.id)
                 error = InternalError("the worker failed on this job; its log says why")
+            _let_go(error)
             if _tries_again(job, error):
                 # Still held, so that no other worker meets the same disk at once.
                 self.stop.wait(self._times.lease_s)
@@ -215,6 +217,13 @@ class Worker:
                 log.info("removed %s", path)
         for problem in removed.stuck:
             log.warning("%s: %s", problem.where, problem.what)
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Of what a failed job's frames hold: its features or its corpus would live as long as the error that came through them."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def _tries_again(job: Job, error: HplmError | None) -> bool:

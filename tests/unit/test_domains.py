@@ -227,7 +227,10 @@ def test_an_update_keeps_the_n_grams_of_the_version_before_computed_anew(
     told: list[tuple[str, float]] = []
     folder = tmp_path / "medical" / "2"
     given = store, "tiny", [medical, ROOT]
-    plan = estimate_domain(*given, more, SETTINGS, silent, before=medical)
+    planned: list[float] = []
+    plan = estimate_domain(*given, more, SETTINGS, lambda _, done: planned.append(done), before=medical)
+    assert planned == sorted(planned)
+    assert planned[-1] == 1.0
     about = build_domain(*given, folder, more, SETTINGS, lambda *one: told.append(one), before=medical)
     old, new, alone = (
         table.load(place / "branch", fingerprint=base.fingerprint)

@@ -92,6 +92,7 @@ def test_a_tenant_learns_its_task_and_serving_answers_as_the_test_scored(
     models = tiny.make_repository(tmp_path)
     store = Store(tmp_path / "store")
     card = build_tenant(store, "tiny", "general", name, data, FAST, Progress(disable=True))
+    assert card.about["curve"]
     metric = METRICS[data.task]
     assert card.about["scores"][f"test_{metric}"] > 0.6
     assert (card.task, card.labels, card.texts) == (data.task, data.labels, data.texts)
@@ -101,6 +102,8 @@ def test_a_tenant_learns_its_task_and_serving_answers_as_the_test_scored(
     lookup = open_lineage(store, base, ["plots/general"], dtype=torch.float32)
     examples = prepare(data.test, data, TextEncoder(base.tokenizer_path, 40), plot_features(lookup))
     found = find_labels(stage, [UpperInput(one.features.numpy(), one.tokens, name.encode()) for one in examples])
+    # What is served keeps nothing of how it was trained.
+    assert stage._cache.get(stage._bank.resolve(name.encode())).card.about == {}
     served = scores_of(data, examples, [one.spans for one in found if isinstance(one, UpperAnswer)])[metric]
     # Training and serving round differently; a sentence or two may tip over.
     assert abs(served - card.about["scores"][f"test_{metric}"]) < 0.08
@@ -175,9 +178,19 @@ def test_batches_are_of_so_many_texts_and_of_fewer_long_ones(tiny_base: Base, lo
     assert sizes(["the red cat", "a dog"]) == [2]
 
 
-def test_progress_is_told_step_by_step_and_never_goes_back(tiny_base: Base, lookup: PlotLookup) -> None:
+@pytest.mark.parametrize("is_update", [False, True])
+def test_progress_is_told_step_by_step_and_never_goes_back(
+    tiny_base: Base, lookup: PlotLookup, is_update: bool
+) -> None:
     told: list[tuple[str, float]] = []
-    train_tenant(tiny_base, lookup, "colour", colour_data(), SHORT, lambda step, done: told.append((step, done)))
+    data = colour_data()
+    start = train_tenant(tiny_base, lookup, "colour", data, SHORT) if is_update else None
+    settings = replace(SHORT, learning_rates=(1e-2, 1e-3))
+
+    def report(step: str, done: float) -> None:
+        told.append((step, done))
+
+    train_tenant(tiny_base, lookup, "colour", data, settings, report, start=start)
     for step in ("features", "fine-tune"):
         values = [done for name, done in told if name == step]
         assert values == sorted(values)
@@ -459,7 +472,7 @@ def test_a_tagging_learns_which_tags_follow_each_other_and_goes_on_from_a_head_t
     assert moves.shape == (4, 3)
     assert np.abs(moves).max() > 0.01
     # At a rate that moves nothing, an update has what it began with, and none is no preference.
-    still = replace(SHORT, epochs=1, warmup_share=1.0)
+    still = replace(SHORT, epochs=1)
     for start, wanted in (
         (made, moves),
         (replace(made, head=replace(made.head, transitions=None)), np.zeros_like(moves)),
@@ -470,6 +483,15 @@ def test_a_tagging_learns_which_tags_follow_each_other_and_goes_on_from_a_head_t
         assert again.card.transitions
         np.testing.assert_allclose(again.head.transitions, wanted, atol=1e-6)
     assert train_tenant(tiny_base, lookup, "colour", colour_data(), SHORT).head.transitions is None
+
+
+def test_the_learning_rate_of_a_tagging_goes_up_for_longer(tiny_base: Base, lookup: PlotLookup) -> None:
+    settings = replace(SHORT, epochs=10, patience=10)
+    highest = {}
+    for data in (place_data(), colour_data()):
+        curve = train_tenant(tiny_base, lookup, "some", data, settings).card.about["curve"]
+        highest[data.task] = max(curve, key=lambda row: row["rate"])["epoch"]
+    assert highest == {"tagging": 3, "classification": 1}
 
 
 def test_tags_are_learned_from_the_words_beside_them() -> None:

@@ -305,6 +305,17 @@ def test_a_regression_whose_differences_float32_would_lose_is_refused_with_what_
         check_data(texts(*(step * 1e-38 for step in steps)), texts(1, 2), [], task="regression")
 
 
+def test_a_regression_whose_one_other_value_went_to_dev_has_nothing_to_learn() -> None:
+    rows = [LabelledText(f"text {number}", "1.0") for number in range(29)] + [LabelledText("other", "2.5")]
+    said = set()
+    for seed in range(30):
+        try:
+            check_data(rows, [], [], task="regression", seed=seed)
+        except DataError as error:
+            said.add(str(error).partition(":")[0])
+    assert said == {"the train data has one value (1.0)", "the dev data holds one value only"}
+
+
 @pytest.mark.parametrize(
     ("train", "dev", "words"),
     [

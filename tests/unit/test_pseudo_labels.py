@@ -130,6 +130,15 @@ def test_what_a_teacher_says_is_mostly_right(tiny_base: Base, lookup: PlotLookup
     assert np.mean(right) > 0.7
 
 
+def test_a_teacher_that_learned_nothing_labels_nothing(
+    tiny_base: Base, lookup: PlotLookup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pseudo_labels, "TEACHER_RATE", 1e-12)
+    # Where it began it says the same of nearly every text.
+    with pytest.raises(ConfigError, match=r"what labels the unlabelled texts learned nothing .* train without them"):
+        train_tenant(tiny_base, lookup, "colour", partly(colour_data()), SETTINGS)
+
+
 def test_a_teacher_that_does_not_train_is_named(
     tiny_base: Base, lookup: PlotLookup, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import sqlite3
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from hplm_builder import tenant_job
 from hplm_builder.job_report import LeaseTimes
 from hplm_builder.worker import Worker
 
 from hplm.adapters import tenant as tenants
+from hplm.errors import DataError, JobCancelledError
 from hplm.manage.service import ManageService
 from hplm.store import caretaker
 from hplm.store.layout import Store
@@ -239,6 +244,33 @@ def test_what_is_no_exception_fails_its_job_and_not_the_worker(
     assert failed.error is not None
     assert (failed.state, failed.error["code"], failed.attempts) == ("failed", "INTERNAL", 1)
     assert registry.job(good).state == "done"
+
+
+@pytest.mark.parametrize("ends", ["as data that cannot be learned", "cancelled", "as a disk that fails"])
+def test_a_job_that_fails_lets_go_of_what_it_had_in_memory(
+    service: ManageService, store: Store, registry: Registry, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    job, had = create_tenant(service, "acme"), []
+
+    def train(*_: Any, **__: Any) -> None:
+        features = np.ones(10)
+        had.append(weakref.ref(features))
+        try:
+            raise OSError(errno.EIO, "failed")
+        except OSError as failed:
+            if "disk" in ends:
+                raise
+            raise (DataError if "data" in ends else JobCancelledError)(str(features)) from failed
+
+    monkeypatch.setattr(tenant_job, "train_tenant", train)
+    gc.disable()
+    try:
+        Worker(store, "w", times=LeaseTimes(lease_s=0.2, beat_s=0.1, tell_s=0.1)).run(until_idle=True)
+        assert registry.job(job).state == ("cancelled" if ends == "cancelled" else "failed")
+        assert had
+        assert all(one() is None for one in had)
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(("refusals", "why"), [(1, errno.ENOSPC), (1, errno.EROFS), (MOST_ATTEMPTS, errno.ENOSPC)])
