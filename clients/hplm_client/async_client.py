@@ -13,7 +13,7 @@ from hplm import wire
 from hplm.errors import ConfigError, UnreachableError
 from hplm_client.address import split_url
 from hplm_client.answers import Prediction, options_of, outputs_of, prediction_of, tensors_of
-from hplm_client.connection import USUAL_TIMEOUT_S, connect
+from hplm_client.connection import LAST_ANSWERS_S, USUAL_TIMEOUT_S, connect
 from hplm_client.faults import typed_answer, typed_errors
 from hplm_client.owner import CLOSED, Owner
 
@@ -45,6 +45,7 @@ class AsyncClient:
         )
         self._room = asyncio.Semaphore(concurrency)
         self._owner = Owner(is_bound_to_thread=False)
+        self._under_way: set[asyncio.Future[Any]] = set()
 
     async def is_ready(self) -> bool:
         """Whether hBERT answers on that server; as `Client.is_ready`."""
@@ -72,10 +73,12 @@ class AsyncClient:
             return prediction_of(result, tenant, text, pair, logits)
 
     async def close(self) -> None:
-        """Close the connections; what is still under way is given up with UnreachableError."""
+        """Close the connections; what is still under way is given up with UnreachableError, over gRPC after half a second."""
         if not self._owner.is_here:
             return
         self._owner.is_closed = True
+        if self._under_way and self._bounded:
+            await asyncio.wait(self._under_way, timeout=LAST_ANSWERS_S)
         await self._triton.close()
 
     def _check(self) -> None:
@@ -89,9 +92,11 @@ class AsyncClient:
         self._owner.check_open()
         # A task of its own: gRPC cancels what is under way when it is closed, and that is no cancellation of our caller.
         task = asyncio.ensure_future(call())
+        self._under_way.add(task)
         try:
             await asyncio.wait([task])
         finally:
+            self._under_way.discard(task)
             task.cancel()
         if self._owner.is_closed and (
             task.cancelled() or not isinstance(task.exception(), InferenceServerException | None)

@@ -16,14 +16,11 @@ from hplm import wire
 from hplm.errors import ConfigError, HplmError
 from hplm_client.address import split_url
 from hplm_client.answers import Prediction, Request, options_of, outputs_of, parts_of, prediction_of, tensors_of
-from hplm_client.connection import USUAL_TIMEOUT_S, bounded, connect
+from hplm_client.connection import LAST_ANSWERS_S, USUAL_TIMEOUT_S, bounded, connect
 from hplm_client.courier import Courier
 from hplm_client.faults import typed_answer, typed_errors
 from hplm_client.owner import Owner
 
-# Of `close`, for answers to what is under way over gRPC: Triton before 24.12 may die of a request that is cancelled as its
-# answer leaves.
-LAST_ANSWERS_S = 0.5
 # Of one of many: tenant, text, pair, and an error or what the answer comes out of.
 _Begun = tuple[str, str, "str | None", Any]
 
@@ -212,18 +209,27 @@ class Client:
 
         def put(result: Any, error: Any) -> None:
             answer.put((result, error))
-            with self._answered:
-                self._under_way -= 1
-                self._answered.notify_all()
+            self._count(-1)
 
         self._triton.async_infer(wire.MODEL, inputs, callback=put, **call)
-        with self._answered:
-            self._under_way += 1
+        self._count(1)
         return answer
 
     def _infer(self, triton: Any, inputs: list[Any], call: dict[str, Any]) -> Any:
         with typed_answer(self.url), self._owner.calling(), self._in_time():
-            return triton.infer(wire.MODEL, inputs, **call)
+            if self._protocol == "http":
+                return triton.infer(wire.MODEL, inputs, **call)
+            self._count(1)
+            try:
+                return triton.infer(wire.MODEL, inputs, **call)
+            finally:
+                self._count(-1)
+
+    def _count(self, more: int) -> None:
+        """Of what is under way over gRPC, which `close` waits for."""
+        with self._answered:
+            self._under_way += more
+            self._answered.notify_all()
 
     def _finish(self, started: _Begun, logits: bool) -> Prediction:
         tenant, text, pair, handle = started

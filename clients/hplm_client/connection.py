@@ -25,7 +25,11 @@ CERTIFICATES_VARIABLE = "SSL_CERT_FILE"
 # Longer than the longest deadline, so that its answer can be waited for. What is far beyond overflows the transports' clocks:
 # each of them does something else then.
 LONGEST_TIMEOUT_S = 100_000.0
-USUAL_TIMEOUT_S = 30.0
+# Longer than servers' deadline where a request has none: a call that ended with it would be cancelled as its answer leaves.
+USUAL_TIMEOUT_S = 35.0
+# Of `close`, for answers to what is under way over gRPC: Triton before 24.12 may die of a request that is cancelled as its
+# answer leaves.
+LAST_ANSWERS_S = 0.5
 NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 # One that ends with -bin would have bytes for its value.
 GRPC_NAME = re.compile(r"(?!.*-bin\Z)[0-9a-z_.-]+")

@@ -117,14 +117,15 @@ class ManageClient:
         data = _given(train=train, dev=dev, test=test, unlabelled=unlabelled)
         return self._job("tenant.update", tenant=tenant, data=data, domain=domain, settings=settings)
 
-    def plan(self, action: str, **request: Any) -> Plan:
+    def plan(self, action: str, *, told: Callable[[JobEvent], None] = lambda event: None, **request: Any) -> Plan:
         """A dry run of `tenant.create`, `tenant.update`, `domain.create` or `domain.update`: what it would cost.
 
-        A worker makes it from the data, so what is wrong with them is found out here too.
+        A worker makes it from the data, so what is wrong with them is found out here too. Where none has within some ten
+        seconds it is waited for, `told` of each change.
         """
         answer = self.ask(action, **_given(**request), dry_run=True)
         if "plan" not in answer:
-            answer = self.wait(str(answer["job"])).result or {}
+            answer = self.wait(str(answer["job"]), told).result or {}
         found = answer.get("plan")
         if not isinstance(found, dict) or "estimated_s" not in found:
             raise InternalError("the server's answer to a dry run has no plan")

@@ -118,7 +118,7 @@ def submit(client: ManageClient, action: str, request: Mapping[str, Any], way: W
     job = ""
     try:
         if way.dry_run:
-            _show_plan(client.plan(action, **given), way.as_json)
+            _show_plan(client.plan(action, told=_tell_waiting, **given, drop_uploads=True), way.as_json)
             return None
         # However it ends: nobody would name them again, and they would count against everybody's quota for a day.
         job = str(client.ask(action, **given, drop_uploads=True)["job"])
@@ -137,6 +137,11 @@ def submit(client: ManageClient, action: str, request: Mapping[str, Any], way: W
     if way.as_json:
         show({"job": job, **dataclasses.asdict(event)})
     return event
+
+
+def _tell_waiting(event: JobEvent) -> None:
+    if event.state == "queued":
+        console().print("Waiting for a worker (`hplm worker`), which makes the plan.", markup=False)
 
 
 def _drop(client: ManageClient, sources: Iterable[Source]) -> None:

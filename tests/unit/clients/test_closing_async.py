@@ -42,6 +42,33 @@ def test_calls_under_way_and_later_ones_say_that_the_client_was_closed(silent: s
     asyncio.run(ask())
 
 
+def test_what_is_under_way_over_grpc_is_answered_before_the_connections_close() -> None:
+    async def ask() -> None:
+        client = AsyncClient("grpc://127.0.0.1:1")
+        await client._triton.close()
+        order: list[str] = []
+
+        class Connection:
+            """Stands in for tritonclient's."""
+
+            async def is_model_ready(self, *_: object, **__: object) -> bool:
+                await asyncio.sleep(0.1)
+                order.append("answered")
+                return True
+
+            async def close(self) -> None:
+                order.append("closed")
+
+        client._triton = Connection()
+        asking = asyncio.create_task(client.is_ready())
+        await asyncio.sleep(0)
+        await client.close()
+        assert await asking
+        assert order == ["answered", "closed"]
+
+    asyncio.run(ask())
+
+
 def test_a_caller_that_is_cancelled_is_cancelled(silent: str) -> None:
     async def ask() -> None:
         async with AsyncClient(silent) as client:

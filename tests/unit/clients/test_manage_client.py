@@ -351,6 +351,10 @@ def test_a_dry_run_gives_the_plan_that_a_worker_made(
         return {"ok": True, "job": job.id}
 
     transport.handle = handle
-    plan = manage.plan("tenant.create", tenant="acme", data={"train": source})
+    told: list[str] = []
+    plan = manage.plan(
+        "tenant.create", told=lambda event: told.append(event.state), tenant="acme", data={"train": source}
+    )
+    assert told == ["done"]
     assert plan.estimated_s == 12.5
     assert plan.details["examples"] == {"train": 40}
