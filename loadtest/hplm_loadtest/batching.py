@@ -26,9 +26,9 @@ from hplm_loadtest.models import read, served_names
 from hplm_loadtest.open_loop import closed_loop, open_loop
 from hplm_loadtest.pictures import check_picture, line_charts
 from hplm_loadtest.plan import Plan, Requests
-from hplm_loadtest.run import LATE_S, Run, across, goals_of
+from hplm_loadtest.run import LATE_S, Run, across, goals_of, unanswered
 from hplm_loadtest.slots import slot_speeds
-from hplm_loadtest.steady import LEAST_WAVES, steady_rate
+from hplm_loadtest.steady import LEAST_WAVES, enough_requests, steady_rate
 from hplm_loadtest.texts import pool
 from hplm_loadtest.variants import serving
 from hplm_loadtest.workload import NormalLengths
@@ -70,6 +70,7 @@ def batching(
     rng = np.random.default_rng(0)
     found: dict[tuple[str, float], dict[str, list[float]]] = {}
     by_rate: dict[tuple[str, float, float], list[dict[str, float]]] = {}
+    saturated: list[Run] = []
     lengths = {variance: NormalLengths(variance=variance).draw(TEXTS, rng) for variance in VARIANCES}
     texts = {
         variance: texts_of_lengths(lengths[variance].tolist(), pool(models), encoder, rng) for variance in VARIANCES
@@ -94,11 +95,14 @@ def batching(
                     for variance in VARIANCES:
                         sent = _requests(texts[variance], names, TEXTS, rng)
                         warm = closed_loop(url, sent, 2 * BATCH)
-                        count = max(LEAST_WAVES * 2 * BATCH, int(len(sent) / warm.span_s * seconds))
+                        count = max(
+                            LEAST_WAVES * 2 * BATCH, enough_requests(len(sent) / warm.span_s, seconds, 2 * BATCH)
+                        )
                         run = closed_loop(url, _requests(texts[variance], names, count, rng), 2 * BATCH)
                         after = _tokens(server)
                         (computed, real), before = after - before, after
                         row = found.setdefault((mode, variance), {"per_s": [], "lost": [], "computed": []})
+                        saturated.append(run)
                         row["per_s"].append(steady_rate(run)[0])
                         row["lost"].append(float(len(run) - run.kinds["answered"]))
                         row["computed"].append(float(computed / real))
@@ -146,7 +150,7 @@ def batching(
         "deadline_s": DEADLINE_S,
         "capacity_per_s": capacity,
     }
-    goals = _goals(rows) if policy == "fcfs" else []
+    goals = [*(_goals(rows) if policy == "fcfs" else []), unanswered("batching-saturated", saturated)]
     if rates:
         goals += goals_of("batching", [row for row in rows if "kept_up" in row])
     return Report("batching", {**about, "base": served.base.config.name, "protocol": "grpc"}, [*rows, *speeds], goals)

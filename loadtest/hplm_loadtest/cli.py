@@ -114,7 +114,7 @@ def bench_response(
     texts: TextsOption = "unseen",
     quantization: Annotated[
         list[str] | None,
-        typer.Option(help="none or int8, of both stages; both: servers take turns. Default: as set."),
+        typer.Option(help="none or int8, of both stages; give it twice and two servers take turns. Default: as set."),
     ] = None,
     quick: QuickOption = False,
     picture: PictureOption = None,

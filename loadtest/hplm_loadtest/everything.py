@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console
@@ -73,11 +74,11 @@ def everything(out: Path, quick: bool) -> None:
     }
     failed = []
     for number, (name, arguments, draws) in enumerate(BENCHMARKS, 1):
-        command = ["bench", name, *shlex.split(arguments.format(**names)), "--json", str(out / f"{name}.json")]
+        command = ["bench", name, *_words(arguments, names), "--json", str(out / f"{name}.json")]
         if draws:
             command += ["--picture", str(out / f"{name}.svg")]
         if quick:
-            command += shlex.split(QUICK.get(name, "--quick").format(**names))
+            command += _words(QUICK.get(name, "--quick"), names)
         console.rule(f"{number} of {len(BENCHMARKS)}: hplm {shlex.join(command)}")
         start = time.monotonic()
         if _hplm(*command):
@@ -85,6 +86,11 @@ def everything(out: Path, quick: bool) -> None:
         console.print(f"{name}: {time.monotonic() - start:.0f} s")
     if failed:
         raise StartError(f"these benchmarks failed, see above: {', '.join(failed)}")
+
+
+def _words(arguments: str, names: Mapping[str, object]) -> list[str]:
+    """Split first: a folder may have a space in its name."""
+    return [word.format(**names) for word in shlex.split(arguments)]
 
 
 def _hplm(*arguments: str) -> int:

@@ -16,7 +16,7 @@ from hplm_loadtest.open_loop import closed_loop
 from hplm_loadtest.pictures import bars, check_picture
 from hplm_loadtest.plan import Mix
 from hplm_loadtest.run import Run, unanswered
-from hplm_loadtest.steady import LEAST_WAVES, steady_rate
+from hplm_loadtest.steady import LEAST_WAVES, enough_requests, steady_rate
 from hplm_loadtest.tenants import UniformTenants
 from hplm_loadtest.texts import pool, texts
 from hplm_loadtest.variants import serving
@@ -61,8 +61,10 @@ def pipeline(
                 with serving(models, plot=plot, upper={**upper, "num_slots": SLOTS, "host_cache_mb": 4096}) as server:
                     for load in LOADS:
                         url = server.ports.grpc_url
-                        run = closed_loop(url, sent[load].draw(2 * IN_FLIGHT, rng), IN_FLIGHT)
-                        count = max(LEAST_WAVES * IN_FLIGHT, int(len(run) / run.span_s * seconds))
+                        # The first calls of a server take longest: how many it does a second is told from the second time.
+                        for _ in range(2):
+                            run = closed_loop(url, sent[load].draw(2 * IN_FLIGHT, rng), IN_FLIGHT)
+                        count = max(LEAST_WAVES * IN_FLIGHT, enough_requests(len(run) / run.span_s, seconds, IN_FLIGHT))
                         run = closed_loop(url, sent[load].draw(count, rng), IN_FLIGHT)
                         found.setdefault((variant, load), []).append(steady_rate(run)[0])
                         runs.append(run)

@@ -20,7 +20,7 @@ from hplm_loadtest.open_loop import closed_loop, open_loop
 from hplm_loadtest.peers.systems import Fleet, Limits, Shape, SystemName, Systems, open_fleet
 from hplm_loadtest.pictures import check_picture, line_chart
 from hplm_loadtest.plan import Mix, Requests
-from hplm_loadtest.run import ANSWERED, Run
+from hplm_loadtest.run import ANSWERED, LATE_S, Run, kept_up
 from hplm_loadtest.steady import enough_requests, steady_rate
 from hplm_loadtest.tenants import UniformTenants, ZipfTenants
 from hplm_loadtest.texts import mean_tokens
@@ -178,7 +178,7 @@ def responses(
                 "offered_per_s": rate,
                 "p50_ms": 1000 * float(np.median(waited_s)),
                 "unanswered": f"{100 * (1 - answered):.0f} % at the end, counted at the time waited so far",
-                "kept_up": run.kept_up,
+                "kept_up": run.sent_within(LATE_S),
             }
         )
         progress.update(bar, advance=1)
@@ -215,6 +215,7 @@ def goals(rows: Sequence[Row]) -> list[Goal]:
     if {"hbert", "dedicated"} <= p50.keys():
         text = "median response of dedicated over hBERT's, one load for both"
         found.append(Goal("tenants-response", text, 100.0, p50["dedicated"] / p50["hbert"], "x", "higher"))
+        found.append(kept_up("tenants-response", [row for row in rows if row["measure"] == "response"]))
     return found
 
 

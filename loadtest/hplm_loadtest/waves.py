@@ -79,15 +79,15 @@ def waves(models: Path, sizes: Sequence[int], count: int, kind: str, picture: Pa
 
 
 def row_of(run: Run, size: int) -> dict[str, Any]:
-    """Of waves of `size` requests. `kept`: who was answered after a gap of 0.4 s in which nobody else of the wave was."""
+    """Of waves of `size` requests. `kept`: who was answered after a gap of 0.4 s in which nobody of the wave was."""
     # Of each wave, in the order of the answers; one that has none is last.
     waited_s = np.sort(np.where(run.answered, run.done_s - run.planned_s, np.nan).reshape(-1, size))
-    is_kept = np.maximum.accumulate(np.diff(waited_s) > KEPT_S, axis=1)
+    is_kept = np.maximum.accumulate(np.diff(waited_s, axis=1, prepend=0.0) > KEPT_S, axis=1)
     last_s = np.nan_to_num(waited_s[:, -1], nan=np.inf)
     return {
         **run.row(),
         "first_p50_ms": 1000 * float(np.median(np.nan_to_num(waited_s[:, 0], nan=np.inf))),
         "last_p50_ms": 1000 * float(np.median(last_s)),
         "last_worst_ms": 1000 * float(last_s.max()),
-        "kept": int(np.count_nonzero(is_kept & ~np.isnan(waited_s[:, 1:]))),
+        "kept": int(np.count_nonzero(is_kept & ~np.isnan(waited_s))),
     }

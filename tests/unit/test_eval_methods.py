@@ -241,6 +241,7 @@ def test_what_a_killed_process_had_taken_is_free_again(tmp_path: Path) -> None:
     assert other.stdout.readline() == "True\n"
     with Results(tmp_path).claimed("task/run") as ours:
         assert not ours
+    assert (tmp_path / "task" / "run.lock").read_text() == f"{other.pid}\n"
     other.send_signal(signal.SIGKILL)
     other.communicate()
     with Results(tmp_path).claimed("task/run") as ours:
@@ -336,6 +337,9 @@ def test_goals_follow_from_the_rows() -> None:
     assert (gap.value, gap.met) == (pytest.approx(0.65), True)
     assert (worst.value, worst.met) == (pytest.approx(0.9), True)
     assert goals_of([row for row in rows if row["method"] != "hbert"]) == []
+    for task in ("one", "two"):
+        odd = [{**row, "test": math.nan} if (row["task"], row["method"]) == (task, "hbert") else row for row in rows]
+        assert [goal.met for goal in goals_of(odd)] == [False, False]
 
 
 def broken(root: Path, name: str, files: dict[str, str]) -> Path:

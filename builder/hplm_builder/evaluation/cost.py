@@ -86,11 +86,11 @@ def estimate(study: Study, results: Results, report: Report) -> Estimate:
                 left_s += unfinished * one_s + variant.more_tests * test * cost.feature_s
                 if variant.source.name not in sources:
                     left_s += (test + len(study.seeds) * (train + dev)) * cost.feature_s
+                    sources.add(variant.source.name)
                 if variant.taught:
                     teacher = measure(study, task, replace(variant, body=plot_body(variant.base)))
                     teacher_s = budget.epochs * (train * teacher.train_s + dev * teacher.predict_s)
                     left_s += len(study.seeds) * (teacher_s + more * (teacher.predict_s + cost.feature_s))
-            sources.add(variant.source.name)
     report("estimate the time", 1.0)
     return Estimate(run_s, left_s)
 

@@ -99,6 +99,8 @@ class Int8Judge:
             name: scores_of(data, examples, answers)[task.metric]
             for name, answers in (("plain", plain), ("int8", quantised))
         }
+        # It may have been trained on a GPU, and serves in int8 on a CPU alone; the frozen layers are none of its modules.
+        trained.body.cpu().upper.cpu()
         clipped = clipped_share(trained.body, self._ranges, looked_up_in_int8[:CLIPPED_OF])
         return {"int8": {**scores, "same": float(np.mean(same)), "clipped": clipped, "computed": computed}}
 

@@ -101,7 +101,8 @@ class Results:
         """
         path = self._made(f"{name}.lock")
         try:
-            file = path.open("w")
+            # Not emptied yet: it may be another's.
+            file = path.open("a")
         except OSError as error:
             raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
         with file:
@@ -111,6 +112,7 @@ class Results:
                 yield False
                 return
             # For whoever wonders who is at it.
+            file.truncate(0)
             file.write(f"{os.getpid()}\n")
             file.flush()
             yield True

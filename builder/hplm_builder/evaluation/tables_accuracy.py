@@ -110,12 +110,16 @@ def judge_published(
     store: Store,
     base: Base,
     domain: str,
+    version: str,
     names: Sequence[str],
     tasks: Sequence[EvalTask],
     limits: Budget,
     judge: TableJudge,
 ) -> dict[str, list[list[dict[str, Any]]]]:
-    """Tenants over `domain` as they are served, each on the task in its place. Raises UnknownTenantError, ConfigError."""
+    """Tenants over a version of `domain`, a folder, as they are served, each on the task in its place.
+
+    Raises UnknownTenantError, ConfigError.
+    """
     if len(names) != len(tasks):
         raise ConfigError(f"{len(names)} --tenant for {len(tasks)} tasks: give each task's, in the order of the tasks")
     judged: dict[str, list[list[dict[str, Any]]]] = {}
@@ -126,6 +130,11 @@ def judge_published(
         if found.domain != domain:
             raise ConfigError(f"tenant {name!r} stands on domain {found.domain!r}: give that with --domain")
         made: Tenant = tenants.load(store.path(found.current.path), name=name, fingerprint=base.fingerprint)
+        # One that `hplm build` made stands on a root, which has no versions.
+        if made.card.about.get("domain", version) != version:
+            raise ConfigError(
+                f"tenant {name!r} stands on an earlier version of domain {domain!r}: update the tenant first"
+            )
         if set(made.card.labels) != set(task.data.labels):
             raise ConfigError(f"tenant {name!r} has not the labels of task {task.name}: give the tenants in its order")
         # Its head's rows are in the order of its own labels.
@@ -196,7 +205,9 @@ def tables_accuracy(
     with tempfile.TemporaryDirectory(prefix="hplm-eval-") as folder:
         judge = TableJudge(tree, percents, Path(folder), shared.pooled, where)
         if tenant:
-            judged: Judged = judge_published(target, found_base, domain, tenant, tasks, limits, judge)
+            judged: Judged = judge_published(
+                target, found_base, domain, str(served.lineage[0]), tenant, tasks, limits, judge
+            )
             settings |= {"tenants": tenant, "budget": asdict(limits)}
         else:
             variant = Variant(

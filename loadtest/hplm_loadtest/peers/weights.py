@@ -26,11 +26,12 @@ def write_models(
 ) -> int:
     """Write as many different models of shape `config` (see `plain.whole`) as `tenants` need or `disk_bytes` hold.
 
-    Those that are there are kept. Returns how many there are; with fewer than tenants, tenants share files in turn, which
-    every swap still reads and copies whole.
+    Those that are there are kept, but for what `disk_bytes` do not hold. Returns how many there are; with fewer than tenants,
+    tenants share files in turn, which every swap still reads and copies whole.
     """
     model_bytes = onnx_graph.file_bytes(config) if onnx else file_bytes(config, dtype)
-    count = min(tenants, disk_bytes // model_bytes)
+    most = disk_bytes // model_bytes
+    count = min(tenants, most)
     if count < 1:
         raise ConfigError(f"one model takes {model_bytes:,} bytes on disk, {disk_bytes:,} are allowed")
     folder.mkdir(parents=True, exist_ok=True)
@@ -46,4 +47,9 @@ def write_models(
                 write_flat(stored_as(model, dtype), partial)
             partial.rename(path)
         progress.update(bar, advance=1)
-    return len(model_files(folder))
+    files = model_files(folder)
+    for path in files[most:]:
+        # Of a run that was allowed more: all that are there are served.
+        path.unlink()
+        path.with_suffix(".data").unlink(missing_ok=True)
+    return min(len(files), most)

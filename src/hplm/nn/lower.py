@@ -70,7 +70,7 @@ def pack(lower: WindowEncoder, dtype: torch.dtype, int8_of: Base | None = None) 
     """Put the matrices in oneDNN's order where that can be, in place: for look-ups alone from then on. Again does nothing.
 
     `int8_of`: their base where the layers' products are to be computed in int8. Raises ConfigError where they cannot be, or
-    where they were put in order otherwise.
+    where they were put in order with another quantization; `dtype` is that of the first time.
     """
     device = lower.gate_weight.device
     if int8_of is not None:

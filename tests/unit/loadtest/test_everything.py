@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import typer.main
 from hplm_loadtest.cli import app
-from hplm_loadtest.everything import BENCHMARKS, QUICK
+from hplm_loadtest.everything import BENCHMARKS, QUICK, _words
 from typer.testing import CliRunner
 
 from hplm.errors import HplmError
@@ -25,6 +25,14 @@ def test_its_command_lines_parse(name: str, arguments: str, draws: bool, quick: 
     group = typer.main.get_command(app)
     command = group.commands[name]  # type: ignore[attr-defined]
     command.make_context(name, words)
+
+
+def test_a_folder_may_have_a_space_in_its_name() -> None:
+    assert _words("--perfetto {out}/trace.json --quick", {"out": "my bench"}) == [
+        "--perfetto",
+        "my bench/trace.json",
+        "--quick",
+    ]
 
 
 def test_what_cannot_be_measured_is_said_before_anything_starts(

@@ -32,6 +32,12 @@ def test_who_is_answered_after_a_gap_was_kept_however_many_waves_have_one() -> N
     assert row["last_p50_ms"] > 400
 
 
+def test_a_wave_whose_first_answer_comes_late_was_kept_whole() -> None:
+    late_s = KEPT_S + 0.02
+    assert row_of(run([[late_s], [0.01]]), 1)["kept"] == 1
+    assert row_of(run([[late_s, late_s + 0.01], [0.01, 0.02]]), 2)["kept"] == 2
+
+
 def test_a_slow_machine_keeps_nobody() -> None:
     assert row_of(run([[0.3, 0.6, 0.9], [0.3, 0.6, 0.9]]), 3)["kept"] == 0
 
