@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -25,7 +24,7 @@ from hplm_builder.checkpoint import work_place
 from hplm_builder.convert import ConvertSettings
 from hplm_builder.demo import DEMO_FOLDER, PLOT, PLOT_SOURCES, TOP_PERCENT, build_demo
 from hplm_builder.domains import DomainSettings, build_domain, estimate_domain
-from hplm_builder.export import check_width, export, has_manager, write_backends
+from hplm_builder.export import KEPT, check_width, export, has_manager, write_backends
 from hplm_builder.finetune import TrainSettings
 from hplm_builder.fleet import Shape, make_bench_repository
 from hplm_builder.labelled import read_data
@@ -381,16 +380,11 @@ def export_models(
 
       hplm build export --models /srv/hplm/models --store /srv/hplm/store --keep-settings
     """
-    keep: set[str] = set()
+    keep: frozenset[str] = frozenset()
     if manager is None:
         manager = not keep_settings or has_manager(models)
     if keep_settings:
-        fields = (
-            one.name for kind in (PlotSettings, UpperSettings, ManagerSettings) for one in dataclasses.fields(kind)
-        )
-        keep = set(fields).difference(
-            {"store", "registry"}, *(EXPORTED[option] for option in EXPORTED if is_given(context, option))
-        )
+        keep = KEPT.difference(*(EXPORTED[option] for option in EXPORTED if is_given(context, option)))
     plot_values = {"store": "", "base": base, "table": plot, "miss": miss, "dtype": dtype, "quantization": quantization}
     upper_values = {
         "store": "",

@@ -21,7 +21,7 @@ from hplm.store.layout import Store
 from hplm_builder import corpora
 from hplm_builder.base import DEFAULT_BASE, ensure_base
 from hplm_builder.corpora import SOURCES
-from hplm_builder.export import export
+from hplm_builder.export import KEPT, export, has_manager
 from hplm_builder.finetune import TrainSettings
 from hplm_builder.labelled import LabelledData, LabelledText, check_data
 from hplm_builder.plots import build_plot, has_plot
@@ -121,7 +121,7 @@ def demo_data(tenant: DemoTenant, *, quick: bool = False) -> LabelledData:
 
 
 def build_demo(folder: Path, progress: Progress, *, quick: bool = False) -> list[TenantCard]:
-    """Build what `folder` lacks of `store/` and `models/`; parts that are there and sound are kept.
+    """Build what `folder` lacks of `store/` and `models/`; parts that are there and sound are kept, and settings of models.
 
     `quick`: tables of every fortieth document; tenants trained on a tenth of the examples for half as many epochs, and
     judged by an eighth.
@@ -153,12 +153,14 @@ def build_demo(folder: Path, progress: Progress, *, quick: bool = False) -> list
                 )
             )
         progress.update(steps, advance=1)
+    models, manager = folder / "models", ManagerSettings(store="", base=DEFAULT_BASE, domain=PLOT)
     export(
         store,
-        folder / "models",
+        models,
         PlotSettings(store="", base=DEFAULT_BASE, table=PLOT),
         UpperSettings(store="", base=DEFAULT_BASE),
-        ManagerSettings(store="", base=DEFAULT_BASE, domain=PLOT),
+        manager if has_manager(models) else None,
+        keep=KEPT,
     )
     progress.update(steps, advance=1)
     return cards

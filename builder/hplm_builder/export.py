@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Collection
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,6 +19,11 @@ from hplm.triton.instances import instances_in, with_instances
 from hplm.triton.server import MANAGER_ROLES, ROLES, TritonInstall, assemble_backends, check_path, share_folder
 
 Settings = TypeVar("Settings", PlotSettings, UpperSettings, ManagerSettings)
+# All settings but those that say where the store is.
+KEPT = frozenset(one.name for kind in (PlotSettings, UpperSettings, ManagerSettings) for one in fields(kind)) - {
+    "store",
+    "registry",
+}
 
 
 def export(

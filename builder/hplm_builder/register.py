@@ -121,7 +121,9 @@ def parent_of(store: Store, base_name: str, name: str) -> str | None:
 
 
 def check_parent(name: str, known: str | None, parent: str) -> None:
-    """Raises DataError where a domain stands elsewhere already."""
+    """Raises DataError where a domain stands elsewhere already, or would on itself."""
+    if name == parent:
+        raise DataError(f"domain {name!r} cannot stand on itself: give the new one another name")
     if known not in (None, parent):
         raise DataError(f"domain {name!r} is below {known!r}, which its next version cannot change")
 

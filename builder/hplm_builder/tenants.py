@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import closing, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from hplm.adapters.bank import is_banked
 from hplm.adapters.packed import pack
 from hplm.adapters.tenant import Head, Tenant, TenantCard
 from hplm.config import Miss
-from hplm.errors import DataError
+from hplm.errors import ArtifactError, DataError
 from hplm.names import check_name
 from hplm.nn import base as bases
 from hplm.nn.base import Base
@@ -43,7 +44,7 @@ from hplm_builder.prepared import (
     sample_of,
 )
 from hplm_builder.pseudo_labels import pseudo_labelled, upper_body
-from hplm_builder.register import check_base, name_root, parent_of, publish_tenant, published
+from hplm_builder.register import check_base, name_root, open_registry, parent_of, publish_tenant, published
 
 MEASURED_EXAMPLES = 64
 
@@ -177,12 +178,16 @@ def build_tenant(
             f"tenant {name!r} stands on domain {before.domain!r}: `hplm tenant update` goes on there; a build is over a root"
         )
     if before is not None and not is_banked(store, folder := store.path(before.current.path)):
-        card = tenants.load_card(folder)
-        if (card.task, card.labels, card.texts) != (data.task, data.labels, data.texts):
-            raise DataError(f"tenant {name!r} exists with other labels, or another kind of task: delete it first")
+        # One whose files are damaged or gone is made again.
+        with suppress(ArtifactError):
+            card = tenants.load_card(folder)
+            if (card.task, card.labels, card.texts) != (data.task, data.labels, data.texts):
+                raise DataError(f"tenant {name!r} exists with other labels, or another kind of task: delete it first")
     lookup = open_lookup(store, base, plot_name, miss=miss)
     # Now, for what keeps it from being published is to be known before an hour of training.
     name_root(store, base, plot_name)
+    with closing(open_registry(store)) as registry:
+        registry.check_next_number(name, lambda number: store.tenant_version(name, number))
     made = train_tenant(base, lookup, name, data, settings, bar_report(progress, name), example=example)
     publish_tenant(store, base, plot_name, made, expected=before.current.number if before else None)
     return made.card

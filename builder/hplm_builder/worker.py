@@ -221,8 +221,10 @@ class Worker:
 
 def _let_go(error: BaseException | None) -> None:
     """Of what a failed job's frames hold: its features or its corpus would live as long as the error that came through them."""
-    while error is not None:
+    seen: list[BaseException] = []
+    while error is not None and error not in seen:  # causes may go round
         traceback.clear_frames(error.__traceback__)
+        seen.append(error)
         error = error.__cause__ or error.__context__
 
 

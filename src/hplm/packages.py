@@ -27,7 +27,7 @@ def cache_dir() -> Path:
 def fetch_wheel(requirement: str) -> Path:
     """The wheel of `name==version`, without its dependencies; downloaded by pip when the cache lacks it.
 
-    Raises DownloadError with pip's last line.
+    Raises DownloadError with pip's last error.
     """
     name, version = requirement.split("==")
     folder = cache_dir() / "wheels"
@@ -41,8 +41,10 @@ def fetch_wheel(requirement: str) -> Path:
         done = subprocess.run([*command, "-d", partial, requirement], capture_output=True, text=True, check=False)
         for wheel in Path(partial).glob(pattern):
             return wheel.rename(folder / wheel.name)
-    lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or ["no wheel came"]
-    raise DownloadError(f"pip could not download {requirement}: {lines[-1]}")
+    said = done.stderr.splitlines()
+    # An error may be followed by notices; without pip Python itself says so.
+    (last,) = [line for line in said if line.startswith("ERROR")][-1:] or said[-1:] or ["no wheel came"]
+    raise DownloadError(f"pip could not download {requirement}: {last}")
 
 
 def read_member(requirement: str, member: str) -> bytes:

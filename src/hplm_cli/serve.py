@@ -26,6 +26,7 @@ from hplm.errors import ArtifactError, HplmError, RegistryError, StartError
 from hplm.store.catalog import Catalog
 from hplm.store.layout import Store
 from hplm.store.registry import Registry
+from hplm.triton.logs import is_plain
 from hplm.triton.server import Ports, TritonServer, check_free, find_triton, free_ports
 from hplm.triton.stubs import StubKeeper
 from hplm_cli.supervisor import Supervisor
@@ -99,8 +100,11 @@ def serve(
         predictions = _predictions(console, ports.http_url, cards)
         if check:
             print(json.dumps(predictions, indent=2, ensure_ascii=False))
+            if len(predictions) < len(cards):
+                raise typer.Exit(1)
             return
-        jobs = start_worker(models, wanted=worker, log=log.with_name("worker.log"))
+        beside = log if is_plain(log) else models  # not in /dev
+        jobs = start_worker(models, wanted=worker, log=beside.with_name("worker.log"))
         _explain(console, ports, predictions, left)
         while not server.has_ended:
             for said in stubs.look():

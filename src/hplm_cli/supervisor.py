@@ -80,6 +80,8 @@ class Supervisor:
                         stdout=log,
                         stderr=subprocess.STDOUT,
                         start_new_session=True,
+                        # Python takes modules from where it is started first, and anybody may write there.
+                        cwd="/",
                     )
             except OSError as error:  # no memory or no room for the log: as if it had ended at once
                 logging.getLogger(__name__).warning("%s cannot be started: %s", self._command[0], error)

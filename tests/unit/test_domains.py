@@ -496,6 +496,10 @@ def test_the_command_publishes_version_after_version_and_children(
     # Where it stands already, without being told.
     run("cardiology", "--dry-run")
     run("cardiology")
+    # Before an hour of training.
+    for more in ([], ["--dry-run"]):
+        with pytest.raises(DataError, match="'general' cannot stand on itself"):
+            run("general", *more)
     with pytest.raises(DataError, match="'cardiology' is below 'medical'"):
         run("cardiology", "--parent", "general", "--dry-run")
     with closing(Registry.open_read_only(store)) as registry:

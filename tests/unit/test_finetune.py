@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
@@ -44,6 +45,7 @@ from hplm.config import UpperSettings
 from hplm.decode import word_logits, word_ranges
 from hplm.errors import (
     ConfigError,
+    ConflictError,
     CorruptArtifactError,
     DataError,
     HplmError,
@@ -300,6 +302,22 @@ def test_a_tenant_is_not_built_again_with_other_labels(tmp_path: Path) -> None:
     store = Store(tiny.make_repository(tmp_path).parent / "store")
     with pytest.raises(DataError, match="exists with other labels"):
         build_tenant(store, "tiny", "general", "alpha", colour_data(), SHORT, Progress(disable=True))
+
+
+def test_a_tenant_whose_files_are_gone_is_built_again(tmp_path: Path) -> None:
+    store = Store(tiny.make_repository(tmp_path).parent / "store")
+    shutil.rmtree(tiny.folder_of(store, "alpha"))
+    build_tenant(store, "tiny", "general", "alpha", colour_data(), SHORT, Progress(disable=True))
+    assert tenants.load_card(tiny.folder_of(store, "alpha")).labels == colour_data().labels
+
+
+def test_a_version_whose_folder_is_there_already_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
+    store = Store(tiny.make_repository(tmp_path).parent / "store")
+    store.tenant_version("acme", 1).mkdir(parents=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hplm_builder.tenants.train_tenant", lambda *_, **__: pytest.fail("it was trained"))
+        with pytest.raises(ConflictError):
+            build_tenant(store, "tiny", "general", "acme", colour_data(), SHORT, Progress(disable=True))
 
 
 def test_a_tenant_of_another_base_is_refused_before_anything_is_trained(tmp_path: Path) -> None:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import tempfile
+import threading
+import time
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -79,6 +83,26 @@ def test_of_two_servers_that_start_at_once_one_has_the_log(tmp_path: Path, monke
     # Also before anything is written.
     with logs.fresh(tmp_path / "triton.log"), pytest.raises(StartError, match="another server writes"):
         logs.fresh(tmp_path / "triton.log")
+
+
+def test_who_waited_for_a_log_does_not_take_that_of_another_who_waited_too(tmp_path: Path) -> None:
+    log = tmp_path / "triton.log"
+    got: list[IO[bytes]] = []
+    with logs.fresh(log) as first:
+        first.write(b"first\n")
+        first.flush()
+        waiting = threading.Thread(target=lambda: got.append(logs.fresh(log)))
+        waiting.start()
+        time.sleep(0.3)
+        # Another one had it meanwhile: what is called so now is its own.
+        log.rename(tmp_path / "triton.log.1")
+        second = logs.fresh(log)
+    time.sleep(0.3)
+    assert not got
+    second.close()
+    waiting.join()
+    assert os.path.samestat(os.fstat(got[0].fileno()), log.stat())
+    got[0].close()
 
 
 def test_a_device_and_a_pipe_are_written_and_never_renamed(tmp_path: Path) -> None:

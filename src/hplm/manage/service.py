@@ -184,7 +184,8 @@ class ManageService:
     def _root(self, base: str) -> str:
         """What a domain stands on that names no parent. Raises UnknownDomainError, or BadManageRequestError of several."""
         if base == self._settings.base:
-            return self._settings.domain
+            # Models may be exported over a branch, for tenants that stand on it.
+            return self._registry.lineage(self._registry.current_domain(base, self._settings.domain).id)[-1].domain
         roots = [one.name for one in self._registry.domains(base) if one.parent is None]
         if not roots:
             raise UnknownDomainError(

@@ -105,8 +105,7 @@ class Uploads:
             if digest.hexdigest() != upload.sha256:
                 self.consume([upload.id])
                 raise UploadError("the checksum is not the one announced; the upload is dropped, send it again")
-            self._registry.complete_upload(upload.id)
-        return self._registry.upload(upload_id)
+            return self._registry.complete_upload(upload.id)
 
     def path(self, upload_id: str) -> Path:
         """The file of a finished upload. Raises UnknownUploadError, or UploadError where it is not finished."""

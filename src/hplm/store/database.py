@@ -254,7 +254,11 @@ class Database:
         # 42P01: PostgreSQL's undefined table. SQLite's file without our tables is told by `version`.
         if getattr(error.orig, "sqlstate", None) == "42P01":
             return MissingRegistryError(f"{self.where} has no registry's tables; {ADOPT}")
-        if any(words in said for words in ("not a database", "malformed", "no such table", "no such column")):
+        if "no such column" in said:
+            return CorruptRegistryError(
+                f"{self.where} is of another version of hplm ({said}), put there while this process had it open: restart that"
+            )
+        if any(words in said for words in ("not a database", "malformed", "no such table")):
             return CorruptRegistryError(
                 f"{self.where} is broken ({said}): move it aside with its -wal and -shm, then {ADOPT}"
             )

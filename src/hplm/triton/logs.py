@@ -29,7 +29,7 @@ def fresh(log: Path) -> IO[bytes]:
     Raises StartError where another server writes it, or it cannot be written.
     """
     try:
-        if log.exists() and not _is_plain(log):
+        if log.exists() and not is_plain(log):
             return log.open("ab")
         # To be appended to, so that it may be cut short while it is written.
         file = _locked(log)
@@ -47,7 +47,7 @@ def fresh(log: Path) -> IO[bytes]:
     return file
 
 
-def _is_plain(log: Path) -> bool:
+def is_plain(log: Path) -> bool:
     """Whether it is a file that may be renamed; /dev/stdout may lead to one."""
     return log.is_file() and not {Path("/dev"), Path("/proc")}.intersection(log.absolute().parents)
 
@@ -62,20 +62,22 @@ def _locked(log: Path) -> IO[bytes]:
         except BlockingIOError:
             if time.monotonic() > until_s:
                 file.close()
-                raise StartError(
-                    f"another server writes {log}: stop it, or give this one model folders of its own (`hplm build export`)"
-                ) from None
+                raise StartError(f"another server writes {log}: stop it, or give this one another with --log") from None
             time.sleep(0.1)
+            continue
         except OSError:
             return file
-        else:
+        if log.exists() and os.path.samestat(os.fstat(file.fileno()), log.stat()):
             return file
+        # Whoever had it before us has put it aside meanwhile.
+        file.close()
+        file = log.open("ab")
 
 
 def set_apart(log: Path) -> Path:
     """Rename the log of a start that failed: many of them must not push out what servers that served have said."""
     with suppress(OSError):
-        if _is_plain(log):
+        if is_plain(log):
             return log.replace(log.with_name(f"{log.name}.failed"))
     return log
 

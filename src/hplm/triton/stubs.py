@@ -16,7 +16,9 @@ from hplm.triton.server import TritonServer
 
 STUB = "triton_python_backend_stub"
 # Loading reads tables and verifies them; unloading waits for requests under way.
-LOAD_TIMEOUT_S = 300.0
+LOAD_TIMEOUT_S = 3600.0
+# Of why Triton refuses.
+MOST_SAID = 1000
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 # Who lives so long does not die of being loaded.
 SETTLED_S = 30.0
@@ -89,6 +91,10 @@ class StubKeeper:
                 known = {pid: other for pid, other in self._stubs.items() if other != model}
                 self._stubs = stubs_of(self._server.process.pid) | known
             except StartError as error:
+                # It may have been loaded all the same, by a load that took longer than it was waited for.
+                self._stubs = {pid: name for pid, name in self._stubs.items() if name != model} | {
+                    pid: name for pid, name in stubs_of(self._server.process.pid).items() if name == model
+                }
                 said.append(f"{error}; trying again in {pause_s:.0f} s")
             self._pauses[model] = _Pause(self._clock(), pause_s)
         return said
@@ -102,6 +108,7 @@ class StubKeeper:
         url = f"{self._server.ports.http_url}/v2/repository/models/{model}/{step}"
         direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         failed: list[OSError] = []
+        why: list[str] = []
 
         def ask() -> None:
             try:
@@ -109,7 +116,8 @@ class StubKeeper:
             except OSError as error:
                 failed.append(error)
                 if isinstance(error, HTTPError):
-                    error.close()
+                    with error:
+                        why.append(error.read(MOST_SAID).decode(errors="replace"))
 
         asking = threading.Thread(target=ask, daemon=True)
         asking.start()
@@ -119,7 +127,8 @@ class StubKeeper:
                 return False
             asking.join(0.1)
         if failed and not self._server.ends():
-            raise StartError(f"the stub of model {model} has died and Triton cannot {step} it: {failed[0]}")
+            said = " ".join([str(failed[0]), *why])
+            raise StartError(f"the stub of model {model} has died and Triton cannot {step} it: {said}")
         return not failed
 
 

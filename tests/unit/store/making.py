@@ -73,7 +73,8 @@ def put_domain(store: Store, path: str, base: str, parent: str = "") -> None:
 
 def put_tenant(store: Store, path: str, base: str, domain: str = "") -> None:
     name = path.split("/")[1]
-    put(store, path, "tenant", name=name, base=base, about={"domain": domain} if domain else {})
+    about = {"domain": domain} if domain else {}
+    put(store, path, "tenant", name=name, base=base, task="classification", labels=["x", "y"], about=about)
 
 
 def put_bank(store: Store, name: str, base: str, members: list[str]) -> None:

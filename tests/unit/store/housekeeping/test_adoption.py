@@ -106,6 +106,8 @@ def test_a_lost_registry_is_made_again_from_the_artifacts(store: Store, registry
         ("old", 2, "tenants/old/2", "tax"),
     ]
     assert [one.number for one in registry.tenant_versions("old")] == [1, 2]
+    # As of one that a job has published.
+    assert {"task", "labels"} <= registry.tenant("new").current.about.keys()
     tax = registry.tenant("old").current.domain_version_id
     assert [one.domain for one in registry.lineage(tax)] == ["tax", "law", "general"]
     assert registry.next_number("new") == 11
