@@ -40,7 +40,11 @@ def serve(
     context: typer.Context,
     models: Annotated[Path, typer.Option(help="Triton model repository to serve.")] = DEFAULT_MODELS,
     check: Annotated[
-        bool, typer.Option("--check", help="On free ports: print predictions as one JSON list, stop, exit 0.")
+        bool,
+        typer.Option(
+            "--check",
+            help="On free ports: print predictions as one JSON list and stop; status 1 where a tenant gave none.",
+        ),
     ] = False,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
     http_port: Annotated[int, typer.Option(min=1, max=65_535)] = 8000,
