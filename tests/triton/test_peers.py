@@ -278,8 +278,12 @@ def test_goals_come_from_the_rows_and_what_was_not_measured_has_none() -> None:
     rows = [throughput("hbert", 1, 100.0), throughput("hbert", 10_000, 90.0), throughput("dedicated", 10_000, 3.0)]
     found = {goal.id: goal.value for goal in tenants_bench.goals(rows)}
     assert found == {"tenants-errors": 0.0, "tenants-flat": 0.9, "tenants-dedicated-1000": 30.0}
-    responses = [{"measure": "response", "system": s, "p50_ms": p} for s, p in (("hbert", 2.0), ("dedicated", 500.0))]
-    assert tenants_bench.goals([*rows, *responses])[-1].value == 250.0
+    responses = [
+        {"measure": "response", "system": system, "p50_ms": p50_ms, "kept_up": kept_up}
+        for system, p50_ms, kept_up in (("hbert", 2.0, 1.0), ("dedicated", 500.0, 0.9))
+    ]
+    response, kept_up = tenants_bench.goals([*rows, *responses])[-2:]
+    assert (response.value, kept_up.value, kept_up.met) == (250.0, 0.9, False)
 
 
 def make_run(planned: list[float], done: list[float], duration_s: float) -> Run:
