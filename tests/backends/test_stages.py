@@ -540,18 +540,21 @@ def test_a_load_that_fails_says_as_much_however_many_wait_for_it(
     stage.stop()
 
 
+def stage_that_loads(kind: str, tmp_path: Path, **changed: Any) -> PlotStage | UpperStage:
+    """The stage that reads tenants' cards, or that loads their weights."""
+    models = tiny.make_repository(tmp_path)
+    if kind == "card":
+        folder = models / "hbert_plot" / "1"
+        return PlotStage(replace(config.load(PlotSettings, folder / "settings.json"), **changed), folder)
+    folder = models / "hbert_upper" / "1"
+    return UpperStage(replace(config.load(UpperSettings, folder / "settings.json"), **changed), folder)
+
+
 @pytest.mark.parametrize("kind", ["card", "load"])
 def test_who_waits_for_files_that_hang_is_answered_at_the_deadline_or_when_the_client_or_the_stage_goes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    models = tiny.make_repository(tmp_path)
-    stage: PlotStage | UpperStage
-    if kind == "card":
-        folder = models / "hbert_plot" / "1"
-        stage = PlotStage(config.load(PlotSettings, folder / "settings.json"), folder)
-    else:
-        folder = models / "hbert_upper" / "1"
-        stage = UpperStage(config.load(UpperSettings, folder / "settings.json"), folder)
+    stage = stage_that_loads(kind, tmp_path)
     may_go_on = held(monkeypatch, kind, "alpha")
     stage.start()
     gone = threading.Event()
@@ -591,14 +594,7 @@ def test_who_waits_for_files_that_hang_is_answered_at_the_deadline_or_when_the_c
 def test_no_more_wait_for_files_that_hang_than_may_wait_at_all_also_where_all_were_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    models = tiny.make_repository(tmp_path)
-    stage: PlotStage | UpperStage
-    if kind == "card":
-        folder = models / "hbert_plot" / "1"
-        stage = PlotStage(replace(config.load(PlotSettings, folder / "settings.json"), queue_capacity=20), folder)
-    else:
-        folder = models / "hbert_upper" / "1"
-        stage = UpperStage(replace(config.load(UpperSettings, folder / "settings.json"), queue_capacity=20), folder)
+    stage = stage_that_loads(kind, tmp_path, queue_capacity=20)
     may_go_on = held(monkeypatch, kind, "alpha")
     stage.start()
 
