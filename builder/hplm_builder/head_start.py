@@ -46,8 +46,10 @@ def fit_head(
     pooling: str,
     tick: Callable[[int], None] = lambda tokens: None,
 ) -> None:
-    """Minimise the head's loss over `examples`, the body as it is and where the head is; `tick` as `pooled_states` has it, with
-    0 at each step."""
+    """Minimise the head's loss over `examples`, the body as it is and where the head is.
+
+    `tick` as `pooled_states` has it, with 0 at each step.
+    """
     device = head.weight.device
     pooled = torch.empty(len(examples), head.in_features)
     for place, states in pooled_states(body, data, examples, pooling, tick, device):

@@ -35,6 +35,7 @@ class AsyncClient:
     ) -> None:
         self.url = url
         address = split_url(url)
+        self._protocol = address.protocol
         # Over HTTP the session has it.
         self._bounded: dict[str, Any] = {"client_timeout": timeout_s} if address.protocol == "grpc" else {}
         self._loop = _running_loop()
@@ -77,7 +78,8 @@ class AsyncClient:
         if not self._owner.is_here:
             return
         self._owner.is_closed = True
-        if self._under_way and self._bounded:
+        # Over HTTP nothing is cancelled at the server.
+        if self._under_way and self._protocol == "grpc":
             await asyncio.wait(self._under_way, timeout=LAST_ANSWERS_S)
         await self._triton.close()
 

@@ -43,7 +43,7 @@ def serve(
         bool,
         typer.Option(
             "--check",
-            help="On free ports: print predictions as a JSON list, stop; status 1 where one lacks.",
+            help="On free ports: print predictions as one JSON list and stop; status 1 where a tenant gives none.",
         ),
     ] = False,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
