@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from hplm_builder.tenants import build_tenant, encoder_of
 from rich.progress import Progress
 from typer.testing import CliRunner
 
+from hplm.adapters import tenant as tenants
+from hplm.adapters.tenant import Tenant
 from hplm.errors import ConfigError, HplmError, UnknownTenantError
 from hplm.nn.lookup import open_lineage
 from hplm.progress import silent
@@ -153,6 +156,26 @@ def test_a_published_tenant_scores_as_its_card_says(bench: Place, at: str, monke
     rows = rows_by(done)
     assert rows["colours", 100.0, "compute"]["test"] == pytest.approx(card.about["scores"]["test_accuracy"], abs=0.07)
     assert done["settings"]["tenants"] == [f"painter-{at}"]
+
+
+def test_a_tenant_is_judged_over_the_version_of_its_domain_that_it_stands_on_alone(
+    bench: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, settings = read_folder(bench.root / "colours"), TrainSettings(epochs=1)
+    build_tenant(bench.store, "tiny", tiny.PLOT, "stands", data, settings, Progress(disable=True))
+    really = tenants.load
+
+    def load(*given: Any, **options: Any) -> Tenant:
+        """As one that a server's worker made."""
+        made = really(*given, **options)
+        return replace(made, card=replace(made.card, about={**made.card.about, "domain": version}))
+
+    monkeypatch.setattr(tenants, "load", load)
+    version = f"plots/{tiny.PLOT}"
+    assert report_of_tenant(bench, "colours", "stands")["settings"]["tenants"] == ["stands"]
+    version = f"plots/{tiny.PLOT}/before"
+    with pytest.raises(ConfigError, match="'stands' stands on an earlier version of domain"):
+        report_of_tenant(bench, "colours", "stands")
 
 
 def report_of_tenant(place: Place, task: str, name: str) -> dict[str, Any]:
