@@ -25,7 +25,6 @@ from tests import tiny
 
 # Until both stages have seen what was published, also on a slow machine.
 SEEN_S = 5 * LOOK_EVERY_S
-REDUCTION_FACTOR = 4
 # Of a tenant's job, so that it takes a second.
 FAST = {"epochs": 2, "learning_rates": [0.003]}
 # So long that an update learns what is `swapped`: one that is no better on dev publishes nothing.
@@ -102,11 +101,7 @@ def serving(folder: Path, registry: str = "", flags: Sequence[str] = ()) -> Iter
     settings = {"upload_chunk_bytes": 1000, "min_corpus_tokens": 300, "allow_paths": True, "data_root": str(files)}
     # A file of a gigabyte is refused for what is in it, and a bomb is a bomb from 16 MiB on.
     bounds = {"max_data_bytes": 2 << 30, "max_upload_bytes": 16 << 20}
-    # Tenants that it makes have wider adapters than those that stand in the store already.
-    wide = {"reduction_factor": REDUCTION_FACTOR}
-    models = tiny.make_repository(
-        folder, upper_settings=wide, manager_settings={**settings, **bounds}, registry=registry
-    )
+    models = tiny.make_repository(folder, manager_settings={**settings, **bounds}, registry=registry)
     rows = write_rows(files / "rows.csv")
     with TritonServer(models, free_ports(), flags=flags, log=folder / "triton.log", tied=True) as server:
         server.wait_ready()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, get_args
@@ -19,7 +20,7 @@ from hplm.adapters import bank_file
 from hplm.adapters import tenant as tenants
 from hplm.adapters.packed import Adapter, PackedAdapter, Place, pack, to_bfloat16
 from hplm.adapters.tenant import Head, Task, Tenant, TenantCard
-from hplm.config import BaseConfig, ManagerSettings, PlotSettings, UpperSettings
+from hplm.config import REDUCTION_FACTOR, BaseConfig, ManagerSettings, PlotSettings, UpperSettings
 from hplm.nn import base as bases
 from hplm.nn.encoder import UpperEncoder, WindowEncoder
 from hplm.store.layout import Store
@@ -108,8 +109,8 @@ def make_base(store: Store, shape: BaseConfig, seed: int = 0) -> bases.Base:
     return bases.load(store.base(shape.name))
 
 
-def random_adapter(shape: BaseConfig, rng: np.random.Generator) -> Adapter:
-    layers, hidden, reduced = shape.upper_layers, shape.hidden_size, shape.hidden_size // 16
+def random_adapter(shape: BaseConfig, rng: np.random.Generator, factor: int = REDUCTION_FACTOR) -> Adapter:
+    layers, hidden, reduced = shape.upper_layers, shape.hidden_size, shape.hidden_size // factor
     shapes = ((layers, reduced, hidden), (layers, reduced), (layers, hidden, reduced), (layers, hidden))
     return Adapter(*(rng.normal(0, 0.3, shape).astype(np.float32) for shape in shapes))
 
@@ -178,8 +179,11 @@ def delete_tenant(store: Store, name: str) -> None:
         registry.delete_tenant(name, time.time())
 
 
-def fleet_of(base: bases.Base, count: int, seed: int = 0) -> list[Tenant]:
-    """Tenants `t0`, `t1`, ...: one head for all, so that only the adapters tell their logits apart."""
+def fleet_of(base: bases.Base, count: int, seed: int = 0, factors: Sequence[int] = (REDUCTION_FACTOR,)) -> list[Tenant]:
+    """Tenants `t0`, `t1`, ...: one head for all, so that only the adapters tell their logits apart.
+
+    Their widths are those of `factors` in turn.
+    """
     rng = np.random.default_rng(seed)
     hidden = base.config.hidden_size
     head = Head(rng.normal(0, 0.5, (8, hidden)).astype(np.float32), np.zeros(8, np.float32))
@@ -188,7 +192,7 @@ def fleet_of(base: bases.Base, count: int, seed: int = 0) -> list[Tenant]:
         labels = tuple(f"t{number}-{label}" for label in range(8))
         card = TenantCard(f"t{number}", "classification", labels, base.fingerprint, adapter_at=PLACES[number % 2])
         # Kept as the bank keeps them, so that a reference computes with the numbers that are served.
-        packed = pack(random_adapter(base.config, rng))
+        packed = pack(random_adapter(base.config, rng, factors[number % len(factors)]))
         weights = to_bfloat16(packed.weights.astype(np.float32))
         members.append(Tenant(card, PackedAdapter(weights, packed.hidden_size, packed.reduced_size), head))
     return members

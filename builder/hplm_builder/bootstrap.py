@@ -12,13 +12,14 @@ import numpy.typing as npt
 
 from hplm.adapters import bank_file
 from hplm.adapters.tenant import Tenant
+from hplm.config import REDUCTION_FACTOR
 from hplm.errors import ConfigError, DataError
 from hplm.names import check_name
 from hplm.nn.base import Base
 from hplm.nn.lookup import PlotLookup
 from hplm.progress import Report
 from hplm.store.layout import Store
-from hplm_builder.finetune import REDUCTION_FACTOR, WORD_WINDOW, TrainSettings
+from hplm_builder.finetune import WORD_WINDOW, TrainSettings
 from hplm_builder.labelled import LabelledData, read_folder
 from hplm_builder.prepared import prepare_all
 from hplm_builder.tenants import encoder_of, plot_features, tune

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hplm.adapters.tenant import Pooling, Task, TenantCard
-from hplm.config import ManagerSettings, Miss, PlotSettings, UpperSettings, parse
+from hplm.config import REDUCTION_FACTOR, ManagerSettings, Miss, PlotSettings, UpperSettings, parse
 from hplm.errors import ConfigError, MissingArtifactError
 from hplm.nn import base as bases
 from hplm.progress import bar_report, progress_bars
@@ -25,7 +26,7 @@ from hplm_builder.convert import ConvertSettings
 from hplm_builder.demo import DEMO_FOLDER, PLOT, PLOT_SOURCES, TOP_PERCENT, build_demo
 from hplm_builder.domains import DomainSettings, build_domain, estimate_domain
 from hplm_builder.export import KEPT, check_width, export, has_manager, write_backends
-from hplm_builder.finetune import TrainSettings
+from hplm_builder.finetune import TrainSettings, reduction_factor_of
 from hplm_builder.fleet import Shape, make_bench_repository
 from hplm_builder.labelled import read_data
 from hplm_builder.mixture import SHARES, read_to_count
@@ -282,11 +283,13 @@ def tenant(
         Miss, typer.Option(help="What a window that no table has gets, as you will serve it: see `build export`.")
     ] = "compute",
     reduction_factor: Annotated[
-        int,
+        int | None,
         typer.Option(
-            help="The adapter's bottleneck is the hidden size over this; not below what `build export` is told."
+            min=1,
+            help="The adapter's bottleneck is the hidden size over this; not below what `build export` is told.",
+            show_default=f"{UpperSettings.reduction_factor} of a tagging, else {REDUCTION_FACTOR}",
         ),
-    ] = TrainSettings.reduction_factor,
+    ] = None,
 ) -> None:
     """Fine-tune adapters and a head on labelled data: columns text and label (a class or a number), of pairs also
     text_pair, or tokens and IOB tags. docs/tasks.md has all of it.
@@ -305,9 +308,10 @@ def tenant(
         pooling=pooling,
         seed=seed,
         patience=patience,
-        reduction_factor=reduction_factor,
     )
     data = read_data(train, dev, test, unlabelled, task=task, seed=seed)
+    width = reduction_factor or reduction_factor_of(data.task, UpperSettings.reduction_factor)
+    settings = replace(settings, reduction_factor=width)
     with progress_bars() as progress:
         card = build_tenant(Store.at(store), base, plot, name, data, settings, progress, miss=miss)
     for words in card.about.get("warnings", ()):
@@ -376,7 +380,7 @@ def export_models(
 
       hplm build export --instances 4 --look-up-instances 4
 
-      hplm build export --reduction-factor 4
+      hplm build export --reduction-factor 16
 
       hplm build export --models /srv/hplm/models --store /srv/hplm/store --keep-settings
     """

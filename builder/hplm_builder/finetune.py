@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hplm.adapters.tenant import Head, Pooling
-from hplm.config import UpperSettings
+from hplm.config import REDUCTION_FACTOR
 from hplm.decode import beginnings, word_ranges
 from hplm.errors import ConfigError
 from hplm.nn.dtype import computing_in
@@ -39,8 +39,6 @@ WORD_WINDOW = 3
 # For how many of a run's steps the learning rate goes up. With 0.1 one tagging of three over a base of 768 learned nothing:
 # docs/quality.md.
 WARMUP_SHARE, TAGGING_WARMUP_SHARE = 0.1, 0.3
-# As HMI and servers have it by default.
-REDUCTION_FACTOR = UpperSettings.reduction_factor
 
 
 @dataclass(frozen=True)
@@ -161,6 +159,11 @@ class TaskHead(nn.Linear):
 def new_word_window(task: str) -> int:
     """How many words a new tenant's tags are told from: docs/quality.md has what more than the first token gives."""
     return WORD_WINDOW if task == "tagging" else 1
+
+
+def reduction_factor_of(task: str, widest: int) -> int:
+    """A new tenant's, where slots hold `widest`: more than the usual width helps named entities alone (docs/quality.md)."""
+    return widest if task == "tagging" else max(widest, REDUCTION_FACTOR)
 
 
 class _Ticker:

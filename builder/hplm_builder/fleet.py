@@ -16,7 +16,7 @@ from torch import nn
 from hplm.adapters import bank_file
 from hplm.adapters.packed import PackedAdapter, packed_width
 from hplm.adapters.tenant import Head, Pooling, Tenant, TenantCard
-from hplm.config import BaseConfig, PlotSettings, UpperSettings
+from hplm.config import REDUCTION_FACTOR, BaseConfig, PlotSettings, UpperSettings
 from hplm.errors import ArtifactError, ConfigError
 from hplm.nn import base as bases
 from hplm.nn.base import Base
@@ -32,7 +32,6 @@ from hplm_builder.base import ensure_base, minilm_folder, tokenizer_of
 from hplm_builder.bodies import ADAPTER_AT
 from hplm_builder.bootstrap import DATA, TaskFleet, tune_fleet
 from hplm_builder.export import export
-from hplm_builder.finetune import REDUCTION_FACTOR
 from hplm_builder.plots import count_grams, has_plot, write_windows
 from hplm_builder.register import banks_of, fresh_bank, name_root, publish_bank, served
 

@@ -13,7 +13,7 @@ from hplm.adapters.bank import is_banked
 from hplm.adapters.bank_file import BankFile
 from hplm.adapters.packed import packed_width
 from hplm.adapters.tenant import Tenant, TenantCard
-from hplm.config import Miss
+from hplm.config import REDUCTION_FACTOR, Miss
 from hplm.crash import crash_point
 from hplm.errors import AlreadyThereError, BadManageRequestError, ConflictError, DataError, UnknownTenantError
 from hplm.manage.inputs import locate
@@ -25,7 +25,7 @@ from hplm.store.layout import Store
 from hplm.store.records import DomainVersion, Job, TenantVersion
 from hplm.store.registry import Registry
 from hplm_builder.cautions import cautions
-from hplm_builder.finetune import REDUCTION_FACTOR, TrainSettings, new_word_window
+from hplm_builder.finetune import TrainSettings, new_word_window, reduction_factor_of
 from hplm_builder.job_bench import Bench, made_by, publish, retire_old, without_paths
 from hplm_builder.labelled import LabelledData, LabelledFile, read_data
 from hplm_builder.register import told_of
@@ -140,10 +140,8 @@ class _Task:
             raise DataError(f"the tenant was trained on {_texts(start.card.texts)}, the data has {_texts(data.texts)}")
         # Jobs from before were queued without these two, and trained so.
         miss, factor = request.get("miss", "compute"), request.get("reduction_factor", REDUCTION_FACTOR)
-        if data.task != "tagging":
-            # Wider ones gain little there or lose, docs/quality.md.
-            factor = max(factor, REDUCTION_FACTOR)
-        return cls(base, lineage, current, start, data, replace(settings, reduction_factor=factor), miss)
+        settings = replace(settings, reduction_factor=reduction_factor_of(data.task, factor))
+        return cls(base, lineage, current, start, data, settings, miss)
 
     def keeps(self, trained: Tenant) -> bool:
         """Whether an update has come to nothing: dev got no better than with the version before, which goes on.

@@ -75,7 +75,10 @@ def adapters(rounds: int, num_threads: int, device_name: str) -> Report:
 def planned(slots: AdapterSlots, assigned: AssignedSlots, lengths: Sequence[int], *, gathered: bool) -> Adapt:
     """As the engine does it, see `AdapterPlan`."""
     device = slots.parts[0].device
-    plan = plan_adapters(assigned.slots, lengths, device, gathered=gathered, own_tokens=own_product_tokens(device))
+    own_tokens = own_product_tokens(device)
+    plan = plan_adapters(
+        assigned.slots, lengths, device, num_slots=slots.num_slots, gathered=gathered, own_tokens=own_tokens
+    )
     run = scripted(adapt_planned)
 
     def adapt(place: Place, layer: int, tokens: Tensor) -> Tensor:

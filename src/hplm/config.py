@@ -21,6 +21,8 @@ Settings = TypeVar("Settings")
 MOST_CHUNK_BYTES = 8 << 20
 # Of a tenant. With numbers near the largest or the smallest there are, shares would be infinite or nothing.
 LEAST_WEIGHT, MOST_WEIGHT = 1e-6, 1e6
+# An adapter's bottleneck is the hidden size over this, as HMI has it, but for a tagging's, which is as wide as the slots.
+REDUCTION_FACTOR = 16
 # What a window that no table has gets.
 Miss = Literal["backoff", "compute"]
 # Format of products with the upper layers' matrices, where it is not that of the rest.
@@ -123,10 +125,10 @@ class PlotSettings:
 class UpperSettings:
     """Of the `upper` backend. Paths are relative to the folder of the settings file; `registry` as in PlotSettings.
 
-    Adapters: `num_slots` counts the identity slot, `reduction_factor` bounds an adapter's size, `host_cache_mb` is the
-    memory for loaded tenants. `coarse_prefetch` fills slots for waiting requests while a batch computes, where it is None on
-    a GPU alone. `fine_prefetch` fills layer i + 1 while layer i computes, on a GPU all others while the first
-    does (HMI 6.2).
+    Adapters: `num_slots` counts the identity slot, `reduction_factor` bounds an adapter's size; those that are wider than
+    REDUCTION_FACTOR has them have as many slots of their own. `host_cache_mb` is the memory for loaded tenants.
+    `coarse_prefetch` fills slots for waiting requests while a batch computes, where it is None on a GPU alone.
+    `fine_prefetch` fills layer i + 1 while layer i computes, on a GPU all others while the first does (HMI 6.2).
 
     Scheduling: `policy` with its `policy_settings` (see `hplm.scheduling`); a batch is `batch_rows` rows of `row_tokens`
     tokens (TCB's B and L; `packed` has one row of both multiplied) and at most `batch_requests` requests. A request
@@ -145,7 +147,7 @@ class UpperSettings:
     base: str
     registry: str = ""
     num_slots: int = 64
-    reduction_factor: int = 16
+    reduction_factor: int = 4
     host_cache_mb: int = 2048
     coarse_prefetch: bool | None = None
     fine_prefetch: bool = True
@@ -200,7 +202,8 @@ class ManagerSettings:
     labelled file has at most `max_data_bytes`, a corpus at least `min_corpus_tokens`. The `keep_versions` of a tenant that
     were served last stay for a roll-back, and of a domain the newest. `miss` is the look-up stage's: tenants are trained
     over what they will be served, in floats where that is in int8. `reduction_factor` is the upper stage's: a new
-    tagging's adapters are as wide as it serves, others' at most as wide as 16 has them. `worker`: `hplm serve` starts one.
+    tagging's adapters are as wide as it serves, others' at most as wide as REDUCTION_FACTOR has them. `worker`: `hplm serve`
+    starts one.
     """
 
     store: str

@@ -7,12 +7,13 @@ from collections.abc import Callable
 import pytest
 import torch
 from hplm_builder.bodies import ConvertedModel, HeadModel, UpperModel, adapter_body
-from hplm_builder.finetune import REDUCTION_FACTOR, TrainSettings, fine_tune
+from hplm_builder.finetune import TrainSettings, fine_tune
 from hplm_builder.labelled import LabelledData
 from hplm_builder.prepared import prepare_all
 from hplm_builder.tenants import encoder_of, plot_features, token_ids
 from torch import nn
 
+from hplm.config import REDUCTION_FACTOR
 from hplm.nn.base import Base
 from hplm.nn.lookup import open_lookup
 from hplm.store.layout import Store

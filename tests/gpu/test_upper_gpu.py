@@ -82,13 +82,14 @@ def test_batches_equal_the_reference_while_a_thread_fills_slots_ahead(tmp_path: 
         base.config,
         base.load_upper(),
         num_slots=num_slots,
-        reduced_size=4,
+        reduced_size=16,
         device=GPU,
         dtype=torch.float32,
         fine_prefetch=fine_prefetch,
     )
     fleet = [
-        replace(member, version="1", packed=engine.slots.staged(member.packed)) for member in tiny.fleet_of(base, count)
+        replace(member, version="1", packed=engine.slots.staged(engine.slots.fitted(member.packed)))
+        for member in tiny.fleet_of(base, count, factors=(16, 4))
     ]
     rng = np.random.default_rng(0)
     texts = [rng.normal(size=(n, base.config.hidden_size)).astype(np.float16) for n in (1, 4, 17, 40)]

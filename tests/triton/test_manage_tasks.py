@@ -15,12 +15,12 @@ from hplm_builder.labelled import LabelledData, LabelledText
 from hplm_client import Client, ManageClient
 
 from hplm import errors
-from hplm.config import UpperSettings
+from hplm.config import REDUCTION_FACTOR, UpperSettings
 from hplm.decode import DECODERS
 from hplm.nn import base as bases
 from hplm.nn.base import Base
 from hplm.text import TextEncoder, TextOrPair
-from tests import managed, tasks, tiny
+from tests import tasks, tiny
 from tests.managed import FAST, SEEN_S, Place, expected_logits
 
 pytestmark = pytest.mark.triton
@@ -79,7 +79,7 @@ def file_of(kind: str, folder: Path, part: str = "train") -> Path:
 def check_served(place: Place, base: Base, tenant: str, texts: Sequence[TextOrPair]) -> None:
     """Over both protocols: logits as the slow reference has them, and what they mean by the tenant's own labels."""
     card = tiny.load_tenant(place.store, base, tenant)
-    factor = managed.REDUCTION_FACTOR if card.card.task == "tagging" else UpperSettings.reduction_factor
+    factor = UpperSettings.reduction_factor if card.card.task == "tagging" else REDUCTION_FACTOR
     assert card.packed.reduced_size == base.config.hidden_size // factor
     encoder = TextEncoder(base.tokenizer_path, base.config.max_tokens)
     for asked in texts:

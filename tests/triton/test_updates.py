@@ -354,9 +354,8 @@ def is_refused(traffic: Traffic, seen: int) -> bool:
 @pytest.fixture
 def crowded(tmp_path: Path) -> Iterator[Place]:
     """A server with host memory for one tenant: who is asked for beside others is read from the disk again and again."""
-    # Adapters are kept as wide as slots are: 0.6 MB each.
-    settings = {"host_cache_mb": 1, "reduction_factor": 1}
-    models = tiny.make_repository(tmp_path, shape=tiny.config(hidden_size=192), upper_settings=settings)
+    # Adapters over such a base take 0.6 MB each.
+    models = tiny.make_repository(tmp_path, shape=tiny.config(hidden_size=768), upper_settings={"host_cache_mb": 1})
     store = Store(tmp_path / "store")
     base = bases.load(store.base("tiny"))
     with TritonServer(models, free_ports(), log=tmp_path / "triton.log") as server:

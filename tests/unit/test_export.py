@@ -78,11 +78,11 @@ def test_settings_that_are_kept_are_those_of_the_models_before_but_for_what_is_g
     assert (plot.miss, plot.base, upper.num_slots, upper.tenant_weights) == ("backoff", "mine", 32, {"acme": 3})
     manager = config.load(ManagerSettings, models / "manager" / "1" / "settings.json")
     assert (manager.miss, manager.base, manager.reduction_factor) == ("backoff", "mine", UpperSettings.reduction_factor)
-    exported("--keep-settings", "--reduction-factor", "4")
+    exported("--keep-settings", "--reduction-factor", "8")
     exported("--keep-settings", "--quantization", "int8")
     plot, upper = exported("--keep-settings")
     manager = config.load(ManagerSettings, models / "manager" / "1" / "settings.json")
-    assert (upper.reduction_factor, manager.reduction_factor) == (4, 4)
+    assert (upper.reduction_factor, manager.reduction_factor) == (8, 8)
     assert (plot.quantization, upper.quantization) == ("int8", "int8")
     pbtxt = models / "hbert_upper" / "config.pbtxt"
     assert "count: 1 kind" in pbtxt.read_text()
@@ -141,13 +141,13 @@ def test_slots_are_narrowed_only_by_who_says_so(
 ) -> None:
     make_folders(tmp_path / "store")
     command = ["build", "export", "--store", str(tmp_path / "store"), "--models", str(tmp_path / "models")]
-    assert hplm(*command, "--reduction-factor", "4").returncode == 0
+    assert hplm(*command, "--reduction-factor", "2").returncode == 0
     path = tmp_path / "models" / "hbert_upper" / "1" / "settings.json"
     before = path.read_text()
     done = hplm(*command, "--instances", "2")
     assert done.returncode == 1
     assert "BAD_CONFIG" in done.stderr
-    assert "--reduction-factor 4" in done.stderr
+    assert "--reduction-factor 2" in done.stderr
     assert path.read_text() == before
     assert hplm(*command, "--reduction-factor", "16").returncode == 0
     assert config.load(UpperSettings, path).reduction_factor == 16

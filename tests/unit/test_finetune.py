@@ -16,7 +16,7 @@ import pytest
 import torch
 from hplm_builder import domains, finetune, register
 from hplm_builder.bodies import ADAPTER_AT, HeadModel, adapter_body, fastest_format
-from hplm_builder.finetune import REDUCTION_FACTOR, TrainSettings
+from hplm_builder.finetune import TrainSettings, reduction_factor_of
 from hplm_builder.judging import scores_of
 from hplm_builder.labelled import Entity, LabelledData, LabelledText, check_data
 from hplm_builder.plots import build_plot
@@ -41,7 +41,7 @@ from hplm.adapters import bank_file
 from hplm.adapters import tenant as tenants
 from hplm.adapters.packed import Place
 from hplm.adapters.tenant import Tenant
-from hplm.config import UpperSettings
+from hplm.config import REDUCTION_FACTOR, UpperSettings
 from hplm.decode import word_logits, word_ranges
 from hplm.errors import (
     ConfigError,
@@ -553,6 +553,16 @@ def test_training_tells_words_as_serving_does(tiny_base: Base, lookup: PlotLooku
             got = trainer._of_words(found, words)
         wanted = word_logits(found.numpy(), len(data.labels), one.tokens)[[first for first, _ in words]]
         np.testing.assert_allclose(got.numpy(), wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("task", "widest", "factor"),
+    [("tagging", 4, 4), ("tagging", 24, 24), ("classification", 4, 16), ("regression", 24, 24)],
+)
+def test_a_new_tagging_is_as_wide_as_the_slots_and_others_at_most_as_wide_as_usual(
+    task: str, widest: int, factor: int
+) -> None:
+    assert reduction_factor_of(task, widest) == factor
 
 
 def test_a_reduction_factor_that_cannot_be_is_refused() -> None:

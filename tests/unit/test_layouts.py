@@ -59,13 +59,15 @@ def test_each_batching_mode_gives_the_references_logits(
         base.config,
         base.load_upper(),
         num_slots=num_slots,
-        reduced_size=3,
+        reduced_size=12,
         device=CPU,
         dtype=torch.float32,
         batching=batching,
         row_tokens=48,
     )
     requests = requests_of(base, store, lengths)
+    wide = tiny.fleet_of(base, 2, factors=(4,))
+    requests[::3] = [replace(one, tenant=wide[i % 2]) for i, one in enumerate(requests[::3])]
     for request, got in zip(requests, engine.run(requests, slot_tokens=20), strict=True):
         np.testing.assert_allclose(got, wanted(base, request), atol=2e-4, rtol=2e-4)
     engine.close()
@@ -91,6 +93,7 @@ def test_packed_wastes_nothing_and_turbo_less_than_naive() -> None:
     assert size["packed"] <= size["turbo"] < size["naive"]
 
 
+@pytest.mark.parametrize("factors", [(16,), (4,), (16, 4, 16), (4, 16)], ids=str)
 @pytest.mark.parametrize("fine_prefetch", [True, False])
 @pytest.mark.parametrize(
     ("gathered", "own_tokens"),
@@ -100,21 +103,22 @@ def test_packed_wastes_nothing_and_turbo_less_than_naive() -> None:
 @pytest.mark.parametrize("lengths", [[1, 2, 3], [33, 32, 31, 64], [200, 5, 150], [130], [4] * 20])
 def test_a_layer_with_all_tenants_together_equals_the_readable_layer_with_a_loop_over_texts(
     tiny_base: Base,
-    tiny_store: Store,
     lengths: list[int],
     gathered: bool,
     own_tokens: int | None,
     fine_prefetch: bool,
+    factors: tuple[int, ...],
 ) -> None:
-    slots = AdapterSlots(tiny_base.config, 8, 3, CPU, torch.float32, fine_prefetch=fine_prefetch)
-    tenants = [request.tenant for request in requests_of(tiny_base, tiny_store, lengths)]
+    slots = AdapterSlots(tiny_base.config, 8, 12, CPU, torch.float32, fine_prefetch=fine_prefetch)
+    members = tiny.fleet_of(tiny_base, 5, factors=factors)
+    tenants = [members[i % len(members)] for i in range(len(lengths))]
     hidden = torch.randn(sum(lengths), tiny_base.config.hidden_size, generator=torch.Generator().manual_seed(0))
     encoder = tiny_base.load_upper().requires_grad_(False)
     attend = packed_attention(tiny_base.config.num_heads, lengths)
     (layout,) = layouts.packed(lengths)
     with slots.assigned(tenants) as assigned:
         plans = [
-            plan_adapters(assigned.at(place), lengths, CPU, gathered=gathered, own_tokens=own_tokens)
+            plan_adapters(assigned.at(place), lengths, CPU, num_slots=8, gathered=gathered, own_tokens=own_tokens)
             for place in get_args(Place)
         ]
         slow = slots.reference_adapt(assigned, lengths)
@@ -132,10 +136,10 @@ def test_a_layer_with_all_tenants_together_equals_the_readable_layer_with_a_loop
 
 
 def test_text_by_text_neighbours_of_one_tenant_go_together() -> None:
-    plan = plan_adapters([2, 2, 0, 3, 2], [3, 4, 1, 5, 6], CPU, gathered=False)
+    plan = plan_adapters([2, 2, 0, 3, 2], [3, 4, 1, 5, 6], CPU, num_slots=8, gathered=False)
     assert (plan.own_slots, plan.own_sizes) == ([2, 0, 3, 2], [7, 1, 5, 6])
-    assert plan_adapters([2, 3], [4, 5], CPU, gathered=False).own_sizes == [4, 5]
-    assert plan_adapters([2, 3], [4, 5], CPU, gathered=True).own_sizes == []
+    assert plan_adapters([2, 3], [4, 5], CPU, num_slots=8, gathered=False).own_sizes == [4, 5]
+    assert plan_adapters([2, 3], [4, 5], CPU, num_slots=8, gathered=True).own_sizes == []
 
 
 @pytest.mark.parametrize("lengths", [[1], [5, 5, 5], [9, 2, 2, 30]])

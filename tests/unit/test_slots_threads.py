@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from hplm.adapters.host_cache import HostCache
-from hplm.adapters.packed import PackedAdapter, widen
+from hplm.adapters.packed import PackedAdapter, packed_width, widen
 from hplm.adapters.tenant import Tenant
 from hplm.config import UpperSettings
 from hplm.errors import CorruptArtifactError, DeadlineError, HplmError, QueueFullError, StoppingError
@@ -59,6 +59,12 @@ def fleet(store: Store, base: Base) -> list[Tenant]:
 
 
 @pytest.fixture(scope="module")
+def mixed(base: Base) -> list[Tenant]:
+    """Tenants of two widths, which have slots of their own each."""
+    return [replace(member, version="1") for member in tiny.fleet_of(base, MEMBERS, factors=(16, 4))]
+
+
+@pytest.fixture(scope="module")
 def hidden(base: Base) -> list[npt.NDArray[Any]]:
     """Hidden states of four texts."""
     rng = np.random.default_rng(3)
@@ -67,6 +73,10 @@ def hidden(base: Base) -> list[npt.NDArray[Any]]:
 
 @pytest.fixture(scope="module")
 def wanted(base: Base, fleet: list[Tenant], hidden: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    return references(base, fleet, hidden)
+
+
+def references(base: Base, fleet: list[Tenant], hidden: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     """The slow reference: `[tenants, texts, labels]`."""
     upper = base.load_upper()
     states = [torch.from_numpy(one.astype(np.float32)) for one in hidden]
@@ -78,7 +88,7 @@ def engine_of(base: Base, num_slots: int, fine_prefetch: bool) -> UpperEngine:
         base.config,
         base.load_upper(),
         num_slots=num_slots,
-        reduced_size=3,
+        reduced_size=12,
         device=CPU,
         dtype=torch.float32,
         fine_prefetch=fine_prefetch,
@@ -115,14 +125,13 @@ def test_the_references_of_two_tenants_are_far_apart(wanted: npt.NDArray[Any]) -
 @pytest.mark.parametrize("fine_prefetch", [False, True])
 def test_batches_equal_the_reference_while_other_threads_fill_slots(
     base: Base,
-    fleet: list[Tenant],
+    mixed: list[Tenant],
     hidden: list[npt.NDArray[Any]],
-    wanted: npt.NDArray[Any],
     fine_prefetch: bool,
     num_slots: int,
 ) -> None:
     engine = engine_of(base, num_slots, fine_prefetch)
-    done = threading.Event()
+    wanted, done = references(base, mixed, hidden), threading.Event()
 
     def compute() -> None:
         rng = np.random.default_rng(num_slots)
@@ -132,7 +141,7 @@ def test_batches_equal_the_reference_while_other_threads_fill_slots(
                 chosen = rng.integers(MEMBERS, size=rng.integers(1, 2 * num_slots))
                 texts = rng.integers(len(hidden), size=len(chosen))
                 pairs = list(zip(chosen, texts, strict=True))
-                logits = engine.run([UpperRequest(fleet[member], hidden[text]) for member, text in pairs])
+                logits = engine.run([UpperRequest(mixed[member], hidden[text]) for member, text in pairs])
                 for (member, text), got in zip(pairs, logits, strict=True):
                     np.testing.assert_allclose(got[0], wanted[member, text], atol=2e-3)
         finally:
@@ -141,36 +150,39 @@ def test_batches_equal_the_reference_while_other_threads_fill_slots(
     def prefetch(seed: int) -> None:
         rng = np.random.default_rng(seed)
         while not done.is_set():
-            engine.slots.prefetch([fleet[i] for i in rng.integers(MEMBERS, size=5)])
+            engine.slots.prefetch([mixed[i] for i in rng.integers(MEMBERS, size=5)])
             # Who takes a lock again at once leaves it to nobody; a stage looks ahead a hundred times a second.
             time.sleep(1e-4)
 
     run_all(compute, lambda: prefetch(100), lambda: prefetch(101))
-    assert engine.slots.table.num_unpinned == num_slots - 1
+    assert [table.num_unpinned for table in engine.slots.tables] == [num_slots - 1] * 2
     engine.close()
 
 
 @pytest.mark.parametrize("fine_prefetch", [False, True])
 def test_a_pinned_slot_keeps_its_weights_and_threads_that_want_all_slots_do_not_wait_for_each_other(
-    base: Base, fleet: list[Tenant], fine_prefetch: bool
+    base: Base, mixed: list[Tenant], fine_prefetch: bool
 ) -> None:
-    slots = AdapterSlots(base.config, 4, 3, CPU, torch.float32, fine_prefetch=fine_prefetch)
-    rows = [torch.from_numpy(widen(member.packed, slots.reduced_size).weights) for member in fleet]
+    slots = AdapterSlots(base.config, 4, 12, CPU, torch.float32, fine_prefetch=fine_prefetch)
+    rows = [torch.from_numpy(slots.fitted(member.packed).weights) for member in mixed]
+    assert {len(row[0]) for row in rows} == {packed_width(base.config.hidden_size, size) for size in (8, 16)}
 
     def use(seed: int) -> None:
         rng = np.random.default_rng(seed)
         for _ in range(150):
             chosen = rng.choice(MEMBERS, size=rng.integers(1, 4), replace=False)
-            with slots.assigned([fleet[i] for i in chosen]) as assigned:
+            with slots.assigned([mixed[i] for i in chosen]) as assigned:
                 for layer in range(base.config.upper_layers):
                     assigned.wait(layer)
                     for _ in range(2):
                         for member, slot in zip(chosen, assigned.slots, strict=True):
-                            found = torch.cat([part[layer, slot].flatten() for part in slots.parts])
+                            pool, place = divmod(slot, 4)
+                            parts = slots.parts[4 * pool : 4 * pool + 4]
+                            found = torch.cat([part[layer, place].flatten() for part in parts])
                             assert torch.equal(found, rows[member][layer])
 
     run_all(*(lambda seed=seed: use(seed) for seed in range(4)))
-    assert slots.table.num_unpinned == 3
+    assert [table.num_unpinned for table in slots.tables] == [3, 3]
     slots.close()
 
 
@@ -188,10 +200,10 @@ def test_a_filling_that_fails_is_reported_and_forgotten(
             engine.run([UpperRequest(broken, hidden[1])])
         with pytest.raises((IndexError, RuntimeError), match="out of range"):
             engine.slots.prefetch([broken])
-        assert engine.slots.table.find(broken.key) is None
+        assert engine.slots.find(broken) is None
     got = engine.run([UpperRequest(fleet[0], hidden[1]), UpperRequest(fleet[1], hidden[1])])
     np.testing.assert_allclose(np.concatenate(got), wanted[:2, 1], atol=2e-3)
-    assert engine.slots.table.num_unpinned == 2
+    assert engine.slots.tables[0].num_unpinned == 2
     engine.close()
 
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from hplm.adapters.packed import Adapter, pack, widen
+from hplm.adapters.packed import Adapter, pack, packed_width, widen
+from hplm.adapters.slots import IDENTITY
 from hplm.adapters.tenant import Tenant
 from hplm.errors import ConfigError
 from hplm.nn import reference
 from hplm.nn import upper as uppers
-from hplm.nn.adapters import gathers, own_product_tokens, plan_adapters
+from hplm.nn.adapters import AdapterSlots, gathers, own_product_tokens, plan_adapters
 from hplm.nn.base import Base
 from hplm.nn.dtype import has_bfloat16
 from hplm.nn.onednn import can_pack, rounded
@@ -27,7 +29,8 @@ CPU = torch.device("cpu")
 
 
 def engine_of(base: Base, num_slots: int, dtype: torch.dtype = torch.float32) -> UpperEngine:
-    return UpperEngine(base.config, base.load_upper(), num_slots=num_slots, reduced_size=5, device=CPU, dtype=dtype)
+    """With slots of two widths: of 8, and of 16 for what is wider than 8."""
+    return UpperEngine(base.config, base.load_upper(), num_slots=num_slots, reduced_size=12, device=CPU, dtype=dtype)
 
 
 def requests_of(base: Base, store: Store, lengths: list[int], seed: int = 0) -> list[UpperRequest]:
@@ -115,7 +118,7 @@ def test_adapted_a_token_has_the_same_bits_however_many_go_with_it(
     parts = [torch.randn(shape, generator=generator) / 8 for shape in shapes]
     tokens = torch.randn(272, hidden, generator=generator)
     adapt = scripted(adapt_planned)
-    alone = adapt(tokens, parts, plan_adapters([1], [len(tokens)], CPU, gathered=gathered))
+    alone = adapt(tokens, parts, plan_adapters([1], [len(tokens)], CPU, num_slots=3, gathered=gathered))
     for count in (1, 2, 3, 4, 5, 8, 17, 33, 64, 200):
         rest = len(tokens) - count
         for lengths, slots in (
@@ -123,7 +126,7 @@ def test_adapted_a_token_has_the_same_bits_however_many_go_with_it(
             ([rest, count], [2, 1]),
             ([31, count, rest - 31], [2, 1, 0]),
         ):
-            found = adapt(tokens, parts, plan_adapters(slots, lengths, CPU, gathered=gathered))
+            found = adapt(tokens, parts, plan_adapters(slots, lengths, CPU, num_slots=3, gathered=gathered))
             for slot, got, wanted in zip(slots, found.split(lengths), alone.split(lengths), strict=True):
                 assert torch.equal(got, wanted) == (slot == 1)
 
@@ -134,9 +137,9 @@ def test_in_float32_on_one_core_adapters_are_applied_text_by_text(
     plans: list[AdapterPlan] = []
 
     def planning(
-        slots: Sequence[int], lengths: Sequence[int], device: torch.device, *, gathered: bool, own_tokens: int | None
+        slots: Sequence[int], lengths: Sequence[int], device: torch.device, *, gathered: bool, **more: Any
     ) -> AdapterPlan:
-        plans.append(plan_adapters(slots, lengths, device, gathered=gathered, own_tokens=own_tokens))
+        plans.append(plan_adapters(slots, lengths, device, gathered=gathered, **more))
         return plans[-1]
 
     monkeypatch.setattr(uppers, "plan_adapters", planning)
@@ -157,7 +160,7 @@ def check_neighbours_change_nothing(
 ) -> None:
     """Sixty texts of so many tenants, of which those from `cls_from` on read `[CLS]`: to the bit, whoever is beside them."""
     rng = np.random.default_rng(0)
-    members = tiny.fleet_of(base, tenants)
+    members = tiny.fleet_of(base, tenants, factors=(16, 4))
     members[cls_from:] = [reading_cls(one) for one in members[cls_from:]]
     requests = [
         UpperRequest(members[i % tenants], rng.normal(size=(n, base.config.hidden_size)).astype(np.float16))
@@ -229,13 +232,13 @@ def test_an_adapter_too_large_for_the_slots_fails_and_leaves_no_slot_behind(tiny
         tiny_base.config, tiny_base.load_upper(), num_slots=3, reduced_size=1, device=CPU, dtype=torch.float32
     )
     (request,) = requests_of(tiny_base, tiny_store, [4])
-    large = replace(request.tenant, packed=widen(request.tenant.packed, engine.slots.reduced_size + 1))
+    large = replace(request.tenant, packed=widen(request.tenant.packed, engine.slots.sizes[-1] + 1))
     requests = [replace(request, tenant=large)]
     for _ in range(3):  # the second time must not find a slot that was never filled
         with pytest.raises(ConfigError, match="lower reduction_factor"):
             engine.run(requests)
-    assert engine.slots.table.find(requests[0].tenant.key) is None
-    assert engine.slots.table.num_unpinned
+    assert engine.slots.find(requests[0].tenant) is None
+    assert engine.slots.tables[0].num_unpinned
 
 
 def test_slots_are_as_large_as_products_want_them_and_the_others_adapters_are_filled_up(
@@ -244,8 +247,9 @@ def test_slots_are_as_large_as_products_want_them_and_the_others_adapters_are_fi
     requests = requests_of(tiny_base, tiny_store, [4, 9])
     smallest = max(request.tenant.packed.reduced_size for request in requests)
     engine = engine_of(tiny_base, 8)
-    assert smallest < engine.slots.reduced_size
-    assert engine.slots.reduced_size % 8 == 0
+    assert (smallest, engine.slots.sizes) == (3, [8, 16])
+    assert engine.slots.fitted(requests[0].tenant.packed).reduced_size == 8
+    assert engine.slots.fitted(widen(requests[0].tenant.packed, 9)).reduced_size == 16
     for request, got in zip(requests, engine.run(requests), strict=True):
         np.testing.assert_allclose(got, wanted(tiny_base, request), atol=2e-4, rtol=2e-4)
     engine.close()
@@ -295,3 +299,31 @@ def test_an_adapter_stands_where_its_card_says(tiny_base: Base, tiny_store: Stor
         answers.append(engine_of(tiny_base, 3).run([moved])[0])
         np.testing.assert_allclose(answers[-1], wanted(tiny_base, moved), atol=2e-4, rtol=2e-4)
     assert np.abs(answers[0] - answers[1]).max() > 0.01
+
+
+def test_a_head_start_of_wide_adapters_takes_no_slot_from_usual_ones(tiny_base: Base) -> None:
+    usual, wide = (tiny.fleet_of(tiny_base, 6, seed, factors=(factor,)) for seed, factor in enumerate((16, 4)))
+    wide = [replace(one, version="wide") for one in wide]
+    slots = engine_of(tiny_base, 4).slots
+    with slots.assigned(usual[:3]), slots.assigned(wide[:3]):
+        # Nothing is unpinned: what is to come must wait.
+        slots.prefetch([usual[3], wide[3]])
+        assert slots.loads == 6
+    slots.prefetch(wide[2:5])
+    # One was there.
+    assert slots.loads == 8
+    assert all(slots.find(one) is not None for one in (*usual[:3], *wide[2:5]))
+    with slots.assigned([usual[0], wide[4], usual[0]]) as assigned:
+        assert assigned.slots[0] == assigned.slots[2] == slots.find(usual[0])
+        assert assigned.slots[1] == slots.find(wide[4])
+        assert len(set(assigned.slots)) == 2
+    slots.close()
+
+
+def test_slots_that_nobody_needs_are_an_identity_and_no_more() -> None:
+    shape = tiny.config(hidden_size=64)
+    for asked, sizes in ((1, [8]), (4, [8]), (8, [8]), (9, [8, 16]), (64, [8, 64])):
+        slots = AdapterSlots(shape, 3, asked, CPU, torch.float32, fine_prefetch=False)
+        assert slots.sizes == sizes
+        assert not any(part[:, IDENTITY].any() for part in slots.parts)
+        assert slots.device_bytes == sum(4 * shape.upper_layers * 3 * packed_width(64, size) for size in sizes)

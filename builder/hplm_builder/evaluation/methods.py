@@ -12,6 +12,7 @@ import torch
 import typer
 
 from hplm.adapters.packed import Place
+from hplm.config import REDUCTION_FACTOR
 from hplm.errors import ConfigError
 from hplm.nn import base as bases
 from hplm.report import Goal, Report
@@ -31,7 +32,6 @@ from hplm_builder.evaluation.variants import (
     plot_body,
     with_adapters,
 )
-from hplm_builder.finetune import REDUCTION_FACTOR
 
 METHODS = tuple(RATES)
 # With adapters where HMI has them, with wider ones, and with unlabelled texts too.

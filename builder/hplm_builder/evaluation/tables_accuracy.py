@@ -13,6 +13,7 @@ import typer
 
 from hplm.adapters import tenant as tenants
 from hplm.adapters.tenant import Tenant
+from hplm.config import REDUCTION_FACTOR
 from hplm.errors import ConfigError, UnknownTenantError
 from hplm.nn import base as bases
 from hplm.nn.base import Base
@@ -31,7 +32,6 @@ from hplm_builder.evaluation.summary import AVERAGE, Row, Spread
 from hplm_builder.evaluation.table_judge import MISSES, TableJudge
 from hplm_builder.evaluation.tasks import EvalTask
 from hplm_builder.evaluation.variants import RATES, Served, Variant, hbert_body, with_adapters
-from hplm_builder.finetune import REDUCTION_FACTOR
 from hplm_builder.mixture import read_source, read_to_count
 from hplm_builder.plots import Counted, count_grams
 from hplm_builder.register import published

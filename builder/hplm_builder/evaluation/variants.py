@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hplm.adapters.packed import Place
-from hplm.config import Quantization
+from hplm.config import REDUCTION_FACTOR, Quantization
 from hplm.errors import ConfigError
 from hplm.nn.base import Base
 from hplm.nn.dtype import choose_dtype, computing_in
@@ -37,7 +37,7 @@ from hplm_builder.bodies import (
     fastest_format,
 )
 from hplm_builder.evaluation.tasks import EvalTask
-from hplm_builder.finetune import REDUCTION_FACTOR, Trained
+from hplm_builder.finetune import Trained
 from hplm_builder.labelled import LabelledData
 from hplm_builder.original import base_config, load_original
 from hplm_builder.prepared import Featurise

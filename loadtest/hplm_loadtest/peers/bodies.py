@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from hplm.adapters.packed import widen
 from hplm.adapters.tenant import Tenant
 from hplm.config import BaseConfig
 from hplm.errors import ConfigError
@@ -97,7 +96,7 @@ class AdapterBody:
     def keep(self, tenant: Tenant) -> Tenant:
         """In the shape of a slot, pinned where there is CUDA, as hBERT keeps them."""
         tiled, slots = in_every_layer(tenant, self._layers), self._engine.slots
-        return replace(tiled, packed=slots.staged(widen(tiled.packed, slots.reduced_size)))
+        return replace(tiled, packed=slots.staged(slots.fitted(tiled.packed)))
 
     def model_of(self, tenant: Tenant) -> str:
         return BODY

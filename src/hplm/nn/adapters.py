@@ -19,7 +19,7 @@ from torch import Tensor
 from hplm.adapters.packed import PackedAdapter, Place, widen
 from hplm.adapters.slots import IDENTITY, SlotTable
 from hplm.adapters.tenant import Tenant
-from hplm.config import BaseConfig
+from hplm.config import REDUCTION_FACTOR, BaseConfig
 from hplm.nn.encoder import Adapt
 from hplm.nn.onednn import rounded
 from hplm.nn.scripted import UNCHANGED, AdapterPlan, fill_slots, fill_slots_from_pinned, pieces, place_for, scripted
@@ -30,15 +30,23 @@ CHUNK_WIDTHS = (8, 16, 32)
 CHUNK_STEP = 2
 # Bottlenecks are multiples of this: in narrow products of other widths MKL rounds a token by its place, on AMD's processors.
 COLUMNS = 8
+# Tensors of a pool of slots.
+PARTS = 4
 # Where a CPU gathers tokens, from this many of a tenant on a product of its own is faster than chunks (`hplm bench adapters`).
 OWN_PRODUCT_TOKENS = 64
 
 
 class Fill:
-    """Copying adapters into slots, layer by layer; whoever computes waits for the layer it is at."""
+    """Copying adapters of one width into slots, layer by layer; whoever computes waits for the layer it is at.
 
-    def __init__(self, slots: list[int], weights: list[Tensor], num_layers: int, device: torch.device) -> None:
+    `slots` of their pool, whose number is `pool`, see AdapterSlots.
+    """
+
+    def __init__(
+        self, slots: list[int], weights: list[Tensor], num_layers: int, device: torch.device, pool: int = 0
+    ) -> None:
         self.slots = slots
+        self.pool = pool
         self.weights = weights
         self._device = device
         self._done = 0
@@ -114,9 +122,12 @@ class AssignedSlots:
 
 
 class AdapterSlots:
-    """`parts`, of L layers and S slots: down `[L, S, H, r]`, its bias, up `[L, S, r, H]`, its bias; slot 0 is the identity.
+    """Slots for adapters of each width there may be, a pool of `num_slots` each: the usual width, and where that is more,
+    `reduced_size`. So the usual ones cost no more where there are wide ones beside them.
 
-    r is `reduced_size`: as asked for, or so much larger that a token's neighbours do not change its bits.
+    `parts`, of each pool four, of L layers and S slots: down `[L, S, H, r]`, its bias, up `[L, S, r, H]`, its bias. r are the
+    `sizes`: as asked for, or so much larger that a token's neighbours do not change its bits. Slot s of pool p is called
+    p * S + s; slot 0 is the identity.
     A slot goes by tenant and version. It is not overwritten while a batch has it pinned. With `fine_prefetch` a thread
     fills slots layer by layer while the caller computes (HMI 6.2), where there is CUDA on a stream of its own, the first layer
     and then all others (see `pieces`); without it whoever finds them empty fills them: `assign` those of its batch, `prefetch`
@@ -135,18 +146,23 @@ class AdapterSlots:
         tracer: Tracer | None = None,
     ) -> None:
         self._tracer = tracer or Tracer(None, "")
-        self.reduced_size = reduced_size = slot_size(reduced_size)
+        hidden = config.hidden_size
+        usual = max(1, hidden // REDUCTION_FACTOR)
+        self.sizes = sorted({slot_size(min(usual, reduced_size)), slot_size(reduced_size)})
+        self.num_slots = num_slots
         self._num_layers = config.upper_layers
         self._device = device
-        self.table = SlotTable(num_slots)
+        self.tables = [SlotTable(num_slots) for _ in self.sizes]
         self._dtype = dtype
-        hidden = config.hidden_size
         # One tensor a part, all slots of a layer together: what a batch needs is gathered from each in one copy, and
-        # batched products of anything less regular take twice as long.
-        shapes = ((hidden, reduced_size), (reduced_size,), (reduced_size, hidden), (hidden,))
+        # batched products of anything less regular take twice as long. Memory of slots that nobody needs is never touched.
         self.parts = [
-            torch.zeros(config.upper_layers, num_slots, *shape, device=device, dtype=dtype) for shape in shapes
+            torch.empty(config.upper_layers, num_slots, *shape, device=device, dtype=dtype)
+            for size in self.sizes
+            for shape in ((hidden, size), (size,), (size, hidden), (hidden,))
         ]
+        for part in self.parts:
+            part[:, IDENTITY] = 0
         self.loads = 0
         self._batches_waiting = 0
         self._freed = threading.Condition()
@@ -164,6 +180,10 @@ class AdapterSlots:
         """What slots take on the device, however many tenants there are; a GPU has the tenants of a fill twice meanwhile."""
         return sum(part.numel() * part.element_size() for part in self.parts)
 
+    def fitted(self, packed: PackedAdapter) -> PackedAdapter:
+        """As wide as the slots that it goes to. Raises ConfigError where it is wider than any."""
+        return widen(packed, self.sizes[self._pool_of(packed)])
+
     def staged(self, packed: PackedAdapter) -> PackedAdapter:
         """The same weights where slots are filled from fastest: pinned memory where there is CUDA, else where they are."""
         if self._stream is None:
@@ -177,6 +197,12 @@ class AdapterSlots:
             )
             return packed
         return replace(packed, weights=pinned.numpy())
+
+    def find(self, tenant: Tenant) -> int | None:
+        """The slot that holds a tenant, or None."""
+        pool = self._pool_of(tenant.packed)
+        slot = self.tables[pool].find(tenant.key)
+        return None if slot is None else pool * self.num_slots + slot
 
     def close(self) -> None:
         """End the filling thread; a batch that outlasts it fills its slots itself."""
@@ -200,59 +226,73 @@ class AdapterSlots:
 
         Raises ConfigError where an adapter is larger than the slots; nothing is pinned then.
         """
-        packed = self._widened(tenants)
+        packed = self._fitted(tenants)
+        keys = [{one.key for one in tenants if self._pool_of(one.packed) == pool} for pool in range(len(self.tables))]
         with self._freed:
             # All at once: two that each waited with a part pinned would wait for each other.
-            while sum(not self.table.is_pinned(key) for key in packed) > self.table.num_unpinned:
-                assert len(packed) < self.table.num_slots
+            while any(
+                sum(not table.is_pinned(key) for key in own) > table.num_unpinned
+                for table, own in zip(self.tables, keys, strict=True)
+            ):
+                assert all(len(own) < self.num_slots for own in keys)
                 self._batches_waiting += 1
                 try:
                     self._freed.wait()
                 finally:
                     self._batches_waiting -= 1
-            assigned, own = self._pin(tenants, packed)
-        if own is not None:
-            self._fill(own)
+            assigned, own_fills = self._pin(tenants, packed)
+        for fill in own_fills:
+            self._fill(fill)
         return assigned
 
-    def _widened(self, tenants: Sequence[Tenant]) -> dict[str, PackedAdapter]:
-        return {tenant.key: widen(tenant.packed, self.reduced_size) for tenant in tenants}
+    def _pool_of(self, packed: PackedAdapter) -> int:
+        """Of the narrowest slots that hold it, else of the widest."""
+        fits = (pool for pool, size in enumerate(self.sizes) if size >= packed.reduced_size)
+        return next(fits, len(self.sizes) - 1)
 
-    def _pin(self, tenants: Sequence[Tenant], packed: Mapping[str, PackedAdapter]) -> tuple[AssignedSlots, Fill | None]:
+    def _fitted(self, tenants: Sequence[Tenant]) -> dict[str, PackedAdapter]:
+        return {tenant.key: self.fitted(tenant.packed) for tenant in tenants}
+
+    def _pin(
+        self, tenants: Sequence[Tenant], packed: Mapping[str, PackedAdapter]
+    ) -> tuple[AssignedSlots, Sequence[Fill]]:
         """Under the lock, with as many slots unpinned as it takes; and what the caller is to fill where no thread does."""
         slots: list[int] = []
-        fresh: dict[int, Tensor] = {}
-        for key in packed:
-            # Whoever has a slot must not lose it to another of the same batch.
-            self.table.touch(key)
+        fresh: list[dict[int, Tensor]] = [{} for _ in self.tables]
         for tenant in tenants:
-            slot, is_new = self.table.assign(tenant.key)
-            slots.append(slot)
+            # Whoever has a slot must not lose it to another of the same batch.
+            self.tables[self._pool_of(tenant.packed)].touch(tenant.key)
+        for tenant in tenants:
+            pool = self._pool_of(tenant.packed)
+            slot, is_new = self.tables[pool].assign(tenant.key)
+            slots.append(pool * self.num_slots + slot)
             if is_new:
-                fresh[slot] = torch.from_numpy(packed[tenant.key].weights)
-        own = None
-        if fresh:
-            weights = [w.view(torch.bfloat16) if w.dtype == torch.uint16 else w for w in fresh.values()]
-            fill = Fill(list(fresh), weights, self._num_layers, self._device)
-            self._filling.update(dict.fromkeys(fresh, fill))
-            self.loads += len(fresh)
+                weights = torch.from_numpy(packed[tenant.key].weights)
+                fresh[pool][slot] = weights.view(torch.bfloat16) if weights.dtype == torch.uint16 else weights
+        new = [
+            Fill(list(own), list(own.values()), self._num_layers, self._device, pool)
+            for pool, own in enumerate(fresh)
+            if own
+        ]
+        for fill in new:
+            self._filling.update((fill.pool * self.num_slots + slot, fill) for slot in fill.slots)
+            self.loads += len(fill.slots)
             if self._jobs is not None:
                 self._jobs.put(fill)
-            else:
-                own = fill
         fills = tuple({id(f): f for slot in slots if (f := self._filling.get(slot))}.values())
-        return AssignedSlots(tuple(slots), tuple(tenant.card.adapter_at for tenant in tenants), fills), own
+        assigned = AssignedSlots(tuple(slots), tuple(tenant.card.adapter_at for tenant in tenants), fills)
+        return assigned, new if self._jobs is None else ()
 
     def release(self, tenants: Sequence[Tenant]) -> None:
         """Undo one `assign`; the weights stay until the slot is needed, but a slot whose filling failed is forgotten."""
         with self._freed:
             for tenant in tenants:
-                self.table.release(tenant.key)
+                self.tables[self._pool_of(tenant.packed)].release(tenant.key)
             for tenant in tenants:
-                slot = self.table.find(tenant.key)
+                slot, table = self.find(tenant), self.tables[self._pool_of(tenant.packed)]
                 fill = self._filling.get(slot) if slot is not None else None
-                if fill is not None and fill.failed and not self.table.is_pinned(tenant.key):
-                    self.table.forget(tenant.key)
+                if fill is not None and fill.failed and not table.is_pinned(tenant.key):
+                    table.forget(tenant.key)
             self._freed.notify_all()
 
     def prefetch(self, tenants: Sequence[Tenant]) -> None:
@@ -263,18 +303,20 @@ class AdapterSlots:
         with self._freed:
             if self._batches_waiting:
                 return
-            missing = {tenant.key: tenant for tenant in tenants if self.table.find(tenant.key) is None}
-            wanted = {tenant.key for tenant in tenants}
-            resident = sum(key not in missing and not self.table.is_pinned(key) for key in wanted)
-            # What is there already and wanted next is not pushed out for what is not.
-            taken = list(missing.values())[: max(0, self.table.num_unpinned - resident)]
-            for key in wanted:
-                self.table.touch(key)
-            assigned, own = self._pin(taken, self._widened(taken))
+            taken: list[Tenant] = []
+            for pool, table in enumerate(self.tables):
+                wanted = {tenant.key: tenant for tenant in tenants if self._pool_of(tenant.packed) == pool}
+                missing = [tenant for key, tenant in wanted.items() if table.find(key) is None]
+                resident = sum(table.find(key) is not None and not table.is_pinned(key) for key in wanted)
+                # What is there already and wanted next is not pushed out for what is not.
+                taken += missing[: max(0, table.num_unpinned - resident)]
+                for key in wanted:
+                    table.touch(key)
+            assigned, own = self._pin(taken, self._fitted(taken))
         try:
-            if own is not None:
+            for fill in own:
                 # Without the lock: a batch that begins now need not wait for what is copied for the next.
-                self._fill(own)
+                self._fill(fill)
             for fill in assigned.fills:
                 fill.wait_all()
         finally:
@@ -299,10 +341,11 @@ class AdapterSlots:
                 del self._filling[slot]
 
     def _fill_layers(self, fill: Fill) -> None:
+        parts = self._parts_of(fill.pool)
         if self._stream is None:
             for layer in range(self._num_layers):
                 # All slots in one call: each call takes the lock that computing needs.
-                self._fill_slots(self.parts, layer, fill.weights, fill.slots)
+                self._fill_slots(parts, layer, fill.weights, fill.slots)
                 fill.layer_done()
             return
         with torch.cuda.stream(self._stream):
@@ -310,13 +353,16 @@ class AdapterSlots:
             places = torch.tensor(fill.slots, device=self._device)
             staged = place_for(fill.weights, self._device)
             for first, last in pieces(self._num_layers):
-                self._fill_slots(self.parts, first, last, fill.weights, places, staged)
+                self._fill_slots(parts, first, last, fill.weights, places, staged)
                 event = torch.cuda.Event()
                 event.record(self._stream)
                 for _ in range(first, last):
                     fill.layer_done(event)
         # The host memory must outlive the copies that read it.
         self._stream.synchronize()
+
+    def _parts_of(self, pool: int) -> list[Tensor]:
+        return self.parts[PARTS * pool : PARTS * (pool + 1)]
 
     def reference_adapt(self, assigned: AssignedSlots, lengths: Sequence[int]) -> Adapt:
         """The slow twin of what `RunLayers` does with its plans: a loop over texts."""
@@ -334,7 +380,8 @@ class AdapterSlots:
         return adapt
 
     def _apply(self, layer: int, slot: int, tokens: Tensor) -> Tensor:
-        down, down_bias, up, up_bias = (part[layer, slot] for part in self.parts)
+        pool, place = divmod(slot, self.num_slots)
+        down, down_bias, up, up_bias = (part[layer, place] for part in self._parts_of(pool))
         tokens = tokens.to(self._dtype)
         reduced = torch.addmm(down_bias, tokens, down).relu_()
         return torch.addmm(up_bias, reduced, up).add_(tokens)
@@ -359,17 +406,18 @@ def plan_adapters(
     lengths: Sequence[int],
     device: torch.device,
     *,
+    num_slots: int,
     gathered: bool,
     own_tokens: int | None = OWN_PRODUCT_TOKENS,
 ) -> AdapterPlan:
     """For texts one after another, each with its slot and its length, `gathered` or else text by text, see AdapterPlan.
 
-    `own_tokens` by `own_product_tokens`.
+    `own_tokens` by `own_product_tokens`; `num_slots` of a pool.
     """
     if len(set(slots)) == 1:
         return UNCHANGED._replace(own_slots=[slots[0]])
     if gathered:
-        return _plan_gathered(slots, lengths, device, own_tokens)
+        return _plan_gathered(slots, lengths, device, num_slots, own_tokens)
     neighbours = [list(own) for _, own in itertools.groupby(zip(slots, lengths, strict=True), key=itemgetter(0))]
     return UNCHANGED._replace(
         own_slots=[own[0][0] for own in neighbours],
@@ -378,7 +426,7 @@ def plan_adapters(
 
 
 def _plan_gathered(
-    slots: Sequence[int], lengths: Sequence[int], device: torch.device, own_tokens: int | None
+    slots: Sequence[int], lengths: Sequence[int], device: torch.device, num_slots: int, own_tokens: int | None
 ) -> AdapterPlan:
     starts = np.cumsum([0, *lengths])
     places: dict[int, list[npt.NDArray[np.int64]]] = {}
@@ -392,21 +440,31 @@ def _plan_gathered(
             for slot, found in together.items()
             if slot == IDENTITY or len(found) >= own_tokens
         }
-    chunk_slots, chunks = _chunks({slot: found for slot, found in together.items() if slot not in own})
-    chunk_gather = np.concatenate(chunks) if chunks else np.array([], np.int64)
+    chunked: dict[int, dict[int, npt.NDArray[np.int64]]] = {}
+    for slot, found in together.items():
+        if slot not in own:
+            pool, place = divmod(slot, num_slots)
+            chunked.setdefault(pool, {})[place] = found
+    chunk_slots: list[npt.NDArray[np.int64]] = []
+    chunk_gather: list[npt.NDArray[np.int64]] = []
+    for found_of_pool in chunked.values():
+        in_slots, chunks = _chunks(found_of_pool)
+        chunk_slots.append(np.array(in_slots, np.int64))
+        chunk_gather.append(np.concatenate(chunks))
     # The first place of each: fillers repeat a token that came before.
-    _, back = np.unique(np.concatenate([*own.values(), chunk_gather]), return_index=True)
+    _, back = np.unique(np.concatenate([*own.values(), *chunk_gather]), return_index=True)
     # In one copy to the device.
-    parts = [*own.values(), np.array(chunk_slots, np.int64), chunk_gather, back]
-    there = torch.from_numpy(np.concatenate(parts)).to(device).split([len(part) for part in parts])
-    *own_places, slots_there, gather_there, back_there = there
+    parts = [*own.values(), *chunk_slots, *chunk_gather, back]
+    there = list(torch.from_numpy(np.concatenate(parts)).to(device).split([len(part) for part in parts]))
+    pools = len(chunked)
     return AdapterPlan(
         list(own),
         [],
-        own_places,
-        slots_there if chunks else None,
-        gather_there if chunks else None,
-        back_there,
+        there[: len(own)],
+        list(chunked),
+        there[len(own) : len(own) + pools],
+        there[len(own) + pools : len(own) + 2 * pools],
+        there[-1],
     )
 
 
@@ -426,7 +484,7 @@ def _filled(places: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.int64]:
 
 def _chunks(places: dict[int, npt.NDArray[np.int64]]) -> tuple[list[int], list[npt.NDArray[np.int64]]]:
     """`chunk_slots` and the parts of `chunk_gather` of an AdapterPlan: few lengths and numbers of chunks, see `rounded`."""
-    longest = max(map(len, places.values()), default=0)
+    longest = max(map(len, places.values()))
     width = next(width for width in CHUNK_WIDTHS if width >= min(longest, CHUNK_WIDTHS[-1]))
     slots: list[int] = []
     gather: list[npt.NDArray[np.int64]] = []

@@ -42,26 +42,30 @@ class AdapterPlan(NamedTuple):
 
     Gathered, with no `own_sizes`, for where a product costs much besides its tokens: all tenants in few products a layer.
     Tokens are brought together by slot. Slots with many tokens, `own_slots`, have a product each over `own_places` (all
-    tokens where there are none). The others are cut into chunks of one length that go through one batched product with
-    their slots' weights (HMI's baddbmm): chunk g is of slot `chunk_slots[g]` and takes the tokens `chunk_gather`. Fillers
-    repeat a token. `back` is where each token of the batch is in what comes out of all of these one after another; None where
-    all tokens have one slot.
+    tokens where there are none). The others are cut into chunks of one length that go through a batched product with
+    their slots' weights (HMI's baddbmm), one for each pool of slots that has some, `chunk_pools[i]`: its chunk g is of
+    the pool's slot `chunk_slots[i][g]` and takes the tokens `chunk_gather[i]`. Fillers repeat a token. `back` is where each
+    token of the batch is in what comes out of all of these one after another; None where all tokens have one slot.
     """
 
     own_slots: list[int]
     own_sizes: list[int]
     own_places: list[Tensor]
-    chunk_slots: Tensor | None
-    chunk_gather: Tensor | None
+    chunk_pools: list[int]
+    chunk_slots: list[Tensor]
+    chunk_gather: list[Tensor]
     back: Tensor | None
 
 
 # Every token keeps what it has.
-UNCHANGED = AdapterPlan([0], [], [], None, None, None)
+UNCHANGED = AdapterPlan([0], [], [], [], [], [], None)
 
 
 def adapt_planned(given: Tensor, parts: list[Tensor], plan: AdapterPlan) -> Tensor:
-    """Each text's adapter (HMI eq. 1) over its tokens, `given` `[N, H]`; `parts` of one layer. May return `given` itself."""
+    """Each text's adapter (HMI eq. 1) over its tokens, `given` `[N, H]`; `parts` of one layer, four a pool.
+
+    May return `given` itself.
+    """
     if len(plan.own_sizes) > 0:
         return _adapt_by_text(given, parts, plan.own_slots, plan.own_sizes)
     adapted: list[Tensor] = []
@@ -73,16 +77,15 @@ def adapt_planned(given: Tensor, parts: list[Tensor], plan: AdapterPlan) -> Tens
             _change(tokens, parts, slot, change)
             tokens = change.add_(tokens)
         adapted.append(tokens)
-    chunk_slots = plan.chunk_slots
-    chunk_gather = plan.chunk_gather
-    if chunk_slots is not None and chunk_gather is not None:
-        padded = given.index_select(0, chunk_gather).view(chunk_slots.size(0), -1, given.size(1))
+    for i in range(len(plan.chunk_pools)):
+        of_pool = 4 * plan.chunk_pools[i]
+        down, down_bias, up, up_bias = parts[of_pool], parts[of_pool + 1], parts[of_pool + 2], parts[of_pool + 3]
+        slots = plan.chunk_slots[i]
+        padded = given.index_select(0, plan.chunk_gather[i]).view(slots.size(0), -1, given.size(1))
         reduced = torch.baddbmm(
-            parts[1].index_select(0, chunk_slots).unsqueeze(1), padded, parts[0].index_select(0, chunk_slots)
+            down_bias.index_select(0, slots).unsqueeze(1), padded, down.index_select(0, slots)
         ).relu_()
-        tokens = torch.baddbmm(
-            parts[3].index_select(0, chunk_slots).unsqueeze(1), reduced, parts[2].index_select(0, chunk_slots)
-        )
+        tokens = torch.baddbmm(up_bias.index_select(0, slots).unsqueeze(1), reduced, up.index_select(0, slots))
         adapted.append(tokens.add_(padded).flatten(0, 1))
     together = adapted[0] if len(adapted) == 1 else torch.cat(adapted)
     back = plan.back
@@ -119,8 +122,16 @@ def _change(tokens: Tensor, parts: list[Tensor], slot: int, change: Tensor) -> N
     As chunks have it: TorchScript takes `addmm` apart, into a product and a sum that are rounded one after the other, and a
     text's answer would depend on how many of its tenant's are in the batch.
     """
-    reduced = torch.baddbmm(parts[1][slot].view(1, 1, -1), tokens.unsqueeze(0), parts[0][slot].unsqueeze(0)).relu_()
-    torch.baddbmm(parts[3][slot].view(1, 1, -1), reduced, parts[2][slot].unsqueeze(0), out=change.unsqueeze(0))
+    pool = slot // parts[0].size(0)
+    place = slot % parts[0].size(0)
+    down, down_bias, up, up_bias = (
+        parts[4 * pool][place],
+        parts[4 * pool + 1][place],
+        parts[4 * pool + 2][place],
+        parts[4 * pool + 3][place],
+    )
+    reduced = torch.baddbmm(down_bias.view(1, 1, -1), tokens.unsqueeze(0), down.unsqueeze(0)).relu_()
+    torch.baddbmm(up_bias.view(1, 1, -1), reduced, up.unsqueeze(0), out=change.unsqueeze(0))
 
 
 def _with_fillers(plan: AdapterPlan, more: int) -> AdapterPlan:
@@ -129,7 +140,9 @@ def _with_fillers(plan: AdapterPlan, more: int) -> AdapterPlan:
     if more == 0 or back is None:
         return plan
     back = torch.cat([back, torch.zeros(more, dtype=torch.int64)])
-    return AdapterPlan(plan.own_slots, plan.own_sizes, plan.own_places, plan.chunk_slots, plan.chunk_gather, back)
+    return AdapterPlan(
+        plan.own_slots, plan.own_sizes, plan.own_places, plan.chunk_pools, plan.chunk_slots, plan.chunk_gather, back
+    )
 
 
 def float32_attention_below(device: torch.device, head_size: int) -> int:
@@ -514,7 +527,7 @@ class RunWindows(nn.Module):
 
 
 def fill_slots(parts: list[Tensor], layer: int, weights: list[Tensor], slots: list[int]) -> None:
-    """One layer of adapters: `weights[i]` `[L, P]`, as PackedAdapter has them, to slot `slots[i]` of AdapterSlots' `parts`."""
+    """One layer of adapters: `weights[i]` `[L, P]`, as PackedAdapter has them, to slot `slots[i]` of a pool's `parts`."""
     for i in range(len(weights)):
         row = weights[i][layer]
         start = 0

@@ -130,7 +130,7 @@ class UpperEngine:
 
     def _parts(self, requests: Sequence[UpperRequest]) -> list[list[int]]:
         """Positions sorted by length, so that attention goes in few calls; by tenant and cut where the slots are too few."""
-        most = self.slots.table.num_slots - 1
+        most = self.slots.num_slots - 1
         order = sorted(range(len(requests)), key=lambda i: len(requests[i].hidden))
         if len({request.tenant.key for request in requests}) <= most:
             return [order] if order else []
@@ -224,7 +224,14 @@ class UpperEngine:
 
     def _plan(self, slots: Sequence[int], lengths: Sequence[int]) -> AdapterPlan:
         own_tokens = own_product_tokens(self.device)
-        return plan_adapters(slots, lengths, self.device, gathered=self._gathers, own_tokens=own_tokens)
+        return plan_adapters(
+            slots,
+            lengths,
+            self.device,
+            num_slots=self.slots.num_slots,
+            gathered=self._gathers,
+            own_tokens=own_tokens,
+        )
 
 
 def head_logits(tenants: Sequence[Tenant], counts: Sequence[int], state: Tensor) -> list[Logits]:

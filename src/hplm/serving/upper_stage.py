@@ -19,7 +19,7 @@ import torch
 
 from hplm.adapters.bank import TenantBank
 from hplm.adapters.host_cache import HostCache
-from hplm.adapters.packed import PackedAdapter, packed_width, widen
+from hplm.adapters.packed import PackedAdapter, packed_width
 from hplm.adapters.tenant import Head, Tenant, TenantCard
 from hplm.config import UpperSettings
 from hplm.decode import answer_of
@@ -314,19 +314,19 @@ class UpperStage:
     def _load(self, key: ServedTenant) -> Tenant:
         """From disk to host memory, in the shape of a slot."""
         with self._tracer.span("load", tenant=key.name):
-            tenant, reduced_size = self._bank.load(key), self.engine.slots.reduced_size
+            tenant, slots = self._bank.load(key), self.engine.slots
             try:
-                packed = widen(tenant.packed, reduced_size)
+                packed = slots.fitted(tenant.packed)
             except ConfigError as error:
                 # Of `reduction_factor`, which is the operator's, not the client's.
                 raise CorruptArtifactError(str(error)) from error
-            shape = (self._config.upper_layers, packed_width(self._config.hidden_size, reduced_size))
+            shape = (self._config.upper_layers, packed_width(self._config.hidden_size, packed.reduced_size))
             if packed.weights.shape != shape:
                 # In a slot it would fail the whole batch, others' requests too.
                 raise CorruptArtifactError(f"adapter of shape {packed.weights.shape}, slots hold {shape}")
             # Nothing that is served asks what a card tells about the training: curve and confusion can outweigh the weights.
             card = replace(tenant.card, about={})
-            return replace(tenant, card=card, packed=self.engine.slots.staged(packed))
+            return replace(tenant, card=card, packed=slots.staged(packed))
 
     def _check(self, given: UpperInput) -> None:
         """Only a client that calls this stage directly can fail here."""
@@ -388,7 +388,7 @@ def measured_cost(engine: UpperEngine) -> CostModel:
 
 def _nobody(engine: UpperEngine) -> Tenant:
     """A tenant for measuring, of zeros."""
-    hidden, reduced = engine.config.hidden_size, engine.slots.reduced_size
+    hidden, reduced = engine.config.hidden_size, engine.slots.sizes[0]
     weights = np.zeros((engine.config.upper_layers, packed_width(hidden, reduced)), np.float32)
     head = Head(np.zeros((2, hidden), np.float32), np.zeros(2, np.float32))
     card = TenantCard("nobody", "classification", ("a", "b"), base="")
