@@ -12,7 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hplm.config import BaseConfig
+from hplm.adapters.packed import widen
+from hplm.adapters.tenant import Pooling, Tenant
+from hplm.config import BaseConfig, UpperSettings
 from hplm.nn.dtype import choose_device, choose_dtype, computing_in, use_threads
 from hplm.nn.encoder import UpperEncoder
 from hplm.nn.memory import keep_freed_memory
@@ -29,7 +31,7 @@ BATCH = 64
 def upper_layers(models: Path, rounds: int, num_threads: int, device_name: str) -> Report:
     """Tokens/s of the upper stage packed, beside the same texts padded to the longest, and the machine's matrix peak.
 
-    Packed once more with heads that read `[CLS]` alone.
+    Packed once more with heads that read `[CLS]` alone, and with wide adapters, as taggings have them, in some or all places.
     """
     keep_freed_memory()
     use_threads(num_threads)
@@ -38,11 +40,15 @@ def upper_layers(models: Path, rounds: int, num_threads: int, device_name: str) 
     device = choose_device(device_name)
     dtype = choose_dtype("auto", device)
     members = served.some(BATCH)
-    readers = {
-        pooling: [replace(member, card=replace(member.card, pooling=pooling)) for member in members]
-        for pooling in ("mean", "cls")
+    wide = base.config.hidden_size // UpperSettings.reduction_factor
+    reduced = max(wide, *(member.packed.reduced_size for member in members))
+    fleets = {
+        "packed": [_reading(member, "mean") for member in members],
+        "packed, [CLS] read": [_reading(member, "cls") for member in members],
     }
-    reduced = max(member.packed.reduced_size for member in members)
+    for name, every in {"a quarter wide": 4, "all wide": 1}.items():
+        # Filled up with zeros, which take as long as other numbers.
+        fleets[name] = [_widened(one, reduced) if i % every == 0 else one for i, one in enumerate(fleets["packed"])]
     engine = UpperEngine(
         base.config, base.load_upper(), num_slots=BATCH + 1, reduced_size=reduced, device=device, dtype=dtype
     )
@@ -54,12 +60,13 @@ def upper_layers(models: Path, rounds: int, num_threads: int, device_name: str) 
         for variance in (20.0, 100.0, 400.0):
             lengths = NormalLengths(variance=variance).draw(BATCH, rng)
             hidden = [rng.normal(size=(n, base.config.hidden_size)).astype(np.float16) for n in lengths]
-            requests, cls_requests = (
-                [UpperRequest(own[i % len(own)], states) for i, states in enumerate(hidden)] for own in readers.values()
-            )
+            asked = {
+                name: [UpperRequest(own[i % len(own)], states) for i, states in enumerate(hidden)]
+                for name, own in fleets.items()
+            }
+            requests = asked["packed"]
             variants: dict[str, Callable[[], object]] = {
-                "packed": partial(engine.run, requests),
-                "packed, [CLS] read": partial(engine.run, cls_requests),
+                **{name: partial(engine.run, own) for name, own in asked.items()},
                 "padded": partial(run_padded, padded, requests, dtype, device),
                 "matrix product": product,
             }
@@ -75,6 +82,8 @@ def upper_layers(models: Path, rounds: int, num_threads: int, device_name: str) 
                     "padded_tokens_per_s": real / full,
                     "ratio": full / packed,
                     "cls_over_packed": packed / timed["packed, [CLS] read"].median_s,
+                    "quarter_wide_over_packed": packed / timed["a quarter wide"].median_s,
+                    "all_wide_over_packed": packed / timed["all wide"].median_s,
                     "padded_over_real_tokens": float(BATCH * lengths.max() / real),
                     "share_of_matrix_peak": work / packed / peak,
                     "peak_gflop_per_s": peak / 1e9,
@@ -83,6 +92,14 @@ def upper_layers(models: Path, rounds: int, num_threads: int, device_name: str) 
             )
     settings = {"batch": BATCH, "mean_length": 20, "threads": num_threads, "dtype": str(dtype), "device": device.type}
     return Report("upper", {**settings, "tenants": len(members), "rounds": rounds}, rows)
+
+
+def _reading(member: Tenant, pooling: Pooling) -> Tenant:
+    return replace(member, card=replace(member.card, pooling=pooling))
+
+
+def _widened(member: Tenant, reduced_size: int) -> Tenant:
+    return replace(member, packed=widen(member.packed, reduced_size), version=f"{member.version}-wide")
 
 
 def peak_product(dtype: torch.dtype, device: torch.device) -> tuple[Callable[[], object], int]:
