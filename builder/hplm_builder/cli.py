@@ -310,12 +310,16 @@ def tenant(
         patience=patience,
     )
     data = read_data(train, dev, test, unlabelled, task=task, seed=seed)
-    width = reduction_factor or reduction_factor_of(data.task, UpperSettings.reduction_factor)
-    settings = replace(settings, reduction_factor=width)
+    factor = reduction_factor or reduction_factor_of(data.task, UpperSettings.reduction_factor)
+    settings = replace(settings, reduction_factor=factor)
     with progress_bars() as progress:
         card = build_tenant(Store.at(store), base, plot, name, data, settings, progress, miss=miss)
     for words in card.about.get("warnings", ()):
         print(f"warning: {words}")
+    if reduction_factor is None and factor < REDUCTION_FACTOR:
+        print(
+            f"its adapters are wide: models must be exported with --reduction-factor {factor}, as by default, or lower"
+        )
     show_scores([card])
 
 
@@ -341,7 +345,7 @@ def export_models(
     miss: Annotated[str, typer.Option(help="What a window that no table has gets: compute or backoff.")] = "compute",
     dtype: Annotated[str, typer.Option(help="auto, bfloat16 or float32.")] = "auto",
     slots: Annotated[
-        int, typer.Option(help="Adapters on the device at once, the identity included.")
+        int, typer.Option(help="Adapters of each width on the device at once, the identity included.")
     ] = UpperSettings.num_slots,
     reduction_factor: Annotated[
         int,
@@ -460,7 +464,7 @@ def fleet(
         Pooling, typer.Option(help="What heads read: the mean of all tokens, or [CLS], for which less is computed.")
     ] = "mean",
     reduction_factor: Annotated[
-        int, typer.Option(min=1, help="Adapters' bottleneck is the hidden size over this.")
+        int, typer.Option(min=1, help="All adapters' bottleneck, taggings' too, is the hidden size over this.")
     ] = TrainSettings.reduction_factor,
     out: Annotated[
         Path | None,

@@ -161,9 +161,9 @@ def new_word_window(task: str) -> int:
     return WORD_WINDOW if task == "tagging" else 1
 
 
-def reduction_factor_of(task: str, widest: int) -> int:
-    """A new tenant's, where slots hold `widest`: more than the usual width helps named entities alone (docs/quality.md)."""
-    return widest if task == "tagging" else max(widest, REDUCTION_FACTOR)
+def reduction_factor_of(task: str, of_slots: int) -> int:
+    """A new tenant's, where slots have `of_slots`: more than the usual width helps named entities alone (docs/quality.md)."""
+    return of_slots if task == "tagging" else max(of_slots, REDUCTION_FACTOR)
 
 
 class _Ticker:

@@ -32,7 +32,7 @@ class Saturated:
 
     @property
     def reduced_size(self) -> int:
-        return self.requests[0].tenant.packed.reduced_size
+        return max(request.tenant.packed.reduced_size for request in self.requests)
 
     def sent(self, times: int) -> Requests:
         """All of them `times` times, without deadlines."""

@@ -219,7 +219,8 @@ class ManagerSettings:
     min_corpus_tokens: int = 50_000
     keep_versions: int = 3
     miss: Miss = "compute"
-    reduction_factor: int = UpperSettings.reduction_factor
+    # Exports write the upper stage's. Those that did not had slots of this width.
+    reduction_factor: int = REDUCTION_FACTOR
     worker: bool = True
 
     def __post_init__(self) -> None:

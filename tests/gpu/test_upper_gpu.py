@@ -89,7 +89,7 @@ def test_batches_equal_the_reference_while_a_thread_fills_slots_ahead(tmp_path: 
     )
     fleet = [
         replace(member, version="1", packed=engine.slots.staged(engine.slots.fitted(member.packed)))
-        for member in tiny.fleet_of(base, count, factors=(16, 4))
+        for member in tiny.fleet_of(base, count, factors=(16, 16, 4, 4))
     ]
     rng = np.random.default_rng(0)
     texts = [rng.normal(size=(n, base.config.hidden_size)).astype(np.float16) for n in (1, 4, 17, 40)]
@@ -142,7 +142,7 @@ def test_attention_of_sizes_that_never_came_before_waits_for_no_plan_of_cudnn() 
 
 def test_who_waits_for_a_whole_fill_waits_itself_and_leaves_its_stream_to_who_computes() -> None:
     stream = torch.cuda.Stream()
-    fill = Fill([1], [], num_layers=1, device=GPU)
+    fill = Fill([], num_layers=1, device=GPU)
     with torch.cuda.stream(stream):
         # Some tenths of a second: without waiting it would not be over below.
         torch.cuda._sleep(500_000_000)

@@ -51,6 +51,10 @@ def test_a_priority_that_cannot_be_is_refused() -> None:
         config.parse(UpperSettings, {"store": "s", "base": "b", "compute_nice": -21}, "here")
 
 
+def test_a_manager_of_before_goes_by_the_width_that_its_server_had() -> None:
+    assert config.parse(ManagerSettings, {"store": "s", "base": "b", "domain": "d"}, "here").reduction_factor == 16
+
+
 def test_a_reduction_factor_that_cannot_be_is_refused_by_the_upper_stage_and_the_manager() -> None:
     manager = {"store": "s", "base": "b", "domain": "d"}
     for settings, given in ((UpperSettings, {"store": "s", "base": "b"}), (ManagerSettings, manager)):

@@ -556,13 +556,13 @@ def test_training_tells_words_as_serving_does(tiny_base: Base, lookup: PlotLooku
 
 
 @pytest.mark.parametrize(
-    ("task", "widest", "factor"),
+    ("task", "of_slots", "factor"),
     [("tagging", 4, 4), ("tagging", 24, 24), ("classification", 4, 16), ("regression", 24, 24)],
 )
 def test_a_new_tagging_is_as_wide_as_the_slots_and_others_at_most_as_wide_as_usual(
-    task: str, widest: int, factor: int
+    task: str, of_slots: int, factor: int
 ) -> None:
-    assert reduction_factor_of(task, widest) == factor
+    assert reduction_factor_of(task, of_slots) == factor
 
 
 def test_a_reduction_factor_that_cannot_be_is_refused() -> None:

@@ -61,7 +61,7 @@ def fleet(store: Store, base: Base) -> list[Tenant]:
 @pytest.fixture(scope="module")
 def mixed(base: Base) -> list[Tenant]:
     """Tenants of two widths, which have slots of their own each."""
-    return [replace(member, version="1") for member in tiny.fleet_of(base, MEMBERS, factors=(16, 4))]
+    return [replace(member, version="1") for member in tiny.fleet_of(base, MEMBERS, factors=(16, 16, 4, 4))]
 
 
 @pytest.fixture(scope="module")
@@ -491,3 +491,48 @@ def test_a_layer_is_copied_into_its_slots_and_no_other(
     for part in parts:
         assert (part[[0, 2]] == 7).all()
         assert (part[1, [0, 1, 3]] == 7).all()
+
+
+@pytest.mark.parametrize("fine_prefetch", [False, True])
+def test_a_head_start_that_fails_costs_no_batch_its_answer(
+    base: Base, mixed: list[Tenant], fine_prefetch: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slots = AdapterSlots(base.config, 4, 12, CPU, torch.float32, fine_prefetch=fine_prefetch)
+    fill, members = slots._fill_slots, [mixed[0], mixed[2]]
+    assert {one.packed.reduced_size for one in members} == {3, 12}
+
+    def failing(parts: list[torch.Tensor], layer: int, *rest: Any) -> None:
+        # Of the wide ones, after the others are done.
+        if parts[0].shape[-1] == 16:
+            raise MemoryError
+        fill(parts, layer, *rest)
+
+    monkeypatch.setattr(slots, "_fill_slots", failing)
+    with pytest.raises(MemoryError):
+        slots.prefetch(members)
+    monkeypatch.setattr(slots, "_fill_slots", fill)
+    assert [slots.find(one) for one in members] == [None, None]
+    with slots.assigned(members) as assigned:
+        assigned.wait(base.config.upper_layers - 1)
+    slots.close()
+
+
+def test_a_layer_of_all_widths_is_there_before_the_next_one_of_any(
+    base: Base, mixed: list[Tenant], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slots = AdapterSlots(base.config, 4, 12, CPU, torch.float32)
+    fill, opened, filled = slots._fill_slots, threading.Event(), []
+
+    def held(parts: list[torch.Tensor], layer: int, *rest: Any) -> None:
+        assert layer == 0 or opened.wait(SOON_S)
+        fill(parts, layer, *rest)
+        filled.append((parts[0].shape[-1], layer))
+
+    monkeypatch.setattr(slots, "_fill_slots", held)
+    with slots.assigned([mixed[0], mixed[2]]) as assigned:
+        assigned.wait(0)
+        assert sorted(filled) == [(8, 0), (16, 0)]
+        assert not assigned.filled
+        opened.set()
+        assigned.wait(base.config.upper_layers - 1)
+    slots.close()

@@ -107,28 +107,32 @@ def test_no_neighbour_changes_a_bit_of_an_answer(
     torch.backends.cpu.get_cpu_capability() != "AVX512",
     reason="without AVX-512, products in float32 are rounded by their size",
 )
-@pytest.mark.parametrize(("hidden", "reduced"), [(312, 24), (384, 24), (768, 48)], ids=str)
+@pytest.mark.parametrize(
+    ("hidden", "sizes"), [(312, (24,)), (384, (24,)), (768, (48,)), (384, (24, 96)), (768, (48, 192))], ids=str
+)
 @pytest.mark.parametrize(("gathered", "threads"), [(False, 1), (True, 2)], ids=["text-by-text", "by-tenant-on-cores"])
 def test_adapted_a_token_has_the_same_bits_however_many_go_with_it(
-    hidden: int, reduced: int, gathered: bool, threads: int, restored_threads: None
+    hidden: int, sizes: tuple[int, ...], gathered: bool, threads: int, restored_threads: None
 ) -> None:
     torch.set_num_threads(threads)
     generator = torch.Generator().manual_seed(hidden)
-    shapes = ((3, hidden, reduced), (3, reduced), (3, reduced, hidden), (3, hidden))
+    shapes = [shape for r in sizes for shape in ((3, hidden, r), (3, r), (3, r, hidden), (3, hidden))]
     parts = [torch.randn(shape, generator=generator) / 8 for shape in shapes]
     tokens = torch.randn(272, hidden, generator=generator)
     adapt = scripted(adapt_planned)
-    alone = adapt(tokens, parts, plan_adapters([1], [len(tokens)], CPU, num_slots=3, gathered=gathered))
+    # In the last pool, beside the same or another one.
+    own, other = 3 * (len(sizes) - 1) + 1, 2
+    alone = adapt(tokens, parts, plan_adapters([own], [len(tokens)], CPU, num_slots=3, gathered=gathered))
     for count in (1, 2, 3, 4, 5, 8, 17, 33, 64, 200):
         rest = len(tokens) - count
         for lengths, slots in (
-            *(([count, rest], slots) for slots in ([1, 2], [2, 1], [1, 0])),
-            ([rest, count], [2, 1]),
-            ([31, count, rest - 31], [2, 1, 0]),
+            *(([count, rest], slots) for slots in ([own, other], [other, own], [own, 0])),
+            ([rest, count], [other, own]),
+            ([31, count, rest - 31], [other, own, 0]),
         ):
             found = adapt(tokens, parts, plan_adapters(slots, lengths, CPU, num_slots=3, gathered=gathered))
             for slot, got, wanted in zip(slots, found.split(lengths), alone.split(lengths), strict=True):
-                assert torch.equal(got, wanted) == (slot == 1)
+                assert torch.equal(got, wanted) == (slot == own)
 
 
 def test_in_float32_on_one_core_adapters_are_applied_text_by_text(
@@ -160,7 +164,7 @@ def check_neighbours_change_nothing(
 ) -> None:
     """Sixty texts of so many tenants, of which those from `cls_from` on read `[CLS]`: to the bit, whoever is beside them."""
     rng = np.random.default_rng(0)
-    members = tiny.fleet_of(base, tenants, factors=(16, 4))
+    members = tiny.fleet_of(base, tenants, factors=(16, 16, 4, 4))
     members[cls_from:] = [reading_cls(one) for one in members[cls_from:]]
     requests = [
         UpperRequest(members[i % tenants], rng.normal(size=(n, base.config.hidden_size)).astype(np.float16))

@@ -36,18 +36,20 @@ PARTS = 4
 OWN_PRODUCT_TOKENS = 64
 
 
+@dataclass(frozen=True)
+class FreshSlots:
+    """Slots of one pool and what is to come into each: `weights[i]` `[L, P]`, as PackedAdapter has them."""
+
+    pool: int
+    slots: list[int]
+    weights: list[Tensor]
+
+
 class Fill:
-    """Copying adapters of one width into slots, layer by layer; whoever computes waits for the layer it is at.
+    """Copying a batch's adapters into slots, layer by layer; whoever computes waits for the layer it is at."""
 
-    `slots` of their pool, whose number is `pool`, see AdapterSlots.
-    """
-
-    def __init__(
-        self, slots: list[int], weights: list[Tensor], num_layers: int, device: torch.device, pool: int = 0
-    ) -> None:
-        self.slots = slots
-        self.pool = pool
-        self.weights = weights
+    def __init__(self, fresh: list[FreshSlots], num_layers: int, device: torch.device) -> None:
+        self.fresh = fresh
         self._device = device
         self._done = 0
         self._num_layers = num_layers
@@ -155,7 +157,7 @@ class AdapterSlots:
         self.tables = [SlotTable(num_slots) for _ in self.sizes]
         self._dtype = dtype
         # One tensor a part, all slots of a layer together: what a batch needs is gathered from each in one copy, and
-        # batched products of anything less regular take twice as long. Memory of slots that nobody needs is never touched.
+        # batched products of anything less regular take twice as long. On a CPU, slots that nobody needs are never touched.
         self.parts = [
             torch.empty(config.upper_layers, num_slots, *shape, device=device, dtype=dtype)
             for size in self.sizes
@@ -226,69 +228,78 @@ class AdapterSlots:
 
         Raises ConfigError where an adapter is larger than the slots; nothing is pinned then.
         """
+        wanted = self._pools_of(tenants)
         packed = self._fitted(tenants)
-        keys = [{one.key for one in tenants if self._pool_of(one.packed) == pool} for pool in range(len(self.tables))]
         with self._freed:
             # All at once: two that each waited with a part pinned would wait for each other.
-            while any(
-                sum(not table.is_pinned(key) for key in own) > table.num_unpinned
-                for table, own in zip(self.tables, keys, strict=True)
-            ):
-                assert all(len(own) < self.num_slots for own in keys)
+            while not self._has_room(wanted):
                 self._batches_waiting += 1
                 try:
                     self._freed.wait()
                 finally:
                     self._batches_waiting -= 1
-            assigned, own_fills = self._pin(tenants, packed)
-        for fill in own_fills:
-            self._fill(fill)
+            assigned, own = self._pin(tenants, wanted, packed)
+        if own is not None:
+            self._fill(own)
         return assigned
 
     def _pool_of(self, packed: PackedAdapter) -> int:
         """Of the narrowest slots that hold it, else of the widest."""
-        fits = (pool for pool, size in enumerate(self.sizes) if size >= packed.reduced_size)
-        return next(fits, len(self.sizes) - 1)
+        return 0 if packed.reduced_size <= self.sizes[0] else len(self.sizes) - 1
+
+    def _pools_of(self, tenants: Sequence[Tenant]) -> dict[str, int]:
+        """Each tenant's pool, once."""
+        return {tenant.key: self._pool_of(tenant.packed) for tenant in tenants}
 
     def _fitted(self, tenants: Sequence[Tenant]) -> dict[str, PackedAdapter]:
         return {tenant.key: self.fitted(tenant.packed) for tenant in tenants}
 
+    def _has_room(self, wanted: Mapping[str, int]) -> bool:
+        """Whether all of `wanted`, keys with their pools, can be pinned now."""
+        missing = [0] * len(self.tables)
+        for key, pool in wanted.items():
+            missing[pool] += not self.tables[pool].is_pinned(key)
+        # More than there are would wait for ever.
+        assert max(missing) < self.num_slots
+        return all(count <= table.num_unpinned for count, table in zip(missing, self.tables, strict=True))
+
     def _pin(
-        self, tenants: Sequence[Tenant], packed: Mapping[str, PackedAdapter]
-    ) -> tuple[AssignedSlots, Sequence[Fill]]:
+        self, tenants: Sequence[Tenant], wanted: Mapping[str, int], packed: Mapping[str, PackedAdapter]
+    ) -> tuple[AssignedSlots, Fill | None]:
         """Under the lock, with as many slots unpinned as it takes; and what the caller is to fill where no thread does."""
         slots: list[int] = []
-        fresh: list[dict[int, Tensor]] = [{} for _ in self.tables]
-        for tenant in tenants:
+        fresh = [FreshSlots(pool, [], []) for pool in range(len(self.tables))]
+        for key, pool in wanted.items():
             # Whoever has a slot must not lose it to another of the same batch.
-            self.tables[self._pool_of(tenant.packed)].touch(tenant.key)
+            self.tables[pool].touch(key)
         for tenant in tenants:
-            pool = self._pool_of(tenant.packed)
+            pool = wanted[tenant.key]
             slot, is_new = self.tables[pool].assign(tenant.key)
             slots.append(pool * self.num_slots + slot)
             if is_new:
                 weights = torch.from_numpy(packed[tenant.key].weights)
-                fresh[pool][slot] = weights.view(torch.bfloat16) if weights.dtype == torch.uint16 else weights
-        new = [
-            Fill(list(own), list(own.values()), self._num_layers, self._device, pool)
-            for pool, own in enumerate(fresh)
-            if own
-        ]
-        for fill in new:
-            self._filling.update((fill.pool * self.num_slots + slot, fill) for slot in fill.slots)
-            self.loads += len(fill.slots)
+                fresh[pool].slots.append(slot)
+                fresh[pool].weights.append(weights.view(torch.bfloat16) if weights.dtype == torch.uint16 else weights)
+        own = None
+        if fresh := [one for one in fresh if one.slots]:
+            # One for all pools, so that layers are there in the order in which they are computed.
+            fill = Fill(fresh, self._num_layers, self._device)
+            for one in fresh:
+                self._filling.update((one.pool * self.num_slots + slot, fill) for slot in one.slots)
+                self.loads += len(one.slots)
             if self._jobs is not None:
                 self._jobs.put(fill)
+            else:
+                own = fill
         fills = tuple({id(f): f for slot in slots if (f := self._filling.get(slot))}.values())
-        assigned = AssignedSlots(tuple(slots), tuple(tenant.card.adapter_at for tenant in tenants), fills)
-        return assigned, new if self._jobs is None else ()
+        return AssignedSlots(tuple(slots), tuple(tenant.card.adapter_at for tenant in tenants), fills), own
 
     def release(self, tenants: Sequence[Tenant]) -> None:
         """Undo one `assign`; the weights stay until the slot is needed, but a slot whose filling failed is forgotten."""
         with self._freed:
             for tenant in tenants:
                 self.tables[self._pool_of(tenant.packed)].release(tenant.key)
-            for tenant in tenants:
+            for tenant in tenants if self._filling else ():
                 slot, table = self.find(tenant), self.tables[self._pool_of(tenant.packed)]
                 fill = self._filling.get(slot) if slot is not None else None
                 if fill is not None and fill.failed and not table.is_pinned(tenant.key):
@@ -300,23 +311,25 @@ class AdapterSlots:
 
         Does nothing while a batch waits for slots: what comes later must not keep them from what comes now.
         """
+        wanted = self._pools_of(tenants)
         with self._freed:
             if self._batches_waiting:
                 return
             taken: list[Tenant] = []
+            missing = {tenant.key: tenant for tenant in tenants if self.find(tenant) is None}
             for pool, table in enumerate(self.tables):
-                wanted = {tenant.key: tenant for tenant in tenants if self._pool_of(tenant.packed) == pool}
-                missing = [tenant for key, tenant in wanted.items() if table.find(key) is None]
-                resident = sum(table.find(key) is not None and not table.is_pinned(key) for key in wanted)
+                of_pool = [key for key, own in wanted.items() if own == pool]
+                resident = sum(key not in missing and not table.is_pinned(key) for key in of_pool)
                 # What is there already and wanted next is not pushed out for what is not.
-                taken += missing[: max(0, table.num_unpinned - resident)]
-                for key in wanted:
+                room = max(0, table.num_unpinned - resident)
+                taken += [missing[key] for key in of_pool if key in missing][:room]
+                for key in of_pool:
                     table.touch(key)
-            assigned, own = self._pin(taken, self._fitted(taken))
+            assigned, own = self._pin(taken, self._pools_of(taken), self._fitted(taken))
         try:
-            for fill in own:
+            if own is not None:
                 # Without the lock: a batch that begins now need not wait for what is copied for the next.
-                self._fill(fill)
+                self._fill(own)
             for fill in assigned.fills:
                 fill.wait_all()
         finally:
@@ -328,32 +341,33 @@ class AdapterSlots:
 
     def _fill(self, fill: Fill) -> None:
         try:
-            with self._tracer.span("fill", slots=len(fill.weights)):
+            with self._tracer.span("fill", slots=sum(len(one.slots) for one in fill.fresh)):
                 self._fill_layers(fill)
         except BaseException as error:
             fill.fail(error)
             return
         finally:
             # The thread holds its last fill until the next one: weights of tenants long gone would stay in memory.
-            fill.weights.clear()
+            fill.fresh.clear()
         with self._freed:
             for slot in [slot for slot, other in self._filling.items() if other is fill]:
                 del self._filling[slot]
 
     def _fill_layers(self, fill: Fill) -> None:
-        parts = self._parts_of(fill.pool)
         if self._stream is None:
             for layer in range(self._num_layers):
-                # All slots in one call: each call takes the lock that computing needs.
-                self._fill_slots(parts, layer, fill.weights, fill.slots)
+                for one in fill.fresh:
+                    # All slots in one call: each call takes the lock that computing needs.
+                    self._fill_slots(self._parts_of(one.pool), layer, one.weights, one.slots)
                 fill.layer_done()
             return
         with torch.cuda.stream(self._stream):
             # Before any layer: this copy waits for all that the stream has been given.
-            places = torch.tensor(fill.slots, device=self._device)
-            staged = place_for(fill.weights, self._device)
+            places = [torch.tensor(one.slots, device=self._device) for one in fill.fresh]
+            staged = [place_for(one.weights, self._device) for one in fill.fresh]
             for first, last in pieces(self._num_layers):
-                self._fill_slots(parts, first, last, fill.weights, places, staged)
+                for one, there, room in zip(fill.fresh, places, staged, strict=True):
+                    self._fill_slots(self._parts_of(one.pool), first, last, one.weights, there, room)
                 event = torch.cuda.Event()
                 event.record(self._stream)
                 for _ in range(first, last):

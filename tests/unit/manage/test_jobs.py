@@ -112,7 +112,7 @@ def test_a_taggings_adapters_are_as_wide_as_the_server_has_them_and_stay_so_thro
     registry.submit_job(said.kind, said.subject, request, time.time())
     work(store)
     assert widths("colours", "names", "early", "small") == [hidden // 16, hidden // 4, hidden // 16, hidden // 24]
-    with closing(make_service(store)) as service:
+    with closing(make_service(store, reduction_factor=16)) as service:
         update(service, "names", names(), file="train.jsonl")
     work(store)
     assert registry.tenant("names").current.number == 2
