@@ -37,8 +37,6 @@ from hplm_builder.tenants import build_tenant
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
     help="From a pretrained model to Triton model folders, step by step, or `demo` for all of it.",
     epilog="Example: hplm build base --shipped && hplm build plot && hplm build tenant mine --train t.jsonl --dev d.jsonl "
     "&& hplm build export",

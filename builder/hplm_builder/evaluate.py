@@ -40,8 +40,6 @@ from hplm_builder.tenants import token_ids
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
     help="Measure quality beside plain fine-tuning.",
     epilog="Example: hplm eval methods --root data --resume runs --json methods.json",
 )

@@ -9,42 +9,29 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from hplm.crash import crash_point
 from hplm.errors import ArtifactError, ManageError
 from hplm.manage.uploads import Uploads
-from hplm.progress import Report
 from hplm.store.layout import Store
 from hplm.store.records import DomainVersion, Job, TenantVersion
 from hplm.store.registry import Registry
+from hplm_builder.job_report import JobReport
 
 log = logging.getLogger(__name__)
 
 Version = TypeVar("Version", TenantVersion, DomainVersion)
-Answer = TypeVar("Answer")
-
-
-class Insist(Protocol):
-    """Calls, and calls again while the registry cannot be used."""
-
-    def __call__(self, ask: Callable[[], Answer]) -> Answer: ...
 
 
 @dataclass(frozen=True)
 class Bench:
-    """What a job's steps work with. `report` is told how far it is, and raises where the job is to end.
-
-    `held` raises LeaseLostError or JobCancelledError where nothing may be published any more. `insist`
-    asks the registry again while it is busy.
-    """
+    """What a job's steps work with."""
 
     store: Store
     registry: Registry
     uploads: Uploads
-    report: Report
-    held: Callable[[], None]
-    insist: Insist
+    report: JobReport
     clock: Callable[[], float] = time.time
     device: str = "cpu"
 
@@ -84,14 +71,14 @@ def publish(
 
     def publish_held() -> Version:
         # Each time: the job may be cancelled, or another's, while the registry cannot be used.
-        bench.held()
+        bench.report.held()
         crash_point("publish.before")
         return register(bench.store.relative(folder))
 
     try:
-        version = bench.insist(publish_held)
+        version = bench.report.insist(publish_held)
     except ManageError:
-        found = bench.insist(made)
+        found = bench.report.insist(made)
         if found is None or bench.store.path(found.path) != folder:
             shutil.rmtree(folder, ignore_errors=True)
         if found is None:
@@ -106,4 +93,4 @@ def publish(
 def retire_old(bench: Bench, job: Job) -> None:
     """Retire what is beyond the versions that are kept, as each job does at its end."""
     keep, base = job.request["keep_versions"], job.request["base"]
-    bench.insist(lambda: bench.registry.retire(keep, bench.clock(), base=base, by_job=job.id))
+    bench.report.insist(lambda: bench.registry.retire(keep, bench.clock(), base=base, by_job=job.id))

@@ -57,7 +57,7 @@ def make_tenant(job: Job, bench: Bench) -> dict[str, Any]:
     crash_point("job.trained")
     if task.current is not None and task.keeps(trained):
         return _unchanged(job, bench, task.current, trained)
-    number = bench.insist(lambda: registry.next_number(name, lambda n: bench.store.tenant_version(name, n)))
+    number = bench.report.insist(lambda: registry.next_number(name, lambda n: bench.store.tenant_version(name, n)))
     card = replace(trained.card, about={**trained.card.about, "job": job.id, "domain": task.lineage[0].path})
     folder = bench.store.tenant_version(name, number)
     bench.report("publish", 1.0)
@@ -221,14 +221,14 @@ def _unchanged(job: Job, bench: Bench, current: TenantVersion, trained: Tenant) 
     """The result of an update that keeps the version before: `scores` are that one's, on the data of now.
 
     A version of the same weights would push one that differs out of those to go back to. Raises ConflictError where another is
-    served by now, and what `bench.held` raises.
+    served by now, and what `JobReport.held` raises.
     """
 
     def still_served() -> int:
-        bench.held()
+        bench.report.held()
         return bench.registry.tenant(current.tenant).current.number
 
-    if (number := bench.insist(still_served)) != current.number:
+    if (number := bench.report.insist(still_served)) != current.number:
         raise ConflictError(
             f"tenant {current.tenant!r} is at version {number}, not {current.number}: it was changed meanwhile, look again"
         )

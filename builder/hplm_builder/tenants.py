@@ -123,32 +123,38 @@ def tune(
     head = start.head if start else None
     trained = fine_tune(make_body, base.config.hidden_size, data, parts, settings, report, start=head)
     assert isinstance(trained.body, AdapterModel)
-    adapter = pack(trained.body.adapter())
+    about = {
+        "scores": trained.scores,
+        "examples": {"train": len(parts[0]), "dev": len(parts[1]), "test": len(parts[2])},
+        "bottleneck": trained.body.down.shape[1],
+        "learning_rate": trained.learning_rate,
+        "epochs": settings.epochs,
+        "best_epoch": trained.best_epoch,
+        "patience": settings.patience,
+        "seed": settings.seed,
+        "curve": trained.curve,
+        **trained.mistakes,
+    }
+    return tenant_of(base, name, data, trained.body, trained.head, settings.pooling, example=example, about=about)
+
+
+def tenant_of(
+    base: Base, name: str, data: LabelledData, body: AdapterModel, head: Head, pooling: str, **told: Any
+) -> Tenant:
+    """What was trained, as it is served; `told`: the card's `example` and `about`."""
     card = TenantCard(
         name=name,
         task=data.task,
         labels=data.labels,
         base=base.fingerprint,
-        pooling=settings.pooling,
-        example=example,
-        about={
-            "scores": trained.scores,
-            "examples": {"train": len(parts[0]), "dev": len(parts[1]), "test": len(parts[2])},
-            "bottleneck": adapter.reduced_size,
-            "learning_rate": trained.learning_rate,
-            "epochs": settings.epochs,
-            "best_epoch": trained.best_epoch,
-            "patience": settings.patience,
-            "seed": settings.seed,
-            "curve": trained.curve,
-            **trained.mistakes,
-        },
+        pooling=pooling,
         texts=data.texts,
-        adapter_at=at,
-        transitions=trained.head.transitions is not None,
-        word_window=trained.head.word_window(data.labels),
+        adapter_at=body.at,
+        transitions=head.transitions is not None,
+        word_window=head.word_window(data.labels),
+        **told,
     )
-    return Tenant(card, adapter, trained.head)
+    return Tenant(card, pack(body.adapter()), head)
 
 
 def build_tenant(

@@ -147,7 +147,7 @@ class Worker:
         log.info("job %s: %s of %s begins, attempt %d", job.id, job.kind, job.subject, job.attempts)
         uploads = Uploads(self._store, registry)
         with report:
-            bench = Bench(self._store, registry, uploads, report, report.held, report.insist, self._clock, self._device)
+            bench = Bench(self._store, registry, uploads, report, self._clock, self._device)
             error: HplmError | None = None
             result = None
             try:

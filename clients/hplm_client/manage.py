@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from hplm.errors import HplmError, InternalError, JobCancelledError
@@ -249,9 +248,7 @@ class ManageClient:
     def __enter__(self) -> ManageClient:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _job(self, action: str, **request: Any) -> str:

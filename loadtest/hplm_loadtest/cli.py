@@ -35,8 +35,6 @@ from hplm_loadtest.waves import waves
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
     help="Measure look-up, upper layers, whole requests and response under load; variants run in turn, medians are shown.",
     epilog="Example: hplm bench request --json request.json",
 )

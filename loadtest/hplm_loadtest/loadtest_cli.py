@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
     help="Put load on a running server with Locust, over HTTP or gRPC, at planned times whatever the server does; latency "
     "counts from the planned time. Status 1 where requests were lost or failed, or where the load fell behind its plan.",
     epilog="Example: hplm loadtest steady --url grpc://127.0.0.1:8001 --rate 50 --duration 60",

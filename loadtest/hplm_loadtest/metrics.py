@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-import urllib.request
 
-from hplm.triton.server import TritonServer
+from hplm.triton.server import DIRECT, TritonServer
 
 # Until what was counted stands on the page: `hplm.triton.metrics` brings it up to date each second.
 UP_TO_DATE_S = 1.5
@@ -25,6 +24,6 @@ def families(server: TritonServer) -> set[str]:
 
 
 def _page(server: TritonServer) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{server.ports.metrics}/metrics", timeout=10) as answer:
+    with DIRECT.open(f"http://127.0.0.1:{server.ports.metrics}/metrics", timeout=10) as answer:
         text: str = answer.read().decode()
     return text

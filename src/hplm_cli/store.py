@@ -19,8 +19,6 @@ from hplm.store.registry import Registry
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
     help="Check a store, remove what nobody uses, register what lies in it.",
     epilog="Example: hplm store verify --store build/demo/store",
 )

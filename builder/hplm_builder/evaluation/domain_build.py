@@ -38,7 +38,6 @@ class HalvesMaskedLm(MaskedLm):
 
     def __init__(self, lower: WindowEncoder, base: Base, counts: Any, seed: int, halves: Sequence[Half]) -> None:
         super().__init__(lower, base.load_upper(), counts, seed)
-        self.halves = halves
         self.lower.requires_grad_("lower" in halves)
         self.upper.requires_grad_("higher" in halves)
         self.lower.word_embeddings.requires_grad_(False)
@@ -46,9 +45,6 @@ class HalvesMaskedLm(MaskedLm):
     def lower_parameters(self) -> list[torch.nn.Parameter]:
         """What the optimizer takes beside the head."""
         return [p for half in (self.lower, self.upper) for p in half.parameters() if p.requires_grad]
-
-    def trained(self) -> dict[str, torch.Tensor]:
-        return {name: value for name, value in self.state_dict().items() if name != "lower.word_embeddings.weight"}
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,7 @@ import torch
 import typer
 from torch import Tensor
 
-from hplm.adapters.packed import pack
-from hplm.adapters.tenant import Tenant, TenantCard
+from hplm.adapters.tenant import Tenant
 from hplm.decode import answer_of
 from hplm.nn import base as bases
 from hplm.nn.base import Base
@@ -38,7 +37,7 @@ from hplm_builder.finetune import Trained
 from hplm_builder.judging import scores_of
 from hplm_builder.labelled import LabelledData
 from hplm_builder.prepared import Prepared, prepare
-from hplm_builder.tenants import encoder_of
+from hplm_builder.tenants import encoder_of, tenant_of
 
 BATCH = 64
 CLIPPED_OF = 200
@@ -74,20 +73,7 @@ class Int8Judge:
             ]
             self._examples = {task.name: (both, computed_share(self._quantised.lookup))}
         (examples, looked_up_in_int8), computed = self._examples[task.name]
-        card = TenantCard(
-            name=task.name,
-            task=data.task,
-            labels=data.labels,
-            base=self._base.fingerprint,
-            pooling=self._pooling,
-            example="",
-            about={},
-            texts=data.texts,
-            adapter_at=trained.body.at,
-            transitions=trained.head.transitions is not None,
-            word_window=trained.head.word_window(data.labels),
-        )
-        tenant = Tenant(card, pack(trained.body.adapter()), trained.head)
+        tenant = tenant_of(self._base, task.name, data, trained.body, trained.head, self._pooling)
         plain = self._answers(tenant, examples, is_int8=False)
         quantised = self._answers(tenant, looked_up_in_int8, is_int8=True)
         same = [

@@ -57,11 +57,6 @@ def packed(lengths: Sequence[int]) -> list[Layout]:
     return [Layout(sum(lengths), *_in_order(lengths), Attention(counts, sizes))]
 
 
-def naive(lengths: Sequence[int], fixed: int = 0) -> list[Layout]:
-    """A row a text, as long as the longest text, or `fixed` where that is longer."""
-    return [_rows(range(len(lengths)), lengths, max(max(lengths), fixed))]
-
-
 def turbo(lengths: Sequence[int]) -> list[Layout]:
     """Sorted by length and split by dynamic programming into rows of less padding."""
     order = sorted(range(len(lengths)), key=lambda i: lengths[i])
@@ -80,16 +75,6 @@ def turbo(lengths: Sequence[int]) -> list[Layout]:
     return layouts[::-1]
 
 
-def concat(lengths: Sequence[int], row_tokens: int) -> list[Layout]:
-    """Texts joined in rows of `row_tokens`; a mask keeps each to itself (TCB eq. 5)."""
-    return [_joined(lengths, max(row_tokens, max(lengths)))]
-
-
-def slotted(lengths: Sequence[int], slot_tokens: int) -> list[Layout]:
-    """Rows cut into slots of `slot_tokens`: attention and its mask are as wide as a slot (TCB eq. 8)."""
-    return [_joined(lengths, max(slot_tokens, max(lengths)))]
-
-
 def lay_out(
     batching: Batching, lengths: Sequence[int], row_tokens: int, slot_tokens: int | None = None, pad_to: int = 0
 ) -> list[Layout]:
@@ -98,15 +83,16 @@ def lay_out(
     `row_tokens` is L of `concat`, `slot_tokens` the slot that a policy chose for `slotted`, `pad_to` the least row of
     `naive`.
     """
+    longest = max(lengths)
     if batching == "packed":
         return packed(lengths)
     if batching == "naive":
-        return naive(lengths, pad_to)
+        # A row a text.
+        return [_rows(range(len(lengths)), lengths, max(longest, pad_to))]
     if batching == "turbo":
         return turbo(lengths)
-    if batching == "concat":
-        return concat(lengths, row_tokens)
-    return slotted(lengths, slot_tokens or max(lengths))
+    # Texts joined in rows; a mask keeps each to itself (TCB eq. 5). Cut into slots, rows attend as wide as a slot (eq. 8).
+    return [_joined(lengths, max(longest, row_tokens if batching == "concat" else slot_tokens or 0))]
 
 
 def _in_order(lengths: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:

@@ -22,18 +22,17 @@ def count_memory(cgroup: Path = cgroups.ROOT, own: Path = cgroups.OWN) -> int:
     return found
 
 
-def keep_freed_memory() -> bool:
-    """Keep freed memory for the next batch instead of giving it back; False where the C library has no such setting.
+def keep_freed_memory() -> None:
+    """Keep freed memory for the next batch instead of giving it back, where the C library has such a setting.
 
     Intermediate results of megabytes come and go with every layer. As glibc comes, each is mapped anew and every page of
     it faults once more: 5 to 25 % of a batch's time. To be called before other threads start.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:
-        return False
     # 32 MiB is the most that glibc takes; one arena, so that what one thread freed another finds.
-    settings = ((_M_MMAP_THRESHOLD, 32 << 20), (_M_TRIM_THRESHOLD, 2**31 - 1), (_M_ARENA_MAX, 1))
-    return all([mallopt(setting, value) == 1 for setting, value in settings])
+    if mallopt is not None:
+        for setting, value in ((_M_MMAP_THRESHOLD, 32 << 20), (_M_TRIM_THRESHOLD, 2**31 - 1), (_M_ARENA_MAX, 1)):
+            mallopt(setting, value)
 
 
 def stop_searching_what_stays() -> None:

@@ -275,7 +275,7 @@ class PlotStage:
         if error is not None:
             self._opening.leave(tenant.name)
             if (job := held.release()) is not None:
-                self._refuse(job.item, error)
+                self._worker.refuse(job.item.reply, for_the_wire(error, job.item.given.tenant))
 
     def _opened(self, held: Held, tenant: ServedTenant, texts: int, lookup: Future[PlotLookup]) -> None:
         """The tenant's domain is open, or cannot be."""
@@ -289,14 +289,7 @@ class PlotStage:
             except BaseException as unexpected:
                 error = unexpected
         if error is not None:
-            self._refuse(asked, error)
-
-    def _refuse(self, asked: _Asked, error: BaseException) -> None:
-        """Futures swallow what their callbacks raise: without an answer here there would be none."""
-        if not isinstance(error, HplmError):
-            logging.getLogger(__name__).error("a tenant or its domain could not be opened", exc_info=error)
-            error = InternalError("this tenant's model cannot be opened; the server's log says why")
-        self._worker.refuse(asked.reply, for_the_wire(error, asked.given.tenant))
+            self._worker.refuse(asked.reply, for_the_wire(error, asked.given.tenant))
 
     def _queue(self, asked: _Asked, texts: int, lookup: PlotLookup) -> None:
         """Raises TextCountError, and DeadlineError where the upper stage has too much to do before it."""

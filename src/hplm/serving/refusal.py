@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 
-from hplm.errors import ArtifactError, HplmError, RegistryError, RegistryUnavailableError
+from hplm.errors import ArtifactError, HplmError, InternalError, RegistryError, RegistryUnavailableError
 
 
-def for_the_wire(error: HplmError, tenant: bytes) -> HplmError:
-    """What is wrong with files or the registry is for the operator's log: of such an error only the code travels."""
+def for_the_wire(error: BaseException, tenant: bytes) -> HplmError:
+    """What is wrong with files, the registry or our code is for the operator's log: of such an error only the code travels."""
+    if not isinstance(error, HplmError):
+        logging.getLogger(__name__).error("a tenant or its domain could not be loaded", exc_info=error)
+        return InternalError("this tenant's model cannot be loaded; the server's log says why")
     if not isinstance(error, ArtifactError | RegistryError):
         return error
     if isinstance(error, RegistryUnavailableError):

@@ -251,7 +251,7 @@ class UpperStage:
         if error is not None:
             self._loads.leave(name)
             if (job := held.release()) is not None:
-                self._refuse(job, error)
+                self._worker.refuse(job.reply, for_the_wire(error, job.item[0].tenant))
 
     def _loaded(self, held: Held, name: str, loaded: Future[Tenant]) -> None:
         """The tenant is in host memory, or cannot be; `name` has the place."""
@@ -265,15 +265,7 @@ class UpperStage:
             except BaseException as unexpected:
                 error = unexpected
         if error is not None:
-            self._refuse(job, error)
-
-    def _refuse(self, job: Job[Any, UpperAnswer], error: BaseException) -> None:
-        """Futures swallow what their callbacks raise: without an answer here there would be none."""
-        if not isinstance(error, HplmError):
-            logging.getLogger(__name__).error("a tenant could not be loaded", exc_info=error)
-            error = InternalError("this tenant's model cannot be loaded; the server's log says why")
-        given, _ = job.item
-        self._worker.refuse(job.reply, for_the_wire(error, given.tenant))
+            self._worker.refuse(job.reply, for_the_wire(error, job.item[0].tenant))
 
     def _times_of(self, given: UpperInput) -> tuple[float, float]:
         """When a request arrived, as far as that counts for its place, and by when it must be computed."""

@@ -31,33 +31,29 @@ class Registry(Domains, Tenants, Serving, Retention, Adoption, Jobs, Uploads):
 
         Without `create` a missing registry is a MissingRegistryError: an empty one would look as if all were deleted.
         """
-        registry = cls(Database(store, writer=True, create=create))
-        try:
-            found = registry._database.version()
-            if found is None and not create:
-                raise MissingRegistryError(f"there is no registry at {registry._database.where}; {ADOPT}")
-            registry._check_known(found)
-            if found != schema.HEAD:
-                registry._database.migrate()
-        except BaseException:
-            registry.close()
-            raise
-        return registry
+        return cls._opened(Database(store, writer=True, create=create), may_be_missing=create, migrates=True)
 
     @classmethod
     def open_read_only(cls, store: Store) -> Registry:
         """To read only, as serving does: never writes and never migrates."""
-        registry = cls(Database(store, writer=False))
+        return cls._opened(Database(store, writer=False), may_be_missing=False, migrates=False)
+
+    @classmethod
+    def _opened(cls, database: Database, *, may_be_missing: bool, migrates: bool) -> Registry:
+        registry = cls(database)
         try:
-            found = registry._database.version()
-            if found is None:
-                raise MissingRegistryError(f"there is no registry at {registry._database.where}; {ADOPT}")
-            registry._check_known(found)
-            if found != schema.HEAD:
+            found = database.version()
+            if found is None and not may_be_missing:
+                raise MissingRegistryError(f"there is no registry at {database.where}; {ADOPT}")
+            said = f"{database.where} has version {found} of the tables"
+            if found is not None and found > schema.HEAD:
+                raise RegistryUnavailableError(f"{said}, this hplm knows {schema.HEAD}: upgrade hplm")
+            if found != schema.HEAD and not migrates:
                 raise RegistryUnavailableError(
-                    f"{registry._database.where} has version {found} of the tables, {schema.HEAD} is expected: "
-                    "`hplm store adopt` brings it up to date"
+                    f"{said}, {schema.HEAD} is expected: `hplm store adopt` brings it up to date"
                 )
+            if found != schema.HEAD:
+                database.migrate()
         except BaseException:
             registry.close()
             raise
@@ -70,9 +66,3 @@ class Registry(Domains, Tenants, Serving, Retention, Adoption, Jobs, Uploads):
     def faults(self) -> list[str]:
         """What is wrong inside the database file, empty where it is sound."""
         return self._database.faults()
-
-    def _check_known(self, found: str | None) -> None:
-        if found is not None and found > schema.HEAD:
-            raise RegistryUnavailableError(
-                f"{self._database.where} has version {found} of the tables, this hplm knows {schema.HEAD}: upgrade hplm"
-            )

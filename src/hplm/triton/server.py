@@ -46,6 +46,8 @@ EMPTY_ENDS_S = 4.0
 TOLD_S = 0.3
 # Of a model, as Triton's index has it.
 LOADED = ("LOADING", "READY", "UNLOADING")
+# To a server of this machine, whatever proxy the environment names.
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 @dataclass(frozen=True)
@@ -345,13 +347,12 @@ class TritonServer:
         """Until its models answer. Raises StartError with the log's errors when the server dies or takes too long."""
         deadline = time.monotonic() + timeout_s
         urls = [f"{self.ports.http_url}/v2/models/{name}/ready" for name in self._models]
-        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         while time.monotonic() < deadline:
             if self.has_ended:
                 raise self._failed(f"Triton ended with status {self.process.wait()} while starting")
             try:
                 while urls:
-                    with direct.open(urls[-1], timeout=2) as answer:
+                    with DIRECT.open(urls[-1], timeout=2) as answer:
                         if answer.status != 200:
                             break
                     urls.pop()
@@ -420,11 +421,10 @@ class TritonServer:
         Triton's own end gives the time that it has to clients' open connections first, then breaks off what is under way.
         """
         url = f"{self.ports.http_url}/v2/repository"
-        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
         def ask(path: str) -> bytes:
             left_s = max(0.1, until_s - time.monotonic())
-            with direct.open(urllib.request.Request(f"{url}/{path}", data=b"{}"), timeout=left_s) as answer:
+            with DIRECT.open(urllib.request.Request(f"{url}/{path}", data=b"{}"), timeout=left_s) as answer:
                 return bytes(answer.read())
 
         def index() -> dict[str, str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.error import HTTPError
 
 from hplm.errors import StartError
-from hplm.triton.server import TritonServer
+from hplm.triton.server import DIRECT, TritonServer
 
 STUB = "triton_python_backend_stub"
 # Loading reads tables and verifies them; unloading waits for requests under way.
@@ -106,13 +106,12 @@ class StubKeeper:
     def _ask(self, model: str, step: str) -> bool:
         """False where Triton ends meanwhile. Raises StartError where it refuses."""
         url = f"{self._server.ports.http_url}/v2/repository/models/{model}/{step}"
-        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         failed: list[OSError] = []
         why: list[str] = []
 
         def ask() -> None:
             try:
-                direct.open(urllib.request.Request(url, data=b"{}"), timeout=LOAD_TIMEOUT_S).close()
+                DIRECT.open(urllib.request.Request(url, data=b"{}"), timeout=LOAD_TIMEOUT_S).close()
             except OSError as error:
                 failed.append(error)
                 if isinstance(error, HTTPError):
