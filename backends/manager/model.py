@@ -1,7 +1,6 @@
 """Triton backend `manager`: REQUEST -> RESPONSE. Of a decoupled model, REQUEST -> a RESPONSE for every change of a job."""
 
 import os
-import time
 from functools import partial
 
 import numpy as np
@@ -20,7 +19,7 @@ class TritonPythonModel:
     def initialize(self, args):
         folder = translate.version_folder(args)
         settings = config.load(config.ManagerSettings, folder / "settings.json")
-        told = partial(is_told_to_stop, os.getppid(), time.time())
+        told = partial(is_told_to_stop, os.getppid())
         store = Store((folder / settings.store).resolve(), settings.registry)
         self._service = ManageService(store, settings, is_told_to_stop=told)
         self._jobs, gauges = None, {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -20,6 +21,9 @@ log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 AGAIN_S = 0.5
+COMPLAIN_EVERY_S = 30.0
+# A worker's status that had to leave a job that hangs.
+HUNG = 75
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,8 @@ class LeaseTimes:
     """A job is held for `lease_s`; `beat_s` after each renewal comes the next, sooner where there is progress to tell.
 
     Another worker watches a lease that is over for `watch_s` before it takes the job. A tenant's job ends `seen_s` after its
-    version is published: servers have looked by then, and whoever hears of the end may ask the tenant at once.
+    version is published: servers have looked by then, and whoever hears of the end may ask the tenant at once. A job that is
+    to end, and has not asked for `hang_s` whether it is, hangs: the process ends, and the next worker is told so at once.
     """
 
     lease_s: float = 30.0
@@ -35,6 +40,7 @@ class LeaseTimes:
     tell_s: float = 0.5
     watch_s: float = 10.0
     seen_s: float = 3 * LOOK_EVERY_S
+    hang_s: float = 60.0
 
 
 @dataclass(frozen=True)
@@ -72,7 +78,8 @@ class JobReport:
         self._at = _At("", 0.0, time.monotonic(), 0.0)
         self._end: HplmError | None = None
         self._closed = threading.Event()
-        self._renewed_s = time.monotonic()
+        self._renewed_s = self._asked_s = time.monotonic()
+        self._complained_s = -math.inf
         self.away_s = -math.inf
         """When the registry could last not be reached, monotonic."""
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
@@ -83,6 +90,7 @@ class JobReport:
             self._at = replace(before, progress=progress)
         else:
             self._at = _At(step, progress, time.monotonic(), progress)
+        self._asked_s = time.monotonic()
         crash_point("job.reported")
         if self._stop.is_set():
             raise StoppingError("the worker is shutting down")
@@ -121,8 +129,14 @@ class JobReport:
 
     def _beat(self) -> None:
         told = self._at
+        ended_s: float | None = None
         while not self._closed.wait(self._times.tell_s):
             now = self._at
+            if self._end is not None:
+                ended_s = ended_s or time.monotonic()
+                if time.monotonic() - max(ended_s, self._asked_s) > self._times.hang_s:
+                    log.critical("job %s hangs in step %r: this worker ends (%s)", self._job.id, now.step, self._end)
+                    os._exit(HUNG)
             if now == told and time.monotonic() - self._renewed_s < self._times.beat_s:
                 continue
             try:
@@ -130,7 +144,9 @@ class JobReport:
                 told = now
             except RegistryError as error:
                 # The job goes on. Should another worker have reached the registry and taken it, the next renewal says so.
-                log.warning("job %s: its lease was not renewed: %s", self._job.id, error)
+                if time.monotonic() - self._complained_s > COMPLAIN_EVERY_S:
+                    self._complained_s = time.monotonic()
+                    log.warning("job %s: its lease was not renewed: %s", self._job.id, error)
             except Exception as error:
                 # A mistake of ours: without renewals another worker would do the same work beside this one.
                 log.exception("job %s: its lease was not renewed", self._job.id)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from statistics import median
 
+from hplm.process import stat_of
 from hplm.triton.server import TritonServer
 from hplm.triton.stubs import stubs_of
 from hplm_loadtest.run import Run
@@ -43,5 +43,5 @@ def medians(rounds: Sequence[Milliseconds]) -> Milliseconds:
 
 def _taken_s(pid: int) -> float:
     """By all threads of a process, in user and system mode."""
-    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    user, system = stat_of(pid)[11:13]
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")

@@ -74,22 +74,41 @@ def stopping_file(server: int) -> Path:
 
 
 def tell_to_stop(server: int) -> None:
-    """Put the file there. Raises OSError."""
-    path = stopping_file(server)
+    """Put the file there, with when the server was started. Raises OSError."""
+    path, begun = stopping_file(server), _begun(server)
     with suppress(FileNotFoundError):
         path.unlink()
-    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o600))
+    with open(path, "xb", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW, 0o600)) as file:
+        file.write(begun)
 
 
-def is_told_to_stop(server: int, since_s: float) -> bool:
-    """Whether the file is there, and no older than `since_s`, in unix seconds. Only our own user's word counts.
+def is_told_to_stop(server: int) -> bool:
+    """Whether the file is there, and of this server. Only our own user's word counts.
 
-    What is older was for a process of the same number, whose launcher was killed as it ended that one.
+    Another one's was for a process of the same number, whose launcher was killed as it ended that one. Clocks are not asked:
+    they may be set back.
     """
-    with suppress(OSError):
-        found = stopping_file(server).lstat()
-        return found.st_uid == os.geteuid() and found.st_mtime >= since_s
+    with suppress(OSError), open(stopping_file(server), "rb", opener=at_once) as file:
+        return os.fstat(file.fileno()).st_uid == os.geteuid() and file.read(64) == _begun(server)
     return False
+
+
+def at_once(path: str, flags: int) -> int:
+    """To open whatever another user may have put there: no link is followed, and a pipe would wait for who writes to it."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+
+def _begun(pid: int) -> bytes:
+    """When a process was started, in ticks since the machine was."""
+    return stat_of(pid)[19].encode()
+
+
+def stat_of(pid: int) -> list[str]:
+    """What the system tells of a process behind its name, state and parent first: proc(5). Raises OSError where it is gone.
+
+    The name may be any bytes, cut within a letter too.
+    """
+    return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].decode().split()
 
 
 def numbered(server: int) -> str:

@@ -10,7 +10,6 @@ import threading
 import time
 import uuid
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 import typer
@@ -22,6 +21,7 @@ from hplm.store.layout import Store
 DEFAULT_STORE = Path("build/demo/store")
 # A step that hears nothing for this long is given up.
 STOP_S = 5.0
+ENDING = (signal.SIGTERM, signal.SIGINT)
 
 
 def worker(
@@ -55,6 +55,7 @@ def worker(
     os.nice(19)
     give_way_for_memory()
     # Before anything that starts threads of its own.
+    signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     os.environ |= {"OMP_NUM_THREADS": str(threads), "RAYON_NUM_THREADS": str(threads)}
     # In UTC, as Triton's log has it.
     logging.Formatter.converter = time.gmtime
@@ -65,17 +66,14 @@ def worker(
     name = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
     found = Worker(Store(store.resolve(), registry), name, device=device)
 
-    def leave() -> None:
+    def wait_for_the_end() -> None:
+        # In a thread of its own: a handler would wait for the end of whatever the job is computing, and for its locks.
+        signal.sigwait(ENDING)
+        found.stop.set()
+        time.sleep(STOP_S)
         found.give_back()
         os._exit(143)
 
-    def stop(number: int, frame: FrameType | None) -> None:
-        found.stop.set()
-        last = threading.Timer(STOP_S, leave)
-        last.daemon = True
-        last.start()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stop)
+    threading.Thread(target=wait_for_the_end, name="ending", daemon=True).start()
     logging.info("worker %s takes jobs of %s", name, store)
     found.run(until_idle=once)

@@ -13,7 +13,7 @@ from hplm.scheduling.cost import CostModel
 from hplm.scheduling.policies import Fcfs
 from hplm.scheduling.policy import Budget
 from hplm.scheduling.queue import RequestQueue
-from hplm.serving.backlog_file import OLD_AFTER_S, READ_EVERY_S, BacklogFile
+from hplm.serving.backlog_file import OLD_AFTER_S, READ_EVERY_S, REMOVED_AFTER_S, BacklogFile
 
 TOLD = Backlog(100.0, 100.5, 64, 0.25, 99.5, (101.0, 102.0), (10, 30), {"films": 30})
 STORE = Path("/srv/store")
@@ -36,6 +36,18 @@ def test_what_is_told_is_read_until_it_is_old_or_gone(tmp_path: Path) -> None:
     told.remove()
     assert heard.read(103.5) is None
     assert not list(tmp_path.iterdir())
+
+
+def test_what_a_stage_that_was_killed_left_is_removed_after_a_while(tmp_path: Path) -> None:
+    told, heard = BacklogFile(STORE, "minilm", tmp_path), BacklogFile(STORE, "minilm", tmp_path)
+    told.publish(TOLD)
+    assert heard.read(TOLD.at_s + OLD_AFTER_S + 1) is None
+    assert list(tmp_path.iterdir())
+    assert heard.read(TOLD.at_s + REMOVED_AFTER_S + 1) is None
+    assert not list(tmp_path.iterdir())
+    # One that was only stopped goes on.
+    told.publish(later := replace(TOLD, at_s=200.0))
+    assert heard.read(200.0) == later
 
 
 def test_what_a_queue_tells_before_its_first_request_is_no_fault(

@@ -418,10 +418,7 @@ def test_lower_layers_of_another_base_or_damaged_or_missing_ones_are_refused(
     with pytest.raises(MissingArtifactError):
         open_lineage(store, base, [tmp_path, ROOT])
     lowers.save(tmp_path / "lower", base, base.load_lower(), {})
-    weights = tmp_path / "lower" / lowers.WEIGHTS
-    data = bytearray(weights.read_bytes())
-    data[-1] ^= 1
-    weights.write_bytes(data)
+    tiny.flip_last_byte(tmp_path / "lower" / lowers.WEIGHTS)
     with pytest.raises(CorruptArtifactError, match="checksum"):
         lowers.load(tmp_path / "lower", base)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +29,7 @@ from hplm.nn.base import Base
 from hplm.nn.dtype import computing_in
 from hplm.progress import silent
 from tests import evaluated, tiny
-from tests.evaluated import Place, report_of, trained
+from tests.evaluated import Place, report_of, reports_of_two, trained
 
 SETTINGS = DomainSettings(total_tokens=2048, warmup_tokens=512, batch_tokens=128, min_corpus_tokens=0)
 CPU = torch.device("cpu")
@@ -177,18 +176,7 @@ def test_what_another_process_is_building_is_left_to_it(bench: Place, task: Eval
 
 def test_processes_that_share_a_folder_share_the_domains(bench: Place, tmp_path: Path) -> None:
     options = [*bench.options("domains"), "--resume", str(tmp_path / "runs"), "--tokens", "8000"]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "hplm_cli", "eval", *options, "--json", str(tmp_path / f"{number}.json")],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for number in range(2)
-    ]
-    for process in processes:
-        _, errors = process.communicate(timeout=200)
-        assert process.returncode == 0, errors
-    first, second = (json.loads((tmp_path / f"{number}.json").read_text()) for number in range(2))
+    (first, second), _ = reports_of_two([sys.executable, "-m", "hplm_cli", "eval", *options], tmp_path)
     assert first["rows"] == second["rows"]
     assert first["settings"]["domains"] == second["settings"]["domains"]
     assert len(list((tmp_path / "runs" / "domains").glob("*/about.json"))) == 2

@@ -31,7 +31,7 @@ from hplm.errors import ConfigError, DataError, HplmError
 from hplm.nn.dtype import computing_in
 from hplm.progress import silent
 from tests import evaluated, tiny
-from tests.evaluated import Place, report_of, trained
+from tests.evaluated import Place, report_of, reports_of_two, trained
 
 BIN = Path(sys.executable).parent
 KEY = RunKey("task", "hbert", 0, 0.001)
@@ -212,22 +212,14 @@ def test_going_on_gives_the_same_report_without_training_again(bench: Place, tmp
 def test_processes_that_share_a_folder_repeat_no_work(bench: Place, tmp_path: Path) -> None:
     seeds = [word for seed in range(4) for word in ("--seed", str(seed))]
     command = [str(BIN / "hplm"), "eval", *bench.options("methods"), *with_original(bench), *seeds]
-    shared = ["--resume", str(tmp_path / "runs"), "--epochs", "4"]
-    processes = [
-        subprocess.Popen(
-            [*command, *shared, "--json", str(tmp_path / f"{number}.json")], stderr=subprocess.PIPE, text=True
-        )
-        for number in range(2)
-    ]
+    command += ["--resume", str(tmp_path / "runs"), "--epochs", "4"]
+    (first, second), said = reports_of_two(command, tmp_path)
     done = 0
-    for process in processes:
-        _, errors = process.communicate(timeout=200)
-        assert process.returncode == 0, errors
+    for errors in said:
         here, total = map(int, re.findall(r"(\d+) of (\d+) runs were done here", errors)[0])
         assert 0 < here < total
         done += here
     assert done == total == len(trained(tmp_path / "runs"))
-    first, second = (json.loads((tmp_path / f"{number}.json").read_text()) for number in range(2))
     assert first["rows"] == second["rows"]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -152,15 +152,21 @@ def test_the_fast_half_equals_its_slow_twin(
         assert (off > rounding * most).float().mean() < 0.02
 
 
-@needs_vnni
-def test_no_neighbour_changes_a_bit_of_an_answer(tiny_base: Base, ranges: list[Ranges]) -> None:
-    layers = layers_of(tiny_base.load_upper())
+def check_huge_neighbours(
+    base: Base, ranges: list[Ranges], product: Callable[[RunLayers, torch.Tensor], torch.Tensor]
+) -> None:
+    """Beside tokens that are far larger, a product has the same bits."""
+    layers = layers_of(base.load_upper())
     run = products_of(layers, ranges)
     own, huge = inputs_of(layers[0], 9), inputs_of(layers[0], 70, 1000.0)
     with torch.inference_mode():
-        alone = run._int8_feed_forward(0, own)
-        together = run._int8_feed_forward(0, torch.cat([huge[:30], own, huge[30:]]))
+        alone, together = (product(run, tokens) for tokens in (own, torch.cat([huge[:30], own, huge[30:]])))
     assert torch.equal(together[30:39], alone)
+
+
+@needs_vnni
+def test_no_neighbour_changes_a_bit_of_an_answer(tiny_base: Base, ranges: list[Ranges]) -> None:
+    check_huge_neighbours(tiny_base, ranges, lambda run, tokens: run._int8_feed_forward(0, tokens))
 
 
 @needs_vnni
@@ -188,15 +194,7 @@ def test_a_product_by_token_equals_its_slow_twin_whatever_the_tokens_size(
 @needs_vnni
 @AROUND
 def test_no_neighbour_changes_a_bit_of_a_product_by_token(tiny_base: Base, ranges: list[Ranges], product: str) -> None:
-    layers = layers_of(tiny_base.load_upper())
-    run = products_of(layers, ranges)
-    own, huge = inputs_of(layers[0], 9), inputs_of(layers[0], 70, 1000.0)
-    with torch.inference_mode():
-        alone, together = (
-            run._int8_by_token(given_of(run, product, 0), tokens)
-            for tokens in (own, torch.cat([huge[:30], own, huge[30:]]))
-        )
-    assert torch.equal(together[30:39], alone)
+    check_huge_neighbours(tiny_base, ranges, lambda run, tokens: run._int8_by_token(given_of(run, product, 0), tokens))
 
 
 @AROUND

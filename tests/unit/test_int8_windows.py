@@ -62,10 +62,6 @@ def enlarge(layer: nn.Module) -> None:
         layer.ffn_out.weight[:, :APART] /= 60
 
 
-def some_windows(base: Base, count: int, seed: int = 0) -> npt.NDArray[np.int64]:
-    return np.random.default_rng(seed).integers(5, base.config.vocab_size, (count, base.config.window))
-
-
 def first_of_three(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """What stands for attention: it mixes all it gets."""
     return value.roll(1, 1) * torch.sigmoid((query * key).mean(-1, keepdim=True))
@@ -101,7 +97,7 @@ def test_a_layer_equals_its_slow_twin(tiny_base: Base, scale: float) -> None:
 @needs_vnni
 @FORMATS
 def test_windows_stay_near_and_are_not_the_same(tiny_base: Base, dtype: torch.dtype) -> None:
-    windows = some_windows(tiny_base, 300)
+    windows = tiny.some_windows(tiny_base, 300)
     windows[:20, 0] = windows[20:40, 2] = tiny_base.config.pad_id
     plain = tiny_base.load_lower()
     lowers.pack(plain, dtype)
@@ -124,7 +120,7 @@ def test_a_window_has_the_same_bits_whatever_others_are_computed_with_it(
     enlarge(lower.layers[0])
     in_int8(base, lower, dtype)
     assert [isinstance(one, Int8WindowLayer) and one._apart is not None for one in lower.layers] == [True, False]
-    windows = some_windows(base, 600)
+    windows = tiny.some_windows(base, 600)
     together = compute_windows(lower, windows, dtype)
     for size in (1, 2, 3, 8, 15, 40, 150, 257):
         assert_same_windows(compute_windows(lower, windows[:size], dtype), together[:size], dtype)
@@ -138,7 +134,7 @@ def test_inner_channels_far_larger_than_the_others_take_nothing_from_them(tiny_b
             enlarge(layer)
     ranges = measure_window_ranges(tiny_base, quantised)
     assert [sorted(channels_apart(one)) for one in ranges] == [list(range(APART))] * len(ranges)
-    windows = some_windows(tiny_base, 200)
+    windows = tiny.some_windows(tiny_base, 200)
     found = compute_windows(in_int8(tiny_base, quantised), windows, torch.float32)
     assert moved(found, compute_windows(exact, windows, torch.float32)) < 0.05
 
@@ -219,7 +215,7 @@ def test_layers_in_integers_are_not_saved(tiny_base: Base, tmp_path: Path) -> No
 @needs_vnni
 def test_a_base_that_knows_distances_has_it_too(tmp_path: Path) -> None:
     base = tiny.make_base(Store(tmp_path), replace(tiny.config(), relative_buckets=16))
-    windows = some_windows(base, 100)
+    windows = tiny.some_windows(base, 100)
     found = compute_windows(in_int8(base, base.load_lower()), windows, torch.float32)
     assert moved(found, compute_windows(base.load_lower(), windows, torch.float32)) < 0.05
 
@@ -234,7 +230,7 @@ def test_a_lookup_computes_in_integers_what_no_table_has_and_that_alone(tiny_sto
     assert isinstance(plain._chain[0], PlotTable)
     known = np.array(list(reference.level(plain._chain[0]))[:4])
     np.testing.assert_array_equal(plain.vectors(known), quantised.vectors(known))
-    ids = some_windows(tiny_base, 8, seed=5).ravel()
+    ids = tiny.some_windows(tiny_base, 8, seed=5).ravel()
     exact, found = (lookup.hidden_states(ids, [ids.size]) for lookup in (plain, quantised))
     assert not np.array_equal(found, exact)
     assert moved(found, exact) < 0.05

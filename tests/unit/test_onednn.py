@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 from torch import nn
@@ -68,10 +67,6 @@ def packed_lower(dtype: torch.dtype) -> WindowEncoder:
     return lower
 
 
-def some_windows(lower: WindowEncoder, count: int) -> npt.NDArray[np.int64]:
-    return np.random.default_rng(0).integers(5, lower.config.vocab_size, (count, lower.config.window))
-
-
 @FORMATS
 @pytest.mark.parametrize("quantization", ["none", "int8"])
 @pytest.mark.parametrize("buckets", [0, 32], ids=["absolute", "relative"])
@@ -89,7 +84,7 @@ def test_as_one_function_packed_lower_layers_give_the_same_bits(
         lower.layers[0].ffn_in.weight[0] *= 60  # type: ignore[union-attr, index, operator]
     lowers.pack(lower, dtype, base if quantization == "int8" else None)
     assert quantization == "none" or [len(one) for one in lower.packed.layers] == [7, 4]  # type: ignore[union-attr, arg-type]
-    windows = torch.from_numpy(some_windows(lower, 60))
+    windows = torch.from_numpy(tiny.some_windows(lower, 60))
     windows[:20, 0] = windows[20:30, 2] = base.config.pad_id
     with torch.inference_mode(), computing_in(dtype, CPU):
         # Three times: TorchScript changes what it runs when it has seen it run.
@@ -108,7 +103,7 @@ def test_a_window_has_the_same_bits_whatever_others_are_computed_with_it(dtype: 
     skip_without(dtype)
     skip_without_avx512(dtype)
     lower = packed_lower(dtype)
-    windows = some_windows(lower, 200)
+    windows = tiny.some_windows(lower, 200)
     together = compute_windows(lower, windows, dtype)
     for size in (1, 2, 3, 8, 15, 40, 150):
         assert_same_windows(compute_windows(lower, windows[:size], dtype), together[:size], dtype)
@@ -142,7 +137,7 @@ def test_shared_out_among_threads_windows_have_the_same_bits(count: int, dtype: 
             begun.wait(SOON_S)
         by[name] += 1
 
-    windows = some_windows(lower, count)
+    windows = tiny.some_windows(lower, count)
     alone = compute_windows(lower, windows, dtype)
     lower.register_forward_pre_hook(see)
     with ThreadPoolExecutor(1, "helper") as pool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +15,8 @@ from typing import cast
 import pytest
 
 from hplm.triton.server import Ports, TritonServer
-from hplm.triton.stubs import SETTLED_S, STUB, StubKeeper
+from hplm.triton.stubs import SETTLED_S, STUB, StubKeeper, stubs_of
+from tests.waiting import until
 
 
 @dataclass
@@ -58,6 +60,8 @@ class SmallTriton:
         script.parent.mkdir(parents=True, exist_ok=True)
         script.write_text("read line\n")
         stub = subprocess.Popen([STUB, str(script)], executable="/bin/sh", stdin=subprocess.PIPE)
+        # The system says that it runs a moment before it tells its command.
+        until(lambda: Path(f"/proc/{stub.pid}/cmdline").read_bytes() != b"")
         self._stubs.append((model, stub))
         if model in self.dying:
             self.kill(model)
@@ -133,3 +137,18 @@ def test_a_model_that_has_lived_for_long_is_loaded_at_once(kept: Kept) -> None:
     kept.server.kill("alpha")
     assert kept.looks(0.7) == []
     assert kept.looks(0.4) == ["alpha"]
+
+
+def test_a_process_of_the_machine_whose_name_is_no_text_is_in_nobodys_way(kept: Kept) -> None:
+    # The system cuts names at 15 bytes, within a letter too.
+    code = "import ctypes, sys; ctypes.CDLL(None).prctl(15, b'\\xd0\\xbe\\xd0 ) (', 0, 0, 0); print(flush=True)"
+    odd = subprocess.Popen(
+        [sys.executable, "-c", f"{code}; sys.stdin.read()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        assert odd.stdout is not None
+        odd.stdout.readline()
+        assert sorted(stubs_of(os.getpid()).values()) == ["alpha", "beta"]
+        assert kept.looks(1.0) == []
+    finally:
+        odd.communicate()

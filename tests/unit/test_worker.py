@@ -37,6 +37,7 @@ from hplm.serving.answers import Job
 from hplm.serving.held import ASK_CANCELLED_AFTER_S
 from hplm.serving.worker import Run, Worker
 from hplm.tracing import Tracer
+from tests.doubles import Panic
 
 SOON_S = 10.0
 Answers = Iterator[tuple[Sequence[int], Sequence[int | HplmError]]]
@@ -275,18 +276,22 @@ def test_who_is_about_to_end_a_server_is_believed_where_it_is_our_own_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process, "SHARED_MEMORY", tmp_path)
-    begun_s = time.time() - 1
-    assert not process.is_told_to_stop(17, begun_s)
+    server, other = os.getpid(), os.getppid()
+    assert not process.is_told_to_stop(server)
     # Where somebody has put a link, it is not followed.
-    process.stopping_file(17).symlink_to(tmp_path / "elsewhere")
-    process.tell_to_stop(17)
+    process.stopping_file(server).symlink_to(tmp_path / "elsewhere")
+    process.tell_to_stop(server)
     assert not (tmp_path / "elsewhere").exists()
-    assert process.is_told_to_stop(17, begun_s)
-    assert not process.is_told_to_stop(18, begun_s)
+    # However the clock was set meanwhile.
+    os.utime(process.stopping_file(server), (0, 0))
+    assert process.is_told_to_stop(server)
+    assert not process.is_told_to_stop(other)
     # Left by a launcher that was killed as it ended a process of the same number.
-    assert not process.is_told_to_stop(17, time.time() + 1)
+    process.stopping_file(server).rename(process.stopping_file(other))
+    assert not process.is_told_to_stop(other)
+    process.tell_to_stop(server)
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    assert not process.is_told_to_stop(17, begun_s)
+    assert not process.is_told_to_stop(server)
 
 
 def test_a_reply_that_raises_harms_nobody_else(inbox: Inbox) -> None:
@@ -627,10 +632,6 @@ def test_a_priority_that_is_refused_is_told_and_everything_is_answered(
     assert len(inbox.wait(25)) == 25
     worker.stop()
     assert caplog.text.count("--cap-add SYS_NICE") == 1
-
-
-class Panic(BaseException):
-    """As a library in Rust has it: no Exception."""
 
 
 def test_what_is_no_exception_ends_a_batch_and_not_the_stage(inbox: Inbox) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hplm import config
 from hplm.errors import ConfigError
-from hplm.process import SHARED_MEMORY, backlogs_of
+from hplm.process import SHARED_MEMORY, at_once, backlogs_of
 from hplm.scheduling.backlog import Backlog, combine
 
 # As a stub starts: the server that it belongs to.
@@ -20,6 +20,8 @@ SERVER = os.getppid()
 READ_EVERY_S = 0.05
 # A stage that says nothing for so long is stopped, or gone.
 OLD_AFTER_S = 2.0
+# What a stage that was killed left is removed: each file takes its time to read. One that lives writes it anew.
+REMOVED_AFTER_S = 60.0
 
 
 class BacklogFile:
@@ -50,8 +52,12 @@ class BacklogFile:
         """What was told last, of all stages together, looked at every 50 ms; None where nothing was told of late."""
         if now_s - self._read_s >= READ_EVERY_S:
             self._read_s = now_s
-            told = (self._read(path) for path in self._folder.glob(f"{self._name}.[0-9]*.json"))
-            self._last = combine([one for one in told if one is not None and now_s - one.at_s <= OLD_AFTER_S])
+            told = {path: self._read(path) for path in self._folder.glob(f"{self._name}.[0-9]*.json")}
+            for path, one in told.items():
+                if one is not None and now_s - one.at_s > REMOVED_AFTER_S:
+                    with suppress(OSError):
+                        path.unlink()
+            self._last = combine([one for one in told.values() if one is not None and now_s - one.at_s <= OLD_AFTER_S])
         # Several threads read.
         last = self._last
         return last if last is not None and now_s - last.at_s <= OLD_AFTER_S else None
@@ -63,7 +69,7 @@ class BacklogFile:
 
     def _read(self, path: Path) -> Backlog | None:
         try:
-            with open(path, opener=_at_once) as file:
+            with open(path, opener=at_once) as file:
                 about = os.fstat(file.fileno())
                 if about.st_uid != os.geteuid() or not stat.S_ISREG(about.st_mode):
                     raise PermissionError("another user wrote it, or it is no file")
@@ -80,11 +86,6 @@ class BacklogFile:
         if (said := f"{path} {what} ({error})") not in self._said:
             logging.getLogger(__name__).warning("%s: the look-up stage does not go by it", said)
         self._said.add(said)
-
-
-def _at_once(path: str, flags: int) -> int:
-    """Whatever another user may have put there: a pipe would wait for who writes to it."""
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def _private(path: str, flags: int) -> int:

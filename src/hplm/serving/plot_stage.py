@@ -191,7 +191,7 @@ class PlotStage:
             ),
             self._run_and_pass_on,
             tracer=self._tracer,
-            is_told_to_stop=partial(is_told_to_stop, SERVER, time.time()),
+            is_told_to_stop=partial(is_told_to_stop, SERVER),
             every_s=settings.batch_every_ms / 1000,
             exclusive=ExclusiveLock(settings.exclusive_lock) if settings.exclusive_lock else None,
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 import time
 from collections import Counter
@@ -46,7 +45,7 @@ from hplm.serving.answers import Job
 from hplm.serving.backlog_file import SERVER, BacklogFile
 from hplm.serving.held import Held, check_time_left
 from hplm.serving.places import Places
-from hplm.serving.refusal import for_the_wire
+from hplm.serving.refusal import COMPLAINTS, for_the_wire
 from hplm.serving.threads import SWITCH_INTERVAL_S, ExclusiveLock
 from hplm.serving.worker import Worker
 from hplm.store.catalog import Catalog
@@ -161,7 +160,7 @@ class UpperStage:
             tracer=self._tracer,
             upcoming=self._prefetch if looks_ahead(settings, device) else None,
             publish=self._backlog.publish,
-            is_told_to_stop=partial(is_told_to_stop, SERVER, time.time()),
+            is_told_to_stop=partial(is_told_to_stop, SERVER),
             is_fatal=is_device_lost,
             exclusive=ExclusiveLock(settings.exclusive_lock) if settings.exclusive_lock else None,
             nice=nice,
@@ -343,9 +342,9 @@ def _answer(one: _Ready, found: npt.NDArray[np.float32]) -> UpperAnswer | HplmEr
     try:
         tenant = one.request.tenant
         return UpperAnswer(*answer_of(tenant.card.task, found, tenant.card.labels, one.tokens, tenant.head.transitions))
-    except Exception:
+    except Exception as error:
         # One tenant's odd labels are not the batch's fault.
-        logging.getLogger(__name__).exception("tenant %s: its answer cannot be decoded", one.request.tenant.card.name)
+        COMPLAINTS.say(f"tenant {one.request.tenant.card.name}: its answer cannot be decoded ({error!r})", error)
         return InternalError("this tenant's answer cannot be decoded; the server's log says why")
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from urllib.error import HTTPError
 
 from hplm.errors import StartError
+from hplm.process import stat_of
 from hplm.triton.server import DIRECT, TritonServer
 
 STUB = "triton_python_backend_stub"
@@ -134,7 +135,7 @@ class StubKeeper:
 def _state_and_parent(pid: int) -> tuple[str, int]:
     """As the system tells it; `X` where there is no such process."""
     try:
-        state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
+        state, parent = stat_of(pid)[:2]
     except OSError:
         return "X", 0
     return state, int(parent)

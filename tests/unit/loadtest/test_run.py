@@ -13,18 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hplm.errors import HplmError, InternalError, ServerError, leaves
+from tests.doubles import ManualClock
 
 CODES = st.sampled_from([ANSWERED, NO_ANSWER, NOT_SENT, *(leaf.code for leaf in leaves())])
-
-
-class ManualClock:
-    """Seconds that pass when told."""
-
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def run_of(lags_s: list[float], took_s: float = 0.01, codes: list[str] | None = None) -> Run:
@@ -36,7 +27,7 @@ def run_of(lags_s: list[float], took_s: float = 0.01, codes: list[str] | None = 
 
 
 def test_latency_counts_from_the_planned_time() -> None:
-    clock = ManualClock()
+    clock = ManualClock(100.0)
     recorder = Recorder(np.array([0.0, 1.0]), np.array([np.nan, np.nan]), 2.0, clock=clock)
     clock.now_s = 100.5
     recorder.sent(0)
@@ -53,7 +44,7 @@ def test_latency_counts_from_the_planned_time() -> None:
 
 
 def test_a_request_without_an_answer_is_lost() -> None:
-    recorder = Recorder(np.zeros(3), np.full(3, np.nan), 1.0, clock=ManualClock())
+    recorder = Recorder(np.zeros(3), np.full(3, np.nan), 1.0, clock=ManualClock(100.0))
     recorder.sent(0)
     recorder.sent(1)
     recorder.done(1, ANSWERED)
@@ -63,7 +54,7 @@ def test_a_request_without_an_answer_is_lost() -> None:
 
 
 def test_a_run_cut_short_counts_what_was_sent_until_then() -> None:
-    clock = ManualClock()
+    clock = ManualClock(100.0)
     recorder = Recorder(np.arange(10.0), np.full(10, np.nan), 10.0, clock=clock)
     recorder.sent(0)
     recorder.done(0, ANSWERED)

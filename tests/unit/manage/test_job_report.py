@@ -6,14 +6,15 @@ import threading
 import time
 
 import pytest
-from hplm_builder.job_report import JobReport, LeaseTimes
+from hplm_builder import job_report
+from hplm_builder.job_report import HUNG, JobReport, LeaseTimes
 
-from hplm.errors import LeaseLostError
+from hplm.errors import LeaseLostError, RegistryUnavailableError
 from hplm.store.records import Job
 from hplm.store.registry import Registry
 from tests.waiting import until
 
-TIMES = LeaseTimes(lease_s=0.2, beat_s=0.05, tell_s=0.01)
+TIMES = LeaseTimes(lease_s=0.2, beat_s=0.05, tell_s=0.01, hang_s=0.3)
 
 
 @pytest.fixture
@@ -62,3 +63,33 @@ def test_a_job_that_cannot_renew_its_lease_ends_whatever_is_the_matter(
             return False
 
         until(ended, 10)
+
+
+def test_a_job_that_hangs_where_it_is_to_end_takes_its_worker_with_it(
+    registry: Registry, job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    left = threading.Event()
+    monkeypatch.setattr(job_report.os, "_exit", lambda status: left.set() if status == HUNG else None)
+    with report_of(registry, job) as report:
+        report("features", 0.5)
+        assert not left.wait(2 * TIMES.hang_s)
+        registry.cancel_job(job.id, time.time())
+        begun_s = time.monotonic()
+        assert left.wait(10)
+        assert time.monotonic() - begun_s > TIMES.hang_s
+    assert "hangs in step 'features'" in caplog.text
+
+
+def test_a_registry_that_is_away_is_in_the_log_once(
+    registry: Registry, job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked: list[object] = []
+
+    def away(*given: object, **_: object) -> bool:
+        asked.append(given)
+        raise RegistryUnavailableError("it is away")
+
+    monkeypatch.setattr(registry, "report_job", away)
+    with report_of(registry, job):
+        until(lambda: len(asked) > 5)
+    assert caplog.text.count("it is away") == 1

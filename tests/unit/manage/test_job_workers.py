@@ -29,6 +29,7 @@ from hplm.store.records import Job
 from hplm.store.registry import Registry
 from hplm.store.registry_jobs import MOST_ATTEMPTS
 from hplm.text import TextEncoder
+from tests.doubles import Panic
 from tests.managed import at_work
 from tests.unit.manage.making import (
     QUICK,
@@ -220,10 +221,6 @@ def test_a_worker_that_must_leave_in_the_middle_of_a_step_gives_its_job_back(
     thread.join()
     assert registry.job(job).state == "cancelled"
     assert not [path for path in files_below(store) if path.startswith("tenants/")]
-
-
-class Panic(BaseException):
-    """As a tokenizer in Rust has it: no Exception."""
 
 
 def test_what_is_no_exception_fails_its_job_and_not_the_worker(

@@ -5,14 +5,9 @@ from __future__ import annotations
 import pytest
 from hplm_builder.lapses import Lapses
 
+from tests.doubles import ManualClock
+
 WATCH_S = 10.0
-
-
-class ManualClock:
-    now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 @pytest.fixture
