@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,3 +106,12 @@ def trained(folder: Path) -> dict[str, int]:
     return {
         path.relative_to(folder).as_posix(): path.stat().st_mtime_ns for path in sorted(folder.rglob("seed-*.json"))
     }
+
+
+def reports_of_two(command: Sequence[str], folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """The reports of two processes at once, and what each said."""
+    paths = [folder / f"{number}.json" for number in range(2)]
+    processes = [subprocess.Popen([*command, "--json", str(path)], stderr=subprocess.PIPE, text=True) for path in paths]
+    said = [process.communicate(timeout=200)[1] for process in processes]
+    assert not any(process.returncode for process in processes), said
+    return [json.loads(path.read_text()) for path in paths], said

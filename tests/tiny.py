@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from hplm_builder import register
 from hplm_builder.export import export
@@ -40,7 +41,7 @@ TASKS: dict[str, tuple[Task, tuple[str, ...]]] = {
     "gamma": ("classification", ("low", "high")),
     "tagger": ("tagging", ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")),
 }
-# Not in `make_repository`, whose tenants all take one text and give labels: with how many texts they take.
+# In `make_repository` where asked for; those of TASKS all take one text and give labels. With how many texts they take.
 OTHER_TASKS: dict[str, tuple[Task, tuple[str, ...], int]] = {
     "grade": ("regression", ("score",), 1),
     "alike": ("regression", ("score",), 2),
@@ -107,6 +108,11 @@ def make_base(store: Store, shape: BaseConfig, seed: int = 0) -> bases.Base:
     made = tokenizer().to_str().encode()
     bases.save(store.base(shape.name), shape, lower.state_dict(), upper.state_dict(), made, {})
     return bases.load(store.base(shape.name))
+
+
+def some_windows(of: bases.Base | WindowEncoder, count: int, seed: int = 0) -> npt.NDArray[np.int64]:
+    """Random windows without padding."""
+    return np.random.default_rng(seed).integers(5, of.config.vocab_size, (count, of.config.window))
 
 
 def random_adapter(shape: BaseConfig, rng: np.random.Generator, factor: int = REDUCTION_FACTOR) -> Adapter:
@@ -228,6 +234,7 @@ def make_repository(
     registry: str = "",
     instances: int = 1,
     look_up_instances: int = 1,
+    other_tasks: bool = False,
 ) -> Path:
     """A store, whose `registry` may be elsewhere, and model folders; fewer slots than tenants, so that slots are swapped.
 
@@ -236,7 +243,7 @@ def make_repository(
     store = Store(folder / "store", registry)
     base = make_base(store, shape or config())
     build_plot(store, "tiny", PLOT, sentences(50), 30.0, Progress(disable=True), dtype="float32")
-    for seed, name in enumerate(TASKS, 1):
+    for seed, name in [*enumerate(TASKS, 1), *enumerate(OTHER_TASKS if other_tasks else ())]:
         make_tenant(store, base, name, seed)
     common: dict[str, Any] = {"store": "", "base": "tiny", "dtype": dtype}
     plot = PlotSettings(**{**common, "table": PLOT, "miss": miss, "overlay_windows": 64, **(plot_settings or {})})
@@ -245,3 +252,9 @@ def make_repository(
     models = folder / "models"
     export(store, models, plot, upper, manager, instances=instances, look_up_instances=look_up_instances)
     return models
+
+
+def flip_last_byte(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)

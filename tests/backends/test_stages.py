@@ -11,7 +11,7 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
@@ -41,6 +41,7 @@ from hplm.store.registry import Registry
 from hplm.wire import LabelledSpan
 from tests import tiny
 from tests.batches import find_labels, look_up
+from tests.doubles import Panic
 from tests.submitting import submit
 from tests.waiting import until
 
@@ -57,26 +58,55 @@ BAD_REQUESTS: list[tuple[bytes, bytes, type[errors.HplmError]]] = [
     (b"hello", b"a" * 10_000, errors.TenantNameError),
     (b"hello", b"\xff", errors.TenantNameError),
 ]
+GOOD_REQUEST = ((b"the red cat",), b"alpha")
 PAIR = (b"the red cat", b"the dog runs")
+HIDDEN, TOKENS = np.zeros((4, tiny.config().hidden_size), np.float16), np.zeros((4, 3), np.int32)
+
+
+def plot_stage_of(models: Path, **changed: Any) -> PlotStage:
+    """As it was exported, but for settings that are `changed`."""
+    folder = models / "hbert_plot" / "1"
+    return PlotStage(replace(config.load(PlotSettings, folder / "settings.json"), **changed), folder)
+
+
+def upper_stage_of(models: Path, **changed: Any) -> UpperStage:
+    """As it was exported, but for settings that are `changed`."""
+    folder = models / "hbert_upper" / "1"
+    return UpperStage(replace(config.load(UpperSettings, folder / "settings.json"), **changed), folder)
 
 
 @pytest.fixture(scope="module")
 def plot_stage(tiny_models: Path) -> PlotStage:
-    folder = tiny_models / "hbert_plot" / "1"
-    return PlotStage(config.load(PlotSettings, folder / "settings.json"), folder)
+    return plot_stage_of(tiny_models)
 
 
 @pytest.fixture(scope="module")
 def upper_stage(tiny_models: Path) -> UpperStage:
-    folder = tiny_models / "hbert_upper" / "1"
-    return UpperStage(config.load(UpperSettings, folder / "settings.json"), folder)
+    return upper_stage_of(tiny_models)
+
+
+def plot_input(name: str, deadline_s: float | None = None) -> PlotInput:
+    """A request that arrives now."""
+    return PlotInput((b"the red cat",), name.encode(), deadline_s, time.monotonic())
+
+
+def upper_input(name: str, deadline_s: float | None = None, version_id: int | None = None) -> UpperInput:
+    return UpperInput(HIDDEN, TOKENS, name.encode(), deadline_s, version_id=version_id)
+
+
+def asked(
+    stage: PlotStage | UpperStage, given: PlotInput | UpperInput, *is_cancelled: Callable[[], bool]
+) -> Future[Any]:
+    """What becomes of a request."""
+    answer: Future[Any] = Future()
+    submit(stage, given, answer.set_result, *is_cancelled)
+    return answer
 
 
 def test_each_bad_request_of_a_batch_gets_its_error_and_the_good_ones_their_answer(plot_stage: PlotStage) -> None:
-    good_request = ((b"the red cat",), b"alpha")
-    alone = look_up(plot_stage, [good_request])[0]
+    alone = look_up(plot_stage, [GOOD_REQUEST])[0]
     assert isinstance(alone, LookedUp)
-    requests = [one for text, tenant, _ in BAD_REQUESTS for one in (((text,), tenant), good_request)]
+    requests = [one for text, tenant, _ in BAD_REQUESTS for one in (((text,), tenant), GOOD_REQUEST)]
     answers = look_up(plot_stage, requests)
     for (_, _, error), bad, good in zip(BAD_REQUESTS, answers[::2], answers[1::2], strict=True):
         assert type(bad) is error
@@ -85,61 +115,45 @@ def test_each_bad_request_of_a_batch_gets_its_error_and_the_good_ones_their_answ
         np.testing.assert_allclose(good.hidden, alone.hidden, atol=2e-3, rtol=2e-3)
 
 
-@pytest.mark.parametrize("stage", [PlotStage, UpperStage])
+@pytest.mark.parametrize("stage_of", [plot_stage_of, upper_stage_of], ids=["PlotStage", "UpperStage"])
 def test_no_thread_of_a_stage_looks_for_small_products_to_share(
-    stage: type[PlotStage | UpperStage], tiny_models: Path, restored_threads: None
+    stage_of: Callable[[Path], PlotStage | UpperStage], tiny_models: Path, restored_threads: None
 ) -> None:
-    settings, model = (PlotSettings, "hbert_plot") if stage is PlotStage else (UpperSettings, "hbert_upper")
-    folder = tiny_models / model / "1"
     with threadpoolctl.threadpool_limits(4, user_api="blas"):
-        made = stage(config.load(settings, folder / "settings.json"), folder)  # type: ignore[arg-type]
+        made = stage_of(tiny_models)
         made.start()
         assert {one["num_threads"] for one in threadpoolctl.threadpool_info() if one["user_api"] == "blas"} == {1}
         made.stop()
 
 
 def test_what_is_too_late_already_opens_nothing(tiny_models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tiny_models / "hbert_plot" / "1"
-    stage = PlotStage(config.load(PlotSettings, folder / "settings.json"), folder)
+    stage = plot_stage_of(tiny_models)
     stage.start()
-    found: Future[LookedUp | errors.HplmError] = Future()
     given = PlotInput((b"the red cat",), b"alpha", 1e-6, time.monotonic() - 0.001)
     monkeypatch.setattr(stage._texts, "fetch", pytest.fail)
-    submit(stage, given, found.set_result)
-    assert isinstance(found.result(10), errors.DeadlineError)
+    assert isinstance(asked(stage, given).result(10), errors.DeadlineError)
     stage.stop()
 
 
 def test_what_the_upper_stage_could_not_answer_in_time_is_refused_before_it_is_looked_up(tmp_path: Path) -> None:
-    models = tiny.make_repository(tmp_path)
-    folder = models / "hbert_plot" / "1"
-    settings = config.load(PlotSettings, folder / "settings.json")
-    stage = PlotStage(settings, folder)
+    stage = plot_stage_of(tiny.make_repository(tmp_path))
     stage.start()
-
-    def ask(deadline_s: float) -> LookedUp | errors.HplmError:
-        found: Future[LookedUp | errors.HplmError] = Future()
-        submit(stage, PlotInput((b"the red cat",), b"alpha", deadline_s, time.monotonic()), found.set_result)
-        return found.result(10)
-
-    assert isinstance(ask(30.0), LookedUp)
-    told = BacklogFile((folder / settings.store).resolve(), settings.base)
+    assert isinstance(asked(stage, plot_input("alpha", 30.0)).result(10), LookedUp)
+    told = BacklogFile((tmp_path / "store").resolve(), "tiny")
     now_s = time.monotonic()
     told.publish(Backlog(now_s, now_s, 10, 1.0, now_s, (now_s + 1.0,), (1000,), {"alpha": 1000}))
     time.sleep(2 * READ_EVERY_S)
     batches = stage.counts["batches"]
-    assert isinstance(ask(30.0), errors.DeadlineError)
+    assert isinstance(asked(stage, plot_input("alpha", 30.0)).result(10), errors.DeadlineError)
     assert stage.counts["batches"] == batches
-    assert isinstance(ask(300.0), LookedUp)
+    assert isinstance(asked(stage, plot_input("alpha", 300.0)).result(10), LookedUp)
     told.remove()
     stage.stop()
 
 
 @pytest.mark.parametrize(("wanted", "threads"), [(0, 1), (1, 1), (3, 3)])
 def test_windows_are_computed_by_as_many_threads_as_asked_for(tiny_models: Path, wanted: int, threads: int) -> None:
-    folder = tiny_models / "hbert_plot" / "1"
-    settings = replace(config.load(PlotSettings, folder / "settings.json"), num_threads=wanted)
-    stage = PlotStage(settings, folder)
+    stage = plot_stage_of(tiny_models, num_threads=wanted)
     stage.start()
     names: set[str] = set()
     begun = threading.Barrier(threads)
@@ -171,18 +185,9 @@ def test_no_error_names_another_tenant(plot_stage: PlotStage) -> None:
 @pytest.fixture(scope="module")
 def other_tenants(tmp_path_factory: pytest.TempPathFactory) -> tuple[PlotStage, UpperStage, Store, Base]:
     """Both stages over a store that also has the tenants of OTHER_TASKS."""
-    models = tiny.make_repository(tmp_path_factory.mktemp("other"))
+    models = tiny.make_repository(tmp_path_factory.mktemp("other"), other_tasks=True)
     store = Store(models.parent / "store")
-    base = bases.load(store.base("tiny"))
-    for seed, name in enumerate(tiny.OTHER_TASKS):
-        tiny.make_tenant(store, base, name, seed)
-    plot, upper = models / "hbert_plot" / "1", models / "hbert_upper" / "1"
-    return (
-        PlotStage(config.load(PlotSettings, plot / "settings.json"), plot),
-        UpperStage(config.load(UpperSettings, upper / "settings.json"), upper),
-        store,
-        base,
-    )
+    return plot_stage_of(models), upper_stage_of(models), store, bases.load(store.base("tiny"))
 
 
 def test_a_pair_is_looked_up_as_the_tokenizer_joins_it_and_answered_as_the_reference_does(
@@ -264,16 +269,10 @@ def held(
 def test_a_tenant_whose_card_is_slow_to_read_or_broken_keeps_nobody_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    models = tiny.make_repository(tmp_path)
-    folder = models / "hbert_plot" / "1"
-    stage = PlotStage(config.load(PlotSettings, folder / "settings.json"), folder)
+    stage = plot_stage_of(tiny.make_repository(tmp_path))
     may_go_on = held(monkeypatch, "card", "alpha", "gamma", "tagger", then=errors.CorruptArtifactError("broken"))
     stage.start()
-    answers: dict[str, Future[LookedUp | errors.HplmError]] = {
-        name: Future() for name in ("alpha", "gamma", "tagger", "beta")
-    }
-    for name, answer in answers.items():
-        submit(stage, PlotInput((b"the red cat",), name.encode(), arrived_s=time.monotonic()), answer.set_result)
+    answers = {name: asked(stage, plot_input(name)) for name in ("alpha", "gamma", "tagger", "beta")}
     assert isinstance(answers["beta"].result(10), LookedUp)
     slow = [answer for name, answer in answers.items() if name != "beta"]
     assert not any(answer.done() for answer in slow)
@@ -285,21 +284,12 @@ def test_a_tenant_whose_card_is_slow_to_read_or_broken_keeps_nobody_waiting(
 def test_a_flood_for_a_tenant_whose_card_does_not_come_leaves_room_for_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    models = tiny.make_repository(tmp_path)
-    folder = models / "hbert_plot" / "1"
-    settings = replace(config.load(PlotSettings, folder / "settings.json"), queue_capacity=20)
-    stage = PlotStage(settings, folder)
+    stage = plot_stage_of(tiny.make_repository(tmp_path), queue_capacity=20)
     may_go_on = held(monkeypatch, "card", "alpha")
     stage.start()
-
-    def ask(name: bytes) -> Future[LookedUp | errors.HplmError]:
-        answer: Future[LookedUp | errors.HplmError] = Future()
-        submit(stage, PlotInput((b"the red cat",), name, arrived_s=time.monotonic()), answer.set_result)
-        return answer
-
-    flood = [ask(b"alpha") for _ in range(15)]
+    flood = [asked(stage, plot_input("alpha")) for _ in range(15)]
     assert all(isinstance(one.result(10), errors.QueueFullError) for one in flood[10:])
-    assert isinstance(ask(b"beta").result(10), LookedUp)
+    assert isinstance(asked(stage, plot_input("beta")).result(10), LookedUp)
     assert not any(one.done() for one in flood[:10])
     may_go_on.set()
     assert all(isinstance(one.result(10), LookedUp) for one in flood[:10])
@@ -307,14 +297,12 @@ def test_a_flood_for_a_tenant_whose_card_does_not_come_leaves_room_for_others(
 
 
 def test_a_tenant_that_becomes_one_of_pairs_is_asked_for_pairs_from_then_on(tmp_path: Path) -> None:
-    models = tiny.make_repository(tmp_path)
-    store, folder = Store(tmp_path / "store"), models / "hbert_plot" / "1"
-    stage = PlotStage(config.load(PlotSettings, folder / "settings.json"), folder)
+    stage, store = plot_stage_of(tiny.make_repository(tmp_path)), Store(tmp_path / "store")
     stage.start()
-    assert isinstance(look_up(stage, [((b"the red cat",), b"alpha")])[0], LookedUp)
+    assert isinstance(look_up(stage, [GOOD_REQUEST])[0], LookedUp)
     tiny.make_tenant(store, bases.load(store.base("tiny")), "alpha", 9, like="follows")
     time.sleep(3 * LOOK_EVERY_S)
-    single, pair = look_up(stage, [((b"the red cat",), b"alpha"), (PAIR, b"alpha")])
+    single, pair = look_up(stage, [GOOD_REQUEST, (PAIR, b"alpha")])
     assert isinstance(single, errors.TextCountError)
     assert isinstance(pair, LookedUp)
     stage.stop()
@@ -338,7 +326,7 @@ def bad_inputs(good: UpperInput) -> list[UpperInput]:
 def test_bad_hidden_states_are_refused_and_the_rest_of_the_batch_answered(
     plot_stage: PlotStage, upper_stage: UpperStage
 ) -> None:
-    found = look_up(plot_stage, [((b"the red cat",), b"alpha")])[0]
+    found = look_up(plot_stage, [GOOD_REQUEST])[0]
     assert isinstance(found, LookedUp)
     good = UpperInput(found.hidden, found.tokens, b"alpha")
     bad = bad_inputs(good)
@@ -352,14 +340,8 @@ def test_bad_hidden_states_are_refused_and_the_rest_of_the_batch_answered(
 
 def test_a_tenant_with_a_broken_file_fails_alone(tmp_path: Path) -> None:
     models = tiny.make_repository(tmp_path)
-    path = tiny.folder_of(Store(tmp_path / "store"), "beta") / "weights.safetensors"
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
-    folder = models / "hbert_upper" / "1"
-    stage = UpperStage(config.load(UpperSettings, folder / "settings.json"), folder)
-    hidden, tokens = np.zeros((3, 48), dtype=np.float16), np.zeros((3, 3), dtype=np.int32)
-    answers = find_labels(stage, [UpperInput(hidden, tokens, name) for name in (b"alpha", b"beta", b"gamma")])
+    tiny.flip_last_byte(tiny.folder_of(Store(tmp_path / "store"), "beta") / "weights.safetensors")
+    answers = find_labels(upper_stage_of(models), [upper_input(name) for name in ("alpha", "beta", "gamma")])
     assert [type(a) for a in answers] == [UpperAnswer, errors.CorruptArtifactError, UpperAnswer]
 
 
@@ -376,18 +358,14 @@ def no_file_can_be_opened() -> Iterator[None]:
 
 def test_a_domain_and_a_tenant_that_cannot_be_opened_now_are_as_soon_as_they_can(tmp_path: Path) -> None:
     models = tiny.make_repository(tmp_path)
-    lower, upper = models / "hbert_plot" / "1", models / "hbert_upper" / "1"
-    plot_stage = PlotStage(config.load(PlotSettings, lower / "settings.json"), lower)
-    upper_stage = UpperStage(config.load(UpperSettings, upper / "settings.json"), upper)
+    plot_stage, upper_stage = plot_stage_of(models), upper_stage_of(models)
     lineage = plot_stage._bank.resolve(b"alpha").lineage
-    assert isinstance(look_up(plot_stage, [((b"the red cat",), b"alpha")])[0], LookedUp)
+    assert isinstance(look_up(plot_stage, [GOOD_REQUEST])[0], LookedUp)
     plot_stage._domains.drop([lineage])
     plot_stage._open_now.clear()
 
     def answers() -> list[object]:
-        (found,) = look_up(plot_stage, [((b"the red cat",), b"alpha")])
-        given = UpperInput(np.zeros((3, 48), np.float16), np.zeros((3, 3), np.int32), b"alpha")
-        return [found, *find_labels(upper_stage, [given])]
+        return [*look_up(plot_stage, [GOOD_REQUEST]), *find_labels(upper_stage, [upper_input("alpha")])]
 
     with no_file_can_be_opened():
         refused = answers()
@@ -402,10 +380,7 @@ def test_a_bank_that_was_replaced_is_open_no_longer_than_it_may_be_asked_for(
     models, store = tiny.make_repository(tmp_path), Store(tmp_path / "store")
     base = bases.load(store.base("tiny"))
     tiny.make_fleet(store, base, 3)
-    lower, upper = models / "hbert_plot" / "1", models / "hbert_upper" / "1"
-    plot_stage = PlotStage(config.load(PlotSettings, lower / "settings.json"), lower)
-    upper_stage = UpperStage(config.load(UpperSettings, upper / "settings.json"), upper)
-    stages = (plot_stage, upper_stage)
+    stages = plot_stage, upper_stage = plot_stage_of(models), upper_stage_of(models)
     for stage in stages:
         stage.start()
 
@@ -413,7 +388,7 @@ def test_a_bank_that_was_replaced_is_open_no_longer_than_it_may_be_asked_for(
         # Through queues and threads: none of them may keep the last it had.
         for _ in range(8):
             looked_up: queue.SimpleQueue[LookedUp | errors.HplmError] = queue.SimpleQueue()
-            submit(plot_stage, PlotInput((b"the red cat",), b"t1", arrived_s=time.monotonic()), looked_up.put)
+            submit(plot_stage, plot_input("t1"), looked_up.put)
             found = looked_up.get(timeout=30)
             assert isinstance(found, LookedUp)
             answered: queue.SimpleQueue[UpperAnswer | errors.HplmError] = queue.SimpleQueue()
@@ -442,17 +417,10 @@ def test_a_bank_that_was_replaced_is_open_no_longer_than_it_may_be_asked_for(
 def test_tenants_whose_weights_are_slow_to_read_keep_nobody_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    models = tiny.make_repository(tmp_path)
-    folder = models / "hbert_upper" / "1"
-    stage = UpperStage(config.load(UpperSettings, folder / "settings.json"), folder)
+    stage = upper_stage_of(tiny.make_repository(tmp_path))
     may_go_on = held(monkeypatch, "load", "alpha", "gamma", "tagger")
     stage.start()
-    answers: dict[str, Future[UpperAnswer | errors.HplmError]] = {
-        name: Future() for name in ("alpha", "gamma", "tagger", "beta")
-    }
-    hidden = np.zeros((4, stage.engine.config.hidden_size), np.float16)
-    for name, answer in answers.items():
-        submit(stage, UpperInput(hidden, np.zeros((4, 3), np.int32), name.encode()), answer.set_result)
+    answers = {name: asked(stage, upper_input(name)) for name in ("alpha", "gamma", "tagger", "beta")}
     assert isinstance(answers["beta"].result(10), UpperAnswer)
     slow_ones = [answer for name, answer in answers.items() if name != "beta"]
     assert not any(answer.done() for answer in slow_ones)
@@ -462,53 +430,42 @@ def test_tenants_whose_weights_are_slow_to_read_keep_nobody_waiting(
 
 
 def over_a_registry_that_hangs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **changed: Any
-) -> tuple[UpperStage, np.ndarray, np.ndarray, threading.Event]:
-    """A started stage, hidden states and tokens to ask it with; it hears of other versions than its own at the event."""
-    folder = tiny.make_repository(tmp_path) / "hbert_upper" / "1"
-    settings = replace(config.load(UpperSettings, folder / "settings.json"), **changed)
-    stage = UpperStage(settings, folder)
-    may_go_on = threading.Event()
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: errors.HplmError | None = None, **changed: Any
+) -> tuple[UpperStage, threading.Event]:
+    """A started stage that hears of other versions than its own, or `then`, at the event."""
+    stage, may_go_on = upper_stage_of(tiny.make_repository(tmp_path), **changed), threading.Event()
 
     def hang(version_id: int) -> ServedTenant:
         assert may_go_on.wait(20)
-        raise errors.UnknownVersionError(str(version_id))
+        raise then or errors.UnknownVersionError(str(version_id))
 
     monkeypatch.setattr(stage._catalog._registry, "served_version", hang)
     stage.start()
-    hidden, tokens = np.zeros((4, stage.engine.config.hidden_size), np.float16), np.zeros((4, 3), np.int32)
-    return stage, hidden, tokens, may_go_on
+    return stage, may_go_on
 
 
 def test_a_version_that_a_registry_is_asked_for_which_hangs_keeps_nobody_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stage, hidden, tokens, may_go_on = over_a_registry_that_hangs(tmp_path, monkeypatch)
-    answers: dict[str, Future[Any]] = {name: Future() for name in ("unknown", "late", "known")}
-    submit(stage, UpperInput(hidden, tokens, b"alpha", version_id=999), answers["unknown"].set_result)
-    submit(stage, UpperInput(hidden, tokens, b"alpha", 0.4, version_id=999), answers["late"].set_result)
-    submit(stage, UpperInput(hidden, tokens, b"alpha"), answers["known"].set_result)
-    assert isinstance(answers["known"].result(10), UpperAnswer)
-    assert isinstance(answers["late"].result(10), errors.DeadlineError)
-    assert not answers["unknown"].done()
+    stage, may_go_on = over_a_registry_that_hangs(tmp_path, monkeypatch)
+    unknown = asked(stage, upper_input("alpha", version_id=999))
+    late = asked(stage, upper_input("alpha", 0.4, version_id=999))
+    known = asked(stage, upper_input("alpha"))
+    assert isinstance(known.result(10), UpperAnswer)
+    assert isinstance(late.result(10), errors.DeadlineError)
+    assert not unknown.done()
     may_go_on.set()
-    assert isinstance(answers["unknown"].result(10), errors.UnknownVersionError)
+    assert isinstance(unknown.result(10), errors.UnknownVersionError)
     stage.stop()
 
 
 def test_a_flood_of_names_that_nobody_has_leaves_room_for_tenants(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stage, hidden, tokens, may_go_on = over_a_registry_that_hangs(tmp_path, monkeypatch, queue_capacity=20)
-
-    def ask(name: bytes, version_id: int | None = None) -> Future[Any]:
-        answer: Future[Any] = Future()
-        submit(stage, UpperInput(hidden, tokens, name, version_id=version_id), answer.set_result)
-        return answer
-
-    flood = [ask(b"made-up-%d" % number, 999) for number in range(40)]
+    stage, may_go_on = over_a_registry_that_hangs(tmp_path, monkeypatch, queue_capacity=20)
+    flood = [asked(stage, upper_input(f"made-up-{number}", version_id=999)) for number in range(40)]
     assert all(isinstance(one.result(10), errors.QueueFullError) for one in flood[10:])
-    assert isinstance(ask(b"alpha").result(10), UpperAnswer)
+    assert isinstance(asked(stage, upper_input("alpha")).result(10), UpperAnswer)
     may_go_on.set()
     assert all(isinstance(one.result(10), errors.UnknownVersionError) for one in flood[:10])
     stage.stop()
@@ -518,22 +475,12 @@ def test_a_flood_of_names_that_nobody_has_leaves_room_for_tenants(
 def test_a_load_that_fails_says_as_much_however_many_wait_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: str
 ) -> None:
-    folder = tiny.make_repository(tmp_path) / "hbert_upper" / "1"
-    stage = UpperStage(config.load(UpperSettings, folder / "settings.json"), folder)
     error = errors.CorruptArtifactError("broken")
-    may_go_on = held(monkeypatch, "load", "alpha", then=error)
-
-    def hang(version_id: int) -> ServedTenant:
-        assert may_go_on.wait(20)
-        raise error
-
-    monkeypatch.setattr(stage._catalog._registry, "served_version", hang)
-    stage.start()
-    hidden, tokens = np.zeros((4, stage.engine.config.hidden_size), np.float16), np.zeros((4, 3), np.int32)
-    answers: list[Future[Any]] = [Future() for _ in range(200)]
-    for answer in answers:
-        given = UpperInput(hidden, tokens, b"alpha", version_id=999 if of == "version" else None)
-        submit(stage, given, answer.set_result)
+    may_load = held(monkeypatch, "load", "alpha", then=error)
+    stage, may_go_on = over_a_registry_that_hangs(tmp_path, monkeypatch, error)
+    version_id = 999 if of == "version" else None
+    answers = [asked(stage, upper_input("alpha", version_id=version_id)) for _ in range(200)]
+    may_load.set()
     may_go_on.set()
     assert all(isinstance(answer.result(10), errors.CorruptArtifactError) for answer in answers)
     assert len(list(traceback.walk_tb(error.__traceback__))) < 20
@@ -542,12 +489,12 @@ def test_a_load_that_fails_says_as_much_however_many_wait_for_it(
 
 def stage_that_loads(kind: str, tmp_path: Path, **changed: Any) -> PlotStage | UpperStage:
     """The stage that reads tenants' cards, or that loads their weights."""
-    models = tiny.make_repository(tmp_path)
-    if kind == "card":
-        folder = models / "hbert_plot" / "1"
-        return PlotStage(replace(config.load(PlotSettings, folder / "settings.json"), **changed), folder)
-    folder = models / "hbert_upper" / "1"
-    return UpperStage(replace(config.load(UpperSettings, folder / "settings.json"), **changed), folder)
+    stage_of = plot_stage_of if kind == "card" else upper_stage_of
+    return stage_of(tiny.make_repository(tmp_path), **changed)
+
+
+def input_for(stage: PlotStage | UpperStage, name: str, deadline_s: float | None) -> PlotInput | UpperInput:
+    return plot_input(name, deadline_s) if isinstance(stage, PlotStage) else upper_input(name, deadline_s)
 
 
 @pytest.mark.parametrize("kind", ["card", "load"])
@@ -558,28 +505,22 @@ def test_who_waits_for_files_that_hang_is_answered_at_the_deadline_or_when_the_c
     may_go_on = held(monkeypatch, kind, "alpha")
     stage.start()
     gone = threading.Event()
-    answers: dict[str, Future[Any]] = {name: Future() for name in ("late", "gone", "stopped")}
-    asked: dict[str, weakref.ref[Any]] = {}
+    answers: dict[str, Future[Any]] = {}
+    requests: dict[str, weakref.ref[Any]] = {}
 
     def ask(name: str, deadline_s: float | None) -> None:
         is_cancelled = gone.is_set if name == "gone" else lambda: False
-        if isinstance(stage, PlotStage):
-            request = PlotInput((b"the red cat",), b"alpha", deadline_s, time.monotonic())
-            asked[name] = weakref.ref(request)
-            submit(stage, request, answers[name].set_result, is_cancelled)
-        else:
-            hidden = np.zeros((4, stage.engine.config.hidden_size), np.float16)
-            given = UpperInput(hidden, np.zeros((4, 3), np.int32), b"alpha", deadline_s)
-            asked[name] = weakref.ref(given)
-            submit(stage, given, answers[name].set_result, is_cancelled)
+        given = input_for(stage, "alpha", deadline_s)
+        requests[name] = weakref.ref(given)
+        answers[name] = asked(stage, given, is_cancelled)
 
     for name, deadline_s in (("late", 0.4), ("gone", None), ("stopped", None)):
         ask(name, deadline_s)
     assert stage.waiting == 3
     assert isinstance(answers["late"].result(5), errors.DeadlineError)
     # Others may come in its place: what hangs must not hold on to all that were ever refused.
-    until(lambda: asked["late"]() is None)
-    assert asked["gone"]() is not None
+    until(lambda: requests["late"]() is None)
+    assert requests["gone"]() is not None
     assert not answers["gone"].done()
     gone.set()
     assert isinstance(answers["gone"].result(5), errors.CancelledError)
@@ -598,35 +539,27 @@ def test_no_more_wait_for_files_that_hang_than_may_wait_at_all_also_where_all_we
     may_go_on = held(monkeypatch, kind, "alpha")
     stage.start()
 
-    def ask(name: bytes, deadline_s: float | None) -> Any:
-        answer: Future[Any] = Future()
-        if isinstance(stage, PlotStage):
-            given = PlotInput((b"the red cat",), name, deadline_s, time.monotonic())
-            submit(stage, given, answer.set_result)
-        else:
-            hidden = np.zeros((4, stage.engine.config.hidden_size), np.float16)
-            submit(stage, UpperInput(hidden, np.zeros((4, 3), np.int32), name, deadline_s), answer.set_result)
-        return answer.result(10)
+    def ask(name: str, deadline_s: float | None) -> Any:
+        return asked(stage, input_for(stage, name, deadline_s)).result(10)
 
     for _ in range(10):
-        assert isinstance(ask(b"alpha", 0.05), errors.DeadlineError)
-    assert isinstance(ask(b"alpha", 5.0), errors.QueueFullError)
-    assert not isinstance(ask(b"beta", None), errors.HplmError)
+        assert isinstance(ask("alpha", 0.05), errors.DeadlineError)
+    assert isinstance(ask("alpha", 5.0), errors.QueueFullError)
+    assert not isinstance(ask("beta", None), errors.HplmError)
     may_go_on.set()
-    until(lambda: not isinstance(ask(b"alpha", None), errors.HplmError))
+    until(lambda: not isinstance(ask("alpha", None), errors.HplmError))
     stage.stop()
 
 
 def test_a_weight_is_worth_places_in_the_queue_of_the_look_up(tmp_path: Path) -> None:
     models = tiny.make_repository(tmp_path, plot_settings={"queue_capacity": 8, "tenant_weights": {"alpha": 3}})
-    folder = models / "hbert_plot" / "1"
-    stage = PlotStage(config.load(PlotSettings, folder / "settings.json"), folder)
+    stage = plot_stage_of(models)
     # Their cards are known then: what follows is queued at once, and nothing takes it out before `start`.
     look_up(stage, [((b"the red cat",), name) for name in (b"alpha", b"beta")])
     answers: dict[bytes, list[LookedUp | errors.HplmError]] = {b"alpha": [], b"beta": []}
     for name, got in answers.items():
         for _ in range(8):
-            submit(stage, PlotInput((b"the red cat",), name, arrived_s=time.monotonic()), got.append)
+            submit(stage, plot_input(name.decode()), got.append)
     until(lambda: sum(map(len, answers.values())) == 8)
     assert {type(one) for got in answers.values() for one in got} == {errors.QueueFullError}
     assert (len(answers[b"alpha"]), len(answers[b"beta"])) == (2, 6)
@@ -644,22 +577,17 @@ def test_a_tenant_of_another_base_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("max_tokens", [3, 31])
 def test_a_base_of_short_texts_answers(tmp_path: Path, max_tokens: int) -> None:
     models = tiny.make_repository(tmp_path, shape=tiny.config(max_tokens=max_tokens))
-    plot, upper = models / "hbert_plot" / "1", models / "hbert_upper" / "1"
-    (looked_up,) = look_up(
-        PlotStage(config.load(PlotSettings, plot / "settings.json"), plot), [((b"the cat",), b"alpha")]
-    )
+    (looked_up,) = look_up(plot_stage_of(models), [((b"the cat",), b"alpha")])
     assert isinstance(looked_up, LookedUp)
-    stage = UpperStage(config.load(UpperSettings, upper / "settings.json"), upper)
-    (answer,) = find_labels(stage, [UpperInput(looked_up.hidden, looked_up.tokens, b"alpha")])
+    (answer,) = find_labels(upper_stage_of(models), [UpperInput(looked_up.hidden, looked_up.tokens, b"alpha")])
     assert isinstance(answer, UpperAnswer)
 
 
 def test_a_missing_base_is_named_at_the_start(tmp_path: Path) -> None:
     models = tiny.make_repository(tmp_path)
     shutil.rmtree(tmp_path / "store" / "bases")
-    folder = models / "hbert_upper" / "1"
     with pytest.raises(errors.MissingArtifactError, match="no base in"):
-        UpperStage(config.load(UpperSettings, folder / "settings.json"), folder)
+        upper_stage_of(models)
 
 
 def test_cut_weights_of_a_base_are_corrupt_also_where_no_checksum_is_looked_at(tmp_path: Path) -> None:
@@ -680,9 +608,8 @@ def test_a_broken_root_shows_at_the_start_where_no_tenant_stands_on_it(tmp_path:
             registry.delete_tenant(name, time.time())
     values = store.table(tiny.PLOT, "root") / "values.f16"
     values.write_bytes(values.read_bytes()[:-2])
-    folder = models / "hbert_plot" / "1"
     with pytest.raises(errors.CorruptArtifactError, match=r"values\.f16"):
-        PlotStage(config.load(PlotSettings, folder / "settings.json"), folder)
+        plot_stage_of(models)
 
 
 def test_a_copied_tenant_folder_is_never_served_as_the_tenant_it_was_copied_from(tmp_path: Path) -> None:
@@ -708,16 +635,10 @@ def test_a_broken_bank_tells_a_client_nothing_of_where_it_lies(tmp_path: Path) -
     base = bases.load(store.base("tiny"))
     bank = tiny.make_bank(store, base, [tiny.load_tenant(store, base, "alpha")])
     (bank / "manifest.json").write_text("{}")
-    folder = models / "hbert_plot" / "1"
-    stage = PlotStage(config.load(PlotSettings, folder / "settings.json"), folder)
-    answer, other = look_up(stage, [((b"the red cat",), b"alpha"), ((b"the red cat",), b"beta")])
+    answer, other = look_up(plot_stage_of(models), [GOOD_REQUEST, ((b"the red cat",), b"beta")])
     assert isinstance(answer, errors.CorruptArtifactError)
     assert str(tmp_path) not in answer.wire()
     assert isinstance(other, LookedUp)
-
-
-class Panic(BaseException):
-    """As a tokenizer in Rust has it: no Exception."""
 
 
 @pytest.mark.parametrize("error", [Panic, ValueError])
@@ -732,11 +653,8 @@ def test_a_text_that_the_tokenizer_fails_on_fails_alone(
         return encode(texts)
 
     monkeypatch.setattr(plot_stage._encoder, "encode", failing)
-    good = ((b"the red cat",), b"alpha")
-    first, bad, second = look_up(plot_stage, [good, ((b"poison",), b"alpha"), good])
-    assert isinstance(bad, errors.InternalError)
-    assert isinstance(first, LookedUp)
-    assert isinstance(second, LookedUp)
+    answers = look_up(plot_stage, [GOOD_REQUEST, ((b"poison",), b"alpha"), GOOD_REQUEST])
+    assert [type(one) for one in answers] == [LookedUp, errors.InternalError, LookedUp]
 
 
 def test_a_text_that_the_look_up_fails_on_fails_alone(plot_stage: PlotStage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -747,11 +665,8 @@ def test_a_text_that_the_look_up_fails_on_fails_alone(plot_stage: PlotStage, mon
         return [replace(one, ids=one.ids + vocab_size) if text == "poison" else one for text, one in found]
 
     monkeypatch.setattr(plot_stage._encoder, "encode", beyond)
-    good = ((b"the red cat",), b"alpha")
-    first, bad, second = look_up(plot_stage, [good, ((b"poison",), b"alpha"), good])
-    assert isinstance(bad, errors.InternalError)
-    assert isinstance(first, LookedUp)
-    assert isinstance(second, LookedUp)
+    answers = look_up(plot_stage, [GOOD_REQUEST, ((b"poison",), b"alpha"), GOOD_REQUEST])
+    assert [type(one) for one in answers] == [LookedUp, errors.InternalError, LookedUp]
 
 
 def test_the_log_says_why_texts_fail_together_that_do_not_fail_alone(
@@ -773,8 +688,7 @@ def test_the_log_says_why_texts_fail_together_that_do_not_fail_alone(
 
     monkeypatch.setattr(plot_stage._encoder, "encode", encode_few)
     monkeypatch.setattr(lookup, "hidden_states", look_up_few)
-    good = ((b"the red cat",), b"alpha")
-    assert all(isinstance(answer, LookedUp) for answer in look_up(plot_stage, [good, good]))
+    assert all(isinstance(answer, LookedUp) for answer in look_up(plot_stage, [GOOD_REQUEST] * 2))
     assert "too many texts" in caplog.text
     assert "too many tokens" in caplog.text
 
@@ -782,9 +696,8 @@ def test_the_log_says_why_texts_fail_together_that_do_not_fail_alone(
 def test_a_tokenizer_with_tokens_that_the_base_does_not_have_is_refused_at_the_start(tmp_path: Path) -> None:
     shape = tiny.config()
     models = tiny.make_repository(tmp_path, shape=replace(shape, vocab_size=shape.vocab_size - 1))
-    folder = models / "hbert_plot" / "1"
     with pytest.raises(errors.CorruptArtifactError, match=f"token ids up to {shape.vocab_size - 1}"):
-        PlotStage(config.load(PlotSettings, folder / "settings.json"), folder)
+        plot_stage_of(models)
 
 
 def test_a_domain_whose_look_up_fails_fails_its_own_requests(
@@ -792,7 +705,7 @@ def test_a_domain_whose_look_up_fails_fails_its_own_requests(
 ) -> None:
     lookup = plot_stage._domains.fetch(plot_stage._bank.resolve(b"alpha").lineage).result()
     monkeypatch.setattr(lookup, "hidden_states", lambda *_: 1 / 0)
-    assert isinstance(look_up(plot_stage, [((b"the red cat",), b"alpha")])[0], errors.InternalError)
+    assert isinstance(look_up(plot_stage, [GOOD_REQUEST])[0], errors.InternalError)
 
 
 def test_a_long_text_counts_as_what_is_looked_up_of_it(plot_stage: PlotStage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -809,13 +722,11 @@ def test_a_long_text_counts_as_what_is_looked_up_of_it(plot_stage: PlotStage, mo
 
 
 def test_the_look_up_counts_the_tokens_it_looked_up_as_many_as_there_are(tiny_models: Path) -> None:
-    folder = tiny_models / "hbert_plot" / "1"
-    stage = PlotStage(config.load(PlotSettings, folder / "settings.json"), folder)
+    stage = plot_stage_of(tiny_models)
     stage.start()
-    found: list[Future[Any]] = [Future() for _ in range(3)]
-    for text, answer in zip((b"the", b"the red cat sleeps over the river", b"\x01"), found, strict=True):
-        submit(stage, PlotInput((text,), b"alpha", arrived_s=time.monotonic()), answer.set_result)
-    short, long, _ = (answer.result(10) for answer in found)
+    texts = (b"the", b"the red cat sleeps over the river", b"\x01")
+    answers = [asked(stage, PlotInput((text,), b"alpha", arrived_s=time.monotonic())) for text in texts]
+    short, long, _ = (answer.result(10) for answer in answers)
     assert stage.counts["tokens"] == len(short.hidden) + len(long.hidden)
     stage.stop()
 
@@ -834,8 +745,7 @@ def test_a_domain_that_requests_still_hold_is_opened_once(plot_stage: PlotStage)
 def test_a_domain_that_the_disk_fails_to_read_is_not_checked_again_at_once(
     tiny_models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tiny_models / "hbert_plot" / "1"
-    stage = PlotStage(config.load(PlotSettings, folder / "settings.json"), folder)
+    stage = plot_stage_of(tiny_models)
     lineage = stage._bank.resolve(b"alpha").lineage
     tries = 0
 
@@ -848,7 +758,7 @@ def test_a_domain_that_the_disk_fails_to_read_is_not_checked_again_at_once(
     stage._open_now.clear()
     monkeypatch.setattr(stage, "_open_lineage", failing)
     for _ in range(3):
-        error = look_up(stage, [((b"the red cat",), b"alpha")])[0]
+        error = look_up(stage, [GOOD_REQUEST])[0]
         assert isinstance(error, errors.StoreUnavailableError)
         assert "disk" not in error.wire()
     assert tries == 1

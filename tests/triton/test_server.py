@@ -331,14 +331,11 @@ def test_a_request_that_cannot_be_read_is_counted_too(server: TritonServer, raw:
 @pytest.fixture(scope="module")
 def other_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TritonServer, Store, Base]]:
     """A real Triton that also answers for tenants of pairs and of regression."""
-    models = tiny.make_repository(tmp_path_factory.mktemp("other"))
+    models = tiny.make_repository(tmp_path_factory.mktemp("other"), other_tasks=True)
     store = Store(models.parent / "store")
-    base = bases.load(store.base("tiny"))
-    for seed, name in enumerate(tiny.OTHER_TASKS):
-        tiny.make_tenant(store, base, name, seed)
     with TritonServer(models, free_ports(), log=models.parent / "triton.log") as running:
         running.wait_ready()
-        yield running, store, base
+        yield running, store, bases.load(store.base("tiny"))
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -31,14 +32,9 @@ from hplm.triton import server as launcher
 from hplm.triton.server import Ports, TritonServer, check_free, find_triton, free_ports
 from hplm_cli import serve
 from tests import tiny
+from tests.tiny import flip_last_byte
 
 pytestmark = pytest.mark.triton
-
-
-def flip_last_byte(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
 
 
 @pytest.mark.parametrize(
@@ -257,6 +253,18 @@ def test_hplm_serve_asks_a_guarded_server_with_the_headers_of_its_environment(tm
         assert ("FORBIDDEN" in done.stderr) == (not answering)
 
 
+def start(command: Sequence[str], until: str) -> tuple[subprocess.Popen[str], str]:
+    """Start it; what it said up to the line that begins with `until`."""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    said = ""
+    for line in process.stderr:
+        said += line
+        if line.startswith(until):
+            break
+    return process, said
+
+
 def test_hplm_serve_says_where_it_serves_when_there_is_no_tenant_yet(tmp_path: Path) -> None:
     models = tiny.make_repository(tmp_path)
     for name in tiny.TASKS:
@@ -265,17 +273,11 @@ def test_hplm_serve_says_where_it_serves_when_there_is_no_tenant_yet(tmp_path: P
     numbers = zip(("http", "grpc", "metrics"), (ports.http, ports.grpc, ports.metrics), strict=True)
     command = [str(Path(sys.executable).parent / "hplm"), "serve", "--no-worker", "--models", str(models)]
     command += [f"--{name}-port={number}" for name, number in numbers]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    said = []
-    for line in process.stderr:
-        said.append(line)
-        if line.startswith("Ctrl-C"):
-            break
+    process, said = start(command, "Ctrl-C")
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=30)
-    assert "no tenant answers: `hplm build tenant --help`" in "".join(said)
-    assert f"Serving HTTP on {ports.http_url}, gRPC on {ports.grpc_url}" in "".join(said)
+    assert "no tenant answers: `hplm build tenant --help`" in said
+    assert f"Serving HTTP on {ports.http_url}, gRPC on {ports.grpc_url}" in said
 
 
 def test_of_many_tenants_hplm_serve_asks_some_and_counts_the_others(
@@ -306,11 +308,7 @@ def test_a_signal_while_starting_leaves_no_triton_behind(tmp_path: Path, name: s
     hplm = str(Path(sys.executable).parent / "hplm")
     # Under nohup these tests would hand on that SIGHUP is ignored.
     command = ["env", f"--default-signal={name}", hplm, "serve", "--check", "--models", str(models)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    for line in process.stderr:
-        if line.startswith("Triton:"):
-            break
+    process, _ = start(command, "Triton:")
     time.sleep(0.3)
     process.send_signal(getattr(signal, name))
     process.communicate(timeout=30)
@@ -322,11 +320,7 @@ def test_a_signal_while_starting_leaves_no_triton_behind(tmp_path: Path, name: s
 def test_what_nohup_started_serves_on_when_its_terminal_closes(tmp_path: Path) -> None:
     models = tiny.make_repository(tmp_path)
     command = ["nohup", str(Path(sys.executable).parent / "hplm"), "serve", "--check", "--models", str(models)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    for line in process.stderr:
-        if line.startswith("Triton:"):
-            break
+    process, _ = start(command, "Triton:")
     process.send_signal(signal.SIGHUP)
     said, _ = process.communicate(timeout=60)
     assert process.returncode == 0

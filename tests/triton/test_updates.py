@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from hplm_loadtest.metrics import UP_TO_DATE_S, metric
 
 from hplm import errors
 from hplm.adapters import tenant as tenants
+from hplm.adapters.packed import widen
 from hplm.adapters.tenant import Tenant
 from hplm.nn import base as bases
 from hplm.nn import reference
@@ -261,14 +262,8 @@ def test_a_tenant_deleted_while_asked_answers_or_is_unknown_and_answers_again_wh
     others_unharmed(traffic, place, members, quiet_s)
 
 
-def flip_last_byte(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
-
-
 def damage_weights(folder: Path) -> None:
-    flip_last_byte(folder / "weights.safetensors")
+    tiny.flip_last_byte(folder / "weights.safetensors")
 
 
 def damage_manifest(folder: Path) -> None:
@@ -354,10 +349,14 @@ def is_refused(traffic: Traffic, seen: int) -> bool:
 @pytest.fixture
 def crowded(tmp_path: Path) -> Iterator[Place]:
     """A server with host memory for one tenant: who is asked for beside others is read from the disk again and again."""
-    # Adapters over such a base take 0.6 MB each.
-    models = tiny.make_repository(tmp_path, shape=tiny.config(hidden_size=768), upper_settings={"host_cache_mb": 1})
+    settings = {"host_cache_mb": 1, "reduction_factor": 1}
+    models = tiny.make_repository(tmp_path, shape=tiny.config(hidden_size=192), upper_settings=settings)
     store = Store(tmp_path / "store")
     base = bases.load(store.base("tiny"))
+    for name in tiny.TASKS:
+        # As wide as slots are, 0.6 MB each.
+        member = tiny.load_tenant(store, base, name)
+        tiny.publish(store, base, tiny.PLOT, replace(member, packed=widen(member.packed, 192)))
     with TritonServer(models, free_ports(), log=tmp_path / "triton.log") as server:
         server.wait_ready()
         yield Place(server, store, base, base.load_upper(), [served_hidden(server, "alpha", text) for text in TEXTS])
