@@ -16,6 +16,7 @@ import pytest
 import torch
 from hplm_builder import domains, finetune, register
 from hplm_builder.bodies import ADAPTER_AT, HeadModel, adapter_body, fastest_format
+from hplm_builder.cli import app as builder
 from hplm_builder.finetune import TrainSettings, reduction_factor_of
 from hplm_builder.judging import scores_of
 from hplm_builder.labelled import Entity, LabelledData, LabelledText, check_data
@@ -36,6 +37,7 @@ from hplm_builder.prepared import (
 from hplm_builder.scores import METRICS
 from hplm_builder.tenants import build_tenant, encoder_of, estimate_fine_tune, plot_features, train_tenant
 from rich.progress import Progress
+from typer.testing import CliRunner
 
 from hplm.adapters import bank_file
 from hplm.adapters import tenant as tenants
@@ -68,6 +70,7 @@ from hplm.text import TextEncoder
 from tests import tiny
 from tests.batches import find_labels
 from tests.tasks import colour_data, count_data, place_data, seen_data
+from tests.unit.manage import making
 
 FAST = TrainSettings(epochs=30, learning_rates=(1e-2,), batch_examples=64, dropout=0.0, patience=10)
 SHORT = replace(FAST, epochs=3)
@@ -288,6 +291,28 @@ def test_a_sample_is_evenly_from_all_over_a_part() -> None:
     assert taken[-1] > 123
     assert sample_of(part, 200) == part
     assert sample_of([], 64) == []
+
+
+@pytest.mark.parametrize(
+    ("rows", "file", "options", "reduced", "says_so"),
+    [
+        (making.names(), "names.jsonl", (), 12, True),
+        (making.names(), "names.jsonl", ("--reduction-factor", "16"), 3, False),
+        (making.colours(), "colours.csv", (), 3, False),
+        (making.colours(), "colours.csv", ("--reduction-factor", "4"), 12, False),
+    ],
+    ids=["tagging", "narrow-tagging", "classification", "wide-classification"],
+)
+def test_a_tagging_that_is_built_is_wide_unless_told_otherwise(
+    tmp_path: Path, rows: str, file: str, options: tuple[str, ...], reduced: int, says_so: bool
+) -> None:
+    store = Store(tiny.make_repository(tmp_path).parent / "store")
+    (tmp_path / file).write_text(rows)
+    command = ["tenant", "acme", "--store", str(store.root), "--base", "tiny", "--plot", "general", "--epochs", "1"]
+    done = CliRunner().invoke(builder, [*command, "--train", str(tmp_path / file), *options], catch_exceptions=False)
+    assert done.exit_code == 0
+    assert ("exported with --reduction-factor 4" in done.output) == says_so
+    assert tenants.load_card(tiny.folder_of(store, "acme")).about["bottleneck"] == reduced
 
 
 def test_a_tenant_that_is_built_again_gets_its_next_version(tmp_path: Path) -> None:
