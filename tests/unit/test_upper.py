@@ -331,3 +331,30 @@ def test_slots_that_nobody_needs_are_an_identity_and_no_more() -> None:
         assert slots.sizes == sizes
         assert not any(part[:, IDENTITY].any() for part in slots.parts)
         assert slots.device_bytes == sum(4 * shape.upper_layers * 3 * packed_width(64, size) for size in sizes)
+
+
+def test_an_adapter_that_is_kept_in_bfloat16_comes_into_slots_of_it_with_the_same_bits(tiny_base: Base) -> None:
+    noise = np.float32(1 + 2**-12)
+    members = [
+        replace(one, packed=replace(packed := pack(one.adapter), weights=packed.weights * noise))
+        for one in tiny.fleet_of(tiny_base, 3)
+    ]
+    found = []
+    for keeps in (False, True):
+        slots = AdapterSlots(tiny_base.config, 4, 12, CPU, torch.bfloat16, keep_bfloat16=keeps)
+        fitted = [replace(one, packed=slots.fitted(one.packed)) for one in members]
+        assert {one.packed.weights.dtype for one in fitted} == {np.dtype(np.uint16 if keeps else np.float32)}
+        with slots.assigned(fitted) as assigned:
+            assigned.wait(tiny_base.config.upper_layers - 1)
+            found.append(torch.cat([part[:, list(assigned.slots)].flatten() for part in slots.parts[:4]]))
+        slots.close()
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize(("dtype", "keeps"), [(torch.float32, False), (torch.bfloat16, True)], ids=str)
+def test_adapters_are_kept_no_finer_than_they_are_computed(tiny_base: Base, dtype: torch.dtype, keeps: bool) -> None:
+    engine = engine_of(tiny_base, 4, dtype)
+    (member,) = tiny.fleet_of(tiny_base, 1)
+    kept = engine.slots.fitted(pack(member.adapter)).weights.dtype
+    assert kept == (np.uint16 if keeps else np.float32)
+    engine.close()

@@ -145,9 +145,12 @@ class AdapterSlots:
         dtype: torch.dtype,
         *,
         fine_prefetch: bool = True,
+        keep_bfloat16: bool = False,
         tracer: Tracer | None = None,
     ) -> None:
+        """`keep_bfloat16`: no finer format is asked for, so that is how adapters are `fitted`."""
         self._tracer = tracer or Tracer(None, "")
+        self._keeps_bfloat16 = keep_bfloat16
         hidden = config.hidden_size
         usual = max(1, hidden // REDUCTION_FACTOR)
         self.sizes = sorted({slot_size(min(usual, reduced_size)), slot_size(reduced_size)})
@@ -183,8 +186,11 @@ class AdapterSlots:
         return sum(part.numel() * part.element_size() for part in self.parts)
 
     def fitted(self, packed: PackedAdapter) -> PackedAdapter:
-        """As wide as the slots that it goes to. Raises ConfigError where it is wider than any."""
-        return widen(packed, self.sizes[self._pool_of(packed)])
+        """As wide as the slots that it goes to, and no finer than asked for. Raises ConfigError where it is wider than any."""
+        packed = widen(packed, self.sizes[self._pool_of(packed)])
+        if not self._keeps_bfloat16 or packed.weights.dtype == np.uint16:
+            return packed
+        return replace(packed, weights=torch.from_numpy(packed.weights).bfloat16().view(torch.uint16).numpy())
 
     def staged(self, packed: PackedAdapter) -> PackedAdapter:
         """The same weights where slots are filled from fastest: pinned memory where there is CUDA, else where they are."""

@@ -71,7 +71,15 @@ class UpperEngine:
         self.device = device
         self.dtype = dtype
         self.slots = AdapterSlots(
-            config, num_slots, reduced_size, device, dtype, fine_prefetch=fine_prefetch, tracer=tracer
+            config,
+            num_slots,
+            reduced_size,
+            device,
+            dtype,
+            fine_prefetch=fine_prefetch,
+            # Beside matrices in integers a bank's format is fine enough too, at half the memory.
+            keep_bfloat16=dtype == torch.bfloat16 or bool(int8),
+            tracer=tracer,
         )
         self._tracer = tracer or Tracer(None, "")
         # Of all batches so far, padding and fillers with them.
