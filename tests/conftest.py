@@ -15,6 +15,7 @@ import torch
 import hplm_cli
 from hplm.nn import base as bases
 from hplm.nn.base import Base
+from hplm.serving import refusal
 from hplm.store.layout import Store
 from hplm.triton.server import TritonServer, free_ports
 from tests import managed, tiny
@@ -23,6 +24,12 @@ from tests.postgres import PostgresServer, find_postgres
 # A suite that runs in the background of a shell has SIGINT ignored, and would hand that on to the servers that it interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def fresh_complaints(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an earlier test had in the log is said again."""
+    monkeypatch.setattr(refusal, "COMPLAINTS", refusal.Complaints())
 
 
 @pytest.fixture

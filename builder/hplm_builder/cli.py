@@ -31,7 +31,7 @@ from hplm_builder.fleet import Shape, make_bench_repository
 from hplm_builder.labelled import read_data
 from hplm_builder.mixture import SHARES, read_to_count
 from hplm_builder.plots import build_plot
-from hplm_builder.register import check_parent, lineage_of, parent_of, publish_domain
+from hplm_builder.register import check_parent, lineage_of, parent_of, publish_domain, published
 from hplm_builder.scores import METRICS
 from hplm_builder.tenants import build_tenant
 
@@ -285,7 +285,7 @@ def tenant(
         typer.Option(
             min=1,
             help="The adapter's bottleneck is the hidden size over this; not below what `build export` is told.",
-            show_default=f"{UpperSettings.reduction_factor} of a tagging, else {REDUCTION_FACTOR}",
+            show_default=f"as the version there is; of a new tagging {UpperSettings.reduction_factor}, else {REDUCTION_FACTOR}",
         ),
     ] = None,
 ) -> None:
@@ -310,11 +310,14 @@ def tenant(
     data = read_data(train, dev, test, unlabelled, task=task, seed=seed)
     factor = reduction_factor or reduction_factor_of(data.task, UpperSettings.reduction_factor)
     settings = replace(settings, reduction_factor=factor)
+    is_new = published(Store.at(store), name) is None
     with progress_bars() as progress:
-        card = build_tenant(Store.at(store), base, plot, name, data, settings, progress, miss=miss)
+        card = build_tenant(
+            Store.at(store), base, plot, name, data, settings, progress, miss=miss, keep_width=reduction_factor is None
+        )
     for words in card.about.get("warnings", ()):
         print(f"warning: {words}")
-    if reduction_factor is None and factor < REDUCTION_FACTOR:
+    if is_new and reduction_factor is None and factor < REDUCTION_FACTOR:
         print(
             f"its adapters are wide: models must be exported with --reduction-factor {factor}, as by default, or lower"
         )

@@ -110,6 +110,8 @@ class JobReport:
         """
         deadline_s = time.monotonic() + self._times.lease_s
         while True:
+            # Who waits for the registry does not hang.
+            self._asked_s = time.monotonic()
             try:
                 return ask()
             except RegistryError:

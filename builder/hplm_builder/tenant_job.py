@@ -9,8 +9,6 @@ from itertools import pairwise
 from typing import Any
 
 from hplm.adapters import tenant as tenants
-from hplm.adapters.bank import is_banked
-from hplm.adapters.bank_file import BankFile
 from hplm.adapters.packed import packed_width
 from hplm.adapters.tenant import Tenant, TenantCard
 from hplm.config import REDUCTION_FACTOR, Miss
@@ -30,7 +28,7 @@ from hplm_builder.job_bench import Bench, made_by, publish, retire_old, without_
 from hplm_builder.labelled import LabelledData, LabelledFile, read_data
 from hplm_builder.register import told_of
 from hplm_builder.scores import METRICS
-from hplm_builder.tenants import encoder_of, estimate_fine_tune, train_tenant
+from hplm_builder.tenants import encoder_of, estimate_fine_tune, load_version, train_tenant
 
 # Where each step ends, as a share of the job: texts through the tables, then the epochs; and where there are unlabelled texts.
 STEPS = {"features": 0.25, "fine-tune": 1.0}
@@ -121,7 +119,7 @@ class _Task:
             current = registry.tenant(name).current
             advice = "roll back to another, or delete the tenant and create it again"
             with without_paths(bench.store, f"version {current.number} of the tenant cannot be used: {advice}"):
-                start = _load(bench.store, current, base)
+                start = load_version(bench.store, current, base)
         elif registry.find_tenant(name) is not None:
             raise AlreadyThereError(f"tenant {name!r} exists already: tenant.update makes its next version")
         lineage = registry.lineage(registry.current_domain(request["base"], request["domain"]).id)
@@ -181,13 +179,6 @@ def _versions(registry: Registry, name: str) -> list[TenantVersion]:
         return registry.tenant_versions(name)
     except UnknownTenantError:
         return []
-
-
-def _load(store: Store, version: TenantVersion, base: Base) -> Tenant:
-    folder = store.path(version.path)
-    if is_banked(store, folder):
-        return BankFile(folder, base.fingerprint).load(version.tenant)
-    return tenants.load(folder, fingerprint=base.fingerprint, name=version.tenant)
 
 
 def _overall(report: Report, ends: Mapping[str, float]) -> Report:

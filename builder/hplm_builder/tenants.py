@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from hplm.adapters import tenant as tenants
 from hplm.adapters.bank import is_banked
+from hplm.adapters.bank_file import BankFile
 from hplm.adapters.packed import pack
 from hplm.adapters.tenant import Head, Tenant, TenantCard
 from hplm.config import Miss
@@ -25,6 +26,7 @@ from hplm.nn.base import Base
 from hplm.nn.lookup import PlotLookup, open_lookup
 from hplm.progress import Report, bar_report, silent
 from hplm.store.layout import Store
+from hplm.store.records import TenantVersion
 from hplm.text import EncodedText, TextEncoder
 from hplm_builder.bodies import ADAPTER_AT, AdapterModel, adapter_body
 from hplm_builder.cautions import cautions, nothing_learned
@@ -157,6 +159,14 @@ def tenant_of(
     return Tenant(card, pack(body.adapter()), head)
 
 
+def load_version(store: Store, version: TenantVersion, base: Base) -> Tenant:
+    """With its weights, from its folder or its bank. Raises ArtifactError."""
+    folder = store.path(version.path)
+    if is_banked(store, folder):
+        return BankFile(folder, base.fingerprint).load(version.tenant)
+    return tenants.load(folder, fingerprint=base.fingerprint, name=version.tenant)
+
+
 def build_tenant(
     store: Store,
     base_name: str,
@@ -168,12 +178,13 @@ def build_tenant(
     *,
     example: str = "",
     miss: Miss = "compute",
+    keep_width: bool = False,
 ) -> TenantCard:
     """Fine-tune a tenant over the base's root domain and publish its next version; its card carries the scores.
 
-    `miss` as it will be served. Raises DataError where the version there is has other labels or stands on another base,
-    MissingRegistryError where the store has tenants and no registry, ConflictError where another is published while this
-    one is trained.
+    `miss` as it will be served. With `keep_width` the adapter is as wide as that of the version there is, if that can be read.
+    Raises DataError where the version there is has other labels or stands on another base, MissingRegistryError where the
+    store has tenants and no registry, ConflictError where another is published while this one is trained.
     """
     check_name(name)
     base = bases.load(store.base(base_name))
@@ -183,6 +194,10 @@ def build_tenant(
         raise DataError(
             f"tenant {name!r} stands on domain {before.domain!r}: `hplm tenant update` goes on there; a build is over a root"
         )
+    if before is not None and keep_width:
+        with suppress(ArtifactError):
+            reduced = load_version(store, before.current, base).packed.reduced_size
+            settings = replace(settings, reduction_factor=base.config.hidden_size // reduced)
     if before is not None and not is_banked(store, folder := store.path(before.current.path)):
         # One whose files are damaged or gone is made again.
         with suppress(ArtifactError):

@@ -74,12 +74,11 @@ def stopping_file(server: int) -> Path:
 
 
 def tell_to_stop(server: int) -> None:
-    """Put the file there, with when the server was started. Raises OSError."""
+    """Put the file there: a link to when the server was started, which needs no memory that may be full. Raises OSError."""
     path, begun = stopping_file(server), _begun(server)
     with suppress(FileNotFoundError):
         path.unlink()
-    with open(path, "xb", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW, 0o600)) as file:
-        file.write(begun)
+    path.symlink_to(begun)
 
 
 def is_told_to_stop(server: int) -> bool:
@@ -88,8 +87,9 @@ def is_told_to_stop(server: int) -> bool:
     Another one's was for a process of the same number, whose launcher was killed as it ended that one. Clocks are not asked:
     they may be set back.
     """
-    with suppress(OSError), open(stopping_file(server), "rb", opener=at_once) as file:
-        return os.fstat(file.fileno()).st_uid == os.geteuid() and file.read(64) == _begun(server)
+    path = stopping_file(server)
+    with suppress(OSError):
+        return path.lstat().st_uid == os.geteuid() and os.readlink(path) == _begun(server)
     return False
 
 
@@ -98,9 +98,9 @@ def at_once(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
-def _begun(pid: int) -> bytes:
+def _begun(pid: int) -> str:
     """When a process was started, in ticks since the machine was."""
-    return stat_of(pid)[19].encode()
+    return stat_of(pid)[19]
 
 
 def stat_of(pid: int) -> list[str]:

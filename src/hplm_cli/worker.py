@@ -70,9 +70,15 @@ def worker(
         # In a thread of its own: a handler would wait for the end of whatever the job is computing, and for its locks.
         signal.sigwait(ENDING)
         found.stop.set()
+        # Whatever giving back may hang in.
+        last = threading.Timer(2 * STOP_S, os._exit, (143,))
+        last.daemon = True
+        last.start()
         time.sleep(STOP_S)
-        found.give_back()
-        os._exit(143)
+        try:
+            found.give_back()
+        finally:
+            os._exit(143)
 
     threading.Thread(target=wait_for_the_end, name="ending", daemon=True).start()
     logging.info("worker %s takes jobs of %s", name, store)

@@ -313,6 +313,12 @@ def test_a_tagging_that_is_built_is_wide_unless_told_otherwise(
     assert done.exit_code == 0
     assert ("exported with --reduction-factor 4" in done.output) == says_so
     assert tenants.load_card(tiny.folder_of(store, "acme")).about["bottleneck"] == reduced
+    # Again, it stays as wide: whoever serves it may have no slots for more.
+    done = CliRunner().invoke(builder, [*command, "--train", str(tmp_path / file)], catch_exceptions=False)
+    assert done.exit_code == 0
+    assert "exported with" not in done.output
+    assert tiny.folder_of(store, "acme") == store.tenant_version("acme", 2)
+    assert tenants.load_card(tiny.folder_of(store, "acme")).about["bottleneck"] == reduced
 
 
 def test_a_tenant_that_is_built_again_gets_its_next_version(tmp_path: Path) -> None:

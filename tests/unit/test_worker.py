@@ -283,12 +283,14 @@ def test_who_is_about_to_end_a_server_is_believed_where_it_is_our_own_user(
     process.tell_to_stop(server)
     assert not (tmp_path / "elsewhere").exists()
     # However the clock was set meanwhile.
-    os.utime(process.stopping_file(server), (0, 0))
+    os.utime(process.stopping_file(server), (0, 0), follow_symlinks=False)
     assert process.is_told_to_stop(server)
     assert not process.is_told_to_stop(other)
     # Left by a launcher that was killed as it ended a process of the same number.
     process.stopping_file(server).rename(process.stopping_file(other))
     assert not process.is_told_to_stop(other)
+    process.stopping_file(server).touch()
+    assert not process.is_told_to_stop(server)
     process.tell_to_stop(server)
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     assert not process.is_told_to_stop(server)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import logging
 import sys
 import time
 from collections import Counter
@@ -46,7 +45,7 @@ from hplm.serving.answers import Job
 from hplm.serving.backlog_file import SERVER, BacklogFile
 from hplm.serving.held import Held, check_time_left
 from hplm.serving.places import Places
-from hplm.serving.refusal import for_the_wire
+from hplm.serving.refusal import complain, for_the_wire
 from hplm.serving.threads import SWITCH_INTERVAL_S, ExclusiveLock
 from hplm.serving.worker import Worker
 from hplm.store.catalog import Catalog
@@ -366,12 +365,12 @@ class PlotStage:
         lengths = [len(text.ids) for text in texts]
         try:
             hidden = lookup.hidden_states(np.concatenate([text.ids for text in texts]), lengths)
-        except Exception:
+        except Exception as error:
             if len(texts) > 1:
                 # Alone they may all do well: then nothing else would say why.
-                logging.getLogger(__name__).warning("a look-up of several texts failed; each alone", exc_info=True)
+                complain(f"a look-up of several texts failed; each alone ({type(error).__name__})", error)
                 return [one for text in texts for one in self._look_up(lookup, [text])]
-            logging.getLogger(__name__).exception("a look-up failed")
+            complain(f"a look-up failed ({type(error).__name__})", error)
             return [InternalError("the look-up of this text failed; the server's log says why")]
         return np.split(hidden, np.cumsum(lengths)[:-1])
 
@@ -383,9 +382,9 @@ class PlotStage:
             if isinstance(error, KeyboardInterrupt):
                 raise
             if len(texts) > 1:
-                logging.getLogger(__name__).warning("texts could not be tokenised together; each alone", exc_info=True)
+                complain(f"texts could not be tokenised together; each alone ({type(error).__name__})", error)
                 return [one for text in texts for one in self._encode([text])]
-            logging.getLogger(__name__).exception("a text could not be tokenised")
+            complain(f"a text could not be tokenised ({type(error).__name__})", error)
             return [InternalError("the server failed on this text; its log says why")]
         return [_checked(one) for one in encoded]
 

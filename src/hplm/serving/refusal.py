@@ -9,47 +9,59 @@ from collections.abc import Callable
 
 from hplm.errors import ArtifactError, HplmError, InternalError, RegistryError, RegistryUnavailableError
 
-SAY_AGAIN_S = 30.0
-# Of which it is remembered when they were said.
-MOST_SAID = 10_000
+WINDOW_S = 30.0
+MOST_SAID = 100
 
 
 class Complaints:
-    """Errors of requests in the log, each once in half a minute: whoever asks again and again must not fill the disk."""
+    """Faults of requests in the log, each once in half a minute, and a hundred at most: who asks on must not fill the disk."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._said: dict[str, tuple[float, int]] = {}
+        self._said: set[str] = set()
+        self._unsaid = 0
+        self._since_s = clock()
         self._lock = threading.Lock()
 
     def say(self, words: str, error: BaseException | None = None) -> None:
-        """With `error`'s traceback where it is given; and how often it was not said since."""
-        now_s = self._clock()
+        """With `error`'s traceback where it is given. What was left out before is counted in a line of its own."""
+        unsaid = 0
         with self._lock:
-            since_s, unsaid = self._said.get(words, (-SAY_AGAIN_S, 0))
-            is_due = now_s - since_s >= SAY_AGAIN_S
-            if len(self._said) >= MOST_SAID and words not in self._said:
+            if self._clock() - self._since_s >= WINDOW_S:
+                unsaid, self._unsaid = self._unsaid, 0
                 self._said.clear()
-            self._said[words] = (now_s, 0) if is_due else (since_s, unsaid + 1)
-        if is_due:
-            more = f" ({unsaid:,} times more since it was said last)" if unsaid else ""
-            logging.getLogger(__name__).error("%s%s", words, more, exc_info=error)
+                self._since_s = self._clock()
+            is_new = words not in self._said and len(self._said) < MOST_SAID
+            if is_new:
+                self._said.add(words)
+            else:
+                self._unsaid += 1
+        log = logging.getLogger(__name__)
+        if unsaid:
+            log.error("%d more faults of requests, most like those above, were left out", unsaid)
+        if is_new:
+            log.error("%s", words, exc_info=error)
 
 
 COMPLAINTS = Complaints()
 
 
+def complain(words: str, error: BaseException | None = None) -> None:
+    """`Complaints.say` of this process."""
+    COMPLAINTS.say(words, error)
+
+
 def for_the_wire(error: BaseException, tenant: bytes) -> HplmError:
     """What is wrong with files, the registry or our code is for the operator's log: of such an error only the code travels."""
     if not isinstance(error, HplmError):
-        COMPLAINTS.say(f"tenant {_shown(tenant)} or its domain could not be loaded ({error!r})", error)
+        complain(f"tenant {_shown(tenant)} or its domain could not be loaded ({error!r})", error)
         return InternalError("this tenant's model cannot be loaded; the server's log says why")
     if not isinstance(error, ArtifactError | RegistryError):
         return error
     if isinstance(error, RegistryUnavailableError):
         # Of a tenant that may not even be: why is logged where the registry is read, not for each request.
         return RegistryUnavailableError("the registry cannot be read now; try again later")
-    COMPLAINTS.say(f"tenant {_shown(tenant)}: {error}")
+    complain(f"tenant {_shown(tenant)}: {error}")
     return type(error)("this tenant's model cannot be loaded; the server's log says why")
 
 

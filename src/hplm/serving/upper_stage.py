@@ -45,7 +45,7 @@ from hplm.serving.answers import Job
 from hplm.serving.backlog_file import SERVER, BacklogFile
 from hplm.serving.held import Held, check_time_left
 from hplm.serving.places import Places
-from hplm.serving.refusal import COMPLAINTS, for_the_wire
+from hplm.serving.refusal import complain, for_the_wire
 from hplm.serving.threads import SWITCH_INTERVAL_S, ExclusiveLock
 from hplm.serving.worker import Worker
 from hplm.store.catalog import Catalog
@@ -344,7 +344,7 @@ def _answer(one: _Ready, found: npt.NDArray[np.float32]) -> UpperAnswer | HplmEr
         return UpperAnswer(*answer_of(tenant.card.task, found, tenant.card.labels, one.tokens, tenant.head.transitions))
     except Exception as error:
         # One tenant's odd labels are not the batch's fault.
-        COMPLAINTS.say(f"tenant {one.request.tenant.card.name}: its answer cannot be decoded ({error!r})", error)
+        complain(f"tenant {one.request.tenant.card.name}: its answer cannot be decoded ({error!r})", error)
         return InternalError("this tenant's answer cannot be decoded; the server's log says why")
 
 

@@ -23,6 +23,7 @@ from hplm.scheduling.policy import Batch, Waiting
 from hplm.scheduling.queue import Refused, RequestQueue, Taken
 from hplm.serving.answers import Answer, Answers, Item, Job, is_gone
 from hplm.serving.held import ASK_CANCELLED_AFTER_S, SWEPT_AT_ONCE, Held, HeldRequests
+from hplm.serving.refusal import complain
 from hplm.serving.threads import be_nice
 from hplm.tracing import Tracer
 
@@ -236,7 +237,7 @@ class Worker(Generic[Item, Answer]):
                         self._answers.give(jobs[index], answer)
         except BaseException as error:
             # Also what is no Exception, as a panic in Rust: without this thread the stage would take requests and answer none.
-            logging.getLogger(__name__).exception("%s failed on a batch of %d", self._name, len(jobs))
+            complain(f"{self._name} failed on a batch ({type(error).__name__})", error)
             self._answers.counts.add("failed_batches")
             fatal = self._is_fatal(error)
         finally:

@@ -36,7 +36,10 @@ def tell(mark: IO[str], server: int) -> None:
 
 def remove(folder: Path, server: int) -> None:
     """A server's folder, and what it has in shared memory, which is named after the folder or the process."""
-    _unlink(f"{glob.escape(folder.name)}.*", f"{backlogs_of(server)}*", stopping_file(server).name)
+    _unlink(f"{glob.escape(folder.name)}.*", f"{backlogs_of(server)}*")
+    # No pattern finds a link that leads nowhere.
+    with suppress(OSError):
+        stopping_file(server).unlink()
     shutil.rmtree(folder, ignore_errors=True)
 
 

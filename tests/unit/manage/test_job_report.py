@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 from hplm_builder import job_report
@@ -78,6 +79,25 @@ def test_a_job_that_hangs_where_it_is_to_end_takes_its_worker_with_it(
         assert left.wait(10)
         assert time.monotonic() - begun_s > TIMES.hang_s
     assert "hangs in step 'features'" in caplog.text
+
+
+def test_a_job_that_is_to_end_and_waits_for_the_registry_does_not_hang(
+    registry: Registry, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = threading.Event()
+    monkeypatch.setattr(job_report.os, "_exit", lambda status: left.set())
+    until_s = time.monotonic() + 4 * TIMES.hang_s
+
+    def away() -> str:
+        if time.monotonic() < until_s:
+            raise RegistryUnavailableError("it is away")
+        return "there"
+
+    monkeypatch.setattr(job_report, "AGAIN_S", 0.01)
+    with JobReport(registry, job, "w", threading.Event(), replace(TIMES, lease_s=60.0), time.time) as report:
+        registry.cancel_job(job.id, time.time())
+        assert report.insist(away) == "there"
+    assert not left.is_set()
 
 
 def test_a_registry_that_is_away_is_in_the_log_once(

@@ -76,6 +76,29 @@ def test_a_worker_told_to_stop_gives_its_job_back_and_one_killed_loses_it_to_ano
     assert not [path for path in files_below(store) if path.startswith(("tenants/", "jobs/"))]
 
 
+def test_a_worker_is_heard_within_a_computation_that_never_comes_back(store: Store) -> None:
+    code = f"""
+import hashlib, sys
+from hplm_builder.worker import Worker
+
+def hang(self, until_idle):
+    print("begins", flush=True)
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)
+
+Worker.run, Worker.give_back = hang, lambda self: print("given back", flush=True)
+from hplm_cli import main
+sys.argv = ["hplm", "worker", "--store", {str(store.root)!r}]
+main()
+"""
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    assert child.stdout.readline() == "begins\n"
+    child.send_signal(signal.SIGTERM)
+    assert child.wait(30) == 143
+    assert child.stdout.read() == "given back\n"
+    child.stdout.close()
+
+
 def test_a_worker_ends_when_there_is_nothing_left_where_it_is_told_to(store: Store) -> None:
     assert start(store, "--once").wait(60) == 0
 
