@@ -21,7 +21,6 @@ from hplm.store.layout import Store
 DEFAULT_STORE = Path("build/demo/store")
 # A step that hears nothing for this long is given up.
 STOP_S = 5.0
-ENDING = (signal.SIGTERM, signal.SIGINT)
 
 
 def worker(
@@ -55,7 +54,6 @@ def worker(
     os.nice(19)
     give_way_for_memory()
     # Before anything that starts threads of its own.
-    signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     os.environ |= {"OMP_NUM_THREADS": str(threads), "RAYON_NUM_THREADS": str(threads)}
     # In UTC, as Triton's log has it.
     logging.Formatter.converter = time.gmtime
@@ -66,9 +64,13 @@ def worker(
     name = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
     found = Worker(Store(store.resolve(), registry), name, device=device)
 
+    told, tells = socket.socketpair()
+    tells.setblocking(False)
+    signal.set_wakeup_fd(tells.fileno())
+
     def wait_for_the_end() -> None:
         # In a thread of its own: a handler would wait for the end of whatever the job is computing, and for its locks.
-        signal.sigwait(ENDING)
+        told.recv(1)
         found.stop.set()
         # Whatever giving back may hang in.
         last = threading.Timer(2 * STOP_S, os._exit, (143,))
@@ -81,5 +83,7 @@ def worker(
             os._exit(143)
 
     threading.Thread(target=wait_for_the_end, name="ending", daemon=True).start()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
     logging.info("worker %s takes jobs of %s", name, store)
     found.run(until_idle=once)

@@ -90,13 +90,12 @@ from hplm_cli import main
 sys.argv = ["hplm", "worker", "--store", {str(store.root)!r}]
 main()
 """
-    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert child.stdout is not None
-    assert child.stdout.readline() == "begins\n"
-    child.send_signal(signal.SIGTERM)
-    assert child.wait(30) == 143
-    assert child.stdout.read() == "given back\n"
-    child.stdout.close()
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "begins\n"
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(30) == 143
+        assert child.stdout.read() == "given back\n"
 
 
 def test_a_worker_ends_when_there_is_nothing_left_where_it_is_told_to(store: Store) -> None:
