@@ -32,7 +32,7 @@ class LeaseTimes:
 
     Another worker watches a lease that is over for `watch_s` before it takes the job. A tenant's job ends `seen_s` after its
     version is published: servers have looked by then, and whoever hears of the end may ask the tenant at once. A job that is
-    to end, and has not asked for `hang_s` whether it is, hangs: the process ends, and the next worker is told so at once.
+    to end, and has not asked for `hang_s` whether it is, hangs: the process ends, and the lease with it when it runs out.
     """
 
     lease_s: float = 30.0

@@ -160,7 +160,7 @@ def tenant_of(
 
 
 def load_version(store: Store, version: TenantVersion, base: Base) -> Tenant:
-    """With its weights, from its folder or its bank. Raises ArtifactError."""
+    """With its weights, from its folder or its bank. Raises an ArtifactError, and OSError where the disk fails."""
     folder = store.path(version.path)
     if is_banked(store, folder):
         return BankFile(folder, base.fingerprint).load(version.tenant)

@@ -288,6 +288,7 @@ class PlotStage:
             except BaseException as unexpected:
                 error = unexpected
         if error is not None:
+            # Futures swallow what their callbacks raise: without an answer here there would be none.
             self._worker.refuse(asked.reply, for_the_wire(error, asked.given.tenant))
 
     def _queue(self, asked: _Asked, texts: int, lookup: PlotLookup) -> None:

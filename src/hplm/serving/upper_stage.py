@@ -264,6 +264,7 @@ class UpperStage:
             except BaseException as unexpected:
                 error = unexpected
         if error is not None:
+            # Futures swallow what their callbacks raise: without an answer here there would be none.
             self._worker.refuse(job.reply, for_the_wire(error, job.item[0].tenant))
 
     def _times_of(self, given: UpperInput) -> tuple[float, float]:
