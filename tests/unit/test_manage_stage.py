@@ -42,9 +42,11 @@ class Service:
 
     def __init__(self) -> None:
         self.gate = threading.Event()
+        self.is_at_gate = threading.Event()
 
     def handle(self, raw: bytes) -> dict[str, Any]:
         if len(raw) > 100:
+            self.is_at_gate.set()
             assert self.gate.wait(5)
         if raw == b"unknown":
             raise errors.UnknownJobError("there is no job 'x'")
@@ -133,6 +135,8 @@ def test_nothing_is_done_for_a_client_that_has_gone(stage: ManageStage) -> None:
 
 def test_stopping_answers_what_waits_and_what_comes_later(stage: ManageStage, service: Service) -> None:
     running = ask(stage, LARGE)
+    # Whatever no thread has taken up is refused, and a busy machine may take its time over that.
+    assert service.is_at_gate.wait(5)
     threading.Timer(0.1, service.gate.set).start()
     stage.stop()
     assert isinstance(running.wait(1)[0], bytes)
@@ -146,6 +150,7 @@ def test_stopping_waits_for_nothing_that_hangs_and_answers_it_once(
     monkeypatch.setattr(manage_stage, "STOP_S", 0.1)
     running, behind, other = ask(stage, LARGE), ask(stage, LARGE), ask(stage, b"hello")
     assert isinstance(other.wait(1)[0], bytes)
+    assert service.is_at_gate.wait(5)
     stage.stop()
     assert [type(one.wait(1)[0]) for one in (running, behind)] == [errors.StoppingError] * 2
     service.gate.set()
