@@ -13,7 +13,8 @@ from torch import Tensor
 from hplm.adapters.packed import PackedAdapter, Place, packed_width, to_bfloat16
 from hplm.adapters.tenant import Head, Tenant, TenantCard
 from hplm.config import BaseConfig
-from hplm.nn.adapters import AdapterSlots, AssignedSlots, gathers, own_product_tokens, plan_adapters
+from hplm.nn.adapter_plans import gathers, own_product_tokens, plan_adapters
+from hplm.nn.adapters import AdapterSlots, AssignedSlots
 from hplm.nn.dtype import choose_device, choose_dtype, use_threads
 from hplm.nn.encoder import Adapt
 from hplm.nn.memory import keep_freed_memory

@@ -13,7 +13,8 @@ import torch
 from hplm.adapters.packed import Place
 from hplm.nn import base as bases
 from hplm.nn import layouts
-from hplm.nn.adapters import OWN_PRODUCT_TOKENS, AdapterSlots, plan_adapters
+from hplm.nn.adapter_plans import OWN_PRODUCT_TOKENS, plan_adapters
+from hplm.nn.adapters import AdapterSlots
 from hplm.nn.base import Base
 from hplm.nn.encoder import layer_weights, packed_attention
 from hplm.nn.layouts import Batching

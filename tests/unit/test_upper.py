@@ -16,7 +16,8 @@ from hplm.adapters.tenant import Tenant
 from hplm.errors import ConfigError
 from hplm.nn import reference
 from hplm.nn import upper as uppers
-from hplm.nn.adapters import AdapterSlots, gathers, own_product_tokens, plan_adapters
+from hplm.nn.adapter_plans import gathers, own_product_tokens, plan_adapters
+from hplm.nn.adapters import AdapterSlots
 from hplm.nn.base import Base
 from hplm.nn.dtype import has_bfloat16
 from hplm.nn.onednn import can_pack, rounded

@@ -16,7 +16,8 @@ from hplm.adapters.packed import Place
 from hplm.adapters.slots import IDENTITY
 from hplm.adapters.tenant import Tenant
 from hplm.config import BaseConfig, Batching
-from hplm.nn.adapters import AdapterSlots, AssignedSlots, gathers, own_product_tokens, plan_adapters
+from hplm.nn.adapter_plans import gathers, own_product_tokens, plan_adapters
+from hplm.nn.adapters import AdapterSlots, AssignedSlots
 from hplm.nn.encoder import UpperEncoder, layer_weights
 from hplm.nn.int8 import Ranges, check_int8, quantise_layer
 from hplm.nn.layouts import Layout, lay_out
