@@ -19,7 +19,7 @@ from hplm.nn.base import Base
 from hplm.store.catalog import LOOK_EVERY_S
 from hplm.store.layout import Store
 from hplm.store.registry import Registry
-from hplm.text import TextEncoder, TextOrPair
+from hplm.text import TextOrPair
 from hplm.triton.server import TritonServer, free_ports
 from tests import tiny
 
@@ -72,7 +72,7 @@ def expected_logits(
         version_id = own if domain is None else registry.current_domain(base.config.name, domain).id
         folders = [one.path for one in registry.lineage(version_id)]
     levels, lower = reference.lineage(store, base, folders, "compute")
-    encoder = TextEncoder(base.tokenizer_path, base.config.max_tokens)
+    encoder = base.load_text_encoder()
     encoded = encoder.encode([text])[0]
     merged = reference.merged(encoded.ids.tolist(), base.config, levels, lower)
     return reference.answered(base.load_upper(), merged, tiny.load_tenant(store, base, tenant), encoded.tokens)

@@ -10,12 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hplm.adapters.packed import Adapter, Place
-from hplm.nn.dtype import choose_dtype
+from hplm.nn.dtype import CPU, choose_dtype
 from hplm.nn.encoder import OriginalEncoder, UpperEncoder, WindowEncoder
 from hplm.nn.upper import in_dtype
 from hplm_builder.convert import merged_texts
 
-CPU = torch.device("cpu")
 Half = Literal["lower", "higher"]
 # Where new tenants' adapters stand: docs/quality.md has what that gives over HMI's place.
 ADAPTER_AT: Place = "input"
@@ -31,7 +30,7 @@ class AdapterModel(nn.Module):
         self.at = at
         config = upper.config
         layers, hidden = config.upper_layers, config.hidden_size
-        reduced = max(1, hidden // reduction_factor) if start is None else start.down.shape[1]
+        reduced = config.reduced_size(reduction_factor) if start is None else start.down.shape[1]
         self._upper = [upper.requires_grad_(False)]  # in a list: not a parameter of this module
         # Small random down, zero up: training starts from the identity.
         self.down = nn.Parameter(torch.randn(layers, reduced, hidden) * hidden**-0.5)

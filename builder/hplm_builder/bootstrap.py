@@ -22,7 +22,7 @@ from hplm.store.layout import Store
 from hplm_builder.finetune import WORD_WINDOW, TrainSettings
 from hplm_builder.labelled import LabelledData, read_folder
 from hplm_builder.prepared import prepare_all
-from hplm_builder.tenants import encoder_of, plot_features, tune
+from hplm_builder.tenants import plot_features, tune
 
 # Dev and test are the same for every tenant of a task, so that scores compare; a seeded part of them is enough.
 MOST_JUDGED = 500
@@ -101,7 +101,7 @@ def in_proportion(sizes: Sequence[int], count: int) -> list[int]:
 def tune_fleet(store: Store, base: Base, lookup: PlotLookup, bank: str, fleet: TaskFleet, report: Report) -> int:
     """Publish a bank of fine-tuned tenants `TASK-00000`, ...; returns how many. Each takes as long as any fine-tune does."""
     done, total = 0, sum(task.tenants for task in fleet.tasks)
-    encoder, settings = encoder_of(base), fleet.settings
+    encoder, settings = base.load_text_encoder(), fleet.settings
 
     def members() -> Iterator[Tenant]:
         nonlocal done

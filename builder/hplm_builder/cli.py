@@ -30,6 +30,7 @@ from hplm_builder.finetune import TrainSettings, reduction_factor_of
 from hplm_builder.fleet import Shape, make_bench_repository
 from hplm_builder.labelled import read_data
 from hplm_builder.mixture import SHARES, read_to_count
+from hplm_builder.options import DEFAULT_STORE, BaseOption, PlotOption, StoreOption
 from hplm_builder.plots import build_plot
 from hplm_builder.register import check_parent, lineage_of, parent_of, publish_domain, published
 from hplm_builder.scores import METRICS
@@ -41,12 +42,6 @@ app = typer.Typer(
     epilog="Example: hplm build base --shipped && hplm build plot && hplm build tenant mine --train t.jsonl --dev d.jsonl "
     "&& hplm build export",
 )
-
-
-StoreOption = Annotated[Path, typer.Option("--store", help="Folder of the artifacts.")]
-BaseOption = Annotated[str, typer.Option("--base", help="Name of the base.")]
-PlotOption = Annotated[str, typer.Option("--plot", help="Name of the PLOT.")]
-DEFAULT_STORE = DEMO_FOLDER / "store"
 
 
 @app.command()

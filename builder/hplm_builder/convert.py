@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from rich.progress import Progress
 from torch import Tensor, nn
 
-from hplm.config import BaseConfig
+from hplm.config import BaseConfig, at_least
 from hplm.errors import ConfigError, DataError
 from hplm.nn.dtype import choose_dtype, computing_in
 from hplm.nn.encoder import OriginalEncoder, TransformerLayer, UpperEncoder, WindowEncoder, merge_windows
@@ -54,8 +54,7 @@ class ConvertSettings:
     def __post_init__(self) -> None:
         if not 0 < self.learning_rate < math.inf:
             raise ConfigError(f"the learning rate must be a number above 0, got {self.learning_rate}")
-        if self.seed < 0:
-            raise ConfigError(f"the seed must be at least 0, got {self.seed}")
+        at_least(self, 0, "seed")
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from hplm.errors import DataError, unreadable
-from hplm.manage.survey import MOST_LINE_BYTES
+from hplm_builder.rows import BoundedLines
 
 MOST_CHARACTERS = 1_000_000
 MOST_BYTES = 256 << 20
@@ -62,21 +62,9 @@ def _opened(path: Path, packed: bool) -> AbstractContextManager[BinaryIO]:
 
 def _lines(file: BinaryIO, name: str, most_bytes: int) -> Iterator[str]:
     """Lines without their ends."""
-    total, number = 0, 0
-    while raw := file.readline(MOST_LINE_BYTES + 1):
-        number += 1
-        total += len(raw)
-        where = f"{name}, line {number}"
-        if len(raw) > MOST_LINE_BYTES:
-            raise DataError(f"{where} is longer than {MOST_LINE_BYTES:,} bytes; put each document on a line of its own")
-        if total > most_bytes:
-            raise DataError(f"{where}: there is more than the {most_bytes:,} bytes of text that are taken")
-        try:
-            line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError as error:
-            raise DataError(f"{where} is not UTF-8 at byte {error.start} of the line") from None
-        if "\0" in line:
-            raise DataError(f"{where} holds a zero byte: this is not a text file in UTF-8")
+    lines = BoundedLines(file, name, most_bytes)
+    for line in lines:
+        lines.end_record()
         yield line.rstrip("\r\n")
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from hplm.config import at_least
 from hplm.errors import ConfigError, JobCancelledError
 from hplm.nn import base as bases
 from hplm.nn import lower as lowers
@@ -60,8 +61,7 @@ class DomainSettings(MaskedLmSettings):
         super().__post_init__()
         if not 0 < self.top_percent <= 100:
             raise ConfigError(f"top_percent is a share in percent, above 0 and at most 100; got {self.top_percent:g}")
-        if self.min_corpus_tokens < 0:
-            raise ConfigError(f"min_corpus_tokens must be at least 0, got {self.min_corpus_tokens}")
+        at_least(self, 0, "min_corpus_tokens")
 
 
 def build_domain(

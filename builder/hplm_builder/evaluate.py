@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import numpy as np
@@ -20,11 +19,10 @@ from hplm.progress import bar_report, progress_bars
 from hplm.report import JsonOption, Report
 from hplm.samples import unseen_paragraphs
 from hplm.store.layout import Store
-from hplm.text import TextEncoder
 from hplm_builder.base import DEFAULT_BASE, minilm_folder
 from hplm_builder.bodies import FullModel
 from hplm_builder.corpora import SOURCES
-from hplm_builder.demo import DEMO_FOLDER, PLOT_SOURCES, TENANTS, demo_data
+from hplm_builder.demo import PLOT_SOURCES, TENANTS, demo_data
 from hplm_builder.evaluation.cuts import cuts
 from hplm_builder.evaluation.domains import domains
 from hplm_builder.evaluation.int8 import int8
@@ -32,6 +30,7 @@ from hplm_builder.evaluation.methods import methods
 from hplm_builder.evaluation.tables_accuracy import tables_accuracy
 from hplm_builder.finetune import Trained, TrainSettings, fine_tune
 from hplm_builder.labelled import LabelledData
+from hplm_builder.options import DEFAULT_STORE, StoreOption
 from hplm_builder.original import load_original
 from hplm_builder.plots import count_grams
 from hplm_builder.prepared import prepare_all
@@ -48,14 +47,13 @@ app.command(name="tables-accuracy")(tables_accuracy)
 app.command()(domains)
 app.command()(cuts)
 app.command()(int8)
-StoreOption = Annotated[Path, typer.Option("--store", help="Folder of the artifacts.")]
 # Not searched: `hplm eval methods` searches each method's.
 LEARNING_RATE = 1e-4
 
 
 def _plain_fine_tune(base: Base, data: LabelledData, settings: TrainSettings, name: str) -> Trained:
     """All parameters of the unconverted model, trained on the task."""
-    encoder = TextEncoder(base.tokenizer_path, base.config.max_tokens)
+    encoder = base.load_text_encoder()
 
     def body() -> nn.Module:
         return FullModel(load_original(minilm_folder(), base.config))
@@ -68,7 +66,7 @@ def _plain_fine_tune(base: Base, data: LabelledData, settings: TrainSettings, na
 
 @app.command()
 def demo(
-    store: StoreOption = DEMO_FOLDER / "store",
+    store: StoreOption = DEFAULT_STORE,
     tenant: Annotated[list[str] | None, typer.Option(help="Only these; repeat for more.")] = None,
     json_file: JsonOption = None,
 ) -> None:
@@ -105,7 +103,7 @@ def demo(
 
 @app.command()
 def tables(
-    store: StoreOption = DEMO_FOLDER / "store",
+    store: StoreOption = DEFAULT_STORE,
     top: Annotated[list[float] | None, typer.Option(help="Percentages to try; repeat for more.")] = None,
     json_file: JsonOption = None,
 ) -> None:
@@ -114,7 +112,7 @@ def tables(
     Example: hplm eval tables --top 1 --top 3 --top 10
     """
     base = bases.load(Store.at(store).base(DEFAULT_BASE))
-    config, encoder = base.config, TextEncoder(base.tokenizer_path, base.config.max_tokens)
+    config, encoder = base.config, base.load_text_encoder()
     documents = [text for source in PLOT_SOURCES for text in SOURCES[source]()]
     with progress_bars() as progress:
         counted = count_grams(documents, base, progress)

@@ -16,19 +16,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hplm.adapters.tenant import Head, Pooling
-from hplm.config import REDUCTION_FACTOR
+from hplm.config import REDUCTION_FACTOR, at_least
 from hplm.decode import beginnings, word_ranges
 from hplm.errors import ConfigError
-from hplm.nn.dtype import computing_in
+from hplm.nn.dtype import CPU, computing_in
 from hplm.nn.upper import pool
 from hplm.progress import Report, silent
-from hplm_builder.bodies import CPU, copy_state, fastest_format
+from hplm_builder.bodies import copy_state, fastest_format
 from hplm_builder.crf import sequence_loss
 from hplm_builder.head_start import LEAST_ACCURACY, examples_to_fit, fit_head, may_be_fitted
-from hplm_builder.judging import mistakes_of, predict, score_of, scores_of
+from hplm_builder.judging import mistakes_of, predict, scores_of
 from hplm_builder.labelled import LabelledData
 from hplm_builder.learning_rate import triangle
 from hplm_builder.prepared import IGNORED, Parts, Prepared, count_tokens, packed_batches
+from hplm_builder.scores import METRICS
 
 # Training a token costs about three times what predicting it does: forward, and backward twice.
 TRAINING_COST = 3
@@ -65,9 +66,7 @@ class TrainSettings:
             raise ConfigError("epochs must be at least 1 and learning rates above 0")
         if not all(map(math.isfinite, self.learning_rates)) or self.seed < 0:
             raise ConfigError("learning rates must be finite and the seed at least 0")
-        for key in ("patience", "reduction_factor", "batch_examples"):
-            if getattr(self, key) < 1:
-                raise ConfigError(f"{key} must be at least 1, got {getattr(self, key)}")
+        at_least(self, 1, "patience", "reduction_factor", "batch_examples")
         if self.pooling not in get_args(Pooling):
             raise ConfigError(f"pooling must be cls or mean, got {self.pooling!r}")
 
@@ -291,7 +290,7 @@ class _Run:
     def _score(self, head: Head, dev: list[Prepared], ticker: _Ticker) -> float:
         device = self._head.weight.device
         answers = predict(self.body, head, self._data, dev, self._settings.pooling, ticker.predicted, device)
-        return score_of(self._data, dev, answers)
+        return scores_of(self._data, dev, answers)[METRICS[self._data.task]]
 
 
 class Trainer:

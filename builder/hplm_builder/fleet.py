@@ -20,7 +20,7 @@ from hplm.config import REDUCTION_FACTOR, BaseConfig, PlotSettings, UpperSetting
 from hplm.errors import ArtifactError, ConfigError
 from hplm.nn import base as bases
 from hplm.nn.base import Base
-from hplm.nn.dtype import choose_dtype
+from hplm.nn.dtype import CPU, choose_dtype
 from hplm.nn.encoder import UpperEncoder, WindowEncoder
 from hplm.nn.lookup import open_lookup
 from hplm.progress import bar_report
@@ -90,7 +90,7 @@ def _perturbed(
 ) -> Iterator[Tenant]:
     config = base.config
     hidden = config.hidden_size
-    reduced = max(1, hidden // reduction_factor)
+    reduced = config.reduced_size(reduction_factor)
     layers, width = config.upper_layers, packed_width(hidden, reduced)
     # One stream of noise, read from another place for each tenant: drawing it anew would take minutes.
     noise = torch.from_numpy(rng.standard_normal(layers * width + 8 * count, dtype=np.float32) * ADAPTER_STD)
@@ -146,7 +146,7 @@ def make_pool_plot(store: Store, base: Base, texts: Sequence[str], progress: Pro
             lower,
             base.fingerprint,
             {"corpus": {"texts": len(texts)}},
-            choose_dtype("auto", torch.device("cpu")),
+            choose_dtype("auto", CPU),
             lambda count: progress.update(bar, advance=count),
         )
 
@@ -182,7 +182,7 @@ def make_bench_repository(
     steps = progress.add_task(f"{shape}: base, tables, {tenants:,} tenants, models", total=4)
     base = _bench_base(store, shape, seed)
     progress.update(steps, advance=1)
-    texts = draw_texts(TextEncoder(base.tokenizer_path, base.config.max_tokens), seed)
+    texts = draw_texts(base.load_text_encoder(), seed)
     listed = "\n".join(texts) + "\n"
     path = folder / TEXTS
     if not has_plot(store, base, PLOT) or not path.is_file() or path.read_text() != listed:

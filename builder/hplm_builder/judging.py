@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from hplm.adapters.tenant import Head
 from hplm.decode import answer_of
-from hplm.nn.dtype import computing_in
+from hplm.nn.dtype import CPU, computing_in
 from hplm.nn.upper import pool
 from hplm.wire import LabelledSpan
-from hplm_builder.bodies import CPU, fastest_format
+from hplm_builder.bodies import fastest_format
 from hplm_builder.labelled import Entity, LabelledData, LabelledText, may_be_dropped
 from hplm_builder.prepared import Prepared
 from hplm_builder.scores import accuracy, confusion, entity_f1, entity_types, macro_f1, pearson, spearman
@@ -72,15 +72,6 @@ def scores_of(
         return {"pearson": pearson(values, found), "spearman": spearman(values, found)}
     gold, got = [str(one.source.label) for one in examples], [spans[0].label for spans in answers]
     return {"accuracy": accuracy(gold, got), "macro_f1": macro_f1(gold, got)}
-
-
-def score_of(data: LabelledData, examples: Sequence[Prepared], answers: Sequence[Sequence[LabelledSpan]]) -> float:
-    """The one of `scores_of` that the task is judged by, which takes the least time of them."""
-    if data.task == "tagging":
-        return entity_f1([gold_of(one) for one in examples], answers)
-    if data.task == "regression":
-        return pearson([one.source.value for one in examples], [spans[0].score for spans in answers])
-    return accuracy([str(one.source.label) for one in examples], [spans[0].label for spans in answers])
 
 
 def gold_of(one: Prepared) -> list[Entity]:

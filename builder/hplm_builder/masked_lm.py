@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hplm.config import at_least
 from hplm.errors import ConfigError
 from hplm.nn.dtype import choose_dtype, computing_in
 from hplm.nn.encoder import UpperEncoder, WindowEncoder
@@ -45,13 +46,10 @@ class MaskedLmSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for key in ("total_tokens", "warmup_tokens", "batch_tokens"):
-            if getattr(self, key) < 1:
-                raise ConfigError(f"{key} must be at least 1, got {getattr(self, key)}")
+        at_least(self, 1, "total_tokens", "warmup_tokens", "batch_tokens")
+        at_least(self, 0, "seed")
         if not 0 < self.learning_rate <= 1:
             raise ConfigError(f"learning_rate must be above 0 and at most 1, got {self.learning_rate:g}")
-        if self.seed < 0:
-            raise ConfigError(f"seed must be at least 0, got {self.seed}")
 
     @property
     def warmup_steps(self) -> int:

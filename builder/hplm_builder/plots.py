@@ -20,7 +20,7 @@ from hplm.config import BaseConfig
 from hplm.errors import ArtifactError, ConfigError, DataError
 from hplm.nn import base as bases
 from hplm.nn.base import Base
-from hplm.nn.dtype import choose_dtype
+from hplm.nn.dtype import CPU, choose_dtype
 from hplm.nn.encoder import WindowEncoder
 from hplm.nn.lookup import compute_windows
 from hplm.plot import table as tables
@@ -141,7 +141,7 @@ def build_plot(
             lower,
             base.fingerprint,
             {"corpus": report},
-            choose_dtype(dtype, torch.device("cpu")),
+            choose_dtype(dtype, CPU),
             partial(progress.advance, bar),
         )
     return report

@@ -15,9 +15,10 @@ from torch import nn
 
 from hplm.errors import ConfigError, InternalError
 from hplm.nn.base import Base
+from hplm.nn.dtype import CPU
 from hplm.progress import Report, silent
 from hplm.wire import LabelledSpan
-from hplm_builder.bodies import CPU, UpperModel
+from hplm_builder.bodies import UpperModel
 from hplm_builder.cautions import has_learned
 from hplm_builder.finetune import TrainSettings, fine_tune
 from hplm_builder.judging import predict

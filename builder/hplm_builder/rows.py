@@ -20,7 +20,7 @@ BLANKS = " \t\r\n\v\f"
 
 
 class BoundedLines:
-    """Lines of a UTF-8 file. Raises DataError naming file and line for what is not text or too long.
+    """Lines of a UTF-8 file, with their ends. Raises DataError naming file and line for what is not text or too long.
 
     Whoever reads says where a record ends; what it may hold is bounded by LONGEST_RECORD, and the whole by `most_bytes`.
     """
@@ -54,7 +54,7 @@ class BoundedLines:
             raise DataError(f"{self._name} has more than the {self._most_bytes:,} bytes that are accepted")
         if self._record_bytes > LONGEST_RECORD:
             raise DataError(
-                f"{self.where}: more than {LONGEST_RECORD:,} bytes without an end: one example is that long"
+                f"{self.where}: more than {LONGEST_RECORD:,} bytes without an end: give each text or example a line of its own"
             )
         if b"\0" in raw:
             raise DataError(f"{self.where} holds a NUL byte: the file is not UTF-8 text")

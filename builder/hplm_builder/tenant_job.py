@@ -28,7 +28,7 @@ from hplm_builder.job_bench import Bench, made_by, publish, retire_old, without_
 from hplm_builder.labelled import LabelledData, LabelledFile, read_data
 from hplm_builder.register import told_of
 from hplm_builder.scores import METRICS
-from hplm_builder.tenants import encoder_of, estimate_fine_tune, load_version, train_tenant
+from hplm_builder.tenants import estimate_fine_tune, load_version, train_tenant
 
 # Where each step ends, as a share of the job: texts through the tables, then the epochs; and where there are unlabelled texts.
 STEPS = {"features": 0.25, "fine-tune": 1.0}
@@ -82,7 +82,7 @@ def plan_tenant(job: Job, bench: Bench) -> dict[str, Any]:
     """What `make_tenant` would cost, measured on a few examples; the files are checked as they would be."""
     task = _Task.read(job, bench)
     bench.report("measure", 0.5)
-    warnings = cautions(task.data, encoder_of(task.base))
+    warnings = cautions(task.data, task.base.load_text_encoder())
     return {
         "examples": task.data.counts,
         "labels": list(task.data.labels),
@@ -241,7 +241,7 @@ def _bytes(task: _Task) -> int:
     """Of a tenant's weights on disk, in float32: adapters, head, a tagging's transitions. An update keeps their shapes."""
     config, start, labels = task.base.config, task.start, len(task.data.labels)
     hidden = config.hidden_size
-    reduced = start.packed.reduced_size if start else max(1, hidden // task.settings.reduction_factor)
+    reduced = start.packed.reduced_size if start else config.reduced_size(task.settings.reduction_factor)
     head = (start.card.word_window if start else new_word_window(task.data.task)) * labels * (hidden + 1)
     transitions = (1 + labels) * labels if task.data.task == "tagging" else 0
     return 4 * (config.upper_layers * packed_width(hidden, reduced) + head + transitions)

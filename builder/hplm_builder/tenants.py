@@ -27,7 +27,7 @@ from hplm.nn.lookup import PlotLookup, open_lookup
 from hplm.progress import Report, bar_report, silent
 from hplm.store.layout import Store
 from hplm.store.records import TenantVersion
-from hplm.text import EncodedText, TextEncoder
+from hplm.text import EncodedText
 from hplm_builder.bodies import ADAPTER_AT, AdapterModel, adapter_body
 from hplm_builder.cautions import cautions, nothing_learned
 from hplm_builder.finetune import TRAINING_COST, Scale, TaskHead, Trainer, TrainSettings, fine_tune
@@ -67,10 +67,6 @@ def token_ids(encoded: list[EncodedText]) -> list[Tensor]:
     return [torch.from_numpy(one.ids) for one in encoded]
 
 
-def encoder_of(base: Base) -> TextEncoder:
-    return TextEncoder(base.tokenizer_path, base.config.max_tokens)
-
-
 def train_tenant(
     base: Base,
     lookup: PlotLookup,
@@ -89,7 +85,7 @@ def train_tenant(
     nothing was learned `warnings`, see `cautions`. Raises TenantNameError, DataError or ConfigError, and what `report` raises.
     """
     check_name(name)
-    encoder, featurise, room = encoder_of(base), plot_features(lookup), Room()
+    encoder, featurise, room = base.load_text_encoder(), plot_features(lookup), Room()
     room.expect(data, encoder, base.config.hidden_size)
     warnings = cautions(data, encoder)
     parts = prepare_all(data, encoder, featurise, report, room)
@@ -221,7 +217,7 @@ def estimate_fine_tune(
 
     Raises DataError for more than a job may take of the machine's memory.
     """
-    encoder, featurise = encoder_of(base), plot_features(lookup)
+    encoder, featurise = base.load_text_encoder(), plot_features(lookup)
     Room().expect(data, encoder, base.config.hidden_size)
     some = sample_of(data.train, MEASURED_EXAMPLES)
     prepare(some[:2], data, encoder, featurise)  # the first pays for what the others find warm

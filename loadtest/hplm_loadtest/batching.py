@@ -65,7 +65,7 @@ def batching(
     """
     check_picture(picture)
     served = read(models)
-    encoder = TextEncoder(served.base.tokenizer_path, served.base.config.max_tokens)
+    encoder = served.base.load_text_encoder()
     names = served_names(models)
     rng = np.random.default_rng(0)
     found: dict[tuple[str, float], dict[str, list[float]]] = {}

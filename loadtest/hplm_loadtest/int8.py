@@ -12,12 +12,11 @@ from textwrap import fill
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from hplm.config import Quantization
 from hplm.nn import lower as lowers
 from hplm.nn.base import Base
-from hplm.nn.dtype import choose_dtype, choose_threads, use_threads
+from hplm.nn.dtype import CPU, choose_dtype, choose_threads, use_threads
 from hplm.nn.int8 import check_int8
 from hplm.nn.int8_ranges import measure_ranges
 from hplm.nn.lookup import compute_windows
@@ -38,7 +37,6 @@ from hplm_loadtest.texts import texts
 from hplm_loadtest.timing import interleaved
 from hplm_loadtest.variants import serving
 
-CPU = torch.device("cpu")
 UPPER = "upper layers, in-process"
 LOWER = "lower layers for new text, in-process"
 KNOWN = "known text through Triton, gRPC"

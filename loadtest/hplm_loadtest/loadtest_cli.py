@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import typer
@@ -141,15 +141,18 @@ def perform(scenario: Scenario, load: Load) -> None:
         signal.signal(number, signal.SIG_DFL)
     is_good = judge(outcome.run)
     if not outcome.is_whole:
-        console = Console(stderr=True, soft_wrap=True, highlight=False)
-        console.print(
-            f"hplm loadtest: stopped after {outcome.run.duration_s:.1f} of {scenario.duration_s:g} s, "
-            f"{len(outcome.run)} of {outcome.planned} requests: these are figures of that part",
-            style="red",
+        complain(
+            f"stopped after {outcome.run.duration_s:.1f} of {scenario.duration_s:g} s, "
+            f"{len(outcome.run)} of {outcome.planned} requests: these are figures of that part"
         )
         raise typer.Exit(128 + outcome.signal if outcome.signal else 1)
     if not is_good:
         raise typer.Exit(1)
+
+
+def complain(what: str) -> None:
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    console.print(f"hplm loadtest: {what}", style="red")
 
 
 def report(scenario: Scenario, load: Load, mix: Mix, outcome: Outcome) -> Report:
@@ -181,90 +184,85 @@ def report(scenario: Scenario, load: Load, mix: Mix, outcome: Outcome) -> Report
 
 def judge(run: Run) -> bool:
     """Whether the figures mean anything; says loudly why not."""
-    console = Console(stderr=True, soft_wrap=True, highlight=False)
     bad = run.kinds["lost"] + run.kinds["failed"]
     if bad:
-        console.print(f"hplm loadtest: {run.kinds['lost']} requests lost, {run.kinds['failed']} failed", style="red")
+        complain(f"{run.kinds['lost']} requests lost, {run.kinds['failed']} failed")
     if crowded := run.codes.count(NOT_SENT):
-        console.print(
-            f"hplm loadtest: {crowded} of them were not sent, for too many were under way: the server is slower than the load",
-            style="red",
-        )
+        complain(f"{crowded} of them were not sent, for too many were under way: the server is slower than the load")
     if not run.kept_up:
-        console.print(
-            f"hplm loadtest: the load fell behind its plan ({100 * run.sent_within(LATE_S):.1f} % of the requests were sent "
-            "within 20 ms of it): this run measured the load generator; lower the rate or free a core for it",
-            style="red",
+        complain(
+            f"the load fell behind its plan ({100 * run.sent_within(LATE_S):.1f} % of the requests were sent "
+            "within 20 ms of it): this run measured the load generator; lower the rate or free a core for it"
         )
     return bad == 0 and run.kept_up
 
 
-def command(make: Callable[..., Scenario]) -> None:
-    """A sub-command that takes the options of `make`, which gives the scenario, and those of Load."""
-
-    def performed(load: Load, **options: Any) -> None:
-        perform(make(**options), load)
-
-    app.command()(with_shared(Load, performed, like=make))
-
-
+command = partial(with_shared, Load)
 Rate = Annotated[float, typer.Option("--rate", help="Requests per second.")]
 Duration = Annotated[float, typer.Option("--duration", min=0.1, help="Seconds.")]
 
 
+@app.command()
 @command
 def steady(
+    load: Load,
     rate_per_s: Rate = 20.0,
     duration_s: Duration = 30.0,
     cv: Annotated[float, typer.Option(help="Coefficient of variation of the gaps: 1 is Poisson, 4 is uneven.")] = 1.0,
-) -> Scenario:
+) -> None:
     """The same mean rate all the time.
 
     Example: hplm loadtest steady --rate 50 --deadlines interactive=0.1:0.7,batch=2:0.3
     """
     arrivals = PoissonArrivals(rate_per_s) if cv == 1 else GammaArrivals(rate_per_s, cv)
-    return Scenario("steady", arrivals, duration_s)
+    perform(Scenario("steady", arrivals, duration_s), load)
 
 
+@app.command()
 @command
 def ramp(
+    load: Load,
     from_per_s: Annotated[float, typer.Option("--from", min=0, help="Requests per second at the start.")] = 5.0,
     to_per_s: Annotated[float, typer.Option("--to", min=0, help="Requests per second at the end.")] = 100.0,
     duration_s: Duration = 60.0,
-) -> Scenario:
+) -> None:
     """A mean rate that grows in a straight line, to see where answers start to be late.
 
     Example: hplm loadtest ramp --from 5 --to 200 --duration 120 --web
     """
-    return Scenario("ramp", RampArrivals(from_per_s, to_per_s), duration_s)
+    perform(Scenario("ramp", RampArrivals(from_per_s, to_per_s), duration_s), load)
 
 
+@app.command()
 @command
 def burst(
+    load: Load,
     clients: Annotated[int, typer.Option(min=1, help="Senders.")] = 250,
     stagger_s: Annotated[
         float, typer.Option("--stagger", min=0, help="Seconds from one's start to the next's.")
     ] = 0.05,
     period_s: Annotated[float, typer.Option("--every", help="Seconds from one's request to its next.")] = 1.2,
     count: Annotated[int, typer.Option(min=1, help="Requests of each.")] = 50,
-) -> Scenario:
+) -> None:
     """Senders that start one after another, each a request every so often (HMI Fig. 13).
 
     Example: hplm loadtest burst --clients 100 --count 20 --zipf 1
     """
     arrivals = BurstArrivals(clients, stagger_s, period_s, count)
-    return Scenario("burst", arrivals, arrivals.lasts_s)
+    perform(Scenario("burst", arrivals, arrivals.lasts_s), load)
 
 
+@app.command()
 @command
 def replay(
+    load: Load,
     trace: Annotated[Path, typer.Option(help="CSV file with a column TIMESTAMP.")],
     rate_per_s: Rate = 20.0,
     burstiness: Annotated[float, typer.Option(help="0: evenly spaced, 1: as recorded, 2: more bursty.")] = 1.0,
     duration_s: Duration = 60.0,
-) -> Scenario:
+) -> None:
     """A recorded trace of arrivals, at a mean rate and burstiness of one's own.
 
     Example: hplm loadtest replay --trace azure_llm_conv_2023.csv --rate 30 --burstiness 1.5
     """
-    return Scenario("replay", TraceArrivals(trace, rate_per_s, burstiness), duration_s)
+    perform(Scenario("replay", TraceArrivals(trace, rate_per_s, burstiness), duration_s), load)

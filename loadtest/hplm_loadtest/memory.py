@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from hplm.progress import progress_bars
 from hplm.report import Goal, Report
 from hplm.store import artifact
 from hplm.store.layout import Store
+from hplm.triton.stubs import stubs_of
 from hplm_loadtest.open_loop import closed_loop
 from hplm_loadtest.peers.plain import file_bytes, whole
 from hplm_loadtest.peers.systems import Fleet, Limits, Shape, Systems, open_fleet
@@ -42,23 +42,16 @@ class Memory:
     mapped: int
 
 
-def server_memory(session: int) -> dict[str, Memory]:
-    """Memory by process name (`tritonserver`, `hbert_plot`, `hbert_upper`) of the processes of a session."""
+def server_memory(triton: int) -> dict[str, Memory]:
+    """Memory by process name, `tritonserver` and its models (`hbert_plot`, `hbert_upper`), of a Triton process."""
     found: dict[str, Memory] = {}
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit():
-            continue
+    for pid, name in {triton: "tritonserver", **stubs_of(triton)}.items():
         try:
-            if os.getsid(int(folder.name)) != session:
-                continue
-            words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
-            lines = (folder / "smaps_rollup").read_text().splitlines()[1:]
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
         except OSError:  # it has just ended
             continue
-        sizes = {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines)}
+        sizes = {key: int(rest.split()[0]) * 1024 for key, _, rest in (line.partition(":") for line in lines)}
         memory = Memory(sizes["Rss"], sizes["Pss"], sizes["Pss_Anon"] + sizes["Pss_Shmem"], sizes["Pss_File"])
-        # A stub is told its model's file: NAME/VERSION/model.py.
-        name = next((Path(word).parts[-3] for word in words if word.endswith("/model.py")), Path(words[0]).name)
         found[name] = memory if name not in found else _sum([found[name], memory])
     return found
 
@@ -73,7 +66,7 @@ def slot_bytes(fleet: Fleet, settings: UpperSettings, counts: Sequence[int]) -> 
     device = choose_device(settings.device)
     dtype = choose_dtype(settings.dtype, device)
     before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
-    slots = AdapterSlots(base, settings.num_slots, max(1, base.hidden_size // settings.reduction_factor), device, dtype)
+    slots = AdapterSlots(base, settings.num_slots, base.reduced_size(settings.reduction_factor), device, dtype)
     bank = _bank(fleet)
     found, done = {}, 0
     try:

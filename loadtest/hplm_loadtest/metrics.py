@@ -14,16 +14,12 @@ def metric(server: TritonServer, name: str) -> float:
     """Of `name`, as `requests` or `requests{event="ok"}`: the sum of all that have these labels; 0 where there are none."""
     family, _, labels = name.rstrip("}").partition("{")
     wanted = set(labels.split(",")) - {""}
-    found = re.findall(rf"^{re.escape(family)}(?:{{(.*)}})? (\S+)$", _page(server), flags=re.MULTILINE)
+    found = re.findall(rf"^{re.escape(family)}(?:{{(.*)}})? (\S+)$", page(server), flags=re.MULTILINE)
     return sum(float(value) for labels, value in found if wanted <= set(labels.split(",")))
 
 
-def families(server: TritonServer) -> set[str]:
-    """The names of all that has a value."""
-    return set(re.findall(r"^(\w+)(?:{.*})? \S+$", _page(server), flags=re.MULTILINE))
-
-
-def _page(server: TritonServer) -> str:
+def page(server: TritonServer) -> str:
+    """All of them, as Prometheus reads it."""
     with DIRECT.open(f"http://127.0.0.1:{server.ports.metrics}/metrics", timeout=10) as answer:
         text: str = answer.read().decode()
     return text

@@ -10,7 +10,6 @@ import numpy as np
 
 from hplm.nn.lookup import open_lookup
 from hplm.nn.upper import UpperRequest
-from hplm.text import TextEncoder
 from hplm_loadtest.models import Served
 from hplm_loadtest.plan import Requests
 from hplm_loadtest.texts import pool
@@ -44,7 +43,7 @@ def saturated(models: Path, served: Served) -> Saturated:
     """BATCH texts of a fleet's pool. Raises DataError where there is none."""
     members = served.some(BATCH)
     texts = (pool(models) * BATCH)[:BATCH]
-    encoder = TextEncoder(served.base.tokenizer_path, served.base.config.max_tokens)
+    encoder = served.base.load_text_encoder()
     lookup = open_lookup(served.store, served.base, served.plot.table, miss=served.plot.miss)
     requests = [
         UpperRequest(members[i % len(members)], lookup.hidden_states(one.ids, [len(one.ids)]))

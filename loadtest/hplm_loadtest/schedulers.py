@@ -81,7 +81,7 @@ def schedulers(
     """
     check_picture(picture)
     served = read(models)
-    encoder = TextEncoder(served.base.tokenizer_path, served.base.config.max_tokens)
+    encoder = served.base.load_text_encoder()
     names = served_names(models)
     rng = np.random.default_rng(0)
     found: dict[tuple[Setting, str], list[dict[str, float]]] = {}

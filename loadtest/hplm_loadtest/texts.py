@@ -62,9 +62,8 @@ def mean_tokens(sent: Sequence[str], models: Path) -> float:
 
     Of many texts, of a thousand to two thousand evenly among them.
     """
-    from hplm.text import TextEncoder
     from hplm_loadtest.models import read
 
     base = read(models).base
-    encoded = TextEncoder(base.tokenizer_path, base.config.max_tokens).encode(sent[:: max(1, len(sent) // 1000)])
+    encoded = base.load_text_encoder().encode(sent[:: max(1, len(sent) // 1000)])
     return float(np.mean([len(one.ids) for one in encoded]))

@@ -18,7 +18,8 @@ from hplm.report import Report
 from hplm_loadtest.models import read, served_names
 from hplm_loadtest.open_loop import closed_loop
 from hplm_loadtest.pictures import COLOURS, check_picture, save
-from hplm_loadtest.plan import Requests
+from hplm_loadtest.plan import Mix
+from hplm_loadtest.tenants import UniformTenants
 from hplm_loadtest.texts import pool
 from hplm_loadtest.variants import serving
 
@@ -31,7 +32,7 @@ def trace(models: Path, count: int, slots: int, perfetto: Path | None, picture: 
     check_picture(picture)
     names = served_names(models)
     rng = np.random.default_rng(0)
-    texts = pool(models)
+    mix = Mix(UniformTenants(names), pool(models))
     with tempfile.TemporaryDirectory(prefix="hplm-trace-") as folder, progress_bars() as progress:
         bar = progress.add_task("requests", total=2)
         paths = [Path(folder) / name for name in ("plot.jsonl", "upper.jsonl")]
@@ -40,9 +41,7 @@ def trace(models: Path, count: int, slots: int, perfetto: Path | None, picture: 
             for _ in range(2):
                 # The first pass warms up; stages and this process read the same clock.
                 start_us = time.monotonic_ns() / 1000
-                tenants = [names[i] for i in rng.integers(len(names), size=count)]
-                chosen = [texts[i] for i in rng.integers(len(texts), size=count)]
-                closed_loop(server.ports.grpc_url, Requests(tenants, chosen, np.full(count, np.nan)), 64)
+                closed_loop(server.ports.grpc_url, mix.draw(count, rng), 64)
                 progress.update(bar, advance=1)
         spans = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
     spans = [span for span in spans if span["start_us"] >= start_us]

@@ -40,7 +40,7 @@ def upper_layers(models: Path, rounds: int, num_threads: int, device_name: str) 
     device = choose_device(device_name)
     dtype = choose_dtype("auto", device)
     members = served.some(BATCH)
-    wide = base.config.hidden_size // UpperSettings.reduction_factor
+    wide = base.config.reduced_size(UpperSettings.reduction_factor)
     reduced = max(wide, *(member.packed.reduced_size for member in members))
     fleets = {
         "packed": [_reading(member, "mean") for member in members],

@@ -52,9 +52,10 @@ class BaseConfig:
     relative_buckets: int = 0
 
     def __post_init__(self) -> None:
-        for key in ("vocab_size", "hidden_size", "num_heads", "intermediate_size", "window_layers", "upper_layers"):
-            _at_least(self, key, 1)
-        _at_least(self, "max_tokens", 3)
+        at_least(
+            self, 1, "vocab_size", "hidden_size", "num_heads", "intermediate_size", "window_layers", "upper_layers"
+        )
+        at_least(self, 3, "max_tokens")
         if self.hidden_size % self.num_heads:
             raise ConfigError(f"hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}")
         if not 2 <= self.window <= 8:
@@ -62,10 +63,9 @@ class BaseConfig:
         if self.relative_buckets % 4 or not 0 <= self.relative_buckets < 512:
             raise ConfigError(f"relative_buckets must be a multiple of 4 below 512, got {self.relative_buckets}")
 
-    @property
-    def left(self) -> int:
-        """Tokens of a window before its centre: window t covers tokens t - left ... t - left + window - 1."""
-        return (self.window - 1) // 2
+    def reduced_size(self, reduction_factor: int) -> int:
+        """The bottleneck of adapters with this reduction factor."""
+        return max(1, self.hidden_size // reduction_factor)
 
 
 @dataclass(frozen=True)
@@ -109,15 +109,20 @@ class PlotSettings:
     exclusive_lock: str = ""
 
     def __post_init__(self) -> None:
-        for key in (
-            *("overlay_windows", "most_domains", "max_text_bytes", "batch_tokens", "batch_requests"),
+        at_least(
+            self,
+            1,
+            "overlay_windows",
+            "most_domains",
+            "max_text_bytes",
+            "batch_tokens",
+            "batch_requests",
             "queue_capacity",
-        ):
-            _at_least(self, key, 1)
-        _at_least(self, "num_threads", 0)
+        )
+        at_least(self, 0, "num_threads")
         _within(self, "batch_every_ms", 0, 100)
         _above(self, "default_deadline_s", 0)
-        _at_least(self, "reserve_s", 0)
+        at_least(self, 0, "reserve_s")
         _weights(self.tenant_weights)
 
 
@@ -172,18 +177,12 @@ class UpperSettings:
     exclusive_lock: str = ""
 
     def __post_init__(self) -> None:
-        _at_least(self, "pad_to", 0)
-        _at_least(self, "num_slots", 2)
-        for key in (
-            "reduction_factor",
-            "host_cache_mb",
-            "batch_rows",
-            "row_tokens",
-            "batch_requests",
-            "queue_capacity",
-        ):
-            _at_least(self, key, 1)
-        _at_least(self, "num_threads", 0)
+        at_least(self, 0, "pad_to")
+        at_least(self, 2, "num_slots")
+        at_least(
+            self, 1, "reduction_factor", "host_cache_mb", "batch_rows", "row_tokens", "batch_requests", "queue_capacity"
+        )
+        at_least(self, 0, "num_threads")
         _within(self, "compute_nice", -20, 19)
         for key in ("default_deadline_s", "starve_after_s"):
             _above(self, key, 0)
@@ -224,11 +223,8 @@ class ManagerSettings:
     worker: bool = True
 
     def __post_init__(self) -> None:
-        for key in (
-            *("max_upload_bytes", "max_uploads_bytes", "upload_chunk_bytes", "max_data_bytes"),
-            *("min_corpus_tokens", "keep_versions", "reduction_factor"),
-        ):
-            _at_least(self, key, 1)
+        at_least(self, 1, "max_upload_bytes", "max_uploads_bytes", "upload_chunk_bytes", "max_data_bytes")
+        at_least(self, 1, "min_corpus_tokens", "keep_versions", "reduction_factor")
         if self.upload_chunk_bytes > MOST_CHUNK_BYTES:
             raise ConfigError(f"upload_chunk_bytes must be at most {MOST_CHUNK_BYTES}, got {self.upload_chunk_bytes}")
         if (self.allow_paths or self.data_root) and not Path(self.data_root).is_absolute():
@@ -254,9 +250,11 @@ def _weights(weights: dict[str, Any]) -> None:
             )
 
 
-def _at_least(settings: object, key: str, least: int) -> None:
-    if (value := getattr(settings, key)) < least:
-        raise ConfigError(f"{key} must be at least {least}, got {value}")
+def at_least(settings: object, least: int, *keys: str) -> None:
+    """Raise ConfigError where the setting of one of `keys` is below `least`."""
+    for key in keys:
+        if (value := getattr(settings, key)) < least:
+            raise ConfigError(f"{key} must be at least {least}, got {value}")
 
 
 def _within(settings: object, key: str, least: float, most: float) -> None:

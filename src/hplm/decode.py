@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,14 +21,6 @@ FORBIDDEN = -1e4
 LARGEST_LOGIT = 150.0
 
 
-class Decoder(Protocol):
-    """`transitions` are a tagging's, see `decode_tagging`."""
-
-    def __call__(
-        self, logits: Logits, labels: Sequence[str], tokens: Tokens, transitions: Logits | None = None
-    ) -> list[LabelledSpan]: ...
-
-
 def softmax(logits: Logits) -> Logits:
     """Probabilities over the last axis."""
     shifted = np.exp(logits - logits.max(axis=-1, keepdims=True))
@@ -37,18 +28,14 @@ def softmax(logits: Logits) -> Logits:
     return probabilities
 
 
-def decode_classification(
-    logits: Logits, labels: Sequence[str], tokens: Tokens, transitions: Logits | None = None
-) -> list[LabelledSpan]:
+def decode_classification(logits: Logits, labels: Sequence[str], tokens: Tokens) -> list[LabelledSpan]:
     """`logits` `[1, labels]` -> the most probable class over the characters that were read."""
     probabilities = softmax(logits[0])
     best = int(probabilities.argmax())
     return [LabelledSpan(labels[best], float(probabilities[best]), 0, _end(tokens))]
 
 
-def decode_regression(
-    logits: Logits, labels: Sequence[str], tokens: Tokens, transitions: Logits | None = None
-) -> list[LabelledSpan]:
+def decode_regression(logits: Logits, labels: Sequence[str], tokens: Tokens) -> list[LabelledSpan]:
     """`logits` `[1, 1]` -> the value itself as the score of the only label, over the characters that were read."""
     return [LabelledSpan(labels[0], float(logits[0, 0]), 0, _end(tokens))]
 
@@ -215,20 +202,18 @@ def sum_around(means: Logits) -> Logits:
     return total
 
 
-# By the task of a tenant's card.
-DECODERS: Mapping[str, Decoder] = {
-    "classification": decode_classification,
-    "regression": decode_regression,
-    "tagging": decode_tagging,
-}
-
-
 def answer_of(
     task: str, found: Logits, labels: Sequence[str], tokens: Tokens, transitions: Logits | None = None
 ) -> tuple[list[LabelledSpan], Logits]:
-    """What a head gave for a text -> its answer, and the logits `[1 or T, labels]` that it is read from."""
-    logits = word_logits(found, len(labels), tokens) if task == "tagging" else found
-    return DECODERS[task](logits, labels, tokens, transitions), logits
+    """What a head gave for a text -> its answer, and the logits `[1 or T, labels]` that it is read from.
+
+    `transitions` are a tagging's, see `decode_tagging`.
+    """
+    if task == "tagging":
+        logits = word_logits(found, len(labels), tokens)
+        return decode_tagging(logits, labels, tokens, transitions), logits
+    decode = decode_regression if task == "regression" else decode_classification
+    return decode(found, labels, tokens), found
 
 
 def word_ranges(tokens: Tokens) -> list[tuple[int, int]]:

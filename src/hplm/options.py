@@ -11,22 +11,17 @@ from typing import Any, TypeVar, get_type_hints
 Result = TypeVar("Result")
 
 
-def with_shared(
-    shared: type[Any], run: Callable[..., Result], *, like: Callable[..., Any] | None = None
-) -> Callable[..., Result]:
-    """A command for typer that hands `run` an instance of `shared`, a dataclass of annotated options, and options of its own.
-
-    Those are `run`'s parameters after the first; or, where it takes any, the parameters of `like`, which also names the
-    command and helps with it.
+def with_shared(shared: type[Any], run: Callable[..., Result]) -> Callable[..., Result]:
+    """A command for typer that hands `run` an instance of `shared`, a dataclass of annotated options, and options of its own:
+    `run`'s parameters after the first.
     """
-    own = like or run
 
-    @functools.wraps(own)
+    @functools.wraps(run)
     def command(**options: Any) -> Result:
         return run(shared(**{field.name: options.pop(field.name) for field in fields(shared)}), **options)
 
     # Not `get_type_hints` of a function: Python 3.10 hides an option behind an Optional where its default is None.
-    taken = [*inspect.signature(own, eval_str=True).parameters.values()][0 if like else 1 :]
+    taken = [*inspect.signature(run, eval_str=True).parameters.values()][1:]
     hints = get_type_hints(shared, include_extras=True)
     taken += [one.replace(annotation=hints[one.name]) for one in inspect.signature(shared).parameters.values()]
     command.__annotations__ = {one.name: one.annotation for one in taken} | {"return": None}

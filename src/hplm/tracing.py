@@ -40,24 +40,18 @@ class Tracer:
         try:
             yield
         finally:
-            self.add(name, start_ns, time.monotonic_ns(), **about)
-
-    def add(self, name: str, start_ns: int, end_ns: int, **about: Any) -> None:
-        """A span that was timed elsewhere."""
-        if self._file is None:
-            return
-        line = {
-            "name": name,
-            "process": self._process,
-            "pid": os.getpid(),
-            "thread": threading.current_thread().name,
-            "start_us": start_ns / 1000,
-            "duration_us": (end_ns - start_ns) / 1000,
-            "about": about,
-        }
-        with self._lock:
-            if self._file is not None:
-                self._file.write(json.dumps(line) + "\n")
+            line = {
+                "name": name,
+                "process": self._process,
+                "pid": os.getpid(),
+                "thread": threading.current_thread().name,
+                "start_us": start_ns / 1000,
+                "duration_us": (time.monotonic_ns() - start_ns) / 1000,
+                "about": about,
+            }
+            with self._lock:
+                if self._file is not None:
+                    self._file.write(json.dumps(line) + "\n")
 
     def close(self) -> None:
         """Spans that end later are lost."""

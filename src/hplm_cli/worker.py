@@ -9,7 +9,6 @@ import socket
 import threading
 import time
 import uuid
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -17,20 +16,15 @@ import typer
 from hplm.errors import MissingArtifactError
 from hplm.process import end_with_parent, give_way_for_memory
 from hplm.store.layout import Store
+from hplm_cli.store import DEFAULT_STORE, RegistryOption, StoreOption
 
-DEFAULT_STORE = Path("build/demo/store")
 # A step that hears nothing for this long is given up.
 STOP_S = 5.0
 
 
 def worker(
-    store: Annotated[Path, typer.Option(help="Folder of the artifacts, the one that is served.")] = DEFAULT_STORE,
-    registry: Annotated[
-        str,
-        typer.Option(
-            envvar="HPLM_REGISTRY", help="URL of a registry that several servers share; default: the file in the store."
-        ),
-    ] = "",
+    store: StoreOption = DEFAULT_STORE,
+    registry: RegistryOption = "",
     threads: Annotated[int, typer.Option(min=1, help="CPU threads; serving wants the others.")] = 1,
     device: Annotated[str, typer.Option(help="Where domains are pretrained: auto, cpu or cuda.")] = "cpu",
     once: Annotated[bool, typer.Option("--once", help="End when there is no job left.")] = False,

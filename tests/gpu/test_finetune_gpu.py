@@ -10,7 +10,7 @@ from hplm_builder.bodies import ConvertedModel, HeadModel, UpperModel, adapter_b
 from hplm_builder.finetune import TrainSettings, fine_tune
 from hplm_builder.labelled import LabelledData
 from hplm_builder.prepared import prepare_all
-from hplm_builder.tenants import encoder_of, plot_features, token_ids
+from hplm_builder.tenants import plot_features, token_ids
 from torch import nn
 
 from hplm.config import REDUCTION_FACTOR
@@ -40,7 +40,7 @@ def test_a_task_is_learnt_on_the_gpu_as_on_the_cpu(
     tiny_base: Base, tiny_store: Store, name: str, data: LabelledData, score: str
 ) -> None:
     features = token_ids if name == "both" else plot_features(open_lookup(tiny_store, tiny_base, tiny.PLOT))
-    parts = prepare_all(data, encoder_of(tiny_base), features)
+    parts = prepare_all(data, tiny_base.load_text_encoder(), features)
     settings = TrainSettings(epochs=20, learning_rates=(1e-2,), batch_examples=64, dropout=0.0, patience=20)
     hidden = tiny_base.config.hidden_size
     scores = {

@@ -20,7 +20,6 @@ from hplm.adapters.tenant import Tenant
 from hplm.nn import base as bases
 from hplm.nn import reference
 from hplm.store.layout import Store
-from hplm.text import TextEncoder
 from hplm.triton.server import TritonServer
 from tests import tiny
 from tests.messages import TOLERANCE, served_hidden
@@ -52,7 +51,7 @@ class Fleet:
     def wanted(self, server: TritonServer) -> dict[tuple[str, str], Logits]:
         """What each tenant must answer to each text: the slow reference's logits, over what the second stage is handed."""
         upper = self.base.load_upper()
-        encoded = TextEncoder(self.base.tokenizer_path, self.base.config.max_tokens).encode(TEXTS)
+        encoded = self.base.load_text_encoder().encode(TEXTS)
         states = [
             (text, served_hidden(server, "alpha", text), one.tokens) for text, one in zip(TEXTS, encoded, strict=True)
         ]

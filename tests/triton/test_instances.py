@@ -16,7 +16,6 @@ from hplm.nn import base as bases
 from hplm.nn import reference
 from hplm.process import SHARED_MEMORY, backlogs_of
 from hplm.store.layout import Store
-from hplm.text import TextEncoder
 from hplm.triton.server import TritonServer, free_ports
 from tests import tiny
 from tests.messages import TOLERANCE, served_hidden
@@ -46,7 +45,7 @@ def test_both_answer_as_the_reference_and_are_counted_together(models: Path, ser
     store = Store(models.parent / "store")
     base = bases.load(store.base("tiny"))
     upper = base.load_upper()
-    encoded = TextEncoder(base.tokenizer_path, base.config.max_tokens).encode(TEXTS)
+    encoded = base.load_text_encoder().encode(TEXTS)
     given = {text: (served_hidden(server, "alpha", text), one.tokens) for text, one in zip(TEXTS, encoded, strict=True)}
     members = {name: tiny.load_tenant(store, base, name) for name in tiny.TASKS}
     rng = np.random.default_rng(0)

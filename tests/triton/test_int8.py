@@ -21,7 +21,6 @@ from hplm.nn.int8_ranges import measure_ranges
 from hplm.nn.lookup import open_lineage
 from hplm.nn.upper import UpperRequest
 from hplm.store.layout import Store
-from hplm.text import TextEncoder
 from hplm.triton.server import TritonServer, free_ports
 from tests import tiny
 from tests.messages import served_hidden
@@ -53,7 +52,7 @@ def test_served_logits_are_the_engines(folder: Path, server: TritonServer, proto
     pairs = [(tenant, text) for text in tiny.sentences(12, seed=3) for tenant in tiny.TASKS]
     with Client(server.ports.http_url if protocol == "http" else server.ports.grpc_url) as client:
         answers = list(client.predict_many(pairs, logits=True))
-    encoder = TextEncoder(base.tokenizer_path, base.config.max_tokens)
+    encoder = base.load_text_encoder()
     off: list[float] = []
     off_plain: list[float] = []
     for (tenant, text), answer in zip(pairs, answers, strict=True):
@@ -90,7 +89,7 @@ def test_what_no_table_has_is_looked_up_as_in_process(folder: Path, server: Trit
         open_lineage(store, base, [store.table(tiny.PLOT, "root").parent], dtype=torch.float32, quantization=name)
         for name in names
     )
-    encoder = TextEncoder(base.tokenizer_path, base.config.max_tokens)
+    encoder = base.load_text_encoder()
     differing = 0
     for text in tiny.sentences(30, seed=11):
         (encoded,) = encoder.encode([text])

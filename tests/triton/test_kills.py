@@ -32,7 +32,6 @@ from hplm.nn import reference
 from hplm.store import caretaker
 from hplm.store.layout import Store
 from hplm.store.registry import Registry
-from hplm.text import TextEncoder
 from hplm.triton.server import Ports, free_ports
 from hplm.triton.stubs import stubs_of
 from tests import tiny, unlike
@@ -232,7 +231,7 @@ class Published:
     def __init__(self, store: Store) -> None:
         self._store, self._base = store, bases.load(store.base("tiny"))
         self._upper = self._base.load_upper()
-        self._encoder = TextEncoder(self._base.tokenizer_path, self._base.config.max_tokens)
+        self._encoder = self._base.load_text_encoder()
         self._members: dict[str, tenants.Tenant] = {}
         self._seen: set[str] = set()
         # Read at once: a domain version may be gone when its tenants' answers are looked at.

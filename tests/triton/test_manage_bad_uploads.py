@@ -125,7 +125,7 @@ LINE = ("the red cat sings in Paris " * 20).encode() + b"\n"
 CORPORA: dict[str, tuple[str, bytes, str]] = {
     "latin-1": ("c.txt", "ein grüner Hügel und ein Fluß\n".encode("latin-1") * 100, "not UTF-8"),
     "utf-16": ("c.txt", LINE.decode().encode("utf-16"), "not UTF-8"),
-    "binary": ("c.txt", LINE + bytes(range(128)) * 10, "zero byte"),
+    "binary": ("c.txt", LINE + bytes(range(128)) * 10, "NUL byte"),
     "a zip": ("c.txt", ZIP_BOMB, r"packed \(zip\)"),
     "no gzip": ("c.txt.gz", LINE * 10, "is no gzip file"),
 }
@@ -136,7 +136,11 @@ LATE_CORPORA: dict[str, tuple[str, bytes, str]] = {
     "no JSON": ("c.jsonl", LINE * 2, "line 1 is not JSON"),
     "JSON without text": ("c.jsonl", b'{"words": "cat"}\n' * 100, 'expected an object with a "text"'),
     "gzip bomb": ("c.txt.gz", gzip.compress(b"x" * 900_000 + b"\n") * 20, "more than the 16,777,216 bytes"),
-    "gzip bomb of a line": ("c.jsonl.gz", gzip.compress(b"x" * (1 << 20)) * 64, "line 1 is longer than 1,000,000"),
+    "gzip bomb of a line": (
+        "c.jsonl.gz",
+        gzip.compress(b"x" * (1 << 20)) * 64,
+        "line 1: more than 1,000,000 bytes without an end",
+    ),
 }
 
 

@@ -16,10 +16,10 @@ from hplm_client import Client, ManageClient
 
 from hplm import errors
 from hplm.config import REDUCTION_FACTOR, UpperSettings
-from hplm.decode import DECODERS
+from hplm.decode import answer_of
 from hplm.nn import base as bases
 from hplm.nn.base import Base
-from hplm.text import TextEncoder, TextOrPair
+from hplm.text import TextOrPair
 from tests import tasks, tiny
 from tests.managed import FAST, SEEN_S, Place, expected_logits
 
@@ -81,13 +81,13 @@ def check_served(place: Place, base: Base, tenant: str, texts: Sequence[TextOrPa
     card = tiny.load_tenant(place.store, base, tenant)
     factor = UpperSettings.reduction_factor if card.card.task == "tagging" else REDUCTION_FACTOR
     assert card.packed.reduced_size == base.config.hidden_size // factor
-    encoder = TextEncoder(base.tokenizer_path, base.config.max_tokens)
+    encoder = base.load_text_encoder()
     for asked in texts:
         wanted = expected_logits(place.store, base, tenant, asked)
         tokens = encoder.encode([asked])[0].tokens
         if card.card.task == "tagging":
             assert card.card.word_window == WORD_WINDOW
-        spans = DECODERS[card.card.task](wanted, card.card.labels, tokens, card.head.transitions)
+        spans, _ = answer_of(card.card.task, wanted, card.card.labels, tokens, card.head.transitions)
         texts_asked = [asked] if isinstance(asked, str) else asked
         for protocol in ("http", "grpc"):
             with Client(place.url(protocol)) as client:

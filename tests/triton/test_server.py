@@ -27,7 +27,7 @@ from hplm.nn import base as bases
 from hplm.nn import reference
 from hplm.nn.base import Base
 from hplm.store.layout import Store
-from hplm.text import TextEncoder, TextOrPair
+from hplm.text import TextOrPair
 from hplm.triton.server import TritonServer, free_ports
 from tests import tiny
 from tests.backends.test_stages import BAD_REQUESTS
@@ -65,7 +65,7 @@ def test_who_calls_another_port_is_told_so(server: TritonServer, protocol: str, 
 def expected_logits(store: Store, base: Base, pairs: Sequence[tuple[str, TextOrPair]]) -> list[np.ndarray]:
     """The slow reference: a loop over requests, every window computed, nothing packed."""
     lower, upper = base.load_lower(), base.load_upper()
-    encoder = TextEncoder(base.tokenizer_path, base.config.max_tokens)
+    encoder = base.load_text_encoder()
     answers = []
     for tenant, text in pairs:
         encoded = encoder.encode([text])[0]

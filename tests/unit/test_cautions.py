@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 from hplm_builder.cautions import cautions, nothing_learned
 from hplm_builder.labelled import Entity, LabelledData, LabelledText
-from hplm_builder.tenants import encoder_of
 
 from hplm.errors import DataError
 from hplm.nn.base import Base
@@ -23,7 +22,7 @@ BEYOND = LabelledText("the " * 60 + "paris", None, (Entity("CITY", 240, 245),))
 
 @pytest.fixture(scope="module")
 def encoder(tiny_base: Base) -> TextEncoder:
-    return encoder_of(tiny_base)
+    return tiny_base.load_text_encoder()
 
 
 def classes(train: dict[str, str], dev: dict[str, str], test: dict[str, str] | None = None) -> LabelledData:

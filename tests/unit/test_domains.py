@@ -41,7 +41,6 @@ from hplm.nn import lower as lowers
 from hplm.nn import reference
 from hplm.nn.base import Base
 from hplm.nn.lookup import PlotLookup, compute_windows, open_lineage
-from hplm.nn.onednn import PackedLinear
 from hplm.plot import table
 from hplm.progress import silent
 from hplm.store import artifact
@@ -191,8 +190,7 @@ def test_domains_may_share_one_copy_of_the_word_embeddings(store: Store, base: B
     np.testing.assert_array_equal(shared.hidden_states(ids, [20]), own.hidden_states(ids, [20]))
     for lookup in (shared, own, open_lineage(store, base, [ROOT], base_lower=lower)):
         assert lookup._lower is not None
-        assert all(isinstance(one, PackedLinear) for layer in lookup._lower.layers for one in (layer.qkv, layer.ffn_in))
-        assert lookup._lower.packed_gate
+        assert lookup._lower.packed is not None
     assert shared._lower is not None
     assert shared._lower.word_embeddings is lower.word_embeddings
 
@@ -361,7 +359,7 @@ def test_a_job_goes_on_where_only_what_training_does_not_depend_on_is_asked_othe
     ("name", "data", "error", "words"),
     [
         ("a.txt", b"\xff\xfe", DataError, "line 1 is not UTF-8"),
-        ("a.txt", b"x" * 1_000_001, DataError, "line 1 is longer than"),
+        ("a.txt", b"x" * 1_000_001, DataError, "line 1: more than 1,000,000 bytes without an end"),
         ("a.txt", b"", DataError, "holds no text"),
         ("a.txt.gz", gzip.compress(b"cat\n" * 1_000_000), DataError, "more than the 100,000 bytes"),
         ("a.jsonl", b'{"label": "x"}', DataError, 'expected an object with a "text"'),
@@ -379,11 +377,11 @@ def test_a_bad_corpus_is_refused_with_a_reason_and_leaves_nothing_behind(
         lambda: build_domain(
             *(store, "tiny", [ROOT], tmp_path / "out" / "1", path, SETTINGS, silent),
             work=tmp_path / "work",
-            most_corpus_bytes=2_000_000 if "longer" in words else 100_000,
+            most_corpus_bytes=2_000_000 if "without an end" in words else 100_000,
         ),
         lambda: estimate_domain(
             *(store, "tiny", [ROOT], path, SETTINGS, silent),
-            most_corpus_bytes=2_000_000 if "longer" in words else 100_000,
+            most_corpus_bytes=2_000_000 if "without an end" in words else 100_000,
         ),
     ):
         with pytest.raises(error) as found:

@@ -10,7 +10,7 @@ import torch
 from hplm_builder.evaluate import app
 from hplm_builder.evaluation.cuts import CUTS, cut_variants, find_bases
 from hplm_builder.evaluation.variants import computed_features
-from hplm_builder.tenants import encoder_of, plot_features
+from hplm_builder.tenants import plot_features
 from typer.testing import CliRunner
 
 from hplm.errors import ConfigError, MissingArtifactError
@@ -60,7 +60,7 @@ def test_bases_of_any_n_are_compared_by_their_folders(bench: Place) -> None:
 
 
 def test_features_without_tables_are_those_of_a_look_up_that_computes(bench: Place) -> None:
-    encoded = encoder_of(bench.base).encode(tiny.sentences(20, seed=4))
+    encoded = bench.base.load_text_encoder().encode(tiny.sentences(20, seed=4))
     wanted = plot_features(open_lookup(bench.store, bench.base, tiny.PLOT))(encoded)
     found = computed_features(bench.base.load_lower())(encoded)
     np.testing.assert_allclose(torch.cat(found).numpy(), torch.cat(wanted).numpy(), atol=0.05, rtol=0.05)

@@ -21,7 +21,6 @@ from hplm_builder.evaluation.results import BusyError, Results
 from hplm_builder.evaluation.tasks import EvalTask, read_tasks
 from hplm_builder.evaluation.variants import Served, computed_features
 from hplm_builder.labelled import read_folder
-from hplm_builder.tenants import encoder_of
 from typer.testing import CliRunner
 
 from hplm.errors import ConfigError, DataError
@@ -156,7 +155,7 @@ def test_corpora_go_to_tasks_in_order_or_to_all(bench: Place) -> None:
 
 
 def test_both_halves_over_token_ids_are_the_upper_layers_over_features(bench: Place) -> None:
-    encoded = encoder_of(bench.base).encode(tiny.sentences(5, seed=3))
+    encoded = bench.base.load_text_encoder().encode(tiny.sentences(5, seed=3))
     lengths = [len(one.ids) for one in encoded]
     lower, upper = bench.base.load_lower(), bench.base.load_upper()
     features = torch.cat(computed_features(lower)(encoded)).float()

@@ -24,7 +24,6 @@ from hplm_builder.evaluation.results import Results, Run, RunKey
 from hplm_builder.evaluation.tasks import EvalTask, read_tasks
 from hplm_builder.evaluation.variants import RATES, Original, Served
 from hplm_builder.labelled import read_folder
-from hplm_builder.tenants import encoder_of
 from typer.testing import CliRunner
 
 from hplm.errors import ConfigError, DataError, HplmError
@@ -402,7 +401,7 @@ def test_a_base_of_another_model_is_refused(tmp_path: Path) -> None:
 
 def test_untrained_adapters_over_the_original_cut_are_the_original(bench: Place, task: EvalTask) -> None:
     original = Original(bench.base, bench.original)
-    encoded = encoder_of(bench.base).encode([example.text for example in task.data.test])
+    encoded = bench.base.load_text_encoder().encode([example.text for example in task.data.test])
     cut, last = (source.open(task, silent)(encoded) for source in (original.cut_states(), original.last_states()))
     body = original.adapter_body()(task)()
     lengths = [len(one.ids) for one in encoded]

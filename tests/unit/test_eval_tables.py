@@ -19,7 +19,7 @@ from hplm_builder.evaluation.variants import Served
 from hplm_builder.finetune import TrainSettings
 from hplm_builder.labelled import read_folder
 from hplm_builder.plots import build_plot
-from hplm_builder.tenants import build_tenant, encoder_of
+from hplm_builder.tenants import build_tenant
 from rich.progress import Progress
 from typer.testing import CliRunner
 
@@ -49,7 +49,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 
 def texts_of(place: Place, seed: int) -> list[np.ndarray]:
-    return [one.ids for one in encoder_of(place.base).encode(tiny.sentences(20, seed=seed))]
+    return [one.ids for one in place.base.load_text_encoder().encode(tiny.sentences(20, seed=seed))]
 
 
 def tree_of(place: Place, domain: str) -> VersionTree:

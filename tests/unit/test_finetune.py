@@ -35,7 +35,7 @@ from hplm_builder.prepared import (
     tag_targets,
 )
 from hplm_builder.scores import METRICS
-from hplm_builder.tenants import build_tenant, encoder_of, estimate_fine_tune, plot_features, train_tenant
+from hplm_builder.tenants import build_tenant, estimate_fine_tune, plot_features, train_tenant
 from rich.progress import Progress
 from typer.testing import CliRunner
 
@@ -174,7 +174,7 @@ def test_batches_are_of_so_many_texts_and_of_fewer_long_ones(tiny_base: Base, lo
     def sizes(texts: Sequence[str]) -> list[int]:
         labelled = [LabelledText(text, "ab"[i % 2]) for i, text in enumerate(texts)]
         data = check_data(labelled, labelled, [])
-        examples = prepare(data.train, data, encoder_of(tiny_base), plot_features(lookup))
+        examples = prepare(data.train, data, tiny_base.load_text_encoder(), plot_features(lookup))
         return sorted(map(len, packed_batches(examples, 64, np.random.default_rng(0))))
 
     assert sizes(["the red cat"] * 256) == [64] * 4

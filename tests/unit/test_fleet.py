@@ -14,7 +14,6 @@ from hplm.nn import reference
 from hplm.nn.base import Base
 from hplm.nn.lookup import open_lookup
 from hplm.store.layout import Store
-from hplm.text import TextEncoder
 from tests import tiny
 
 QUIET = Progress(disable=True)
@@ -72,7 +71,7 @@ def test_a_pool_hits_always_and_other_texts_are_computed(tmp_path: Path, base: B
     make_pool_plot(store, base, pool, QUIET)
     lookup = open_lookup(store, base, "pool")
     for text, computed in ((pool[3], 0), ("zebra xylophone", 1)):
-        encoded = TextEncoder(base.tokenizer_path, base.config.max_tokens).encode([text])[0]
+        encoded = base.load_text_encoder().encode([text])[0]
         lookup.hidden_states(encoded.ids, [len(encoded.ids)])
         assert (lookup.windows_by_level["computed"] > 0) == bool(computed)
     with pytest.raises(ConfigError, match="no unigrams to back off to"):

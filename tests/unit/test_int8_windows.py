@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hplm.config import PlotSettings, Quantization
 from hplm.errors import ConfigError
@@ -23,8 +23,9 @@ from hplm.nn.encoder import TransformerLayer, WindowEncoder
 from hplm.nn.int8 import APART, Ranges, channels_apart
 from hplm.nn.int8_products import cut_off
 from hplm.nn.int8_ranges import WINDOWS, measure_window_ranges
-from hplm.nn.int8_windows import Int8WindowLayer
+from hplm.nn.int8_windows import quantise_window_layer
 from hplm.nn.lookup import compute_windows, open_lineage
+from hplm.nn.scripted import RunWindows
 from hplm.plot.table import PlotTable
 from hplm.serving.plot_stage import PlotStage
 from hplm.store.layout import Store
@@ -62,11 +63,6 @@ def enlarge(layer: nn.Module) -> None:
         layer.ffn_out.weight[:, :APART] /= 60
 
 
-def first_of_three(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """What stands for attention: it mixes all it gets."""
-    return value.roll(1, 1) * torch.sigmoid((query * key).mean(-1, keepdim=True))
-
-
 def moved(found: npt.NDArray[np.float16], exact: npt.NDArray[np.float16]) -> float:
     """By how much of its variance the vector that moves most does."""
     off = np.square(found.astype(np.float32) - exact).mean(-1)
@@ -81,13 +77,18 @@ def test_a_layer_equals_its_slow_twin(tiny_base: Base, scale: float) -> None:
     enlarge(lower.layers[0])
     found_ranges = measure_window_ranges(tiny_base, lower)
     assert [bool(channels_apart(ranges)) for ranges in found_ranges] == [True] + [False] * (len(found_ranges) - 1)
-    for layer, ranges in zip(lower.layers, found_ranges, strict=True):
+    quantised = [quantise_window_layer(*pair) for pair in zip(lower.layers, found_ranges, strict=True)]
+    run = RunWindows(lower, torch.float32, quantised)
+    unseen = torch.zeros(40, 1, 3, 1)
+    for place, (layer, ranges) in enumerate(zip(lower.layers, found_ranges, strict=True)):
         assert isinstance(layer, TransformerLayer)
         hidden = torch.randn(40, 3, tiny_base.config.hidden_size, generator=torch.Generator().manual_seed(0))
         with torch.inference_mode():
             hidden = scale * layer.ffn_norm(hidden)
-            found = Int8WindowLayer(layer, ranges)(hidden, first_of_three)
-            expected = reference.int8_window_layer(layer, ranges, hidden, first_of_three)
+            found = run._int8_layer(place, hidden, unseen)
+            expected = reference.int8_window_layer(
+                layer, ranges, hidden, lambda *qkv: run._attend(torch.cat(qkv, -1), unseen)
+            )
         off, most = (found - expected).abs(), expected.abs().max()
         # A code on the border between two may fall to either side, and moves what is computed from it a little.
         assert off.max() < 0.05 * most
@@ -119,7 +120,8 @@ def test_a_window_has_the_same_bits_whatever_others_are_computed_with_it(
     lower = base.load_lower()
     enlarge(lower.layers[0])
     in_int8(base, lower, dtype)
-    assert [isinstance(one, Int8WindowLayer) and one._apart is not None for one in lower.layers] == [True, False]
+    # The first has channels apart.
+    assert [len(one) for one in lower.packed.layers] == [7, 4]  # type: ignore[union-attr, arg-type]
     windows = tiny.some_windows(base, 600)
     together = compute_windows(lower, windows, dtype)
     for size in (1, 2, 3, 8, 15, 40, 150, 257):
@@ -182,18 +184,8 @@ def test_layers_that_two_open_at_once_are_put_in_integers_once(
         go_on.set()
         assert one.result() is other.result() is lower
     assert len(measured) == 1
-    assert all(isinstance(layer, Int8WindowLayer) for layer in lower.layers)
-
-
-@needs_vnni
-def test_a_format_that_products_cannot_be_put_in_order_in_is_no_reason_to_leave_integers_out(
-    tiny_base: Base, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lowers, "can_pack", lambda *_: False)
-    lower = in_int8(tiny_base, tiny_base.load_lower())
-    assert all(isinstance(layer, Int8WindowLayer) for layer in lower.layers)
-    assert not lower.packed_gate
-    assert in_int8(tiny_base, lower) is lower
+    assert lower.packed is not None
+    assert lower.packed.is_int8
 
 
 @needs_vnni

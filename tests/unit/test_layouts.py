@@ -137,10 +137,10 @@ def test_a_layer_with_all_tenants_together_equals_the_readable_layer_with_a_loop
 
 
 def test_text_by_text_neighbours_of_one_tenant_go_together() -> None:
-    plan = plan_adapters([2, 2, 0, 3, 2], [3, 4, 1, 5, 6], CPU, num_slots=8, gathered=False)
+    plan = plan_adapters([2, 2, 0, 3, 2], [3, 4, 1, 5, 6], CPU, num_slots=8, gathered=False, own_tokens=None)
     assert (plan.own_slots, plan.own_sizes) == ([2, 0, 3, 2], [7, 1, 5, 6])
-    assert plan_adapters([2, 3], [4, 5], CPU, num_slots=8, gathered=False).own_sizes == [4, 5]
-    assert plan_adapters([2, 3], [4, 5], CPU, num_slots=8, gathered=True).own_sizes == []
+    assert plan_adapters([2, 3], [4, 5], CPU, num_slots=8, gathered=False, own_tokens=None).own_sizes == [4, 5]
+    assert plan_adapters([2, 3], [4, 5], CPU, num_slots=8, gathered=True, own_tokens=None).own_sizes == []
 
 
 @pytest.mark.parametrize("lengths", [[1], [5, 5, 5], [9, 2, 2, 30]])

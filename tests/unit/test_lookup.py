@@ -21,7 +21,6 @@ from hplm.plot.overlay import Overlay
 from hplm.plot.table import PlotTable
 from hplm.plot.windows import windows
 from hplm.store.layout import Store
-from hplm.text import TextEncoder
 from tests import tiny
 
 
@@ -99,7 +98,7 @@ def test_a_text_gets_the_same_bits_when_its_windows_are_computed_and_when_they_a
     tiny_store: Store, tiny_base: Base, seed: int
 ) -> None:
     lookup = open_lineage(tiny_store, tiny_base, ["plots/general"], dtype=torch.float32)
-    encoder = TextEncoder(tiny_base.tokenizer_path, tiny_base.config.max_tokens)
+    encoder = tiny_base.load_text_encoder()
     (text,) = encoder.encode(tiny.sentences(1, seed=seed, words=(10, 20)))
     ids = np.asarray(text.ids)
     first = lookup.hidden_states(ids, [len(ids)])

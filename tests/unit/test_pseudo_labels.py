@@ -16,7 +16,7 @@ from hplm_builder.judging import predict
 from hplm_builder.labelled import LabelledData, LabelledText, check_data, read_data, with_unlabelled
 from hplm_builder.prepared import Prepared, prepare, prepare_all
 from hplm_builder.pseudo_labels import TEACHER_RATE, pseudo_labelled
-from hplm_builder.tenants import encoder_of, estimate_fine_tune, plot_features, train_tenant
+from hplm_builder.tenants import estimate_fine_tune, plot_features, train_tenant
 
 from hplm.errors import ConfigError, DataError
 from hplm.nn.base import Base
@@ -92,7 +92,7 @@ def test_a_teacher_labels_every_text_as_it_answers_it(
     tiny_base: Base, lookup: PlotLookup, data: LabelledData, teachers: list[Trained]
 ) -> None:
     data = partly(data)
-    encoder, featurise = encoder_of(tiny_base), plot_features(lookup)
+    encoder, featurise = tiny_base.load_text_encoder(), plot_features(lookup)
     parts = prepare_all(data, encoder, featurise)
     unlabelled = prepare(data.unlabelled, data, encoder, featurise)
     taught = pseudo_labelled(tiny_base, data, parts, unlabelled, SETTINGS)
@@ -122,7 +122,7 @@ def test_a_teacher_labels_every_text_as_it_answers_it(
 
 def test_what_a_teacher_says_is_mostly_right(tiny_base: Base, lookup: PlotLookup) -> None:
     data = partly(colour_data(), 120)
-    encoder, featurise = encoder_of(tiny_base), plot_features(lookup)
+    encoder, featurise = tiny_base.load_text_encoder(), plot_features(lookup)
     parts = prepare_all(data, encoder, featurise)
     unlabelled = prepare(data.unlabelled, data, encoder, featurise)
     taught = pseudo_labelled(tiny_base, data, parts, unlabelled, replace(SETTINGS, epochs=40, patience=20))

@@ -16,7 +16,7 @@ from hplm.adapters.tenant import Tenant
 from hplm.errors import ConfigError
 from hplm.nn import reference
 from hplm.nn import upper as uppers
-from hplm.nn.adapter_plans import gathers, own_product_tokens, plan_adapters
+from hplm.nn.adapter_plans import OWN_PRODUCT_TOKENS, gathers, own_product_tokens, plan_adapters
 from hplm.nn.adapters import AdapterSlots
 from hplm.nn.base import Base
 from hplm.nn.dtype import has_bfloat16
@@ -123,7 +123,11 @@ def test_adapted_a_token_has_the_same_bits_however_many_go_with_it(
     adapt = scripted(adapt_planned)
     # In the last pool, beside the same or another one.
     own, other = 3 * (len(sizes) - 1) + 1, 2
-    alone = adapt(tokens, parts, plan_adapters([own], [len(tokens)], CPU, num_slots=3, gathered=gathered))
+    alone = adapt(
+        tokens,
+        parts,
+        plan_adapters([own], [len(tokens)], CPU, num_slots=3, gathered=gathered, own_tokens=OWN_PRODUCT_TOKENS),
+    )
     for count in (1, 2, 3, 4, 5, 8, 17, 33, 64, 200):
         rest = len(tokens) - count
         for lengths, slots in (
@@ -131,7 +135,11 @@ def test_adapted_a_token_has_the_same_bits_however_many_go_with_it(
             ([rest, count], [other, own]),
             ([31, count, rest - 31], [other, own, 0]),
         ):
-            found = adapt(tokens, parts, plan_adapters(slots, lengths, CPU, num_slots=3, gathered=gathered))
+            found = adapt(
+                tokens,
+                parts,
+                plan_adapters(slots, lengths, CPU, num_slots=3, gathered=gathered, own_tokens=OWN_PRODUCT_TOKENS),
+            )
             for slot, got, wanted in zip(slots, found.split(lengths), alone.split(lengths), strict=True):
                 assert torch.equal(got, wanted) == (slot == own)
 

@@ -521,7 +521,7 @@ def test_a_batch_and_its_answers_are_traced_in_order(inbox: Inbox, tmp_path: Pat
 def test_without_a_path_nothing_is_traced(tmp_path: Path) -> None:
     tracer = Tracer(None, "upper")
     with tracer.span("batch"):
-        tracer.add("load", 0, 1)
+        pass
     tracer.close()
     assert not list(tmp_path.iterdir())
 

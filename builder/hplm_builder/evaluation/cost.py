@@ -19,7 +19,6 @@ from hplm_builder.evaluation.variants import Variant, plot_body
 from hplm_builder.finetune import Scale, TaskHead, Trainer
 from hplm_builder.judging import predict
 from hplm_builder.prepared import count_tokens, mean_tokens, packed_batches, prepare, sample_of
-from hplm_builder.tenants import encoder_of
 
 MEASURED_EXAMPLES = 32
 
@@ -70,7 +69,7 @@ def estimate(study: Study, results: Results, report: Report) -> Estimate:
         sources: set[str] = set()
         for variant in study.variants:
             report("estimate the time", (number + len(sources) / len(study.variants)) / len(study.tasks))
-            measured, encoder = variant.costs_as or variant, encoder_of(variant.base)
+            measured, encoder = variant.costs_as or variant, variant.base.load_text_encoder()
             data = study.data(task, variant, study.seeds[0])
             if (task.name, measured.name) not in costs:
                 costs[task.name, measured.name] = measure(study, task, measured)
@@ -97,7 +96,7 @@ def estimate(study: Study, results: Results, report: Report) -> Estimate:
 
 def measure(study: Study, task: EvalTask, variant: Variant) -> TokenCost:
     """What a token costs on this machine now."""
-    data, encoder, featurise = task.data, encoder_of(variant.base), variant.source.open(task, silent)
+    data, encoder, featurise = task.data, variant.base.load_text_encoder(), variant.source.open(task, silent)
     settings = study.train_settings(study.seeds[0], variant.rate)
     some = sample_of(data.train, MEASURED_EXAMPLES)
     prepare(some[:2], data, encoder, featurise)  # the first pays for what the others find warm

@@ -18,7 +18,7 @@ from hplm.report import Report
 from hplm.store import artifact
 from hplm.store.layout import Store
 from hplm_builder.base import DEFAULT_BASE
-from hplm_builder.evaluation.options import EvalOptions, about_study, conduct, evaluation, kept_results
+from hplm_builder.evaluation.options import EvalOptions, about_study, evaluation
 from hplm_builder.evaluation.summary import Row, rows_of
 from hplm_builder.evaluation.tasks import EvalTask
 from hplm_builder.evaluation.variants import RATES, Source, Variant, computed_features, hbert_body, with_adapters
@@ -118,8 +118,6 @@ def cuts(
     """
     found = find_bases(shared.store, base or ())
     tasks, limits, where = shared.read()
-    study = shared.study(tasks, cut_variants(found, where), limits, where)
-    with kept_results(shared.resume) as results:
-        answer = conduct(study, results, shared.dry_run)
+    study, answer = shared.run(tasks, cut_variants(found, where), limits, where)
     rows = with_shapes(rows_of(study, answer, "base"), found)
     Report("cuts", about_study(study, answer, {}), rows).publish(shared.json_file)

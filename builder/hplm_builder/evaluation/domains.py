@@ -21,7 +21,7 @@ from hplm_builder.demo import PLOT
 from hplm_builder.domains import DomainSettings
 from hplm_builder.evaluation.corpora import by_task
 from hplm_builder.evaluation.domain_build import DomainBuilder
-from hplm_builder.evaluation.options import BaseOption, EvalOptions, about_study, conduct, evaluation, kept_results
+from hplm_builder.evaluation.options import EvalOptions, about_study, conduct, evaluation, kept_results
 from hplm_builder.evaluation.summary import Row, rows_of, scores_by
 from hplm_builder.evaluation.tasks import EvalTask
 from hplm_builder.evaluation.variants import (
@@ -36,6 +36,7 @@ from hplm_builder.evaluation.variants import (
     plot_body,
     with_adapters,
 )
+from hplm_builder.options import BaseOption
 from hplm_builder.prepared import Featurise
 from hplm_builder.tenants import plot_features, token_ids
 

@@ -7,7 +7,6 @@ from hplm_builder.evaluation.tasks import EvalTask
 from hplm_builder.evaluation.variants import Variant
 from hplm_builder.labelled import LabelledData
 from hplm_builder.prepared import Featurise, Prepared, counted, prepare
-from hplm_builder.tenants import encoder_of
 
 
 class KeptFeatures:
@@ -25,7 +24,7 @@ class KeptFeatures:
 
         Raises DataError.
         """
-        encoder = encoder_of(variant.base)
+        encoder = variant.base.load_text_encoder()
         if self._source != (task.name, variant.source.name):
             self._parts = {}
             self._featurise = variant.source.open(task, report)

@@ -16,7 +16,7 @@ from hplm.adapters.tenant import Tenant
 from hplm.decode import answer_of
 from hplm.nn import base as bases
 from hplm.nn.base import Base
-from hplm.nn.dtype import choose_dtype, computing_in
+from hplm.nn.dtype import CPU, choose_dtype, computing_in
 from hplm.nn.int8 import LEAST_RANGE, MARGIN, Ranges, channels_apart, check_int8, widest_inner
 from hplm.nn.int8_ranges import FEED_FORWARD, measure_ranges, product_inputs
 from hplm.nn.lookup import PlotLookup
@@ -26,18 +26,19 @@ from hplm.report import Goal, Report
 from hplm.store.layout import Store
 from hplm.wire import LabelledSpan
 from hplm_builder.base import DEFAULT_BASE
-from hplm_builder.bodies import CPU, AdapterModel, fastest_format
+from hplm_builder.bodies import AdapterModel, fastest_format
 from hplm_builder.demo import PLOT
-from hplm_builder.evaluation.options import BaseOption, EvalOptions, about_study, conduct, evaluation, kept_results
-from hplm_builder.evaluation.summary import AVERAGE, Row, Spread
+from hplm_builder.evaluation.options import EvalOptions, about_study, evaluation
+from hplm_builder.evaluation.summary import AVERAGE, Row, Spread, judged_as, whole_seeds
 from hplm_builder.evaluation.table_judge import COMPUTED
 from hplm_builder.evaluation.tasks import EvalTask
 from hplm_builder.evaluation.variants import RATES, Served, Variant, hbert_body, with_adapters
 from hplm_builder.finetune import Trained
 from hplm_builder.judging import scores_of
 from hplm_builder.labelled import LabelledData
+from hplm_builder.options import BaseOption
 from hplm_builder.prepared import Prepared, prepare
-from hplm_builder.tenants import encoder_of, tenant_of
+from hplm_builder.tenants import tenant_of
 
 BATCH = 64
 CLIPPED_OF = 200
@@ -68,7 +69,7 @@ class Int8Judge:
         assert isinstance(trained.body, AdapterModel)
         if task.name not in self._examples:
             both = [
-                prepare(data.test, data, encoder_of(self._base), one.source.open(task, silent))
+                prepare(data.test, data, self._base.load_text_encoder(), one.source.open(task, silent))
                 for one in (self._plain, self._quantised)
             ]
             self._examples = {task.name: (both, computed_share(self._quantised.lookup))}
@@ -155,8 +156,7 @@ def int8_rows(judged: Mapping[str, Sequence[Judged | None]]) -> list[Row]:
     """
     rows = [_row(task, found) for task, models in judged.items() if (found := [one for one in models if one])]
     if len(judged) > 1:
-        seeds = [[one for one in of_seed if one] for of_seed in zip(*judged.values(), strict=True)]
-        averages = [_mean(of_seed) for of_seed in seeds if len(of_seed) == len(judged)]
+        averages = [_mean(of_seed) for of_seed in whole_seeds(judged)]
         rows += [_row(AVERAGE, averages)] if averages else []
     return rows
 
@@ -212,14 +212,8 @@ def int8(
         Int8Judge(served, shared.pooled).of_trained,
         more_tests=2,
     )
-    study = shared.study(tasks, [variant], limits, where)
-    with kept_results(shared.resume) as results:
-        found = conduct(study, results, shared.dry_run)
-    judged = {
-        task.name: [None if one.run is None else one.run.more["int8"] for one in found[task.name, variant.name]]
-        for task in tasks
-    }
-    rows = int8_rows(judged)
+    study, found = shared.run(tasks, [variant], limits, where)
+    rows = int8_rows(judged_as("int8", study, found))
     Report("int8-accuracy", about_study(study, found, about), rows, goals_of(rows, len(tasks))).publish(
         shared.json_file
     )

@@ -20,7 +20,7 @@ from hplm.store.layout import Store
 from hplm_builder.base import DEFAULT_BASE, model_folder
 from hplm_builder.bodies import ADAPTER_AT
 from hplm_builder.demo import PLOT
-from hplm_builder.evaluation.options import BaseOption, EvalOptions, about_study, conduct, evaluation, kept_results
+from hplm_builder.evaluation.options import EvalOptions, about_study, evaluation
 from hplm_builder.evaluation.summary import AVERAGE, Row, rows_of, scores_by
 from hplm_builder.evaluation.tasks import EvalTask
 from hplm_builder.evaluation.variants import (
@@ -32,6 +32,7 @@ from hplm_builder.evaluation.variants import (
     plot_body,
     with_adapters,
 )
+from hplm_builder.options import BaseOption
 
 METHODS = tuple(RATES)
 # With adapters where HMI has them, with wider ones, and with unlabelled texts too.
@@ -140,9 +141,7 @@ def methods(
         for variant in method_variants(source, Served(target, found_base, plot, miss), where)
         if variant.name in (method or METHODS)
     ]
-    study = shared.study(tasks, variants, limits, where)
-    with kept_results(shared.resume) as results:
-        found = conduct(study, results, shared.dry_run)
+    study, found = shared.run(tasks, variants, limits, where)
     rows = rows_of(study, found)
     settings: dict[str, Any] = {"base": base, "original": source.folder.name, "plot": plot, "miss": miss}
     Report("methods", about_study(study, found, settings), rows, goals_of(rows)).publish(shared.json_file)

@@ -17,7 +17,6 @@ from hplm.nn.dtype import choose_device
 from hplm.options import with_shared
 from hplm.progress import bar_report, progress_bars
 from hplm.report import JsonOption
-from hplm_builder.demo import DEMO_FOLDER
 from hplm_builder.evaluation.budget import Budget, budget_of
 from hplm_builder.evaluation.cost import estimate
 from hplm_builder.evaluation.results import Results
@@ -26,10 +25,9 @@ from hplm_builder.evaluation.study import Found, Study
 from hplm_builder.evaluation.summary import training_of
 from hplm_builder.evaluation.tasks import EvalTask, read_tasks
 from hplm_builder.evaluation.variants import Variant
+from hplm_builder.options import DEFAULT_STORE, StoreOption
 
 SEEDS = (0, 1, 2)
-
-BaseOption = Annotated[str, typer.Option("--base", help="Name of the base.")]
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,7 @@ class EvalOptions:
     ] = None
     epochs: Annotated[int | None, typer.Option(min=1, help="Instead of the budget's.")] = None
     seed: Annotated[list[int] | None, typer.Option(min=0, help="Repeat for more; default: 0, 1 and 2.")] = None
-    store: Annotated[Path, typer.Option(help="Folder of the artifacts.")] = DEMO_FOLDER / "store"
+    store: StoreOption = DEFAULT_STORE
     pooling: Annotated[
         str | None, typer.Option(help="What a classification's head reads: mean, the default, or cls.")
     ] = None
@@ -82,6 +80,14 @@ class EvalOptions:
         study = Study(tasks, variants, budget, seeds, self.pooled, device)
         budget.train_settings(seeds[0], variants[0].rate, self.pooled)  # what is wrong with them shows now
         return study
+
+    def run(
+        self, tasks: Sequence[EvalTask], variants: Sequence[Variant], budget: Budget, device: torch.device
+    ) -> tuple[Study, Found]:
+        """Search, and keep what was found. A dry run ends the program before."""
+        study = self.study(tasks, variants, budget, device)
+        with kept_results(self.resume) as results:
+            return study, conduct(study, results, self.dry_run)
 
 
 evaluation = partial(with_shared, EvalOptions)

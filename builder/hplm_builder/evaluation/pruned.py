@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from hplm.config import BaseConfig
 from hplm.nn import lower as lowers
 from hplm.nn.base import Base
-from hplm.nn.dtype import choose_dtype
+from hplm.nn.dtype import CPU, choose_dtype
 from hplm.nn.lookup import PlotLookup, open_lineage
 from hplm.plot.keys import pack
 from hplm.plot.table import row_bytes
@@ -88,7 +87,7 @@ class VersionTree:
     def _write(self, folder: Path, name: str, grams: Ids) -> None:
         lower = lowers.of_lineage(self.store, self.base, self.lineage)
         about: dict[str, Any] = {}
-        dtype = choose_dtype("auto", torch.device("cpu"))
+        dtype = choose_dtype("auto", CPU)
         write_windows(folder, name, grams, lower, self.base.fingerprint, about, dtype, lambda count: None)
 
 

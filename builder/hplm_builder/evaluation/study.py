@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from hplm.errors import ConfigError
-from hplm_builder.bodies import CPU, fastest_format
+from hplm.nn.dtype import CPU
+from hplm_builder.bodies import fastest_format
 from hplm_builder.evaluation.budget import Budget
 from hplm_builder.evaluation.results import Results, Run, RunKey
 from hplm_builder.evaluation.tasks import EvalTask

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from hplm_builder.evaluation.tasks import EvalTask
 
 Row = dict[str, Any]
 AVERAGE = "average"
+Model = TypeVar("Model")
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,21 @@ def _average(study: Study, found: Found, name: str, column: str) -> Row:
             means.append(float(np.mean(tests)))
     averaged = Spread.of(means).columns("test")
     return {"task": AVERAGE, column: name, **averaged, "test_by_seed": [round(mean, 4) for mean in means]}
+
+
+def judged_as(key: str, study: Study, found: Found) -> dict[str, list[Any]]:
+    """By task of a study of one variant: what a judge said of each seed's model under `key`, None of one that diverged."""
+    (variant,) = study.variants
+    return {
+        task.name: [None if one.run is None else one.run.more[key] for one in found[task.name, variant.name]]
+        for task in study.tasks
+    }
+
+
+def whole_seeds(judged: Mapping[str, Sequence[Model | None]]) -> list[list[Model]]:
+    """Of each seed that no task lacks its models, one a task."""
+    by_seed = [[one for one in of_seed if one is not None] for of_seed in zip(*judged.values(), strict=True)]
+    return [of_seed for of_seed in by_seed if len(of_seed) == len(judged)]
 
 
 def training_of(found: Found) -> dict[str, dict[str, dict[str, float]]]:

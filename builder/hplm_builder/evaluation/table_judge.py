@@ -20,7 +20,7 @@ from hplm_builder.finetune import Trained
 from hplm_builder.judging import predict, scores_of
 from hplm_builder.labelled import LabelledData
 from hplm_builder.prepared import Prepared, chunks, prepare
-from hplm_builder.tenants import encoder_of, plot_features
+from hplm_builder.tenants import plot_features
 
 MISSES = ("compute", "backoff")
 SHORTER = ("bigram", "unigram")
@@ -74,7 +74,7 @@ class TableJudge:
         return rows
 
     def _look_up(self, task: EvalTask, data: LabelledData) -> list[TableUse]:
-        encoder = encoder_of(self._tree.base)
+        encoder = self._tree.base.load_text_encoder()
         texts = [one.ids for chunk in chunks(data.test) for one in encoder.encode([example.asked for example in chunk])]
         uses = []
         for percent in self._percents:

@@ -26,13 +26,14 @@ from hplm_builder.demo import PLOT, PLOT_SOURCES
 from hplm_builder.domain_corpus import prepare_corpus
 from hplm_builder.evaluation.budget import Budget
 from hplm_builder.evaluation.corpora import unseen
-from hplm_builder.evaluation.options import BaseOption, EvalOptions, about_study, conduct, evaluation, kept_results
+from hplm_builder.evaluation.options import EvalOptions, about_study, evaluation
 from hplm_builder.evaluation.pruned import VersionTree
-from hplm_builder.evaluation.summary import AVERAGE, Row, Spread
+from hplm_builder.evaluation.summary import AVERAGE, Row, Spread, judged_as, whole_seeds
 from hplm_builder.evaluation.table_judge import MISSES, TableJudge
 from hplm_builder.evaluation.tasks import EvalTask
 from hplm_builder.evaluation.variants import RATES, Served, Variant, hbert_body, with_adapters
 from hplm_builder.mixture import read_source, read_to_count
+from hplm_builder.options import BaseOption
 from hplm_builder.plots import Counted, count_grams
 from hplm_builder.register import published
 
@@ -64,8 +65,7 @@ def table_rows(judged: Judged, tree: VersionTree, percents: Sequence[float]) -> 
         for place in places
     ]
     if len(judged) > 1:
-        by_seed = [[one for one in of_seed if one is not None] for of_seed in zip(*judged.values(), strict=True)]
-        whole = [of_seed for of_seed in by_seed if len(of_seed) == len(judged)]
+        whole = whole_seeds(judged)
         for place in places if whole else ():
             rows.append(_row(AVERAGE, [_mean([model[place] for model in of_seed]) for of_seed in whole], tree))
     return rows
@@ -225,15 +225,8 @@ def tables_accuracy(
                 judge.of_trained,
                 more_tests=len(percents) * len(MISSES),
             )
-            study = shared.study(tasks, [variant], limits, where)
-            with kept_results(shared.resume) as results:
-                found = conduct(study, results, shared.dry_run)
-            judged = {
-                task.name: [
-                    None if one.run is None else one.run.more["tables"] for one in found[task.name, variant.name]
-                ]
-                for task in tasks
-            }
+            study, found = shared.run(tasks, [variant], limits, where)
+            judged = judged_as("tables", study, found)
             settings = about_study(study, found, settings)
         rows = table_rows(judged, tree, percents)
     Report("tables-accuracy", settings, rows, goals_of(rows)).publish(shared.json_file)

@@ -17,7 +17,7 @@ from hplm.adapters.packed import Place
 from hplm.config import REDUCTION_FACTOR, Quantization
 from hplm.errors import ConfigError
 from hplm.nn.base import Base
-from hplm.nn.dtype import choose_dtype, computing_in
+from hplm.nn.dtype import CPU, choose_dtype, computing_in
 from hplm.nn.encoder import OriginalEncoder, WindowEncoder
 from hplm.nn.lookup import PlotLookup, open_lineage
 from hplm.plot import table as tables
@@ -27,7 +27,6 @@ from hplm.store.layout import Store
 from hplm.text import EncodedText
 from hplm_builder.bodies import (
     ADAPTER_AT,
-    CPU,
     ConvertedModel,
     FullModel,
     Half,

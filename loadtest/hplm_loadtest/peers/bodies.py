@@ -88,7 +88,7 @@ class AdapterBody:
             config,
             flat.model.body,
             num_slots=settings.num_slots,
-            reduced_size=max(1, config.hidden_size // settings.reduction_factor),
+            reduced_size=config.reduced_size(settings.reduction_factor),
             device=device,
             dtype=dtype,
         )

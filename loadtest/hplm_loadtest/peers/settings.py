@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from hplm.errors import ConfigError
+from hplm.config import at_least
 
 System = Literal["dedicated", "shared", "adapter", "onnxruntime"]
 
@@ -37,6 +37,6 @@ class PeerSettings:
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
 
     def __post_init__(self) -> None:
-        for key in ("budget_mb", "num_slots", "reduction_factor", "host_cache_mb", "batch_requests", "num_threads"):
-            if (value := getattr(self, key)) < 1:
-                raise ConfigError(f"{key} must be at least 1, got {value}")
+        at_least(
+            self, 1, "budget_mb", "num_slots", "reduction_factor", "host_cache_mb", "batch_requests", "num_threads"
+        )

@@ -25,7 +25,7 @@ from hplm.serving.threads import SWITCH_INTERVAL_S
 from hplm.store.catalog import Catalog
 from hplm.store.layout import Store
 from hplm.store.records import ServedTenant
-from hplm.text import EncodedText, TextEncoder, check_not_empty, decode_utf8, tokenise_in_one_thread
+from hplm.text import EncodedText, check_not_empty, decode_utf8, tokenise_in_one_thread
 from hplm.wire import LabelledSpan
 from hplm_loadtest.peers.bodies import make_body
 from hplm_loadtest.peers.plain import PeerRequest, whole
@@ -65,7 +65,7 @@ class PeerStage:
         store = Store((folder / settings.store).resolve())
         base = bases.load(store.base(settings.base), verify=False)
         self._settings = settings
-        self._encoder = TextEncoder(base.tokenizer_path, base.config.max_tokens)
+        self._encoder = base.load_text_encoder()
         self._catalog = Catalog(store, settings.base)
         self._bank = TenantBank(store, self._catalog, base.fingerprint, verify=False)
         device = choose_device(settings.device)

@@ -37,7 +37,7 @@ def plan_adapters(
     *,
     num_slots: int,
     gathered: bool,
-    own_tokens: int | None = OWN_PRODUCT_TOKENS,
+    own_tokens: int | None,
 ) -> AdapterPlan:
     """For texts one after another, each with its slot and its length, `gathered` or else text by text, see AdapterPlan.
 

@@ -143,7 +143,7 @@ class AdapterSlots:
         self._tracer = tracer or Tracer(None, "")
         self._keeps_bfloat16 = keep_bfloat16
         hidden = config.hidden_size
-        usual = max(1, hidden // REDUCTION_FACTOR)
+        usual = config.reduced_size(REDUCTION_FACTOR)
         self.sizes = sorted({slot_size(min(usual, reduced_size)), slot_size(reduced_size)})
         self.num_slots = num_slots
         self._num_layers = config.upper_layers

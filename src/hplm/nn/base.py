@@ -18,10 +18,15 @@ from hplm.config import BaseConfig
 from hplm.errors import CorruptArtifactError, unusable
 from hplm.nn.encoder import UpperEncoder, WindowEncoder
 from hplm.store import artifact
+from hplm.text import TextEncoder
 
 
 class Base(BaseFolder):
-    """A base on disk whose weights can be loaded."""
+    """A base on disk whose weights and tokenizer can be loaded."""
+
+    def load_text_encoder(self) -> TextEncoder:
+        """Texts to ids, as long as the base reads them."""
+        return TextEncoder(self.tokenizer_path, self.config.max_tokens)
 
     def load_lower(self) -> WindowEncoder:
         """The window encoder, in fp32."""

@@ -17,6 +17,7 @@ from hplm.config import Quantization
 from hplm.errors import ConfigError
 from hplm.nn import cgroups
 
+CPU = torch.device("cpu")
 TRIES = 6
 # Rows, inputs and outputs of the product that is tried: some milliseconds.
 TRIED = (256, 768, 768)
@@ -69,7 +70,7 @@ def choose_device(name: str, index: int = 0) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device is cuda, but torch sees no GPU; use auto or cpu")
     if name == "cpu":
-        return torch.device("cpu")
+        return CPU
     # cuDNN's attention, which torch prefers on newer GPUs, makes a plan for each number of rows and length that it has not
     # seen: packed batches have ever new ones.
     torch.backends.cuda.enable_cudnn_sdp(False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +16,6 @@ from torch import Tensor, nn
 
 from hplm.adapters.packed import Place
 from hplm.config import BaseConfig
-from hplm.nn.onednn import PackedLinear
 from hplm.plot.windows import centre
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -104,9 +104,7 @@ class WindowEncoder(nn.Module):
         # The gate is elementwise, one per place in the window; zeros make it 1, so an unconverted base passes through.
         self.gate_weight = nn.Parameter(torch.zeros(config.window, config.hidden_size, config.hidden_size))
         self.gate_bias = nn.Parameter(torch.zeros(config.window, config.hidden_size))
-        # The gate's products, one a place, where `hplm.nn.lower.pack` has put them in oneDNN's order.
-        self.packed_gate: list[PackedLinear] = []
-        # And from then on all of it as one function; what follows is its slow twin.
+        # All of it as one function, once `hplm.nn.lower.pack` was asked for it; the layers are gone then.
         self.packed: nn.Module | None = None
 
     def forward(self, windows: Tensor) -> Tensor:
@@ -117,7 +115,7 @@ class WindowEncoder(nn.Module):
                 return packed
         config = self.config
         seen = windows != config.pad_id
-        seen[:, config.left] = True
+        seen[:, centre(config.window)] = True
         bias = torch.zeros(windows.shape, device=windows.device).masked_fill_(~seen, float("-inf"))[:, None, :, None]
         if self.relative is not None:
             bias = bias + self.relative(config.window).permute(1, 2, 0)
@@ -137,12 +135,14 @@ class WindowEncoder(nn.Module):
         hidden: Tensor = self.embedding_norm(self.word_embeddings(windows) + self.window_position)
         for layer in self.layers:
             hidden = layer(hidden, attend)
-        if self.packed_gate:
-            products = [product(hidden[:, place]) for place, product in enumerate(self.packed_gate)]
-            gate = torch.stack(products, 1)
-        else:
-            gate = torch.einsum("wnh,nkh->wnk", hidden, self.gate_weight)
+        gate = torch.einsum("wnh,nkh->wnk", hidden, self.gate_weight)
         return 2 * torch.sigmoid(gate + self.gate_bias) * hidden
+
+    def _save_to_state_dict(self, *args: Any) -> None:
+        if self.packed is not None:
+            # Without this, a state would lack the layers and nobody would know.
+            raise TypeError("matrices in oneDNN's order cannot be saved: save the module before it is packed")
+        super()._save_to_state_dict(*args)
 
 
 class UpperEncoder(nn.Module):

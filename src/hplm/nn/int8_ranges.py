@@ -43,7 +43,6 @@ TEXTS = (
     "Named entity recognition and relation extraction were evaluated on the ACE 2005 corpus.",
     "Huntington's disease is caused by an expanded CAG repeat in the HTT gene.",
 )
-CPU = torch.device("cpu")
 FEED_FORWARD = ("ffn_in", "ffn_out")
 PRODUCTS = ("qkv", "attention_out", *FEED_FORWARD)
 STRINGS, STRING_TOKENS = 24, 32

@@ -18,7 +18,7 @@ from hplm.config import BaseConfig, Miss, Quantization
 from hplm.errors import ConfigError, MissingArtifactError
 from hplm.nn import lower as lowers
 from hplm.nn.base import Base
-from hplm.nn.dtype import choose_dtype, computing_in
+from hplm.nn.dtype import CPU, choose_dtype, computing_in
 from hplm.nn.encoder import WindowEncoder
 from hplm.nn.onednn import rounded
 from hplm.plot import table as tables
@@ -210,7 +210,7 @@ def open_lineage(
     *branches, root = (store.root / path for path in lineage)
     whole, *shorter = levels(base.config.window)
     overlay_windows = overlay_windows if miss == "compute" else 0
-    dtype = dtype or choose_dtype("auto", torch.device("cpu"))
+    dtype = dtype or choose_dtype("auto", CPU)
     lower = lowers.of_lineage(store, base, lineage, base_lower=base_lower, verify=verify) if miss == "compute" else None
     if lower is not None:
         lowers.pack(lower, dtype, base if quantization == "int8" else None)

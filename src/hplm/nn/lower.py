@@ -15,11 +15,11 @@ from torch import nn
 
 from hplm.errors import ConfigError, CorruptArtifactError, WrongBaseError, unusable
 from hplm.nn.base import Base
-from hplm.nn.encoder import TransformerLayer, WindowEncoder
+from hplm.nn.encoder import WindowEncoder
 from hplm.nn.int8 import check_int8
 from hplm.nn.int8_ranges import measure_window_ranges
-from hplm.nn.int8_windows import Int8WindowLayer
-from hplm.nn.onednn import PackedLinear, can_pack, pack_linears
+from hplm.nn.int8_windows import Int8WindowLayer, quantise_window_layer
+from hplm.nn.onednn import can_pack
 from hplm.nn.scripted import RunWindows, scripted
 from hplm.store import artifact
 from hplm.store.layout import Store
@@ -78,23 +78,19 @@ def pack(lower: WindowEncoder, dtype: torch.dtype, int8_of: Base | None = None) 
     # A base's are shared by all that stand on its root, and may be opened twice at a time; others wait with them, but what
     # they wait for would take the processor from them anyway.
     with _packing:
-        in_int8 = any(isinstance(one, Int8WindowLayer) for one in lower.layers)
-        if in_int8 or lower.packed_gate:
-            if in_int8 != (int8_of is not None):
+        if lower.packed is not None:
+            if lower.packed.is_int8 != (int8_of is not None):
                 raise ConfigError("these lower layers are open already with another quantization")
             return
+        if not can_pack(device, dtype):
+            return
+        int8: list[Int8WindowLayer] = []
         if int8_of is not None:
             pairs = zip(lower.layers, measure_window_ranges(int8_of, lower), strict=True)
-            lower.layers = nn.ModuleList(Int8WindowLayer(layer, ranges) for layer, ranges in pairs)
-        if can_pack(device, dtype):
-            for layer in lower.layers:
-                if isinstance(layer, TransformerLayer):
-                    inner = layer.ffn_in
-                    layer.ffn_in = PackedLinear(inner.weight, inner.bias, dtype, gelu=True)  # type: ignore[assignment]
-                    layer.activation = nn.Identity()
-            pack_linears(lower, dtype)
-            lower.packed_gate = [PackedLinear(weight, None, dtype) for weight in lower.gate_weight]
-            lower.packed = scripted(RunWindows(lower))
+            int8 = [quantise_window_layer(layer, ranges) for layer, ranges in pairs]
+        lower.packed = scripted(RunWindows(lower, dtype, int8))
+        # Nobody reads them any more.
+        lower.layers = nn.ModuleList()
 
 
 def of_lineage(

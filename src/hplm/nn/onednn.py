@@ -9,7 +9,7 @@ otherwise in float32, so nothing goes alone.
 # No `from __future__ import annotations` here: TorchScript compiles `rounded`.
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 
 def rounded(size: int, step: int = 8) -> int:
@@ -36,35 +36,3 @@ def pack_matrix(weight: Tensor) -> Tensor:
     """`weight` `[out, in]` in oneDNN's order, for `_linear_pointwise` alone."""
     packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
     return packed
-
-
-class PackedLinear(nn.Module):
-    """A product that is trained no more, its matrix in oneDNN's order and in `dtype`, which is also what it gives; with `gelu`
-    the GELU of it.
-
-    It computes where it is: it cannot be saved, copied or moved.
-    """
-
-    def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, *, gelu: bool = False) -> None:
-        super().__init__()
-        self._then: tuple[str, list[float], str] = ("gelu", [], "none") if gelu else ("none", [], "")
-        self.dtype = dtype
-        self.weight = pack_matrix(weight.to(dtype))
-        self.bias = None if bias is None else bias.detach().to(dtype)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """`[..., in]` -> `[..., out]`."""
-        found: Tensor = torch.ops.mkldnn._linear_pointwise(tokens.to(self.dtype), self.weight, self.bias, *self._then)
-        return found
-
-    def _save_to_state_dict(self, *_: object) -> None:
-        # Without this, a state would lack the matrix and nobody would know.
-        raise TypeError("a matrix in oneDNN's order cannot be saved: save the module before it is packed")
-
-
-def pack_linears(module: nn.Module, dtype: torch.dtype) -> None:
-    """Every Linear below `module` becomes a PackedLinear, where its device can; those that are one already stay."""
-    for parent in list(module.modules()):
-        for name, child in parent.named_children():
-            if isinstance(child, nn.Linear) and can_pack(child.weight.device, dtype):
-                setattr(parent, name, PackedLinear(child.weight, child.bias, dtype))

@@ -68,7 +68,7 @@ def merged(ids: Sequence[int], config: BaseConfig, levels: Sequence[Stored], low
 
     `levels` map an n-gram, bigram or unigram to its vectors; shorter ones stand for the window cut to its centre.
     """
-    n, left = config.window, config.left
+    n, left = config.window, (config.window - 1) // 2
     sums = torch.zeros(len(ids), config.hidden_size)
     counts = torch.zeros(len(ids))
     for t in range(len(ids)):
@@ -90,7 +90,7 @@ def answer(
         if not level:
             continue
         size = len(next(iter(level)))
-        start = config.left - (size - 1) // 2
+        start = (config.window - 1) // 2 - (size - 1) // 2
         if (key := tuple(window[start : start + size])) in level:
             return start, level[key]
     assert lower is not None, f"no level has {window}"

@@ -25,11 +25,14 @@ from hplm.nn.int8 import LARGEST, LEAST_TOKEN, ZERO_POINT, Int8Layer
 from hplm.nn.int8_products import cut_off, gelu_codes, product, static_codes
 from hplm.nn.int8_windows import Int8WindowLayer
 from hplm.nn.onednn import can_pack, pack_matrix, rounded
+from hplm.plot.windows import centre
 
 # In a product of fewer MKL rounds a token otherwise than beside more.
 LEAST_TOKENS = 4
 # Numbers in a row of one head, see `float32_attention_below`.
 AMX_ATTENTION = 1280
+# Of `layer_weights`.
+NORMS = (4, 5, 10, 11)
 # Heads of other sizes would have to be filled up for attention in one call.
 JOINED_HEAD_STEP = 8
 
@@ -428,11 +431,18 @@ class RunLayers(nn.Module):
         return hidden
 
 
+def _packed_weights(layer: nn.Module, dtype: torch.dtype) -> list[Tensor]:
+    """Those of `layer_weights`: matrices in oneDNN's order and their biases in `dtype`, norms as they are."""
+    return [
+        one if place in NORMS else pack_matrix(one.to(dtype)) if one.dim() == 2 else one.to(dtype)
+        for place, one in enumerate(layer_weights(layer))
+    ]
+
+
 class RunWindows(nn.Module):
     """`WindowEncoder.forward` with matrices in oneDNN's order, all of it in one call: `windows` int64 `[W, n]` -> `[W, n, H]`.
 
-    Of an encoder that `hplm.nn.lower.pack` has put in order, whose weights it shares, layers in integers too. `relative`:
-    `[n, n, heads]`.
+    Products are computed in `dtype`, or as `int8` has it of each layer. `relative`: `[n, n, heads]`.
     """
 
     is_int8: Final[bool]
@@ -443,31 +453,30 @@ class RunWindows(nn.Module):
     gate: list[Tensor]
     relative: Tensor | None
 
-    def __init__(self, lower: WindowEncoder) -> None:
+    def __init__(self, lower: WindowEncoder, dtype: torch.dtype, int8: Sequence[Int8WindowLayer] = ()) -> None:
         super().__init__()
         config, norm, relative = lower.config, lower.embedding_norm, lower.relative
         self.words = lower.word_embeddings.weight.detach()
         self.position = lower.window_position.detach()
         self.norm = [norm.weight.detach(), norm.bias.detach()]
-        int8 = [layer for layer in lower.layers if isinstance(layer, Int8WindowLayer)]
         self.is_int8 = len(int8) > 0
         self.int8_products = [layer.products for layer in int8]
-        self.int8_scales = [[scale for scale, _ in layer.input_codes] for layer in int8]
-        self.int8_zeros = [[zero for _, zero in layer.input_codes] for layer in int8]
-        self.layers = [one.float_weights for one in int8] or [layer_weights(layer) for layer in lower.layers]
-        self.dtype = lower.packed_gate[0].dtype
-        self.gate = [one.weight for one in lower.packed_gate]
+        self.int8_scales = [layer.scales for layer in int8]
+        self.int8_zeros = [layer.zeros for layer in int8]
+        self.layers = [one.weights for one in int8] or [_packed_weights(layer, dtype) for layer in lower.layers]
+        self.dtype = dtype
+        self.gate = [pack_matrix(weight.to(dtype)) for weight in lower.gate_weight]
         self.gate_bias = lower.gate_bias.detach()
         self.relative = None if relative is None else relative(config.window).detach().permute(1, 2, 0)
         self.eps = config.layer_norm_eps
         self.num_heads = config.num_heads
         self.size = config.hidden_size
         self.pad_id = config.pad_id
-        self.left = config.left
+        self.centre = centre(config.window)
 
     def forward(self, windows: Tensor) -> Tensor:
         seen = windows != self.pad_id
-        seen[:, self.left] = True
+        seen[:, self.centre] = True
         unseen = torch.zeros(windows.shape).masked_fill_(seen.logical_not(), float("-inf"))
         bias = unseen.unsqueeze(1).unsqueeze(3)
         relative = self.relative
@@ -494,7 +503,7 @@ class RunWindows(nn.Module):
         return F.layer_norm(hidden + outer, [self.size], weights[10], weights[11], self.eps)
 
     def _int8_layer(self, layer: int, hidden: Tensor, bias: Tensor) -> Tensor:
-        """`Int8WindowLayer.forward`."""
+        """`hplm.nn.reference.int8_window_layer`."""
         products, scales, zeros = self.int8_products[layer], self.int8_scales[layer], self.int8_zeros[layer]
         weights = self.layers[layer]
         codes = static_codes(hidden, products[0][0], products[0][1])

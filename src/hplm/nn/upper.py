@@ -232,14 +232,13 @@ class UpperEngine:
         return self._plan(slots, lengths)
 
     def _plan(self, slots: Sequence[int], lengths: Sequence[int]) -> AdapterPlan:
-        own_tokens = own_product_tokens(self.device)
         return plan_adapters(
             slots,
             lengths,
             self.device,
             num_slots=self.slots.num_slots,
             gathered=self._gathers,
-            own_tokens=own_tokens,
+            own_tokens=own_product_tokens(self.device),
         )
 
 

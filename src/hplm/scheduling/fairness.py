@@ -16,11 +16,11 @@ its share, into at most half of the batch (but at least one), whatever the polic
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
-from hplm.scheduling.policy import Batch, Budget, Filler, Policy, Waiting, check
+from hplm.scheduling.policy import Batch, Budget, Filler, Policy, Waiting, check, tokens_of
 from hplm.scheduling.served import Served
 
 # How often the policy is asked over all that wait before it is asked for each tenant.
@@ -157,16 +157,16 @@ class _Choice:
             since_s = self.now_s - served.at_s(request.tenant)
             return -since_s * self.shares.weight(request.tenant), request.arrived_s, request.id
 
-        most_tokens = min(_tokens(again), self.budget.tokens // 2)
+        most_tokens = min(tokens_of(again), self.budget.tokens // 2)
         most_requests = min(len(again), max(1, self.budget.max_requests // 2))
-        tokens, tenants = _tokens(starving), len({request.tenant for request in starving})
+        tokens, tenants = tokens_of(starving), len({request.tenant for request in starving})
         most_tenants = self.budget.max_tenants - tenants
         found: list[Waiting] = []
         for request in sorted(heads.values(), key=turn):
             if len(found) >= min(most_requests, most_tenants, self.budget.max_requests - len(starving)):
                 break
-            fits = tokens + _tokens(found) + request.tokens <= self.budget.tokens
-            if found and _tokens(found) + request.tokens > most_tokens:
+            fits = tokens + tokens_of(found) + request.tokens <= self.budget.tokens
+            if found and tokens_of(found) + request.tokens > most_tokens:
                 continue
             # One that no batch holds runs alone.
             if fits or not (starving or found):
@@ -287,10 +287,6 @@ class _Choice:
         batch = self.policy.select(tuple(waiting), self.now_s, budget)
         check(batch, waiting, budget)
         return batch
-
-
-def _tokens(requests: Iterable[Waiting]) -> int:
-    return sum(request.tokens for request in requests)
 
 
 def _longer(first: int | None, second: int | None) -> int | None:

@@ -9,7 +9,7 @@ A policy is a function of its inputs and the time it is handed. Third parties ad
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -32,6 +32,11 @@ class Waiting:
     def utility(self) -> float:
         """What an answer in time is worth (TCB 5.1)."""
         return 1.0 / self.tokens
+
+
+def tokens_of(requests: Iterable[Waiting]) -> int:
+    """Of all of them together."""
+    return sum(request.tokens for request in requests)
 
 
 @dataclass(frozen=True)
@@ -103,7 +108,7 @@ def check(batch: Batch, waiting: Sequence[Waiting], budget: Budget) -> None:
     if len({request.tenant for request in chosen}) > budget.max_tenants:
         raise PolicyError(f"more than {budget.max_tenants} tenants in a batch")
     for row in batch.rows:
-        if len(row) > 1 and sum(request.tokens for request in row) > budget.row_tokens:
+        if len(row) > 1 and tokens_of(row) > budget.row_tokens:
             raise PolicyError(f"a row of {sum(r.tokens for r in row)} tokens, {budget.row_tokens} fit")
 
 

@@ -18,7 +18,7 @@ from hplm.scheduling.backlog import Backlog, by_tenant, steps
 from hplm.scheduling.cost import CostModel
 from hplm.scheduling.fairness import fair_select
 from hplm.scheduling.policies import Fcfs
-from hplm.scheduling.policy import Batch, Budget, Policy, Waiting
+from hplm.scheduling.policy import Batch, Budget, Policy, Waiting, tokens_of
 from hplm.scheduling.served import Served
 from hplm.scheduling.turns import Turns
 
@@ -200,7 +200,7 @@ class RequestQueue:
         assert self._running is not None
         requests = self._running.requests
         self._running = None
-        self.cost.observe(_tokens(requests), sum(r.tokens**2 for r in requests), seconds)
+        self.cost.observe(*_work(requests), seconds)
 
     def cancel(self, request_id: int) -> bool:
         """Take a request out of the queue; False where it does not wait (any more)."""
@@ -235,7 +235,7 @@ class RequestQueue:
         return self._budget.holding(max(tokens, least), _LEAST_REQUESTS)
 
     def _seconds(self, requests: tuple[Waiting, ...]) -> float:
-        return self.cost.bound(_tokens(requests), sum(r.tokens**2 for r in requests))
+        return self.cost.bound(*_work(requests))
 
     def _drop_hopeless(self, now_s: float) -> list[Waiting]:
         """What could not end in time even alone, by what batches are known to cost now."""
@@ -265,7 +265,7 @@ class RequestQueue:
     def _drop_passing(self, batch: Batch, now_s: float) -> list[Waiting]:
         """What the batch leaves waiting past its deadline: it may as well know now."""
         requests = batch.requests
-        by_s = now_s + self.cost.predict(_tokens(requests), sum(request.tokens**2 for request in requests))
+        by_s = now_s + self.cost.predict(*_work(requests))
         found = [request for request in self._waiting.values() if request.deadline_s <= by_s]
         for request in found:
             self._remove(request)
@@ -337,7 +337,7 @@ class RequestQueue:
             return batch, []
         ids = {request.id for request in self._ending_in_time(batch.requests, now_s)}
         small = _without(batch, [request for request in batch.requests if request.id not in ids])
-        if 2 * _tokens(small.requests) >= _tokens(batch.requests) or not self.fills_two_batches:
+        if 2 * tokens_of(small.requests) >= tokens_of(batch.requests) or not self.fills_two_batches:
             return small, []
         large, refused = batch, []
         while late_of_whole:
@@ -345,7 +345,7 @@ class RequestQueue:
             large = _without(large, late_of_whole)
             late_of_whole = self._late(large.requests, now_s)
         # Where whole batches take longer than anybody has, nothing is left of the large one.
-        return (large, refused) if _tokens(large.requests) >= _tokens(small.requests) else (small, [])
+        return (large, refused) if tokens_of(large.requests) >= tokens_of(small.requests) else (small, [])
 
     def _ending_in_time(self, requests: tuple[Waiting, ...], now_s: float) -> list[Waiting]:
         """The most urgent, after those who waited too long: as many as end before the earliest deadline among them."""
@@ -409,8 +409,10 @@ def _raise_on_main_thread(error: BaseException) -> None:
         raise error
 
 
-def _tokens(requests: Iterable[Waiting]) -> int:
-    return sum(request.tokens for request in requests)
+def _work(requests: Iterable[Waiting]) -> tuple[int, int]:
+    """What the cost model asks for: tokens, and the sum of their squares, which attention takes."""
+    lengths = [request.tokens for request in requests]
+    return sum(lengths), sum(length**2 for length in lengths)
 
 
 def _without(batch: Batch, dropped: list[Waiting]) -> Batch:

@@ -16,7 +16,6 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from hplm.adapters.bank import TenantBank
 from hplm.adapters.host_cache import HostCache
@@ -31,7 +30,7 @@ from hplm.errors import (
     unusable,
 )
 from hplm.nn import base as bases
-from hplm.nn.dtype import choose_dtype, use_threads
+from hplm.nn.dtype import CPU, choose_dtype, use_threads
 from hplm.nn.int8 import check_int8
 from hplm.nn.lookup import Helpers, PlotLookup, open_lineage, verify_domain
 from hplm.nn.memory import keep_freed_memory, stop_searching_what_stays
@@ -53,7 +52,6 @@ from hplm.store.layout import Store
 from hplm.store.records import ServedTenant
 from hplm.text import (
     EncodedText,
-    TextEncoder,
     TextOrPair,
     check_not_empty,
     check_text_count,
@@ -107,7 +105,6 @@ class _Asked:
     is_cancelled: Callable[[], bool]
 
 
-CPU = torch.device("cpu")
 # Folders of a domain version and those above it: ids would mean others in a registry that was made anew.
 Lineage = tuple[str, ...]
 # A domain whose files are broken is looked at again after this time: checking gigabytes takes seconds.
@@ -141,7 +138,7 @@ class PlotStage:
         self._settings = settings
         self._catalog = Catalog(self._store, settings.base, on_forgotten=self._forget)
         self._bank = TenantBank(self._store, self._catalog, self._base.fingerprint, verify=settings.verify)
-        self._encoder = TextEncoder(self._base.tokenizer_path, self._base.config.max_tokens)
+        self._encoder = self._base.load_text_encoder()
         if (highest := self._encoder.highest_id) >= self._base.config.vocab_size:
             raise CorruptArtifactError(
                 f"{self._base.tokenizer_path} gives token ids up to {highest}, this base has embeddings below "

@@ -133,7 +133,7 @@ class UpperStage:
             base.config,
             upper,
             num_slots=settings.num_slots,
-            reduced_size=max(1, base.config.hidden_size // settings.reduction_factor),
+            reduced_size=base.config.reduced_size(settings.reduction_factor),
             device=device,
             dtype=dtype,
             batching=settings.batching,
