@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import signal
 import subprocess
 import sys
@@ -11,12 +12,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 import hplm_cli
 from hplm.nn import base as bases
 from hplm.nn.base import Base
 from hplm.serving import refusal
 from hplm.store.layout import Store
+from hplm.triton import server as launcher
 from hplm.triton.server import TritonServer, free_ports
 from tests import managed, tiny
 from tests.postgres import PostgresServer, find_postgres
@@ -24,6 +27,10 @@ from tests.postgres import PostgresServer, find_postgres
 # A suite that runs in the background of a shell has SIGINT ignored, and would hand that on to the servers that it interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# On a busy machine any example may be paused for longer than hypothesis lets one take.
+settings.register_profile("hplm", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("hplm")
 
 
 @pytest.fixture(autouse=True)
@@ -59,6 +66,25 @@ def restored_threads() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_ports() -> Iterator[None]:
+    """Of several processes of pytest each draws from its own: from the draw until a server has a port pass many seconds."""
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    with pytest.MonkeyPatch.context() as patch:
+        # One that takes the place of a crashed one has a higher number.
+        patch.setattr(launcher, "PORTS", launcher.PORTS[number % count :: count])
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def servers_may_start_slowly() -> Iterator[None]:
+    """On a machine that is busy with something else: within a test's 300 seconds, so that it is said what was too slow."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TritonServer.wait_ready, "__defaults__", (240.0,))
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

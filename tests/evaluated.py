@@ -112,6 +112,6 @@ def reports_of_two(command: Sequence[str], folder: Path) -> tuple[list[dict[str,
     """The reports of two processes at once, and what each said."""
     paths = [folder / f"{number}.json" for number in range(2)]
     processes = [subprocess.Popen([*command, "--json", str(path)], stderr=subprocess.PIPE, text=True) for path in paths]
-    said = [process.communicate(timeout=200)[1] for process in processes]
+    said = [process.communicate(timeout=800)[1] for process in processes]
     assert not any(process.returncode for process in processes), said
     return [json.loads(path.read_text()) for path in paths], said

@@ -12,7 +12,7 @@ from hplm.errors import HplmError, QueueFullError
 from hplm.serving.answers import MOST_ERRORS_WAITING, Answers, Job
 from hplm.tracing import Tracer
 
-SOON_S = 10.0
+SOON_S = 60.0
 Reply = Callable[[int | HplmError], None]
 
 

@@ -173,6 +173,7 @@ def test_what_another_process_is_building_is_left_to_it(bench: Place, task: Eval
     assert builder.lineage(task, silent)
 
 
+@pytest.mark.timeout(900)
 def test_processes_that_share_a_folder_share_the_domains(bench: Place, tmp_path: Path) -> None:
     options = [*bench.options("domains"), "--resume", str(tmp_path / "runs"), "--tokens", "8000"]
     (first, second), _ = reports_of_two([sys.executable, "-m", "hplm_cli", "eval", *options], tmp_path)

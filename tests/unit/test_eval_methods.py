@@ -208,6 +208,7 @@ def test_going_on_gives_the_same_report_without_training_again(bench: Place, tmp
     assert trained(tmp_path) == after
 
 
+@pytest.mark.timeout(900)
 def test_processes_that_share_a_folder_repeat_no_work(bench: Place, tmp_path: Path) -> None:
     seeds = [word for seed in range(4) for word in ("--seed", str(seed))]
     command = [str(BIN / "hplm"), "eval", *bench.options("methods"), *with_original(bench), *seeds]

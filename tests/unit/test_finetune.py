@@ -9,6 +9,7 @@ from contextlib import closing
 from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import torch
 from hplm_builder import domains, finetune, register
 from hplm_builder.bodies import ADAPTER_AT, HeadModel, adapter_body, fastest_format
 from hplm_builder.cli import app as builder
-from hplm_builder.finetune import TrainSettings, reduction_factor_of
+from hplm_builder.finetune import Trainer, TrainSettings, reduction_factor_of
 from hplm_builder.judging import scores_of
 from hplm_builder.labelled import Entity, LabelledData, LabelledText, check_data
 from hplm_builder.plots import build_plot
@@ -35,7 +36,7 @@ from hplm_builder.prepared import (
     tag_targets,
 )
 from hplm_builder.scores import METRICS
-from hplm_builder.tenants import build_tenant, estimate_fine_tune, plot_features, train_tenant
+from hplm_builder.tenants import MOST_STEPS, build_tenant, estimate_fine_tune, plot_features, train_tenant
 from rich.progress import Progress
 from typer.testing import CliRunner
 
@@ -69,6 +70,7 @@ from hplm.store.registry import Registry
 from hplm.text import TextEncoder
 from tests import tiny
 from tests.batches import find_labels
+from tests.doubles import ManualClock
 from tests.tasks import colour_data, count_data, place_data, seen_data
 from tests.unit.manage import making
 
@@ -261,11 +263,38 @@ def test_training_that_diverges_is_refused_and_publishes_nothing(
         train_tenant(tiny_base, lookup, "colour", colour_data(), replace(SHORT, learning_rates=(1e30,)))
 
 
-def test_an_estimate_is_about_what_it_takes(tiny_base: Base, lookup: PlotLookup) -> None:
+def test_an_estimate_is_about_what_it_takes(
+    tiny_base: Base, lookup: PlotLookup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert 0 < estimate_fine_tune(colour_data(), SHORT, tiny_base, lookup) < 60
+    # So long that taking features, which is measured, is nothing beside it.
+    monkeypatch.setattr("hplm_builder.tenants._token_s", lambda *given: 1e6)
     small = estimate_fine_tune(colour_data(), SHORT, tiny_base, lookup)
     large = estimate_fine_tune(colour_data(), replace(SHORT, epochs=300), tiny_base, lookup)
-    assert 0 < small < 60
     assert 10 < large / small < 1000
+
+
+def test_an_estimate_is_no_longer_for_a_pause_while_it_is_measured(
+    tiny_base: Base, lookup: PlotLookup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = ManualClock()
+    monkeypatch.setattr("hplm_builder.tenants.time", SimpleNamespace(perf_counter=clock))
+
+    def estimated_s(took_s: Sequence[float]) -> float:
+        left_s = iter(took_s)
+
+        def step(trainer: Trainer, *_: object) -> float:
+            clock.now_s += next(left_s)
+            return 0.0
+
+        monkeypatch.setattr(Trainer, "step", step)
+        return estimate_fine_tune(colour_data(), SHORT, tiny_base, lookup)
+
+    usual_s = estimated_s([1.0, *[0.01] * MOST_STEPS])
+    assert usual_s > 0
+    assert estimated_s([1.0, 0.3, *[0.01] * (MOST_STEPS - 1)]) == pytest.approx(usual_s)
+    # The first is no measurement, and a second one of so long a step would change little.
+    assert estimated_s([1.0, 2.0]) == pytest.approx(200 * usual_s)
 
 
 def test_a_text_without_a_token_is_refused(tiny_base: Base, lookup: PlotLookup) -> None:

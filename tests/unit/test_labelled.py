@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import tracemalloc
 from collections import Counter
 from pathlib import Path
@@ -22,6 +21,7 @@ from hplm_builder.labelled import (
 from hplm_builder.rows import LONGEST_RECORD
 
 from hplm.errors import DataError
+from tests.open_files import open_files
 
 
 def write(folder: Path, name: str, content: str | bytes) -> Path:
@@ -155,7 +155,7 @@ def test_who_holds_the_error_of_a_bad_row_does_not_hold_the_file_open(tmp_path: 
     with pytest.raises(DataError) as raised:
         read_file(path)
     assert raised.traceback
-    assert str(path) not in {os.readlink(one) for one in Path("/proc/self/fd").iterdir() if one.is_symlink()}
+    assert path not in open_files()
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

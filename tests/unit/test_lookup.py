@@ -127,7 +127,7 @@ def test_an_overlay_smaller_than_a_batch_still_answers_right(tiny_store: Store, 
         )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.integers(1, 6),
     st.sampled_from([2, 5]),

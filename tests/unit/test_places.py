@@ -6,13 +6,12 @@ import threading
 import time
 from collections import Counter
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hplm.serving.places import Places
 
 
-@settings(deadline=None)
 @given(most=st.integers(1, 40), asked=st.lists(st.tuples(st.sampled_from("abcd"), st.booleans()), max_size=200))
 def test_places_are_bounded_and_a_newcomer_finds_one_while_any_is_free(
     most: int, asked: list[tuple[str, bool]]

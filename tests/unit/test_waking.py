@@ -211,6 +211,8 @@ def test_it_ends_while_it_waits_and_with_one_that_is_never_answered(
     try:
         for waker in (idle, waiting):
             waker.stop()
+            # It may be late, but needs no answer to end.
+            waker._thread.join(30)
             assert not waker._thread.is_alive()
     finally:
         is_over.set()

@@ -156,8 +156,8 @@ def test_a_started_stage_looks_by_itself_and_stopping_tells_who_watches(jobs: Jo
     stage.start()
     first, second = Client(stage), Client(stage)
     jobs.job["state"] = "failed"
-    assert first.ended.wait(5)
-    assert second.ended.wait(5)
+    assert first.ended.wait(60)
+    assert second.ended.wait(60)
     jobs.job["state"] = "running"
     third = Client(stage)
     stage.stop()
@@ -172,23 +172,23 @@ def test_a_stage_that_is_stopped_while_the_last_watch_ends_does_stop() -> None:
 
     def handle(raw: bytes) -> dict[str, Any]:
         looking.set()
-        assert go_on.wait(10)
+        assert go_on.wait(60)
         return jobs.handle(raw)
 
     jobs.job["state"] = "done"
     stage = WatchStage(handle)
     stage.start()
     client = Client(stage)
-    assert looking.wait(10)
+    assert looking.wait(60)
     stopping = threading.Thread(target=stage.stop)
     stopping.start()
     # `stop` has told its end when it waits for the thread that looks.
     while not stage._stopping:
         pass
     go_on.set()
-    stopping.join(10)
+    stopping.join(60)
     assert not stopping.is_alive()
-    assert client.ended.wait(10)
+    assert client.ended.wait(60)
 
 
 def test_a_look_that_hangs_does_not_keep_a_stage_from_stopping(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,16 +204,16 @@ def test_a_look_that_hangs_does_not_keep_a_stage_from_stopping(monkeypatch: pyte
     stage = WatchStage(handle)
     stage.start()
     client = Client(stage)
-    assert looking.wait(10)
+    assert looking.wait(60)
     stopping = threading.Thread(target=stage.stop, daemon=True)
     stopping.start()
-    stopping.join(10)
+    stopping.join(60)
     has_stopped = not stopping.is_alive()
     # What a late look finds changed is not its to tell.
     raised: list[Any] = []
     monkeypatch.setattr(threading, "excepthook", raised.append)
     go_on.set()
-    stage._thread.join(10)
+    stage._thread.join(60)
     assert has_stopped
     assert not raised
     assert [type(error) for error in client.errors] == [errors.StoppingError]

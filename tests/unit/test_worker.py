@@ -38,8 +38,9 @@ from hplm.serving.held import ASK_CANCELLED_AFTER_S
 from hplm.serving.worker import Run, Worker
 from hplm.tracing import Tracer
 from tests.doubles import Panic
+from tests.waiting import until
 
-SOON_S = 10.0
+SOON_S = 60.0
 Answers = Iterator[tuple[Sequence[int], Sequence[int | HplmError]]]
 
 ROOT = Path(__file__).parents[2]
@@ -272,11 +273,19 @@ def test_one_that_is_told_to_stop_refuses_what_waits_and_who_comes_and_answers_w
     assert worker.counts["stopping"] == 4
 
 
+@pytest.fixture
+def other() -> Iterator[int]:
+    """A process that was started later than this one."""
+    with subprocess.Popen(["sleep", "600"]) as started:
+        yield started.pid
+        started.kill()
+
+
 def test_who_is_about_to_end_a_server_is_believed_where_it_is_our_own_user(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: int
 ) -> None:
     monkeypatch.setattr(process, "SHARED_MEMORY", tmp_path)
-    server, other = os.getpid(), os.getppid()
+    server = os.getpid()
     assert not process.is_told_to_stop(server)
     # Where somebody has put a link, it is not followed.
     process.stopping_file(server).symlink_to(tmp_path / "elsewhere")
@@ -478,20 +487,19 @@ def test_what_comes_next_is_announced_while_a_batch_computes(inbox: Inbox, gate:
 def test_spans_of_all_threads_are_whole_lines_and_a_closed_tracer_takes_no_more(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     tracer = Tracer(path, "upper")
-    start = threading.Barrier(5)
+    is_closed = threading.Event()
 
     def write(number: int) -> None:
-        start.wait()
-        for i in range(500):
-            with tracer.span("batch", number=number, i=i):
+        while not is_closed.is_set():
+            with tracer.span("batch", number=number):
                 pass
 
     threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
     for thread in threads:
         thread.start()
-    start.wait()
-    time.sleep(0.002)
+    until(lambda: path.stat().st_size > 0)
     tracer.close()  # while they write
+    is_closed.set()
     for thread in threads:
         thread.join()
     spans = [json.loads(line) for line in path.read_text().splitlines()]
@@ -532,7 +540,7 @@ MANY = 20
 
 def test_what_comes_soon_after_a_batch_of_many_goes_together(inbox: Inbox, gate: Gate) -> None:
     gate.open.set()
-    worker = worker_of(gate.run, every_s=3.0, batch=MANY)
+    worker = worker_of(gate.run, every_s=8.0, batch=MANY)
     for item in range(MANY):
         submit(worker, inbox, item)
     worker.start()
@@ -678,8 +686,8 @@ import os, time
 from tests.unit.test_worker import *
 
 def run(items, batch):
-    if items == [2]:
-        time.sleep(0.5)  # another comes meanwhile
+    while items == [2] and not worker.waiting:  # another comes meanwhile
+        time.sleep(0.01)
     raise RuntimeError("CUDA error: an illegal memory access was encountered" if items == [2] else "another")
 
 worker = worker_of(run, is_fatal=lambda error: "CUDA" in str(error), batch=1)

@@ -41,7 +41,7 @@ class Opening:
 
     def asked(self, bank: TenantBank, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         """Counts who asks for a bank from now on."""
-        counted, really = Counter[str](), bank._bank
+        counted, really = Counter(all=0), bank._bank
 
         def asking(folder: Path, name: str) -> BankFile:
             counted["all"] += 1
@@ -52,7 +52,7 @@ class Opening:
 
     def _open(self, folder: Path, fingerprint: str) -> BankFile:
         self.begun += 1
-        assert self.may_end.wait(10)
+        assert self.may_end.wait(60)
         if self.error is not None:
             raise self.error
         found = BankFile(folder, fingerprint)
@@ -76,7 +76,7 @@ def test_requests_for_many_tenants_of_a_cold_bank_open_it_once(
         cards = [pool.submit(place.bank.card, key) for key in keys * 2]
         until(lambda: asked["all"] == 6 and opening.begun > 0)
         opening.may_end.set()
-        assert [card.result(10).name for card in cards] == [*NAMES, *NAMES]
+        assert [card.result(60).name for card in cards] == [*NAMES, *NAMES]
     assert opening.begun == 1
 
 
@@ -92,7 +92,7 @@ def test_a_bank_let_go_while_it_is_opened_is_not_kept(
         place.bank.drop([key.path])
         opening.may_end.set()
         # Who asked before is answered.
-        assert card.result(10).name == "alpha"
+        assert card.result(60).name == "alpha"
         del card
     gc.collect()
     assert [found() for found in opening.opened] == [None]
@@ -158,6 +158,6 @@ def test_a_bank_that_failed_to_open_fails_all_who_waited_and_is_tried_again(
         opening.may_end.set()
         for card in cards:
             with pytest.raises(CorruptArtifactError, match="for now"):
-                card.result(10)
+                card.result(60)
     opening.error = None
     assert place.bank.card(keys[0]).name == "alpha"

@@ -85,9 +85,9 @@ def test_a_version_is_found_until_its_files_are_collected(tiny_base: Base, store
 
 
 def test_what_can_no_longer_be_found_is_told_once_and_again_where_nobody_took_it(
-    store: Store, tiny_base: Base, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    store: Store, tiny_base: Base, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("hplm.store.catalog.REMEMBER_S", 0.3)
+    now = [0.0]
     told: list[list[str]] = []
 
     def forget(versions: Sequence[ServedTenant]) -> None:
@@ -95,13 +95,17 @@ def test_what_can_no_longer_be_found_is_told_once_and_again_where_nobody_took_it
         if len(told) == 1:
             raise OSError("not now")
 
-    with closing(Catalog(store, "tiny", on_forgotten=forget)) as catalog, closing(Registry.open(store)) as registry:
+    with (
+        closing(Catalog(store, "tiny", on_forgotten=forget, clock=lambda: now[0])) as catalog,
+        closing(Registry.open(store)) as registry,
+    ):
         catalog.start()
         tiny.make_tenant(store, tiny_base, "alpha", 5)
         tiny.make_tenant(store, tiny_base, "beta", 5)
         until(lambda: catalog.find("beta").number == 2)
         registry.rollback_tenant("beta", None)
         until(lambda: catalog.find("beta").number == 1)
+        now[0] = REMEMBER_S + 1
         until(lambda: sorted(name for names in told[1:] for name in names) == ["alpha 1", "beta 2"])
     assert "the next look tries again" in caplog.text
 

@@ -27,9 +27,9 @@ def test_one_cold_key_loads_once_for_all_who_ask_and_keys_do_not_wait_for_each_o
     cache = HostCache(load, len, capacity=100, num_threads=2)
     waiting = [cache.fetch("slow") for _ in range(10)]
     started.wait()
-    assert cache.fetch("quick").result(timeout=5) == "QUICK"
+    assert cache.fetch("quick").result(timeout=60) == "QUICK"
     go.set()
-    assert {future.result(timeout=5) for future in waiting} == {"SLOW"}
+    assert {future.result(timeout=60) for future in waiting} == {"SLOW"}
     assert sorted(loads) == ["quick", "slow"]
     cache.close()
 
@@ -63,7 +63,7 @@ def test_a_value_that_was_dropped_while_it_loaded_is_not_kept() -> None:
     may_go_on = threading.Event()
 
     def load(key: str) -> str:
-        may_go_on.wait(5)
+        may_go_on.wait(60)
         return key.upper()
 
     cache = HostCache(load, len, capacity=30)
@@ -101,7 +101,7 @@ def test_a_load_that_no_thread_can_be_started_for_is_refused_for_now_and_tried_a
         with pytest.raises(errors.QueueFullError):
             cache.fetch("a").result(0)
     assert "can't start new thread" in caplog.text
-    assert cache.fetch("a").result(5) == "A"
+    assert cache.fetch("a").result(60) == "A"
     cache.close()
     with pytest.raises(errors.StoppingError):
         cache.fetch("b").result(0)

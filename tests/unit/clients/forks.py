@@ -33,7 +33,7 @@ def server() -> Iterator[str]:
         process.stdin.close()
 
 
-def in_fork(call: Callable[[], object], patience_s: float = 20.0) -> str:
+def in_fork(call: Callable[[], object], patience_s: float = 60.0) -> str:
     """What a call comes to in a forked process."""
     read, write = os.pipe()
     child = os.fork()
@@ -53,7 +53,7 @@ def in_fork(call: Callable[[], object], patience_s: float = 20.0) -> str:
 
 
 def ask(url: str) -> str:
-    with Client(url, timeout_s=5) as client:
+    with Client(url, timeout_s=60) as client:
         answers = [client.predict("films", "good"), *client.predict_many([("films", "good")] * 3)]
         return " ".join(str(answer.label) for answer in answers)
 
@@ -76,7 +76,7 @@ SAID = "ConfigError: the client was made in another process, before a fork: make
 
 
 def test_a_client_of_before_the_fork_says_so_there_and_goes_on_here(server: str) -> None:
-    with Client(server, timeout_s=5) as client:
+    with Client(server, timeout_s=60) as client:
         answers = client.predict_many([("films", "good")] * 40)
         assert next(answers).label == "ok"
         for call in (

@@ -27,19 +27,19 @@ def test_waiting_for_a_place_is_no_part_of_a_requests_time() -> None:
         under_way.release()
 
     async def ask(url: str) -> list[str]:
-        # Behind each other they take twice as long as each one may.
-        async with AsyncClient(url, timeout_s=5 * TAKES_S, concurrency=2) as client:
-            answers = await asyncio.gather(*(client.predict("films", f"text {number}") for number in range(20)))
+        # Behind each other they take longer than each one may.
+        async with AsyncClient(url, timeout_s=25 * TAKES_S, concurrency=2) as client:
+            answers = await asyncio.gather(*(client.predict("films", f"text {number}") for number in range(60)))
             return [answer.text for answer in answers]
 
     with answering(late) as server:
-        assert asyncio.run(ask(server.url)) == [f"text {number}" for number in range(20)]
+        assert asyncio.run(ask(server.url)) == [f"text {number}" for number in range(60)]
     assert crowded == []
 
 
 def test_the_timeout_counts_from_when_a_request_has_a_place() -> None:
     async def ask(url: str) -> list[object]:
-        async with AsyncClient(url, timeout_s=2 * TAKES_S, concurrency=1) as client:
+        async with AsyncClient(url, timeout_s=5, concurrency=1) as client:
             calls = (client.predict("films", text) for text in ("never", "soon"))
             return [type(answer).__name__ for answer in await asyncio.gather(*calls, return_exceptions=True)]
 

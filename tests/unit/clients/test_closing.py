@@ -47,7 +47,8 @@ def test_what_is_under_way_is_answered_before_the_connection_closes_or_given_up(
     assert connection.answered_when_closed == 2 * are_answered
 
 
-def test_a_call_of_another_thread_is_answered_before_the_connection_closes() -> None:
+def test_a_call_of_another_thread_is_answered_before_the_connection_closes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LAST_ANSWERS_S", 60.0)
     client, connection = Client("grpc://127.0.0.1:1"), Connection()
     client._triton.close()
     client._triton = connection
@@ -55,13 +56,13 @@ def test_a_call_of_another_thread_is_answered_before_the_connection_closes() -> 
 
     def infer(*_: Any, **__: Any) -> None:
         asked.set()
-        assert may_answer.wait(10)
+        assert may_answer.wait(60)
         connection.answered += 1
 
     connection.infer = infer  # type: ignore[attr-defined]
     calling = threading.Thread(target=client._infer, args=(connection, [], {}))
     calling.start()
-    assert asked.wait(10)
+    assert asked.wait(60)
     threading.Timer(0.05, may_answer.set).start()
     client.close()
     calling.join()

@@ -37,6 +37,7 @@ answer.labell  # wrong
 """
 
 
+@pytest.mark.timeout(900)
 def test_mypy_finds_the_wrong_calls_of_a_program_and_no_others(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "program.py"]

@@ -55,13 +55,14 @@ def test_each_request_has_its_timeout_while_the_caller_is_busy() -> None:
     late = {"slow": 0.3, "never": None}
     with (
         answering(lambda text: ended.wait(late.get(text, 0.0))) as server,
-        Client(server.url, timeout_s=1.0, concurrency=2) as client,
+        Client(server.url, timeout_s=4.0, concurrency=2) as client,
     ):
         requests = [("films", text) for text in ("soon", "slow", "never", "soon", "slow", "soon")]
         answers = []
         for answer in client.predict_many(requests, on_error="yield"):
             answers.append(type(answer).__name__)
-            time.sleep(1.2)
+            if len(answers) <= 2:  # the next are under way
+                time.sleep(4.5)
         ended.set()
     assert answers == ["Prediction", "Prediction", "UnreachableError", *["Prediction"] * 3]
 
@@ -91,18 +92,22 @@ def test_a_client_that_nobody_closes_leaves_no_thread() -> None:
 
 
 def test_an_answer_that_is_there_comes_before_more_requests_are_read() -> None:
-    with answering() as server, Client(server.url) as client:
-        read = []
+    count = 15
+    with answering() as server, Client(server.url, concurrency=count + 1) as client:
+        read: list[int] = []
+        read_when_answered: list[int] = []
 
         def requests() -> Iterator[tuple[str, str]]:
-            for number in range(6):
+            for number in range(count):
                 read.append(number)
                 yield "films", f"text {number}"
-                time.sleep(0.3)
+                if not read_when_answered:
+                    time.sleep(0.5)
 
-        answers = client.predict_many(requests())
-        read_when_answered = [(next(answers), len(read))[1] for _ in range(6)]
-    assert read_when_answered[0] <= 2
+        for _ in client.predict_many(requests()):
+            read_when_answered.append(len(read))
+    assert len(read_when_answered) == count
+    assert read_when_answered[0] < count
     assert read_when_answered == sorted(read_when_answered)
 
 

@@ -8,6 +8,7 @@ import re
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -162,11 +163,13 @@ def test_no_proxy_of_the_environment_is_asked_for_a_server_on_this_machine(monke
         for name in ("no_proxy", "NO_PROXY", "no_grpc_proxy"):
             monkeypatch.delenv(name, raising=False)
         for listener in (proxy, server):
-            listener.settimeout(5)
+            listener.settimeout(60)
         url = f"grpc://127.0.0.1:{server.getsockname()[1]}"
-        with Client(url, timeout_s=0.5) as client, pytest.raises(UnreachableError):
-            client.predict("alpha", "x")
-        server.accept()[0].close()
+        with ThreadPoolExecutor(1) as pool:
+            accepted = pool.submit(lambda: server.accept()[0].close())
+            with Client(url, timeout_s=30) as client, pytest.raises(UnreachableError):
+                client.predict("alpha", "x")
+            accepted.result()
         proxy.settimeout(0.1)
         with pytest.raises(TimeoutError):
             proxy.accept()

@@ -81,7 +81,7 @@ def dripping() -> Iterator[str]:
 
 
 def test_a_call_over_http_ends_with_its_timeout_though_pieces_of_its_answer_come(dripping: str) -> None:
-    with Client(dripping, timeout_s=TIMEOUT_S) as client:
+    with Client(dripping, timeout_s=5) as client:
         with pytest.raises(UnreachableError, match="timed out"):
             client.predict("films", "good")
         # What is left of that answer is nobody else's.

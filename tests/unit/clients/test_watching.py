@@ -47,7 +47,9 @@ def ending() -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def short_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hplm_client.manage_transport.STREAM_S", 0.2)
+    # What is waited for is their sum; the first alone is what gRPC has to connect in.
+    monkeypatch.setattr("hplm_client.manage_transport.STREAM_S", 30.0)
+    monkeypatch.setattr("hplm_client.manage_transport.GRACE_S", -28.8)
 
 
 def test_a_stream_that_ends_without_a_word_is_an_error_and_no_wait_without_end(ending: str) -> None:

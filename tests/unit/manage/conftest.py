@@ -29,6 +29,12 @@ def store(made_store: Path, tmp_path: Path) -> Store:
 
 
 @pytest.fixture
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For several that write at once on a busy machine: of a registry that is opened after this."""
+    monkeypatch.setattr("hplm.store.database.BUSY_S", 60.0)
+
+
+@pytest.fixture
 def service(store: Store) -> Iterator[ManageService]:
     with closing(make_service(store)) as opened:
         yield opened

@@ -44,6 +44,8 @@ from tests.unit.manage.making import (
 )
 from tests.waiting import until
 
+PLANNED_WITHIN_S = 120.0
+
 
 def test_a_tenant_is_made_published_and_can_be_served(service: ManageService, store: Store, registry: Registry) -> None:
     job = create_tenant(service, "acme", colours(60), task="classification")
@@ -402,6 +404,7 @@ def test_a_bomb_of_a_packed_corpus_fails_with_the_reason_and_leaves_nothing(
 def test_a_dry_run_says_what_it_would_cost_and_changes_nothing(
     service: ManageService, store: Store, registry: Registry
 ) -> None:
+    service._dry_run_wait_s = PLANNED_WITHIN_S
     before = files_below(store)
     worker = Worker(store, "w")
     thread = threading.Thread(target=worker.run)
@@ -438,6 +441,7 @@ def test_what_a_tagging_takes_is_told_with_its_transitions_and_an_update_takes_w
     store: Store, reduction_factor: int
 ) -> None:
     def planned(service: ManageService, action: str) -> int:
+        service._dry_run_wait_s = PLANNED_WITHIN_S
         data = {"train": {"upload": upload(service, names(), "train.jsonl")}}
         worker = Worker(store, "w")
         thread = threading.Thread(target=worker.run)
@@ -462,6 +466,7 @@ def test_what_a_tagging_takes_is_told_with_its_transitions_and_an_update_takes_w
 def test_what_is_odd_about_the_data_is_said_by_the_plan_the_job_and_the_card(
     service: ManageService, store: Store, registry: Registry
 ) -> None:
+    service._dry_run_wait_s = PLANNED_WITHIN_S
     rows = names() + json.dumps({"text": "Anna", "entities": [{"label": "KIND0", "start": 1, "end": 4}]}) + "\n"
     data = {"train": {"upload": upload(service, rows, "train.jsonl")}}
     with at_work(store):
@@ -549,6 +554,7 @@ def test_a_file_that_is_larger_than_allowed_by_the_time_the_job_reads_it_is_refu
 
 
 def test_a_dry_run_of_a_domain_is_of_the_workers_device(service: ManageService, store: Store) -> None:
+    service._dry_run_wait_s = PLANNED_WITHIN_S
     source = {"upload": upload(service, corpus(), "c.txt")}
     worker = Worker(store, "w", device="tpu")
     thread = threading.Thread(target=worker.run)

@@ -154,7 +154,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(example=st.sampled_from(WHOLE), data=st.data())
 def test_any_value_in_any_place_is_taken_or_refused_but_never_breaks_anything(
     example: dict[str, Any], data: st.DataObject

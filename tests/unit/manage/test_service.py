@@ -279,6 +279,7 @@ def test_a_registry_that_is_missing_or_broken_is_said_and_found_again(store: Sto
         assert ask(service, "domain.list")["domains"]
 
 
+@pytest.mark.usefixtures("patience")
 def test_many_threads_ask_at_once_and_each_gets_its_answer(service: ManageService) -> None:
     def work(number: int) -> bool:
         name = f"t{number}"

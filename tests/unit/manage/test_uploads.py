@@ -55,7 +55,7 @@ def left(root: Path) -> list[Path]:
     return sorted((root / "uploads").rglob("*"))
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(raw=st.binary(min_size=1, max_size=200), data=st.data())
 def test_whatever_chunks_come_again_or_overlap_the_file_is_what_was_sent(
     uploads: Uploads, raw: bytes, data: st.DataObject
@@ -173,6 +173,7 @@ def test_an_upload_that_finds_no_place_on_the_disk_takes_no_room(
     start(uploads, b"x" * 900)
 
 
+@pytest.mark.usefixtures("patience")
 def test_the_quota_holds_when_many_start_at_once(uploads: Uploads, registry: Registry) -> None:
     def attempt(number: int) -> bool:
         try:

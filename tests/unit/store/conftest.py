@@ -31,6 +31,13 @@ def sqlite_store(tmp_path: Path) -> Store:
 
 
 @pytest.fixture
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For several that write at once on a busy machine: of a registry that is opened after this."""
+    monkeypatch.setattr("hplm.store.database.BUSY_S", 60.0)
+    monkeypatch.setattr("hplm.store.database.POSTGRES_OPTIONS", "-c lock_timeout=60s -c timezone=UTC")
+
+
+@pytest.fixture
 def registry(store: Store) -> Iterator[Registry]:
     with closing(Registry.open(store, create=True)) as opened:
         yield opened

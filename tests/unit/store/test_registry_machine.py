@@ -156,5 +156,5 @@ def test_the_registry_does_what_a_dictionary_would(tmp_path: Path) -> None:
     class Machine(RegistryMachine):
         template = tmp_path / "registry.sqlite"
 
-    Machine.TestCase.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
+    Machine.TestCase.settings = settings(max_examples=25, stateful_step_count=30)
     Machine.TestCase("runTest").debug()
