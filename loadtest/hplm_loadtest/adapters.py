@@ -13,12 +13,13 @@ from torch import Tensor
 from hplm.adapters.packed import PackedAdapter, Place, packed_width, to_bfloat16
 from hplm.adapters.tenant import Head, Tenant, TenantCard
 from hplm.config import BaseConfig
+from hplm.nn.adapt import adapt_planned
 from hplm.nn.adapter_plans import gathers, own_product_tokens, plan_adapters
 from hplm.nn.adapters import AdapterSlots, AssignedSlots
 from hplm.nn.dtype import choose_device, choose_dtype, use_threads
 from hplm.nn.encoder import Adapt
 from hplm.nn.memory import keep_freed_memory
-from hplm.nn.scripted import adapt_planned, scripted
+from hplm.nn.scripted import scripted
 from hplm.progress import progress_bars
 from hplm.report import Report
 from hplm_loadtest.timing import interleaved

@@ -14,10 +14,11 @@ import torch.nn.functional as F
 
 from hplm.nn import reference
 from hplm.nn.adapters import Fill
+from hplm.nn.attend import attend_at_once, ends_of
 from hplm.nn.base import Base
 from hplm.nn.dtype import choose_device
 from hplm.nn.layouts import Batching
-from hplm.nn.scripted import attend_at_once, ends_of, scripted
+from hplm.nn.scripted import scripted
 from hplm.nn.upper import UpperEngine, UpperRequest
 from hplm.store.layout import Store
 from tests import tiny

@@ -27,7 +27,8 @@ from hplm.nn.int8 import (
 )
 from hplm.nn.int8_ranges import measure_ranges
 from hplm.nn.layouts import Batching
-from hplm.nn.scripted import RunLayers, scripted
+from hplm.nn.run_layers import RunLayers
+from hplm.nn.scripted import scripted
 from hplm.nn.upper import UpperEngine
 from hplm.store.layout import Store
 from tests import tiny

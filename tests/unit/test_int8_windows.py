@@ -25,7 +25,7 @@ from hplm.nn.int8_products import cut_off
 from hplm.nn.int8_ranges import WINDOWS, measure_window_ranges
 from hplm.nn.int8_windows import quantise_window_layer
 from hplm.nn.lookup import compute_windows, open_lineage
-from hplm.nn.scripted import RunWindows
+from hplm.nn.run_windows import RunWindows
 from hplm.plot.table import PlotTable
 from hplm.serving.plot_stage import PlotStage
 from hplm.store.layout import Store

@@ -18,7 +18,8 @@ from hplm.nn.adapters import AdapterSlots
 from hplm.nn.base import Base
 from hplm.nn.encoder import layer_weights, packed_attention
 from hplm.nn.layouts import Batching
-from hplm.nn.scripted import RunLayers, scripted
+from hplm.nn.run_layers import RunLayers
+from hplm.nn.scripted import scripted
 from hplm.nn.upper import UpperEngine
 from hplm.store.layout import Store
 from tests import tiny

@@ -21,7 +21,7 @@ from hplm.nn.int8_ranges import measure_window_ranges
 from hplm.nn.int8_windows import Int8WindowLayer, quantise_window_layer
 from hplm.nn.lookup import SHARED_WINDOWS, Helpers, compute_windows
 from hplm.nn.onednn import can_pack, rounded
-from hplm.nn.scripted import RunWindows
+from hplm.nn.run_windows import RunWindows
 from hplm.store.layout import Store
 from tests import tiny
 from tests.rounding import assert_same_windows, skip_without_avx512

@@ -25,7 +25,8 @@ from hplm.nn import base as bases
 from hplm.nn import reference
 from hplm.nn.adapters import AdapterSlots, Fill, slot_size
 from hplm.nn.base import Base
-from hplm.nn.scripted import fill_slots, fill_slots_from_pinned, pieces, place_for, scripted
+from hplm.nn.scripted import scripted
+from hplm.nn.slot_fill import fill_slots, fill_slots_from_pinned, pieces, place_for
 from hplm.nn.upper import UpperEngine, UpperRequest
 from hplm.serving.upper_stage import UpperAnswer, UpperInput, UpperStage, looks_ahead
 from hplm.store.layout import Store

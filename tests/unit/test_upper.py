@@ -16,12 +16,14 @@ from hplm.adapters.tenant import Tenant
 from hplm.errors import ConfigError
 from hplm.nn import reference
 from hplm.nn import upper as uppers
+from hplm.nn.adapt import AdapterPlan, adapt_planned
 from hplm.nn.adapter_plans import OWN_PRODUCT_TOKENS, gathers, own_product_tokens, plan_adapters
 from hplm.nn.adapters import AdapterSlots
 from hplm.nn.base import Base
 from hplm.nn.dtype import has_bfloat16
 from hplm.nn.onednn import can_pack, rounded
-from hplm.nn.scripted import AdapterPlan, RunLayers, adapt_planned, scripted
+from hplm.nn.run_layers import RunLayers
+from hplm.nn.scripted import scripted
 from hplm.nn.upper import UpperEngine, UpperRequest
 from hplm.store.layout import Store
 from tests import tiny

@@ -18,10 +18,12 @@ from torch import Tensor, nn
 from hplm.adapters.tenant import Tenant
 from hplm.config import BaseConfig
 from hplm.errors import ConfigError, CorruptArtifactError
+from hplm.nn.adapt import UNCHANGED
 from hplm.nn.dtype import CPU
 from hplm.nn.encoder import UpperEncoder, equal_runs, layer_weights
 from hplm.nn.onednn import can_pack
-from hplm.nn.scripted import UNCHANGED, RunLayers, scripted
+from hplm.nn.run_layers import RunLayers
+from hplm.nn.scripted import scripted
 from hplm.nn.upper import Logits, count_read, head_logits, places_of
 
 # Direct reads want blocks of the disk, vector loads want cache lines: a page is both.

@@ -11,8 +11,8 @@ import numpy.typing as npt
 import torch
 
 from hplm.adapters.slots import IDENTITY
+from hplm.nn.adapt import UNCHANGED, AdapterPlan
 from hplm.nn.onednn import rounded
-from hplm.nn.scripted import UNCHANGED, AdapterPlan
 
 # Tokens of one tenant that go through one product of the batched form: more are cut, fewer filled up.
 CHUNK_WIDTHS = (8, 16, 32)

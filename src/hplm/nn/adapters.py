@@ -18,7 +18,8 @@ from hplm.adapters.slots import IDENTITY, SlotTable
 from hplm.adapters.tenant import Tenant
 from hplm.config import REDUCTION_FACTOR, BaseConfig
 from hplm.nn.encoder import Adapt
-from hplm.nn.scripted import fill_slots, fill_slots_from_pinned, pieces, place_for, scripted
+from hplm.nn.scripted import scripted
+from hplm.nn.slot_fill import fill_slots, fill_slots_from_pinned, pieces, place_for
 from hplm.tracing import Tracer
 
 # Bottlenecks are multiples of this: in narrow products of other widths MKL rounds a token by its place, on AMD's processors.

@@ -49,7 +49,7 @@ class TransformerLayer(nn.Module):
 
 
 def layer_weights(layer: nn.Module) -> list[Tensor]:
-    """What `hplm.nn.scripted` takes of a TransformerLayer, in its order."""
+    """What RunLayers and RunWindows take of a TransformerLayer, in their order."""
     assert isinstance(layer, TransformerLayer)
     parts = (layer.qkv, layer.attention_out, layer.attention_norm, layer.ffn_in, layer.ffn_out, layer.ffn_norm)
     return [tensor.detach() for part in parts for tensor in (part.weight, part.bias)]

@@ -1,4 +1,4 @@
-"""Products in int8 as oneDNN does them, for `hplm.nn.scripted` and for `hplm.nn.int8_windows`."""
+"""Products in int8 as oneDNN does them, for `hplm.nn.run_layers` and `hplm.nn.run_windows`."""
 
 # No `from __future__ import annotations` here: TorchScript reads the types themselves, not their names.
 

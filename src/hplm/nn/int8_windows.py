@@ -18,7 +18,7 @@ from hplm.nn.onednn import pack_matrix
 
 @dataclass(frozen=True)
 class Int8WindowLayer:
-    """A layer as `hplm.nn.scripted.RunWindows` takes it; the slow twin is `hplm.nn.reference.int8_window_layer`.
+    """A layer as `hplm.nn.run_windows.RunWindows` takes it; the slow twin is `hplm.nn.reference.int8_window_layer`.
 
     `products`: of the queries, keys and values, of what attention goes through and of the feed-forward half's first product
     factor, rounding (see `static_codes`) and matrix; of its second the matrix alone. `scales` and `zeros`: of the codes that go

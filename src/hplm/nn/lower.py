@@ -20,7 +20,8 @@ from hplm.nn.int8 import check_int8
 from hplm.nn.int8_ranges import measure_window_ranges
 from hplm.nn.int8_windows import Int8WindowLayer, quantise_window_layer
 from hplm.nn.onednn import can_pack
-from hplm.nn.scripted import RunWindows, scripted
+from hplm.nn.run_windows import RunWindows
+from hplm.nn.scripted import scripted
 from hplm.store import artifact
 from hplm.store.layout import Store
 

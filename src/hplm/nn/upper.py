@@ -16,12 +16,14 @@ from hplm.adapters.packed import Place
 from hplm.adapters.slots import IDENTITY
 from hplm.adapters.tenant import Tenant
 from hplm.config import BaseConfig, Batching
+from hplm.nn.adapt import AdapterPlan
 from hplm.nn.adapter_plans import gathers, own_product_tokens, plan_adapters
 from hplm.nn.adapters import AdapterSlots, AssignedSlots
 from hplm.nn.encoder import UpperEncoder, layer_weights
 from hplm.nn.int8 import Ranges, check_int8, quantise_layer
 from hplm.nn.layouts import Layout, lay_out
-from hplm.nn.scripted import AdapterPlan, RunLayers, scripted
+from hplm.nn.run_layers import RunLayers
+from hplm.nn.scripted import scripted
 from hplm.tracing import Tracer
 
 Logits = npt.NDArray[np.float32]
