@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
@@ -13,18 +14,19 @@ import numpy as np
 import numpy.typing as npt
 from hplm_builder.job_report import LeaseTimes
 from hplm_builder.worker import Worker
+from hplm_client import Client
 
+from hplm.errors import UnknownTenantError
+from hplm.nn import base as bases
 from hplm.nn import reference
 from hplm.nn.base import Base
-from hplm.store.catalog import LOOK_EVERY_S
 from hplm.store.layout import Store
 from hplm.store.registry import Registry
 from hplm.text import TextOrPair
 from hplm.triton.server import TritonServer, free_ports
 from tests import tiny
+from tests.waiting import until
 
-# Until both stages have seen what was published, also on a slow machine.
-SEEN_S = 5 * LOOK_EVERY_S
 # Of a tenant's job, so that it takes a second.
 FAST = {"epochs": 2, "learning_rates": [0.003]}
 # So long that an update learns what is `swapped`: one that is no better on dev publishes nothing.
@@ -46,6 +48,28 @@ class Place:
     def working(self) -> AbstractContextManager[None]:
         """A worker in a thread, until the end."""
         return at_work(self.store)
+
+    def await_seen(self) -> None:
+        """As `await_seen` below, of a tiny server."""
+        await_seen(self.server, self.store, bases.load(self.store.base("tiny")))
+
+
+def await_seen(server: TritonServer, store: Store, base: Base, domain: str = tiny.PLOT) -> None:
+    """Until the server has seen whatever was changed before: a tenant that is published now answers.
+
+    A look takes in all changes up to it. It is the first stage that looks, the other asks for a version that it does not know.
+    """
+    name = f"seen-{uuid.uuid4().hex}"
+    tiny.make_tenant(store, base, name, 0, like="alpha", domain=domain)
+    with Client(server.ports.grpc_url) as client:
+
+        def is_known() -> bool:
+            try:
+                return client.predict(name, "the red cat").label is not None
+            except UnknownTenantError:
+                return False
+
+        until(is_known)
 
 
 @contextmanager

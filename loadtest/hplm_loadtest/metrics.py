@@ -20,6 +20,6 @@ def metric(server: TritonServer, name: str) -> float:
 
 def page(server: TritonServer) -> str:
     """All of them, as Prometheus reads it."""
-    with DIRECT.open(f"http://127.0.0.1:{server.ports.metrics}/metrics", timeout=10) as answer:
+    with DIRECT.open(f"http://127.0.0.1:{server.ports.metrics}/metrics", timeout=60) as answer:
         text: str = answer.read().decode()
     return text

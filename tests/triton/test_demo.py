@@ -75,7 +75,7 @@ def served(checked: object) -> Iterator[Served]:
     command = [str(BIN / "hplm"), "serve", *flags, "--log-verbose=0"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     assert process.stderr is not None
-    watchdog = threading.Timer(120, process.kill)
+    watchdog = threading.Timer(400, process.kill)
     watchdog.start()
     lines: list[str] = []
     for line in process.stderr:
@@ -85,7 +85,7 @@ def served(checked: object) -> Iterator[Served]:
     watchdog.cancel()
     yield Served(process, ports, "".join(lines))
     process.send_signal(signal.SIGINT)
-    rest, _ = process.communicate(timeout=30)
+    rest, _ = process.communicate(timeout=90)
     assert process.returncode == 0, rest
 
 

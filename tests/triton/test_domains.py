@@ -29,10 +29,9 @@ from hplm.store.registry import Registry
 from hplm.text import TextEncoder
 from hplm.triton.server import TritonServer, free_ports
 from tests import tiny
-from tests.managed import expected_logits
+from tests.managed import await_seen, expected_logits
 
 pytestmark = pytest.mark.triton
-SEEN_S = 2.5 * LOOK_EVERY_S
 MOVES = 10  # there and back
 # A rate at which a text differs between domains by more than the tolerance of its answers.
 SETTINGS = DomainSettings(
@@ -65,6 +64,10 @@ class Place:
         with closing(Registry.open(self.store)) as registry:
             assert version.domain_version_id == registry.current_domain("tiny", domain).id
 
+    def await_seen(self) -> None:
+        """Until whatever was published is served."""
+        await_seen(self.server, self.store, self.base)
+
     def expected(self, tenant: str, text: str) -> np.ndarray:
         """The slow reference over the tenant's own lineage."""
         return expected_logits(self.store, self.base, tenant, text)
@@ -87,7 +90,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
             made.grow(name, parent, seed)
         for seed, (tenant, domain) in enumerate(TENANTS.items()):
             made.settle(tenant, domain, seed)
-        time.sleep(SEEN_S)
+        made.await_seen()
         yield made
 
 
@@ -121,10 +124,10 @@ def test_the_same_text_reads_differently_in_two_domains(place: Place) -> None:
 def test_a_domains_new_version_changes_nothing_for_its_tenants_until_they_are_updated(place: Place) -> None:
     before = {tenant: place.expected(tenant, TEXTS[0]) for tenant in ("judge", "clerk")}
     place.grow("law", tiny.PLOT, 99)
-    time.sleep(SEEN_S)
+    place.await_seen()
     check(place, ["judge", "clerk", "taxman"])
     place.settle("judge", "law", 0)
-    time.sleep(SEEN_S)
+    place.await_seen()
     check(place, ["judge", "clerk", "taxman"])
     # Same adapter and head as before over another version of the domain.
     assert np.abs(place.expected("judge", TEXTS[0]) - before["judge"]).max() > 1e-3
@@ -141,7 +144,7 @@ def test_a_tenant_moved_between_domains_while_asked_answers_over_the_domain_of_i
         crossed.append(expected_logits(place.store, place.base, "mover", text, homes[1 - seed]))
     assert all(np.abs(one - other).max() > 0.1 for one in own for other in crossed)
     assert np.abs(own[0] - own[1]).max() > 0.1
-    time.sleep(SEEN_S)
+    place.await_seen()
     told: list[np.ndarray] = []
     over = threading.Event()
 
@@ -169,7 +172,7 @@ def test_a_domain_whose_files_are_broken_fails_its_own_tenants_alone(place: Plac
     broken = place.grow("maths", tiny.PLOT, 7)
     (place.store.path(broken.path) / "branch" / "manifest.json").write_text("{}")
     place.settle("algebra", "maths", 3)
-    time.sleep(SEEN_S)
+    place.await_seen()
     with Client(place.server.ports.http_url) as client:
         with pytest.raises(errors.CorruptArtifactError) as caught:
             client.predict("algebra", TEXTS[0])

@@ -200,12 +200,12 @@ def test_a_certificate_that_is_not_the_servers_is_an_address_that_does_not_answe
         url = url.replace("127.0.0.1", "localhost")
 
     async def ask() -> None:
-        async with AsyncClient(url, headers=HEADERS, timeout_s=5) as client:
+        async with AsyncClient(url, headers=HEADERS, timeout_s=60) as client:
             await client.predict("alpha", TEXT)
 
     # gRPC says no more than that it cannot connect.
     said = "ertificate" if url.startswith("https") else None
-    with Client(url, headers=HEADERS, timeout_s=5) as client:
+    with Client(url, headers=HEADERS, timeout_s=60) as client:
         for wrong in (lambda: client.predict("alpha", TEXT), lambda: asyncio.run(ask())):
             with pytest.raises(errors.UnreachableError, match=said):
                 wrong()

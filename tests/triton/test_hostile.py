@@ -23,13 +23,13 @@ PATH = "/v2/models/hbert/infer"
 def server(tiny_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
     log = tmp_path_factory.mktemp("hostile") / "log"
     with TritonServer(tiny_models, free_ports(), log=log) as started:
-        started.wait_ready(60)
+        started.wait_ready()
         yield started
 
 
 def post(server: TritonServer, body: bytes, headers: dict[str, str]) -> int:
     """The status of the answer."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.ports.http, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", server.ports.http, timeout=200)
     connection.request("POST", PATH, body=body, headers=headers)
     status = connection.getresponse().status
     connection.close()
@@ -62,7 +62,7 @@ def test_a_large_body_that_is_said_to_be_a_form_is_read_as_json(server: TritonSe
 def test_a_body_in_a_million_pieces_is_refused(server: TritonServer) -> None:
     pieces = 1_000_000
     head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", server.ports.http), timeout=60) as connection:
+    with socket.create_connection(("127.0.0.1", server.ports.http), timeout=200) as connection:
         connection.sendall(head.encode())
         for _ in range(pieces // 1000):
             connection.sendall(b"1\r\n \r\n" * 1000)

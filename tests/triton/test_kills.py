@@ -38,7 +38,7 @@ from tests import tiny, unlike
 from tests.waiting import until
 from tests.watching import runs
 
-pytestmark = [pytest.mark.triton, pytest.mark.stress, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.triton, pytest.mark.stress, pytest.mark.timeout(900)]
 # At such a rate a text differs between a domain and the root by more than the tolerance of its answers.
 QUICK_DOMAIN = {"tokens": 400, "warmup_tokens": 400, "learning_rate": 2e-3, "top_percent": 20.0}
 TARGETS = ("worker", "hbert_plot", "hbert_upper", "manager", "manager_watch", "triton", "serve")
@@ -79,7 +79,7 @@ class Service:
         command = [sys.executable, "-m", "hplm_cli", "serve", "--models", str(self.models), *flags]
         with (self.models.parent / "serve.log").open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
-        until(lambda: self.pid("worker") is not None)
+        until(lambda: self.pid("worker") is not None, 200)
 
     def pid(self, what: str) -> int | None:
         """Of `serve`, of its child `triton` or `worker`, or of the stub of a model."""
@@ -102,7 +102,7 @@ class Service:
         await_moment()
         os.kill(pid, signal.SIGKILL)
         if what != "serve":
-            until(lambda: not runs(pid), 10)
+            until(lambda: not runs(pid))
         if what in ("triton", "serve"):
             assert self.process.wait(SOON_S) == (1 if what == "triton" else -signal.SIGKILL)
             # Nobody is left who holds the ports, a job or memory.
@@ -290,9 +290,11 @@ def check_answers(answers: Answers, published: Published) -> None:
             off, path = min((unlike.difference(logits, one), path) for path, one in wanted.items())
             assert off < TOLERANCE, f"{name} got the answer of no published version, {off} from that of {path}"
             assert path.startswith(f"tenants/{name}/"), f"{name} got the answer of {path}"
-    # No server, one that stops, or a stage that is dead; a tenant of a lane may be deleted just then.
+    # No server, one that stops, or a stage that is dead; a tenant of a lane may be deleted just then, or not known yet to a
+    # stage whose look at the registry takes long.
     away = {errors.UnreachableError, errors.StoppingError, errors.InternalError}
-    assert {kind for _, kind in answers.refused} <= {*away, errors.UnknownTenantError}, answers.refused
+    not_there = {errors.UnknownTenantError, errors.RegistryUnavailableError}
+    assert {kind for _, kind in answers.refused} <= {*away, *not_there}, answers.refused
     assert {kind for name, kind in answers.refused if name in STEADY} <= away, answers.refused
 
 
@@ -323,7 +325,7 @@ def test_whatever_is_killed_while_tenants_and_domains_change_nothing_half_done_i
         running += [pool.submit(answers.ask, service, done), pool.submit(published.follow, done)]
         try:
             # Before its first job a worker imports for seconds: all kills would meet that.
-            until(lambda: all(lane.finished for lane in lanes) or any(one.done() for one in running))
+            until(lambda: all(lane.finished for lane in lanes) or any(one.done() for one in running), 200)
             for what, kind in zip(rng.permutation(TARGETS), rng.permutation(KINDS), strict=True):
                 service.kill(str(what), partial(await_change, str(what), str(kind)))
                 with closing(Registry.open_read_only(store)) as registry:
@@ -331,7 +333,7 @@ def test_whatever_is_killed_while_tenants_and_domains_change_nothing_half_done_i
                 with Client(service.ports.grpc_url) as client:
                     until(lambda client=client: answered(client))
             # What the kills have spoilt comes through now; a lost worker's job waits for its lease to end.
-            until(lambda: not missing() or any(one.done() for one in running), 100)
+            until(lambda: not missing() or any(one.done() for one in running), 300)
         finally:
             done.set()
     for one in running:
@@ -364,7 +366,7 @@ def test_triton_killed_while_it_loads_a_model_again_ends_hplm_serve(service: Ser
     time.sleep(0.6)
     started = stubs_of(triton)
     os.kill(triton, signal.SIGKILL)
-    assert service.process.wait(20) == 1
+    assert service.process.wait(SOON_S) == 1
     until(lambda: not any(runs(one) for one in started))
 
 
@@ -376,7 +378,7 @@ def test_stubs_end_when_triton_and_hplm_serve_are_killed_at_once(service: Servic
     segments = set(re.findall(r"/dev/shm/(hplm-triton-[^./]+)\.", Path(f"/proc/{triton}/maps").read_text()))
     for pid in (service.process.pid, triton):
         os.kill(pid, signal.SIGKILL)
-    until(lambda: not any(runs(one) for one in started), 10)
+    until(lambda: not any(runs(one) for one in started))
     # Nobody is left who would remove them.
     for name in segments:
         for path in Path("/dev/shm").glob(f"{name}.*"):

@@ -31,6 +31,7 @@ from tests.waiting import until
 pytestmark = pytest.mark.triton
 # The machine is busy with other tests: these look for lost requests, not for how late the generator was.
 MEMBERS = list(tiny.TASKS)
+TIMEOUT_S = 100.0
 
 
 def rng() -> np.random.Generator:
@@ -39,13 +40,13 @@ def rng() -> np.random.Generator:
 
 @pytest.fixture
 def mix() -> Mix:
-    return Mix(ZipfTenants(MEMBERS), tiny.sentences(50), DeadlineClasses({"short": (5.0, 0.5), "long": (20.0, 0.5)}))
+    return Mix(ZipfTenants(MEMBERS), tiny.sentences(50), DeadlineClasses({"short": (25.0, 0.5), "long": (60.0, 0.5)}))
 
 
 @pytest.mark.parametrize("own_process", [True, False], ids=["own-process", "here"])
 def test_the_open_loop_loses_nothing(server: TritonServer, mix: Mix, own_process: bool) -> None:
     plan = mix.plan(PoissonArrivals(60), 3.0, rng())
-    run = open_loop(server.ports.grpc_url, plan, own_process=own_process)
+    run = open_loop(server.ports.grpc_url, plan, timeout_s=TIMEOUT_S, own_process=own_process)
     assert len(run) == len(plan.times_s)
     assert run.kinds == {"answered": len(run)}
     np.testing.assert_array_equal(run.planned_s, plan.times_s)
@@ -61,15 +62,18 @@ def test_the_open_loop_counts_a_refused_request_by_its_code(server: TritonServer
     assert run.kinds == {"answered": len(run) - unknown, "failed": unknown}
 
 
-def test_the_open_loop_counts_a_request_that_took_too_long_as_lost(server: TritonServer, mix: Mix) -> None:
+def test_the_open_loop_counts_a_request_that_took_too_long_as_lost(tiny_models: Path, tmp_path: Path, mix: Mix) -> None:
     plan = mix.plan(PoissonArrivals(100), 0.5, rng())
-    run = open_loop(server.ports.grpc_url, plan, timeout_s=0.0001, own_process=False)
+    # Of its own: Triton may end where a request is cancelled just when its answer leaves.
+    with TritonServer(tiny_models, free_ports(), log=tmp_path / "log") as server:
+        server.wait_ready()
+        run = open_loop(server.ports.grpc_url, plan, timeout_s=0.0001, own_process=False)
     assert run.kinds["lost"] > 0
     assert set(run.kinds) <= {"lost", "answered"}
 
 
 def test_the_closed_loop_answers_every_request(server: TritonServer, mix: Mix) -> None:
-    run = closed_loop(server.ports.grpc_url, mix.draw(300, rng()), 16)
+    run = closed_loop(server.ports.grpc_url, mix.draw(300, rng()), 16, timeout_s=TIMEOUT_S)
     assert run.kinds == {"answered": 300}
     assert run.kept_up
     assert run.row()["offered_per_s"] > 0
@@ -89,8 +93,8 @@ def test_the_loops_refuse_what_they_cannot_reach(
 @pytest.mark.parametrize(
     ("protocol", "names", "scenario", "planned"),
     [
-        ("http", "--models", ["steady", "--rate", "30", "--duration", "2", "--deadlines", "a=5:0.5,b=20:0.5"], None),
-        ("grpc", "--models", ["steady", "--rate", "30", "--duration", "2", "--deadlines", "a=5:0.5,b=20:0.5"], None),
+        ("http", "--models", ["steady", "--rate", "30", "--duration", "2", "--deadlines", "a=60:0.5,b=90:0.5"], None),
+        ("grpc", "--models", ["steady", "--rate", "30", "--duration", "2", "--deadlines", "a=60:0.5,b=90:0.5"], None),
         ("http", "--tenants", ["burst", "--clients", "10", "--count", "3", "--every", "0.5", "--zipf", "1"], 30),
         ("grpc", "--tenants", ["ramp", "--from", "5", "--to", "40", "--duration", "2"], None),
         ("http", "--tenants", ["steady", "--rate", "30", "--cv", "4", "--duration", "2"], None),
@@ -148,7 +152,7 @@ def test_locust_ends_with_status_1_when_requests_fail(server: TritonServer, tmp_
 
 
 def ask_page(port: int, path: str, body: bytes | None = None) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", body, timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", body, timeout=60) as answer:
         return str(answer.read().decode())
 
 
@@ -179,7 +183,7 @@ def test_the_web_page_starts_a_run_and_shows_every_request(server: TritonServer,
         finally:
             running.send_signal(signal.SIGINT)
             try:
-                _, errors = running.communicate(timeout=30)
+                _, errors = running.communicate(timeout=90)
             finally:
                 running.kill()
     assert "Traceback" not in errors
@@ -208,5 +212,5 @@ def test_a_benchmark_knows_the_repository(tiny_models: Path) -> None:
 
 def test_a_burst_is_answered_whole(server: TritonServer, mix: Mix) -> None:
     arrivals = BurstArrivals(clients=20, stagger_s=0.02, period_s=0.3, count=5)
-    run = open_loop(server.ports.grpc_url, mix.plan(arrivals, arrivals.lasts_s, rng()))
+    run = open_loop(server.ports.grpc_url, mix.plan(arrivals, arrivals.lasts_s, rng()), timeout_s=TIMEOUT_S)
     assert run.kinds == {"answered": 100}

@@ -58,7 +58,7 @@ def traces(place: Place) -> set[str]:
 def leaves_nothing(place: Place) -> Iterator[None]:
     before = traces(place)
     yield
-    until(lambda: not traces(place) - before, 10)
+    until(lambda: not traces(place) - before)
 
 
 def peak_of(pid: int | str, mark: str = "VmHWM") -> int:

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -34,8 +33,6 @@ BIN = Path(sys.executable).parent
 FAST = ["--epochs", "2", "--learning-rate", "0.003"]
 LEARNING = ["--epochs", "3", "--learning-rate", "0.05"]
 TEXTS = ("the red cat sings in Paris", "a slow dog runs over the green hill and under the river")
-# Until serving has seen what was published.
-SEEN_S = 1.0
 
 
 class Terminal:
@@ -147,19 +144,25 @@ def test_a_detached_job_is_listed_shown_and_cancelled(terminal: Terminal, place:
 
 
 def test_a_watched_job_prints_an_event_a_line(terminal: Terminal, place: Place, queued: str) -> None:
-    def finish() -> None:
-        with closing(Registry.open(place.store)) as registry:
-            time.sleep(0.5)
+    command = [str(BIN / "hplm"), "job", "watch", queued, "--json", "--url", terminal.url]
+    with (
+        closing(Registry.open(place.store)) as registry,
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process,
+    ):
+        assert process.stdout is not None
+        try:
+            # The job goes on when its state was heard of: two changes between two looks would be one event.
+            states = [json.loads(process.stdout.readline())["state"]]
             claimed = registry.claim_job("me", time.time(), 30.0)
             assert claimed is not None
-            time.sleep(1.0)
-            registry.finish_job(claimed.id, "me", time.time(), result={})
-
-    worker = threading.Thread(target=finish)
-    worker.start()
-    events = terminal.json("job", "watch", queued)
-    worker.join()
-    assert [event["state"] for event in events] == ["queued", "running", "done"]
+            assert claimed.id == queued
+            states.append(json.loads(process.stdout.readline())["state"])
+            registry.finish_job(queued, "me", time.time(), result={})
+            states += [json.loads(line)["state"] for line in process.stdout]
+            assert process.wait(90) == 0
+        finally:
+            process.kill()
+    assert states == ["queued", "running", "done"]
 
 
 def test_a_script_deletes_without_being_asked(terminal: Terminal, place: Place) -> None:
@@ -202,11 +205,11 @@ def test_a_domain_goes_through_its_life_with_a_tenant_on_it(
         (event,) = terminal.json("domain", "create", "law", "--corpus", str(corpora[0]), *settings)
         assert event["state"] == "done"
         terminal.out("tenant", "create", "judge", "--train", str(place.rows), "--domain", "law", *FAST)
-        time.sleep(SEEN_S)
+        place.await_seen()
         check()
         (first,) = terminal.json("domain", "show", "law")
         terminal.out("domain", "update", "law", "--corpus", str(corpora[1]), *settings)
-        time.sleep(SEEN_S)
+        place.await_seen()
         # Its tenant stays on the version that it was trained over, until it is updated.
         check()
         for text in TEXTS:
@@ -219,7 +222,7 @@ def test_a_domain_goes_through_its_life_with_a_tenant_on_it(
         assert isinstance(refused.exception, DomainInUseError)
         assert "judge" in str(refused.exception)
         terminal.out("tenant", "update", "judge", "--train", str(place.rows), *FAST)
-        time.sleep(SEEN_S)
+        place.await_seen()
         check()
     terminal.out("tenant", "delete", "judge", "--yes")
     terminal.out("domain", "delete", "law", "--yes")
@@ -267,7 +270,7 @@ def test_an_interrupt_ends_the_showing_and_not_the_job(place: Place, queued: str
     assert process.stderr is not None
     first = process.stderr.readline()
     process.send_signal(signal.SIGINT)
-    _, rest = process.communicate(timeout=20)
+    _, rest = process.communicate(timeout=90)
     assert process.returncode == 130, first + rest
     assert f"hplm job watch {queued}" in rest
     with ManageClient(place.url("http")) as client:

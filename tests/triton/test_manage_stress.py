@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
 import subprocess
 import sys
 import time
@@ -10,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Event
@@ -28,19 +29,18 @@ from hplm.nn import base as bases
 from hplm.nn import reference
 from hplm.nn.base import Base
 from hplm.store import caretaker
-from hplm.store.catalog import LOOK_EVERY_S
 from hplm.store.layout import Store
 from hplm.store.registry import Registry
 from hplm.triton.server import MANAGER_ROLES, ROLES, TritonServer, free_ports
 from tests import tiny, unlike
-from tests.managed import Place
+from tests.managed import Place, await_seen
 from tests.messages import TEXTS, TOLERANCE, message, read, served_hidden
 
-pytestmark = [pytest.mark.triton, pytest.mark.stress, pytest.mark.alone, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.triton, pytest.mark.stress, pytest.mark.alone, pytest.mark.timeout(900)]
 LANES, CYCLES, ROLLBACKS = 4, 9, 25
 PER_SECOND, QUIET_S = 100.0, 10.0
-# Until both stages have seen what was published, and how long a version then stays that nothing else may answer for.
-SEEN_S, ALONE_S = 5 * LOOK_EVERY_S, 0.5
+# How long a version stays that nothing else may answer for.
+ALONE_S = 0.5
 STEADY = ("alpha", "beta", "gamma")
 # Any two answers that the test tells apart differ by so much: other tenants, other versions, other texts.
 APART = 100 * TOLERANCE
@@ -154,15 +154,19 @@ def worker_of(place: Place) -> Iterator[None]:
         yield
     finally:
         process.terminate()
-        assert process.wait(60) == 0
+        # At its low priority it may not come to its orderly end in the seconds that it gives itself.
+        assert process.wait(60) in (0, 128 + signal.SIGTERM)
 
 
 @dataclass(frozen=True)
 class Change:
-    """From when to when a tenant may have come to another of its versions; None where it is deleted."""
+    """From when to when a tenant may have come to another of its versions; None where it is deleted.
+
+    `seen_s`: by then it had, infinite where nobody has looked.
+    """
 
     asked_s: float
-    done_s: float
+    seen_s: float
     version: int | None
 
 
@@ -189,15 +193,21 @@ class Lane:
                 for turn in range(cycle, cycle + ROLLBACKS):
                     asked_s, back = time.monotonic(), turn % 2
                     assert manage.rollback_tenant(self.name, version - back) == version - back
-                    self.changes.append(Change(asked_s, time.monotonic(), newest - back))
-                time.sleep(SEEN_S + ALONE_S)
-                asked_s = time.monotonic()
+                    self.changes.append(Change(asked_s, inf, newest - back))
+                self._await_seen(place, base)
+                time.sleep(ALONE_S)
+                self.changes.append(Change(time.monotonic(), inf, None))
                 manage.delete_tenant(self.name)
-                self.changes.append(Change(asked_s, time.monotonic(), None))
                 count += 3 + ROLLBACKS
-                # Seen by both stages: a name made again at once would look like one more update.
-                time.sleep(LOOK_EVERY_S)
+                # A name made again at once would look like one more update.
+                self._await_seen(place, base)
         return count
+
+    def _await_seen(self, place: Place, base: Base) -> None:
+        """Until the newest version is served, which ends the time of those before."""
+        await_seen(place.server, place.store, base)
+        now_s = time.monotonic()
+        self.changes = [replace(change, seen_s=min(change.seen_s, now_s)) for change in self.changes]
 
     def _publish(self, place: Place, base: Base, manage: ManageClient, *, update: bool) -> None:
         number = 1000 * self.number + len(self.versions)
@@ -207,7 +217,8 @@ class Lane:
         train = manage.upload(file)
         asked_s = time.monotonic()
         manage.wait(make(self.name, train=train, settings=unlike.settings(number, update=update)))
-        self.changes.append(Change(asked_s, time.monotonic(), len(self.versions)))
+        self.changes.append(Change(asked_s, inf, len(self.versions)))
+        self._await_seen(place, base)
         folder = place.store.tenant_version(self.name, manage.show_tenant(self.name).version)
         self.versions.append(tenants.load(folder, name=self.name, fingerprint=base.fingerprint))
 
@@ -217,7 +228,7 @@ class Lane:
         return {
             change.version
             for change, after in zip(self.changes, following, strict=True)
-            if change.asked_s < one.due_s + one.took_s and one.due_s < after.done_s + SEEN_S
+            if change.asked_s < one.due_s + one.took_s and one.due_s < after.seen_s
         }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from hplm.nn import base as bases
 from hplm.nn.base import Base
 from hplm.text import TextOrPair
 from tests import tasks, tiny
-from tests.managed import FAST, SEEN_S, Place, expected_logits
+from tests.managed import FAST, Place, expected_logits
 
 pytestmark = pytest.mark.triton
 EXAMPLES = 40
@@ -118,7 +117,7 @@ def test_a_tenant_of_any_task_is_made_asked_and_updated(
         assert [row["epoch"] for row in first["curve"]] == [1, 2]
         best = max(row["dev"] for row in first["curve"])
         assert best == pytest.approx(first["scores"][f"dev_{score}"], abs=1e-4)
-        time.sleep(SEEN_S)
+        place.await_seen()
         check_served(place, base, kind, texts)
         with pytest.raises(errors.DataError):
             manage.wait(manage.update_tenant(kind, train=manage.upload(other), settings=FAST))
@@ -129,6 +128,6 @@ def test_a_tenant_of_any_task_is_made_asked_and_updated(
         assert [kept.version for kept in second.versions] == ([1, second.version] if result["published"] else [1])
         assert second.versions[0].scores == first["scores"]
         assert f"dev_{score}" in second.versions[-1].scores
-        time.sleep(SEEN_S)
+        place.await_seen()
         check_served(place, base, kind, texts)
         manage.delete_tenant(kind)

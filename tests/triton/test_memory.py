@@ -54,5 +54,7 @@ def test_memory_stays_flat_over_5000_requests_of_all_lengths_after_a_warm_up(ser
     print({role: [(p[role]["rss"] >> 20, p[role]["shm"] >> 20) for p in seen] for role in processes})
     warm, last = seen[len(WARM_UP) - 1], seen[-1]
     for role in processes:
-        assert last[role]["rss"] < 1.03 * warm[role]["rss"] + 4e6
-        assert last[role]["shm"] <= warm[role]["shm"] + STEP_BYTES
+        assert last[role]["rss"] < 1.03 * warm[role]["rss"] + 16e6
+        # Triton has both stages' segments.
+        steps = 2 if role == "tritonserver" else 1
+        assert last[role]["shm"] <= warm[role]["shm"] + steps * STEP_BYTES

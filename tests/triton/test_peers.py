@@ -124,7 +124,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     )
     models = write_repository(folder / "models", settings)
     with serve_peer(models, log=folder / "log") as server:
-        server.wait_ready(60)
+        server.wait_ready()
         yield Served(request.param, server, store, base, folder / "weights")
 
 
@@ -400,7 +400,7 @@ def test_every_system_starts_over_a_fleet_and_answers(tiny_fleet: Path, name: Sy
     servers = Systems(open_fleet(tiny_fleet, "minilm", 12), Limits(1, 1, 2))
     servers.prepare(name, QUIET)
     with servers.start(name) as server:
-        server.wait_ready(60)
+        server.wait_ready()
         with Client(server.ports.grpc_url) as client:
             assert client.predict("tenant-00003", "the red cat").label.startswith("label-")
 

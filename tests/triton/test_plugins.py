@@ -73,4 +73,4 @@ def test_an_unknown_policy_stops_the_start_with_one_clear_error(tmp_path: Path) 
         TritonServer(models, free_ports(), log=tmp_path / "log") as server,
         pytest.raises(StartError, match="there is no policy 'best'; there are fcfs, sjf, edf, das, slotted_das"),
     ):
-        server.wait_ready(60)
+        server.wait_ready()

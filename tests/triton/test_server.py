@@ -310,7 +310,7 @@ def test_an_error_has_its_http_status(server: TritonServer, tenant: str, status:
         f"{server.ports.http_url}/v2/models/hbert/infer", json.dumps({"inputs": inputs}).encode()
     )
     with pytest.raises(urllib.error.HTTPError) as caught:
-        urllib.request.urlopen(request, timeout=10)
+        urllib.request.urlopen(request, timeout=60)
     with caught.value as answer:
         assert answer.code == status
 

@@ -33,7 +33,7 @@ from tests import tiny
 from tests.messages import TOLERANCE, ask_all, message, read, served_hidden
 from tests.watching import pages_of, segment_growth, stubs_of
 
-pytestmark = [pytest.mark.triton, pytest.mark.stress, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.triton, pytest.mark.stress, pytest.mark.timeout(900)]
 FLEET = 1000
 SLOTS = 8
 # Of so many tenants one is a tagging, and of so many requests one goes over HTTP.
@@ -210,7 +210,7 @@ def test_memory_of_server_and_stages_and_shared_memory_stay_flat_over_25000_requ
     warm, last = traffic.pages[4], traffic.pages[-1]
     print({role: [(p[role]["rss"] >> 20, p[role]["shm"] >> 20) for p in traffic.pages] for role in last})
     for role in ("hbert_plot", "hbert_upper", "tritonserver"):
-        assert last[role]["rss"] < 1.03 * warm[role]["rss"] + 4e6
+        assert last[role]["rss"] < 1.03 * warm[role]["rss"] + 16e6
         # Triton has both stages' segments.
         segments = 2 if role == "tritonserver" else 1
         assert last[role]["shm"] <= warm[role]["shm"] + segments * segment_growth(SHAPE)
@@ -221,12 +221,12 @@ def test_memory_of_server_and_stages_and_shared_memory_stay_flat_over_25000_requ
     [
         (1, {errors.DeadlineError.code}),
         (1000, {errors.DeadlineError.code, "OK"}),
-        (20_000_000, {"OK"}),
+        (200_000_000, {"OK"}),
         (365 * 86_400 * 1_000_000, {"OK"}),
         (2**62, {"OK"}),
         (0, {"OK"}),
     ],
-    ids=["1-us", "1-ms", "20-s", "a-year", "for-ever", "none"],
+    ids=["1-us", "1-ms", "200-s", "a-year", "for-ever", "none"],
 )
 @pytest.mark.parametrize("module", [tritonclient.http, tritonclient.grpc], ids=["http", "grpc"])
 def test_a_deadline_is_kept_or_refused(fleet: Fleet, module: Any, timeout_us: int, codes: set[str]) -> None:

@@ -24,7 +24,7 @@ from hplm.store.layout import Store
 from hplm.store.registry import Registry
 from hplm.triton.server import TritonServer, free_ports
 from tests import tiny
-from tests.managed import FAST, LEARNING, SEEN_S, Place, at_work, expected_logits, swapped, write_rows
+from tests.managed import FAST, LEARNING, Place, at_work, await_seen, expected_logits, swapped, write_rows
 
 pytestmark = pytest.mark.triton
 QUICK = {"tokens": 400, "warmup_tokens": 400, "top_percent": 20.0, "learning_rate": 0.01}
@@ -45,6 +45,9 @@ class Side(Place):
     @property
     def tenants(self) -> tuple[str, str]:
         return f"{self.name}-judge", f"{self.name}-plain"
+
+    def await_seen(self) -> None:
+        await_seen(self.server, self.store, self.base, self.root)
 
 
 def exported(folder: Path, store: Store, base: Base, root: str) -> Path:
@@ -92,7 +95,8 @@ def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Side, Side
                     manage.wait(manage.create_domain("law", corpus=text, settings=QUICK))
                     manage.create_tenant(judge, domain="law", train=train, settings=FAST)
                     manage.wait(manage.create_tenant(plain, train=train, settings=FAST))
-        time.sleep(SEEN_S)
+        for side in made:
+            side.await_seen()
         yield made[0], made[1]
 
 
@@ -149,7 +153,7 @@ def test_one_bases_updates_and_rollback_leave_the_other_alone(sides: tuple[Side,
         assert manage.show_domain("law").version == 2
         assert manage.show_domain("law", base=other.name).version == 1
         manage.rollback_tenant(own.tenants[0])
-        time.sleep(SEEN_S)
+        own.await_seen()
         for text in TEXTS:
             logits = client.predict(own.tenants[0], text, logits=True).logits
             assert logits is not None

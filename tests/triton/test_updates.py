@@ -19,7 +19,7 @@ import pytest
 import torch
 from hplm_client import Client
 from hplm_loadtest.infer_message import METHOD
-from hplm_loadtest.metrics import UP_TO_DATE_S, metric
+from hplm_loadtest.metrics import metric
 
 from hplm import errors
 from hplm.adapters import tenant as tenants
@@ -29,18 +29,21 @@ from hplm.nn import base as bases
 from hplm.nn import reference
 from hplm.nn.base import Base
 from hplm.nn.encoder import UpperEncoder
-from hplm.store.catalog import LOOK_EVERY_S
 from hplm.store.layout import Store
 from hplm.store.registry import Registry
 from hplm.triton.server import TritonServer, free_ports
 from tests import tiny
+from tests.managed import await_seen
 from tests.messages import TEXTS, TOLERANCE, message, read, served_hidden
 from tests.waiting import until
 from tests.watching import stubs_of
 
-pytestmark = [pytest.mark.triton, pytest.mark.stress, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.triton, pytest.mark.stress, pytest.mark.timeout(600)]
 OTHERS = ("beta", "gamma")
-SEEN_S = 2.5 * LOOK_EVERY_S
+# Requests for each tenant at least while something changes: fewer would say little.
+LEAST = 25
+# Requests for a damaged one.
+LEAST_DAMAGED = 3
 Logits = npt.NDArray[np.float32]
 
 
@@ -64,9 +67,13 @@ class Place:
         return [self.wanted(tiny.tenant_of(self.base, "alpha", 100 + version)) for version in range(count)]
 
     def publish(self, version: int) -> None:
-        """Served by all stages when this returns: they look five times a second."""
+        """Served when this returns."""
         tiny.make_tenant(self.store, self.base, "alpha", 100 + version)
-        time.sleep(SEEN_S)
+        self.await_seen()
+
+    def await_seen(self) -> None:
+        """Until whatever was changed is served."""
+        await_seen(self.server, self.store, self.base)
 
     def ask(self, tenant: str) -> str:
         """The code of a request over gRPC and of one over HTTP, which must be the same; OK where they are answered.
@@ -78,6 +85,10 @@ class Place:
         codes = {url: self._code(tenant, url) for url in urls}
         assert len(set(codes.values())) == 1, codes
         return codes[urls[0]]
+
+    def answers(self, tenant: str) -> bool:
+        """Over both protocols."""
+        return all(self._code(tenant, url) == "OK" for url in (self.server.ports.grpc_url, self.server.ports.http_url))
 
     def _code(self, tenant: str, url: str) -> str:
         with Client(url) as client:
@@ -116,7 +127,7 @@ class Outcome:
 class Traffic:
     """Threads that ask for tenants all the time, of each one over gRPC and one over HTTP.
 
-    A context manager; `outcomes` are whole when it ends.
+    A context manager, which goes on until each tenant was asked LEAST times; `outcomes` are whole when it ends.
     """
 
     def __init__(self, server: TritonServer, tenants: tuple[str, ...], changes: Callable[[], int]) -> None:
@@ -124,6 +135,7 @@ class Traffic:
         self._changes = changes
         self._done = threading.Event()
         self._server = server
+        self._tenants = tenants
         self._channel = grpc.insecure_channel(f"127.0.0.1:{server.ports.grpc}")
         ways = (self._ask_over_grpc, self._ask_over_http)
         self._threads = [threading.Thread(target=way, args=(tenant,)) for tenant in tenants for way in ways]
@@ -170,14 +182,26 @@ class Traffic:
             thread.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        for thread in self._threads:
-            thread.join()
-        self._channel.close()
+    def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
+        try:
+            if failed is None:
+                until(lambda: all(len(self.of(tenant)) >= LEAST for tenant in self._tenants))
+        finally:
+            self._done.set()
+            for thread in self._threads:
+                thread.join()
+            self._channel.close()
 
     def of(self, tenant: str) -> list[Outcome]:
         return [outcome for outcome in self.outcomes if outcome.tenant == tenant]
+
+    def during(self, changes: int, tenant: str = "alpha") -> list[Outcome]:
+        """What was sent and ended when so many changes had been finished."""
+        return [outcome for outcome in self.of(tenant) if outcome.before == outcome.after == changes]
+
+    def has_refused(self, changes: int) -> bool:
+        """Whether `alpha` was refused to a request that was sent when so many changes had been finished."""
+        return any(outcome.code != "OK" for outcome in self.of("alpha") if outcome.before == changes)
 
 
 def version_of(outcome: Outcome, versions: list[list[Logits]]) -> int:
@@ -191,12 +215,11 @@ def version_of(outcome: Outcome, versions: list[list[Logits]]) -> int:
 def others_unharmed(traffic: Traffic, place: Place, members: dict[str, list[Logits]], quiet_s: float) -> None:
     for name in OTHERS:
         outcomes = traffic.of(name)
-        assert len(outcomes) > 10
         assert {outcome.code for outcome in outcomes} == {"OK"}
         assert {version_of(outcome, [members[name]]) for outcome in outcomes} == {0}
-        # Nobody waits for another tenant's files: most take what they took before, and none takes seconds.
-        assert float(np.median([outcome.seconds for outcome in outcomes])) < 4 * quiet_s + 0.05
-        assert max(outcome.seconds for outcome in outcomes) < 50 * quiet_s + 2.0
+        # Nobody waits for another tenant's files. A machine that is busy with something else may be late, but not for ever.
+        assert float(np.median([outcome.seconds for outcome in outcomes])) < max(4 * quiet_s, 1.0)
+        assert max(outcome.seconds for outcome in outcomes) < 50 * quiet_s + 30.0
 
 
 def members_of(place: Place) -> dict[str, list[Logits]]:
@@ -233,7 +256,6 @@ def test_a_tenant_replaced_while_asked_answers_as_the_old_or_the_new_and_never_a
         for version in range(1, 9):
             place.publish(version)
             published = version
-    assert len(traffic.of("alpha")) > 25
     for outcome in traffic.of("alpha"):
         assert outcome.code == "OK"
         # One that was sent after an update is answered by it or what came after, seen at most while it was written.
@@ -246,11 +268,14 @@ def test_a_tenant_deleted_while_asked_answers_or_is_unknown_and_answers_again_wh
 ) -> None:
     versions = place.versions(4)
     place.publish(0)
-    with Traffic(place.server, ("alpha", *OTHERS), lambda: 0) as traffic:
+    changes = 0
+    with Traffic(place.server, ("alpha", *OTHERS), lambda: changes) as traffic:
         for version in range(1, 4):
             tiny.delete_tenant(place.store, "alpha")
-            time.sleep(SEEN_S)
+            place.await_seen()
+            changes = version
             assert place.ask("alpha") == "UNKNOWN_TENANT"
+            until(partial(traffic.has_refused, changes))
             place.publish(version)
             assert place.ask("alpha") == "OK"
     outcomes = traffic.of("alpha")
@@ -309,13 +334,16 @@ DAMAGES = {
 }
 
 
-def refused_while_damaged(traffic: Traffic, whole: list[Logits]) -> None:
-    """Between changes 1 and 2, 3 and 4, ... `alpha` is damaged, and refused; all that it answers is its `whole` version's."""
+def await_damaged(traffic: Traffic, changes: int) -> None:
+    """Until enough was asked while `alpha` is damaged."""
+    until(lambda: len(traffic.during(changes)) >= LEAST_DAMAGED)
+
+
+def refused_while_damaged(traffic: Traffic, damaged: dict[int, str], whole: list[Logits]) -> None:
+    """After so many changes as `damaged` names `alpha` is refused with that code; what it answers is its `whole` version's."""
     outcomes = traffic.of("alpha")
-    for turn, code in enumerate(DAMAGES.values()):
-        damaged = [outcome.code for outcome in outcomes if outcome.before == outcome.after == 2 * turn + 1]
-        assert len(damaged) > 2
-        assert set(damaged) == {code}
+    for changes, code in damaged.items():
+        assert {outcome.code for outcome in traffic.during(changes)} == {code}
     assert {outcome.code for outcome in outcomes} == {"OK", *DAMAGES.values()}
     for outcome in outcomes:
         if outcome.code == "OK":
@@ -326,24 +354,20 @@ def test_a_tenant_whose_next_version_is_damaged_is_refused_and_answers_again_whe
     place: Place, members: dict[str, list[Logits]], quiet_s: float
 ) -> None:
     place.publish(0)
-    changes = 0
+    changes, damaged = 0, dict[int, str]()
     with Traffic(place.server, ("alpha", *OTHERS), lambda: changes) as traffic:
         for version, (damage, code) in enumerate(DAMAGES.items(), 1):
             damage_next(place, tiny.tenant_of(place.base, "alpha", 100 + version), damage)
-            time.sleep(SEEN_S)
+            place.await_seen()
             changes += 1
+            damaged[changes] = code
             assert place.ask("alpha") == code
-            time.sleep(SEEN_S)
+            await_damaged(traffic, changes)
             changes += 1
             place.publish(0)
             assert place.ask("alpha") == "OK"
-    refused_while_damaged(traffic, *place.versions(1))
+    refused_while_damaged(traffic, damaged, *place.versions(1))
     others_unharmed(traffic, place, members, quiet_s)
-
-
-def is_refused(traffic: Traffic, seen: int) -> bool:
-    """Whether an outcome is no answer, of those after the first `seen`."""
-    return any(outcome.code != "OK" for outcome in traffic.outcomes[seen:])
 
 
 @pytest.fixture
@@ -368,54 +392,63 @@ def test_a_tenant_damaged_while_it_is_served_is_refused_when_it_is_read_again_an
     members, quiet_s = members_of(crowded), quiet_s_of(crowded)
     folder, kept = tiny.folder_of(crowded.store, "alpha"), tmp_path / "kept"
     shutil.copytree(folder, kept)
-    changes = 0
+    changes, damaged = 0, dict[int, str]()
     with Traffic(crowded.server, ("alpha", *OTHERS), lambda: changes) as traffic:
         for damage, code in DAMAGES.items():
-            seen = len(traffic.outcomes)
             damage(folder)
-            until(partial(is_refused, traffic, seen))
-            # What was read while it was damaged is answered by now.
-            time.sleep(0.2)
+            # It may have been read in the midst of the damage, and several be refused for that: not who comes afterwards.
+            for _ in range(2):
+                changes += 1
+                until(partial(traffic.has_refused, changes))
             changes += 1
+            damaged[changes] = code
             assert crowded.ask("alpha") == code
-            time.sleep(SEEN_S)
+            await_damaged(traffic, changes)
             changes += 1
             shutil.copytree(kept, folder, dirs_exist_ok=True)
-            until(lambda: crowded.ask("alpha") == "OK")
-            # What was refused before is told by now.
-            time.sleep(0.2)
-    refused_while_damaged(traffic, members["alpha"])
+            # While it is repaired one protocol's request may be refused, and the other's answered.
+            until(lambda: crowded.answers("alpha"))
+    refused_while_damaged(traffic, damaged, members["alpha"])
     others_unharmed(traffic, crowded, members, quiet_s)
 
 
 def test_a_tenant_damaged_before_anybody_asked_is_refused_until_its_byte_is_repaired(place: Place) -> None:
     tiny.make_tenant(place.store, place.base, "damaged", 7, like="beta")
-    time.sleep(SEEN_S)
+    place.await_seen()
     damage_weights(tiny.folder_of(place.store, "damaged"))
     assert [place.ask("damaged") for _ in range(3)] == ["CORRUPT_ARTIFACT"] * 3
     damage_weights(tiny.folder_of(place.store, "damaged"))
     assert place.ask("damaged") == "OK"
 
 
+def await_counted(place: Place) -> None:
+    """Until the page shows what the second stage has counted by now."""
+    answered = 'hplm_upper_events_total{event="ok"}'
+    # One look at the counts may be under way now and one may be on the page in part: with the third all of the second is there.
+    for _ in range(3):
+        before = metric(place.server, answered)
+        assert place.ask("beta") == "OK"
+        until(lambda before=before: metric(place.server, answered) > before)
+
+
 def test_requests_that_come_together_for_a_cold_tenant_load_it_once(place: Place) -> None:
     tiny.make_tenant(place.store, place.base, "cold", 11, like="beta")
-    time.sleep(SEEN_S)
+    place.await_seen()
     loads = 'hplm_upper_events_total{event="host_loads"}'
-    time.sleep(UP_TO_DATE_S)
+    await_counted(place)
     before = metric(place.server, loads)
     with grpc.insecure_channel(f"127.0.0.1:{place.server.ports.grpc}") as channel:
         call = channel.unary_unary(METHOD)
         started = [call.future(message("cold", TEXTS[i % len(TEXTS)]), timeout=60) for i in range(40)]
         assert all(one.exception(timeout=60) is None for one in started)
-    until(lambda: metric(place.server, loads) > before)
-    time.sleep(UP_TO_DATE_S)
+    await_counted(place)
     assert metric(place.server, loads) == before + 1
 
 
 def test_a_tenant_published_while_serving_answers_without_a_restart(place: Place) -> None:
     assert place.ask("newcomer") == "UNKNOWN_TENANT"
     made = tiny.make_tenant(place.store, place.base, "newcomer", 77, like="gamma")
-    time.sleep(SEEN_S)
+    place.await_seen()
     with Client(place.server.ports.http_url) as client:
         found = client.predict("newcomer", TEXTS[1], logits=True).logits
     assert found is not None
@@ -467,9 +500,12 @@ def test_a_bank_replaced_while_asked_answers_as_the_old_or_the_new(tmp_path: Pat
             f"t{i}": [[reference.logits(upper, state, fleet[i])[0].numpy() for state in states] for fleet in both]
             for i in range(4)
         }
-        with Traffic(server, tuple(wanted), lambda: 0) as traffic:
+        changes = 0
+        with Traffic(server, tuple(wanted), lambda: changes) as traffic:
             for turn in range(1, 5):
                 tiny.make_fleet(store, base, 20, seed=turn % 2)
-                time.sleep(SEEN_S)
+                await_seen(server, store, base)
+                changes = turn
+                until(lambda turn=turn: len(traffic.during(turn, "t0")) > 0)
     assert {outcome.code for outcome in traffic.outcomes} == {"OK"}
     assert {version_of(outcome, wanted[outcome.tenant]) for outcome in traffic.outcomes} == {0, 1}

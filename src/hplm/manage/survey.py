@@ -59,7 +59,7 @@ def _look(read: Callable[[int], bytes], name: str) -> int:
             raise DataError(f"{name}, line {bad_line} is not UTF-8") from None
         if (zero := block.find(b"\0")) >= 0:
             bad_line = lines + block.count(b"\n", 0, zero) + 1
-            raise DataError(f"{name} is no text: line {bad_line} holds a zero byte")
+            raise DataError(f"{name} is no text: line {bad_line} holds a NUL byte")
         # A line inside a block is no longer than the block, so only those that cross a border need a look.
         first, last = block.find(b"\n"), block.rfind(b"\n")
         open_line += len(block) if first < 0 else first

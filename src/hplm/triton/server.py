@@ -19,10 +19,11 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -241,6 +242,28 @@ def _prepare(stack: tuple[int, int] | None, files: tuple[int, int], parent: int 
         end_with_parent(parent)
 
 
+@contextlib.contextmanager
+def _signals_wait() -> Iterator[None]:
+    """Handlers of signals that end a process run afterwards: what they raise would part a process from who has begun it.
+
+    Not by a mask: another thread would take the signal, and its handler would run in the main thread all the same.
+    """
+    came: list[int] = []
+    handlers = {}
+    if threading.current_thread() is threading.main_thread():
+        known = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        handlers = {number: handler for number, handler in known.items() if callable(handler)}
+    try:
+        for number in handlers:
+            signal.signal(number, lambda number, _: came.append(number))
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for sent in came:
+            signal.raise_signal(sent)
+
+
 class TritonServer:
     """A running Triton in a session of its own, so that its stubs end with it. A context manager.
 
@@ -272,7 +295,8 @@ class TritonServer:
         self._folder, mark = leftovers.make_folder()
         process = None
         try:
-            self.process = process = self._launch(repository, backends, flags, output, mark, tied)
+            with _signals_wait():
+                self.process = process = self._launch(repository, backends, flags, output, mark, tied)
             leftovers.tell(mark, process.pid)
         except BaseException as error:
             if process is not None:

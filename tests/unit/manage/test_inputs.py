@@ -77,7 +77,7 @@ def test_text_that_begins_like_a_packed_file_is_text(tmp_path: Path) -> None:
         ("a.csv", b"text,label\n" + b"good,x\n" * 200_000 + b"b\xe4d,x\n", "a.csv, line 200002 is not UTF-8"),
         ("a.csv", "text,label\nä,x".encode("utf-16"), "not UTF-8"),
         ("a.csv", b"text,label\nbad \xc3", "not UTF-8 at its end"),
-        ("a.csv", b"text,label\na\0b,x\n", "line 2 holds a zero byte"),
+        ("a.csv", b"text,label\na\0b,x\n", "line 2 holds a NUL byte"),
         ("a.csv", b"PK\x03\x04rest", r"is packed \(zip\)"),
         ("a.jsonl", gzip.compress(b"x" * 1000), r"is packed \(gzip\)"),
         ("a.csv", b"text,label\n" + b"x" * (MOST_LINE_BYTES + 1), "line 2 has more than 1,000,000 bytes"),
