@@ -328,8 +328,9 @@ def processes_over(models: Path) -> str:
 
 
 def test_a_signal_in_the_midst_of_starting_a_process_leaves_no_triton_behind(
-    tiny_models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    models = tiny.make_repository(tmp_path)
     prepare, parent = launcher._prepare, os.getpid()
 
     def prepare_and_interrupt(*given: Any) -> None:
@@ -339,8 +340,8 @@ def test_a_signal_in_the_midst_of_starting_a_process_leaves_no_triton_behind(
 
     monkeypatch.setattr(launcher, "_prepare", prepare_and_interrupt)
     with pytest.raises(KeyboardInterrupt):
-        TritonServer(tiny_models, free_ports(), log=tmp_path / "log", tied=True)
-    assert processes_over(tiny_models) == ""
+        TritonServer(models, free_ports(), log=tmp_path / "log", tied=True)
+    assert processes_over(models) == ""
 
 
 def test_what_nohup_started_serves_on_when_its_terminal_closes(tmp_path: Path) -> None:
