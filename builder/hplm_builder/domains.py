@@ -48,7 +48,8 @@ BRANCH = "compute the branch"
 READING_SHARE = 0.03
 # Of a dry run, where its measuring begins.
 MEASURED_FROM = 0.9
-MEASUREMENTS = 4
+# The first aside, no more once they have taken so long: a long one is hardly the longer for what else the machine does.
+MEASUREMENTS, ENOUGH_S = 4, 1.0
 
 
 @dataclass(frozen=True)
@@ -248,6 +249,8 @@ def estimate_domain(
         middle = clock()
         compute_windows(lower, sample, choose_dtype("auto", where))
         measured.append((middle - start, clock() - middle))
+        if np.sum(measured[1:]) > ENOUGH_S:
+            break
     report("measure a step", 1.0)
     # The first pays for memory and kernels, and any may have waited for other work of the machine.
     step_s, windows_s = np.min(measured[1:], axis=0) / [len(ids), len(sample)]

@@ -54,7 +54,8 @@ class BoundedLines:
             raise DataError(f"{self._name} has more than the {self._most_bytes:,} bytes that are accepted")
         if self._record_bytes > LONGEST_RECORD:
             raise DataError(
-                f"{self.where}: more than {LONGEST_RECORD:,} bytes without an end: give each text or example a line of its own"
+                f"{self.where}: more than {LONGEST_RECORD:,} bytes without an end: one text or example is that long; is an end "
+                "of line, a blank line or a closing quote missing?"
             )
         if b"\0" in raw:
             raise DataError(f"{self.where} holds a NUL byte: the file is not UTF-8 text")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from contextlib import closing
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -16,6 +15,7 @@ from hplm.errors import MissingArtifactError
 from hplm.store import caretaker
 from hplm.store.layout import Store
 from hplm.store.registry import Registry
+from hplm_cli.options import DEFAULT_STORE, RegistryOption, StoreOption
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -23,13 +23,7 @@ app = typer.Typer(
     epilog="Example: hplm store verify --store build/demo/store",
 )
 
-StoreOption = Annotated[Path, typer.Option("--store", help="Folder of the artifacts.")]
-RegistryOption = Annotated[
-    str,
-    typer.Option("--registry", envvar="HPLM_REGISTRY", help="URL of a shared registry; default: the store's own file."),
-]
 GraceOption = Annotated[float, typer.Option(min=0, help="Leave alone what changed in the last so many seconds.")]
-DEFAULT_STORE = Path("build/demo/store")
 
 
 @app.command()

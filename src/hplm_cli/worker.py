@@ -16,7 +16,7 @@ import typer
 from hplm.errors import MissingArtifactError
 from hplm.process import end_with_parent, give_way_for_memory
 from hplm.store.layout import Store
-from hplm_cli.store import DEFAULT_STORE, RegistryOption, StoreOption
+from hplm_cli.options import DEFAULT_STORE, RegistryOption, StoreOption
 
 # A step that hears nothing for this long is given up.
 STOP_S = 5.0

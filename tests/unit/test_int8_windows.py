@@ -189,6 +189,14 @@ def test_layers_that_two_open_at_once_are_put_in_integers_once(
 
 
 @needs_vnni
+def test_beside_a_format_that_cannot_be_put_in_order_integers_are_refused_not_left_out(tiny_base: Base) -> None:
+    lower = tiny_base.load_lower()
+    with pytest.raises(ConfigError, match="cannot be had beside"):
+        in_int8(tiny_base, lower, torch.float16)
+    assert lower.packed is None
+
+
+@needs_vnni
 def test_layers_in_one_format_are_not_silently_served_in_another(tiny_base: Base) -> None:
     in_floats, in_integers = tiny_base.load_lower(), in_int8(tiny_base, tiny_base.load_lower())
     lowers.pack(in_floats, torch.float32)

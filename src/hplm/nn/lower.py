@@ -84,6 +84,8 @@ def pack(lower: WindowEncoder, dtype: torch.dtype, int8_of: Base | None = None) 
                 raise ConfigError("these lower layers are open already with another quantization")
             return
         if not can_pack(device, dtype):
+            if int8_of is not None:
+                raise ConfigError(f"quantization int8 cannot be had beside {dtype} here; leave it out")
             return
         int8: list[Int8WindowLayer] = []
         if int8_of is not None:
