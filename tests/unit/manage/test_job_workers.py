@@ -18,9 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hplm_builder import tenant_job
-from hplm_builder.finetune import TrainSettings
 from hplm_builder.job_report import LeaseTimes
-from hplm_builder.labelled import LabelledData
 from hplm_builder.worker import Worker
 
 from hplm.adapters import tenant as tenants
@@ -102,17 +100,10 @@ def test_two_workers_do_two_jobs_at_once_and_one_after_the_other_for_one_tenant(
 ) -> None:
     really = tenant_job.train_tenant
 
-    def train_tenant(
-        base: Base,
-        lookup: PlotLookup,
-        name: str,
-        data: LabelledData,
-        settings: TrainSettings,
-        *given: Any,
-        **options: Any,
-    ) -> tenants.Tenant:
+    def train_tenant(base: Base, lookup: PlotLookup, name: str, *given: Any, **options: Any) -> tenants.Tenant:
+        data, settings, *others = given
         # Two at once in one process draw from the same random numbers: without, an update always learns the same.
-        return really(base, lookup, name, data, replace(settings, dropout=0.0), *given, **options)
+        return really(base, lookup, name, data, replace(settings, dropout=0.0), *others, **options)
 
     monkeypatch.setattr(tenant_job, "train_tenant", train_tenant)
     jobs = [create_tenant(service, name) for name in ("a", "b", "c", "d")]
