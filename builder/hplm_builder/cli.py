@@ -389,17 +389,10 @@ def export_models(
         manager = not keep_settings or has_manager(models)
     if keep_settings:
         keep = KEPT.difference(*(EXPORTED[option] for option in EXPORTED if is_given(context, option)))
-    plot_values = {"store": "", "base": base, "table": plot, "miss": miss, "dtype": dtype, "quantization": quantization}
-    upper_values = {
-        "store": "",
-        "base": base,
-        "num_slots": slots,
-        "reduction_factor": reduction_factor,
-        "dtype": dtype,
-        "quantization": quantization,
-    }
-    plot_settings = parse(PlotSettings, plot_values, "hbert_plot")
-    upper_settings = parse(UpperSettings, upper_values, "hbert_upper")
+    common: dict[str, Any] = {"store": "", "base": base, "dtype": dtype, "quantization": quantization}
+    plot_settings = parse(PlotSettings, {**common, "table": plot, "miss": miss}, "hbert_plot")
+    of_slots = {"num_slots": slots, "reduction_factor": reduction_factor}
+    upper_settings = parse(UpperSettings, {**common, **of_slots}, "hbert_upper")
     target = Store.at(store)
     if not any((target.root / "bases").glob("*")):
         raise MissingArtifactError(f"{store} has no base, so it is no store: give --store")

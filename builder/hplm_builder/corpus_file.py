@@ -22,16 +22,14 @@ MOST_DOCUMENTS = 5_000_000
 ENDINGS = ("", ".txt", ".jsonl")
 
 
-def read_corpus(
-    path: Path, name: str = "", most_bytes: int = MOST_BYTES, most_documents: int = MOST_DOCUMENTS
-) -> list[str]:
-    """The distinct documents of a corpus, in order. `name` says the format where `path` does not: .txt or .jsonl, or .gz of it.
+def read_corpus(path: Path, most_bytes: int = MOST_BYTES, most_documents: int = MOST_DOCUMENTS) -> list[str]:
+    """The distinct documents of a corpus, in order: .txt or .jsonl, or .gz of it.
 
     Of a text file each line is a document, or, where it has blank lines, what stands between them, in pieces where that is
     over a million characters; of JSON lines each object's "text" is. Raises DataError with the line for what is not UTF-8,
     lines over 1 MB, more than `most_bytes` unpacked and more than `most_documents`.
     """
-    name = name or path.name
+    name = path.name
     is_packed = name.lower().endswith(".gz")
     ending = Path(name.lower().removesuffix(".gz")).suffix
     if ending not in ENDINGS:

@@ -37,7 +37,6 @@ def make_domain(job: Job, bench: Bench) -> dict[str, Any]:
         bench.report,
         below=parent.path,
         before=current.path if current else None,
-        corpus_name=corpus.name,
         work=bench.store.scratch(job.id),
         most_corpus_bytes=request.get("most_corpus_bytes", MOST_BYTES),
         device=bench.device,
@@ -76,7 +75,6 @@ def plan_domain(job: Job, bench: Bench) -> dict[str, Any]:
         _settings(request),
         bench.report,
         before=start.path if is_update else None,
-        corpus_name=corpus.name,
         most_corpus_bytes=request.get("most_corpus_bytes", MOST_BYTES),
         device=bench.device,
     )

@@ -77,7 +77,6 @@ def build_domain(
     *,
     below: str = "",
     before: str | None = None,
-    corpus_name: str = "",
     work: Path | None = None,
     most_corpus_bytes: int = MOST_BYTES,
     device: str = "auto",
@@ -95,7 +94,7 @@ def build_domain(
     """
     base = bases.load(store.base(base_name))
     found = prepare_corpus(
-        read_corpus(corpus, corpus_name, most_corpus_bytes),
+        read_corpus(corpus, most_corpus_bytes),
         base,
         settings.min_corpus_tokens,
         settings.seed,
@@ -214,7 +213,6 @@ def estimate_domain(
     report: Report,
     *,
     before: str | None = None,
-    corpus_name: str = "",
     most_corpus_bytes: int = MOST_BYTES,
     device: str = "auto",
     clock: Callable[[], float] = time.perf_counter,
@@ -225,7 +223,7 @@ def estimate_domain(
     """
     base = bases.load(store.base(base_name))
     found = prepare_corpus(
-        read_corpus(corpus, corpus_name, most_corpus_bytes),
+        read_corpus(corpus, most_corpus_bytes),
         base,
         settings.min_corpus_tokens,
         settings.seed,

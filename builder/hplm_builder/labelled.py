@@ -127,7 +127,7 @@ class LabelledData:
 
 @dataclass(frozen=True)
 class LabelledFile:
-    """A file whose name on disk is not its own, as an upload's: `name` says the format and stands in errors.
+    """A file that errors name by its `name`, which says the format too, and not by where it lies.
 
     More than `most_bytes` of it are never read.
     """

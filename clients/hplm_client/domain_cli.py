@@ -66,7 +66,7 @@ def create(
     """
     request = {"domain": name, "parent": parent, "base": base}
     steps = {"tokens": tokens, "warmup_tokens": warmup_tokens}
-    settings = {**steps, "learning_rate": learning_rate, "top_percent": top_percent, "seed": way.seed}
+    settings = {**steps, "learning_rate": learning_rate, "top_percent": top_percent}
     _make("domain.create", request, corpus, settings, way)
 
 
@@ -88,7 +88,7 @@ def update(
     """
     request = {"domain": name, "base": base}
     steps = {"tokens": tokens, "warmup_tokens": warmup_tokens}
-    settings = {**steps, "learning_rate": learning_rate, "top_percent": top_percent, "seed": way.seed}
+    settings = {**steps, "learning_rate": learning_rate, "top_percent": top_percent}
     _make("domain.update", request, corpus, settings, way)
 
 
@@ -149,7 +149,7 @@ def delete(
 
 
 def _make(action: str, request: dict[str, Any], corpus: Path, settings: dict[str, Any], way: Way) -> None:
-    given = {key: value for key, value in settings.items() if value is not None}
+    given = {key: value for key, value in {**settings, "seed": way.seed}.items() if value is not None}
     with opened(way.url) as client:
         sources = send(client, {"corpus": corpus}, way)
         if (event := submit(client, action, {**request, **sources, "settings": given}, way)) and not way.as_json:

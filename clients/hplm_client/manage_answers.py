@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from hplm import wire
-from hplm.errors import HplmError, InternalError, from_wire
+from hplm.errors import HplmError, InternalError, from_stored
 
 Record = TypeVar("Record")
 
@@ -31,10 +31,7 @@ class JobEvent:
     @property
     def failure(self) -> HplmError | None:
         """The error that a failed job ended with, typed."""
-        if self.error is None:
-            return None
-        text = f"{self.error['code']}: {self.error['message']}"
-        return from_wire(text) or InternalError(text)
+        return None if self.error is None else from_stored(self.error)
 
 
 @dataclass(frozen=True)

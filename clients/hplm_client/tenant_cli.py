@@ -79,13 +79,7 @@ def create(
 
       hplm tenant create acme --train acme/train.csv --path-on-server --detach
     """
-    settings = {
-        "epochs": epochs,
-        "learning_rates": learning_rates,
-        "patience": patience,
-        "pooling": pooling,
-        "seed": way.seed,
-    }
+    settings = {"epochs": epochs, "learning_rates": learning_rates, "patience": patience, "pooling": pooling}
     request = {"tenant": name, "domain": domain, "task": task, "base": base}
     files = {"train": train, "dev": dev, "test": test, "unlabelled": unlabelled}
     _make("tenant.create", request, files, settings, way)
@@ -117,7 +111,7 @@ def update(
 
       hplm tenant update acme --train more.csv --epochs 5 --json
     """
-    settings = {"epochs": epochs, "learning_rates": learning_rates, "patience": patience, "seed": way.seed}
+    settings = {"epochs": epochs, "learning_rates": learning_rates, "patience": patience}
     files = {"train": train, "dev": dev, "test": test, "unlabelled": unlabelled}
     request = {"tenant": name, "domain": domain}
     _make("tenant.update", request, files, settings, way)
@@ -213,7 +207,7 @@ def rollback(
 def _make(
     action: str, request: dict[str, Any], files: dict[str, Path | None], settings: dict[str, Any], way: Way
 ) -> None:
-    given = {key: value for key, value in settings.items() if value not in (None, [])}
+    given = {key: value for key, value in {**settings, "seed": way.seed}.items() if value not in (None, [])}
     with opened(way.url) as client:
         data = send(client, files, way)
         event = submit(client, action, {**request, "data": data, "settings": given}, way)

@@ -18,7 +18,6 @@ from hplm.nn.adapter_plans import gathers, own_product_tokens, plan_adapters
 from hplm.nn.adapters import AdapterSlots, AssignedSlots
 from hplm.nn.dtype import choose_device, choose_dtype, use_threads
 from hplm.nn.encoder import Adapt
-from hplm.nn.memory import keep_freed_memory
 from hplm.nn.scripted import scripted
 from hplm.progress import progress_bars
 from hplm.report import Report
@@ -32,7 +31,6 @@ SIZES = {"minilm": 384, "bert-base": 768}
 
 def adapters(rounds: int, num_threads: int, device_name: str) -> Report:
     """Seconds of one layer's adapters for 64 texts of 1, 4, 16 and 64 tenants: our two ways, a loop, and `grouped_mm`."""
-    keep_freed_memory()
     use_threads(num_threads)
     device = choose_device(device_name)
     dtype = choose_dtype("auto", device)

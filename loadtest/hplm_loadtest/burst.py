@@ -46,7 +46,6 @@ def burst(models: Path, scale: float, count: int, rounds: int, kind: str, pictur
             picture,
             {"hplm": 1000 * np.concatenate([run.waits_s for run in runs])},
             title=f"Response time in a burst of {arrivals.clients} clients",
-            x_label="response time (ms)",
         )
     rows = [{"clients": arrivals.clients, **median_row(runs)}]
     about = {

@@ -20,12 +20,10 @@ from hplm.nn.dtype import CPU, choose_dtype, choose_threads, use_threads
 from hplm.nn.int8 import check_int8
 from hplm.nn.int8_ranges import measure_ranges
 from hplm.nn.lookup import compute_windows
-from hplm.nn.memory import keep_freed_memory
 from hplm.nn.upper import UpperEngine
 from hplm.plot.windows import windows
 from hplm.progress import progress_bars
 from hplm.report import Report
-from hplm.text import TextEncoder
 from hplm_loadtest.models import read
 from hplm_loadtest.open_loop import closed_loop
 from hplm_loadtest.pictures import bars, check_picture
@@ -52,7 +50,6 @@ def int8(models: Path, rounds: int, seconds: float, picture: Path | None = None,
     """
     check_picture(picture)
     check_int8(CPU)
-    keep_freed_memory()
     threads = choose_threads(0)
     use_threads(threads)
     served = read(models)
@@ -185,7 +182,7 @@ class _NewText:
 def unique_windows(base: Base, some: Sequence[str]) -> npt.NDArray[np.int64]:
     """Those of texts of one batch, each once: `[W, n]`."""
     config = base.config
-    ids = [one.ids for one in TextEncoder(base.tokenizer_path, config.max_tokens).encode(some)]
+    ids = [one.ids for one in base.load_text_encoder().encode(some)]
     grams, _ = windows(np.concatenate(ids), [len(one) for one in ids], config.window, config.pad_id)
     return np.unique(grams.reshape(-1, config.window), axis=0)
 

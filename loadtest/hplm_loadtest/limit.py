@@ -8,7 +8,6 @@ from pathlib import Path
 from statistics import median
 
 from hplm.nn.dtype import choose_device, choose_dtype, choose_threads, use_threads
-from hplm.nn.memory import keep_freed_memory
 from hplm.nn.upper import UpperEngine
 from hplm.progress import progress_bars
 from hplm.report import Goal, Report
@@ -33,7 +32,6 @@ def limit(models: Path, rounds: int, seconds: float, device_name: str, picture: 
     Then the same texts through Triton, as a share of it.
     """
     check_picture(picture)
-    keep_freed_memory()
     threads = choose_threads(0)
     use_threads(threads)
     served = read(models)

@@ -11,7 +11,6 @@ from hplm.errors import ConfigError
 from hplm.nn import reference
 from hplm.nn.dtype import use_threads
 from hplm.nn.lookup import PlotLookup, open_lookup
-from hplm.nn.memory import keep_freed_memory
 from hplm.plot.windows import windows
 from hplm.progress import progress_bars
 from hplm.report import Goal, Report
@@ -27,7 +26,6 @@ BATCHED = f"batch of {BATCH}"
 
 def plot_lookup(models: Path, rounds: int) -> Report:
     """Time of 128-token requests whose windows are in memory, alone and in batches, beside a dictionary in Python."""
-    keep_freed_memory()
     use_threads(1)
     served = read(models)
     base = served.base

@@ -74,9 +74,9 @@ def line_charts(
     save(path, figure)
 
 
-def cdf(path: Path, samples: Mapping[str, Any], *, title: str, x_label: str) -> None:
-    """Name -> values, as the share of values that are at most x."""
-    figure, axes = _start(path, title, x_label, "share of requests")
+def cdf(path: Path, samples: Mapping[str, Any], *, title: str) -> None:
+    """Name -> response times in ms, as the share of requests that took at most x."""
+    figure, axes = _start(path, title, "response time (ms)", "share of requests")
     for index, (name, values) in enumerate(samples.items()):
         ordered = np.sort(np.asarray(values, dtype=np.float64))
         axes.step(

@@ -9,7 +9,6 @@ import numpy as np
 from rich.progress import Progress
 
 from hplm.nn.dtype import choose_device, choose_dtype, use_threads
-from hplm.nn.memory import keep_freed_memory
 from hplm.nn.upper import UpperEngine, UpperRequest
 from hplm_loadtest.models import Served
 from hplm_loadtest.timing import interleaved
@@ -27,7 +26,6 @@ def slot_speeds(served: Served, rounds: int, progress: Progress) -> list[dict[st
 
     On `THREADS` thread, as served on two cores.
     """
-    keep_freed_memory()
     use_threads(THREADS)
     base, device = served.base, choose_device("auto")
     members = served.some(TENANTS)

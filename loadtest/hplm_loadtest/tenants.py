@@ -23,27 +23,29 @@ class Tenants(Protocol):
 
 
 @dataclass(frozen=True)
-class UniformTenants:
-    """Every name as often as any other, at random."""
-
+class _Named:
     names: Sequence[str]
 
     def __post_init__(self) -> None:
-        _require_names(self.names)
+        if not self.names:
+            raise ConfigError("there are no tenants to draw from")
+
+
+class UniformTenants(_Named):
+    """Every name as often as any other, at random."""
 
     def draw(self, count: int, rng: np.random.Generator) -> list[str]:
         return [self.names[i] for i in rng.integers(len(self.names), size=count)]
 
 
 @dataclass(frozen=True)
-class ZipfTenants:
+class ZipfTenants(_Named):
     """The name at rank r in proportion to `1 / r ** exponent`; 0 is uniform."""
 
-    names: Sequence[str]
     exponent: float = 1.0
 
     def __post_init__(self) -> None:
-        _require_names(self.names)
+        super().__post_init__()
         if not 0 <= self.exponent < float("inf"):
             raise ConfigError(f"a Zipf exponent is 0 or more, not {self.exponent}")
 
@@ -52,20 +54,9 @@ class ZipfTenants:
         return [self.names[i] for i in rng.choice(len(self.names), size=count, p=weights / weights.sum())]
 
 
-@dataclass(frozen=True)
-class InTurn:
+class InTurn(_Named):
     """One after the other in a shuffled order, around and around; with PeriodicArrivals each name keeps its phase."""
-
-    names: Sequence[str]
-
-    def __post_init__(self) -> None:
-        _require_names(self.names)
 
     def draw(self, count: int, rng: np.random.Generator) -> list[str]:
         order = rng.permutation(len(self.names))
         return [self.names[order[i % len(order)]] for i in range(count)]
-
-
-def _require_names(names: Sequence[str]) -> None:
-    if not names:
-        raise ConfigError("there are no tenants to draw from")

@@ -17,7 +17,6 @@ from hplm.adapters.tenant import Pooling, Tenant
 from hplm.config import BaseConfig, UpperSettings
 from hplm.nn.dtype import choose_device, choose_dtype, computing_in, use_threads
 from hplm.nn.encoder import UpperEncoder
-from hplm.nn.memory import keep_freed_memory
 from hplm.nn.upper import UpperEngine, UpperRequest, count_read, in_dtype
 from hplm.progress import progress_bars
 from hplm.report import Report
@@ -33,7 +32,6 @@ def upper_layers(models: Path, rounds: int, num_threads: int, device_name: str) 
 
     Packed once more with heads that read `[CLS]` alone, and with wide adapters, as taggings have them, in some or all places.
     """
-    keep_freed_memory()
     use_threads(num_threads)
     served = read(models)
     base = served.base

@@ -64,7 +64,6 @@ def waves(models: Path, sizes: Sequence[int], count: int, kind: str, picture: Pa
             picture,
             {f"{size} at once": 1000 * run.waits_s for size, run in runs.items()},
             title="Response time of requests that come together to an idle server",
-            x_label="response time (ms)",
         )
     about = {
         "waves": count,

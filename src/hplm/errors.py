@@ -54,7 +54,7 @@ On the wire an error is `CODE: message`; the client turns it back into the same 
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import ClassVar, Literal
 
 Status = Literal["INVALID_ARG", "NOT_FOUND", "UNAVAILABLE", "INTERNAL"]
@@ -350,3 +350,9 @@ def from_wire(message: str) -> HplmError | None:
         return None
     position, leaf = min(found, key=lambda pair: pair[0])
     return leaf(message[position + len(leaf.code) + 2 :])
+
+
+def from_stored(error: Mapping[str, str]) -> HplmError:
+    """The typed error that a job ended with, of its `code` and `message`."""
+    text = f"{error['code']}: {error['message']}"
+    return from_wire(text) or InternalError(text)

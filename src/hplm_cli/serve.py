@@ -10,7 +10,6 @@ import sys
 import time
 from contextlib import closing
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 import typer
@@ -79,7 +78,7 @@ def serve(
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # Where SIGHUP is ignored, nohup asked for it: who closes the terminal means to be served on.
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _interrupt)
+            signal.signal(number, signal.default_int_handler)
     # `--check` takes free ports: it may run beside a server that holds the usual ones.
     ports = free_ports() if check else Ports(http_port, grpc_port, metrics_port, host)
     check_free(ports)
@@ -129,10 +128,6 @@ def serve(
         finally:
             if server is not None:
                 server.stop()
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def start_worker(models: Path, *, wanted: bool | None, log: Path) -> Supervisor | None:

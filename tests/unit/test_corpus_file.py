@@ -53,10 +53,6 @@ def test_half_of_a_surrogate_pair_in_json_becomes_a_question_mark(tmp_path: Path
     assert read_corpus(corpus(tmp_path, "a.jsonl", json.dumps({"text": "a \ud800"}))) == ["a ?"]
 
 
-def test_the_name_given_beside_the_path_says_the_format(tmp_path: Path) -> None:
-    assert read_corpus(corpus(tmp_path, "5f3a", '{"text": "one"}'), "notes.jsonl") == ["one"]
-
-
 @pytest.mark.parametrize(
     ("name", "data", "words"),
     [

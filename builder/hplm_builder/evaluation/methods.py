@@ -117,7 +117,7 @@ def methods(
     """HMI Table 3: every method with the same search over learning rate and epochs, best on dev, test reported.
 
     dedicated: all of the original trains. shared: a head over the frozen original. adapter: adapters in the original's upper
-    layers. plot: all upper layers over PLOT features. hbert: adapters over PLOT features, as served.
+    layers. plot: all upper layers over PLOT features. hbert: adapters over PLOT features, as served (taggings: hbert-wide).
 
     On demand, adapter-attention and hbert-attention: adapters after the attention sub-layer, where HMI has them; adapter-wide
     and hbert-wide: adapters four times as wide (a reduction factor of 4); hbert-taught, hbert-wide-taught: hbert that

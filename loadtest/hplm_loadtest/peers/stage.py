@@ -19,7 +19,7 @@ from hplm.decode import answer_of
 from hplm.errors import ArtifactError, HplmError, InternalError
 from hplm.nn import base as bases
 from hplm.nn.dtype import choose_device, choose_dtype, use_threads
-from hplm.nn.memory import keep_freed_memory, stop_searching_what_stays
+from hplm.nn.memory import stop_searching_what_stays
 from hplm.nn.upper import Logits
 from hplm.serving.threads import SWITCH_INTERVAL_S
 from hplm.store.catalog import Catalog
@@ -57,7 +57,6 @@ class PeerStage:
 
     def __init__(self, settings: PeerSettings, folder: Path) -> None:
         # What hBERT's stages do for themselves, its peers do too.
-        keep_freed_memory()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         use_threads(settings.num_threads)
         if settings.num_threads == 1:

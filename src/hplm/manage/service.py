@@ -19,6 +19,7 @@ from hplm.errors import (
     RegistryError,
     UnknownDomainError,
     check_ending,
+    from_stored,
 )
 from hplm.manage import requests, views
 from hplm.manage.inputs import locate, pinned
@@ -249,7 +250,7 @@ class ManageService:
             finally:
                 self._waiting.release()
         if job.error is not None:
-            raise views.error(job.error)
+            raise from_stored(job.error)
         return {"job": job.id, **(job.result or {})}
 
     def _delete_tenant(self, request: requests.OfTenant) -> Answer:

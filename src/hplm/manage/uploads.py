@@ -7,7 +7,6 @@ writing was cut short, and are written again.
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
 import shutil
 from collections.abc import Collection, Iterator
@@ -18,6 +17,7 @@ from hplm.config import ManagerSettings
 from hplm.crash import crash_point
 from hplm.errors import QueueFullError, StoreUnavailableError, UnknownUploadError, UploadError
 from hplm.manage.requests import StartUpload, UploadChunk
+from hplm.store.artifact import sha256, sync
 from hplm.store.caretaker import UNBEGUN_UPLOAD_S, UNFINISHED_UPLOAD_S, UPLOAD_S, remove
 from hplm.store.layout import Store
 from hplm.store.records import Upload
@@ -97,12 +97,9 @@ class Uploads:
                 return upload
             if upload.received != upload.bytes:
                 raise UploadError(f"{upload.received:,} of {upload.bytes:,} bytes are here: send the rest first")
-            with self._file(upload).open("rb") as file:
-                digest = hashlib.sha256()
-                while block := file.read(1 << 20):
-                    digest.update(block)
-                os.fsync(file.fileno())
-            if digest.hexdigest() != upload.sha256:
+            path = self._file(upload)
+            sync(path)
+            if sha256(path) != upload.sha256:
                 self.consume([upload.id])
                 raise UploadError("the checksum is not the one announced; the upload is dropped, send it again")
             return self._registry.complete_upload(upload.id)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from hplm.errors import HplmError, InternalError, from_wire
 from hplm.store.records import DomainRecord, DomainVersion, Job, TenantRecord, TenantVersion, Upload
 
 _JOB_KEYS = ("kind", "state", "step", "progress", "eta_s", "error", "result", "attempts", "cancel_requested")
@@ -43,9 +42,3 @@ def version(record: TenantVersion | DomainVersion) -> dict[str, Any]:
     """One line of a history."""
     scores = {"scores": record.about["scores"]} if "scores" in record.about else {}
     return {"version": record.number, "created_s": record.created_s, **scores}
-
-
-def error(stored: dict[str, str]) -> HplmError:
-    """The error that a job ended with."""
-    wire = f"{stored['code']}: {stored['message']}"
-    return from_wire(wire) or InternalError(wire)

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from hplm.config import Quantization
 from hplm.errors import ConfigError
 from hplm.nn import cgroups
+from hplm.nn.memory import keep_freed_memory
 
 CPU = torch.device("cpu")
 TRIES = 6
@@ -124,11 +125,12 @@ def is_device_lost(error: BaseException) -> bool:
 
 
 def use_threads(count: int) -> None:
-    """Let torch compute with so many threads, and numpy with the caller's alone.
+    """Let torch compute with so many threads, and numpy with the caller's alone. To be called before other threads start.
 
     A head over BERT's hidden states of a dozen labels is large enough for numpy's OpenBLAS to share it among threads, which
     then look for more in a loop: two fifths of a core where 160 texts a second are answered.
     """
+    keep_freed_memory()
     # First: what torch computes with may be among them, where it was not built with its own.
     threadpoolctl.threadpool_limits(1, user_api="blas")
     torch.set_num_threads(count)

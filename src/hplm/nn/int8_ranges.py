@@ -14,7 +14,7 @@ from hplm.nn.base import Base
 from hplm.nn.encoder import UpperEncoder, WindowEncoder, merge_windows
 from hplm.nn.int8 import Ranges
 from hplm.plot.windows import windows
-from hplm.text import TextEncoder, TextOrPair
+from hplm.text import TextOrPair
 
 # Beside strings of any of the vocabulary's tokens, for bases of other languages.
 TEXTS = (
@@ -110,7 +110,7 @@ def product_inputs(
 
 def _token_ids(base: Base) -> list[npt.NDArray[np.int64]]:
     config = base.config
-    encoder = TextEncoder(base.tokenizer_path, config.max_tokens)
+    encoder = base.load_text_encoder()
     texts: list[TextOrPair] = [*TEXTS, *[" ".join(TEXTS[start:] * 8) for start in range(LONG)]]
     if encoder.takes_pairs:
         texts += zip(TEXTS[::2], TEXTS[1::2], strict=True)

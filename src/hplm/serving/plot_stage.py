@@ -33,7 +33,7 @@ from hplm.nn import base as bases
 from hplm.nn.dtype import CPU, choose_dtype, use_threads
 from hplm.nn.int8 import check_int8
 from hplm.nn.lookup import Helpers, PlotLookup, open_lineage, verify_domain
-from hplm.nn.memory import keep_freed_memory, stop_searching_what_stays
+from hplm.nn.memory import stop_searching_what_stays
 from hplm.process import is_told_to_stop
 from hplm.scheduling.backlog import Ahead
 from hplm.scheduling.cost import CostModel
@@ -123,7 +123,6 @@ class PlotStage:
 
     def __init__(self, settings: PlotSettings, folder: Path, instances: int = 1) -> None:
         """`instances`: processes of this stage that one server runs beside each other."""
-        keep_freed_memory()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         use_threads(1)
         tokenise_in_one_thread()

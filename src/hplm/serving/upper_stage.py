@@ -34,7 +34,7 @@ from hplm.nn import base as bases
 from hplm.nn.dtype import choose_device, choose_dtype, choose_threads, count_cores, is_device_lost, use_threads
 from hplm.nn.int8 import Ranges, check_int8
 from hplm.nn.int8_ranges import measure_ranges
-from hplm.nn.memory import keep_freed_memory, stop_searching_what_stays
+from hplm.nn.memory import stop_searching_what_stays
 from hplm.nn.upper import UpperEngine, UpperRequest
 from hplm.process import is_told_to_stop
 from hplm.scheduling.cost import CostModel
@@ -104,7 +104,6 @@ class UpperStage:
 
     def __init__(self, settings: UpperSettings, folder: Path, device_index: int = 0, instances: int = 1) -> None:
         """`instances`: processes of this stage that one server runs beside each other."""
-        keep_freed_memory()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         threads = choose_threads(settings.num_threads, instances)
         use_threads(threads)

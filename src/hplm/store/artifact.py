@@ -139,7 +139,7 @@ def replacing(folder: Path) -> Iterator[Path]:
         fcntl.flock(held, fcntl.LOCK_EX)
         yield partial
         for path in [*partial.rglob("*"), partial]:
-            _sync(path)
+            sync(path)
         crash_point("artifact.durable")
         if not folder.exists():
             partial.rename(folder)
@@ -151,7 +151,7 @@ def replacing(folder: Path) -> Iterator[Path]:
                 old.rename(folder)
                 raise
         for parent in (folder.parent, *(parent.parent for parent in new)):
-            _sync(parent)
+            sync(parent)
         crash_point("artifact.placed")
     finally:
         os.close(held)
@@ -186,7 +186,8 @@ def _exchange(first: Path, second: Path) -> bool:
     return bool(rename(here, os.fsencode(first), here, os.fsencode(second), exchange) == 0)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """What was written to a file or folder is on the disk when this returns."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

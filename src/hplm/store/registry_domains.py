@@ -166,11 +166,9 @@ class Domains(RegistryPart):
 
 def check_kept(connection: Connection, version_id: int) -> None:
     """A domain version that something may be built on. Raises UnknownVersionError or ConflictError."""
-    row = connection.execute(select(domain_versions.c.retired_s).where(domain_versions.c.id == version_id)).first()
-    if row is None:
-        raise UnknownVersionError(f"there is no domain version with id {version_id}")
-    if row.retired_s is not None:
-        version = _version(connection, version_id)
+    version = _version(connection, version_id)
+    retired = select(domain_versions.c.retired_s).where(domain_versions.c.id == version_id)
+    if connection.execute(retired).scalar_one() is not None:
         raise ConflictError(
             f"version {version.number} of domain {version.domain!r} was removed meanwhile: start from its current one"
         )

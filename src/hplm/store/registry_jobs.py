@@ -20,6 +20,8 @@ MOST_ATTEMPTS = 3
 LOST = {"code": WorkerLostError.code, "message": f"the worker was lost {MOST_ATTEMPTS} times while at it; see its log"}
 # Which of the leases that have run out by the clock, each the end of it by job, are taken to have done so.
 Lapsed = Callable[[Mapping[str, float]], Collection[str]]
+# How far one is that nobody is at.
+UNBEGUN = {"step": "", "progress": 0.0, "eta_s": None}
 _FIELDS = tuple(Job.__dataclass_fields__)
 
 
@@ -112,13 +114,11 @@ class Jobs(RegistryPart):
                 update(jobs)
                 .where(jobs.c.id == free.id)
                 .values(
+                    **UNBEGUN,
                     state="running",
                     worker=worker,
                     lease_until_s=now_s + lease_s,
                     started_s=now_s,
-                    step="",
-                    progress=0.0,
-                    eta_s=None,
                     attempts=free.attempts + 1,
                 )
             )
@@ -175,13 +175,11 @@ class Jobs(RegistryPart):
                 update(jobs)
                 .where(jobs.c.id == job_id)
                 .values(
+                    **UNBEGUN,
                     state="queued",
                     worker=None,
                     lease_until_s=None,
                     started_s=None,
-                    step="",
-                    progress=0.0,
-                    eta_s=None,
                     attempts=row.attempts - (not counted),
                 )
             )
@@ -202,10 +200,10 @@ class Jobs(RegistryPart):
                 connection.execute(update(jobs).where(jobs.c.id == job_id).values(cancel_requested=True))
             return _job(_row(connection, job_id))
 
-    def forget_jobs(self, before_s: float) -> int:
-        """Drop the rows of jobs that ended before `before_s`; returns how many."""
+    def forget_jobs(self, before_s: float) -> None:
+        """Drop the rows of jobs that ended before `before_s`."""
         with self._database.writing() as connection:
-            return connection.execute(delete(jobs).where(jobs.c.ended_s < before_s)).rowcount
+            connection.execute(delete(jobs).where(jobs.c.ended_s < before_s))
 
 
 def unfinished_subjects(connection: Connection) -> set[str]:

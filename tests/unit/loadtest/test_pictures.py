@@ -15,7 +15,7 @@ def draw(kind: str, path: Path) -> None:
         points = {"p50": ([100.0, 1000.0], [3.0, 4.0]), "p99": ([100.0, 1000.0], [5.0, 9.0])}
         line_chart(path, points, title="t", x_label="tenants", y_label="time (ms)", log_x=True, limit=("goal", 10.0))
     elif kind == "cdf":
-        cdf(path, {"one": [3.0, 1.0, float("inf"), 2.0], "none": []}, title="t", x_label="time (ms)")
+        cdf(path, {"one": [3.0, 1.0, float("inf"), 2.0], "none": []}, title="t")
     else:
         bars(path, ["a", "b"], {"x": [1.0, 2.0], "y": [3.0, 4.0]}, title="t", x_label="group", y_label="rate (1/s)")
 
