@@ -1,4 +1,4 @@
-# hplm on NVIDIA's Triton container: 24.10 by default, any later one with --build-arg TRITON=25.12 and the like.
+# hplm on NVIDIA's Triton container: 24.10, the only one that was tried; others with --build-arg TRITON=25.12 and the like.
 #   docker build -t hplm .
 #   docker run --rm --gpus 1 --cap-add SYS_NICE --shm-size 1g --stop-timeout 30 -p 127.0.0.1:8000-8002:8000-8002 -v hplm:/data hplm
 # Without a GPU leave `--gpus` out. One a container: with more, Triton starts an upper stage on each, with a queue and a host cache
