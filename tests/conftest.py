@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hplm_client import ManageClient
 from hypothesis import HealthCheck, settings
 
 import hplm_cli
@@ -141,3 +142,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[managed.Place]:
     """A real Triton that is managed."""
     with managed.serving(tmp_path_factory.mktemp("managed")) as made:
         yield made
+
+
+@pytest.fixture(params=["http", "grpc"])
+def manage(request: pytest.FixtureRequest, place: managed.Place) -> Iterator[ManageClient]:
+    """A client of `place`, over either protocol."""
+    with ManageClient(place.url(request.param)) as client:
+        yield client

@@ -110,6 +110,12 @@ def make_base(store: Store, shape: BaseConfig, seed: int = 0) -> bases.Base:
     return bases.load(store.base(shape.name))
 
 
+def opened(folder: Path) -> tuple[Store, bases.Base]:
+    """The store in a folder, and its base."""
+    store = Store(folder / "store")
+    return store, bases.load(store.base("tiny"))
+
+
 def some_windows(of: bases.Base | WindowEncoder, count: int, seed: int = 0) -> npt.NDArray[np.int64]:
     """Random windows without padding."""
     return np.random.default_rng(seed).integers(5, of.config.vocab_size, (count, of.config.window))

@@ -187,8 +187,7 @@ def test_no_error_names_another_tenant(plot_stage: PlotStage) -> None:
 def other_tenants(tmp_path_factory: pytest.TempPathFactory) -> tuple[PlotStage, UpperStage, Store, Base]:
     """Both stages over a store that also has the tenants of OTHER_TASKS."""
     models = tiny.make_repository(tmp_path_factory.mktemp("other"), other_tasks=True)
-    store = Store(models.parent / "store")
-    return plot_stage_of(models), upper_stage_of(models), store, bases.load(store.base("tiny"))
+    return plot_stage_of(models), upper_stage_of(models), *tiny.opened(models.parent)
 
 
 def test_a_pair_is_looked_up_as_the_tokenizer_joins_it_and_answered_as_the_reference_does(
@@ -298,11 +297,11 @@ def test_a_flood_for_a_tenant_whose_card_does_not_come_leaves_room_for_others(
 
 
 def test_a_tenant_that_becomes_one_of_pairs_is_asked_for_pairs_from_then_on(tmp_path: Path) -> None:
-    stage, store = plot_stage_of(tiny.make_repository(tmp_path)), Store(tmp_path / "store")
+    stage = plot_stage_of(tiny.make_repository(tmp_path))
     stage.start()
     assert isinstance(look_up(stage, [GOOD_REQUEST])[0], LookedUp)
     before = stage._bank.resolve(b"alpha").version_id
-    tiny.make_tenant(store, bases.load(store.base("tiny")), "alpha", 9, like="follows")
+    tiny.make_tenant(*tiny.opened(tmp_path), "alpha", 9, like="follows")
     until(lambda: stage._bank.resolve(b"alpha").version_id != before)
     single, pair = look_up(stage, [GOOD_REQUEST, (PAIR, b"alpha")])
     assert isinstance(single, errors.TextCountError)
@@ -379,8 +378,8 @@ def test_a_bank_that_was_replaced_is_open_no_longer_than_it_may_be_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(catalog, "REMEMBER_S", 0.5)
-    models, store = tiny.make_repository(tmp_path), Store(tmp_path / "store")
-    base = bases.load(store.base("tiny"))
+    models = tiny.make_repository(tmp_path)
+    store, base = tiny.opened(tmp_path)
     tiny.make_fleet(store, base, 3)
     stages = plot_stage, upper_stage = plot_stage_of(models), upper_stage_of(models)
     for stage in stages:
@@ -631,8 +630,7 @@ def test_a_manifest_with_flipped_keys_is_corrupt_not_a_crash(tmp_path: Path) -> 
 
 def test_a_broken_bank_tells_a_client_nothing_of_where_it_lies(tmp_path: Path) -> None:
     models = tiny.make_repository(tmp_path)
-    store = Store(tmp_path / "store")
-    base = bases.load(store.base("tiny"))
+    store, base = tiny.opened(tmp_path)
     bank = tiny.make_bank(store, base, [tiny.load_tenant(store, base, "alpha")])
     (bank / "manifest.json").write_text("{}")
     answer, other = look_up(plot_stage_of(models), [GOOD_REQUEST, ((b"the red cat",), b"beta")])

@@ -19,7 +19,6 @@ from hplm_loadtest.variants import serving
 from hplm.adapters.tenant import Tenant
 from hplm.nn import base as bases
 from hplm.nn import reference
-from hplm.store.layout import Store
 from hplm.triton.server import TritonServer
 from tests import tiny
 from tests.messages import TOLERANCE, served_hidden
@@ -68,8 +67,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Fleet:
     folder = tmp_path_factory.mktemp("modes")
     # What comes from tables alone is the same whoever is looked up beside it.
     models = tiny.make_repository(folder, num_slots=9, plot_settings={"miss": "backoff"})
-    store = Store(folder / "store")
-    base = bases.load(store.base("tiny"))
+    store, base = tiny.opened(folder)
     members = [tiny.load_tenant(store, base, name) for name in tiny.TASKS]
     for number, like in enumerate(("tagger", "beta", "gamma", "tagger", "alpha", "beta", "tagger", "gamma")):
         members.append(tiny.make_tenant(store, base, f"more{number}", 20 + number, like=like))

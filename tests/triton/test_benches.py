@@ -17,9 +17,7 @@ from hplm_loadtest.texts import POOL_FILE
 from hplm_loadtest.trace import trace
 from hplm_loadtest.waves import waves
 
-from hplm.nn import base as bases
 from hplm.report import Report
-from hplm.store.layout import Store
 from tests import tiny
 
 pytestmark = pytest.mark.triton
@@ -30,8 +28,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny repository as `hplm build fleet` lays one out: a bank, and texts beside the models."""
     folder = tmp_path_factory.mktemp("fleet")
     models = tiny.make_repository(folder, num_slots=3)
-    store = Store(folder / "store")
-    base = bases.load(store.base("tiny"))
+    store, base = tiny.opened(folder)
     members = [tiny.load_tenant(store, base, name) for name in sorted(tiny.TASKS)]
     tiny.make_bank(store, base, members)
     (folder / POOL_FILE).write_text("\n".join(tiny.sentences(60)) + "\n")

@@ -18,7 +18,6 @@ from hplm_builder.domains import DomainSettings, build_domain
 from hplm_client import Client
 
 from hplm import errors
-from hplm.nn import base as bases
 from hplm.nn import reference
 from hplm.nn.base import Base
 from hplm.progress import silent
@@ -82,10 +81,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("domains")
     # One open domain less than there are: each is closed and opened again.
     models = tiny.make_repository(folder, plot_settings={"most_domains": 3})
-    store = Store(folder / "store")
     with TritonServer(models, free_ports(), log=folder / "triton.log") as server:
         server.wait_ready()
-        made = Place(server, store, bases.load(store.base("tiny")))
+        made = Place(server, *tiny.opened(folder))
         for seed, (name, parent) in enumerate((("law", tiny.PLOT), ("tax", "law"), ("art", tiny.PLOT))):
             made.grow(name, parent, seed)
         for seed, (tenant, domain) in enumerate(TENANTS.items()):

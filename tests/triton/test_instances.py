@@ -12,10 +12,8 @@ from hplm_client import AsyncClient
 from hplm_client.answers import Prediction
 from hplm_loadtest.metrics import metric
 
-from hplm.nn import base as bases
 from hplm.nn import reference
 from hplm.process import SHARED_MEMORY, backlogs_of
-from hplm.store.layout import Store
 from hplm.triton.server import TritonServer, free_ports
 from tests import tiny
 from tests.messages import TOLERANCE, served_hidden
@@ -42,8 +40,7 @@ def server(models: Path) -> Iterator[TritonServer]:
 
 
 def test_both_answer_as_the_reference_and_are_counted_together(models: Path, server: TritonServer) -> None:
-    store = Store(models.parent / "store")
-    base = bases.load(store.base("tiny"))
+    store, base = tiny.opened(models.parent)
     upper = base.load_upper()
     encoded = base.load_text_encoder().encode(TEXTS)
     given = {text: (served_hidden(server, "alpha", text), one.tokens) for text, one in zip(TEXTS, encoded, strict=True)}

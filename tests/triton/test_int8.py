@@ -16,11 +16,9 @@ from hplm_loadtest.texts import POOL_FILE
 
 from hplm.config import Quantization
 from hplm.decode import answer_of
-from hplm.nn import base as bases
 from hplm.nn.int8_ranges import measure_ranges
 from hplm.nn.lookup import open_lineage
 from hplm.nn.upper import UpperRequest
-from hplm.store.layout import Store
 from hplm.triton.server import TritonServer, free_ports
 from tests import tiny
 from tests.messages import served_hidden
@@ -46,8 +44,7 @@ def server(folder: Path) -> Iterator[TritonServer]:
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_served_logits_are_the_engines(folder: Path, server: TritonServer, protocol: str) -> None:
-    store = Store(folder / "store")
-    base = bases.load(store.base("tiny"))
+    store, base = tiny.opened(folder)
     engine, plain = engine_of(base, measure_ranges(base, base.load_upper())), engine_of(base, [])
     pairs = [(tenant, text) for text in tiny.sentences(12, seed=3) for tenant in tiny.TASKS]
     with Client(server.ports.http_url if protocol == "http" else server.ports.grpc_url) as client:
@@ -82,8 +79,7 @@ def test_the_log_says_what_is_in_integers(folder: Path, server: TritonServer) ->
 
 
 def test_what_no_table_has_is_looked_up_as_in_process(folder: Path, server: TritonServer) -> None:
-    store = Store(folder / "store")
-    base = bases.load(store.base("tiny"))
+    store, base = tiny.opened(folder)
     names: tuple[Quantization, ...] = ("none", "int8")
     plain, quantised = (
         open_lineage(store, base, [store.table(tiny.PLOT, "root").parent], dtype=torch.float32, quantization=name)
@@ -104,8 +100,7 @@ def test_what_no_table_has_is_looked_up_as_in_process(folder: Path, server: Trit
 
 
 def test_benchmarks_measure_both_side_by_side_and_how_far_logits_move(folder: Path) -> None:
-    store = Store(folder / "store")
-    base = bases.load(store.base("tiny"))
+    store, base = tiny.opened(folder)
     tiny.make_bank(store, base, [tiny.load_tenant(store, base, name) for name in sorted(tiny.TASKS)])
     (folder / POOL_FILE).write_text("\n".join(tiny.sentences(60)) + "\n")
     report = int8(folder / "models", 1, 0.1, folder / "int8.svg")

@@ -29,12 +29,6 @@ QUICK = {"tokens": 400, "warmup_tokens": 400}
 TEXT = "the red cat runs to Paris"
 
 
-@pytest.fixture(params=["http", "grpc"])
-def manage(request: pytest.FixtureRequest, place: Place) -> Iterator[ManageClient]:
-    with ManageClient(place.url(request.param)) as client:
-        yield client
-
-
 def traces(place: Place) -> set[str]:
     """Every file and folder in the server's store and around it, and every upload and version that the registry names."""
     folder = place.store.root.parent

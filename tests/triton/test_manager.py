@@ -41,12 +41,6 @@ ROOT = Path(__file__).parents[2]
 NOT_EVERYWHERE = {"nv_gpu_utilization", "nv_inference_request_summary_us"}
 
 
-@pytest.fixture(params=["http", "grpc"])
-def manage(request: pytest.FixtureRequest, place: Place) -> Iterator[ManageClient]:
-    with ManageClient(place.url(request.param)) as client:
-        yield client
-
-
 @pytest.fixture
 def registry(place: Place) -> Iterator[Registry]:
     with closing(Registry.open(place.store)) as opened:

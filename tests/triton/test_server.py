@@ -23,7 +23,6 @@ from hplm_loadtest.metrics import metric
 from tritonclient.utils import InferenceServerException
 
 from hplm import errors
-from hplm.nn import base as bases
 from hplm.nn import reference
 from hplm.nn.base import Base
 from hplm.store.layout import Store
@@ -332,10 +331,9 @@ def test_a_request_that_cannot_be_read_is_counted_too(server: TritonServer, raw:
 def other_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TritonServer, Store, Base]]:
     """A real Triton that also answers for tenants of pairs and of regression."""
     models = tiny.make_repository(tmp_path_factory.mktemp("other"), other_tasks=True)
-    store = Store(models.parent / "store")
     with TritonServer(models, free_ports(), log=models.parent / "triton.log") as running:
         running.wait_ready()
-        yield running, store, bases.load(store.base("tiny"))
+        yield running, *tiny.opened(models.parent)
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])

@@ -23,11 +23,9 @@ from tritonclient.utils import InferenceServerException
 
 from hplm import errors, wire
 from hplm.adapters.tenant import Tenant
-from hplm.nn import base as bases
 from hplm.nn import reference
 from hplm.nn.dtype import choose_dtype
 from hplm.nn.upper import UpperEngine, UpperRequest
-from hplm.store.layout import Store
 from hplm.triton.server import TritonServer, free_ports
 from tests import tiny
 from tests.messages import TOLERANCE, ask_all, message, read, served_hidden
@@ -123,8 +121,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         plot_settings={"overlay_windows": 4096},
         upper_settings=upper_settings,
     )
-    store = Store(folder / "store")
-    base = bases.load(store.base("tiny"))
+    store, base = tiny.opened(folder)
     members = [as_tagging(m) if is_tagging(i) else m for i, m in enumerate(tiny.fleet_of(base, FLEET))]
     tiny.make_bank(store, base, members)
     with TritonServer(models, free_ports(), log=folder / "triton.log") as server:

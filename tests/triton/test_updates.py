@@ -25,7 +25,6 @@ from hplm import errors
 from hplm.adapters import tenant as tenants
 from hplm.adapters.packed import widen
 from hplm.adapters.tenant import Tenant
-from hplm.nn import base as bases
 from hplm.nn import reference
 from hplm.nn.base import Base
 from hplm.nn.encoder import UpperEncoder
@@ -103,8 +102,7 @@ class Place:
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("updates")
     models = tiny.make_repository(folder, num_slots=3)
-    store = Store(folder / "store")
-    base = bases.load(store.base("tiny"))
+    store, base = tiny.opened(folder)
     with TritonServer(models, free_ports(), log=folder / "triton.log") as server:
         server.wait_ready()
         states = [served_hidden(server, "alpha", text) for text in TEXTS]
@@ -375,8 +373,7 @@ def crowded(tmp_path: Path) -> Iterator[Place]:
     """A server with host memory for one tenant: who is asked for beside others is read from the disk again and again."""
     settings = {"host_cache_mb": 1, "reduction_factor": 1}
     models = tiny.make_repository(tmp_path, shape=tiny.config(hidden_size=192), upper_settings=settings)
-    store = Store(tmp_path / "store")
-    base = bases.load(store.base("tiny"))
+    store, base = tiny.opened(tmp_path)
     for name in tiny.TASKS:
         # As wide as slots are, 0.6 MB each.
         member = tiny.load_tenant(store, base, name)
@@ -458,8 +455,7 @@ def test_a_tenant_published_while_serving_answers_without_a_restart(place: Place
 def test_a_bank_cut_short_while_served_is_refused_to_new_tenants_only_and_kills_nothing(tmp_path: Path) -> None:
     folder = tmp_path
     models = tiny.make_repository(folder, num_slots=3)
-    store = Store(folder / "store")
-    base = bases.load(store.base("tiny"))
+    store, base = tiny.opened(folder)
     members = tiny.make_fleet(store, base, 20)
     path = store.bank("fleet") / "adapters.bin"
     with TritonServer(models, free_ports(), log=folder / "triton.log") as server:
@@ -488,8 +484,7 @@ def test_a_bank_cut_short_while_served_is_refused_to_new_tenants_only_and_kills_
 def test_a_bank_replaced_while_asked_answers_as_the_old_or_the_new(tmp_path: Path) -> None:
     folder = tmp_path
     models = tiny.make_repository(folder)
-    store = Store(folder / "store")
-    base = bases.load(store.base("tiny"))
+    store, base = tiny.opened(folder)
     first = tiny.make_fleet(store, base, 20)
     with TritonServer(models, free_ports(), log=folder / "triton.log") as server:
         server.wait_ready()

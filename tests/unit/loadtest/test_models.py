@@ -8,15 +8,12 @@ import pytest
 from hplm_loadtest.models import names_by_texts, read, served_names
 
 from hplm.errors import ConfigError
-from hplm.nn import base as bases
-from hplm.store.layout import Store
 from tests import tiny
 
 
 def test_benchmarks_of_single_texts_go_to_no_tenant_of_pairs(tmp_path: Path) -> None:
     models = tiny.make_repository(tmp_path)
-    store = Store(tmp_path / "store")
-    base = bases.load(store.base("tiny"))
+    store, base = tiny.opened(tmp_path)
     tiny.make_tenant(store, base, "aa-pairs", 9, "follows")
     served = read(models)
     assert served_names(models) == sorted(tiny.TASKS)

@@ -115,6 +115,14 @@ def work(store: Store, later_s: float = 0.0) -> None:
     Worker(store, "w", times=times, clock=lambda: time.time() + later_s).run(until_idle=True)
 
 
+def failure(registry: Registry, job: str, code: str) -> str:
+    """Why a job has failed, as it must with this code."""
+    failed = registry.job(job)
+    assert failed.error is not None
+    assert (failed.state, failed.error["code"]) == ("failed", code)
+    return failed.error["message"]
+
+
 def files_below(store: Store) -> set[str]:
     """Every file of the store but the registry's."""
     found = (path for path in store.root.rglob("*") if path.is_file() and not path.name.startswith("registry.sqlite"))

@@ -35,6 +35,7 @@ from tests.unit.manage.making import (
     corpus,
     create_domain,
     create_tenant,
+    failure,
     files_below,
     make_service,
     names,
@@ -208,9 +209,7 @@ def test_an_update_that_is_no_better_and_was_overtaken_says_so(
 
     monkeypatch.setattr(tenant_job, "train_tenant", train_tenant)
     work(store)
-    error = registry.job(job).error
-    assert error is not None
-    assert error["code"] == "CONFLICT"
+    failure(registry, job, "CONFLICT")
 
 
 def test_an_update_is_judged_by_dev_data_of_the_seed_of_the_version_before(
@@ -308,9 +307,7 @@ def test_a_tenant_whose_domain_came_to_nothing_fails_with_that(
     with pytest.raises(UnknownDomainError, match=r"has no domain .law.$"):
         create_tenant(service, "other", domain="law")
     work(store)
-    error = registry.job(tenant).error
-    assert error is not None
-    assert error["code"] == "UNKNOWN_DOMAIN"
+    failure(registry, tenant, "UNKNOWN_DOMAIN")
 
 
 def test_a_domains_update_leaves_its_tenants_where_they_are_until_they_are_updated(
@@ -349,12 +346,9 @@ def test_data_that_teaches_nothing_fails_with_the_reason_and_leaves_nothing(
     data = {"train": {"upload": upload(service, content, name)}}
     job = ask(service, "tenant.create", tenant="acme", data=data)["job"]
     work(store)
-    failed = registry.job(job)
-    assert failed.state == "failed"
-    assert failed.error is not None
-    assert failed.error["code"] == "BAD_DATA"
-    assert words in failed.error["message"]
-    assert str(store.root) not in failed.error["message"]
+    why = failure(registry, job, "BAD_DATA")
+    assert words in why
+    assert str(store.root) not in why
     assert not registry.uploads()
     assert files_below(store) == before
 
@@ -366,10 +360,7 @@ def test_other_labels_than_the_first_versions_are_refused(
     work(store)
     job = update(service, "acme", colours(labels=("red", "green")))
     work(store)
-    failed = registry.job(job)
-    assert failed.error is not None
-    assert failed.error["code"] == "BAD_DATA"
-    assert "green" in failed.error["message"]
+    assert "green" in failure(registry, job, "BAD_DATA")
     assert registry.tenant("acme").current.number == 1
     assert not registry.uploads()
 
@@ -378,10 +369,7 @@ def test_a_corpus_that_is_too_small_is_refused_with_what_it_lacks(store: Store, 
     with closing(make_service(store, min_corpus_tokens=2000)) as service:
         job = create_domain(service, "law")
         work(store)
-    failed = registry.job(job)
-    assert failed.error is not None
-    assert failed.error["code"] == "CORPUS_TOO_SMALL"
-    assert "a domain needs 2,000" in failed.error["message"]
+    assert "a domain needs 2,000" in failure(registry, job, "CORPUS_TOO_SMALL")
     assert not registry.uploads()
     assert not [path for path in files_below(store) if path.startswith(("domains/", "jobs/"))]
 
@@ -394,10 +382,7 @@ def test_a_bomb_of_a_packed_corpus_fails_with_the_reason_and_leaves_nothing(
     source = {"upload": upload(service, bomb, "c.txt.gz")}
     job = ask(service, "domain.create", domain="law", corpus=source, settings=QUICK_DOMAIN)["job"]
     work(store)
-    failed = registry.job(job)
-    assert failed.error is not None
-    assert failed.error["code"] == "BAD_DATA"
-    assert "more than the 268,435,456 bytes" in failed.error["message"]
+    assert "more than the 268,435,456 bytes" in failure(registry, job, "BAD_DATA")
     assert files_below(store) == before
 
 
@@ -501,9 +486,7 @@ def test_a_second_create_of_a_name_fails_and_the_first_stays(
     first, second = create_tenant(service, "acme"), create_tenant(service, "acme")
     work(store)
     assert registry.job(first).state == "done"
-    failed = registry.job(second)
-    assert failed.error is not None
-    assert failed.error["code"] == "ALREADY_EXISTS"
+    failure(registry, second, "ALREADY_EXISTS")
     assert registry.tenant("acme").current.number == 1
 
 
@@ -524,9 +507,7 @@ def test_a_link_that_leads_elsewhere_when_the_job_runs_is_not_followed(
         link.symlink_to(tmp_path / "secret.csv")
         work(store)
     assert registry.job(jobs[0]).state == "done"
-    failed = registry.job(jobs[1])
-    assert failed.error is not None
-    assert failed.error["code"] == "FORBIDDEN"
+    failure(registry, jobs[1], "FORBIDDEN")
     assert (tmp_path / "data" / "real.csv").is_file()
 
 
@@ -547,10 +528,8 @@ def test_a_file_that_is_larger_than_allowed_by_the_time_the_job_reads_it_is_refu
         path.write_text(colours() + "one more,red\n")
         work(store)
     assert registry.job(first).state == "done"
-    failed = registry.job(second)
-    assert failed.error is not None
-    assert failed.error["code"] == "BAD_DATA"
-    assert failed.error["message"] == f"train.csv has more than the {len(colours()):,} bytes that are accepted"
+    why = failure(registry, second, "BAD_DATA")
+    assert why == f"train.csv has more than the {len(colours()):,} bytes that are accepted"
 
 
 def test_a_dry_run_of_a_domain_is_of_the_workers_device(service: ManageService, store: Store) -> None:
@@ -586,12 +565,10 @@ def test_what_is_said_of_a_damaged_file_helps_and_names_no_path(
     file.write_bytes(file.read_bytes()[:-1])
     job = update(service, "acme", colours())
     work(store)
-    error = registry.job(job).error
-    assert error is not None
-    assert error["code"] == "CORRUPT_ARTIFACT"
-    assert ("version 1 of the tenant" if damaged == "tenant" else "of the base or of a domain") in error["message"]
-    assert ("delete the tenant and create it again" in error["message"]) == (damaged == "tenant")
-    assert str(store.root) not in error["message"]
+    why = failure(registry, job, "CORRUPT_ARTIFACT")
+    assert ("version 1 of the tenant" if damaged == "tenant" else "of the base or of a domain") in why
+    assert ("delete the tenant and create it again" in why) == (damaged == "tenant")
+    assert str(store.root) not in why
     assert str(file) in caplog.text
 
 
@@ -633,7 +610,4 @@ def test_an_update_changes_nothing_that_its_head_was_made_for(
     work(store)
     job = update(service, "acme", colours(seed=1), **asked)
     work(store)
-    failed = registry.job(job)
-    assert failed.error is not None
-    assert failed.error["code"] == "BAD_MANAGE_REQUEST"
-    assert "an update cannot make it" in failed.error["message"]
+    assert "an update cannot make it" in failure(registry, job, "BAD_MANAGE_REQUEST")
