@@ -252,6 +252,7 @@ class Client:
         with self._answered:
             self._answered.wait_for(lambda: not self._under_way, LAST_ANSWERS_S)
         self._triton.close()
+        self._owner.leave()
 
     def __enter__(self) -> Client:
         return self

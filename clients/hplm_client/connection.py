@@ -8,7 +8,7 @@ import os
 import re
 import ssl
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from ipaddress import ip_address
 from numbers import Real
@@ -17,7 +17,7 @@ from typing import Any
 from gevent import Timeout, reinit
 from gevent.ssl import create_default_context as gevent_context
 
-from hplm.errors import ConfigError
+from hplm.errors import ConfigError, UnreachableError
 from hplm_client.address import Address
 
 HEADERS_VARIABLE = "HPLM_HEADERS"
@@ -33,8 +33,12 @@ LAST_ANSWERS_S = 0.5
 NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 # One that ends with -bin would have bytes for its value.
 GRPC_NAME = re.compile(r"(?!.*-bin\Z)[0-9a-z_.-]+")
-# As tritonclient has them of itself, and no more where others are given.
-GRPC_OPTIONS = tuple((f"grpc.max_{way}_message_length", 2**31 - 1) for way in ("send", "receive"))
+# Lengths as tritonclient has them of itself, and no more where others are given.
+GRPC_OPTIONS = (
+    *((f"grpc.max_{way}_message_length", 2**31 - 1) for way in ("send", "receive")),
+    # By itself gRPC would look for a server that was away for a while only every two minutes, and refuse all calls between.
+    ("grpc.max_reconnect_backoff_ms", 2000),
+)
 VALUE = re.compile(r"[!-~]([ -~]*[!-~])?")
 
 # A forked process inherits gevent's state, with threads that did not come along: it would wait for them for ever. gevent's own
@@ -67,10 +71,26 @@ class _Still:
         await self._session.close()
 
 
+class _Elapsed(TimeoutError):
+    """A call's time is over, as nothing but `bounded` says."""
+
+
 def bounded(timeout_s: float) -> Timeout:
     """A context that raises TimeoutError after so long, of what gevent waits for: a connection's own time begins anew with each
     piece of an answer."""
-    return Timeout(timeout_s, TimeoutError(f"timed out after {timeout_s:g} s"))
+    return Timeout(timeout_s, _Elapsed(f"timed out after {timeout_s:g} s"))
+
+
+def _once(step: Callable[..., Any], address: Address) -> Callable[..., Any]:
+    """A step of connecting after which geventhttpclient does not try the host's next address where the time is over."""
+
+    def bounded_step(*given: Any) -> Any:
+        try:
+            return step(*given)
+        except _Elapsed as error:
+            raise UnreachableError(f"{address.protocol}://{address.host} does not answer: {error}") from None
+
+    return bounded_step
 
 
 def connect(
@@ -103,9 +123,9 @@ def connect(
     module = importlib.import_module(f"tritonclient.{address.protocol}{'.aio' if is_async else ''}")
     options: dict[str, Any] = {}
     if address.protocol == "grpc":
-        if _is_this_machine(address.host):
-            # gRPC would ask a proxy of the environment for this very machine.
-            options.update(channel_args=[*GRPC_OPTIONS, ("grpc.enable_http_proxy", 0)])
+        # gRPC would ask a proxy of the environment for this very machine.
+        direct = [("grpc.enable_http_proxy", 0)] if _is_this_machine(address.host) else []
+        options.update(channel_args=[*GRPC_OPTIONS, *direct])
         if address.tls:
             options.update(ssl=True, root_certificates=named or _certificates_of_the_system())
     elif is_async:
@@ -122,9 +142,13 @@ def connect(
     if address.protocol == "http" and is_async:
         # tritonclient has no option for it, and its other clients follow nothing.
         triton._stub = _Still(triton._stub)
-    if address.protocol == "http" and not is_async and sys.version_info < (3, 11):
-        # The newest geventhttpclient for it sends a POST again when the connection drops, this many times and once more.
-        triton._client_stub._connection_pool.size = -1
+    if address.protocol == "http" and not is_async:
+        pool = triton._client_stub._connection_pool
+        for step in ("_connect_socket", "after_connect"):
+            setattr(pool, step, _once(getattr(pool, step), address))
+        if sys.version_info < (3, 11):
+            # The newest geventhttpclient for it sends a POST again when the connection drops, this many times and once more.
+            pool.size = -1
     triton.register_plugin(lambda request: request.headers.update(added))
     return module, triton
 

@@ -150,7 +150,7 @@ def delete(
 
 def _make(action: str, request: dict[str, Any], corpus: Path, settings: dict[str, Any], way: Way) -> None:
     given = {key: value for key, value in {**settings, "seed": way.seed}.items() if value is not None}
-    with opened(way.url) as client:
+    with opened(way.url, as_json=way.as_json) as client:
         sources = send(client, {"corpus": corpus}, way)
         if (event := submit(client, action, {**request, **sources, "settings": given}, way)) and not way.as_json:
             print(f"domain {request['domain']} is at version {(event.result or {}).get('version')}")

@@ -41,8 +41,9 @@ UNKNOWN_MODEL = "Request for unknown model"
 RESTRICTED = ("This protocol is restricted", "This API is restricted")
 # What the transports say of a port that speaks something else; a socket is closed too where a server ends.
 NO_HTTP = "Expected HTTP/"
+UNCONNECTED = "failed to connect "
 NO_GRPC = re.compile(
-    "failed to connect .*Socket closed|.*(Trying to connect an http1.x server|Failed parsing HTTP/2)", re.DOTALL
+    f"{UNCONNECTED}.*Socket closed|.*(Trying to connect an http1.x server|Failed parsing HTTP/2)", re.DOTALL
 )
 # And what gRPC says of an answer that is none of gRPC's, as a proxy's page.
 PAGE = re.compile(r"Received http2 header with status: (\d{3})")
@@ -88,7 +89,8 @@ def from_triton(error: Any, url: str) -> HplmError:
         return _from_proxy(int(status), url)
     if page := PAGE.fullmatch(message):
         return _from_proxy(int(page[1]), url)
-    if found := from_wire(message):
+    # gRPC has an INTERNAL of its own.
+    if not message.startswith(UNCONNECTED) and (found := from_wire(message)):
         return found
     if wire.TRITON_FULL in message:
         return QueueFullError(f"{url}: more requests wait before a stage than Triton takes; try again later")

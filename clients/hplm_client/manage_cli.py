@@ -74,9 +74,14 @@ def bars() -> Progress:
     )
 
 
-def opened(url: str) -> ManageClient:
-    """With the headers that commands send."""
-    return ManageClient(url, headers=headers_of_environment())
+def opened(url: str, *, as_json: bool = False) -> ManageClient:
+    """With the headers that commands send. `as_json`: an error is printed so too."""
+    try:
+        return ManageClient(url, headers=headers_of_environment())
+    except HplmError as error:
+        if as_json:
+            _show_error(error)
+        raise
 
 
 def send(client: ManageClient, files: Mapping[str, Path | None], way: Way) -> dict[str, Source]:

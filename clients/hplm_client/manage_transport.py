@@ -93,12 +93,17 @@ class TritonTransport:
         finally:
             # Where nobody reads on, the server is told that this client has gone. A stream that has ended is not cancelled:
             # Triton 24.10 may then keep the model for good.
+            stream = triton._stream
             triton.stop_stream(cancel_requests=not is_last)
+            if stream is not None:
+                # tritonclient leaves a thread of gRPC waiting for the next request of a stream that it cancels.
+                stream._request_queue.put(None)
 
     def close(self) -> None:
         if self._owner.is_here:
             self._owner.is_closed = True
             self._triton.close()
+            self._owner.leave()
 
 
 def _inputs(module: Any, request: bytes) -> list[Any]:

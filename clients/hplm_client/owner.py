@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
 
-from gevent import get_hub
+from gevent import get_hub, monkey
+from gevent._hub_local import get_hub_if_exists
 from tritonclient.utils import InferenceServerException
 
 from hplm.errors import ConfigError, HplmError, UnreachableError
 
 CLOSED = "the client was closed"
+# Of clients over HTTP that are open, by gevent's hub of each thread that they were in.
+_OPEN: WeakKeyDictionary[Any, set[int]] = WeakKeyDictionary()
 
 
 class Owner:
@@ -22,7 +28,10 @@ class Owner:
         self._is_bound_to_thread = is_bound_to_thread
         # Not the thread's number, which a later thread may get: each thread has a hub of its own.
         self._hub: object = None
+        self._seen: set[Any] = set()
         self.is_closed = False
+        if is_bound_to_thread:
+            self._see(get_hub())
 
     @property
     def is_here(self) -> bool:
@@ -47,8 +56,27 @@ class Owner:
             hub = get_hub()
             if self._hub is None:
                 self._hub = hub
+                self._see(hub)
             if self._hub is not hub:
                 raise ConfigError("over HTTP a client is for the thread of its first call: make one in each thread")
+
+    def _see(self, hub: Any) -> None:
+        self._seen.add(hub)
+        _OPEN.setdefault(hub, set()).add(id(self))
+
+    def leave(self) -> None:
+        """Once the client's connections are closed: with the last client of a thread goes what gevent has there.
+
+        Else each thread that ends would leave two descriptors and another thread behind. The main thread's stays, and where
+        gevent has patched threads it is the program's too.
+        """
+        seen, self._seen = self._seen, set()
+        for hub in seen:
+            _OPEN[hub].discard(id(self))
+        here = get_hub_if_exists()
+        is_programs = threading.current_thread() is threading.main_thread() or monkey.is_module_patched("threading")
+        if here in seen and not _OPEN[here] and not is_programs:
+            here.destroy()
 
     @contextmanager
     def calling(self) -> Iterator[None]:

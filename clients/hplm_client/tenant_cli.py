@@ -208,7 +208,7 @@ def _make(
     action: str, request: dict[str, Any], files: dict[str, Path | None], settings: dict[str, Any], way: Way
 ) -> None:
     given = {key: value for key, value in {**settings, "seed": way.seed}.items() if value not in (None, [])}
-    with opened(way.url) as client:
+    with opened(way.url, as_json=way.as_json) as client:
         data = send(client, files, way)
         event = submit(client, action, {**request, "data": data, "settings": given}, way)
         if event is not None and not way.as_json:

@@ -28,6 +28,12 @@ STOPPED = "Server is stopping, scheduler for model has stopped accepting new inf
         ("in ensemble 'hbert', Exceeds maximum queue size", "StatusCode.UNAVAILABLE", errors.QueueFullError),
         ("[request id: 1] unexpected shape for input 'TEXT'", "400", errors.BadInputError),
         (f"in ensemble 'hbert', {errors.EmptyTextError('no text').wire()}", "400", errors.EmptyTextError),
+        # gRPC's own INTERNAL, of what speaks no gRPC.
+        (
+            "failed to connect to all addresses; last error: INTERNAL: ipv4:1.2.3.4:80: Failed parsing HTTP/2",
+            "StatusCode.UNAVAILABLE",
+            errors.UnreachableError,
+        ),
         # A proxy before gRPC: the status of its page.
         ("Received http2 header with status: 401", "StatusCode.UNAUTHENTICATED", errors.ForbiddenError),
         ("Received http2 header with status: 404", "StatusCode.UNIMPLEMENTED", errors.UnreachableError),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ import pytest
 from hplm_client import AsyncClient, Client, ManageClient
 
 from hplm.errors import ConfigError, UnreachableError
+from tests.open_files import open_files
 from tests.unit.clients.answering import answering
 from tests.unit.clients.frozen import frozen_grpc
 
@@ -134,3 +136,30 @@ def test_a_count_that_is_none_is_refused_by_name(made: Callable[..., object], ur
 def test_a_header_whose_name_only_http_takes_goes_over_http() -> None:
     with answering() as server, Client(server.url, headers={"x-bin": "abc"}) as client:
         assert client.predict("films", "good").label == "ok"
+
+
+def test_threads_that_end_leave_nothing_of_their_clients_over_http_behind() -> None:
+    def call() -> None:
+        with Client(URLS[0]) as client, ManageClient(URLS[0]) as manage:
+            for ask in (lambda: client.predict("films", "good"), lambda: manage.ask("tenant.list")):
+                with pytest.raises(UnreachableError):
+                    ask()
+
+    def left() -> tuple[int, int]:
+        return len(open_files()), len(os.listdir("/proc/self/task"))
+
+    for _ in range(2):
+        in_thread(call)
+    before = left()
+    for _ in range(5):
+        in_thread(call)
+    assert left() <= before
+
+
+def test_a_client_goes_on_where_another_of_its_thread_is_closed() -> None:
+    def call() -> object:
+        with answering() as server, Client(server.url) as client:
+            Client(server.url).close()
+            return client.predict("films", "good").label
+
+    assert in_thread(call) == "ok"

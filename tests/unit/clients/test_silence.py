@@ -8,9 +8,12 @@ import socketserver
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from socket import AF_INET, SOCK_STREAM
 from typing import Any
 
+import gevent
 import pytest
+from geventhttpclient.connectionpool import ConnectionPool
 from hplm_client import AsyncClient, Client
 
 from hplm.errors import UnreachableError
@@ -86,3 +89,19 @@ def test_a_call_over_http_ends_with_its_timeout_though_pieces_of_its_answer_come
             client.predict("films", "good")
         # What is left of that answer is nobody else's.
         assert client.is_ready()
+
+
+def test_a_call_over_http_tries_no_other_address_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def connect(pool: ConnectionPool, socket: Any, address: Any) -> Any:
+        tried.append(address)
+        gevent.sleep(60)
+
+    addresses = [(AF_INET, SOCK_STREAM, 0, "", ("127.0.0.1", port)) for port in (1, 2)]
+    monkeypatch.setattr(ConnectionPool, "_connect_socket", connect)
+    monkeypatch.setattr(ConnectionPool, "_resolve", lambda pool: addresses)
+    said = r"^http://127.0.0.1:1 does not answer: timed out after 0.2 s$"
+    with Client("http://127.0.0.1:1", timeout_s=TIMEOUT_S) as client, pytest.raises(UnreachableError, match=said):
+        client.predict("films", "good")
+    assert tried == [("127.0.0.1", 1)]

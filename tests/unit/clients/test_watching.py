@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
 import grpc  # type: ignore[import-untyped]
@@ -17,6 +19,8 @@ from tritonclient.utils import serialize_byte_tensor
 
 from hplm import wire
 from hplm.errors import UnreachableError
+from tests.unit.clients.frozen import frozen_grpc
+from tests.waiting import until
 
 EVENT = {"state": "done", "step": "train", "progress": 1.0, "eta_s": None, "result": {}, "error": None}
 JOB = {"id": "j1", "kind": "tenant.create", "subject": "tenant:acme", **EVENT}
@@ -62,3 +66,16 @@ def test_a_stream_that_ends_without_a_word_is_an_error_and_no_wait_without_end(e
 def test_a_job_is_looked_up_where_its_stream_breaks_off(ending: str) -> None:
     with ManageClient(ending) as manage:
         assert [event.state for event in manage.watch("j1")] == ["done"]
+
+
+def test_a_watch_that_nobody_reads_on_leaves_no_thread_behind() -> None:
+    def left() -> set[threading.Thread]:
+        # Not the server's own, which are there for good.
+        return {thread for thread in threading.enumerate() if "ThreadPoolExecutor" not in thread.name} - before
+
+    with frozen_grpc() as server, closing(TritonTransport(server.url, 5.0)) as transport:
+        before = set(threading.enumerate())
+        for _ in range(3):
+            with pytest.raises(UnreachableError):
+                next(transport.events(b"{}"))
+        until(lambda: not left())
