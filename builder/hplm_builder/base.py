@@ -17,6 +17,7 @@ from torch import Tensor
 
 from hplm.config import BaseConfig, parse
 from hplm.errors import ArtifactError, ConfigError, DataError
+from hplm.names import check_name_of
 from hplm.nn import base as bases
 from hplm.nn.base import Base
 from hplm.nn.dtype import choose_device
@@ -92,6 +93,7 @@ def convert_base(
     Training goes on from the weights of `start`, cut in the same way. Raises DataError for a folder or text that cannot be
     used, ConfigError where training diverges, `start` is of another shape, or domains stand on the base `name` that is there.
     """
+    check_name_of("--name", name)
     check_unused(store, name)
     config = base_config(
         folder, name=name, lower_layers=lower_layers, window=window, window_layers=window_layers, max_tokens=max_tokens
@@ -134,6 +136,8 @@ def convert_base(
             "after": after,
         },
     }
+    # Hours have passed, and the checkpoint keeps what they gave.
+    check_unused(store, name)
     bases.save(
         store.base(name), config, model.lower.state_dict(), model.upper.state_dict(), tokenizer.read_bytes(), report
     )

@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -32,7 +33,7 @@ class LeaseTimes:
 
     Another worker watches a lease that is over for `watch_s` before it takes the job. A tenant's job ends `seen_s` after its
     version is published: servers have looked by then, and whoever hears of the end may ask the tenant at once. A job that is
-    to end, and has not asked for `hang_s` whether it is, hangs: the process ends, and the lease with it when it runs out.
+    to end, and has not asked for `hang_s` whether it is, hangs: it is given back, and the process ends.
     """
 
     lease_s: float = 30.0
@@ -138,6 +139,9 @@ class JobReport:
                 ended_s = ended_s or time.monotonic()
                 if time.monotonic() - max(ended_s, self._asked_s) > self._times.hang_s:
                     log.critical("job %s hangs in step %r: this worker ends (%s)", self._job.id, now.step, self._end)
+                    # Now: the worker after this one may have another job before the lease runs out, and be hours at it.
+                    with suppress(HplmError):
+                        self._registry.release_job(self._job.id, self._worker, self._clock(), counted=True)
                     os._exit(HUNG)
             if now == told and time.monotonic() - self._renewed_s < self._times.beat_s:
                 continue

@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 from hplm import base_folder
 from hplm.config import BaseConfig
 from hplm.errors import ArtifactError, ConfigError, DataError
+from hplm.names import check_name_of
 from hplm.nn import base as bases
 from hplm.nn.base import Base
 from hplm.nn.dtype import CPU, choose_dtype
@@ -112,6 +113,7 @@ def build_plot(
     The root keeps the top `percent` of the distinct n-grams; as many bigrams are kept, and every unigram. Tables of that
     name are replaced. Raises DataError where they are another base's, whose tenants stand on them.
     """
+    check_name_of("--plot", plot_name)
     if not 0 < percent <= 100:
         raise ConfigError(f"--top is a share in percent, above 0 and at most 100; got {percent:g}")
     if not documents:

@@ -20,7 +20,7 @@ from hplm.errors import (
     UnknownDomainError,
     WrongBaseError,
 )
-from hplm.names import check_name
+from hplm.names import check_name_of
 from hplm.nn.base import Base
 from hplm.plot import table as tables
 from hplm.store import artifact, caretaker
@@ -59,9 +59,16 @@ def _root_of(store: Store, base: Base, domain: str) -> str | None:
 
 
 def name_root(store: Store, base: Base, root: str) -> None:
-    """Name a base and its root domain, before anything that stands on them is written."""
+    """Name a base and its root domain, before anything that stands on them is written.
+
+    Raises DataError where a domain below another is called so: its tables are not those of the PLOT of that name.
+    """
     with closing(open_registry(store)) as registry:
-        domain_version(registry, store, base, root)
+        if domain_version(registry, store, base, root).parent_id is not None:
+            raise DataError(
+                f"{root!r} is a domain below another too, and would be served over that: fine-tune by "
+                f"`hplm tenant create --domain {root}`, or make the PLOT under another name (`hplm build plot --plot NAME`)"
+            )
 
 
 def check_unused(store: Store, base_name: str, fingerprint: str = "") -> None:
@@ -87,7 +94,7 @@ def publish_domain(
     says what is worth keeping of it. Raises UnknownDomainError for a parent that is not there, WrongBaseError for a root of
     another base, DataError for another parent than it has, ConflictError where another published meanwhile.
     """
-    check_name(name)
+    check_name_of("domain", name)
     base_name = base.config.name
     with closing(open_registry(store)) as registry:
         check_parent(name, _parent(registry, base_name, name), parent)

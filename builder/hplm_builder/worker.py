@@ -20,6 +20,7 @@ from hplm.errors import (
     InternalError,
     JobCancelledError,
     LeaseLostError,
+    MissingRegistryError,
     RegistryError,
     StoppingError,
     StoreUnavailableError,
@@ -64,7 +65,10 @@ class Worker:
         self._away_s = -math.inf  # when the registry could last not be reached
 
     def run(self, *, until_idle: bool = False) -> None:
-        """Take jobs until `stop` is set, or with `until_idle` until there is none. Waits for a registry that is not there."""
+        """Take jobs until `stop` is set, or with `until_idle` until there is none. Waits for a registry that is not there.
+
+        Raises MissingRegistryError where there is none and `until_idle`.
+        """
         pause_s = LOOK_S
         while not self.stop.is_set():
             try:
@@ -77,6 +81,8 @@ class Worker:
                     return
                 pause_s = LOOK_S
             except (RegistryError, OSError) as error:
+                if until_idle and isinstance(error, MissingRegistryError):
+                    raise
                 log.warning("no jobs for now: %s", error)
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
                 self.stop.wait(pause_s)

@@ -16,6 +16,7 @@ from hplm_builder import convert
 from hplm_builder.checkpoint import Checkpoint
 from hplm_builder.convert import Converted, ConvertSettings, PackedText
 from hplm_builder.original import base_config, load_original
+from hplm_builder.plots import build_plot
 from rich.progress import Progress
 from safetensors.torch import load_file
 from transformers import AutoModel, BertModel, MPNetModel
@@ -251,6 +252,34 @@ def test_a_base_that_domains_stand_on_is_not_replaced_by_other_weights(
     assert untrained.steps == 0
     assert bases.load(store.base("small")).fingerprint == standing.fingerprint
     converted(store, folder, "other")
+
+
+def test_a_base_is_not_replaced_under_domains_that_came_while_it_was_converted(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HPLM_CACHE", str(tmp_path / "cache"))
+    store = Store(tmp_path / "store")
+    tiny.make_base(store, tiny.config(name="small"))
+    standing = bases.load(store.base("small"))
+    train = base_builder.train
+
+    def train_meanwhile(*given: Any) -> None:
+        train(*given)
+        tiny.name_root(store, standing)
+
+    monkeypatch.setattr(base_builder, "train", train_meanwhile)
+    with pytest.raises(ConfigError, match="base 'small' has domain 'general'"):
+        converted(store, folder, "small")
+    assert bases.load(store.base("small")).fingerprint == standing.fingerprint
+
+
+@pytest.mark.parametrize("name", ["Legal_EN", "a/b", "../x"])
+def test_names_that_no_request_could_give_are_refused_at_once(folder: Path, tmp_path: Path, name: str) -> None:
+    store = Store(tmp_path / "store")
+    with pytest.raises(ConfigError, match="--name: a name is 1 to 64 lower-case"):
+        converted(store, folder, name)
+    with pytest.raises(ConfigError, match="--plot: a name is 1 to 64 lower-case"):
+        build_plot(store, "tiny", name, ["a text"], 30.0, Progress(disable=True))
 
 
 def test_the_shipped_base_is_put_in_place_again_but_never_in_that_of_another(

@@ -58,7 +58,6 @@ from hplm.errors import (
     WrongBaseError,
 )
 from hplm.names import check_name
-from hplm.nn import base as bases
 from hplm.nn import reference
 from hplm.nn.base import Base
 from hplm.nn.dtype import computing_in
@@ -97,7 +96,7 @@ def test_a_tenant_learns_its_task_and_serving_answers_as_the_test_scored(
     tmp_path: Path, name: str, data: LabelledData
 ) -> None:
     models = tiny.make_repository(tmp_path)
-    store = Store(tmp_path / "store")
+    store, base = tiny.opened(tmp_path)
     card = build_tenant(store, "tiny", "general", name, data, FAST, Progress(disable=True))
     assert card.about["curve"]
     metric = METRICS[data.task]
@@ -105,7 +104,6 @@ def test_a_tenant_learns_its_task_and_serving_answers_as_the_test_scored(
     assert (card.task, card.labels, card.texts) == (data.task, data.labels, data.texts)
     settings = UpperSettings(store="../../../store", base="tiny", dtype="float32")
     stage = UpperStage(settings, models / "hbert_upper" / "1")
-    base = tiny.bases.load(store.base("tiny"))
     lookup = open_lineage(store, base, ["plots/general"], dtype=torch.float32)
     examples = prepare(data.test, data, TextEncoder(base.tokenizer_path, 40), plot_features(lookup))
     found = find_labels(stage, [UpperInput(one.features.numpy(), one.tokens, name.encode()) for one in examples])
@@ -391,23 +389,37 @@ def test_a_tenant_of_another_base_is_refused_before_anything_is_trained(tmp_path
     assert not untrained.tasks
 
 
-def test_a_tenant_over_a_domain_is_not_built_over_its_root_instead(tmp_path: Path) -> None:
-    store = Store(tiny.make_repository(tmp_path).parent / "store")
-    base = bases.load(store.base("tiny"))
+def make_domain(store: Store, base: Base, name: str, above: str = tiny.PLOT) -> None:
+    """A small domain below another."""
 
-    def build(lineage: list[str], above: str, folder: Path) -> dict[str, Any]:
+    def build(lineage: list[str], over: str, folder: Path) -> dict[str, Any]:
         grams = np.unique(np.random.default_rng(0).integers(5, 10, (20, base.config.window)), axis=0)
         return domains.publish(folder, base, base.load_lower(), grams, {})
 
-    register.publish_domain(store, base, tiny.PLOT, "law", build)
+    register.publish_domain(store, base, above, name, build)
+
+
+def test_a_tenant_is_not_built_over_a_root_that_is_called_as_a_domain_below_another(tmp_path: Path) -> None:
+    store, base = tiny.opened(tiny.make_repository(tmp_path).parent)
+    make_domain(store, base, "law")
+    build_plot(store, "tiny", "law", tiny.sentences(20), 30.0, Progress(disable=True), dtype="float32")
+    untrained = Progress(disable=True)
+    with pytest.raises(DataError, match="'law' is a domain below another too"):
+        build_tenant(store, "tiny", "law", "acme", colour_data(), SHORT, untrained)
+    assert not untrained.tasks
+
+
+def test_a_tenant_over_a_domain_is_not_built_over_its_root_instead(tmp_path: Path) -> None:
+    store, base = tiny.opened(tiny.make_repository(tmp_path).parent)
+    make_domain(store, base, "law")
     card = build_tenant(store, "tiny", "general", "acme", colour_data(), SHORT, Progress(disable=True))
     tiny.publish(store, base, "law", replace(tiny.load_tenant(store, base, "acme"), card=card))
     with pytest.raises(DataError, match="stands on domain 'law'"):
         build_tenant(store, "tiny", "general", "acme", colour_data(), SHORT, Progress(disable=True))
     # Nor does a domain's next version stand elsewhere.
-    register.publish_domain(store, base, "law", "tax", build)
+    make_domain(store, base, "tax", above="law")
     with pytest.raises(DataError, match="'tax' is below 'law'"):
-        register.publish_domain(store, base, tiny.PLOT, "tax", build)
+        make_domain(store, base, "tax")
     assert [register.parent_of(store, "tiny", name) for name in ("general", "law", "tax", "none")] == [
         *(None, "general", "law", None)
     ]
@@ -431,8 +443,7 @@ def test_the_tables_of_another_base_are_no_root_of_this_one(tmp_path: Path) -> N
 
 
 def test_tenants_of_a_bank_tell_how_they_were_made(tmp_path: Path) -> None:
-    store = Store(tiny.make_repository(tmp_path).parent / "store")
-    base = bases.load(store.base("tiny"))
+    store, base = tiny.opened(tiny.make_repository(tmp_path).parent)
     trained, made_up = tiny.fleet_of(base, 2)
     card = replace(trained.card, about={"scores": {"dev_accuracy": 0.9}})
     tiny.make_bank(store, base, [replace(trained, card=card), made_up])

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hplm.adapters.tenant import Pooling
-from hplm.errors import ConfigError, TenantNameError
-from hplm.names import check_name
+from hplm.errors import ConfigError
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
@@ -92,16 +91,6 @@ class PretrainSettings:
 def given(settings: TuneSettings | PretrainSettings) -> dict[str, Any]:
     """The settings that the request named."""
     return {key: value for key, value in dataclasses.asdict(settings).items() if value is not None}
-
-
-def check_name_of(key: str, name: str) -> None:
-    """Raises TenantNameError for a tenant's, ConfigError for another name that is not formed as a tenant's."""
-    try:
-        check_name(name)
-    except TenantNameError as error:
-        if key == "tenant":
-            raise
-        raise ConfigError(f"{key}: {str(error).replace('a tenant name', 'a name')}") from None
 
 
 def check_id(key: str, found: str) -> None:

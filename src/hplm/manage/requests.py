@@ -16,7 +16,8 @@ from typing import Any
 from hplm.adapters.tenant import Task
 from hplm.config import parse
 from hplm.errors import BadManageRequestError, ConfigError
-from hplm.manage.parts import DataFiles, PretrainSettings, Source, TuneSettings, between, check_id, check_name_of
+from hplm.manage.parts import DataFiles, PretrainSettings, Source, TuneSettings, between, check_id
+from hplm.names import check_name_of
 from hplm.store.records import JobState
 
 MOST_LISTED = 1000

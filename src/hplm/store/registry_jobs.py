@@ -101,9 +101,7 @@ class Jobs(RegistryPart):
         with self._database.writing() as connection:
             lost, free = _decided(connection, now_s, lease_s, lapsed)
             for row in lost:
-                # As if they had come long ago: nobody is at hand to remove their bytes, so whoever collects next does.
-                left = dropped_with(_row(connection, row.id).request)
-                connection.execute(update(uploads).where(uploads.c.id.in_(left)).values(created_s=0.0))
+                _leave_uploads(connection, _row(connection, row.id).request)
                 if row.cancel_requested:
                     _end(connection, row.id, "cancelled", now_s)
                 else:
@@ -169,6 +167,7 @@ class Jobs(RegistryPart):
         with self._database.writing() as connection:
             row = _held_row(connection, job_id, worker)
             if row.cancel_requested and not _has_published(connection, row):
+                _leave_uploads(connection, row.request)
                 _end(connection, job_id, "cancelled", now_s)
                 return False
             connection.execute(
@@ -275,6 +274,12 @@ def _held_row(connection: Connection, job_id: str, worker: str) -> Row[Any]:
     return row
 
 
+def _leave_uploads(connection: Connection, request: dict[str, Any]) -> None:
+    """What goes with a job, as if it had come long ago: nobody is at hand to remove it, so whoever collects next does."""
+    left = dropped_with(request)
+    connection.execute(update(uploads).where(uploads.c.id.in_(left)).values(created_s=0.0))
+
+
 def _are_any_running(connection: Connection) -> bool:
     return connection.execute(select(jobs.c.id).where(jobs.c.state == "running").limit(1)).first() is not None
 
@@ -296,14 +301,16 @@ def _decided(
     lost: list[Row[Any]] = []
     with connection.execute(query.where(jobs.c.state == "queued"), execution_options={"yield_per": 100}) as queued:
         for row in heapq.merge(begun, queued, key=lambda one: one.seq):
-            if row.subject in running or _waits_for_domain(row, running):
-                # Younger jobs of its subject wait behind it.
-                running.add(row.subject)
-                continue
-            is_over = row.state == "running" and (row.cancel_requested or row.attempts >= MOST_ATTEMPTS)
-            if not is_over or _has_published(connection, row):
+            if row.id in free:
+                if _has_published(connection, row):
+                    return lost, row
+                if row.cancel_requested or row.attempts >= MOST_ATTEMPTS:
+                    lost.append(row)
+                    continue
+            if row.subject not in running and not _waits_for_domain(row, running):
                 return lost, row
-            lost.append(row)
+            # Younger jobs of its subject wait behind it.
+            running.add(row.subject)
     return lost, None
 
 

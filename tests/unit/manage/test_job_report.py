@@ -81,6 +81,8 @@ def test_a_job_that_hangs_where_it_is_to_end_takes_its_worker_with_it(
         assert left.wait(60)
         assert time.monotonic() - begun_s > TIMES.hang_s
     assert "hangs in step 'features'" in caplog.text
+    # Not only once another worker has seen the lease run out, which may be at something else for hours.
+    assert registry.job(job.id).state == "cancelled"
 
 
 def test_a_job_that_is_to_end_and_waits_for_the_registry_does_not_hang(

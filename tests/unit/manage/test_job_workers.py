@@ -22,7 +22,7 @@ from hplm_builder.job_report import LeaseTimes
 from hplm_builder.worker import Worker
 
 from hplm.adapters import tenant as tenants
-from hplm.errors import DataError, JobCancelledError
+from hplm.errors import DataError, JobCancelledError, MissingRegistryError
 from hplm.manage.service import ManageService
 from hplm.nn.base import Base
 from hplm.nn.lookup import PlotLookup
@@ -41,6 +41,7 @@ from tests.unit.manage.making import (
     colours,
     corpus,
     create_tenant,
+    failure,
     files_below,
     update,
     upload,
@@ -139,9 +140,7 @@ def test_what_a_job_made_is_removed_where_it_cannot_be_published(
 
     monkeypatch.setattr(tenant_job, "train_tenant", train_tenant)
     work(store)
-    failed = registry.job(job)
-    assert failed.error is not None
-    assert failed.error["code"] == "CONFLICT"
+    failure(registry, job, "CONFLICT")
     assert {Path(path).parent.as_posix() for path in files_below(store) if path.startswith("tenants/")} == {first.path}
 
 
@@ -234,6 +233,11 @@ def test_a_worker_that_must_leave_in_the_middle_of_a_step_gives_its_job_back(
     thread.join()
     assert registry.job(job).state == "cancelled"
     assert not [path for path in files_below(store) if path.startswith("tenants/")]
+
+
+def test_a_worker_that_is_to_end_when_idle_does_not_wait_for_a_registry_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(MissingRegistryError):
+        Worker(Store(tmp_path), "w").run(until_idle=True)
 
 
 def test_what_is_no_exception_fails_its_job_and_not_the_worker(

@@ -255,6 +255,21 @@ def test_a_job_whose_worker_is_lost_while_it_is_cancelled_is_not_begun_again(reg
     assert registry.job(job.id).state == "cancelled"
 
 
+@pytest.mark.parametrize("ended", ["cancelled", "failed"])
+def test_a_job_that_ends_with_its_worker_does_not_wait_for_its_domain(registry: Registry, ended: str) -> None:
+    job = submit(registry, "tenant:a", domain="law", base="b")
+    for lost in range(3 if ended == "failed" else 1):
+        claimed(registry, after_s=2 * lost * LEASE_S)
+    if ended == "cancelled":
+        registry.cancel_job(job.id, NOW_S)
+    submit(registry, "domain:b/law")
+    domain = claimed(registry, after_s=5 * LEASE_S, worker="x")
+    for late_s in (8 * LEASE_S, 8.5 * LEASE_S):
+        registry.report_job(domain.id, "x", NOW_S + late_s, LEASE_S, step="", progress=0, eta_s=None)
+        assert claim(registry, after_s=late_s, worker="y") is None
+    assert registry.job(job.id).state == ended
+
+
 def test_an_ended_job_cannot_be_cancelled(registry: Registry) -> None:
     submit(registry, "tenant:a")
     job = claimed(registry)
