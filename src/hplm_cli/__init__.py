@@ -88,8 +88,14 @@ def _lacking(name: str, error: ModuleNotFoundError) -> str:
     return f"hplm {name}: {error}; install hplm with its extra {extra}: `pip install 'PATH/TO/hplm[{extra}]'`"
 
 
+def _said(error: HplmError | OSError) -> str:
+    if isinstance(error, HplmError):
+        return f"{error.code}: {error}"
+    return ": ".join(str(part) for part in (error.filename, error.strerror or error) if part)
+
+
 def main() -> None:
-    """Entry point: an HplmError ends with status 1 and one line, never a traceback."""
+    """Entry point: an HplmError, or a file that cannot be used, ends with status 1 and one line, never a traceback."""
     if sys.stdout is None:
         raise SystemExit("hplm: standard output is closed")
     if not sys.stdout.isatty() and sys.stdout.encoding.lower() != "utf-8":
@@ -98,9 +104,9 @@ def main() -> None:
     wanted = next((argument for argument in sys.argv[1:] if not argument.startswith("-")), None)
     try:
         make_app(wanted)()
-    except HplmError as error:
+    except (HplmError, OSError) as error:
         console = Console(stderr=True, soft_wrap=True, highlight=False)
-        console.print(f"hplm: {error.code}: {error}", style="red", markup=False)
+        console.print(f"hplm: {_said(error)}", style="red", markup=False)
         sys.exit(1)
     except ModuleNotFoundError as error:
         # What a command imports when it is under way.

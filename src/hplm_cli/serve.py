@@ -91,7 +91,7 @@ def serve(
         console.print(f"No models in {models} yet: building them, a few minutes once.")
         with progress_bars() as progress:
             show_scores(build_demo(DEMO_FOLDER, progress))
-    cards, left = served_tenants(models)
+    cards, left, damaged = served_tenants(models)
     install = find_triton()
     console.print(f"Triton: {install.origin} ({install.binary})")
     server = jobs = None
@@ -103,7 +103,7 @@ def serve(
         predictions = _predictions(console, ports.http_url, cards)
         if check:
             print(json.dumps(predictions, indent=2, ensure_ascii=False))
-            if len(predictions) < len(cards):
+            if damaged or len(predictions) < len(cards):
                 raise typer.Exit(1)
             return
         beside = log if is_plain(log) else models  # not in /dev
@@ -145,8 +145,9 @@ def start_worker(models: Path, *, wanted: bool | None, log: Path) -> Supervisor 
     return Supervisor(command, log, environment={"HPLM_REGISTRY": settings.registry})
 
 
-def served_tenants(models: Path) -> tuple[list[TenantCard], int]:
-    """The first tenants behind a repository, those with a folder of their own before those in a bank, and how many more.
+def served_tenants(models: Path) -> tuple[list[TenantCard], int, int]:
+    """The first tenants behind a repository, those with a folder of their own before those in a bank, how many more, and
+    how many were left out because their files are not sound.
 
     Raises before Triton starts where settings, registry or base are not sound.
     """
@@ -159,7 +160,7 @@ def served_tenants(models: Path) -> tuple[list[TenantCard], int]:
         bank = TenantBank(store, catalog, base.fingerprint)
         cards: list[TenantCard] = []
         served = catalog.served()
-        left = len(served)
+        left, damaged = len(served), 0
         for tenant in sorted(served, key=lambda one: (is_banked(store, store.path(one.path)), one.name)):
             if len(cards) == SHOWN_TENANTS:
                 break
@@ -167,9 +168,10 @@ def served_tenants(models: Path) -> tuple[list[TenantCard], int]:
             try:
                 cards.append(bank.card(tenant))
             except ArtifactError as error:
+                damaged += 1
                 where = Console(stderr=True, soft_wrap=True)
                 where.print(f"tenant {tenant.name} cannot be served: {error}", style="yellow", markup=False)
-    return cards, left
+    return cards, left, damaged
 
 
 def bring_up_to_date(store: Store) -> None:

@@ -289,11 +289,11 @@ def test_of_many_tenants_hplm_serve_asks_some_and_counts_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     models = tiny.make_repository(tmp_path)
-    cards, left = serve.served_tenants(models)
-    assert ({card.name for card in cards}, left) == (set(tiny.TASKS), 0)
+    cards, left, damaged = serve.served_tenants(models)
+    assert ({card.name for card in cards}, left, damaged) == (set(tiny.TASKS), 0, 0)
     monkeypatch.setattr(serve, "SHOWN_TENANTS", 1)
-    cards, left = serve.served_tenants(models)
-    assert (len(cards), left) == (1, len(tiny.TASKS) - 1)
+    cards, left, damaged = serve.served_tenants(models)
+    assert (len(cards), left, damaged) == (1, len(tiny.TASKS) - 1, 0)
 
 
 def test_hplm_serve_brings_a_registry_of_the_first_schema_up_to_date(tmp_path: Path) -> None:
@@ -364,3 +364,10 @@ def test_a_triton_that_cannot_be_started_is_named_and_leaves_nothing(
     with pytest.raises(StartError, match=f"{broken} cannot be started: .*Permission denied"):
         TritonServer(tmp_path, free_ports(), install=replace(find_triton(), binary=broken))
     assert [path.name for path in tmp_path.iterdir()] == ["install"]
+
+
+def test_hplm_serve_counts_tenants_whose_files_are_not_sound(tmp_path: Path) -> None:
+    models = tiny.make_repository(tmp_path)
+    (tiny.folder_of(Store(tmp_path / "store"), "alpha") / "manifest.json").write_text("{")
+    cards, _, damaged = serve.served_tenants(models)
+    assert ({card.name for card in cards}, damaged) == (set(tiny.TASKS) - {"alpha"}, 1)

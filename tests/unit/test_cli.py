@@ -77,6 +77,7 @@ def test_the_program_is_installed_and_knows_its_version() -> None:
         (["build", "export", "--miss", "guess"], "BAD_CONFIG: hbert_plot: miss must be one of"),
         (["build", "export", "--quantization", "int4"], "BAD_CONFIG: hbert_plot: quantization must be one of"),
         (["build", "export", "--store", "nowhere"], "MISSING_ARTIFACT: nowhere has no base"),
+        (["build", "backends", "--out", "/dev/null/backends"], "partial: Not a directory"),
         (["bench", "response", "--quantization", "int4"], "BAD_CONFIG: no quantization 'int4'"),
         (["predict", "-t", "x", "--url", "ftp://x", "hello"], "BAD_CONFIG: 'ftp://x' is not an address"),
         (
@@ -96,6 +97,7 @@ def test_the_program_is_installed_and_knows_its_version() -> None:
             "bad-mode",
             "bad-quantization",
             "no-store",
+            "bad-folder",
             "bad-quantization-of-a-bench",
             "bad-url",
         ),
