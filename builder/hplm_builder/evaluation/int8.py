@@ -13,6 +13,7 @@ import typer
 from torch import Tensor
 
 from hplm.adapters.tenant import Tenant
+from hplm.config import REDUCTION_FACTOR
 from hplm.decode import answer_of
 from hplm.nn import base as bases
 from hplm.nn.base import Base
@@ -20,7 +21,7 @@ from hplm.nn.dtype import CPU, choose_dtype, computing_in
 from hplm.nn.int8 import LEAST_RANGE, MARGIN, Ranges, channels_apart, check_int8, widest_inner
 from hplm.nn.int8_ranges import FEED_FORWARD, measure_ranges, product_inputs
 from hplm.nn.lookup import PlotLookup
-from hplm.nn.upper import UpperEngine, UpperRequest
+from hplm.nn.upper import UpperEngine, UpperRequest, in_dtype
 from hplm.progress import silent
 from hplm.report import Goal, Report
 from hplm.store.layout import Store
@@ -86,9 +87,10 @@ class Int8Judge:
             name: scores_of(data, examples, answers)[task.metric]
             for name, answers in (("plain", plain), ("int8", quantised))
         }
-        # It may have been trained on a GPU, and serves in int8 on a CPU alone; the frozen layers are none of its modules.
-        trained.body.cpu().upper.cpu()
-        clipped = clipped_share(trained.body, self._ranges, looked_up_in_int8[:CLIPPED_OF])
+        # Of its own on a CPU, which alone serves in int8: the frozen layers of `trained` are other runs' too, maybe on a GPU.
+        frozen = in_dtype(self._base.load_upper(), fastest_format()[0])
+        body = AdapterModel(frozen, REDUCTION_FACTOR, trained.body.adapter(), trained.body.at)
+        clipped = clipped_share(body, self._ranges, looked_up_in_int8[:CLIPPED_OF])
         return {"int8": {**scores, "same": float(np.mean(same)), "clipped": clipped, "computed": computed}}
 
     def _answers(self, tenant: Tenant, examples: Sequence[Prepared], *, is_int8: bool) -> list[list[LabelledSpan]]:
