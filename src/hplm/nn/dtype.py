@@ -82,7 +82,7 @@ def choose_dtype(name: str, device: torch.device, quantization: Quantization = "
     """`auto` is bf16 where the device is faster in it, else fp32.
 
     Of upper layers whose matrices are in integers it is fp32: the rest of a large batch takes as long in either, of a small one
-    less in fp32 (docs/measured.md).
+    less in fp32 (docs/engine-notes.md).
     """
     if name == "auto":
         if quantization == "int8":
