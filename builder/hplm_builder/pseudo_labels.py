@@ -25,7 +25,7 @@ from hplm_builder.judging import predict
 from hplm_builder.labelled import Entity, LabelledData, LabelledText
 from hplm_builder.prepared import Parts, Prepared, count_tokens, counted, targets_of
 
-# Where training all upper layers is neither slow nor unsteady, see docs/quality.md.
+# Where training all upper layers is neither slow nor unsteady on the tasks at hand.
 TEACHER_RATE = 3e-4
 
 
