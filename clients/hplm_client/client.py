@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, Literal, overload
 from weakref import finalize
 
 from hplm import wire
-from hplm.errors import ConfigError, HplmError
+from hplm.errors import ConfigError, ForbiddenError, HplmError
 from hplm_client.address import split_url
 from hplm_client.answers import Prediction, Request, options_of, outputs_of, parts_of, prediction_of, tensors_of
 from hplm_client.connection import LAST_ANSWERS_S, USUAL_TIMEOUT_S, bounded, connect
@@ -171,9 +171,9 @@ class Client:
             raise failure
 
     def _check_live(self) -> None:
-        """A dead address shows here, as one error, not as one for each request."""
+        """A dead address shows here, as one error, not as one for each request. Who may not ask may still be answered."""
         self._owner.check()
-        with typed_errors(self.url), self._owner.calling(), self._in_time():
+        with suppress(ForbiddenError), typed_errors(self.url), self._owner.calling(), self._in_time():
             self._triton.is_server_live(**self._bounded)
 
     def _begin(self, request: Any, call: dict[str, Any]) -> _Begun:

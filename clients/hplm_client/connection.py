@@ -38,6 +38,11 @@ GRPC_OPTIONS = (
     *((f"grpc.max_{way}_message_length", 2**31 - 1) for way in ("send", "receive")),
     # By itself gRPC would look for a server that was away for a while only every two minutes, and refuse all calls between.
     ("grpc.max_reconnect_backoff_ms", 2000),
+    # And would wait for a quarter of an hour for what a connection never brings that was lost without a word, as by a firewall.
+    # Triton closes those that ask much more often.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),
 )
 VALUE = re.compile(r"[!-~]([ -~]*[!-~])?")
 
@@ -184,6 +189,12 @@ def _named_certificates() -> str | None:
     named = os.environ.get(CERTIFICATES_VARIABLE)
     if named and not (os.path.isfile(named) and os.access(named, os.R_OK)):
         raise ConfigError(f"{CERTIFICATES_VARIABLE} names {named}, which is no file that can be read")
+    try:
+        ssl.create_default_context(cafile=named or None)
+    except ssl.SSLError as error:
+        raise ConfigError(
+            f"{CERTIFICATES_VARIABLE} names {named}, which holds no certificates: {error.reason}"
+        ) from None
     return named or None
 
 

@@ -14,7 +14,7 @@ from gevent.event import Event
 from gevent.pool import Group
 
 from hplm.errors import UnreachableError
-from hplm_client.owner import CLOSED
+from hplm_client.owner import CLOSED, destroy
 
 # Of one call: its result and its error, one of them None.
 Outcome = tuple[Any, Exception | None]
@@ -86,4 +86,4 @@ class Courier:
             watcher.close()
             # Where gevent has patched the threads it is the caller's too.
             if not monkey.is_module_patched("threading"):
-                hub.destroy()
+                destroy(hub)

@@ -120,7 +120,7 @@ def _from_proxy(status: int, url: str) -> HplmError:
     said = f"{url} answers with status {status}"
     if status in (401, 403):
         return ForbiddenError(f"{url} refuses who asks: status {status}")
-    if status in (400, 413):
+    if status in (400, 413, 415):
         return BadInputError(f"{said}: it takes no such request{', or none as large' if status == 413 else ''}")
     if 300 <= status < 400:
         return ForbiddenError(f"{said}, which leads elsewhere: give the address behind it, or headers that it wants")

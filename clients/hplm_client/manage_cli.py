@@ -71,6 +71,8 @@ def bars() -> Progress:
         TextColumn("{task.fields[left]}", markup=False),
         console=shown,
         disable=not shown.is_terminal,
+        # What is printed meanwhile would come out where the bars are drawn.
+        redirect_stdout=False,
     )
 
 

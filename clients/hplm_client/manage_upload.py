@@ -5,11 +5,11 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from hplm.errors import DataError, HplmError, QueueFullError, check_ending
 from hplm.wire import UPLOAD_ENDINGS
@@ -18,6 +18,9 @@ from hplm_client.patience import patiently
 # What has been sent and what there is to send, in bytes.
 Sent = Callable[[int, int], None]
 PATIENCE_S = 10.0
+# A piece of so much goes over a slow line within the time of a call, and one that has not is sent again.
+MOST_CHUNK_BYTES = 1 << 20
+CHUNK_TRIES = 3
 
 
 def send_file(ask: Callable[..., dict[str, Any]], path: Path, sent: Sent) -> str:
@@ -27,34 +30,48 @@ def send_file(ask: Callable[..., dict[str, Any]], path: Path, sent: Sent) -> str
     read, is empty or has an ending that says no format, and the server's errors: UploadError where the file changes meanwhile.
     """
     check_ending(path.name, UPLOAD_ENDINGS)
-    try:
+    with _readable(path):
         total_bytes = path.stat().st_size
-        if not total_bytes:
-            raise DataError(f"{path} is empty")
-        with path.open("rb") as file:
-            digest = hashlib.sha256()
-            while block := file.read(1 << 20):
-                digest.update(block)
-            file.seek(0)
-            about = {"bytes": total_bytes, "sha256": digest.hexdigest(), "name": name_on_server(path)}
-            # Asked for again only where it surely has not begun: else one that nobody fills would count against all.
-            started = patiently(partial(ask, "upload.start", **about), PATIENCE_S, is_full)
-            upload, offset = str(started["upload"]), 0
-            try:
-                while piece := file.read(started["chunk_bytes"]):
-                    data = base64.b64encode(piece).decode()
-                    patiently(partial(ask, "upload.chunk", upload=upload, offset=offset, data=data), PATIENCE_S)
-                    offset += len(piece)
-                    sent(offset, total_bytes)
-                patiently(partial(ask, "upload.finish", upload=upload), PATIENCE_S)
-            except BaseException:
-                # It would count against the room for uploads until it expires.
-                with suppress(HplmError):
-                    ask("upload.drop", upload=upload)
-                raise
+        opened = path.open("rb")
+    if not total_bytes:
+        opened.close()
+        raise DataError(f"{path} is empty")
+    with opened as file:
+        digest = hashlib.sha256()
+        while block := _read(path, file, 1 << 20):
+            digest.update(block)
+        file.seek(0)
+        about = {"bytes": total_bytes, "sha256": digest.hexdigest(), "name": name_on_server(path)}
+        # Asked for again only where it surely has not begun: else one that nobody fills would count against all.
+        started = patiently(partial(ask, "upload.start", **about), PATIENCE_S, is_full)
+        upload, offset = str(started["upload"]), 0
+        try:
+            while piece := _read(path, file, min(started["chunk_bytes"], MOST_CHUNK_BYTES)):
+                data = base64.b64encode(piece).decode()
+                chunk = partial(ask, "upload.chunk", upload=upload, offset=offset, data=data)
+                patiently(chunk, PATIENCE_S, least=CHUNK_TRIES)
+                offset += len(piece)
+                sent(offset, total_bytes)
+            patiently(partial(ask, "upload.finish", upload=upload), PATIENCE_S)
+        except BaseException:
+            # It would count against the room for uploads until it expires.
+            with suppress(HplmError):
+                ask("upload.drop", upload=upload)
+            raise
+    return upload
+
+
+def _read(path: Path, file: BinaryIO, size: int) -> bytes:
+    with _readable(path):
+        return file.read(size)
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
-    return upload
 
 
 def is_full(error: HplmError) -> bool:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from gevent import get_hub, monkey
 from gevent._hub_local import get_hub_if_exists
@@ -16,8 +16,15 @@ from tritonclient.utils import InferenceServerException
 from hplm.errors import ConfigError, HplmError, UnreachableError
 
 CLOSED = "the client was closed"
-# Of clients over HTTP that are open, by gevent's hub of each thread that they were in.
-_OPEN: WeakKeyDictionary[Any, set[int]] = WeakKeyDictionary()
+# gevent's hubs of threads in which clients over HTTP came first, and who of these are open.
+_OPEN: WeakKeyDictionary[Any, WeakSet[Owner]] = WeakKeyDictionary()
+
+
+def destroy(hub: Any) -> None:
+    """Give back what gevent has for this thread, unless a name is being looked up: that would be waited for."""
+    lookups = hub._threadpool
+    if lookups is None or not lookups.task_queue.unfinished_tasks:
+        hub.destroy()
 
 
 class Owner:
@@ -31,7 +38,7 @@ class Owner:
         self._seen: set[Any] = set()
         self.is_closed = False
         if is_bound_to_thread:
-            self._see(get_hub())
+            self._see()
 
     @property
     def is_here(self) -> bool:
@@ -53,30 +60,36 @@ class Owner:
         """As `check_open`, in the thread that makes the call itself: ConfigError where that is not the first call's."""
         self.check_open()
         if self._is_bound_to_thread:
-            hub = get_hub()
+            hub = self._see()
             if self._hub is None:
                 self._hub = hub
-                self._see(hub)
             if self._hub is not hub:
                 raise ConfigError("over HTTP a client is for the thread of its first call: make one in each thread")
 
-    def _see(self, hub: Any) -> None:
-        self._seen.add(hub)
-        _OPEN.setdefault(hub, set()).add(id(self))
+    def _see(self) -> Any:
+        """The hub of this thread."""
+        is_first = get_hub_if_exists() is None
+        hub = get_hub()
+        if is_first:
+            _OPEN[hub] = WeakSet()
+        if hub in _OPEN:
+            self._seen.add(hub)
+            _OPEN[hub].add(self)
+        return hub
 
     def leave(self) -> None:
         """Once the client's connections are closed: with the last client of a thread goes what gevent has there.
 
-        Else each thread that ends would leave two descriptors and another thread behind. The main thread's stays, and where
-        gevent has patched threads it is the program's too.
+        Else each thread that ends would leave two descriptors and another thread behind. The main thread's stays, one that
+        was there before is the program's, and where gevent has patched threads it may be.
         """
         seen, self._seen = self._seen, set()
         for hub in seen:
-            _OPEN[hub].discard(id(self))
+            _OPEN[hub].discard(self)
         here = get_hub_if_exists()
         is_programs = threading.current_thread() is threading.main_thread() or monkey.is_module_patched("threading")
         if here in seen and not _OPEN[here] and not is_programs:
-            here.destroy()
+            destroy(here)
 
     @contextmanager
     def calling(self) -> Iterator[None]:

@@ -20,15 +20,23 @@ def passes(error: HplmError) -> bool:
 
 
 def patiently(
-    ask: Callable[[], Answer], patience_s: float = PATIENCE_S, passes: Callable[[HplmError], bool] = passes
+    ask: Callable[[], Answer],
+    patience_s: float = PATIENCE_S,
+    passes: Callable[[HplmError], bool] = passes,
+    *,
+    least: int = 1,
 ) -> Answer:
-    """Ask until there is an answer or an error that stays; for requests that change nothing when they come twice."""
+    """Ask until there is an answer or an error that stays; for requests that change nothing when they come twice.
+
+    At `least` so often, however long each took to fail.
+    """
     deadline_s, pause_s = time.monotonic() + patience_s, FIRST_PAUSE_S
     while True:
         try:
             return ask()
         except HplmError as error:
-            if not passes(error) or time.monotonic() + pause_s > deadline_s:
+            least -= 1
+            if not passes(error) or (least <= 0 and time.monotonic() + pause_s > deadline_s):
                 raise
         time.sleep(pause_s)
         pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)

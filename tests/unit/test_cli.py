@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -109,6 +110,18 @@ def test_a_wrong_call_is_one_line_and_status_1(hplm: Run, command: list[str], wo
     assert done.returncode == 1
     assert words in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("url", "code"), [("http://127.0.0.1:1", "BAD_DATA"), ("localhost:1", "BAD_CONFIG")], ids=["file", "address"]
+)
+def test_an_error_that_is_asked_for_as_json_goes_to_standard_output_also_where_bars_are_drawn(
+    hplm: Run, monkeypatch: pytest.MonkeyPatch, url: str, code: str
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    done = hplm("tenant", "create", "acme", "--train", "nowhere.csv", "--json", "--url", url)
+    assert json.loads(done.stdout)["error"]["code"] == code
+    assert done.returncode == 1
 
 
 @pytest.mark.parametrize("name", ["plot-lookup", "upper", "request"])

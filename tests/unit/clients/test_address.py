@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hplm_client import Client, ManageClient
@@ -87,6 +88,17 @@ def test_certificates_that_are_not_there_are_said(
 ) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", "/no/such.pem")
     with pytest.raises(ConfigError, match=r"SSL_CERT_FILE names /no/such\.pem"):
+        made(url)
+
+
+@pytest.mark.parametrize("made", [Client, ManageClient])
+@pytest.mark.parametrize("url", ["https://127.0.0.1:1", "grpcs://127.0.0.1:1"])
+def test_a_file_without_certificates_is_said(
+    url: str, made: Callable[..., object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "empty.pem").touch()
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "empty.pem"))
+    with pytest.raises(ConfigError, match=r"empty\.pem, which holds no certificates"):
         made(url)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
-from hplm_client import JobEvent, ManageClient
+from hplm_client import JobEvent, ManageClient, manage_upload
 from hplm_client.manage_upload import name_on_server
 
 from hplm import errors
@@ -149,7 +149,7 @@ def test_an_upload_waits_for_room_on_the_server_but_begins_once(
         manage.upload(rows)
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), errors.StoreUnavailableError("full")])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), errors.StoreUnavailableError("full"), BrokenPipeError()])
 def test_an_upload_that_is_broken_off_takes_no_room_on_the_server(
     manage: ManageClient, registry: Registry, rows: Path, error: BaseException
 ) -> None:
@@ -159,6 +159,21 @@ def test_an_upload_that_is_broken_off_takes_no_room_on_the_server(
     with pytest.raises(type(error)):
         manage.upload(rows, broken_off)
     assert registry.uploads() == []
+
+
+def test_a_piece_that_a_call_was_too_short_for_is_sent_again(
+    manage: ManageClient, transport: InProcess, rows: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manage_upload, "PATIENCE_S", -1.0)
+    really, failures = transport.ask, iter([True, True, False, True])
+
+    def ask(request: bytes) -> bytes:
+        if b"upload.chunk" in request and next(failures, False):
+            raise errors.UnreachableError("timed out")
+        return really(request)
+
+    monkeypatch.setattr(transport, "ask", ask)
+    assert manage.upload(rows)["upload"]
 
 
 def test_a_file_that_is_missing_empty_or_changes_is_refused_by_name(manage: ManageClient, rows: Path) -> None:

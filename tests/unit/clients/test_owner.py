@@ -9,8 +9,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import gevent
 import pytest
+from gevent._hub_local import get_hub_if_exists
 from hplm_client import AsyncClient, Client, ManageClient
+from hplm_client.owner import destroy
 
 from hplm.errors import ConfigError, UnreachableError
 from tests.open_files import open_files
@@ -163,3 +166,27 @@ def test_a_client_goes_on_where_another_of_its_thread_is_closed() -> None:
             return client.predict("films", "good").label
 
     assert in_thread(call) == "ok"
+
+
+def test_what_gevent_had_in_a_thread_before_stays_and_so_it_does_while_a_name_is_looked_up() -> None:
+    def call() -> object:
+        hub = gevent.get_hub()
+        with Client(URLS[0]) as client, pytest.raises(UnreachableError):
+            client.predict("films", "good")
+        gevent.sleep(0)
+        return hub is gevent.get_hub()
+
+    assert in_thread(call)
+
+    def look_up() -> object:
+        hub = gevent.get_hub()
+        may_end = threading.Event()
+        hub.threadpool.spawn(may_end.wait)
+        destroy(hub)
+        is_there = get_hub_if_exists() is hub
+        may_end.set()
+        hub.threadpool.join()
+        destroy(hub)
+        return is_there, get_hub_if_exists()
+
+    assert in_thread(look_up) == (True, None)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from hplm_client import Client, Prediction
+from tritonclient.utils import InferenceServerException
 
 from hplm.errors import BadInputError, ConfigError, HplmError, TextEncodingError
 from tests.unit.clients.answering import answering
@@ -30,6 +31,15 @@ def test_answers_to_requests_before_a_bad_one_come_first(bad: Any, error: type[H
         with pytest.raises(error):
             next(answers)
         assert sorted(server.texts) == texts
+
+
+def test_who_may_not_ask_whether_the_server_lives_may_still_be_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    def restricted() -> bool:
+        raise InferenceServerException("This protocol is restricted, expecting header 'key'", "StatusCode.UNAVAILABLE")
+
+    with answering() as server, Client(server.url) as client:
+        monkeypatch.setattr(client._triton, "is_server_live", restricted)
+        assert [answer.label for answer in client.predict_many([("films", "good")])] == ["ok"]
 
 
 @pytest.mark.parametrize("scheme", ["http", "grpc"])
