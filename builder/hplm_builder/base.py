@@ -111,8 +111,9 @@ def convert_base(
     text, held = mixture(shares, tokenizer, max_tokens, progress)
     torch.manual_seed(settings.seed)
     where = choose_device(device)
-    original = load_original(folder, config).to(where)
+    original = load_original(folder, config)
     model = Converted(config, original).to(where)
+    original.to(where)
     if start is not None:
         model.lower.load_state_dict(start.load_lower().state_dict())
         model.upper.load_state_dict(start.load_upper().state_dict())

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 AGAIN_S = 0.5
 COMPLAIN_EVERY_S = 30.0
-# A worker's status that had to leave a job that hangs.
+# A worker's status that had to leave a job that hangs, or whose device is lost.
 HUNG = 75
 
 

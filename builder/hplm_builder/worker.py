@@ -6,6 +6,7 @@ import contextlib
 import logging
 import math
 import shutil
+import sys
 import threading
 import time
 import traceback
@@ -34,7 +35,7 @@ from hplm.store.registry import Registry
 from hplm.store.registry_jobs import MOST_ATTEMPTS
 from hplm.store.registry_uploads import dropped_with, uploads_of
 from hplm_builder.job_bench import Bench
-from hplm_builder.job_report import JobReport, LeaseTimes
+from hplm_builder.job_report import HUNG, JobReport, LeaseTimes
 from hplm_builder.lapses import Lapses
 
 log = logging.getLogger(__name__)
@@ -156,6 +157,7 @@ class Worker:
             bench = Bench(self._store, registry, uploads, report, self._clock, self._device)
             error: HplmError | None = None
             result = None
+            is_device_lost = False
             try:
                 # Only now: a worker that waits does without torch and its memory. The lease is renewed meanwhile.
                 from hplm_builder.jobs import run_job
@@ -174,10 +176,10 @@ class Worker:
                 error.__cause__ = failed
             except (KeyboardInterrupt, SystemExit):
                 raise
-            except BaseException:
+            except BaseException as failed:
                 # Also what is no Exception, as a panic in Rust: every worker that took the job would end with it.
                 log.exception("job %s failed", job.id)
-                error = InternalError("the worker failed on this job; its log says why")
+                error, is_device_lost = _error_of(failed)
             _let_go(error)
             if _tries_again(job, error):
                 # Still held, so that no other worker meets the same disk at once.
@@ -190,6 +192,9 @@ class Worker:
         log.info("job %s: %s", job.id, "done" if error is None else error.wire())
         if has_ended:
             self._consume(uploads, job, error)
+        if is_device_lost:
+            log.critical("this worker's device is lost: it ends, for every later job would fail")
+            raise SystemExit(HUNG)
 
     def _end(self, registry: Registry, job: Job, result: dict[str, object] | None, error: HplmError | None) -> bool:
         """Whether the job has ended; else it is in the queue again."""
@@ -225,6 +230,18 @@ class Worker:
             log.warning("%s: %s", problem.where, problem.what)
 
 
+def _error_of(failed: BaseException) -> tuple[HplmError, bool]:
+    """What a job fails with that stumbled over a mistake of ours, or over its device; and whether that is lost for good."""
+    if (torch := sys.modules.get("torch")) is not None:
+        from hplm.nn.dtype import is_device_lost
+
+        if isinstance(failed, torch.OutOfMemoryError):
+            return StoreUnavailableError("the device has no memory left for this job"), False
+        if is_device_lost(failed):
+            return StoreUnavailableError("the worker's device was lost on this job; its log says why"), True
+    return InternalError("the worker failed on this job; its log says why"), False
+
+
 def _let_go(error: BaseException | None) -> None:
     """Of what a failed job's frames hold: its features or its corpus would live as long as the error that came through them."""
     seen: list[BaseException] = []
@@ -235,7 +252,7 @@ def _let_go(error: BaseException | None) -> None:
 
 
 def _tries_again(job: Job, error: HplmError | None) -> bool:
-    """Whether what stopped a job may pass, a full disk, and it goes on from what it has kept: as often as a lost worker's."""
+    """Whether what stopped a job may pass, a full disk, and it goes on from what it kept: as often as after a lost worker."""
     if not isinstance(error, StoreUnavailableError) or job.attempts >= MOST_ATTEMPTS:
         return False
     return not isinstance(error.__cause__, OSError) or error.__cause__.errno in PASSING

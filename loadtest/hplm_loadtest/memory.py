@@ -66,7 +66,9 @@ def slot_bytes(fleet: Fleet, settings: UpperSettings, counts: Sequence[int]) -> 
     device = choose_device(settings.device)
     dtype = choose_dtype(settings.dtype, device)
     before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
-    slots = AdapterSlots(base, settings.num_slots, base.reduced_size(settings.reduction_factor), device, dtype)
+    reduced_size = base.reduced_size(settings.reduction_factor)
+    # Without a thread that fills them, which would still hold what it has copied when it is looked.
+    slots = AdapterSlots(base, settings.num_slots, reduced_size, device, dtype, fine_prefetch=False)
     bank = _bank(fleet)
     found, done = {}, 0
     try:

@@ -200,6 +200,7 @@ def converted(
     start: bases.Base | None = None,
     learning_rate: float = 1e-3,
     progress: Progress | None = None,
+    device: str = "cpu",
 ) -> dict[str, Any]:
     """What a short conversion of the model in `folder` reports, which is published as `name`."""
     corpus = store.root.parent / "corpus.txt"
@@ -215,7 +216,7 @@ def converted(
         max_tokens=40,
         shares={str(corpus): 1.0},
         settings=ConvertSettings(total_tokens=4096, batch_tokens=1024, learning_rate=learning_rate),
-        device="cpu",
+        device=device,
         progress=progress or Progress(disable=True),
         start=start,
     )

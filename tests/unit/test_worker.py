@@ -725,7 +725,7 @@ time.sleep(30)
 def test_only_what_every_later_call_meets_too_is_a_lost_device(
     error: Exception, then: Exception | None, is_lost: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def synchronize() -> None:
+    def synchronize(device: object) -> None:
         if then is not None:
             raise then
 

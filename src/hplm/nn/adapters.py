@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -227,7 +227,10 @@ class AdapterSlots:
         Raises ConfigError where an adapter is larger than the slots; nothing is pinned then.
         """
         wanted = self._pools_of(tenants)
-        packed = self._fitted(tenants)
+        with self._freed:
+            missing = {tenant.key: tenant for tenant in tenants if self.find(tenant) is None}
+        # Without the lock, for where they were not fitted before they come this takes as long as a layer.
+        packed = self._fitted(missing.values())
         with self._freed:
             # All at once: two that each waited with a part pinned would wait for each other.
             while not self._has_room(wanted):
@@ -249,7 +252,7 @@ class AdapterSlots:
         """Each tenant's pool, once."""
         return {tenant.key: self._pool_of(tenant.packed) for tenant in tenants}
 
-    def _fitted(self, tenants: Sequence[Tenant]) -> dict[str, PackedAdapter]:
+    def _fitted(self, tenants: Iterable[Tenant]) -> dict[str, PackedAdapter]:
         return {tenant.key: self.fitted(tenant.packed) for tenant in tenants}
 
     def _has_room(self, wanted: Mapping[str, int]) -> bool:
@@ -264,7 +267,10 @@ class AdapterSlots:
     def _pin(
         self, tenants: Sequence[Tenant], wanted: Mapping[str, int], packed: Mapping[str, PackedAdapter]
     ) -> tuple[AssignedSlots, Fill | None]:
-        """Under the lock, with as many slots unpinned as it takes; and what the caller is to fill where no thread does."""
+        """Under the lock, with as many slots unpinned as it takes; and what the caller is to fill where no thread does.
+
+        `packed` lacks those that had a slot a moment ago.
+        """
         slots: list[int] = []
         fresh = [FreshSlots(pool, [], []) for pool in range(len(self.tables))]
         for key, pool in wanted.items():
@@ -275,7 +281,8 @@ class AdapterSlots:
             slot, is_new = self.tables[pool].assign(tenant.key)
             slots.append(pool * self.num_slots + slot)
             if is_new:
-                weights = torch.from_numpy(packed[tenant.key].weights)
+                fitted = packed.get(tenant.key) or self.fitted(tenant.packed)
+                weights = torch.from_numpy(fitted.weights)
                 fresh[pool].slots.append(slot)
                 fresh[pool].weights.append(weights.view(torch.bfloat16) if weights.dtype == torch.uint16 else weights)
         own = None

@@ -107,16 +107,16 @@ def choose_threads(wanted: int, instances: int = 1) -> int:
     return wanted or max(1, (count_cores() - 1) // instances)
 
 
-def is_device_lost(error: BaseException) -> bool:
-    """Whether CUDA fails every later call of this process too, as after an illegal address: it is tried.
+def is_device_lost(error: BaseException, device: torch.device | str = "cuda") -> bool:
+    """Whether CUDA fails every later call of this process to the device too, as after an illegal address: it is tried.
 
     Not where memory has run out, or what was asked was wrong: these pass.
     """
     if not isinstance(error, RuntimeError) or "CUDA error" not in str(error):
         return False
     try:
-        torch.cuda.synchronize()
-        torch.zeros(1, device="cuda")
+        torch.cuda.synchronize(device)
+        torch.zeros(1, device=device)
     except torch.OutOfMemoryError:
         return False
     except RuntimeError as again:

@@ -160,7 +160,7 @@ class UpperStage:
             upcoming=self._prefetch if looks_ahead(settings, device) else None,
             publish=self._backlog.publish,
             is_told_to_stop=partial(is_told_to_stop, SERVER),
-            is_fatal=is_device_lost,
+            is_fatal=partial(is_device_lost, device=device),
             exclusive=ExclusiveLock(settings.exclusive_lock) if settings.exclusive_lock else None,
             nice=nice,
             # Threads that torch has started would stay as they are, and wait for this one.

@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hplm_builder import tenant_job
-from hplm_builder.job_report import LeaseTimes
+from hplm_builder.job_report import HUNG, LeaseTimes
 from hplm_builder.worker import Worker
 
 from hplm.adapters import tenant as tenants
@@ -316,6 +317,39 @@ def test_a_disk_that_takes_nothing_for_a_while_costs_a_job_nothing_that_it_has_k
         assert ended.error is not None
         assert (ended.state, ended.error["code"], found) == ("failed", "STORE_UNAVAILABLE", [False, True, True])
     assert not kept.parent.exists()
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_job_whose_device_fails_goes_on_from_what_it_kept_in_another_worker_where_that_is_lost(
+    service: ManageService, store: Store, registry: Registry, monkeypatch: pytest.MonkeyPatch, is_lost: bool
+) -> None:
+    job = create_tenant(service, "acme", colours(60))
+    kept, found, really = store.scratch(job) / "kept.pt", [], tenants.save
+
+    def save(*args: Any) -> None:
+        found.append(kept.exists())
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.touch()
+        if len(found) == 1:
+            raise (
+                RuntimeError("CUDA error: an illegal address")
+                if is_lost
+                else torch.OutOfMemoryError("CUDA out of memory")
+            )
+        really(*args)
+
+    def synchronize(device: object) -> None:
+        raise RuntimeError("CUDA error: an illegal address")
+
+    monkeypatch.setattr(tenants, "save", save)
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    worker = Worker(store, "w", times=LeaseTimes(lease_s=0.5, beat_s=0.1, tell_s=0.1))
+    if is_lost:
+        with pytest.raises(SystemExit) as ended:
+            worker.run(until_idle=True)
+        assert (ended.value.code, registry.job(job).state) == (HUNG, "queued")
+    Worker(store, "x").run(until_idle=True)
+    assert (registry.job(job).state, registry.job(job).attempts, found) == ("done", 2, [False, True])
 
 
 def test_what_a_job_kept_to_go_on_from_goes_when_it_has_ended(
