@@ -8,9 +8,9 @@ import shlex
 import signal
 import sys
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from hplm_client import Client
@@ -33,6 +33,14 @@ from hplm_cli.supervisor import Supervisor
 DEFAULT_MODELS = Path("build/demo/models")
 SHOWN_TENANTS = 8
 ANY_TEXT = "A short text, to see an answer."
+
+
+class _Told(Console):
+    """Serving goes on where nothing can be said, as on a full disk."""
+
+    def print(self, *said: Any, **how: Any) -> None:
+        with suppress(OSError):
+            super().print(*said, **how)
 
 
 def serve(
@@ -73,7 +81,7 @@ def serve(
 
       hplm serve --models build/mine/models --host 0.0.0.0 --log-verbose=1
     """
-    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    console = _Told(stderr=True, soft_wrap=True, highlight=False)
     # SIGINT too: a shell without job control has it ignored in what it starts in the background.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # Where SIGHUP is ignored, nohup asked for it: who closes the terminal means to be served on.
@@ -82,6 +90,10 @@ def serve(
     # `--check` takes free ports: it may run beside a server that holds the usual ones.
     ports = free_ports() if check else Ports(http_port, grpc_port, metrics_port, host)
     check_free(ports)
+    if worker and models.is_dir() and not (models / "manager").is_dir():
+        raise StartError(
+            f"--worker: {models} has no manager, so there are no jobs; `hplm build export --manager` adds it"
+        )
     if models == DEFAULT_MODELS and not models.is_dir():
         from hplm_builder.cli import show_scores
         from hplm_builder.demo import DEMO_FOLDER, build_demo
@@ -169,7 +181,7 @@ def served_tenants(models: Path) -> tuple[list[TenantCard], int, int]:
                 cards.append(bank.card(tenant))
             except ArtifactError as error:
                 damaged += 1
-                where = Console(stderr=True, soft_wrap=True)
+                where = _Told(stderr=True, soft_wrap=True)
                 where.print(f"tenant {tenant.name} cannot be served: {error}", style="yellow", markup=False)
     return cards, left, damaged
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
+import os
 import subprocess
 import sys
 import urllib.error
@@ -42,6 +44,16 @@ def client(request: pytest.FixtureRequest, server: TritonServer) -> Iterator[Cli
     url = server.ports.http_url if request.param == "http" else server.ports.grpc_url
     with Client(url) as opened:
         yield opened
+
+
+def test_what_it_keeps_beside_itself_is_held_and_nobody_elses_to_read(server: TritonServer) -> None:
+    folder = os.open(server._folder, os.O_RDONLY)
+    with pytest.raises(BlockingIOError):
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(folder)
+    regions = [*Path("/dev/shm").glob(f"{server._folder.name}.*")]
+    assert regions
+    assert {region.stat().st_mode & 0o077 for region in regions} == {0}
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,17 @@ def test_what_a_dead_server_left_is_removed_and_nothing_of_one_that_lives_or_beg
     assert [path.name for path in shared.iterdir()] == [f"{backlogs_of(1)}x.1.json"]
 
 
+def test_a_folder_that_is_held_is_locked_for_who_ages_temporary_folders(shared: Path) -> None:
+    folder, mark = leftovers.make_folder()
+    with mark:
+        held, asked = leftovers.hold(folder), os.open(folder, os.O_RDONLY)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(asked, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(held)
+        fcntl.flock(asked, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(asked)
+
+
 def test_what_others_put_in_the_temporary_folder_is_not_taken_for_a_server(shared: Path, tmp_path: Path) -> None:
     dead, of_dead = leave(shared, 1 << 23)
     moved = dead.rename(tmp_path / "moved")

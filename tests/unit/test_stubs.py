@@ -52,6 +52,9 @@ class SmallTriton:
     def ends(self, within_s: float = 0.5) -> bool:
         return False
 
+    def hide_texts(self) -> None:
+        """It has none."""
+
     def load(self, model: str) -> bool:
         self.loads.append(model)
         if model in self.broken:

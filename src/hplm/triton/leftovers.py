@@ -28,6 +28,23 @@ def make_folder() -> tuple[Path, IO[str]]:
     return folder, mark
 
 
+def hold(folder: Path) -> int:
+    """Keep a server's folder from being aged away, which is days older than the rest of its temporary folder: systemd leaves
+    what lies in a folder that is locked. Returns the descriptor to close when the folder may go.
+    """
+    held = os.open(folder, os.O_RDONLY)
+    with suppress(OSError):
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return held
+
+
+def hide(folder: Path) -> None:
+    """What the server of a folder has in shared memory is nobody else's to read. boost, which makes it, heeds no umask."""
+    for region in SHARED_MEMORY.glob(f"{glob.escape(folder.name)}.*"):
+        with suppress(OSError):
+            region.chmod(0o600)
+
+
 def tell(mark: IO[str], server: int) -> None:
     """Which process it is."""
     mark.write(numbered(server))

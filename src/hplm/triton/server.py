@@ -23,6 +23,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -235,6 +236,8 @@ def check_free(ports: Ports) -> None:
 
 def _prepare(stack: tuple[int, int] | None, files: tuple[int, int], parent: int | None) -> None:
     """In the process that becomes Triton."""
+    # Training data lie in files of its manager: nobody else's to read.
+    os.umask(0o077)
     if stack is not None:
         resource.setrlimit(resource.RLIMIT_STACK, stack)
     resource.setrlimit(resource.RLIMIT_NOFILE, files)
@@ -293,6 +296,7 @@ class TritonServer:
         # Stubs start with their working directory on sys.path: an empty folder shadows nothing.
         leftovers.sweep()
         self._folder, mark = leftovers.make_folder()
+        self._let_go = weakref.finalize(self, os.close, leftovers.hold(self._folder))
         process = None
         try:
             with _signals_wait():
@@ -345,7 +349,7 @@ class TritonServer:
         if (stack := stack_limits(STACK_BYTES)) is None:
             logging.getLogger(__name__).warning(
                 "this system gives Triton's threads no larger stacks (`ulimit -Hs`, vm.overcommit_memory): a malformed HTTP "
-                "request of some hundred KB may end it; let clients reach it through a proxy only"
+                "request of some hundred KB may end it; let clients reach it only through a proxy that takes less than 100 KB"
             )
         work = self._folder / "work"
         work.mkdir()
@@ -381,12 +385,17 @@ class TritonServer:
                             break
                     urls.pop()
                 if not urls:
+                    self.hide_texts()
                     return
             except (urllib.error.URLError, http.client.HTTPException, OSError):
                 # Where somebody else has the port, Triton ends by itself.
                 pass
             time.sleep(0.05)
         raise self._failed(f"Triton was not ready after {timeout_s:.0f} s")
+
+    def hide_texts(self) -> None:
+        """From other users of the machine: requests lie in shared memory between the stages, anew where a stage was loaded."""
+        leftovers.hide(self._folder)
 
     def _failed(self, said: str) -> StartError:
         if self.log_path is None:
@@ -428,6 +437,7 @@ class TritonServer:
                 os.killpg(self.process.pid, signal.SIGKILL)
         status = self.process.wait()
         leftovers.remove(self._folder, self.process.pid)
+        self._let_go()
         return status
 
     def _tell_stages(self) -> None:

@@ -87,6 +87,7 @@ class StubKeeper:
             try:
                 if not (self._ask(model, "unload") and self._ask(model, "load")):
                     return said
+                self._server.hide_texts()
                 said.append(f"The stub of model {model} had died; the model is loaded again.")
                 # The others' stubs stay known: who dies meanwhile is met at the next look.
                 known = {pid: other for pid, other in self._stubs.items() if other != model}
