@@ -184,12 +184,12 @@ class Worker:
             if _tries_again(job, error):
                 # Still held, so that no other worker meets the same disk at once.
                 self.stop.wait(self._times.lease_s)
+            has_ended = False
             try:
                 has_ended = report.insist(lambda: self._end(registry, job, result, error))
+                log.info("job %s: %s", job.id, "done" if error is None else error.wire())
             except (LeaseLostError, UnknownJobError) as lost:
                 log.warning("job %s was another's before its end: %s", job.id, lost)
-                return
-        log.info("job %s: %s", job.id, "done" if error is None else error.wire())
         if has_ended:
             self._consume(uploads, job, error)
         if is_device_lost:

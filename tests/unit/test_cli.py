@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hplm_cli import make_app
+from tests import tiny
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 COMMANDS = (
@@ -78,7 +79,6 @@ def test_the_program_is_installed_and_knows_its_version() -> None:
         (["build", "export", "--miss", "guess"], "BAD_CONFIG: hbert_plot: miss must be one of"),
         (["build", "export", "--quantization", "int4"], "BAD_CONFIG: hbert_plot: quantization must be one of"),
         (["build", "export", "--store", "nowhere"], "MISSING_ARTIFACT: nowhere has no base"),
-        (["build", "backends", "--out", "/dev/null/backends"], "partial: Not a directory"),
         (["bench", "response", "--quantization", "int4"], "BAD_CONFIG: no quantization 'int4'"),
         (["predict", "-t", "x", "--url", "ftp://x", "hello"], "BAD_CONFIG: 'ftp://x' is not an address"),
         (
@@ -98,7 +98,6 @@ def test_the_program_is_installed_and_knows_its_version() -> None:
             "bad-mode",
             "bad-quantization",
             "no-store",
-            "bad-folder",
             "bad-quantization-of-a-bench",
             "bad-url",
         ),
@@ -110,6 +109,14 @@ def test_a_wrong_call_is_one_line_and_status_1(hplm: Run, command: list[str], wo
     assert done.returncode == 1
     assert words in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_file_that_cannot_be_used_is_one_line_and_status_1_too(hplm: Run, tmp_path: Path) -> None:
+    models = tiny.make_repository(tmp_path)
+    done = hplm("build", "backends", "--models", str(models), "--out", "/dev/null/backends")
+    assert done.returncode == 1
+    assert done.stderr.startswith("hplm: /dev/null/")
+    assert done.stderr.endswith("partial: Not a directory\n")
 
 
 @pytest.mark.parametrize(

@@ -29,8 +29,8 @@ def make_folder() -> tuple[Path, IO[str]]:
 
 
 def hold(folder: Path) -> int:
-    """Keep a server's folder from being aged away, which is days older than the rest of its temporary folder: systemd leaves
-    what lies in a folder that is locked. Returns the descriptor to close when the folder may go.
+    """Keep a server's folder from being aged away: nothing there is touched for days, and a stage that is to be loaded again
+    needs it. systemd leaves alone what lies in a locked folder. Returns the descriptor to close when the folder may go.
     """
     held = os.open(folder, os.O_RDONLY)
     with suppress(OSError):
