@@ -33,7 +33,7 @@ class LeaseTimes:
 
     Another worker watches a lease that is over for `watch_s` before it takes the job. A tenant's job ends `seen_s` after its
     version is published: servers have looked by then, and whoever hears of the end may ask the tenant at once. A job that is
-    to end, and has not asked for `hang_s` whether it is, hangs: it is given back, and the process ends.
+    to end, and has not asked for `hang_s` whether it is, hangs: it is given back, within `release_s`, and the process ends.
     """
 
     lease_s: float = 30.0
@@ -42,6 +42,7 @@ class LeaseTimes:
     watch_s: float = 10.0
     seen_s: float = 3 * LOOK_EVERY_S
     hang_s: float = 60.0
+    release_s: float = 10.0
 
 
 @dataclass(frozen=True)
@@ -139,9 +140,14 @@ class JobReport:
                 ended_s = ended_s or time.monotonic()
                 if time.monotonic() - max(ended_s, self._asked_s) > self._times.hang_s:
                     log.critical("job %s hangs in step %r: this worker ends (%s)", self._job.id, now.step, self._end)
+                    # Whatever giving the job back may hang in.
+                    last = threading.Timer(self._times.release_s, os._exit, (HUNG,))
+                    last.daemon = True
+                    last.start()
                     # Now: the worker after this one may have another job before the lease runs out, and be hours at it.
-                    with suppress(HplmError):
+                    with suppress(Exception):
                         self._registry.release_job(self._job.id, self._worker, self._clock(), counted=True)
+                    last.cancel()
                     os._exit(HUNG)
             if now == told and time.monotonic() - self._renewed_s < self._times.beat_s:
                 continue

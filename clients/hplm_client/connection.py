@@ -93,7 +93,8 @@ def _once(step: Callable[..., Any], address: Address) -> Callable[..., Any]:
         try:
             return step(*given)
         except _Elapsed as error:
-            raise UnreachableError(f"{address.protocol}://{address.host} does not answer: {error}") from None
+            url = f"{address.protocol}{'s' * address.tls}://{address.host}"
+            raise UnreachableError(f"{url} does not answer: {error}") from None
 
     return bounded_step
 

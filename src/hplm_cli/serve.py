@@ -42,6 +42,10 @@ class _Told(Console):
         with suppress(OSError):
             super().print(*said, **how)
 
+    def on_broken_pipe(self) -> None:
+        """Where nobody listens any more rich would end the program."""
+        self.quiet = True
+
 
 def serve(
     context: typer.Context,

@@ -343,12 +343,12 @@ def test_a_job_whose_device_fails_goes_on_from_what_it_kept_in_another_worker_wh
 
     monkeypatch.setattr(tenants, "save", save)
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
-    worker = Worker(store, "w", times=LeaseTimes(lease_s=0.5, beat_s=0.1, tell_s=0.1))
+    times = LeaseTimes(lease_s=0.5, beat_s=0.1, tell_s=0.1)
     if is_lost:
         with pytest.raises(SystemExit) as ended:
-            worker.run(until_idle=True)
+            Worker(store, "w", times=times).run(until_idle=True)
         assert (ended.value.code, registry.job(job).state) == (HUNG, "queued")
-    Worker(store, "x").run(until_idle=True)
+    Worker(store, "x", times=times).run(until_idle=True)
     assert (registry.job(job).state, registry.job(job).attempts, found) == ("done", 2, [False, True])
 
 
