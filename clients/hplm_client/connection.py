@@ -188,15 +188,17 @@ def headers_of_environment() -> dict[str, str]:
 def _named_certificates() -> str | None:
     """The file of `SSL_CERT_FILE`, which is trusted instead of what the system trusts."""
     named = os.environ.get(CERTIFICATES_VARIABLE)
-    if named and not (os.path.isfile(named) and os.access(named, os.R_OK)):
+    if not named:
+        return None
+    if not (os.path.isfile(named) and os.access(named, os.R_OK)):
         raise ConfigError(f"{CERTIFICATES_VARIABLE} names {named}, which is no file that can be read")
     try:
-        ssl.create_default_context(cafile=named or None)
+        ssl.create_default_context(cafile=named)
     except ssl.SSLError as error:
         raise ConfigError(
             f"{CERTIFICATES_VARIABLE} names {named}, which holds no certificates: {error.reason}"
         ) from None
-    return named or None
+    return named
 
 
 def _certificates_of_the_system() -> str:
