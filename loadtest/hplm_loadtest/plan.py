@@ -29,6 +29,10 @@ class Requests:
     def __len__(self) -> int:
         return len(self.tenants)
 
+    def share(self, number: int, of: int) -> Requests:
+        """Every `of`-th, from `number` on."""
+        return Requests(*(getattr(self, column)[number::of] for column in Requests.__dataclass_fields__))
+
 
 @dataclass(frozen=True)
 class Plan:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -34,12 +35,13 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Load:
-    """How each point is measured: `in_flight` requests under way, in `rounds` rounds of all systems.
+    """How a point is measured: `in_flight` requests under way from `generators` processes, in `rounds` rounds of all systems.
 
     What counts is about `duration_s` without the start and the end, see `enough_requests`.
 
     Before it every tenant that its server has not met is asked once, or as many as can be in `warm_up_s`: what is checked and
-    read when a tenant is first asked for is not what it costs to serve it.
+    read when a tenant is first asked for is not what it costs to serve it. Where a server has several processes, `warm_passes`
+    times: each of them has to meet each tenant.
     Response: `response_s` seconds of independent arrivals at `response_share` of what hBERT carried; 0 leaves it out.
     """
 
@@ -49,6 +51,8 @@ class Load:
     in_flight: int = 128
     response_s: float = 60.0
     response_share: float = 0.6
+    generators: int = 1
+    warm_passes: int = 1
 
 
 def throughput_by_tenants(
@@ -61,16 +65,18 @@ def throughput_by_tenants(
     limits: Limits,
     picture: Path | None,
     kind: str = "pool",
+    upper: Mapping[str, Any] | None = None,
 ) -> Report:
     """Every system as a real server of its own, started and stopped in turn; medians over the rounds.
 
-    `kind` of `hplm_loadtest.texts`: the tables know every n-gram of those of the pool. All compute where the fleet's hBERT
+    `kind` of `hplm_loadtest.texts`: the tables know every n-gram of those of the pool. `upper`: settings of hBERT's upper stage
+    that are not the fleet's. All compute where the fleet's hBERT
     does, but `onnxruntime` always on the processor. Raises ConfigError where they could not be compared.
     """
     check_picture(picture)
     systems, counts = list(dict.fromkeys(systems)), sorted(set(counts))
     fleet = open_fleet(folder, shape, max(counts), kind)
-    servers = Systems(fleet, limits)
+    servers = Systems(fleet, limits, upper)
     rates: dict[tuple[SystemName, Popularity, int], list[float]] = {}
     errors: dict[tuple[SystemName, Popularity, int], Counter[str]] = {}
     steady: dict[tuple[SystemName, Popularity, int], bool] = {}
@@ -87,13 +93,14 @@ def throughput_by_tenants(
                         for count in counts:
                             rng = np.random.default_rng([turn, count])
                             mix, url = mix_of(fleet, popularity, count), server.ports.grpc_url
-                            run, newly = saturate(url, mix, fleet.names[asked:count], load, rng)
+                            runs, newly = saturate(url, mix, fleet.names[asked:count], load, rng)
                             asked += newly
                             point = name, popularity, count
-                            rate, is_steady = steady_rate(run)
-                            rates.setdefault(point, []).append(rate)
-                            steady[point] = steady.get(point, True) and is_steady
-                            errors.setdefault(point, Counter()).update(c for c in run.codes if c != ANSWERED)
+                            found = [steady_rate(run) for run in runs]
+                            rates.setdefault(point, []).append(sum(rate for rate, _ in found))
+                            steady[point] = steady.get(point, True) and all(is_steady for _, is_steady in found)
+                            codes = (code for run in runs for code in run.codes)
+                            errors.setdefault(point, Counter()).update(code for code in codes if code != ANSWERED)
                             progress.update(bar, advance=1)
         rows: list[dict[str, Any]] = [
             {
@@ -113,11 +120,12 @@ def throughput_by_tenants(
         "shape": shape,
         "fleet": str(folder),
         **{key: getattr(load, key) for key in Load.__dataclass_fields__},
+        **{f"hbert_{key}": value for key, value in (upper or {}).items()},
         **servers.about,
         "texts": kind,
         "mean_tokens": mean_tokens(fleet.texts, fleet.models),
         "protocol": "grpc",
-        "client": "same machine, a process of its own",
+        "client": "same machine, processes of its own",
         "swaps": "from the page cache into memory laid out beforehand, of a GPU through pinned memory; dedicated-disk past the "
         "page cache",
     }
@@ -130,23 +138,34 @@ def mix_of(fleet: Fleet, popularity: Popularity, count: int) -> Mix:
     return Mix(UniformTenants(names) if popularity == "uniform" else ZipfTenants(names), fleet.texts)
 
 
-def saturate(url: str, mix: Mix, cold: Sequence[str], load: Load, rng: np.random.Generator) -> tuple[Run, int]:
-    """A closed loop long enough, once everything is warm; and how many of the `cold` tenants, not asked yet, were asked."""
+def saturate(
+    url: str, mix: Mix, cold: Sequence[str], load: Load, rng: np.random.Generator
+) -> tuple[Sequence[Run], int]:
+    """A closed loop of each generator, long enough, once everything is warm; and how many of the `cold` tenants were asked."""
+    most = load.generators
 
-    def loop(requests: Requests) -> Run:
-        return closed_loop(url, requests, load.in_flight, timeout_s=LONGEST_S)
+    def loop(requests: Requests) -> Sequence[Run]:
+        def one(number: int) -> Run:
+            under_way = max(1, load.in_flight // most)
+            return closed_loop(url, requests.share(number, most), under_way, timeout_s=LONGEST_S)
 
-    first = loop(mix.draw(2 * load.in_flight, rng))
-    if asked := cold[: int(load.warm_up_s * len(first) / first.duration_s)]:
-        loop(replace(mix.draw(len(asked), rng), tenants=asked))
-    run = first
+        with ThreadPoolExecutor(most) as pool:
+            return list(pool.map(one, range(most)))
+
+    def rate(runs: Sequence[Run]) -> float:
+        return sum(len(run) / run.duration_s for run in runs)
+
+    runs = loop(mix.draw(2 * load.in_flight, rng))
+    if asked := cold[: (most_asked := int(load.warm_up_s * rate(runs)))]:
+        for _ in range(max(1, min(load.warm_passes, most_asked // len(asked)))):
+            loop(replace(mix.draw(len(asked), rng), tenants=asked))
     for _ in range(4):
         # How many requests the next takes, the last tells.
-        count = enough_requests(len(run) / run.duration_s, load.duration_s, load.in_flight)
-        run = loop(mix.draw(count, rng))
-        if count >= enough_requests(len(run) / run.duration_s, 0.7 * load.duration_s, load.in_flight):
+        count = enough_requests(rate(runs), load.duration_s, load.in_flight)
+        runs = loop(mix.draw(count, rng))
+        if count >= enough_requests(rate(runs), 0.7 * load.duration_s, load.in_flight):
             break
-    return run, len(asked)
+    return runs, len(asked)
 
 
 def responses(

@@ -330,10 +330,11 @@ def tiny_fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.triton
 def test_the_tenants_benchmark_measures_every_point_of_every_system(tiny_fleet: Path, tmp_path: Path) -> None:
-    load = tenants_bench.Load(duration_s=0.3, warm_up_s=0.3, rounds=1, in_flight=8, response_s=1.0, response_share=0.2)
+    load = tenants_bench.Load(0.3, 0.3, 1, in_flight=8, response_s=1.0, response_share=0.2, generators=2, warm_passes=2)
     picture = tmp_path / "tenants.svg"
     report = tenants_bench.throughput_by_tenants(
-        tiny_fleet, "minilm", ["hbert", "dedicated"], [1, 12], ["uniform"], load, Limits(1, 1, 2), picture, "unseen"
+        *(tiny_fleet, "minilm", ["hbert", "dedicated"], [1, 12], ["uniform"], load, Limits(1, 1, 2), picture, "unseen"),
+        {"num_slots": 5},
     )
     rates = [row for row in report.rows if row["measure"] == "throughput"]
     assert [(row["system"], row["tenants"]) for row in rates] == [
@@ -343,6 +344,7 @@ def test_the_tenants_benchmark_measures_every_point_of_every_system(tiny_fleet: 
     assert [row["system"] for row in report.rows if row["measure"] == "response"] == ["hbert", "dedicated"]
     assert report.settings["dedicated_files"] > 1
     assert report.settings["hbert_look_up_threads"] == 1
+    assert (report.settings["hbert_num_slots"], report.settings["generators"]) == (5, 2)
     assert report.settings["texts"] == "unseen"
     assert picture.is_file()
 

@@ -133,3 +133,12 @@ def test_a_deadline_that_the_client_refuses_is_refused_before_anything_is_sent()
 def test_a_run_without_an_end_or_a_length_is_refused(duration_s: float) -> None:
     with pytest.raises(ConfigError, match="duration_s"):
         Mix(UniformTenants(["a"]), ["text"]).plan(PoissonArrivals(1), duration_s, np.random.default_rng(0))
+
+
+def test_shares_of_requests_are_all_of_them_once() -> None:
+    requests = Requests(["a", "b", "c"], ["x", "y", "z"], np.array([1.0, np.nan, 3.0]), ["p", None, "q"])
+    first, second = (requests.share(number, 2) for number in range(2))
+    assert (first.tenants, first.texts, first.pairs) == (["a", "c"], ["x", "z"], ["p", "q"])
+    assert (second.tenants, second.texts, second.pairs) == (["b"], ["y"], [None])
+    np.testing.assert_array_equal(first.deadlines_s, [1.0, 3.0])
+    assert Requests(["a"], ["x"], np.array([1.0])).share(0, 1).pairs == ()
