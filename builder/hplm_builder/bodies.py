@@ -10,9 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hplm.adapters.packed import Adapter, Place
-from hplm.nn.dtype import CPU, choose_dtype
+from hplm.nn.dtype import CPU, choose_dtype, in_dtype
 from hplm.nn.encoder import OriginalEncoder, UpperEncoder, WindowEncoder
-from hplm.nn.upper import in_dtype
 from hplm_builder.convert import merged_texts
 
 Half = Literal["lower", "higher"]

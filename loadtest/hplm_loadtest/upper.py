@@ -15,9 +15,9 @@ from torch import Tensor
 from hplm.adapters.packed import widen
 from hplm.adapters.tenant import Pooling, Tenant
 from hplm.config import BaseConfig, UpperSettings
-from hplm.nn.dtype import choose_device, choose_dtype, computing_in, use_threads
+from hplm.nn.dtype import choose_device, choose_dtype, computing_in, in_dtype, use_threads
 from hplm.nn.encoder import UpperEncoder
-from hplm.nn.upper import UpperEngine, UpperRequest, count_read, in_dtype
+from hplm.nn.upper import UpperEngine, UpperRequest, count_read
 from hplm.progress import progress_bars
 from hplm.report import Report
 from hplm_loadtest.models import read

@@ -75,7 +75,8 @@ class PlotSettings:
     `registry`: URL of a shared registry, "" for the store's own SQLite file. `table` is the base's root domain; at most
     `most_domains` domain versions are open at once, roots too, each with an overlay of `overlay_windows`.
 
-    `num_threads` compute windows that no table has; 0: one, for the upper stage computes beside it. After a batch of several
+    Windows that no table has are computed on `device`, where that is the CPU by `num_threads`; 0: one, for the upper stage
+    computes beside it. `device` auto is a GPU where there is one, but the CPU with `quantization`. After a batch of several
     requests the next begins `batch_every_ms` after it at the earliest, where two or more come in such a time: fewer and fuller
     ones cost less a request. `tenant_weights` are shares of this queue, as in UpperSettings. Of a request's time `reserve_s`,
     at most half of it, is kept for the upper stage.
@@ -95,6 +96,7 @@ class PlotSettings:
     most_domains: int = 16
     max_text_bytes: int = 65_536
     num_threads: int = 0
+    device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     quantization: Quantization = "none"
     verify: bool = True

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 import threadpoolctl  # type: ignore[import-untyped]
+import torch
 
 from hplm import config, errors
 from hplm.adapters import tenant as tenants
@@ -30,7 +31,7 @@ from hplm.nn import reference
 from hplm.nn.base import Base
 from hplm.scheduling.backlog import Backlog
 from hplm.serving.backlog_file import READ_EVERY_S, BacklogFile
-from hplm.serving.plot_stage import LookedUp, PlotInput, PlotStage, _Asked
+from hplm.serving.plot_stage import LookedUp, PlotInput, PlotStage, _Asked, device_of
 from hplm.serving.upper_stage import UpperAnswer, UpperInput, UpperStage
 from hplm.store import catalog
 from hplm.store.layout import Store
@@ -704,6 +705,51 @@ def test_a_domain_whose_look_up_fails_fails_its_own_requests(
     lookup = plot_stage._domains.fetch(plot_stage._bank.resolve(b"alpha").lineage).result()
     monkeypatch.setattr(lookup, "hidden_states", lambda *_: 1 / 0)
     assert isinstance(look_up(plot_stage, [GOOD_REQUEST])[0], errors.InternalError)
+
+
+@pytest.mark.parametrize(
+    ("changed", "device"),
+    [
+        ({}, "cuda:1"),
+        ({"device": "cuda"}, "cuda:1"),
+        ({"device": "cpu"}, "cpu"),
+        ({"quantization": "int8"}, "cpu"),
+        ({"quantization": "int8", "device": "cuda"}, "cuda:1"),
+        ({"miss": "backoff"}, "cpu"),
+    ],
+)
+def test_windows_are_computed_where_the_settings_say_and_by_default_on_a_gpu_but_in_integers(
+    changed: dict[str, Any], device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    settings = PlotSettings(store="store", base="tiny", table="general", **changed)
+    assert device_of(settings, 1) == torch.device(device)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_look_up_that_wants_a_gpu_does_not_start_without_one(tiny_models: Path) -> None:
+    with pytest.raises(errors.ConfigError, match="torch sees no GPU"):
+        plot_stage_of(tiny_models, device="cuda")
+    assert plot_stage_of(tiny_models).about.startswith("computed on cpu in ")
+
+
+def test_a_look_up_whose_gpu_is_lost_tries_no_text_again_and_tells_the_worker(
+    plot_stage: PlotStage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def lost(ids: Any, lengths: Any) -> Any:
+        asked.append(len(lengths))
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    lookup = plot_stage._domains.fetch(plot_stage._bank.resolve(b"alpha").lineage).result()
+    monkeypatch.setattr(lookup, "hidden_states", lost)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: lost([], []))
+    with pytest.raises(RuntimeError, match="illegal memory") as caught:
+        look_up(plot_stage, [GOOD_REQUEST] * 2)
+    assert asked[0] == 2
+    assert 1 not in asked
+    assert plot_stage._worker._is_fatal(caught.value)
 
 
 def test_a_long_text_counts_as_what_is_looked_up_of_it(plot_stage: PlotStage, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,7 +73,7 @@ def test_served_logits_are_the_engines(folder: Path, server: TritonServer, proto
 def test_the_log_says_what_is_in_integers(folder: Path, server: TritonServer) -> None:
     said = (folder / "triton.log").read_text()
     assert re.search(
-        r"hbert_plot: what no table has is computed with layers' matrices in int8, the gate's in float32", said
+        r"hbert_plot: what no table has is computed on cpu with layers' matrices in int8, the gate's in float32", said
     )
     assert re.search(r"hbert_upper: computing on cpu in \w+ with \d+ threads?, layers' matrices in int8", said)
 

@@ -17,11 +17,11 @@ from hplm.config import REDUCTION_FACTOR
 from hplm.decode import answer_of
 from hplm.nn import base as bases
 from hplm.nn.base import Base
-from hplm.nn.dtype import CPU, choose_dtype, computing_in
+from hplm.nn.dtype import CPU, choose_dtype, computing_in, in_dtype
 from hplm.nn.int8 import LEAST_RANGE, MARGIN, Ranges, channels_apart, check_int8, widest_inner
 from hplm.nn.int8_ranges import FEED_FORWARD, measure_ranges, product_inputs
 from hplm.nn.lookup import PlotLookup
-from hplm.nn.upper import UpperEngine, UpperRequest, in_dtype
+from hplm.nn.upper import UpperEngine, UpperRequest
 from hplm.progress import silent
 from hplm.report import Goal, Report
 from hplm.store.layout import Store

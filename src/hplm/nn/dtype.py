@@ -8,10 +8,12 @@ import os
 import time
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
+from typing import TypeVar
 
 import threadpoolctl  # type: ignore[import-untyped]
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from hplm.config import Quantization
 from hplm.errors import ConfigError
@@ -19,6 +21,7 @@ from hplm.nn import cgroups
 from hplm.nn.memory import keep_freed_memory
 
 CPU = torch.device("cpu")
+Encoder = TypeVar("Encoder", bound=nn.Module)
 TRIES = 6
 # Rows, inputs and outputs of the product that is tried: some milliseconds.
 TRIED = (256, 768, 768)
@@ -97,6 +100,14 @@ def choose_dtype(name: str, device: torch.device, quantization: Quantization = "
 def computing_in(dtype: torch.dtype, device: torch.device) -> AbstractContextManager[object]:
     """Autocast to `dtype`: products in it, LayerNorm and softmax in fp32. Nothing to do for fp32."""
     return nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)
+
+
+def in_dtype(encoder: Encoder, dtype: torch.dtype) -> Encoder:
+    """Matrices in `dtype`, LayerNorm and the residual stream in fp32, for use within `computing_in`."""
+    for module in encoder.modules():
+        if isinstance(module, nn.Linear):
+            module.to(dtype)
+    return encoder.eval()
 
 
 def choose_threads(wanted: int, instances: int = 1) -> int:

@@ -197,22 +197,24 @@ def open_lineage(
     verify: bool = True,
     base_lower: WindowEncoder | None = None,
     quantization: Quantization = "none",
+    device: torch.device = CPU,
     helpers: Helpers | None = None,
 ) -> PlotLookup:
     """The look-up over a domain version, as serving, fine-tuning and measuring all do it.
 
     `lineage` holds the folders of its versions, its own first, its root's last, relative to the store or absolute. A miss
-    is computed by the lower layers of the first and remembered for it alone. `base_lower`: the base's lower layers where
-    they are in memory already; all domains of a base share their word embeddings. They are for look-ups alone from then on:
-    their matrices are put in oneDNN's order, and with `quantization` int8 products with them are computed in int8.
+    is computed by the lower layers of the first, on `device`, and remembered for it alone. `base_lower`: the base's lower
+    layers where they are there already; all domains of a base share their word embeddings. They are for look-ups alone from
+    then on: their matrices are put in oneDNN's order, and with `quantization` int8 products with them are computed in int8.
     Raises MissingArtifactError, CorruptArtifactError, WrongBaseError, StoreUnavailableError or ConfigError.
     """
     *branches, root = (store.root / path for path in lineage)
     whole, *shorter = levels(base.config.window)
     overlay_windows = overlay_windows if miss == "compute" else 0
-    dtype = dtype or choose_dtype("auto", CPU)
+    dtype = dtype or choose_dtype("auto", device)
     lower = lowers.of_lineage(store, base, lineage, base_lower=base_lower, verify=verify) if miss == "compute" else None
     if lower is not None:
+        lower.to(device)
         lowers.pack(lower, dtype, base if quantization == "int8" else None)
     opened, room = tables.load_together(
         [*(branch / "branch" for branch in branches), root / whole, *(root / level for level in shorter)],

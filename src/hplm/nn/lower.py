@@ -15,6 +15,7 @@ from torch import nn
 
 from hplm.errors import ConfigError, CorruptArtifactError, WrongBaseError, unusable
 from hplm.nn.base import Base
+from hplm.nn.dtype import in_dtype
 from hplm.nn.encoder import WindowEncoder
 from hplm.nn.int8 import check_int8
 from hplm.nn.int8_ranges import measure_window_ranges
@@ -70,8 +71,9 @@ def load(folder: Path, base: Base, *, words: nn.Embedding | None = None, verify:
 def pack(lower: WindowEncoder, dtype: torch.dtype, int8_of: Base | None = None) -> None:
     """Put the matrices in oneDNN's order where that can be, in place: for look-ups alone from then on. Again does nothing.
 
-    `int8_of`: their base where the layers' products are to be computed in int8. Raises ConfigError where they cannot be, or
-    where they were put in order with another quantization; `dtype` is that of the first time.
+    On a GPU they are kept in `dtype`. `int8_of`: their base where the layers' products are to be computed in int8. Raises
+    ConfigError where they cannot be, or where they were put in order with another quantization; `dtype` is that of the first
+    time.
     """
     device = lower.gate_weight.device
     if int8_of is not None:
@@ -86,6 +88,9 @@ def pack(lower: WindowEncoder, dtype: torch.dtype, int8_of: Base | None = None) 
         if not can_pack(device, dtype):
             if int8_of is not None:
                 raise ConfigError(f"quantization int8 cannot be had beside {dtype} here; leave it out")
+            if device.type != "cpu":
+                # Once, not for every batch.
+                in_dtype(lower, dtype)
             return
         int8: list[Int8WindowLayer] = []
         if int8_of is not None:

@@ -37,14 +37,6 @@ class UpperRequest:
     hidden: npt.NDArray[np.float16] | npt.NDArray[np.float32]
 
 
-def in_dtype(upper: UpperEncoder, dtype: torch.dtype) -> UpperEncoder:
-    """Matrices in `dtype`, LayerNorm and the residual stream in fp32, for use within `computing_in`."""
-    for module in upper.modules():
-        if isinstance(module, nn.Linear):
-            module.to(dtype)
-    return upper.eval()
-
-
 class UpperEngine:
     """Runs batches over one set of upper layers. Not thread-safe, but `slots.prefetch` may run beside it.
 

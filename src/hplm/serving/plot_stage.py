@@ -16,6 +16,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from hplm.adapters.bank import TenantBank
 from hplm.adapters.host_cache import HostCache
@@ -30,7 +31,7 @@ from hplm.errors import (
     unusable,
 )
 from hplm.nn import base as bases
-from hplm.nn.dtype import CPU, choose_dtype, use_threads
+from hplm.nn.dtype import CPU, choose_device, choose_dtype, is_device_lost, use_threads
 from hplm.nn.int8 import check_int8
 from hplm.nn.lookup import Helpers, PlotLookup, open_lineage, verify_domain
 from hplm.nn.memory import stop_searching_what_stays
@@ -121,17 +122,19 @@ class PlotStage:
     Cards are read and domain versions opened when a tenant of theirs is first asked for, without keeping others waiting.
     """
 
-    def __init__(self, settings: PlotSettings, folder: Path, instances: int = 1) -> None:
+    def __init__(self, settings: PlotSettings, folder: Path, device_index: int = 0, instances: int = 1) -> None:
         """`instances`: processes of this stage that one server runs beside each other."""
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         use_threads(1)
         tokenise_in_one_thread()
         threads = settings.num_threads or 1
+        self._device = device_of(settings, device_index)
+        self._dtype = choose_dtype(settings.dtype, self._device)
         self._helpers: Helpers | None = None
-        if threads > 1:
+        if threads > 1 and self._device == CPU:
             self._helpers = Helpers(ThreadPoolExecutor(threads - 1, "hplm-window"), threads - 1)
         if settings.quantization == "int8" and settings.miss == "compute":
-            check_int8(CPU)
+            check_int8(self._device)
         self._store = Store((folder / settings.store).resolve(), settings.registry)
         self._base = bases.load(self._store.base(settings.base), verify=settings.verify)
         self._settings = settings
@@ -143,7 +146,7 @@ class PlotStage:
                 f"{self._base.tokenizer_path} gives token ids up to {highest}, this base has embeddings below "
                 f"{self._base.config.vocab_size} only; convert it again with the tokenizer that belongs to it"
             )
-        self._lower = self._base.load_lower() if settings.miss == "compute" else None
+        self._lower = self._base.load_lower().to(self._device) if settings.miss == "compute" else None
         self._windows: Counter[str] = Counter()
         self._tokens = 0
         self._verified: set[str] = set()
@@ -166,9 +169,10 @@ class PlotStage:
         self._tracer = Tracer(Path(settings.trace) if settings.trace else None, "plot")
         # What is done with windows that no table has, in words.
         if settings.miss == "compute":
-            dtype = str(choose_dtype(settings.dtype, CPU)).removeprefix("torch.")
+            dtype = str(self._dtype).removeprefix("torch.")
             in_int8 = f"with layers' matrices in int8, the gate's in {dtype}"
-            self.about = f"computed {in_int8}" if settings.quantization == "int8" else f"computed in {dtype}"
+            how = in_int8 if settings.quantization == "int8" else f"in {dtype}"
+            self.about = f"computed on {self._device} {how}"
         else:
             self.about = "backed off"
             self.about += ", so quantization changes nothing" if settings.quantization == "int8" else ""
@@ -187,6 +191,7 @@ class PlotStage:
             self._run_and_pass_on,
             tracer=self._tracer,
             is_told_to_stop=partial(is_told_to_stop, SERVER),
+            is_fatal=partial(is_device_lost, device=self._device),
             every_s=settings.batch_every_ms / 1000,
             exclusive=ExclusiveLock(settings.exclusive_lock) if settings.exclusive_lock else None,
         )
@@ -363,6 +368,9 @@ class PlotStage:
         try:
             hidden = lookup.hidden_states(np.concatenate([text.ids for text in texts]), lengths)
         except Exception as error:
+            if is_device_lost(error, self._device):
+                # No text could be looked up any more: the worker ends this process.
+                raise
             if len(texts) > 1:
                 # Alone they may all do well: then nothing else would say why.
                 complain(f"a look-up of several texts failed; each alone ({type(error).__name__})", error)
@@ -416,14 +424,21 @@ class PlotStage:
             lineage,
             miss=self._settings.miss,
             overlay_windows=self._settings.overlay_windows,
-            dtype=choose_dtype(self._settings.dtype, CPU),
+            dtype=self._dtype,
             verify=False,
             base_lower=self._lower,
             quantization=self._settings.quantization,
+            device=self._device,
             helpers=self._helpers,
         )
         lookup.windows_by_level = self._windows
         return lookup
+
+
+def device_of(settings: PlotSettings, index: int = 0) -> torch.device:
+    """Where windows are computed that no table has; `index` says which GPU. Raises ConfigError where it is not there."""
+    on_processor = settings.miss != "compute" or (settings.device == "auto" and settings.quantization == "int8")
+    return CPU if on_processor else choose_device(settings.device, index)
 
 
 def _checked(one: EncodedText) -> EncodedText | HplmError:

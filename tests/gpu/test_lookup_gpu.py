@@ -1,0 +1,72 @@
+"""The look-up on a GPU: windows that no table has."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hplm import config
+from hplm.config import PlotSettings
+from hplm.nn.dtype import CPU
+from hplm.nn.lookup import CUDA_WINDOWS, open_lineage
+from hplm.serving.plot_stage import LookedUp, PlotInput, PlotStage
+from tests import tiny
+from tests.batches import look_up
+from tests.submitting import submit
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device"),
+]
+GPU = torch.device("cuda:0")
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 5e-3), (torch.bfloat16, 0.1)], ids=str)
+@pytest.mark.parametrize("relative_buckets", [0, 8])
+def test_windows_are_computed_on_the_gpu_as_on_the_cpu(
+    tmp_path: Path, relative_buckets: int, dtype: torch.dtype, tolerance: float
+) -> None:
+    tiny.make_repository(tmp_path, shape=replace(tiny.config(), relative_buckets=relative_buckets))
+    store, base = tiny.opened(tmp_path)
+    root = [store.table(tiny.PLOT, "root").parent]
+    # More than are computed at once.
+    ids = tiny.some_windows(base, CUDA_WINDOWS, seed=5).ravel()
+    exact = open_lineage(store, base, root, dtype=torch.float32).hidden_states(ids, [len(ids)])
+    lookup = open_lineage(store, base, root, dtype=dtype, device=GPU)
+    found = lookup.hidden_states(ids, [len(ids)])
+    assert lookup.windows_by_level["computed"] > CUDA_WINDOWS
+    assert np.abs(found - exact).max() < tolerance * max(1.0, float(np.abs(exact).max()))
+    # What was computed is remembered.
+    np.testing.assert_array_equal(lookup.hidden_states(ids, [len(ids)])[-100:], found[-100:])
+
+
+def test_a_stage_answers_from_the_gpu_what_it_answers_from_the_cpu(tiny_models: Path) -> None:
+    folder = tiny_models / "hbert_plot" / "1"
+    settings = config.load(PlotSettings, folder / "settings.json")
+    requests = [((text.encode(),), b"alpha") for text in tiny.sentences(20, seed=11)]
+    answers = {}
+    for device in ("auto", "cpu"):
+        stage = PlotStage(replace(settings, device=device, dtype="float32"), folder)
+        assert stage._device == (GPU if device == "auto" else CPU)
+        answers[device] = look_up(stage, requests)
+    for got, exact in zip(answers["auto"], answers["cpu"], strict=True):
+        assert isinstance(got, LookedUp)
+        assert isinstance(exact, LookedUp)
+        np.testing.assert_allclose(got.hidden, exact.hidden, atol=5e-3)
+
+
+def test_a_stage_says_where_it_computes_and_runs_its_own_threads(tiny_models: Path) -> None:
+    folder = tiny_models / "hbert_plot" / "1"
+    stage = PlotStage(replace(config.load(PlotSettings, folder / "settings.json"), num_threads=2), folder)
+    assert stage.about.startswith("computed on cuda:0 in ")
+    stage.start()
+    answer: Future[object] = Future()
+    submit(stage, PlotInput((b"zebra crossing",), b"alpha", arrived_s=time.monotonic()), answer.set_result)
+    assert isinstance(answer.result(60), LookedUp)
+    stage.stop()
