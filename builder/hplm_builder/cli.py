@@ -341,7 +341,11 @@ def export_models(
     miss: Annotated[str, typer.Option(help="What a window that no table has gets: compute or backoff.")] = "compute",
     dtype: Annotated[str, typer.Option(help="auto, bfloat16 or float32.")] = "auto",
     slots: Annotated[
-        int, typer.Option(help="Adapters of each width on the device at once, the identity included.")
+        int | None,
+        typer.Option(
+            help="Adapters of each width on the device at once, the identity included; default: 64, on a GPU a tenth of its "
+            "memory."
+        ),
     ] = UpperSettings.num_slots,
     reduction_factor: Annotated[
         int,

@@ -13,7 +13,7 @@ import torch
 from hplm.adapters.bank_file import BankFile
 from hplm.config import UpperSettings
 from hplm.errors import ConfigError
-from hplm.nn.adapters import AdapterSlots
+from hplm.nn.adapters import AdapterSlots, choose_slots
 from hplm.nn.dtype import choose_device, choose_dtype
 from hplm.progress import progress_bars
 from hplm.report import Goal, Report
@@ -68,7 +68,8 @@ def slot_bytes(fleet: Fleet, settings: UpperSettings, counts: Sequence[int]) -> 
     before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
     reduced_size = base.reduced_size(settings.reduction_factor)
     # Without a thread that fills them, which would still hold what it has copied when it is looked.
-    slots = AdapterSlots(base, settings.num_slots, reduced_size, device, dtype, fine_prefetch=False)
+    num_slots = choose_slots(settings.num_slots, base, reduced_size, device, dtype)
+    slots = AdapterSlots(base, num_slots, reduced_size, device, dtype, fine_prefetch=False)
     bank = _bank(fleet)
     found, done = {}, 0
     try:

@@ -132,8 +132,9 @@ class PlotSettings:
 class UpperSettings:
     """Of the `upper` backend. Paths are relative to the folder of the settings file; `registry` as in PlotSettings.
 
-    Adapters: `num_slots` counts the identity slot, `reduction_factor` bounds an adapter's size; those that are wider than
-    REDUCTION_FACTOR has them have as many slots of their own. `host_cache_mb` is the memory for loaded tenants.
+    Adapters: `num_slots` counts the identity slot, None chooses by the device (`hplm.nn.adapters.choose_slots`);
+    `reduction_factor` bounds an adapter's size; those that are wider than REDUCTION_FACTOR has them have as many slots of
+    their own. `host_cache_mb` is the memory for loaded tenants.
     `coarse_prefetch` fills slots for waiting requests while a batch computes, where it is None on a GPU alone.
     `fine_prefetch` fills layer i + 1 while layer i computes, on a GPU all others while the first does (HMI 6.2).
 
@@ -153,7 +154,7 @@ class UpperSettings:
     store: str
     base: str
     registry: str = ""
-    num_slots: int = 64
+    num_slots: int | None = None
     reduction_factor: int = 4
     host_cache_mb: int = 2048
     coarse_prefetch: bool | None = None
@@ -180,7 +181,8 @@ class UpperSettings:
 
     def __post_init__(self) -> None:
         at_least(self, 0, "pad_to")
-        at_least(self, 2, "num_slots")
+        if self.num_slots is not None:
+            at_least(self, 2, "num_slots")
         at_least(
             self, 1, "reduction_factor", "host_cache_mb", "batch_rows", "row_tokens", "batch_requests", "queue_capacity"
         )

@@ -23,7 +23,7 @@ from hplm.config import UpperSettings
 from hplm.errors import CorruptArtifactError, DeadlineError, HplmError, QueueFullError, StoppingError
 from hplm.nn import base as bases
 from hplm.nn import reference
-from hplm.nn.adapters import AdapterSlots, Fill, slot_size
+from hplm.nn.adapters import SLOTS_SHARE, USUAL_SLOTS, AdapterSlots, Fill, choose_slots, slot_size
 from hplm.nn.base import Base
 from hplm.nn.scripted import scripted
 from hplm.nn.slot_fill import fill_slots, fill_slots_from_pinned, pieces, place_for
@@ -293,6 +293,24 @@ def test_slots_are_filled_ahead_on_a_gpu_and_where_that_was_asked_for(
 ) -> None:
     settings = UpperSettings(store="", base="tiny", coarse_prefetch=wanted)
     assert looks_ahead(settings, torch.device(device)) == ahead
+
+
+@pytest.mark.parametrize("factor", [16, 4])
+@pytest.mark.parametrize("instances", [1, 4])
+def test_slots_on_a_gpu_take_a_share_of_its_free_memory_together_and_never_less_than_elsewhere(
+    base: Base, factor: int, instances: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reduced_size = base.config.reduced_size(factor)
+    held = AdapterSlots(base.config, 10, reduced_size, CPU, torch.bfloat16, fine_prefetch=False).device_bytes / 10
+    free = int(1000 * held / SLOTS_SHARE) + 99
+
+    def chosen(wanted: int | None, device: str, free: int) -> int:
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 2 * free))
+        return choose_slots(wanted, base.config, reduced_size, torch.device(device), torch.bfloat16, instances)
+
+    assert chosen(None, "cuda", free) == 1000 // instances
+    assert chosen(None, "cuda", 0) == chosen(None, "cpu", free) == USUAL_SLOTS
+    assert chosen(7, "cuda", free) == chosen(7, "cpu", free) == 7
 
 
 @pytest.mark.parametrize("wanted", [None, True])

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hplm.adapters.packed import PackedAdapter, Place, widen
+from hplm.adapters.packed import PackedAdapter, Place, packed_width, widen
 from hplm.adapters.slots import IDENTITY, SlotTable
 from hplm.adapters.tenant import Tenant
 from hplm.config import REDUCTION_FACTOR, BaseConfig
@@ -26,6 +26,10 @@ from hplm.tracing import Tracer
 COLUMNS = 8
 # Tensors of a pool of slots.
 PARTS = 4
+# Where nobody says how many; on a GPU the least.
+USUAL_SLOTS = 64
+# Of a GPU's free memory, for the slots of all processes of a stage together.
+SLOTS_SHARE = 0.1
 
 
 @dataclass(frozen=True)
@@ -144,8 +148,7 @@ class AdapterSlots:
         self._tracer = tracer or Tracer(None, "")
         self._keeps_bfloat16 = keep_bfloat16
         hidden = config.hidden_size
-        usual = config.reduced_size(REDUCTION_FACTOR)
-        self.sizes = sorted({slot_size(min(usual, reduced_size)), slot_size(reduced_size)})
+        self.sizes = pool_sizes(config, reduced_size)
         self.num_slots = num_slots
         self._num_layers = config.upper_layers
         self._device = device
@@ -404,6 +407,31 @@ class AdapterSlots:
         tokens = tokens.to(self._dtype)
         reduced = torch.addmm(down_bias, tokens, down).relu_()
         return torch.addmm(up_bias, reduced, up).add_(tokens)
+
+
+def choose_slots(
+    wanted: int | None,
+    config: BaseConfig,
+    reduced_size: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    instances: int = 1,
+) -> int:
+    """`wanted`, else USUAL_SLOTS; on a GPU as many as SLOTS_SHARE of its free memory holds, shared by `instances` processes."""
+    if wanted is not None:
+        return wanted
+    if device.type != "cuda":
+        return USUAL_SLOTS
+    free, _ = torch.cuda.mem_get_info(device)
+    widths = (packed_width(config.hidden_size, size) for size in pool_sizes(config, reduced_size))
+    slot_bytes = config.upper_layers * sum(widths) * dtype.itemsize
+    return max(USUAL_SLOTS, int(SLOTS_SHARE * free / instances / slot_bytes))
+
+
+def pool_sizes(config: BaseConfig, reduced_size: int) -> list[int]:
+    """Bottlenecks of the slots of each pool, narrow ones first."""
+    usual = config.reduced_size(REDUCTION_FACTOR)
+    return sorted({slot_size(min(usual, reduced_size)), slot_size(reduced_size)})
 
 
 def slot_size(reduced_size: int) -> int:

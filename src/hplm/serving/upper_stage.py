@@ -31,6 +31,7 @@ from hplm.errors import (
     QueueFullError,
 )
 from hplm.nn import base as bases
+from hplm.nn.adapters import choose_slots
 from hplm.nn.dtype import choose_device, choose_dtype, choose_threads, count_cores, is_device_lost, use_threads
 from hplm.nn.int8 import Ranges, check_int8
 from hplm.nn.int8_ranges import measure_ranges
@@ -128,11 +129,12 @@ class UpperStage:
         if settings.quantization == "int8":
             check_int8(device)
             int8 = measure_ranges(base, upper)
+        reduced_size = base.config.reduced_size(settings.reduction_factor)
         self.engine = UpperEngine(
             base.config,
             upper,
-            num_slots=settings.num_slots,
-            reduced_size=base.config.reduced_size(settings.reduction_factor),
+            num_slots=choose_slots(settings.num_slots, base.config, reduced_size, device, dtype, instances),
+            reduced_size=reduced_size,
             device=device,
             dtype=dtype,
             batching=settings.batching,
@@ -149,7 +151,7 @@ class UpperStage:
             "upper",
             RequestQueue(
                 load_policy(settings.policy, settings.policy_settings),
-                budget_of(settings),
+                budget_of(settings, self.engine.slots.num_slots),
                 measured_cost(self.engine),
                 capacity=settings.queue_capacity,
                 weights=settings.tenant_weights,
@@ -170,7 +172,8 @@ class UpperStage:
         count = "1 thread" if threads == 1 else f"{threads} threads"
         products = ", layers' matrices in int8" if int8 else ""
         # Where and how it computes, in words.
-        self.about = f"on {device} in {str(dtype).removeprefix('torch.')} with {count}{products}"
+        slots = "" if device.type == "cpu" else f", {self.engine.slots.num_slots:,} slots"
+        self.about = f"on {device} in {str(dtype).removeprefix('torch.')} with {count}{products}{slots}"
 
     def start(self) -> None:
         """Begin to answer what is submitted."""
@@ -348,7 +351,7 @@ def _answer(one: _Ready, found: npt.NDArray[np.float32]) -> UpperAnswer | HplmEr
         return InternalError("this tenant's answer cannot be decoded; the server's log says why")
 
 
-def budget_of(settings: UpperSettings) -> Budget:
+def budget_of(settings: UpperSettings, num_slots: int) -> Budget:
     """What one batch may hold. Modes that need no rows have one row of the same number of tokens."""
     rows, row_tokens = settings.batch_rows, settings.row_tokens
     if settings.batching in ("packed", "naive", "turbo"):
@@ -357,7 +360,7 @@ def budget_of(settings: UpperSettings) -> Budget:
         rows=rows,
         row_tokens=row_tokens,
         max_requests=settings.batch_requests,
-        max_tenants=settings.num_slots - 1,
+        max_tenants=num_slots - 1,
     )
 
 
