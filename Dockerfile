@@ -1,8 +1,8 @@
 # hplm on NVIDIA's Triton container: 24.10, the only one that was tried; others with --build-arg TRITON=25.12 and the like.
 #   docker build -t hplm .
 #   docker run --rm --gpus 1 --cap-add SYS_NICE --shm-size 1g --stop-timeout 30 -p 127.0.0.1:8000-8002:8000-8002 -v hplm:/data hplm
-# Without a GPU leave `--gpus` out. One a container: with more, Triton starts both stages on each, with queues and a host cache of
-# their own (nobody tried). The CPU is taken where torch sees no GPU (its driver may be too old): triton.log says which;
+# Without a GPU leave `--gpus` out. One a container: with more, Triton starts an upper stage on each, with a queue and a host cache
+# of its own (nobody tried). The CPU is taken where torch sees no GPU (its driver may be too old): triton.log says which;
 # "device": "cuda" in the stages' settings refuses to start instead.
 # Whoever reaches these ports controls all tenants: docs/operating.md, "Who may do what"; "In a container" has the rest.
 # Load tests run from another machine: pip install 'PATH/TO/hplm[loadtest]' there, then

@@ -23,7 +23,7 @@ class TritonPythonModel:
         folder = translate.version_folder(args)
         settings = config.load(config.PlotSettings, folder / "settings.json")
         instances = translate.instances(args)
-        self._stage = PlotStage(settings, folder, int(args["model_instance_device_id"]), instances)
+        self._stage = PlotStage(settings, folder, instances)
         most = json.loads(args["model_config"])["max_batch_size"]
         self._intake = Intake(most, translate.queue_size(args), instances)
         self._hold = Hold(min(settings.batch_every_ms / 1000 + LOOK_UP_S, MOST_HOLD_S), most)

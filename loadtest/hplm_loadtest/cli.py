@@ -205,7 +205,7 @@ def bench_tenants(
     rounds: RoundsOption = Load.rounds,
     in_flight: Annotated[int, typer.Option(min=1, help="Requests under way at once.")] = Load.in_flight,
     generators: Annotated[
-        int, typer.Option(min=1, help="Processes that send them: one does some 4,000 requests/s at the most.")
+        int, typer.Option(min=1, help="Processes that send them: one may be too slow for a GPU.")
     ] = Load.generators,
     response_s: Annotated[
         float, typer.Option("--response-seconds", min=0, help="Seconds of open load after it; 0: none.")
@@ -224,7 +224,7 @@ def bench_tenants(
     budget_mb: Annotated[int, typer.Option(min=1, help="Memory for a peer's whole models.")] = Limits.budget_mb,
     disk_mb: Annotated[int, typer.Option(min=1, help="Disk for the files of a peer's models.")] = Limits.disk_mb,
     slots: Annotated[
-        int, typer.Option(min=0, help="num_slots of each of hBERT's upper stages; 0: as the fleet has them.")
+        int, typer.Option(min=0, help="num_slots of each of hBERT's upper stages; 0: as the fleet has them, else 64.")
     ] = 0,
     texts: TextsOption = "pool",
     quick: QuickOption = False,
@@ -248,11 +248,7 @@ def bench_tenants(
         parse_systems(system),
         tenants,
         parse_popularities(popularity),
-        # Which of them gets a request is chance: after three times as many passes as processes 1 in 20 has not met a tenant.
-        Load(
-            *(duration_s, warm_up_s, rounds, in_flight, response_s, response_share, generators),
-            warm_passes=3 * threads if threads > 1 else 1,
-        ),
+        Load(duration_s, warm_up_s, rounds, in_flight, response_s, response_share, generators),
         Limits(threads, budget_mb, disk_mb),
         picture,
         texts,

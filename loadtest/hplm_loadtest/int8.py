@@ -99,7 +99,7 @@ def int8(models: Path, rounds: int, seconds: float, picture: Path | None = None,
         progress = stack.enter_context(progress_bars())
         servers = {}
         for name in names:
-            plot = {"miss": "compute", "quantization": name, "num_threads": look_up_threads}
+            plot = {"miss": "compute", "quantization": name, "num_threads": look_up_threads, "device": "cpu"}
             upper = {"num_slots": BATCH + 1, "device": "cpu", "quantization": name}
             log = f"triton-bench-{name}.log"
             servers[name] = stack.enter_context(serving(models, plot=plot, upper=upper, log=log))

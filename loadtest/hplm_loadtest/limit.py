@@ -59,7 +59,7 @@ def limit(models: Path, rounds: int, seconds: float, device_name: str, picture: 
     peaks: list[float] = []
     # On the device that it is compared on.
     upper = {"num_slots": BATCH + 1, "device": device.type}
-    with progress_bars() as progress, serving(models, plot={}, upper=upper) as server:
+    with progress_bars() as progress, serving(models, plot={"device": device.type}, upper=upper) as server:
         bar = progress.add_task("limit", total=rounds)
         closed_loop(server.ports.grpc_url, load.sent(2), IN_FLIGHT)
         for _ in range(rounds):

@@ -13,7 +13,7 @@ import torch
 from hplm.adapters.bank_file import BankFile
 from hplm.config import UpperSettings
 from hplm.errors import ConfigError
-from hplm.nn.adapters import AdapterSlots, choose_slots
+from hplm.nn.adapters import USUAL_SLOTS, AdapterSlots
 from hplm.nn.dtype import choose_device, choose_dtype
 from hplm.progress import progress_bars
 from hplm.report import Goal, Report
@@ -68,8 +68,7 @@ def slot_bytes(fleet: Fleet, settings: UpperSettings, counts: Sequence[int]) -> 
     before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
     reduced_size = base.reduced_size(settings.reduction_factor)
     # Without a thread that fills them, which would still hold what it has copied when it is looked.
-    num_slots = choose_slots(settings.num_slots, base, reduced_size, device, dtype)
-    slots = AdapterSlots(base, num_slots, reduced_size, device, dtype, fine_prefetch=False)
+    slots = AdapterSlots(base, slots_of(settings), reduced_size, device, dtype, fine_prefetch=False)
     bank = _bank(fleet)
     found, done = {}, 0
     try:
@@ -84,6 +83,11 @@ def slot_bytes(fleet: Fleet, settings: UpperSettings, counts: Sequence[int]) -> 
     finally:
         slots.close()
     return found
+
+
+def slots_of(settings: UpperSettings) -> int:
+    """As many as `Systems` serves with."""
+    return settings.num_slots or USUAL_SLOTS
 
 
 def memory_by_tenants(folder: Path, shape: Shape, counts: Sequence[int], picture: Path | None = None) -> Report:
@@ -135,7 +139,7 @@ def memory_by_tenants(folder: Path, shape: Shape, counts: Sequence[int], picture
     about = {
         "shape": shape,
         "fleet": str(folder),
-        "num_slots": settings.num_slots,
+        "num_slots": slots_of(settings),
         "host_cache_mb": host_cache_mb,
         "adapter_bytes": tenant.packed.weights.nbytes,
         "device": choose_device(settings.device).type,

@@ -21,7 +21,7 @@ from tritonclient.utils import InferenceServerException
 from hplm.errors import ConfigError, UnreachableError
 from hplm_loadtest.infer_message import METHOD, infer_messages
 from hplm_loadtest.plan import Plan, Requests
-from hplm_loadtest.run import ANSWERED, Recorder, Run
+from hplm_loadtest.run import ANSWERED, Recorder, Run, joined
 
 CHANNELS = 2
 CONNECT_S = 5.0
@@ -47,15 +47,33 @@ def open_loop(url: str, plan: Plan, *, timeout_s: float = 30.0, own_process: boo
 
 
 def closed_loop(
-    url: str, requests: Requests, in_flight: int, *, timeout_s: float = 30.0, own_process: bool = True
+    url: str,
+    requests: Requests,
+    in_flight: int,
+    *,
+    timeout_s: float = 30.0,
+    own_process: bool = True,
+    generators: int = 1,
 ) -> Run:
     """Send the next request when one is answered, `in_flight` of them under way: throughput at saturation.
 
-    A request is planned when it is sent: latency does not show what a steady stream of users would have waited.
+    A request is planned when it is sent: latency does not show what a steady stream of users would have waited. With
+    `own_process` there may be several `generators`, which share requests and what is under way.
     """
-    if own_process:
-        with ProcessPoolExecutor(1, _PROCESSES) as pool:
-            return pool.submit(closed_loop, url, requests, in_flight, timeout_s=timeout_s, own_process=False).result()
+    if not own_process:
+        return _closed_part(url, requests, in_flight, timeout_s)[1]
+    with ProcessPoolExecutor(generators, _PROCESSES) as pool:
+        parts = [
+            pool.submit(
+                _closed_part, url, requests.share(number, generators), (in_flight + number) // generators, timeout_s
+            )
+            for number in range(generators)
+        ]
+        return joined([part.result() for part in parts])
+
+
+def _closed_part(url: str, requests: Requests, in_flight: int, timeout_s: float) -> tuple[float, Run]:
+    """Of one generator, with the start of its Recorder."""
     return asyncio.run(_closed(url, requests, in_flight, timeout_s))
 
 
@@ -74,7 +92,7 @@ async def _open(url: str, plan: Plan, timeout_s: float) -> Run:
         return recorder.run(len(messages))
 
 
-async def _closed(url: str, requests: Requests, in_flight: int, timeout_s: float) -> Run:
+async def _closed(url: str, requests: Requests, in_flight: int, timeout_s: float) -> tuple[float, Run]:
     messages = iter(enumerate(infer_messages(requests)))
     async with AsyncExitStack() as stack:
         calls = await _connect(url, stack)
@@ -87,7 +105,7 @@ async def _closed(url: str, requests: Requests, in_flight: int, timeout_s: float
 
         await asyncio.gather(*(worker() for _ in range(in_flight)))
         run = recorder.run(len(requests))
-        return replace(run, planned_s=run.sent_s, duration_s=recorder.elapsed_s())
+        return recorder.started_s, replace(run, planned_s=run.sent_s, duration_s=recorder.elapsed_s())
 
 
 async def _connect(url: str, stack: AsyncExitStack) -> list[Call]:

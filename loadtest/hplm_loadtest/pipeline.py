@@ -11,6 +11,7 @@ import numpy as np
 
 from hplm.progress import progress_bars
 from hplm.report import Goal, Report
+from hplm.serving.plot_stage import device_of
 from hplm_loadtest.models import read, served_names
 from hplm_loadtest.open_loop import closed_loop
 from hplm_loadtest.pictures import bars, check_picture
@@ -101,6 +102,7 @@ def pipeline(
             x_label="",
             y_label="requests/s",
         )
-    about = {"base": read(models).base.config.name, "tenants": len(names), "slots": SLOTS, "rounds": rounds}
-    about |= {"look_up_threads": look_up_threads or 1}
+    served = read(models)
+    about = {"base": served.base.config.name, "tenants": len(names), "slots": SLOTS, "rounds": rounds}
+    about |= {"look_up_threads": look_up_threads or 1, "look_up_device": device_of(served.plot).type}
     return Report("pipeline", {**about, "seconds": seconds, "in_flight": IN_FLIGHT}, rows, goals)

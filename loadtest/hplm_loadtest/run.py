@@ -166,6 +166,11 @@ class Recorder:
         self._start = clock()
         self._processor_start_s = time.process_time()
 
+    @property
+    def started_s(self) -> float:
+        """When that was, by the clock: `perf_counter` is one of all processes."""
+        return self._start
+
     def elapsed_s(self) -> float:
         """Since the start."""
         return self._clock() - self._start
@@ -196,6 +201,24 @@ class Recorder:
             self._deadlines_s[:count],
             time.process_time() - self._processor_start_s,
         )
+
+
+def joined(parts: Sequence[tuple[float, Run]]) -> Run:
+    """What several generators did at the same time as one run; each with `started_s` of its Recorder."""
+    first_s = min(started_s for started_s, _ in parts)
+    late_s = [started_s - first_s for started_s, _ in parts]
+    runs = [run for _, run in parts]
+    times = {
+        column: np.concatenate([getattr(run, column) + late for late, run in zip(late_s, runs, strict=True)])
+        for column in ("planned_s", "sent_s", "done_s")
+    }
+    return Run(
+        max(late + run.duration_s for late, run in zip(late_s, runs, strict=True)),
+        **times,
+        codes=[code for run in runs for code in run.codes],
+        deadlines_s=np.concatenate([run.deadlines_s for run in runs]),
+        generator_s=sum(run.generator_s for run in runs),
+    )
 
 
 def goals_of(name: str, rows: Sequence[Mapping[str, Any]]) -> list[Goal]:

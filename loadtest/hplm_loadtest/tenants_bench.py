@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -30,6 +29,8 @@ Popularity = Literal["uniform", "zipf"]
 TENANTS = (1, 10, 16, 100, 1_000, 10_000)
 FEW, MANY = 16, 1_000
 LONGEST_S = 300.0
+# Of a server's processes each tenant is asked so many times as often: one in twenty has then not met it.
+PASSES = 3
 Row = Mapping[str, Any]
 
 
@@ -40,8 +41,8 @@ class Load:
     What counts is about `duration_s` without the start and the end, see `enough_requests`.
 
     Before it every tenant that its server has not met is asked once, or as many as can be in `warm_up_s`: what is checked and
-    read when a tenant is first asked for is not what it costs to serve it. Where a server has several processes, `warm_passes`
-    times: each of them has to meet each tenant.
+    read when a tenant is first asked for is not what it costs to serve it. Where a server has several processes, so many times
+    that most have met it, if there is time: which of them gets a request is chance.
     Response: `response_s` seconds of independent arrivals at `response_share` of what hBERT carried; 0 leaves it out.
     """
 
@@ -52,7 +53,10 @@ class Load:
     response_s: float = 60.0
     response_share: float = 0.6
     generators: int = 1
-    warm_passes: int = 1
+
+    def __post_init__(self) -> None:
+        if self.generators > self.in_flight:
+            raise ConfigError(f"{self.generators} generators cannot have {self.in_flight} requests under way")
 
 
 def throughput_by_tenants(
@@ -93,14 +97,14 @@ def throughput_by_tenants(
                         for count in counts:
                             rng = np.random.default_rng([turn, count])
                             mix, url = mix_of(fleet, popularity, count), server.ports.grpc_url
-                            runs, newly = saturate(url, mix, fleet.names[asked:count], load, rng)
+                            cold = fleet.names[asked:count]
+                            run, newly = saturate(url, mix, cold, load, rng, servers.processes(name))
                             asked += newly
                             point = name, popularity, count
-                            found = [steady_rate(run) for run in runs]
-                            rates.setdefault(point, []).append(sum(rate for rate, _ in found))
-                            steady[point] = steady.get(point, True) and all(is_steady for _, is_steady in found)
-                            codes = (code for run in runs for code in run.codes)
-                            errors.setdefault(point, Counter()).update(code for code in codes if code != ANSWERED)
+                            rate, is_steady = steady_rate(run)
+                            rates.setdefault(point, []).append(rate)
+                            steady[point] = steady.get(point, True) and is_steady
+                            errors.setdefault(point, Counter()).update(c for c in run.codes if c != ANSWERED)
                             progress.update(bar, advance=1)
         rows: list[dict[str, Any]] = [
             {
@@ -120,7 +124,6 @@ def throughput_by_tenants(
         "shape": shape,
         "fleet": str(folder),
         **{key: getattr(load, key) for key in Load.__dataclass_fields__},
-        **{f"hbert_{key}": value for key, value in (upper or {}).items()},
         **servers.about,
         "texts": kind,
         "mean_tokens": mean_tokens(fleet.texts, fleet.models),
@@ -139,33 +142,32 @@ def mix_of(fleet: Fleet, popularity: Popularity, count: int) -> Mix:
 
 
 def saturate(
-    url: str, mix: Mix, cold: Sequence[str], load: Load, rng: np.random.Generator
-) -> tuple[Sequence[Run], int]:
-    """A closed loop of each generator, long enough, once everything is warm; and how many of the `cold` tenants were asked."""
-    most = load.generators
+    url: str, mix: Mix, cold: Sequence[str], load: Load, rng: np.random.Generator, processes: int = 1
+) -> tuple[Run, int]:
+    """A closed loop long enough, once everything is warm; and how many of the `cold` tenants, not asked yet, were asked.
 
-    def loop(requests: Requests) -> Sequence[Run]:
-        def one(number: int) -> Run:
-            under_way = max(1, load.in_flight // most)
-            return closed_loop(url, requests.share(number, most), under_way, timeout_s=LONGEST_S)
+    `processes` of the server that each have tenants in memory of their own.
+    """
 
-        with ThreadPoolExecutor(most) as pool:
-            return list(pool.map(one, range(most)))
+    def loop(requests: Requests) -> Run:
+        return closed_loop(url, requests, load.in_flight, timeout_s=LONGEST_S, generators=load.generators)
 
-    def rate(runs: Sequence[Run]) -> float:
-        return sum(len(run) / run.duration_s for run in runs)
-
-    runs = loop(mix.draw(2 * load.in_flight, rng))
-    if asked := cold[: (most_asked := int(load.warm_up_s * rate(runs)))]:
-        for _ in range(max(1, min(load.warm_passes, most_asked // len(asked)))):
-            loop(replace(mix.draw(len(asked), rng), tenants=asked))
+    first = loop(mix.draw(2 * load.in_flight, rng))
+    most = int(load.warm_up_s * len(first) / first.duration_s)
+    if asked := cold[:most]:
+        passes = PASSES * processes if processes > 1 else 1
+        for _ in range(max(1, min(passes, most // len(asked)))):
+            # In another order each time: processes may take turns.
+            order = rng.permutation(len(asked))
+            loop(replace(mix.draw(len(asked), rng), tenants=[asked[i] for i in order]))
+    run = first
     for _ in range(4):
         # How many requests the next takes, the last tells.
-        count = enough_requests(rate(runs), load.duration_s, load.in_flight)
-        runs = loop(mix.draw(count, rng))
-        if count >= enough_requests(rate(runs), 0.7 * load.duration_s, load.in_flight):
+        count = enough_requests(len(run) / run.duration_s, load.duration_s, load.in_flight)
+        run = loop(mix.draw(count, rng))
+        if count >= enough_requests(len(run) / run.duration_s, 0.7 * load.duration_s, load.in_flight):
             break
-    return runs, len(asked)
+    return run, len(asked)
 
 
 def responses(

@@ -155,7 +155,7 @@ def test_what_the_upper_stage_could_not_answer_in_time_is_refused_before_it_is_l
 
 @pytest.mark.parametrize(("wanted", "threads"), [(0, 1), (1, 1), (3, 3)])
 def test_windows_are_computed_by_as_many_threads_as_asked_for(tiny_models: Path, wanted: int, threads: int) -> None:
-    stage = plot_stage_of(tiny_models, num_threads=wanted)
+    stage = plot_stage_of(tiny_models, num_threads=wanted, device="cpu")
     stage.start()
     names: set[str] = set()
     begun = threading.Barrier(threads)
@@ -710,11 +710,11 @@ def test_a_domain_whose_look_up_fails_fails_its_own_requests(
 @pytest.mark.parametrize(
     ("changed", "device"),
     [
-        ({}, "cuda:1"),
-        ({"device": "cuda"}, "cuda:1"),
+        ({}, "cuda:0"),
+        ({"device": "cuda"}, "cuda:0"),
         ({"device": "cpu"}, "cpu"),
         ({"quantization": "int8"}, "cpu"),
-        ({"quantization": "int8", "device": "cuda"}, "cuda:1"),
+        ({"quantization": "int8", "device": "cuda"}, "cuda:0"),
         ({"miss": "backoff"}, "cpu"),
     ],
 )
@@ -723,13 +723,14 @@ def test_windows_are_computed_where_the_settings_say_and_by_default_on_a_gpu_but
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     settings = PlotSettings(store="store", base="tiny", table="general", **changed)
-    assert device_of(settings, 1) == torch.device(device)
+    assert device_of(settings) == torch.device(device)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_a_look_up_that_wants_a_gpu_does_not_start_without_one(tiny_models: Path) -> None:
-    with pytest.raises(errors.ConfigError, match="torch sees no GPU"):
-        plot_stage_of(tiny_models, device="cuda")
+    for miss in ("compute", "backoff"):
+        with pytest.raises(errors.ConfigError, match="torch sees no GPU"):
+            plot_stage_of(tiny_models, device="cuda", miss=miss)
     assert plot_stage_of(tiny_models).about.startswith("computed on cpu in ")
 
 
@@ -750,6 +751,29 @@ def test_a_look_up_whose_gpu_is_lost_tries_no_text_again_and_tells_the_worker(
     assert asked[0] == 2
     assert 1 not in asked
     assert plot_stage._worker._is_fatal(caught.value)
+
+
+def test_a_gpu_that_is_lost_while_a_domain_is_opened_ends_the_process_once_who_asked_knows(
+    tiny_models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = plot_stage_of(tiny_models)
+    stage.start()
+    ended = threading.Event()
+
+    def lost(*_: object) -> Any:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    lineage = stage._bank.resolve(b"alpha").lineage
+    stage._domains.drop([lineage])
+    stage._open_now.pop(lineage, None)
+    monkeypatch.setattr(stage, "_open_lineage", lost)
+    monkeypatch.setattr(stage._worker, "_die", ended.set)
+    assert isinstance(asked(stage, plot_input("alpha")).result(SOON_S), errors.InternalError)
+    assert not ended.is_set()
+    monkeypatch.setattr(torch.cuda, "synchronize", lost)
+    assert isinstance(asked(stage, plot_input("alpha")).result(SOON_S), errors.InternalError)
+    assert ended.wait(SOON_S)
+    stage.stop()
 
 
 def test_a_long_text_counts_as_what_is_looked_up_of_it(plot_stage: PlotStage, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,9 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hplm_builder.plots import write_windows
 
 from hplm import config
 from hplm.config import PlotSettings
+from hplm.nn import lower as lowers
 from hplm.nn.dtype import CPU
 from hplm.nn.lookup import CUDA_WINDOWS, open_lineage
 from hplm.serving.plot_stage import LookedUp, PlotInput, PlotStage
@@ -44,6 +46,29 @@ def test_windows_are_computed_on_the_gpu_as_on_the_cpu(
     assert np.abs(found - exact).max() < tolerance * max(1.0, float(np.abs(exact).max()))
     # What was computed is remembered.
     np.testing.assert_array_equal(lookup.hidden_states(ids, [len(ids)])[-100:], found[-100:])
+
+
+def test_a_domain_s_own_layers_are_on_the_gpu_beside_the_base_s_with_whom_they_share_words(tmp_path: Path) -> None:
+    tiny.make_repository(tmp_path)
+    store, base = tiny.opened(tmp_path)
+    root, branch = store.table(tiny.PLOT, "root").parent, tmp_path / "domain"
+    own = base.load_lower()
+    with torch.no_grad():
+        own.gate_bias.add_(0.5)
+    lowers.save(branch / "lower", base, own, {})
+    nothing = np.zeros((0, base.config.window), np.int64)
+    write_windows(branch / "branch", "own", nothing, own, base.fingerprint, {}, torch.float32, lambda count: None)
+    ids = tiny.some_windows(base, 50, seed=5).ravel()
+    shared = base.load_lower().to(GPU)
+    answers = []
+    for lineage in ([root], [branch, root]):
+        exact = open_lineage(store, base, lineage, dtype=torch.float32).hidden_states(ids, [len(ids)])
+        lookup = open_lineage(store, base, lineage, dtype=torch.float32, device=GPU, base_lower=shared)
+        assert lookup._lower is not None
+        assert lookup._lower.word_embeddings.weight.data_ptr() == shared.word_embeddings.weight.data_ptr()
+        answers.append(lookup.hidden_states(ids, [len(ids)]))
+        np.testing.assert_allclose(answers[-1], exact, atol=1e-2)
+    assert np.abs(answers[0] - answers[1]).max() > 0.1
 
 
 def test_a_stage_answers_from_the_gpu_what_it_answers_from_the_cpu(tiny_models: Path) -> None:

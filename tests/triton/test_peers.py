@@ -330,7 +330,7 @@ def tiny_fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.triton
 def test_the_tenants_benchmark_measures_every_point_of_every_system(tiny_fleet: Path, tmp_path: Path) -> None:
-    load = tenants_bench.Load(0.3, 0.3, 1, in_flight=8, response_s=1.0, response_share=0.2, generators=2, warm_passes=2)
+    load = tenants_bench.Load(0.3, 0.3, 1, in_flight=8, response_s=1.0, response_share=0.2, generators=2)
     picture = tmp_path / "tenants.svg"
     report = tenants_bench.throughput_by_tenants(
         *(tiny_fleet, "minilm", ["hbert", "dedicated"], [1, 12], ["uniform"], load, Limits(1, 1, 2), picture, "unseen"),

@@ -96,11 +96,11 @@ def test_settings_that_are_kept_are_those_of_the_models_before_but_for_what_is_g
     assert "--instances" in done.stderr
     exported("--keep-settings", "--instances", "1")
     look_up = models / "hbert_plot" / "config.pbtxt"
-    assert "count: 1 kind: KIND_AUTO" in look_up.read_text()
+    assert "count: 1 kind: KIND_CPU" in look_up.read_text()
     exported("--keep-settings", "--look-up-instances", "3")
     exported("--keep-settings")
-    assert "count: 3 kind: KIND_AUTO" in look_up.read_text()
-    look_up.write_text(look_up.read_text().replace("count: 3 kind: KIND_AUTO", "kind: KIND_AUTO count: 3"))
+    assert "count: 3 kind: KIND_CPU" in look_up.read_text()
+    look_up.write_text(look_up.read_text().replace("count: 3 kind: KIND_CPU", "kind: KIND_CPU count: 3"))
     assert "--look-up-instances" in hplm(*command, "--keep-settings").stderr
     exported("--keep-settings", "--look-up-instances", "1")
     assert "count: 1 kind" in pbtxt.read_text()

@@ -14,6 +14,7 @@ from rich.progress import Progress
 
 from hplm.config import UpperSettings, load
 from hplm.errors import ConfigError, MissingArtifactError
+from hplm.nn.adapters import USUAL_SLOTS
 from hplm.nn.base import Base
 from hplm.nn.dtype import choose_device, choose_dtype, count_cores
 from hplm.triton.instances import with_instances
@@ -158,7 +159,12 @@ class Systems:
             device="cuda" if self._device.type == "cuda" else "cpu",
             dtype=dtype,
         )
-        write_repository(target, settings, 1 if is_dedicated else self._limits.num_threads)
+        write_repository(target, settings, self.processes(name))
+
+    def processes(self, name: SystemName) -> int:
+        """That compute, each with tenants in memory of its own."""
+        is_of_whole_models = name != "hbert" and PEERS[name][0] in ("dedicated", "onnxruntime")
+        return 1 if is_of_whole_models else self._limits.num_threads
 
     def start(self, name: SystemName) -> TritonServer:
         """A server that is being started; wait until it is ready."""
@@ -184,9 +190,15 @@ class Systems:
             config.write_text(with_instances(config.read_text(), count))
         self.about["hbert_look_up_processes"] = look_ups
         # New text is computed in the look-up too: of two stages, one thread each.
-        look_up = {"num_threads": 1}
-        self.about["hbert_look_up_threads"] = look_up["num_threads"]
-        upper = {"num_threads": 1, "host_cache_mb": self._cache_mb, **self._upper}
+        look_up = {"num_threads": 1, "device": self._device.type}
+        # Of a GPU's memory no more than peers have, unless that is asked for.
+        num_slots = self._fleet.upper.num_slots or USUAL_SLOTS
+        upper = {"num_threads": 1, "host_cache_mb": self._cache_mb, "num_slots": num_slots, **self._upper}
+        self.about |= {
+            "hbert_look_up_threads": look_up["num_threads"],
+            "hbert_look_up_device": look_up["device"],
+            "hbert_num_slots": upper["num_slots"],
+        }
         for role, changes in (("hbert_plot", look_up), ("hbert_upper", upper)):
             path = target / role / "1" / "settings.json"
             values = json.loads(path.read_text())

@@ -122,13 +122,13 @@ class PlotStage:
     Cards are read and domain versions opened when a tenant of theirs is first asked for, without keeping others waiting.
     """
 
-    def __init__(self, settings: PlotSettings, folder: Path, device_index: int = 0, instances: int = 1) -> None:
+    def __init__(self, settings: PlotSettings, folder: Path, instances: int = 1) -> None:
         """`instances`: processes of this stage that one server runs beside each other."""
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         use_threads(1)
         tokenise_in_one_thread()
         threads = settings.num_threads or 1
-        self._device = device_of(settings, device_index)
+        self._device = device_of(settings)
         self._dtype = choose_dtype(settings.dtype, self._device)
         self._helpers: Helpers | None = None
         if threads > 1 and self._device == CPU:
@@ -291,6 +291,7 @@ class PlotStage:
         if error is not None:
             # Futures swallow what their callbacks raise: without an answer here there would be none.
             self._worker.refuse(asked.reply, for_the_wire(error, asked.given.tenant))
+            self._worker.end_if_fatal(error)
 
     def _queue(self, asked: _Asked, texts: int, lookup: PlotLookup) -> None:
         """Raises TextCountError, and DeadlineError where the upper stage has too much to do before it."""
@@ -367,17 +368,18 @@ class PlotStage:
         lengths = [len(text.ids) for text in texts]
         try:
             hidden = lookup.hidden_states(np.concatenate([text.ids for text in texts]), lengths)
+            return np.split(hidden, np.cumsum(lengths)[:-1])
         except Exception as error:
             if is_device_lost(error, self._device):
                 # No text could be looked up any more: the worker ends this process.
                 raise
-            if len(texts) > 1:
-                # Alone they may all do well: then nothing else would say why.
-                complain(f"a look-up of several texts failed; each alone ({type(error).__name__})", error)
-                return [one for text in texts for one in self._look_up(lookup, [text])]
-            complain(f"a look-up failed ({type(error).__name__})", error)
+            # Alone they may all do well: then nothing else would say why.
+            several = "of several texts failed; each alone" if len(texts) > 1 else "failed"
+            complain(f"a look-up {several} ({type(error).__name__})", error)
+        if len(texts) == 1:
             return [InternalError("the look-up of this text failed; the server's log says why")]
-        return np.split(hidden, np.cumsum(lengths)[:-1])
+        # Not while the error is at hand: it holds what was computed of all of them, on a GPU that may be full.
+        return [one for text in texts for one in self._look_up(lookup, [text])]
 
     def _encode(self, texts: Sequence[TextOrPair]) -> list[EncodedText | HplmError]:
         """All together, or one by one where one of them makes the tokenizer fail, which may panic: that is no Exception."""
@@ -435,10 +437,11 @@ class PlotStage:
         return lookup
 
 
-def device_of(settings: PlotSettings, index: int = 0) -> torch.device:
-    """Where windows are computed that no table has; `index` says which GPU. Raises ConfigError where it is not there."""
-    on_processor = settings.miss != "compute" or (settings.device == "auto" and settings.quantization == "int8")
-    return CPU if on_processor else choose_device(settings.device, index)
+def device_of(settings: PlotSettings) -> torch.device:
+    """Where windows are computed that no table has: of several GPUs the first. Raises ConfigError where it is not there."""
+    device = choose_device(settings.device)
+    is_on_cpu = settings.miss != "compute" or (settings.device == "auto" and settings.quantization == "int8")
+    return CPU if is_on_cpu else device
 
 
 def _checked(one: EncodedText) -> EncodedText | HplmError:

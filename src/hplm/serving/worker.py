@@ -252,6 +252,11 @@ class Worker(Generic[Item, Answer]):
         if fatal:
             self._die()
 
+    def end_if_fatal(self, error: BaseException) -> None:
+        """For an error that no batch met: end the process where it is one after which nothing can be computed."""
+        if self._is_fatal(error):
+            self._die()
+
     def _die(self) -> None:
         logging.getLogger(__name__).critical("%s: nothing can be computed here any more, this process ends", self._name)
         self.close()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hplm_loadtest.loadtest_cli import judge
 from hplm_loadtest.response import median_row
-from hplm_loadtest.run import ANSWERED, NO_ANSWER, NOT_SENT, Recorder, Run, across, goals_of, kept_up, kind_of
+from hplm_loadtest.run import ANSWERED, NO_ANSWER, NOT_SENT, Recorder, Run, across, goals_of, joined, kept_up, kind_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -196,3 +196,16 @@ def test_rounds_become_one_row_of_medians_sums_and_the_worst() -> None:
     lost, on_time = goals_of("x", [row])
     assert not lost.met
     assert not on_time.met
+
+
+def test_runs_of_several_generators_are_one_by_the_clock_that_they_share() -> None:
+    def part(sent_s: list[float], done_s: list[float], codes: list[str]) -> Run:
+        seconds = np.array(sent_s)
+        return Run(done_s[-1], seconds, seconds, np.array(done_s), codes, np.full(len(codes), np.nan), 0.5)
+
+    late = 100.25, part([0.0, 1.0], [1.0, 2.0], [ANSWERED, "LATE"])
+    run = joined([late, (100.0, part([0.0], [3.0], [ANSWERED]))])
+    assert (run.duration_s, run.generator_s) == (3.0, 1.0)
+    assert run.sent_s.tolist() == run.planned_s.tolist() == [0.25, 1.25, 0.0]
+    assert run.done_s.tolist() == [1.25, 2.25, 3.0]
+    assert list(run.codes) == [ANSWERED, "LATE", ANSWERED]
