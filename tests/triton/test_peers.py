@@ -349,6 +349,11 @@ def test_the_tenants_benchmark_measures_every_point_of_every_system(tiny_fleet: 
     assert picture.is_file()
 
 
+def test_more_generators_than_requests_under_way_are_refused() -> None:
+    with pytest.raises(errors.ConfigError, match="9 generators cannot have 8 requests under way"):
+        tenants_bench.Load(in_flight=8, generators=9)
+
+
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is prepared, and not run, is prepared for a GPU."""
