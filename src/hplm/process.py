@@ -75,10 +75,10 @@ def stopping_file(server: int) -> Path:
 
 def tell_to_stop(server: int) -> None:
     """Put the file there: a link to when the server was started, which needs no memory that may be full. Raises OSError."""
-    path, begun = stopping_file(server), _begun(server)
+    path, when = stopping_file(server), begun(server)
     with suppress(FileNotFoundError):
         path.unlink()
-    path.symlink_to(begun)
+    path.symlink_to(when)
 
 
 def is_told_to_stop(server: int) -> bool:
@@ -89,7 +89,7 @@ def is_told_to_stop(server: int) -> bool:
     """
     path = stopping_file(server)
     with suppress(OSError):
-        return path.lstat().st_uid == os.geteuid() and os.readlink(path) == _begun(server)
+        return path.lstat().st_uid == os.geteuid() and os.readlink(path) == begun(server)
     return False
 
 
@@ -98,7 +98,7 @@ def at_once(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
-def _begun(pid: int) -> str:
+def begun(pid: int) -> str:
     """When a process was started, in ticks since the machine was."""
     return stat_of(pid)[19]
 

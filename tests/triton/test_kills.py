@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -29,6 +28,7 @@ from hplm.adapters import tenant as tenants
 from hplm.errors import HplmError
 from hplm.nn import base as bases
 from hplm.nn import reference
+from hplm.process import SHARED_MEMORY, backlogs_of
 from hplm.store import caretaker
 from hplm.store.layout import Store
 from hplm.store.registry import Registry
@@ -73,12 +73,15 @@ class Service:
     ports: Ports
     process: subprocess.Popen[bytes] = field(init=False)
 
-    def start(self) -> None:
-        """Return when it serves."""
+    def launch(self) -> None:
         flags = [f"--{name}-port={getattr(self.ports, name)}" for name in ("http", "grpc", "metrics")]
         command = [sys.executable, "-m", "hplm_cli", "serve", "--models", str(self.models), *flags]
         with (self.models.parent / "serve.log").open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
+
+    def start(self) -> None:
+        """Return when it serves."""
+        self.launch()
         until(lambda: self.pid("worker") is not None, 200)
 
     def pid(self, what: str) -> int | None:
@@ -370,20 +373,25 @@ def test_triton_killed_while_it_loads_a_model_again_ends_hplm_serve(service: Ser
     until(lambda: not any(runs(one) for one in started))
 
 
-def test_stubs_end_when_triton_and_hplm_serve_are_killed_at_once(service: Service) -> None:
+@pytest.mark.parametrize("is_serving", [True, False])
+def test_nothing_stays_when_triton_and_hplm_serve_are_killed_at_once(service: Service, is_serving: bool) -> None:
+    if not is_serving:
+        service.stop()
+        service.launch()
+    until(lambda: len(stubs_of(service.pid("triton") or 0)) == 4)
     triton = service.pid("triton")
     assert triton is not None
     started = stubs_of(triton)
-    assert len(started) == 4
-    segments = set(re.findall(r"/dev/shm/(hplm-triton-[^./]+)\.", Path(f"/proc/{triton}/maps").read_text()))
+    # What a stub asks of it from now on is never answered: metrics, or what it says as it has loaded its model.
+    os.kill(triton, signal.SIGSTOP)
+    time.sleep(3.0)
+    found = re.search(r"/dev/shm/(hplm-triton-[^./]+)\.", Path(f"/proc/{triton}/maps").read_text())
+    assert found
     for pid in (service.process.pid, triton):
         os.kill(pid, signal.SIGKILL)
     until(lambda: not any(runs(one) for one in started))
-    # Nobody is left who would remove them.
-    for name in segments:
-        for path in Path("/dev/shm").glob(f"{name}.*"):
-            path.unlink()
-        shutil.rmtree(Path(tempfile.gettempdir()) / name, ignore_errors=True)
+    until(lambda: not (Path(tempfile.gettempdir()) / found[1]).exists())
+    assert not [*SHARED_MEMORY.glob(f"{found[1]}*"), *SHARED_MEMORY.glob(f"{backlogs_of(triton)}*")]
 
 
 def answered(client: Client) -> bool:

@@ -33,6 +33,7 @@ from typing import IO
 from hplm.errors import StartError, TritonNotFoundError
 from hplm.process import end_with_parent, file_limits, stack_limits, tell_to_stop
 from hplm.triton import leftovers, logs
+from hplm.triton.reaper import start_reaper
 
 PORTS = range(10_000, 32_768)
 STAGES = ("hbert_plot", "hbert_upper")
@@ -271,7 +272,8 @@ class TritonServer:
     """A running Triton in a session of its own, so that its stubs end with it. A context manager.
 
     It loads `models` of the repository, by default ROLES and the MANAGER_ROLES that it has; `backends` are folders of
-    backends beside ours. With `tied` it also ends when the thread that made it does, however that is killed.
+    backends beside ours. With `tied` it also ends when the thread that made it does, however that is killed, and a process
+    beside it ends what is left of it when both are killed.
     """
 
     def __init__(
@@ -296,16 +298,20 @@ class TritonServer:
         # Stubs start with their working directory on sys.path: an empty folder shadows nothing.
         leftovers.sweep()
         self._folder, mark = leftovers.make_folder()
+        self._work = self._folder / "work"
         self._let_go = weakref.finalize(self, os.close, leftovers.hold(self._folder))
-        process = None
+        process = self._reaper = None
         try:
             with _signals_wait():
                 self.process = process = self._launch(repository, backends, flags, output, mark, tied)
+                if tied:
+                    self._reaper = start_reaper(process.pid, self._folder, self._work)
             leftovers.tell(mark, process.pid)
         except BaseException as error:
             if process is not None:
                 process.kill()
                 process.wait()
+            self._end_reaper()
             shutil.rmtree(self._folder, ignore_errors=True)
             if isinstance(error, OSError):
                 raise StartError(f"{self.install.binary} cannot be started: {error}") from error
@@ -351,11 +357,10 @@ class TritonServer:
                 "this system gives Triton's threads no larger stacks (`ulimit -Hs`, vm.overcommit_memory): a malformed HTTP "
                 "request of some hundred KB may end it; let clients reach it only through a proxy that takes less than 100 KB"
             )
-        work = self._folder / "work"
-        work.mkdir()
+        self._work.mkdir()
         return subprocess.Popen(
             command,
-            cwd=work,
+            cwd=self._work,
             env=self._environment(),
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -436,9 +441,16 @@ class TritonServer:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
         status = self.process.wait()
+        self._end_reaper()
         leftovers.remove(self._folder, self.process.pid)
         self._let_go()
         return status
+
+    def _end_reaper(self) -> None:
+        """Its Triton has ended."""
+        if self._reaper is not None:
+            self._reaper.kill()
+            self._reaper.wait()
 
     def _tell_stages(self) -> None:
         """Have them refuse what waits and who comes: with STOPPING, for a moment, before their models are unloaded."""
