@@ -13,7 +13,7 @@ import torch
 from hplm.adapters.bank_file import BankFile
 from hplm.config import UpperSettings
 from hplm.errors import ConfigError
-from hplm.nn.adapters import USUAL_SLOTS, AdapterSlots
+from hplm.nn.adapters import AdapterSlots
 from hplm.nn.dtype import choose_device, choose_dtype
 from hplm.progress import progress_bars
 from hplm.report import Goal, Report
@@ -22,7 +22,7 @@ from hplm.store.layout import Store
 from hplm.triton.stubs import stubs_of
 from hplm_loadtest.open_loop import closed_loop
 from hplm_loadtest.peers.plain import file_bytes, whole
-from hplm_loadtest.peers.systems import Fleet, Limits, Shape, Systems, open_fleet
+from hplm_loadtest.peers.systems import Fleet, Limits, Shape, Systems, open_fleet, slots_of
 from hplm_loadtest.pictures import check_picture, line_chart
 from hplm_loadtest.plan import Requests
 
@@ -83,11 +83,6 @@ def slot_bytes(fleet: Fleet, settings: UpperSettings, counts: Sequence[int]) -> 
     finally:
         slots.close()
     return found
-
-
-def slots_of(settings: UpperSettings) -> int:
-    """As many as `Systems` serves with."""
-    return settings.num_slots or USUAL_SLOTS
 
 
 def memory_by_tenants(folder: Path, shape: Shape, counts: Sequence[int], picture: Path | None = None) -> Report:

@@ -59,6 +59,11 @@ class Fleet:
         return load(UpperSettings, self.models / "hbert_upper" / "1" / "settings.json")
 
 
+def slots_of(upper: UpperSettings) -> int:
+    """How many `Systems` serves with: of a GPU's memory no more than peers have, unless that is asked for."""
+    return upper.num_slots or USUAL_SLOTS
+
+
 def open_fleet(folder: Path, shape: Shape, tenants: int, kind: str = "pool") -> Fleet:
     """With texts of a `kind` of `hplm_loadtest.texts`.
 
@@ -191,8 +196,7 @@ class Systems:
         self.about["hbert_look_up_processes"] = look_ups
         # New text is computed in the look-up too: of two stages, one thread each.
         look_up = {"num_threads": 1, "device": self._device.type}
-        # Of a GPU's memory no more than peers have, unless that is asked for.
-        num_slots = self._fleet.upper.num_slots or USUAL_SLOTS
+        num_slots = slots_of(self._fleet.upper)
         upper = {"num_threads": 1, "host_cache_mb": self._cache_mb, "num_slots": num_slots, **self._upper}
         self.about |= {
             "hbert_look_up_threads": look_up["num_threads"],
