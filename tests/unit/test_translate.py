@@ -169,7 +169,7 @@ def test_what_is_refused_at_once_leaves_with_the_call_and_is_never_sent_nor_aske
 
 def test_answers_that_come_while_a_call_is_held_leave_with_it_once(plain: Any) -> None:
     requests = [Request() for _ in range(3)]
-    found, handed = call(plain, requests, replied("an answer", to=slice(1)), hold_s=10.0)
+    found, handed = call(plain, requests, replied("an answer", to=slice(1)), hold_s=3.0)
     assert found == [Response("an answer"), Response(errors.QueueFullError(REFUSED).wire()), None]
     replied("too late for the call")(handed)
     assert [request.sent for request in requests] == [0, 0, 1]
@@ -183,7 +183,7 @@ def test_a_held_call_ends_when_all_are_answered(plain: Any) -> None:
 
 
 def test_what_has_left_with_a_call_is_not_kept_by_those_who_still_wait(plain: Any) -> None:
-    found, handed = call(plain, [Request() for _ in range(3)], replied("an answer", to=slice(1)), hold_s=10.0)
+    found, handed = call(plain, [Request() for _ in range(3)], replied("an answer", to=slice(1)), hold_s=3.0)
     left = weakref.ref(found[0])
     del found
     assert left() is None
