@@ -20,7 +20,7 @@ serve: install ## build the demo if there is none, start Triton, serve until Ctr
 	@exec $(BIN)/hplm serve $(ARGS)
 
 test: install check ## run every check and test, with a real Triton server
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not alone' $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder -m 'not alone' $(ARGS)
 	$(BIN)/pytest -m alone $(ARGS)
 
 check: install ## format, lint and types
