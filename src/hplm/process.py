@@ -13,8 +13,14 @@ from hplm.errors import StartError
 
 PR_SET_PDEATHSIG = 1
 SHARED_MEMORY = Path("/dev/shm")
+# How names there begin, before a Triton process's (`numbered`).
+BACKLOG, STOPPING = "hplm-backlog-", "hplm-stopping-"
 # Some libraries have a table of as many entries as there may be files, of a limit of a thousand million too.
 MOST_FILES = 65_536
+# States of a process that has ended: nobody has asked yet how, or it is gone.
+ENDED = ("Z", "X")
+# Its place in `stat_of`.
+BEGUN = 19
 # Loaded here, not between a fork and its exec.
 _LIBC = ctypes.CDLL(None)
 
@@ -62,7 +68,7 @@ def end_if_orphaned(parent: int) -> None:
 
 def backlogs_of(server: int) -> str:
     """How the names of files in shared memory begin by which the stubs of a Triton process tell each other what waits."""
-    return f"hplm-backlog-{numbered(server)}-"
+    return f"{BACKLOG}{numbered(server)}-"
 
 
 def stopping_file(server: int) -> Path:
@@ -70,7 +76,7 @@ def stopping_file(server: int) -> Path:
 
     Triton itself tells them when no request is under way any more, which under load is never.
     """
-    return SHARED_MEMORY / f"hplm-stopping-{numbered(server)}"
+    return SHARED_MEMORY / f"{STOPPING}{numbered(server)}"
 
 
 def tell_to_stop(server: int) -> None:
@@ -100,7 +106,7 @@ def at_once(path: str, flags: int) -> int:
 
 def begun(pid: int) -> str:
     """When a process was started, in ticks since the machine was."""
-    return stat_of(pid)[19]
+    return stat_of(pid)[BEGUN]
 
 
 def stat_of(pid: int) -> list[str]:
@@ -109,6 +115,18 @@ def stat_of(pid: int) -> list[str]:
     The name may be any bytes, cut within a letter too.
     """
     return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].decode().split()
+
+
+def state_of(pid: int, since: str | None = None) -> str:
+    """A process's state as a letter of proc(5), "X" where it is gone, "" where it is not the one that has `begun` then.
+
+    Raises OSError where the system has no memory or files to tell it.
+    """
+    try:
+        told = stat_of(pid)
+    except (FileNotFoundError, ProcessLookupError):
+        return "X"
+    return told[0] if since in (None, told[BEGUN]) else ""
 
 
 def numbered(server: int) -> str:

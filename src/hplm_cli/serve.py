@@ -128,8 +128,12 @@ def serve(
         while not server.has_ended:
             for said in stubs.look():
                 console.print(said, style="yellow", markup=False)
+            if server.renew_reaper():
+                console.print(
+                    "the process that ends what a killed server leaves had ended: started again", style="yellow"
+                )
             time.sleep(0.2)
-        raise StartError(f"Triton ended by itself with status {server.process.wait()}; see {server.log_path}")
+        raise StartError(f"Triton ended by itself with status {server.status}; see {server.log_path}")
     except KeyboardInterrupt:
         console.print("Stopping ...")
         if check:

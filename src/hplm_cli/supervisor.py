@@ -13,6 +13,8 @@ from pathlib import Path
 
 # A child that ran for so long ends no series of soon endings: the pauses begin anew.
 SETTLED_S = 30.0
+# For a child that is killed to end.
+KILLED_S = 5.0
 
 
 class Supervisor:
@@ -52,7 +54,8 @@ class Supervisor:
         with self._changing:
             if self._process is not None:
                 self._process.kill()
-        self._thread.join()
+        # One that waits for a disk that is gone does not even heed that.
+        self._thread.join(KILLED_S)
 
     def _keep(self) -> None:
         pause_s = self._first_pause_s

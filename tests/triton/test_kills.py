@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import re
 import signal
 import subprocess
@@ -22,6 +23,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hplm_client import Client, ManageClient
+from tritonclient.grpc import InferenceServerClient, InferInput
 
 from hplm import errors
 from hplm.adapters import tenant as tenants
@@ -41,7 +43,8 @@ from tests.watching import runs
 pytestmark = [pytest.mark.triton, pytest.mark.stress, pytest.mark.timeout(900)]
 # At such a rate a text differs between a domain and the root by more than the tolerance of its answers.
 QUICK_DOMAIN = {"tokens": 400, "warmup_tokens": 400, "learning_rate": 2e-3, "top_percent": 20.0}
-TARGETS = ("worker", "hbert_plot", "hbert_upper", "manager", "manager_watch", "triton", "serve")
+WORKER = "worker"
+OTHERS = ("hbert_plot", "hbert_upper", "manager", "manager_watch", "triton", "serve")
 STEADY = ("alpha", "beta", "gamma")
 # A tenant over the root, and one over a domain that comes and goes with it.
 LANES, DOMAIN, ROOT = ("lane-0", "lane-1"), "field", f"plots/{tiny.PLOT}"
@@ -85,10 +88,10 @@ class Service:
         until(lambda: self.pid("worker") is not None, 200)
 
     def pid(self, what: str) -> int | None:
-        """Of `serve`, of its child `triton` or `worker`, or of the stub of a model."""
+        """Of `serve`, of its child `triton`, `worker` or `reaper`, or of the stub of a model."""
         if what == "serve":
             return self.process.pid
-        commands = {"triton": "bin/tritonserver ", "worker": "hplm_cli worker "}
+        commands = {"triton": "bin/tritonserver ", "worker": "hplm_cli worker ", "reaper": "hplm.triton.reaper "}
         for child, command in children(self.process.pid).items():
             if what in commands and commands[what] in command:
                 return child
@@ -329,7 +332,8 @@ def test_whatever_is_killed_while_tenants_and_domains_change_nothing_half_done_i
         try:
             # Before its first job a worker imports for seconds: all kills would meet that.
             until(lambda: all(lane.finished for lane in lanes) or any(one.done() for one in running), 200)
-            for what, kind in zip(rng.permutation(TARGETS), rng.permutation(KINDS), strict=True):
+            # The worker first: its job's lease runs out while the others are killed.
+            for what, kind in zip((WORKER, *rng.permutation(OTHERS)), rng.permutation(KINDS), strict=True):
                 service.kill(str(what), partial(await_change, str(what), str(kind)))
                 with closing(Registry.open_read_only(store)) as registry:
                     assert caretaker.verify(store, registry, time.time()).problems == (), what
@@ -365,8 +369,8 @@ def test_triton_killed_while_it_loads_a_model_again_ends_hplm_serve(service: Ser
     assert stub is not None
     assert triton is not None
     os.kill(stub, signal.SIGKILL)
-    # The next look is a fifth of a second away, loading takes seconds.
-    time.sleep(0.6)
+    log = service.models.parent / "triton.log"
+    until(lambda: log.read_text().count("loading: hbert_upper") == 2)
     started = stubs_of(triton)
     os.kill(triton, signal.SIGKILL)
     assert service.process.wait(SOON_S) == 1
@@ -392,6 +396,30 @@ def test_nothing_stays_when_triton_and_hplm_serve_are_killed_at_once(service: Se
     until(lambda: not any(runs(one) for one in started))
     until(lambda: not (Path(tempfile.gettempdir()) / found[1]).exists())
     assert not [*SHARED_MEMORY.glob(f"{found[1]}*"), *SHARED_MEMORY.glob(f"{backlogs_of(triton)}*")]
+
+
+def test_a_triton_that_a_client_s_open_stream_keeps_ends_after_hplm_serve_was_killed_and_its_reaper_before(
+    service: Service,
+) -> None:
+    before = service.pid("reaper")
+    assert before is not None
+    os.kill(before, signal.SIGKILL)
+    until(lambda: service.pid("reaper") not in (None, before))
+    triton = service.pid("triton")
+    assert triton is not None
+    everything = [triton, *children(triton)]
+    asked = []
+    for name, value in {"TEXT": TEXTS[0], "TENANT": "nobody"}.items():
+        asked.append(InferInput(name, [1, 1], "BYTES"))
+        asked[-1].set_data_from_numpy(np.array([[value]], dtype=object))
+    answers: queue.SimpleQueue[object] = queue.SimpleQueue()
+    with InferenceServerClient(service.ports.grpc_url.removeprefix("grpc://")) as client:
+        client.start_stream(callback=lambda result, error: answers.put(result or error))
+        client.async_stream_infer("hbert", asked)
+        answers.get(timeout=SOON_S)
+        os.kill(service.process.pid, signal.SIGKILL)
+        until(lambda: not any(runs(one) for one in everything))
+    service.process.wait()
 
 
 def answered(client: Client) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import subprocess
 import tempfile
 import threading
 import time
@@ -13,8 +14,10 @@ from typing import IO
 import pytest
 
 from hplm.errors import StartError
-from hplm.process import backlogs_of
+from hplm.process import BACKLOG, STOPPING, backlogs_of
 from hplm.triton import leftovers, logs
+from tests.waiting import until
+from tests.watching import runs
 
 
 @pytest.fixture
@@ -54,6 +57,71 @@ def test_what_a_dead_server_left_is_removed_and_nothing_of_one_that_lives_or_beg
     assert not alive.exists()
     # Another process has its number by now.
     assert [path.name for path in shared.iterdir()] == [f"{backlogs_of(1)}x.1.json"]
+
+
+def test_what_a_container_of_before_left_is_removed_with_what_is_named_after_its_process(shared: Path) -> None:
+    folder, mark = leftovers.make_folder()
+    with mark:
+        mark.write("4026000000-1")
+    for name in (f"{folder.name}.region", f"{BACKLOG}4026000000-1-x.1.json"):
+        (shared / name).touch()
+    (shared / f"{STOPPING}4026000000-1").symlink_to("123")
+    (shared / f"{BACKLOG}4026000000-11-x.1.json").touch()
+    leftovers.sweep()
+    assert not folder.exists()
+    assert os.listdir(shared) == [f"{BACKLOG}4026000000-11-x.1.json"]
+
+
+def test_stubs_that_hold_the_mark_of_a_triton_that_is_gone_are_ended(shared: Path) -> None:
+    folder, mark = leftovers.make_folder()
+    with mark:
+        stub = "trap '' TERM; while :; do sleep 1; done"
+        with subprocess.Popen(
+            ["bash", "-c", f'bash -c "{stub}" & echo $!'],
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            pass_fds=[mark.fileno()],
+        ) as triton:
+            assert triton.stdout
+            left = int(triton.stdout.readline())
+            leftovers.tell(mark, triton.pid)
+            mark.close()
+            triton.wait()
+            assert runs(left)
+            leftovers.sweep()
+            until(lambda: not runs(left))
+    # The next start removes what this one found held too long.
+    leftovers.sweep()
+    assert not folder.exists()
+
+
+def test_a_folder_whose_server_never_told_its_number_is_removed_when_it_is_old(shared: Path) -> None:
+    folder, mark = leftovers.make_folder()
+    mark.close()
+    leftovers.sweep()
+    assert folder.exists()
+    os.utime(folder / leftovers.MARK, (0, 0))
+    leftovers.sweep()
+    assert not folder.exists()
+
+
+def test_what_is_killed_while_it_removes_a_folder_leaves_one_that_is_found_again(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = leave(shared, 1 << 23)
+    (folder / "backends").mkdir()
+
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "rmdir", killed)
+        with pytest.raises(KeyboardInterrupt):
+            leftovers.sweep()
+    assert (folder / leftovers.MARK).exists()
+    leftovers.sweep()
+    assert not folder.exists()
 
 
 def test_a_folder_that_is_held_is_locked_for_who_ages_temporary_folders(shared: Path) -> None:

@@ -6,16 +6,22 @@ import fcntl
 import glob
 import os
 import shutil
+import signal
 import tempfile
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from hplm.process import SHARED_MEMORY, backlogs_of, numbered, stopping_file
+from hplm.process import BACKLOG, ENDED, SHARED_MEMORY, STOPPING, numbered, state_of
 
 PREFIX = "hplm-triton-"
 # In a server's folder: which process its Triton is, locked while one of the server's processes lives.
 MARK = "server"
+# A server that has not told its number yet may be about to.
+YOUNG_S = 60.0
+# Until a process that is killed has let go of its files.
+ENDING_S = 0.2
 
 
 def make_folder() -> tuple[Path, IO[str]]:
@@ -53,35 +59,54 @@ def tell(mark: IO[str], server: int) -> None:
 
 def remove(folder: Path, server: int) -> None:
     """A server's folder, and what it has in shared memory, which is named after the folder or the process."""
-    _unlink(f"{glob.escape(folder.name)}.*", f"{backlogs_of(server)}*")
-    # No pattern finds a link that leads nowhere.
-    with suppress(OSError):
-        stopping_file(server).unlink()
-    shutil.rmtree(folder, ignore_errors=True)
+    _remove(folder, numbered(server))
 
 
 def sweep() -> None:
-    """Remove what servers of this user left that were killed together with whoever ran them."""
+    """Remove what servers of this user left that were killed together with whoever ran them, and end what is left of them."""
     for mark in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{MARK}"):
         # Somebody else's, one that lives, or one that has not begun yet.
         with suppress(OSError, ValueError):
-            if {mark.parent.lstat().st_uid, mark.lstat().st_uid} != {os.geteuid()} or mark.parent.is_symlink():
-                continue
-            with mark.open() as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                told = file.read()
-                server = int(told.rpartition("-")[2])
-                if told == numbered(server) and not Path(f"/proc/{server}").exists():
-                    remove(mark.parent, server)
-                else:
-                    # Of another container, or another process has the number by now.
-                    _unlink(f"{glob.escape(mark.parent.name)}.*")
-                    shutil.rmtree(mark.parent, ignore_errors=True)
+            if {mark.parent.lstat().st_uid, mark.lstat().st_uid} == {os.geteuid()} and not mark.parent.is_symlink():
+                _sweep(mark)
 
 
-def _unlink(*names: str) -> None:
-    for name in names:
-        for left in SHARED_MEMORY.glob(name):
-            # Also what another user has put there, for whatever reason.
-            with suppress(OSError):
-                left.unlink()
+def _sweep(mark: Path) -> None:
+    with mark.open() as file:
+        told = file.read()
+        if not told and time.time() - mark.stat().st_mtime < YOUNG_S:
+            return
+        server = int(told.rpartition("-")[2]) if told else 0
+        is_here = bool(told) and told == numbered(server)
+        has_ended = not is_here or state_of(server) in ENDED
+        if is_here and has_ended:
+            # Stubs that still hold the mark wait for a Triton that is gone. While they live nobody else has their number.
+            with suppress(ProcessLookupError):
+                os.killpg(server, signal.SIGKILL)
+                time.sleep(ENDING_S)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Where another process has the number by now, what is named after it is that one's.
+        _remove(mark.parent, told if has_ended else "")
+
+
+def _remove(folder: Path, told: str) -> None:
+    """A server's folder, what is named after it, and after the process where that is `told`."""
+    _unlink(f"{glob.escape(folder.name)}.*")
+    if told:
+        _unlink(f"{BACKLOG}{glob.escape(told)}-*")
+        # No pattern finds a link that leads nowhere.
+        with suppress(OSError):
+            (SHARED_MEMORY / f"{STOPPING}{told}").unlink()
+    with suppress(OSError):
+        for inside in folder.iterdir():
+            # The mark last: without it nobody would find the folder again.
+            if inside.name != MARK:
+                shutil.rmtree(inside, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _unlink(names: str) -> None:
+    for left in SHARED_MEMORY.glob(names):
+        # Also what another user has put there, for whatever reason.
+        with suppress(OSError):
+            left.unlink()

@@ -47,6 +47,8 @@ STACK_BYTES = 256 << 20
 EMPTY_ENDS_S = 4.0
 # The stages look ten times a second whether they are told to end.
 TOLD_S = 0.3
+# For stubs that are killed to end.
+LAST_WORD_S = 0.5
 # Of a model, as Triton's index has it.
 LOADED = ("LOADING", "READY", "UNLOADING")
 # To a server of this machine, whatever proxy the environment names.
@@ -293,14 +295,16 @@ class TritonServer:
         self.log_path = log
         check_path(repository.absolute(), "--models")
         check_path(Path(tempfile.gettempdir()), "TMPDIR")
+        # Also of a killed server that had this log.
+        leftovers.sweep()
         output = logs.fresh(log) if log is not None else None
         self._models = roles_of(repository) if models is None else tuple(models)
-        # Stubs start with their working directory on sys.path: an empty folder shadows nothing.
-        leftovers.sweep()
         self._folder, mark = leftovers.make_folder()
+        # Stubs start with their working directory on sys.path: an empty folder shadows nothing.
         self._work = self._folder / "work"
         self._let_go = weakref.finalize(self, os.close, leftovers.hold(self._folder))
         process = self._reaper = None
+        self._is_stopped = False
         try:
             with _signals_wait():
                 self.process = process = self._launch(repository, backends, flags, output, mark, tied)
@@ -309,9 +313,8 @@ class TritonServer:
             leftovers.tell(mark, process.pid)
         except BaseException as error:
             if process is not None:
-                process.kill()
-                process.wait()
-            self._end_reaper()
+                self._end_group()
+                leftovers.remove(self._folder, process.pid)
             shutil.rmtree(self._folder, ignore_errors=True)
             if isinstance(error, OSError):
                 raise StartError(f"{self.install.binary} cannot be started: {error}") from error
@@ -382,7 +385,7 @@ class TritonServer:
         urls = [f"{self.ports.http_url}/v2/models/{name}/ready" for name in self._models]
         while time.monotonic() < deadline:
             if self.has_ended:
-                raise self._failed(f"Triton ended with status {self.process.wait()} while starting")
+                raise self._failed(f"Triton ended with status {self.status} while starting")
             try:
                 while urls:
                     with DIRECT.open(urls[-1], timeout=2) as answer:
@@ -409,13 +412,23 @@ class TritonServer:
         return StartError(f"{said}; {self.log_path} says:\n{logs.errors_in(self.log_path)}")
 
     @property
-    def has_ended(self) -> bool:
-        """Whether its process has. Not by `poll`: a signal's exception may leave that with its lock taken (seen), and `stop`
-        would wait for it for ever.
+    def status(self) -> int | None:
+        """Its process's exit status, negative a signal's number; None while it runs.
+
+        Not by `poll`: a signal's exception may leave that with its lock taken (seen), and `stop` would wait for it for ever.
+        And until `stop` nobody else may be given its number, which is its group's.
         """
         if self.process.returncode is not None:
-            return True
-        return os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+            return self.process.returncode
+        ended = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if ended is None:
+            return None
+        return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its process has."""
+        return self.status is not None
 
     def ends(self, within_s: float = 0.5) -> bool:
         """Whether its process has ended or does so in a moment."""
@@ -431,26 +444,41 @@ class TritonServer:
         """
         until_s = time.monotonic() + timeout_s
         try:
-            if self.process.poll() is None:
+            if not self.has_ended:
                 self._tell_stages()
                 is_empty = self._unload(until_s - timeout_s / 2)
                 self.process.send_signal(signal.SIGTERM)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self.process.wait(EMPTY_ENDS_S if is_empty else max(1.0, until_s - time.monotonic()))
+                self.ends(EMPTY_ENDS_S if is_empty else max(1.0, until_s - time.monotonic()))
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-        status = self.process.wait()
-        self._end_reaper()
+            if not self._is_stopped:
+                self._end_group()
         leftovers.remove(self._folder, self.process.pid)
         self._let_go()
-        return status
+        return self.process.wait()
 
-    def _end_reaper(self) -> None:
-        """Its Triton has ended."""
+    def _end_group(self) -> None:
+        """Triton, its stubs and then its reaper. Once: its number may be another's later."""
+        self._is_stopped = True
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+            until_s = time.monotonic() + LAST_WORD_S
+            while time.monotonic() < until_s:
+                # A stub that has not met its end yet may write a file once more.
+                os.killpg(self.process.pid, 0)
+                time.sleep(0.02)
         if self._reaper is not None:
             self._reaper.kill()
             self._reaper.wait()
+
+    def renew_reaper(self) -> bool:
+        """Start the process beside it again where that has ended, as where memory ran out. Whether it had."""
+        if self._reaper is None or self._reaper.poll() is None or self.has_ended:
+            return False
+        with contextlib.suppress(OSError):
+            self._reaper = start_reaper(self.process.pid, self._folder, self._work)
+            return True
+        return False
 
     def _tell_stages(self) -> None:
         """Have them refuse what waits and who comes: with STOPPING, for a moment, before their models are unloaded."""
