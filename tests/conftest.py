@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -93,8 +94,11 @@ def servers_end_at_once() -> Iterator[None]:
     """Triton takes two seconds to end. Tests of an orderly end call `stop` themselves."""
 
     def end(server: TritonServer, *_: object) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(server.process.pid, signal.SIGKILL)
         # Nothing of it is returned: what is true would hide what failed beside the server.
-        server.stop(timeout_s=0.0)
+        server.ends(60)
+        server.stop()
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TritonServer, "__exit__", end)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from hplm_loadtest.peers import plain
-from hplm_loadtest.peers.bodies import make_body
+from hplm_loadtest.peers.bodies import BODIES
 from hplm_loadtest.peers.files import model_files
 from hplm_loadtest.peers.plain import PeerRequest, whole
 from hplm_loadtest.peers.settings import PeerSettings, System
@@ -45,7 +45,7 @@ def test_a_peer_answers_on_the_gpu_as_on_the_cpu(
     rng = np.random.default_rng(0)
     texts = [rng.integers(5, config.vocab_size, size=length) for length in (4, 7, 4)]
     settings = PeerSettings(system=system, store="", base="", weights="", budget_mb=1, reduction_factor=4)
-    bodies = [make_body(settings, config, dtype, folder, device) for device in (GPU, CPU)]
+    bodies = [BODIES[settings.system](settings, config, dtype, folder, device) for device in (GPU, CPU)]
     # The last in the place of the first.
     for tenant in (mean, cls, tagging, mean):
         found, wanted = [], []

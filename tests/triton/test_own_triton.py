@@ -6,8 +6,8 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,18 +18,17 @@ from hplm.triton.server import find_triton, free_ports
 
 pytestmark = pytest.mark.triton
 
-HPLM = str(Path(sys.executable).parent / "hplm")
+Hplm = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def build_backends(out: Path, models: Path) -> subprocess.CompletedProcess[str]:
-    command = [HPLM, "build", "backends", "--out", str(out), "--models", str(models)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+def build_backends(hplm: Hplm, out: Path, models: Path) -> subprocess.CompletedProcess[str]:
+    return hplm("build", "backends", "--out", str(out), "--models", str(models))
 
 
-def test_the_printed_command_serves_whatever_folder_it_is_run_in(tiny_models: Path, tmp_path: Path) -> None:
+def test_the_printed_command_serves_whatever_folder_it_is_run_in(hplm: Hplm, tiny_models: Path, tmp_path: Path) -> None:
     # The second time it is in place of the first, as after an upgrade.
     for _ in range(2):
-        done = build_backends(tmp_path / "backends", tiny_models)
+        done = build_backends(hplm, tmp_path / "backends", tiny_models)
         assert done.returncode == 0, done.stderr
     ports = free_ports()
     flags = f"--http-port={ports.http} --grpc-port={ports.grpc} --metrics-port={ports.metrics}"
@@ -71,29 +70,31 @@ def answer(url: str, triton: subprocess.Popen[bytes], log: Path) -> str:
         time.sleep(0.1)
 
 
-def test_a_folder_that_holds_something_else_is_not_replaced(tiny_models: Path, tmp_path: Path) -> None:
+def test_a_folder_that_holds_something_else_is_not_replaced(hplm: Hplm, tiny_models: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").touch()
-    done = build_backends(tmp_path, tiny_models)
+    done = build_backends(hplm, tmp_path, tiny_models)
     assert done.returncode == 1
     assert "holds 'mine', which is no backend of hplm" in done.stderr
     assert (tmp_path / "mine").exists()
 
 
-def test_a_folder_that_triton_cannot_start_a_stub_from_is_refused(tiny_models: Path, tmp_path: Path) -> None:
-    done = build_backends(tmp_path / "two words", tiny_models)
+def test_a_folder_that_triton_cannot_start_a_stub_from_is_refused(
+    hplm: Hplm, tiny_models: Path, tmp_path: Path
+) -> None:
+    done = build_backends(hplm, tmp_path / "two words", tiny_models)
     assert done.returncode == 1
     assert "give --out a symbolic link" in done.stderr
     assert not (tmp_path / "two words").exists()
 
 
-def test_models_that_are_none_are_refused_before_anything_is_written(tmp_path: Path) -> None:
-    done = build_backends(tmp_path / "backends", tmp_path)
+def test_models_that_are_none_are_refused_before_anything_is_written(hplm: Hplm, tmp_path: Path) -> None:
+    done = build_backends(hplm, tmp_path / "backends", tmp_path)
     assert done.returncode == 1
     assert "has no model hbert_plot" in done.stderr
     assert not (tmp_path / "backends").exists()
 
 
-def test_it_says_for_which_triton_it_is(tiny_models: Path, tmp_path: Path) -> None:
-    done = build_backends(tmp_path / "backends", tiny_models)
+def test_it_says_for_which_triton_it_is(hplm: Hplm, tiny_models: Path, tmp_path: Path) -> None:
+    done = build_backends(hplm, tmp_path / "backends", tiny_models)
     assert find_triton().origin in done.stderr
     assert str(find_triton().binary) in done.stdout

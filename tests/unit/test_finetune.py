@@ -58,6 +58,7 @@ from hplm.errors import (
     WrongBaseError,
 )
 from hplm.names import check_name
+from hplm.nn import base as bases
 from hplm.nn import reference
 from hplm.nn.base import Base
 from hplm.nn.dtype import computing_in
@@ -356,10 +357,12 @@ def test_a_tenant_that_is_built_again_gets_its_next_version(tmp_path: Path) -> N
         assert tenants.load_card(tiny.folder_of(store, "acme")) == card
 
 
-def test_a_tenant_is_not_built_again_with_other_labels(tmp_path: Path) -> None:
+def test_a_tenant_is_not_built_again_with_other_labels_also_one_of_a_bank(tmp_path: Path) -> None:
     store = Store(tiny.make_repository(tmp_path).parent / "store")
-    with pytest.raises(DataError, match="exists with other labels"):
-        build_tenant(store, "tiny", "general", "alpha", colour_data(), SHORT, Progress(disable=True))
+    (member,) = tiny.make_fleet(store, bases.load(store.base("tiny")), 1)
+    for name in ("alpha", member.card.name):
+        with pytest.raises(DataError, match="exists with other labels"):
+            build_tenant(store, "tiny", "general", name, colour_data(), SHORT, Progress(disable=True))
 
 
 def test_a_tenant_whose_files_are_gone_is_built_again(tmp_path: Path) -> None:

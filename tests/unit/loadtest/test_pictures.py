@@ -13,7 +13,7 @@ from hplm.errors import ConfigError
 def draw(kind: str, path: Path) -> None:
     if kind == "line":
         points = {"p50": ([100.0, 1000.0], [3.0, 4.0]), "p99": ([100.0, 1000.0], [5.0, 9.0])}
-        line_chart(path, points, title="t", x_label="tenants", y_label="time (ms)", log_x=True, limit=("goal", 10.0))
+        line_chart(path, points, title="t", x_label="tenants", y_label="time (ms)", log=True, limit=("goal", 10.0))
     elif kind == "cdf":
         cdf(path, {"one": [3.0, 1.0, float("inf"), 2.0], "none": []}, title="t")
     else:
