@@ -42,6 +42,7 @@ from hplm_builder.masked_lm import (
 )
 from hplm_builder.masking import mask_tokens
 from hplm_builder.plots import write_windows
+from hplm_builder.prepared import counted
 
 SAMPLED_WINDOWS = 2048
 BRANCH = "compute the branch"
@@ -122,14 +123,7 @@ def build_domain(
             "moved": distance(lowers.of_lineage(store, base, parent_lineage).to(where), trained, grams),
             "corpus_hit_rate": found.grams.share_of(grams, base.config.vocab_size),
         }
-        done = 0
-
-        def advance(count: int) -> None:
-            nonlocal done
-            done += count
-            overall(BRANCH, done / len(grams))
-
-        sizes = publish(folder, base, trained, grams, about, advance)
+        sizes = publish(folder, base, trained, grams, about, counted(BRANCH, len(grams), overall))
     except JobCancelledError:
         if checkpoint:
             checkpoint.remove()

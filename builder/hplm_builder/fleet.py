@@ -75,14 +75,9 @@ def make_fleet(
     """
     if count < 1:
         raise ConfigError(f"a fleet needs at least one tenant, got {count}")
-    bar = progress.add_task(f"{name}: tenants", total=count)
-
-    def members() -> Iterator[Tenant]:
-        for tenant in _perturbed(base, count, np.random.default_rng(seed), pooling, reduction_factor):
-            yield tenant
-            progress.update(bar, advance=1)
-
-    return bank_file.write(store.bank(name), base.fingerprint, members())
+    members = _perturbed(base, count, np.random.default_rng(seed), pooling, reduction_factor)
+    told = progress.track(members, total=count, description=f"{name}: tenants")
+    return bank_file.write(store.bank(name), base.fingerprint, told)
 
 
 def _perturbed(
@@ -218,7 +213,9 @@ def check_same(folder: Path, wanted: dict[str, Any]) -> None:
             raise ConfigError(f"{folder} holds a fleet of {found}, {wanted} was asked for: choose another folder")
         return
     folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(wanted) + "\n")
+    partial = path.with_name(f".{ABOUT}")
+    partial.write_text(json.dumps(wanted) + "\n")
+    partial.rename(path)
 
 
 def _bench_base(store: Store, shape: Shape, seed: int) -> Base:

@@ -59,15 +59,9 @@ class Counted:
 
 def count_grams(documents: Sequence[str], base: Base, progress: Progress) -> Counted:
     """All windows of the corpus, with how often they occur; ties in the order of the ids."""
-    bar = progress.add_task("count n-grams", total=len(documents))
-
-    def told() -> Iterator[str]:
-        for document in documents:
-            yield document
-            progress.update(bar, advance=1)
-
     tokenizer = Tokenizer.from_file(str(base.tokenizer_path))
-    parts = tokenised(told(), tokenizer, base.config.max_tokens)
+    told = progress.track(documents, description="count n-grams")
+    parts = tokenised(told, tokenizer, base.config.max_tokens)
     return count_packed(((ids, lengths.tolist()) for ids, lengths in parts), base.config)
 
 

@@ -121,7 +121,7 @@ def publish_domain(
 def parent_of(store: Store, base_name: str, name: str) -> str | None:
     """Where a domain stands already; None where there is no such domain, or it is a root."""
     try:
-        with closing(Registry.open(store)) as registry:
+        with closing(Registry.open_read_only(store)) as registry:
             return _parent(registry, base_name, name)
     except MissingRegistryError:
         return None

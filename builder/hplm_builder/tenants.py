@@ -195,16 +195,15 @@ def build_tenant(
         raise DataError(
             f"tenant {name!r} stands on domain {before.domain!r}: `hplm tenant update` goes on there; a build is over a root"
         )
-    if before is not None and keep_width:
-        with suppress(ArtifactError):
-            reduced = load_version(store, before.current, base).packed.reduced_size
-            settings = replace(settings, reduction_factor=base.config.hidden_size // reduced)
-    if before is not None and not is_banked(store, folder := store.path(before.current.path)):
+    if before is not None:
         # One whose files are damaged or gone is made again.
         with suppress(ArtifactError):
-            card = tenants.load_card(folder)
-            if (card.task, card.labels, card.texts) != (data.task, data.labels, data.texts):
+            there = load_version(store, before.current, base)
+            if (there.card.task, there.card.labels, there.card.texts) != (data.task, data.labels, data.texts):
                 raise DataError(f"tenant {name!r} exists with other labels, or another kind of task: delete it first")
+            if keep_width:
+                factor = base.config.hidden_size // there.packed.reduced_size
+                settings = replace(settings, reduction_factor=factor)
     lookup = open_lookup(store, base, plot_name, miss=miss)
     # Now, for what keeps it from being published is to be known before an hour of training.
     name_root(store, base, plot_name)

@@ -73,11 +73,11 @@ class Worker:
         pause_s = LOOK_S
         while not self.stop.is_set():
             try:
-                registry = Registry.open(self._store)
-                try:
-                    self._serve(registry, until_idle)
-                finally:
-                    registry.close()
+                with contextlib.closing(Registry.open(self._store)) as registry:
+                    with self._cleaning(registry):
+                        self._take_jobs(registry, until_idle)
+                    if until_idle:
+                        self._clean(registry)
                 if until_idle:
                     return
                 pause_s = LOOK_S
@@ -95,12 +95,6 @@ class Worker:
             registry, job = current
             with contextlib.suppress(HplmError):
                 registry.release_job(job.id, self._name, self._clock())
-
-    def _serve(self, registry: Registry, until_idle: bool) -> None:
-        with self._cleaning(registry):
-            self._take_jobs(registry, until_idle)
-        if until_idle:
-            self._clean(registry)
 
     def _take_jobs(self, registry: Registry, until_idle: bool) -> None:
         while not self.stop.is_set():

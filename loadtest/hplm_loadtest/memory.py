@@ -158,8 +158,7 @@ def draw(picture: Path, rows: Sequence[Mapping[str, Any]], shape: Shape) -> None
         title=f"Memory of a server with all its tenants loaded, {shape}",
         x_label="tenants",
         y_label="MB",
-        log_x=True,
-        log_y=True,
+        log=True,
     )
 
 

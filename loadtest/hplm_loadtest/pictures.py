@@ -27,8 +27,7 @@ def line_chart(
     title: str,
     x_label: str,
     y_label: str,
-    log_x: bool = False,
-    log_y: bool = False,
+    log: bool = False,
     limit: tuple[str, float] | None = None,
 ) -> None:
     """Name -> (x, y) as lines with a marker at each point; `limit` is a named horizontal line. Labels carry units."""
@@ -36,12 +35,11 @@ def line_chart(
     _lines(axes, series)
     if limit is not None:
         axes.axhline(limit[1], color="#666666", linewidth=1, linestyle=":", label=limit[0])
-    if log_x:
+    if log:
         axes.set_xscale("log")
         points = sorted({value for x, _ in series.values() for value in x})
         axes.set_xticks(points, [f"{value:,g}" for value in points])
         axes.minorticks_off()
-    if log_y:
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")

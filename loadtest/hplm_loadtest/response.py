@@ -100,8 +100,7 @@ def response(
             title="Response time, each tenant one request every 20 s",
             x_label="tenants",
             y_label="response time (ms)",
-            log_x=True,
-            log_y=True,
+            log=True,
             limit=(f"goal at 10,000: {GOAL_P99_MS:.0f} ms", GOAL_P99_MS),
         )
     goals = goals_of("response", rows)

@@ -163,17 +163,13 @@ class Recorder:
         self._sent_s, self._done_s = np.full((2, len(planned_s)), np.nan)
         self._codes = [NO_ANSWER] * len(planned_s)
         self._clock = clock
-        self._start = clock()
+        # By the clock: `perf_counter` is one of all processes.
+        self.started_s = clock()
         self._processor_start_s = time.process_time()
-
-    @property
-    def started_s(self) -> float:
-        """When that was, by the clock: `perf_counter` is one of all processes."""
-        return self._start
 
     def elapsed_s(self) -> float:
         """Since the start."""
-        return self._clock() - self._start
+        return self._clock() - self.started_s
 
     def sent(self, index: int) -> None:
         self._sent_s[index] = self.elapsed_s()

@@ -263,8 +263,7 @@ def draw(picture: Path, rows: Sequence[Row], shape: str) -> None:
         title=f"Throughput by number of tenants ({shape})",
         x_label="tenants",
         y_label="requests/s",
-        log_x=True,
-        log_y=True,
+        log=True,
     )
 
 

@@ -32,7 +32,8 @@ def serving(
             values = json.loads(path.read_text())
             values["store"] = str((models / role / "1" / values["store"]).resolve())
             path.write_text(json.dumps({**values, **settings}))
-            into_page_cache(Path(values["store"]))
+        # Of both: they share one.
+        into_page_cache(Path(values["store"]))
         with TritonServer(changed, free_ports(), log=models.parent / log, tied=True) as server:
             server.wait_ready()
             yield server

@@ -113,12 +113,6 @@ def conduct(study: Study, results: Results, dry_run: bool) -> Found:
         return search(study, results, found.run_s, progress)
 
 
-def _adapter_at(study: Study, variant: Variant) -> str | None:
-    """Where the variant's adapters stand, None for one without."""
-    found: str | None = variant.about(study.tasks[0]).get("adapter_at")
-    return found
-
-
 def about_study(study: Study, found: Found, more: Mapping[str, Any]) -> dict[str, Any]:
     """What a report says of how it was made."""
     return {
@@ -128,7 +122,9 @@ def about_study(study: Study, found: Found, more: Mapping[str, Any]) -> dict[str
         "seeds": list(study.seeds),
         "searched_seeds": list(study.searched_seeds),
         "learning_rates": {variant.name: variant.rate for variant in study.variants},
-        "adapter_at": {variant.name: at for variant in study.variants if (at := _adapter_at(study, variant))},
+        "adapter_at": {
+            variant.name: at for variant in study.variants if (at := variant.about(study.tasks[0]).get("adapter_at"))
+        },
         "pooling": study.pooling,
         "device": study.device.type,
         "examples": {task.name: task.within(study.budget, study.seeds[0]).counts for task in study.tasks},

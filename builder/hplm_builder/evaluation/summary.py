@@ -70,12 +70,8 @@ def _row(task: EvalTask, name: str, chosen: Sequence[Chosen], column: str) -> Ro
 
 def _average(study: Study, found: Found, name: str, column: str) -> Row:
     """Over tasks, of each seed; a seed that diverged on a task has none."""
-    means = []
-    for number in range(len(study.seeds)):
-        runs = [found[task.name, name][number].run for task in study.tasks]
-        tests = [run.test for run in runs if run is not None and run.test is not None]
-        if len(tests) == len(study.tasks):
-            means.append(float(np.mean(tests)))
+    tests = {task.name: [one.run.test if one.run else None for one in found[task.name, name]] for task in study.tasks}
+    means = [float(np.mean(of_seed)) for of_seed in whole_seeds(tests)]
     averaged = Spread.of(means).columns("test")
     return {"task": AVERAGE, column: name, **averaged, "test_by_seed": [round(mean, 4) for mean in means]}
 

@@ -11,8 +11,6 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from hplm.adapters import tenant as tenants
-from hplm.adapters.tenant import Tenant
 from hplm.config import REDUCTION_FACTOR
 from hplm.errors import ConfigError, UnknownTenantError
 from hplm.nn import base as bases
@@ -36,6 +34,7 @@ from hplm_builder.mixture import read_source, read_to_count
 from hplm_builder.options import BaseOption
 from hplm_builder.plots import Counted, count_grams
 from hplm_builder.register import published
+from hplm_builder.tenants import load_version
 
 PERCENTS = (0.1, 1.0, 10.0, 100.0)
 SMALL_GIGABYTES = 1.5
@@ -129,7 +128,7 @@ def judge_published(
             raise UnknownTenantError(f"there is no tenant {name!r}")
         if found.domain != domain:
             raise ConfigError(f"tenant {name!r} stands on domain {found.domain!r}: give that with --domain")
-        made: Tenant = tenants.load(store.path(found.current.path), name=name, fingerprint=base.fingerprint)
+        made = load_version(store, found.current, base)
         # One that `hplm build` made stands on a root, which has no versions.
         if made.card.about.get("domain", version) != version:
             raise ConfigError(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -22,17 +22,6 @@ from hplm_loadtest.peers.settings import PeerSettings, System
 BODY = "body"
 
 
-class Body(Protocol):
-    """One system. `keep` is what it needs of a tenant, `model_of` which model answers it, `load` brings that to a place."""
-
-    num_places: int
-
-    def keep(self, tenant: Tenant) -> Tenant: ...
-    def model_of(self, tenant: Tenant) -> str: ...
-    def load(self, place: int, model: str) -> None: ...
-    def run(self, place: int, requests: Sequence[PeerRequest]) -> list[Logits]: ...
-
-
 def without_adapter(tenant: Tenant) -> Tenant:
     """The head and the labels alone."""
     return replace(tenant, packed=replace(tenant.packed, weights=tenant.packed.weights[:0].copy()))
@@ -46,10 +35,30 @@ def in_every_layer(tenant: Tenant, layers: int) -> Tenant:
     return replace(tenant, packed=replace(packed, weights=tiled))
 
 
-class SharedBody:
-    """BERT-shared: one body for all, a head a tenant."""
+class Body(ABC):
+    """One system; by default one model that is there answers all tenants, with a head for each."""
 
     num_places = 1
+
+    def keep(self, tenant: Tenant) -> Tenant:
+        """What it needs of a tenant."""
+        return without_adapter(tenant)
+
+    def model_of(self, tenant: Tenant) -> str:
+        """Which model answers it."""
+        return BODY
+
+    def load(self, place: int, model: str) -> None:
+        """Bring a model to a place."""
+        return  # it is there
+
+    @abstractmethod
+    def run(self, place: int, requests: Sequence[PeerRequest]) -> list[Logits]:
+        """With the model at a place."""
+
+
+class SharedBody(Body):
+    """BERT-shared: one body for all, a head a tenant."""
 
     def __init__(
         self, settings: PeerSettings, config: BaseConfig, dtype: torch.dtype, weights: Path, device: torch.device
@@ -58,23 +67,12 @@ class SharedBody:
         self._flat.fill(model_files(weights)[0])
         self._flat.pack()
 
-    def keep(self, tenant: Tenant) -> Tenant:
-        return without_adapter(tenant)
-
-    def model_of(self, tenant: Tenant) -> str:
-        return BODY
-
-    def load(self, place: int, model: str) -> None:
-        """It is there."""
-
     def run(self, place: int, requests: Sequence[PeerRequest]) -> list[Logits]:
         return self._flat.run(requests)
 
 
-class AdapterBody:
+class AdapterBody(Body):
     """hBERT-adapter: all layers computed once for all tenants, with each text's own adapters; no PLOT."""
-
-    num_places = 1
 
     def __init__(
         self, settings: PeerSettings, config: BaseConfig, dtype: torch.dtype, weights: Path, device: torch.device
@@ -98,12 +96,6 @@ class AdapterBody:
         tiled, slots = in_every_layer(tenant, self._layers), self._engine.slots
         return replace(tiled, packed=slots.staged(slots.fitted(tiled.packed)))
 
-    def model_of(self, tenant: Tenant) -> str:
-        return BODY
-
-    def load(self, place: int, model: str) -> None:
-        """It is there; the engine brings adapters to their slots."""
-
     def run(self, place: int, requests: Sequence[PeerRequest]) -> list[Logits]:
         with torch.inference_mode():
             ids = torch.from_numpy(np.concatenate([request.ids for request in requests]))
@@ -114,7 +106,7 @@ class AdapterBody:
         return self._engine.run(texts)
 
 
-class DedicatedBody:
+class DedicatedBody(Body):
     """BERT-dedicated: a whole model a tenant, as many in memory as the budget holds, the others a read away."""
 
     def __init__(
@@ -126,9 +118,6 @@ class DedicatedBody:
         self.num_places = places_in(settings, first.num_bytes)
         self._models = [first, *(FlatModel(config, dtype, device) for _ in range(self.num_places - 1))]
         self._unused = set(range(self.num_places))
-
-    def keep(self, tenant: Tenant) -> Tenant:
-        return without_adapter(tenant)
 
     def model_of(self, tenant: Tenant) -> str:
         return tenant.card.name
@@ -144,7 +133,7 @@ class DedicatedBody:
         return self._models[place].run(requests)
 
 
-class OnnxBody:
+class OnnxBody(Body):
     """BERT-dedicated on ONNX Runtime: a session a tenant, fp32 on the processor, texts of a batch padded to the longest."""
 
     def __init__(
@@ -163,9 +152,6 @@ class OnnxBody:
         self._options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         self._pad_id = config.pad_id
         self._open = onnxruntime.InferenceSession
-
-    def keep(self, tenant: Tenant) -> Tenant:
-        return without_adapter(tenant)
 
     def model_of(self, tenant: Tenant) -> str:
         return tenant.card.name
@@ -200,16 +186,10 @@ def places_in(settings: PeerSettings, model_bytes: int) -> int:
     return places
 
 
+# The config is the whole model's, the dtype what the files in the folder hold.
 BODIES: dict[System, Callable[[PeerSettings, BaseConfig, torch.dtype, Path, torch.device], Body]] = {
     "dedicated": DedicatedBody,
     "shared": SharedBody,
     "adapter": AdapterBody,
     "onnxruntime": OnnxBody,
 }
-
-
-def make_body(
-    settings: PeerSettings, config: BaseConfig, dtype: torch.dtype, weights: Path, device: torch.device
-) -> Body:
-    """The body of a system; `config` is the whole model's, `dtype` what the files in `weights` hold."""
-    return BODIES[settings.system](settings, config, dtype, weights, device)

@@ -27,7 +27,7 @@ from hplm.store.layout import Store
 from hplm.store.records import ServedTenant
 from hplm.text import EncodedText, check_not_empty, decode_utf8, tokenise_in_one_thread
 from hplm.wire import LabelledSpan
-from hplm_loadtest.peers.bodies import make_body
+from hplm_loadtest.peers.bodies import BODIES
 from hplm_loadtest.peers.plain import PeerRequest, whole
 from hplm_loadtest.peers.settings import PeerSettings
 from hplm_loadtest.peers.swap import SwapWorker
@@ -69,7 +69,7 @@ class PeerStage:
         self._bank = TenantBank(store, self._catalog, base.fingerprint, verify=False)
         device = choose_device(settings.device)
         dtype, weights = choose_dtype(settings.dtype, device), (folder / settings.weights).resolve()
-        self._body = make_body(settings, whole(base.config), dtype, weights, device)
+        self._body = BODIES[settings.system](settings, whole(base.config), dtype, weights, device)
         self._tenants: HostCache[ServedTenant, Tenant] = HostCache(
             lambda key: self._body.keep(self._bank.load(key)),
             lambda tenant: tenant.num_bytes,

@@ -35,8 +35,7 @@ def write_models(
     if count < 1:
         raise ConfigError(f"one model takes {model_bytes:,} bytes on disk, {disk_bytes:,} are allowed")
     folder.mkdir(parents=True, exist_ok=True)
-    bar = progress.add_task(f"{folder.name}: models of {model_bytes / 1e6:.0f} MB", total=count)
-    for number in range(count):
+    for number in progress.track(range(count), description=f"{folder.name}: models of {model_bytes / 1e6:.0f} MB"):
         path = folder / f"model-{number:05d}{'.onnx' if onnx else '.bin'}"
         if not path.is_file():
             partial = path.with_name(f".{path.name}")
@@ -46,7 +45,6 @@ def write_models(
             else:
                 write_flat(stored_as(model, dtype), partial)
             partial.rename(path)
-        progress.update(bar, advance=1)
     files = model_files(folder)
     for path in files[most:]:
         # Of a run that was allowed more: all that are there are served.

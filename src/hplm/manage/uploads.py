@@ -18,7 +18,7 @@ from hplm.crash import crash_point
 from hplm.errors import QueueFullError, StoreUnavailableError, UnknownUploadError, UploadError
 from hplm.manage.requests import StartUpload, UploadChunk
 from hplm.store.artifact import sha256, sync
-from hplm.store.caretaker import UNBEGUN_UPLOAD_S, UNFINISHED_UPLOAD_S, UPLOAD_S, remove
+from hplm.store.caretaker import drop_expired, remove
 from hplm.store.layout import Store
 from hplm.store.records import Upload
 from hplm.store.registry import Registry
@@ -123,12 +123,7 @@ class Uploads:
 
     def collect(self, now_s: float) -> None:
         """Drop uploads that have expired and that no job waits for."""
-        expired = self._registry.drop_uploads(
-            before_s=now_s - UPLOAD_S,
-            unfinished_before_s=now_s - UNFINISHED_UPLOAD_S,
-            unbegun_before_s=now_s - UNBEGUN_UPLOAD_S,
-        )
-        self._remove(expired)
+        self._remove(drop_expired(self._registry, now_s))
 
     def _remove(self, upload_ids: Collection[str]) -> None:
         # Rows first: bytes that stay, because this is cut short or the disk refuses, have no row, and are collected.

@@ -6,6 +6,7 @@ it, as in SkipBERT (HMI 3.2.1). Shapes: W windows, N tokens of all requests pack
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -206,13 +207,7 @@ def packed_attention(num_heads: int, lengths: Sequence[int], relative: RelativeB
 
 def equal_runs(lengths: Sequence[int]) -> list[tuple[int, int]]:
     """Neighbours of equal length: `(count, length)` of each run."""
-    runs: list[tuple[int, int]] = []
-    for length in lengths:
-        if runs and runs[-1][1] == length:
-            runs[-1] = (runs[-1][0] + 1, length)
-        else:
-            runs.append((1, length))
-    return runs
+    return [(len([*run]), length) for length, run in itertools.groupby(lengths)]
 
 
 def _attend_run(

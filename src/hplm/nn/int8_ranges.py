@@ -71,7 +71,7 @@ def measure_window_ranges(base: Base, lower: WindowEncoder) -> list[Ranges]:
     ids = _token_ids(base)
     config = base.config
     grams, _ = windows(np.concatenate(ids), [len(one) for one in ids], config.window, config.pad_id)
-    unique = np.unique(grams.reshape(-1, config.window), axis=0)
+    unique = np.unique(grams, axis=0)
     some = np.random.default_rng(0).permutation(len(unique))[:WINDOWS]
     return _ranges_of(lower, lambda: lower(torch.from_numpy(unique[some])))
 

@@ -94,11 +94,7 @@ def collect(
         held = one.kind == "leftover" and artifact.is_held(store.path(one.path))
         if again(store, one) and not held and removed(one.path):
             loose.append(one)
-    expired = registry.drop_uploads(
-        before_s=now_s - upload_s,
-        unfinished_before_s=now_s - min(upload_s, UNFINISHED_UPLOAD_S),
-        unbegun_before_s=now_s - min(upload_s, UNBEGUN_UPLOAD_S),
-    )
+    expired = drop_expired(registry, now_s, upload_s)
     for upload_id in expired:
         removed(f"uploads/{upload_id}")
     registry.forget_jobs(now_s - JOB_S)
@@ -150,6 +146,15 @@ def adopt(store: Store, registry: Registry, now_s: float, *, root: str = "") -> 
     if plan.bases or plan.domains or plan.tenants:
         registry.adopt(plan.generation, plan.bases, plan.domains, plan.tenants, now_s)
     return plan
+
+
+def drop_expired(registry: Registry, now_s: float, upload_s: float = UPLOAD_S) -> Sequence[str]:
+    """Forget uploads that have expired and that no job waits for; returns their ids."""
+    return registry.drop_uploads(
+        before_s=now_s - upload_s,
+        unfinished_before_s=now_s - min(upload_s, UNFINISHED_UPLOAD_S),
+        unbegun_before_s=now_s - min(upload_s, UNBEGUN_UPLOAD_S),
+    )
 
 
 def verify(store: Store, registry: Registry, now_s: float, *, grace_s: float = GRACE_S) -> Verdict:

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from hplm.errors import RegistryUnavailableError, UnknownTenantError, UnknownVersionError
@@ -100,7 +101,7 @@ class Catalog:
         found = self.known(name, version_id)
         if found is None:
             assert version_id is not None
-            _, found = self._ask(name, version_id)
+            found = self._ask(name, version_id)
         return found
 
     def known(self, name: str, version_id: int | None = None) -> ServedTenant | None:
@@ -122,21 +123,19 @@ class Catalog:
             raise UnknownVersionError(f"there is no such version of tenant {name!r}")
         return found
 
-    def _ask(self, name: str, version_id: int) -> tuple[float, ServedTenant]:
+    def _ask(self, name: str, version_id: int) -> ServedTenant:
         """A version that was current only between two looks of this catalog, or will be at the next."""
         if self._cannot_look():
             # Asking could take seconds, and there are few threads to do it.
             raise RegistryUnavailableError("the registry cannot be read now")
-        try:
-            if not 0 < version_id < 2**63:
-                raise UnknownVersionError(str(version_id))
-            found = self._own(self._registry.served_version(version_id), self._lineages)
-        except UnknownVersionError:
-            found = None
+        found = None
+        if 0 < version_id < 2**63:
+            with suppress(UnknownVersionError):
+                found = self._own(self._registry.served_version(version_id), self._lineages)
         if found is None or found.name != name:
             raise UnknownVersionError(f"there is no such version of tenant {name!r}")
-        self._replaced[version_id] = asked = self._clock(), found
-        return asked
+        self._replaced[version_id] = self._clock(), found
+        return found
 
     def served(self) -> list[ServedTenant]:
         """All tenants as they are now."""
