@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -94,10 +93,10 @@ def servers_end_at_once() -> Iterator[None]:
     """Triton takes two seconds to end. Tests of an orderly end call `stop` themselves."""
 
     def end(server: TritonServer, *_: object) -> None:
-        with suppress(ProcessLookupError):
+        if not server.has_ended:
             os.killpg(server.process.pid, signal.SIGKILL)
-        # Nothing of it is returned: what is true would hide what failed beside the server.
         server.ends(60)
+        # Nothing of it is returned: what is true would hide what failed beside the server.
         server.stop()
 
     with pytest.MonkeyPatch.context() as patch:

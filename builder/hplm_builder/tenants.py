@@ -168,6 +168,14 @@ def load_version(store: Store, version: TenantVersion, base: Base) -> Tenant:
     return tenants.load(folder, fingerprint=base.fingerprint, name=version.tenant)
 
 
+def load_card(store: Store, version: TenantVersion, base: Base) -> TenantCard:
+    """Without its weights, likewise."""
+    folder = store.path(version.path)
+    if is_banked(store, folder):
+        return BankFile(folder, base.fingerprint).card(version.tenant)
+    return tenants.load_card(folder)
+
+
 def build_tenant(
     store: Store,
     base_name: str,
@@ -198,12 +206,12 @@ def build_tenant(
     if before is not None:
         # One whose files are damaged or gone is made again.
         with suppress(ArtifactError):
-            there = load_version(store, before.current, base)
-            if (there.card.task, there.card.labels, there.card.texts) != (data.task, data.labels, data.texts):
+            card = load_card(store, before.current, base)
+            if (card.task, card.labels, card.texts) != (data.task, data.labels, data.texts):
                 raise DataError(f"tenant {name!r} exists with other labels, or another kind of task: delete it first")
             if keep_width:
-                factor = base.config.hidden_size // there.packed.reduced_size
-                settings = replace(settings, reduction_factor=factor)
+                reduced = load_version(store, before.current, base).packed.reduced_size
+                settings = replace(settings, reduction_factor=base.config.hidden_size // reduced)
     lookup = open_lookup(store, base, plot_name, miss=miss)
     # Now, for what keeps it from being published is to be known before an hour of training.
     name_root(store, base, plot_name)

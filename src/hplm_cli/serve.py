@@ -130,7 +130,7 @@ def serve(
                 console.print(said, style="yellow", markup=False)
             if server.renew_reaper():
                 console.print(
-                    "the process that ends what a killed server leaves had ended: started again", style="yellow"
+                    "the process that ends what a killed server leaves has ended: starting another", style="yellow"
                 )
             time.sleep(0.2)
         raise StartError(f"Triton ended by itself with status {server.status}; see {server.log_path}")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import subprocess
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -88,11 +90,32 @@ def test_stubs_that_hold_the_mark_of_a_triton_that_is_gone_are_ended(shared: Pat
             leftovers.tell(mark, triton.pid)
             mark.close()
             triton.wait()
-            assert runs(left)
-            leftovers.sweep()
-            until(lambda: not runs(left))
+            try:
+                assert runs(left)
+                leftovers.sweep()
+                until(lambda: not runs(left))
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(triton.pid, signal.SIGKILL)
     # The next start removes what this one found held too long.
     leftovers.sweep()
+    assert not folder.exists()
+
+
+def test_a_group_that_has_the_number_of_a_triton_that_is_gone_and_not_its_mark_is_left_alone(shared: Path) -> None:
+    # Its leader has ended, as that of `a | b` does.
+    with subprocess.Popen(
+        ["bash", "-c", "sleep 600 & echo $!"], stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as leader:
+        assert leader.stdout
+        other = int(leader.stdout.readline())
+        leader.wait()
+        folder, _ = leave(shared, leader.pid)
+        try:
+            leftovers.sweep()
+            assert runs(other)
+        finally:
+            os.kill(other, signal.SIGKILL)
     assert not folder.exists()
 
 

@@ -57,9 +57,12 @@ def tell(mark: IO[str], server: int) -> None:
     mark.flush()
 
 
-def remove(folder: Path, server: int) -> None:
-    """A server's folder, and what it has in shared memory, which is named after the folder or the process."""
-    _remove(folder, numbered(server))
+def remove(folder: Path, server: int | None) -> None:
+    """A server's folder, and what it has in shared memory, which is named after the folder or the process.
+
+    None where another process has its number by now: what is named after that is not the server's.
+    """
+    _remove(folder, "" if server is None else numbered(server))
 
 
 def sweep() -> None:
@@ -79,12 +82,15 @@ def _sweep(mark: Path) -> None:
         server = int(told.rpartition("-")[2]) if told else 0
         is_here = bool(told) and told == numbered(server)
         has_ended = not is_here or state_of(server) in ENDED
-        if is_here and has_ended:
-            # Stubs that still hold the mark wait for a Triton that is gone. While they live nobody else has their number.
-            with suppress(ProcessLookupError):
-                os.killpg(server, signal.SIGKILL)
-                time.sleep(ENDING_S)
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not (is_here and has_ended):
+                raise
+            # Stubs of a Triton that is gone: as long as they live, and hold this, no other group has its number.
+            os.killpg(server, signal.SIGKILL)
+            time.sleep(ENDING_S)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # Where another process has the number by now, what is named after it is that one's.
         _remove(mark.parent, told if has_ended else "")
 

@@ -52,7 +52,7 @@ def _main(server: int, since: str, launcher: int, folder: Path) -> None:
             os.killpg(server, signal.SIGKILL)
             # One that has not met its end yet may write a file once more.
             time.sleep(PERIOD_S)
-    leftovers.remove(folder, server)
+    leftovers.remove(folder, server if state else None)
 
 
 def _look(server: int, since: str) -> str:

@@ -8,6 +8,7 @@ import http.client
 import importlib.util
 import json
 import logging
+import math
 import os
 import random
 import resource
@@ -49,6 +50,7 @@ EMPTY_ENDS_S = 4.0
 TOLD_S = 0.3
 # For stubs that are killed to end.
 LAST_WORD_S = 0.5
+RENEW_EVERY_S = 60.0
 # Of a model, as Triton's index has it.
 LOADED = ("LOADING", "READY", "UNLOADING")
 # To a server of this machine, whatever proxy the environment names.
@@ -270,6 +272,15 @@ def _signals_wait() -> Iterator[None]:
             signal.raise_signal(sent)
 
 
+def _status(child: subprocess.Popen[bytes]) -> int | None:
+    if child.returncode is not None:
+        return child.returncode
+    ended = os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if ended is None:
+        return None
+    return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+
+
 class TritonServer:
     """A running Triton in a session of its own, so that its stubs end with it. A context manager.
 
@@ -305,6 +316,7 @@ class TritonServer:
         self._let_go = weakref.finalize(self, os.close, leftovers.hold(self._folder))
         process = self._reaper = None
         self._is_stopped = False
+        self._renewed_s = -math.inf
         try:
             with _signals_wait():
                 self.process = process = self._launch(repository, backends, flags, output, mark, tied)
@@ -313,8 +325,7 @@ class TritonServer:
             leftovers.tell(mark, process.pid)
         except BaseException as error:
             if process is not None:
-                self._end_group()
-                leftovers.remove(self._folder, process.pid)
+                self._end()
             shutil.rmtree(self._folder, ignore_errors=True)
             if isinstance(error, OSError):
                 raise StartError(f"{self.install.binary} cannot be started: {error}") from error
@@ -418,12 +429,7 @@ class TritonServer:
         Not by `poll`: a signal's exception may leave that with its lock taken (seen), and `stop` would wait for it for ever.
         And until `stop` nobody else may be given its number, which is its group's.
         """
-        if self.process.returncode is not None:
-            return self.process.returncode
-        ended = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        if ended is None:
-            return None
-        return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+        return _status(self.process)
 
     @property
     def has_ended(self) -> bool:
@@ -442,6 +448,8 @@ class TritonServer:
 
         Returns the exit status. Safe to call twice.
         """
+        if self._is_stopped:
+            return self.process.wait()
         until_s = time.monotonic() + timeout_s
         try:
             if not self.has_ended:
@@ -450,15 +458,11 @@ class TritonServer:
                 self.process.send_signal(signal.SIGTERM)
                 self.ends(EMPTY_ENDS_S if is_empty else max(1.0, until_s - time.monotonic()))
         finally:
-            if not self._is_stopped:
-                self._end_group()
-        leftovers.remove(self._folder, self.process.pid)
-        self._let_go()
+            self._end()
         return self.process.wait()
 
-    def _end_group(self) -> None:
-        """Triton, its stubs and then its reaper. Once: its number may be another's later."""
-        self._is_stopped = True
+    def _end(self) -> None:
+        """Triton, its stubs, its reaper and what they have. Once: its number may be another's later."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
@@ -467,18 +471,27 @@ class TritonServer:
                 # A stub that has not met its end yet may write a file once more.
                 os.killpg(self.process.pid, 0)
                 time.sleep(0.02)
+        self._is_stopped = True
         if self._reaper is not None:
             self._reaper.kill()
             self._reaper.wait()
+        leftovers.remove(self._folder, self.process.pid)
+        self._let_go()
 
     def renew_reaper(self) -> bool:
-        """Start the process beside it again where that has ended, as where memory ran out. Whether it had."""
-        if self._reaper is None or self._reaper.poll() is None or self.has_ended:
+        """Start the process beside it again where that has ended, as where memory ran out, but not ever again at once.
+
+        Whether it had.
+        """
+        now_s = time.monotonic()
+        if self._reaper is None or now_s < self._renewed_s + RENEW_EVERY_S:
             return False
-        with contextlib.suppress(OSError):
+        if _status(self._reaper) is None or self.has_ended:
+            return False
+        self._renewed_s = now_s
+        with contextlib.suppress(OSError), _signals_wait():
             self._reaper = start_reaper(self.process.pid, self._folder, self._work)
-            return True
-        return False
+        return True
 
     def _tell_stages(self) -> None:
         """Have them refuse what waits and who comes: with STOPPING, for a moment, before their models are unloaded."""
