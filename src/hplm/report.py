@@ -146,8 +146,12 @@ def machine() -> dict[str, Any]:
     model = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
-        lines = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
-        model = lines[0].partition(": ")[2] if lines else model
+        first = cpuinfo.read_text().partition("\n\n")[0]
+        about = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
+        if "model name" in about:
+            # Hosts give processors of several generations one name.
+            more = ", ".join(f"{key} {about[key]}" for key in ("cpu family", "model") if key in about)
+            model = f"{about['model name']} ({more})" if more else about["model name"]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     found = {"cpu": model, "cores": cores, "system": platform.system(), "python": platform.python_version()}
     # Of what has computed with it, which has loaded it.

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hplm.errors import ConfigError
-from hplm.report import Goal, Report, writable
+from hplm.report import Goal, Report, machine, writable
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,22 @@ def test_a_result_file_has_the_one_shape(tmp_path: Path, capsys: pytest.CaptureF
     assert list(written) == ["name", "command", "machine", "settings", "rows", "goals"]
     assert written["goals"] == [{"id": "g", "text": "text", "goal": 2.0, "value": 1.5, "unit": "ms", "met": True}]
     assert "met: text" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "shown"),
+    [
+        (
+            "processor\t: 0\ncpu family\t: 26\nmodel\t\t: 2\nmodel name\t: AMD EPYC\n\nprocessor\t: 1\n",
+            "AMD EPYC (cpu family 26, model 2)",
+        ),
+        ("model name\t: ARMv8: a\n", "ARMv8: a"),
+        ("processor\t: 0\n", ""),
+    ],
+)
+def test_processors_of_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch, cpuinfo: str, shown: str) -> None:
+    monkeypatch.setattr(Path, "read_text", lambda _: cpuinfo)
+    assert (machine()["cpu"] == shown) == bool(shown)
 
 
 def test_a_figure_that_nobody_has_is_null_not_invalid_json(tmp_path: Path) -> None:
