@@ -18,6 +18,7 @@ CORE = (
     "hplm.base_folder",
     "hplm.config",
     "hplm.crash",
+    "hplm.daemons",
     "hplm.decode",
     "hplm.errors",
     "hplm.finite",

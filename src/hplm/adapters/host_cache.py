@@ -6,9 +6,11 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
+from functools import partial
 from typing import Generic, TypeVar
 
+from hplm.daemons import Daemons
 from hplm.errors import HplmError, QueueFullError, StoppingError
 
 # What is slow to load holds one of them, and the others go on.
@@ -44,7 +46,7 @@ class HostCache(Generic[Key, Value]):
         self._loading: dict[Key, Future[Value]] = {}
         self._running: set[Key] = set()  # of those that load; the others wait for a thread
         self._unwanted: set[Key] = set()  # dropped while they were loading
-        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="hplm-load")
+        self._threads = Daemons(num_threads, "hplm-load")
         self._is_closed = False
         self.kept_size = 0
         # That did not fail.
@@ -66,7 +68,7 @@ class HostCache(Generic[Key, Value]):
                 return self._loading[key]
             self._loading[key] = future
         try:
-            self._pool.submit(self._run, key, future)
+            self._threads.run(partial(self._run, key, future))
         except RuntimeError as error:
             self._give_up([key], self._unstarted(error))
         return future
@@ -92,7 +94,7 @@ class HostCache(Generic[Key, Value]):
     def close(self, within_s: float = 2.0) -> None:
         """Let loads under way end; what takes longer, waits or is fetched later fails with StoppingError."""
         self._is_closed = True
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
         with self._lock:
             running = [future for key, future in self._loading.items() if key in self._running]
             waiting = [key for key in self._loading if key not in self._running]

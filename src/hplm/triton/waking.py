@@ -7,13 +7,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
 from hplm import wire
+from hplm.daemons import Daemons
 from hplm.errors import from_wire
 from hplm.scheduling.wakes import Wakes
 from hplm.triton import translate
@@ -51,7 +52,7 @@ class Waker:
         self._sent = self._failed = self._waiting = self._handed_over = 0
         # Until when the loop waits.
         self._awake_s = math.inf
-        self._pool = ThreadPoolExecutor(MOST_WAITING, "hplm-wake")
+        self._senders = Daemons(MOST_WAITING, "hplm-wake")
         self._thread = threading.Thread(target=self._loop, name="hplm-waker", daemon=True)
         self._thread.start()
 
@@ -81,7 +82,7 @@ class Waker:
             self._changed.notify_all()
             self._changed.wait_for(lambda: not self._waiting, STOP_S)
         self._thread.join(STOP_S)
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._senders.close()
 
     def _loop(self) -> None:
         with self._changed:
@@ -91,9 +92,10 @@ class Waker:
                     self._sent += 1
                     self._waiting += 1
                     try:
-                        self._pool.submit(self._send, self._wakes.asked(now_s))
+                        self._senders.run(partial(self._send, self._wakes.asked(now_s)))
                     except RuntimeError:
-                        # No thread could be started: those there are send it when they have time.
+                        # No thread could be started; asked again, as where no answer comes.
+                        self._waiting -= 1
                         self._failed += 1
                 else:
                     self._awake_s = math.inf if due_s is None else due_s
