@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 from hplm_client import Client
 
-from hplm.errors import HplmError
+from hplm.errors import DeadlineError, HplmError
+from hplm.store.layout import Store
 from hplm.triton.server import find_triton, free_ports
+from tests import tiny
 
 pytestmark = pytest.mark.triton
 
@@ -25,7 +27,14 @@ def build_backends(hplm: Hplm, out: Path, models: Path) -> subprocess.CompletedP
     return hplm("build", "backends", "--out", str(out), "--models", str(models))
 
 
-def test_the_printed_command_serves_whatever_folder_it_is_run_in(hplm: Hplm, tiny_models: Path, tmp_path: Path) -> None:
+def test_the_printed_command_serves_whatever_folder_it_is_run_in_and_ends_while_a_load_hangs(
+    hplm: Hplm, tmp_path: Path
+) -> None:
+    tiny_models = tiny.make_repository(tmp_path / "tiny")
+    # As on a file server that is gone: who reads it waits for ever.
+    weights = Store(tmp_path / "tiny" / "store").tenant_version("beta", 1) / "weights.safetensors"
+    weights.unlink()
+    os.mkfifo(weights)
     # The second time it is in place of the first, as after an upgrade.
     for _ in range(2):
         done = build_backends(hplm, tmp_path / "backends", tiny_models)
@@ -48,7 +57,10 @@ def test_the_printed_command_serves_whatever_folder_it_is_run_in(hplm: Hplm, tin
         for port in (ports.http, ports.grpc, ports.metrics):
             with pytest.raises(ConnectionRefusedError), socket.create_connection(("127.0.0.2", port)):
                 pass
+        with Client(ports.grpc_url) as client, pytest.raises(DeadlineError):
+            client.predict("beta", "zebra xylophone", deadline_s=1)
         triton.send_signal(signal.SIGTERM)
+        # It waits for its stubs; after half a minute it would end with 1, and leave one.
         assert triton.wait(60) == 0
     finally:
         if triton.poll() is None:

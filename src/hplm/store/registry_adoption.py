@@ -73,11 +73,14 @@ class Adoption(RegistryPart):
     ) -> None:
         """Register what lies in the store already, parents before children: all of it or nothing.
 
-        The highest number of a tenant or domain becomes current. Raises ConflictError where `generation`, which the plan
-        was made at, is past.
+        The highest number of a tenant or domain becomes current. Raises ConflictError where what the plan was made for, at
+        `generation`, was changed since.
         """
         with self._database.writing() as connection:
             if connection.execute(select(state.c.generation)).scalar_one() != generation:
+                raise ConflictError(CHANGED)
+            # A base that was registered since the plan was made is no generation.
+            if not {base.name for base in new_bases}.isdisjoint(connection.execute(select(bases.c.name)).scalars()):
                 raise ConflictError(CHANGED)
             for base in new_bases:
                 connection.execute(insert(bases).values(**vars(base), created_s=now_s))

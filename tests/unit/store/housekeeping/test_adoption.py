@@ -192,6 +192,9 @@ def test_an_adoption_is_all_or_nothing_and_not_over_what_was_changed_meanwhile(
         tenant = NewTenant("z", 1, "tenants/z/1", "plots/gone", {})
         with pytest.raises(ConflictError, match="look again"):
             registry.adopt(generation, [], gone, [] if gone else [tenant], NOW_S)
+    # Registered since, likewise: `hplm build base` beside it.
+    with pytest.raises(ConflictError, match="look again"):
+        registry.adopt(generation, [BaseRecord("b", "f", "bases/b")], [], [], NOW_S)
     publish(store, registry, base, "x")
     with pytest.raises(ConflictError):
         registry.adopt(generation, [], [], [], NOW_S)
