@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -35,7 +36,7 @@ from hplm_cli import serve
 from tests import tiny
 from tests.tiny import flip_last_byte
 from tests.waiting import until
-from tests.watching import session_of
+from tests.watching import runs, session_of
 
 pytestmark = pytest.mark.triton
 
@@ -88,6 +89,24 @@ def test_a_path_that_a_shell_takes_apart_is_refused_at_once_and_a_link_to_it_ser
 def test_what_fails_beside_a_server_is_not_lost_with_it(tiny_models: Path, tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), TritonServer(tiny_models, free_ports(), log=tmp_path / "log"):
         raise ZeroDivisionError
+
+
+def test_a_start_that_fails_half_way_leaves_no_triton_and_no_folder(
+    tiny_models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[tuple[int, Path]] = []
+
+    def fail(pid: int, folder: Path, work: Path) -> None:
+        begun.append((pid, folder))
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(launcher, "start_reaper", fail)
+    with pytest.raises(StartError, match=r"cannot be started: .*temporarily unavailable"):
+        TritonServer(tiny_models, free_ports(), log=tmp_path / "log", tied=True)
+    (pid, folder), *more = begun
+    assert not more
+    assert not runs(pid)
+    assert not folder.exists()
 
 
 def test_backoff_mode_serves_too_and_what_the_last_server_wrote_stays_beside_the_new_log(tmp_path: Path) -> None:

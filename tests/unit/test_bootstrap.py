@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -95,6 +96,17 @@ def test_a_folder_with_a_fleet_of_other_data_is_refused_and_not_kept(tmp_path: P
     (task / "train.jsonl").write_text((task / "train.jsonl").read_text().replace("red cat", "red dog"))
     with pytest.raises(ConfigError, match=r"data_sha256.* choose another folder"):
         check_same(folder, about())
+
+
+def test_a_fleet_whose_marking_was_cut_short_is_marked_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as full:
+        full.setattr(Path, "rename", MagicMock(side_effect=OSError(28, "No space left on device")))
+        with pytest.raises(OSError, match="No space left"):
+            check_same(tmp_path / "fleet", {"shape": "minilm", "seed": 0})
+    assert not (tmp_path / "fleet" / ABOUT).exists()
+    check_same(tmp_path / "fleet", {"shape": "minilm", "seed": 1})
+    with pytest.raises(ConfigError, match="choose another folder"):
+        check_same(tmp_path / "fleet", {"shape": "minilm", "seed": 0})
 
 
 def test_a_fleet_from_before_data_were_told_apart_is_kept_and_says_no_more_than_it_did(tmp_path: Path) -> None:

@@ -158,6 +158,17 @@ def test_a_published_tenant_scores_as_its_card_says(bench: Place, at: str, monke
     assert done["settings"]["tenants"] == [f"painter-{at}"]
 
 
+def test_a_tenant_of_a_bank_scores_as_its_card_says(bench: Place, tmp_path: Path) -> None:
+    place = evaluated.make_place(tmp_path)
+    (tmp_path / "corpus.txt").write_text("\n".join(tiny.sentences(200, seed=5)))
+    data, settings = read_folder(place.root / "colours"), TrainSettings(epochs=4, learning_rates=(1e-2,))
+    card = build_tenant(place.store, "tiny", tiny.PLOT, "painter", data, settings, Progress(disable=True))
+    member = tiny.load_tenant(place.store, place.base, "painter")
+    tiny.make_bank(place.store, place.base, [replace(member, card=replace(member.card, name="banked"))])
+    rows = rows_by(report_of_tenant(place, "colours", "banked"))
+    assert rows["colours", 100.0, "compute"]["test"] == pytest.approx(card.about["scores"]["test_accuracy"], abs=0.07)
+
+
 def test_a_tenant_is_judged_over_the_version_of_its_domain_that_it_stands_on_alone(
     bench: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,7 @@ from hplm.manage.service import ManageService
 from hplm.process import end_with_parent
 from hplm.store.layout import Store
 from hplm.store.registry import Registry
+from hplm_cli import supervisor
 from hplm_cli.serve import start_worker
 from hplm_cli.supervisor import Supervisor
 from tests.unit.manage.making import ask, colours, files_below, upload, work
@@ -162,6 +163,24 @@ def test_a_child_that_was_killed_is_replaced_and_a_deaf_one_is_killed_in_the_end
     kept.stop(timeout_s=0.2)
     kept.stop()
     assert not runs(second)
+
+
+def test_a_child_that_not_even_a_kill_ends_keeps_nobody_from_stopping(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "KILLED_S", 0.1)
+    # As one that waits for a disk that is gone.
+    kept = Supervisor([sys.executable, "-c", "import time; time.sleep(600)"], tmp_path / "child.log")
+    until(lambda: pid_of(kept) is not None)
+    child = kept._process
+    assert child is not None
+    with monkeypatch.context() as deaf:
+        deaf.setattr(child, "send_signal", lambda number: None)
+        deaf.setattr(child, "kill", lambda: None)
+        kept.stop(timeout_s=0.1)
+        assert runs(child.pid)
+    child.kill()
+    until(lambda: pid_of(kept) is None)
 
 
 def test_a_command_that_cannot_be_started_is_tried_again_and_stops_no_server(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from hplm_builder.register import parent_of
 from sqlalchemy import insert, select, text
 
 from hplm.errors import (
@@ -105,6 +106,9 @@ def test_a_registry_of_the_first_schema_is_brought_up_to_date_with_all_that_is_i
     database.close()
     with pytest.raises(RegistryUnavailableError, match="version 0001 of the tables"):
         Registry.open_read_only(store)
+    # Nor does a dry run, which asks this, upgrade it.
+    with pytest.raises(RegistryUnavailableError, match="version 0001 of the tables"):
+        parent_of(store, "b", "general")
     # Two at once, as when servers that share it are started.
     with ThreadPoolExecutor(2) as pool:
         for opened in pool.map(lambda _: Registry.open(store), range(2)):
