@@ -30,6 +30,7 @@ from hplm.nn import base as bases
 from hplm.nn import reference
 from hplm.nn.base import Base
 from hplm.scheduling.backlog import Backlog
+from hplm.serving.answers import Job
 from hplm.serving.backlog_file import READ_EVERY_S, BacklogFile
 from hplm.serving.plot_stage import LookedUp, PlotInput, PlotStage, _Asked, device_of
 from hplm.serving.upper_stage import UpperAnswer, UpperInput, UpperStage
@@ -799,8 +800,8 @@ def test_the_look_up_counts_the_tokens_it_looked_up_as_many_as_there_are(tiny_mo
     stage.stop()
 
 
-def plot_stage_asked(given: PlotInput, tenant: ServedTenant) -> _Asked:
-    return _Asked(given, tenant, given.texts[0].decode(), lambda _: None, lambda: False)
+def plot_stage_asked(given: PlotInput, tenant: ServedTenant) -> Job[_Asked, LookedUp]:
+    return Job(_Asked(given, tenant, given.texts[0].decode()), lambda _: None, lambda: False)
 
 
 def test_a_domain_that_requests_still_hold_is_opened_once(plot_stage: PlotStage) -> None:

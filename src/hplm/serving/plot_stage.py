@@ -11,7 +11,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -102,8 +101,6 @@ class _Asked:
     given: PlotInput
     tenant: ServedTenant
     text: TextOrPair
-    reply: Reply
-    is_cancelled: Callable[[], bool]
 
 
 # Folders of a domain version and those above it: ids would mean others in a registry that was made anew.
@@ -249,17 +246,16 @@ class PlotStage:
         try:
             tenant = self._bank.resolve(given.tenant)
             text = decode_texts(given.texts, self._settings.max_text_bytes)
-            asked = _Asked(given, tenant, text, reply, is_cancelled)
+            job: Job[_Asked, LookedUp] = Job(_Asked(given, tenant, text), reply, is_cancelled)
             texts, lookup = self._texts.get(tenant), self._domains.get(tenant.lineage)
             if texts is not None and lookup is not None:
-                self._queue(asked, texts, lookup)
+                self._queue(job, texts, lookup)
                 return
             check_time_left(self._deadline_of(given))
             if not self._opening.take(tenant.name):
                 raise QueueFullError("too many requests wait for tenants and domains to be opened; try again later")
         except HplmError as error:
             raise self._worker.count_refused(for_the_wire(error, given.tenant)) from None
-        job: Job[Any, LookedUp] = Job(asked, reply, is_cancelled)
         held = self._worker.hold(job, self._deadline_of(given))
         self._texts.fetch(tenant).add_done_callback(partial(self._card_read, held, tenant))
 
@@ -275,26 +271,26 @@ class PlotStage:
         if error is not None:
             self._opening.leave(tenant.name)
             if (job := held.release()) is not None:
-                self._worker.refuse(job.item.reply, for_the_wire(error, job.item.given.tenant))
+                self._worker.refuse(job.reply, for_the_wire(error, job.item.given.tenant))
 
     def _opened(self, held: Held, tenant: ServedTenant, texts: int, lookup: Future[PlotLookup]) -> None:
         """The tenant's domain is open, or cannot be."""
         self._opening.leave(tenant.name)
         if (job := held.release()) is None:
             return
-        asked: _Asked = job.item
         if (error := lookup.exception()) is None:
             try:
-                self._queue(asked, texts, lookup.result())
+                self._queue(job, texts, lookup.result())
             except BaseException as unexpected:
                 error = unexpected
         if error is not None:
             # Futures swallow what their callbacks raise: without an answer here there would be none.
-            self._worker.refuse(asked.reply, for_the_wire(error, asked.given.tenant))
+            self._worker.refuse(job.reply, for_the_wire(error, job.item.given.tenant))
             self._worker.end_if_fatal(error)
 
-    def _queue(self, asked: _Asked, texts: int, lookup: PlotLookup) -> None:
+    def _queue(self, job: Job[_Asked, LookedUp], texts: int, lookup: PlotLookup) -> None:
         """Raises TextCountError, and DeadlineError where the upper stage has too much to do before it."""
+        asked = job.item
         text = check_text_count(asked.text, texts)
         given = asked.given
         guess = sum(len(raw) // BYTES_PER_TOKEN + 1 for raw in given.texts) + 1
@@ -302,7 +298,7 @@ class PlotStage:
         if self._ahead.is_too_much(asked.tenant.name, tokens, self._due_s(given), time.monotonic()):
             raise DeadlineError("the deadline cannot be met; the request was not computed")
         self._worker.submit(
-            Job(_Ready(asked.tenant, text, lookup, given.arrived_s), asked.reply, asked.is_cancelled),
+            Job(_Ready(asked.tenant, text, lookup, given.arrived_s), job.reply, job.is_cancelled),
             tenant=asked.tenant.name,
             tokens=tokens,
             arrived_s=given.arrived_s,

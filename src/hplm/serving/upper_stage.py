@@ -10,7 +10,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -98,6 +97,8 @@ class _Ready:
 
 
 Reply = Callable[[UpperAnswer | HplmError], None]
+# With its times, see `_times_of`.
+_Asked = tuple[UpperInput, tuple[float, float]]
 
 
 class UpperStage:
@@ -220,8 +221,9 @@ class UpperStage:
         try:
             self._check(given)
             key, times = self._bank.known(given.tenant, given.version_id), self._times_of(given)
+            job: Job[_Asked, UpperAnswer] = Job((given, times), reply, is_cancelled)
             if key is not None and (tenant := self._cache.get(key)) is not None:
-                self._queue(given, tenant, times, reply, is_cancelled)
+                self._queue(job, tenant)
                 return
             check_time_left(times[1])
             # Names that no tenant has count as one: each would have places of its own, and leave none to those that are.
@@ -230,7 +232,6 @@ class UpperStage:
                 raise QueueFullError("too many requests wait for their tenants' weights; try again later")
         except HplmError as error:
             raise self._worker.count_refused(for_the_wire(error, given.tenant)) from None
-        job: Job[Any, UpperAnswer] = Job((given, times), reply, is_cancelled)
         held = self._worker.hold(job, times[1])
         if key is not None:
             self._cache.fetch(key).add_done_callback(partial(self._loaded, held, name))
@@ -259,10 +260,9 @@ class UpperStage:
         self._loads.leave(name)
         if (job := held.release()) is None:
             return
-        given, times = job.item
         if (error := loaded.exception()) is None:
             try:
-                self._queue(given, loaded.result(), times, job.reply, job.is_cancelled)
+                self._queue(job, loaded.result())
             except BaseException as unexpected:
                 error = unexpected
         if error is not None:
@@ -279,17 +279,10 @@ class UpperStage:
         # Nor does a long timeout of its own, with which it has time left whatever it claims, take it before all who wait.
         return max(arrived_s, now - self._settings.default_deadline_s), deadline_s
 
-    def _queue(
-        self,
-        given: UpperInput,
-        tenant: Tenant,
-        times: tuple[float, float],
-        reply: Reply,
-        is_cancelled: Callable[[], bool],
-    ) -> None:
-        arrived_s, deadline_s = times
+    def _queue(self, job: Job[_Asked, UpperAnswer], tenant: Tenant) -> None:
+        given, (arrived_s, deadline_s) = job.item
         self._worker.submit(
-            Job(_Ready(UpperRequest(tenant, given.hidden), given.tokens), reply, is_cancelled),
+            Job(_Ready(UpperRequest(tenant, given.hidden), given.tokens), job.reply, job.is_cancelled),
             tenant=tenant.card.name,
             tokens=len(given.hidden),
             arrived_s=arrived_s,
