@@ -17,6 +17,9 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 DASHES = ("-", "--", "-.", ":")
 
+# Bars with their values written level.
+MOST_LEVEL = 16
+
 Numbers = Sequence[float]
 
 
@@ -91,12 +94,14 @@ def bars(
     """Name -> one value a group, bars of a group side by side, each with its value above it."""
     figure, axes = _start(path, title, x_label, y_label)
     width = 0.8 / max(len(series), 1)
+    # Side by side the values over so many would touch each other.
+    turn = 90 if len(groups) * len(series) > MOST_LEVEL else 0
     for index, (name, values) in enumerate(series.items()):
         places = np.arange(len(groups)) + (index - (len(series) - 1) / 2) * width
         drawn = axes.bar(places, values, width * 0.94, label=name, color=COLOURS[index % len(COLOURS)])
-        axes.bar_label(drawn, fmt="%.3g", fontsize=8, padding=2)
+        axes.bar_label(drawn, fmt="%.3g", fontsize=8, padding=2, rotation=turn)
     axes.set_xticks(np.arange(len(groups)), groups)
-    axes.margins(y=0.12)
+    axes.margins(y=0.2 if turn else 0.12)
     _finish(path, figure, axes, named=len(series) > 1)
 
 
