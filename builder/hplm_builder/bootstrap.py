@@ -20,7 +20,8 @@ from hplm.nn.lookup import PlotLookup
 from hplm.progress import Report
 from hplm.store.layout import Store
 from hplm_builder.finetune import WORD_WINDOW, TrainSettings
-from hplm_builder.labelled import LabelledData, read_folder
+from hplm_builder.labelled import LabelledData
+from hplm_builder.labelled_files import read_folder
 from hplm_builder.prepared import prepare_all
 from hplm_builder.tenants import plot_features, tune
 

@@ -28,7 +28,7 @@ from hplm_builder.domains import DomainSettings, build_domain, estimate_domain
 from hplm_builder.export import KEPT, check_width, export, has_manager, write_backends
 from hplm_builder.finetune import TrainSettings, reduction_factor_of
 from hplm_builder.fleet import Shape, make_bench_repository
-from hplm_builder.labelled import read_data
+from hplm_builder.labelled_files import read_data
 from hplm_builder.mixture import SHARES, read_to_count
 from hplm_builder.options import DEFAULT_STORE, BaseOption, PlotOption, StoreOption
 from hplm_builder.plots import build_plot

@@ -23,7 +23,8 @@ from hplm_builder.base import DEFAULT_BASE, ensure_base
 from hplm_builder.corpora import SOURCES
 from hplm_builder.export import KEPT, export, has_manager
 from hplm_builder.finetune import TrainSettings
-from hplm_builder.labelled import LabelledData, LabelledText, check_data
+from hplm_builder.labelled import LabelledData, LabelledText
+from hplm_builder.labelled_checks import check_data
 from hplm_builder.plots import build_plot, has_plot
 from hplm_builder.register import published
 from hplm_builder.splits import split_of

@@ -17,7 +17,8 @@ from hplm.nn.dtype import CPU, computing_in
 from hplm.nn.upper import pool
 from hplm.wire import LabelledSpan
 from hplm_builder.bodies import fastest_format
-from hplm_builder.labelled import Entity, LabelledData, LabelledText, may_be_dropped
+from hplm_builder.labelled import Entity, LabelledData, LabelledText
+from hplm_builder.labelled_files import may_be_dropped
 from hplm_builder.prepared import Prepared
 from hplm_builder.scores import accuracy, confusion, entity_f1, entity_types, macro_f1, pearson, spearman
 

@@ -25,7 +25,8 @@ from hplm.store.registry import Registry
 from hplm_builder.cautions import cautions
 from hplm_builder.finetune import TrainSettings, new_word_window, reduction_factor_of
 from hplm_builder.job_bench import Bench, made_by, publish, retire_old, without_paths
-from hplm_builder.labelled import LabelledData, LabelledFile, read_data
+from hplm_builder.labelled import LabelledData, LabelledFile
+from hplm_builder.labelled_files import read_data
 from hplm_builder.register import told_of
 from hplm_builder.scores import METRICS
 from hplm_builder.tenants import estimate_fine_tune, load_version, train_tenant

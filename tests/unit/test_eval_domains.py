@@ -20,7 +20,7 @@ from hplm_builder.evaluation.domains import gains
 from hplm_builder.evaluation.results import BusyError, Results
 from hplm_builder.evaluation.tasks import EvalTask, read_tasks
 from hplm_builder.evaluation.variants import Served, computed_features
-from hplm_builder.labelled import read_folder
+from hplm_builder.labelled_files import read_folder
 from typer.testing import CliRunner
 
 from hplm.errors import ConfigError, DataError

@@ -23,7 +23,7 @@ from hplm_builder.evaluation.methods import METHODS, goals_of, method_variants
 from hplm_builder.evaluation.results import Results, Run, RunKey
 from hplm_builder.evaluation.tasks import EvalTask, read_tasks
 from hplm_builder.evaluation.variants import RATES, Original, Served
-from hplm_builder.labelled import read_folder
+from hplm_builder.labelled_files import read_folder
 from typer.testing import CliRunner
 
 from hplm.errors import ConfigError, DataError, HplmError

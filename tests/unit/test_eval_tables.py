@@ -17,7 +17,7 @@ from hplm_builder.evaluation.table_judge import MISSES
 from hplm_builder.evaluation.tables_accuracy import count_corpus, goals_of, table_rows
 from hplm_builder.evaluation.variants import Served
 from hplm_builder.finetune import TrainSettings
-from hplm_builder.labelled import read_folder
+from hplm_builder.labelled_files import read_folder
 from hplm_builder.plots import build_plot
 from hplm_builder.tenants import build_tenant
 from rich.progress import Progress

@@ -20,7 +20,8 @@ from hplm_builder.bodies import ADAPTER_AT, HeadModel, adapter_body, fastest_for
 from hplm_builder.cli import app as builder
 from hplm_builder.finetune import Trainer, TrainSettings, reduction_factor_of
 from hplm_builder.judging import scores_of
-from hplm_builder.labelled import Entity, LabelledData, LabelledText, check_data
+from hplm_builder.labelled import Entity, LabelledData, LabelledText
+from hplm_builder.labelled_checks import check_data
 from hplm_builder.plots import build_plot
 from hplm_builder.portions import SOME_CHARACTERS
 from hplm_builder.prepared import (

@@ -8,16 +8,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hplm_builder import labelled
-from hplm_builder.labelled import (
-    Entity,
-    LabelledFile,
-    LabelledText,
-    check_data,
-    read_data,
-    read_file,
-    read_folder,
-)
+from hplm_builder import labelled_files
+from hplm_builder.labelled import Entity, LabelledFile, LabelledText
+from hplm_builder.labelled_checks import check_data
+from hplm_builder.labelled_files import read_data, read_file, read_folder
 from hplm_builder.rows import LONGEST_RECORD
 
 from hplm.errors import DataError
@@ -432,7 +426,7 @@ def test_a_column_of_half_a_surrogate_pair_is_refused_in_words_that_can_be_writt
 def test_more_examples_than_are_taken_are_refused_before_the_rest_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(labelled, "MOST_EXAMPLES", 3)
+    monkeypatch.setattr(labelled_files, "MOST_EXAMPLES", 3)
     (tmp_path / "train.csv").write_text("text,label\n" + "a,b\n" * 4 + 'broken"line\n')
     with pytest.raises(DataError, match="holds more than 3 examples"):
         read_data(tmp_path / "train.csv")

@@ -13,7 +13,9 @@ from hplm_builder import pseudo_labels
 from hplm_builder import tenants as builder
 from hplm_builder.finetune import Trained, TrainSettings
 from hplm_builder.judging import predict
-from hplm_builder.labelled import LabelledData, LabelledText, check_data, read_data, with_unlabelled
+from hplm_builder.labelled import LabelledData, LabelledText
+from hplm_builder.labelled_checks import check_data
+from hplm_builder.labelled_files import read_data, with_unlabelled
 from hplm_builder.prepared import Prepared, prepare, prepare_all
 from hplm_builder.pseudo_labels import TEACHER_RATE, pseudo_labelled
 from hplm_builder.tenants import estimate_fine_tune, plot_features, train_tenant

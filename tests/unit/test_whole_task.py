@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hplm_builder.labelled import read_folder
+from hplm_builder.labelled_files import read_folder
 
 from hplm.errors import DataError
 

@@ -13,7 +13,8 @@ import numpy as np
 
 from hplm.errors import ConfigError, DataError
 from hplm_builder.evaluation.budget import Budget
-from hplm_builder.labelled import LabelledData, LabelledText, read_folder, with_unlabelled
+from hplm_builder.labelled import LabelledData, LabelledText
+from hplm_builder.labelled_files import read_folder, with_unlabelled
 from hplm_builder.scores import METRICS
 from hplm_builder.splits import evenly
 
