@@ -88,7 +88,7 @@ def _of_repeated(data: LabelledData) -> list[str]:
     for one in data.train:
         found.setdefault(one.asked, set()).add(one.label if data.task != "tagging" else one.entities)
         where[one.asked] = one.where
-    if repeated := len(data.train) - len(found):
+    if repeated := sum(count for count in Counter(one.asked for one in data.train).values() if count > 1):
         said.append(f"{repeated:,} of {len(data.train):,} train examples have a text that another has too")
     if unclear := [text for text, labels in found.items() if len(labels) > 1]:
         at = f", as at {where[unclear[0]]}" if where[unclear[0]] else ""

@@ -22,7 +22,9 @@ def make_domain(job: Job, bench: Bench) -> dict[str, Any]:
         return _result(made)
     current = registry.current_domain(base, name) if job.kind == "domain.update" else None
     if current is None and registry.find_domain(base, name) is not None:
-        raise AlreadyThereError(f"domain {name!r} exists already: domain.update makes its next version")
+        raise AlreadyThereError(
+            f"domain {name!r} exists already: domain.update (`hplm domain update`) makes its next version"
+        )
     parent = registry.current_domain(base, request["parent"])
     corpus = locate(request["corpus"], bench.uploads)
     number = registry.next_domain_number(base, name, lambda n: bench.store.domain(base, name, n))

@@ -123,7 +123,8 @@ def check_texts(name: str, part: Sequence[LabelledText], *, is_pair: bool) -> No
     if odd := [one for one in part if (one.pair is not None) != is_pair]:
         expected = "pairs" if is_pair else "single texts"
         raise DataError(
-            f"{len(odd)} of {len(part)} {name} are not {expected}; the first of those begins {odd[0].text[:60]!r}"
+            f"{len(odd)} of {len(part)} {name} are not {expected}; the first of those"
+            f"{odd[0].where and f', {odd[0].where},'} begins {odd[0].text[:60]!r}"
         )
 
 
@@ -250,5 +251,9 @@ def _split_off(task: Task, train: list[LabelledText], seed: int) -> tuple[list[L
         }
         chosen |= a_tenth(some, kinds, seed)
     if not chosen:
-        raise DataError(f"{len(train)} train examples are too few to split dev data off: give dev data")
+        values = ", or say that labels are values (--task regression, in a request `task`)"
+        raise DataError(
+            f"{len(train)} train examples are too few to split dev data off: give dev data"
+            + (f" (no class has two), more of a class{values}" if task == "classification" else "")
+        )
     return [one for i, one in enumerate(train) if i not in chosen], [train[i] for i in sorted(chosen)]

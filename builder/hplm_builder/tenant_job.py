@@ -122,7 +122,9 @@ class _Task:
             with without_paths(bench.store, f"version {current.number} of the tenant cannot be used: {advice}"):
                 start = load_version(bench.store, current, base)
         elif registry.find_tenant(name) is not None:
-            raise AlreadyThereError(f"tenant {name!r} exists already: tenant.update makes its next version")
+            raise AlreadyThereError(
+                f"tenant {name!r} exists already: tenant.update (`hplm tenant update`) makes its next version"
+            )
         lineage = registry.lineage(registry.current_domain(request["base"], request["domain"]).id)
         settings = _settings(request, start.card if start else None)
         paths = {part: locate(source, bench.uploads) for part, source in request["data"].items()}

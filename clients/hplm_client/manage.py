@@ -61,9 +61,12 @@ class ManageClient:
         """
         return {"upload": send_file(self.ask, Path(path), sent)}
 
-    def drop_upload(self, source: Source) -> None:
-        """Have the server forget what `upload` sent; what a job waits for stays, and what is gone already is fine."""
-        if upload := source.get("upload"):
+    def drop_upload(self, source: Source | Upload) -> None:
+        """Have the server forget what `upload` sent, or one that `list_uploads` names; what a job waits for stays.
+
+        What is gone already is fine.
+        """
+        if upload := source.id if isinstance(source, Upload) else source.get("upload"):
             self.ask("upload.drop", upload=upload)
 
     def list_uploads(self) -> list[Upload]:

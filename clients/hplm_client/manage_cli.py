@@ -51,6 +51,10 @@ class Way:
     as_json: JsonOption = False
     url: UrlOption = DEFAULT_URL
 
+    def __post_init__(self) -> None:
+        if self.dry_run and self.detach:
+            raise typer.BadParameter("--dry-run waits for what it would cost: leave --detach out")
+
 
 job_command = partial(with_shared, Way)
 

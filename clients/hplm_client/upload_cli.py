@@ -37,11 +37,11 @@ def drop(
     Example: hplm upload drop ID
     """
     with opened(url) as client:
-        known = {one.id for one in client.list_uploads()}
+        known = {one.id: one for one in client.list_uploads()}
+        if unknown := [upload for upload in uploads if upload not in known]:
+            raise UnknownUploadError(f"there is no upload {unknown[0]!r}: none was dropped")
         for upload in uploads:
-            if upload not in known:
-                raise UnknownUploadError(f"there is no upload {upload!r}")
-            client.drop_upload({"upload": upload})
+            client.drop_upload(known[upload])
         left = {one.id: one for one in client.list_uploads() if one.id in uploads}
     for upload in uploads:
         if as_json:

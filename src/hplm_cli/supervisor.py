@@ -90,6 +90,12 @@ class Supervisor:
                 logging.getLogger(__name__).warning("%s cannot be started: %s", self._command[0], error)
                 return
             self._process = process
-        process.wait()
+        status = process.wait()
         with self._changing:
             self._process = None
+            if self._stopping:
+                return
+        how = f"killed by signal {-status}" if status < 0 else f"status {status}"
+        logging.getLogger(__name__).warning(
+            "the process that writes %s has ended (%s) and is started again", self._log, how
+        )

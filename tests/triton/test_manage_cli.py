@@ -21,7 +21,7 @@ from hplm_builder.domains import DomainSettings
 from hplm_client import Client, ManageClient
 from typer.testing import CliRunner, Result
 
-from hplm.errors import DomainInUseError, JobCancelledError, UnknownDomainError, UnknownTenantError
+from hplm.errors import DomainInUseError, JobCancelledError, UnknownDomainError, UnknownTenantError, UnknownUploadError
 from hplm.nn import base as bases
 from hplm.store.registry import Registry
 from hplm_cli import make_app
@@ -141,6 +141,19 @@ def test_a_detached_job_is_listed_shown_and_cancelled(terminal: Terminal, place:
     assert terminal.out("job", "cancel", job) == f"job {job} is cancelled\n"
     done = terminal.run("job", "watch", job)
     assert isinstance(done.exception, JobCancelledError)
+
+
+def test_uploads_are_listed_and_dropped_all_or_none(terminal: Terminal, place: Place) -> None:
+    with ManageClient(terminal.url) as manage:
+        sent = [str(manage.upload(place.rows)["upload"]) for _ in range(3)]
+        assert set(sent) <= {one["id"] for one in terminal.json("upload", "list")}
+        done = terminal.run("upload", "drop", *sent[:2], "nosuch")
+        assert isinstance(done.exception, UnknownUploadError)
+        by_id = {one.id: one for one in manage.list_uploads()}
+        assert set(sent) <= by_id.keys()
+        manage.drop_upload(by_id[sent[0]])
+        assert terminal.out("upload", "drop", *sent[1:]) == "".join(f"upload {one} is dropped\n" for one in sent[1:])
+        assert by_id.keys() - {one.id for one in manage.list_uploads()} == set(sent)
 
 
 def test_a_watched_job_prints_an_event_a_line(terminal: Terminal, place: Place, queued: str) -> None:

@@ -75,7 +75,7 @@ def test_texts_that_are_there_more_than_once_are_counted(encoder: TextEncoder) -
         data, train=[*data.train, LabelledText("a dog", "y"), LabelledText("a cat", "y", where="train.csv, line 6")]
     )
     assert cautions(twice, encoder) == [
-        "2 of 6 train examples have a text that another has too",
+        "4 of 6 train examples have a text that another has too",
         "1 of 4 train texts have more than one label, as at train.csv, line 6",
         "1 of 2 test texts are in the train data too: test scores are too good",
     ]

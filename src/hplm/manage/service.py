@@ -121,7 +121,9 @@ class ManageService:
                 )
             base, domain = record.base, request.domain or record.domain
         elif self._registry.find_tenant(name) is not None:
-            raise AlreadyThereError(f"tenant {name!r} exists already: tenant.update makes its next version")
+            raise AlreadyThereError(
+                f"tenant {name!r} exists already: tenant.update (`hplm tenant update`) makes its next version"
+            )
         if base != self._settings.base:
             # The job would train it with this manager's `miss` and `reduction_factor`, which that base's server may not share.
             raise BadManageRequestError(
@@ -150,7 +152,9 @@ class ManageService:
                 raise BadManageRequestError(f"domain {name!r} is below {known!r}, which an update cannot change")
             parent = known
         elif self._registry.find_domain(base, name) is not None:
-            raise AlreadyThereError(f"domain {name!r} exists already: domain.update makes its next version")
+            raise AlreadyThereError(
+                f"domain {name!r} exists already: domain.update (`hplm domain update`) makes its next version"
+            )
         else:
             parent = request.parent or self._root(base)
         self._check_domain(base, parent)

@@ -81,6 +81,11 @@ def test_of_a_job_that_has_failed_only_that_is_said(as_json: bool, capsys: pytes
     assert told.out == (json.dumps({"job": JOB, "error": failure}) + "\n" if as_json else "")
 
 
+def test_a_dry_run_is_not_detached_for_it_is_waited_for() -> None:
+    with pytest.raises(typer.BadParameter, match="leave --detach out"):
+        Way(dry_run=True, detach=True)
+
+
 @pytest.mark.parametrize("way", [Way(as_json=True), Way(as_json=True, dry_run=True), Way(as_json=True, detach=True)])
 def test_a_request_that_is_refused_says_so_in_json_too(way: Way, capsys: pytest.CaptureFixture[str]) -> None:
     server = Server({}, refused=ForbiddenError("no paths"))

@@ -146,7 +146,9 @@ def test_a_supervised_child_is_started_again_with_growing_pauses_and_stopped_for
     assert pid_of(dying) is None
 
 
-def test_a_child_that_was_killed_is_replaced_and_a_deaf_one_is_killed_in_the_end(tmp_path: Path) -> None:
+def test_a_child_that_was_killed_is_replaced_and_a_deaf_one_is_killed_in_the_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     deaf = (
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
     )
@@ -163,6 +165,10 @@ def test_a_child_that_was_killed_is_replaced_and_a_deaf_one_is_killed_in_the_end
     kept.stop(timeout_s=0.2)
     kept.stop()
     assert not runs(second)
+    # That it ended of itself is said, not that it was stopped.
+    assert [record.getMessage() for record in caplog.records] == [
+        f"the process that writes {log} has ended (killed by signal 9) and is started again"
+    ]
 
 
 def test_a_child_that_not_even_a_kill_ends_keeps_nobody_from_stopping(
