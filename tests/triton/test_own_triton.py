@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 from hplm_client import Client
@@ -59,13 +62,28 @@ def test_the_printed_command_serves_whatever_folder_it_is_run_in_and_ends_while_
                 pass
         with Client(ports.grpc_url) as client, pytest.raises(DeadlineError):
             client.predict("beta", "zebra xylophone", deadline_s=1)
-        triton.send_signal(signal.SIGTERM)
-        # It waits for its stubs; after half a minute it would end with 1, and leave one.
-        assert triton.wait(60) == 0
+        # Somebody reads it, and what is not written keeps him.
+        with open_for_writing(weights):
+            triton.send_signal(signal.SIGTERM)
+            # It waits for its stubs; after half a minute it would end with 1, and leave one.
+            assert triton.wait(60) == 0
     finally:
-        if triton.poll() is None:
+        # Its stubs, where it left any.
+        with suppress(ProcessLookupError):
             os.killpg(triton.pid, signal.SIGKILL)
-            triton.wait()
+        triton.wait()
+
+
+def open_for_writing(pipe: Path) -> BinaryIO:
+    """As soon as somebody has opened it for reading."""
+    until_s = time.monotonic() + 60
+    while True:
+        try:
+            return os.fdopen(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK), "wb")
+        except OSError as error:
+            if error.errno != errno.ENXIO or time.monotonic() > until_s:
+                raise
+        time.sleep(0.05)
 
 
 def answer(url: str, triton: subprocess.Popen[bytes], log: Path) -> str:

@@ -156,6 +156,8 @@ def test_where_no_thread_can_be_started_the_next_call_is_followed_by_a_look_all_
         broken.setattr(threading.Thread, "start", MagicMock(side_effect=RuntimeError("can't start new thread")))
         call(waker)
         until(lambda: waker.counts["failed_wakes"] == SENT)
+    # Else `stop` would wait for what was never sent.
+    assert not waker._waiting
     call(waker)
     until(lambda: triton.asked)
 

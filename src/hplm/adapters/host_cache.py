@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import Future, wait
@@ -47,6 +48,8 @@ class HostCache(Generic[Key, Value]):
         self._running: set[Key] = set()  # of those that load; the others wait for a thread
         self._unwanted: set[Key] = set()  # dropped while they were loading
         self._threads = Daemons(num_threads, "hplm-load")
+        # As of a stage that failed to start.
+        weakref.finalize(self, self._threads.close)
         self._is_closed = False
         self.kept_size = 0
         # That did not fail.

@@ -279,7 +279,7 @@ class RegistryPart:
 
 
 def bump(connection: Connection) -> int:
-    """The next generation, for a change of this transaction that serving must hear of."""
+    """The next generation, for a change of this transaction that serving, or who adopts what he saw, must hear of."""
     state = schema.state
     connection.execute(update(state).values(generation=state.c.generation + 1))
     return connection.execute(select(state.c.generation)).scalar_one()

@@ -79,9 +79,7 @@ class Adoption(RegistryPart):
         with self._database.writing() as connection:
             if connection.execute(select(state.c.generation)).scalar_one() != generation:
                 raise ConflictError(CHANGED)
-            # A base that was registered since the plan was made is no generation.
-            if not {base.name for base in new_bases}.isdisjoint(connection.execute(select(bases.c.name)).scalars()):
-                raise ConflictError(CHANGED)
+            generation = bump(connection)
             for base in new_bases:
                 connection.execute(insert(bases).values(**vars(base), created_s=now_s))
             d = domain_versions.c
@@ -101,19 +99,19 @@ class Adoption(RegistryPart):
                     .where(domains.c.base == base_name, domains.c.name == name)
                     .values(current_id=newest.scalar_subquery())
                 )
-            if new_domains or new_tenants:
-                _insert_tenants(connection, new_tenants, ids, now_s)
+            _insert_tenants(connection, new_tenants, ids, now_s, generation)
 
 
 def _kept(ids: Mapping[str, int], path: str) -> int:
-    """Raises ConflictError for a domain version that was retired since the plan was made, which is no generation either."""
+    """Raises ConflictError for a domain version that was retired since the plan was made, which is no generation."""
     if path not in ids:
         raise ConflictError(CHANGED)
     return ids[path]
 
 
-def _insert_tenants(connection: Connection, new: Sequence[NewTenant], domain_ids: dict[str, int], now_s: float) -> None:
-    generation = bump(connection)
+def _insert_tenants(
+    connection: Connection, new: Sequence[NewTenant], domain_ids: dict[str, int], now_s: float, generation: int
+) -> None:
     last: dict[str, int] = {}
     for one in new:
         last[one.name] = max(one.number, last.get(one.name, 0))

@@ -29,6 +29,7 @@ class Domains(RegistryPart):
             known = connection.execute(select(bases).where(bases.c.name == name)).first()
             if known is None:
                 connection.execute(insert(bases).values(name=name, fingerprint=fingerprint, path=path, created_s=now_s))
+                bump(connection)
             elif (known.fingerprint, known.path) != (fingerprint, path):
                 used = select(domains.c.name).where(domains.c.base == name, domains.c.current_id.is_not(None))
                 if known.fingerprint != fingerprint and (first := connection.execute(used.limit(1)).scalar()):
@@ -37,6 +38,7 @@ class Domains(RegistryPart):
                         "another name, or delete its domains first"
                     )
                 connection.execute(update(bases).where(bases.c.name == name).values(fingerprint=fingerprint, path=path))
+                bump(connection)
         return BaseRecord(name, fingerprint, path)
 
     def base(self, name: str) -> BaseRecord:

@@ -192,12 +192,26 @@ def test_an_adoption_is_all_or_nothing_and_not_over_what_was_changed_meanwhile(
         tenant = NewTenant("z", 1, "tenants/z/1", "plots/gone", {})
         with pytest.raises(ConflictError, match="look again"):
             registry.adopt(generation, [], gone, [] if gone else [tenant], NOW_S)
-    # Registered since, likewise: `hplm build base` beside it.
-    with pytest.raises(ConflictError, match="look again"):
-        registry.adopt(generation, [BaseRecord("b", "f", "bases/b")], [], [], NOW_S)
     publish(store, registry, base, "x")
     with pytest.raises(ConflictError):
         registry.adopt(generation, [], [], [], NOW_S)
+
+
+def test_nothing_is_adopted_over_a_base_that_was_registered_or_replaced_meanwhile(registry: Registry) -> None:
+    law = [NewDomain("b", "law", 1, "plots/law", None, {})]
+    generation = registry.generation()
+    # As by `hplm build base` beside it, the second time with other weights.
+    for fingerprint in ("f", "g"):
+        registry.publish_base("b", fingerprint, "bases/b", NOW_S)
+        with pytest.raises(ConflictError, match="look again"):
+            registry.adopt(generation, [BaseRecord("b", "f", "bases/b")], law, [], NOW_S)
+        generation = registry.generation()
+    # The same once more is no change.
+    registry.publish_base("b", "g", "bases/b", NOW_S)
+    registry.adopt(generation, [], law, [], NOW_S)
+    with pytest.raises(ConflictError, match="look again"):
+        registry.adopt(generation, [], law, [], NOW_S)
+    assert [one.name for one in registry.domains()] == ["law"]
 
 
 def test_ten_thousand_tenants_of_a_bank_are_adopted_together(store: Store, registry: Registry, base: str) -> None:
