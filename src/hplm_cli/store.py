@@ -43,6 +43,11 @@ def verify(
     for problem in verdict.loose:
         console.print(f"{problem.where}: {problem.what}", markup=False)
     console.print(f"{len(verdict.problems)} problems, {len(verdict.loose)} files that nobody uses")
+    if any(problem.where != "registry" for problem in verdict.problems):
+        console.print(
+            "What to do: a published folder never changes, so put it back from a backup. Without one, `hplm tenant rollback` "
+            "where a tenant has an older version, or delete it and create it again; the rest is built again."
+        )
     if verdict.problems:
         raise typer.Exit(1)
 

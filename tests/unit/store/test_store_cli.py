@@ -49,6 +49,7 @@ def test_verify_lists_what_is_wrong_and_ends_with_status_1(store: Store) -> None
     assert done.exit_code == 1
     assert "tenants/films: CORRUPT_ARTIFACT" in done.output
     assert "1 problems" in done.output
+    assert "put it back from a backup" in done.output
 
 
 def test_gc_names_what_it_removes(store: Store) -> None:
