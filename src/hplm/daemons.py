@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 # For what runs at the interpreter's end. A thread that comes back from C++, as torch's, to an interpreter that is gone
 # aborts the process.
-END_S = 10.0
+END_S = 5.0
 
 
 class Daemons:
