@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hplm_client import Client
+from hplm_client import Client, ManageClient
 from hplm_client.connection import HEADERS_VARIABLE
 
 from hplm.errors import StartError, TritonNotFoundError
@@ -67,23 +67,24 @@ def test_an_option_that_triton_does_not_know_is_named_in_one_line(tiny_models: P
         assert "--nonsense=1" in said[0]
 
 
-def test_a_path_that_a_shell_takes_apart_is_refused_at_once_and_a_link_to_it_serves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "two words"
+def test_a_folder_that_a_shell_takes_apart_serves_and_is_managed(tmp_path: Path) -> None:
+    folder = tmp_path / "two words & 'more'"
     folder.mkdir()
-    models = tiny.make_repository(folder)
-    with pytest.raises(StartError, match=r"two words.*give --models a symbolic link"):
-        TritonServer(models, free_ports(), log=tmp_path / "log")
-    link = tmp_path / "link"
-    link.symlink_to(folder, target_is_directory=True)
-    with TritonServer(link / "models", free_ports(), log=tmp_path / "log") as server:
+    models = tiny.make_repository(folder, manager_settings={})
+    with TritonServer(models, free_ports(), log=tmp_path / "log") as server:
         server.wait_ready()
         with Client(server.ports.grpc_url) as client:
             assert client.predict("alpha", "zebra xylophone").label in ("yes", "no")
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+        with ManageClient(server.ports.grpc_url) as manager:
+            assert {"alpha", "beta"} <= {tenant.name for tenant in manager.list_tenants()}
+
+
+def test_a_temporary_folder_that_a_shell_takes_apart_is_refused_at_once(
+    tiny_models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "two words"))
     with pytest.raises(StartError, match=r"two words.*give TMPDIR a symbolic link"):
-        TritonServer(link / "models", free_ports(), log=tmp_path / "log")
+        TritonServer(tiny_models, free_ports(), log=tmp_path / "log")
 
 
 def test_what_fails_beside_a_server_is_not_lost_with_it(tiny_models: Path, tmp_path: Path) -> None:

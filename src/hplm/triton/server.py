@@ -132,9 +132,14 @@ def roles_of(repository: Path) -> tuple[str, ...]:
     return (*ROLES, *(role for role in MANAGER_ROLES if (repository / role).is_dir()))
 
 
+def is_plain(path: Path) -> bool:
+    """Whether it has no space or the like: Triton gives paths of models and backends to a shell as they are."""
+    return shlex.quote(str(path)) == str(path)
+
+
 def check_path(path: Path, option: str) -> None:
-    """Raises StartError, naming `option`, where the path has a space or the like: Triton gives it to a shell as it is."""
-    if shlex.quote(str(path)) != str(path):
+    """Raises StartError, naming `option`, where the path is not plain."""
+    if not is_plain(path):
         raise StartError(
             f"Triton starts nothing from {str(path)!r}, which has characters that a shell takes apart; "
             f"move it, or give {option} a symbolic link to it without them"
@@ -304,7 +309,6 @@ class TritonServer:
         self.ports = ports
         self.install = install or find_triton()
         self.log_path = log
-        check_path(repository.absolute(), "--models")
         check_path(Path(tempfile.gettempdir()), "TMPDIR")
         # Also of a killed server that had this log.
         leftovers.sweep()
@@ -351,7 +355,7 @@ class TritonServer:
         assemble_backends(self.install, assembled, backends)
         command = [
             str(self.install.binary),
-            *model_flags(repository, assembled, self._models),
+            *model_flags(self._plain(repository), assembled, self._models),
             f"--http-address={ports.host}",
             f"--http-port={ports.http}",
             f"--grpc-address={ports.host}",
@@ -383,6 +387,13 @@ class TritonServer:
             pass_fds=[mark.fileno()],
             preexec_fn=partial(_prepare, stack, file_limits(), os.getpid() if tied else None),
         )
+
+    def _plain(self, repository: Path) -> Path:
+        if is_plain(repository.absolute()):
+            return repository
+        link = self._folder / "models"
+        link.symlink_to(repository.absolute(), target_is_directory=True)
+        return link
 
     def _environment(self) -> dict[str, str]:
         env = dict(os.environ)
