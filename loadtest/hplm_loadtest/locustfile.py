@@ -153,6 +153,8 @@ def check_page(port: int) -> None:
 def follow(url: str, name: str, errand: Errand, web_port: int | None) -> Outcome:
     """Run Locust over one plan; with `web_port`, over a new plan at each start on its page until Ctrl-C, and return the last.
 
+    A run that cannot be made there, as where nobody listens at its host, is said on the page and does not count.
+
     SIGINT and SIGTERM stop the sending, a second one also the waiting for late answers. Both are ignored from then on: what
     was measured is still to be reported. Raises UnreachableError where hBERT does not answer at `url`.
     """
@@ -195,7 +197,15 @@ def follow(url: str, name: str, errand: Errand, web_port: int | None) -> Outcome
                 f"Locust's page: http://{PAGE_HOST}:{web_port} (Ctrl-C ends)", highlight=False
             )
         while outcome is None or web_port is not None:
-            outcome = _unless_error(errand.ended.get())
+            ended = errand.ended.get()
+            if isinstance(ended, Outcome):
+                # One that was stopped before its first request must not cost the last one's report.
+                outcome = ended if len(ended.run) else outcome
+            elif web_port is None or isinstance(ended, StartError) or not isinstance(ended, HplmError):
+                raise ended
+            else:  # the next run may have another host
+                runner.log_exception("local", f"{ended.code}: {ended}", "")
+                errand.progress.console.print(f"{ended.code}: {ended}", style="red", markup=False, highlight=False)
             runner.stop()
     except KeyboardInterrupt:
         pass
@@ -204,12 +214,6 @@ def follow(url: str, name: str, errand: Errand, web_port: int | None) -> Outcome
             signal.signal(number, signal.SIG_IGN)
         sys.argv = arguments
         runner.quit()
-    if outcome is None or not len(outcome.run):
+    if outcome is None:
         raise ConfigError("nothing was sent: the load was stopped before its first request")
     return replace(outcome, signal=signals[-1] if signals else 0)
-
-
-def _unless_error(outcome: Outcome | BaseException) -> Outcome:
-    if isinstance(outcome, BaseException):
-        raise outcome
-    return outcome

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -101,24 +102,39 @@ def test_a_second_interrupt_ends_the_waiting_for_late_answers_and_costs_no_repor
     assert read_report(tmp_path)["rows"][0]["lost"] >= 5
 
 
-def test_a_report_names_the_server_that_was_asked_for_on_the_page(tmp_path: Path) -> None:
-    port = free_ports().http
+class Page:
+    """Locust's, of a load test."""
 
-    def ask(path: str, body: bytes | None = None) -> str:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", body, timeout=60) as answer:
+    def __init__(self) -> None:
+        self.port = free_ports().http
+
+    def ask(self, path: str, body: bytes | None = None) -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", body, timeout=60) as answer:
             return str(answer.read().decode())
 
-    def is_up() -> bool:
+    def is_up(self) -> bool:
         try:
-            return "Locust" in ask("/")
+            return "Locust" in self.ask("/")
         except OSError:
             return False
 
-    options = ["burst", "--clients", "5", "--count", "1", "--web-port", str(port)]
+    def start(self, host: str) -> None:
+        self.ask("/swarm", urllib.parse.urlencode({"user_count": 1, "spawn_rate": 1, "host": host}).encode())
+
+    def is_stopped(self) -> bool:
+        return bool(json.loads(self.ask("/stats/requests"))["state"] == "stopped")
+
+    def errors(self) -> str:
+        return "\n".join(one["msg"] for one in json.loads(self.ask("/exceptions"))["exceptions"])
+
+
+def test_a_report_names_the_server_that_was_asked_for_on_the_page(tmp_path: Path) -> None:
+    page = Page()
+    options = ["burst", "--clients", "5", "--count", "1", "--web-port", str(page.port)]
     with answering() as first, answering() as second, loading(tmp_path, first.url, *options) as running:
-        until(is_up)
-        ask("/swarm", f"user_count=1&spawn_rate=1&host={second.url}".encode())
-        until(lambda: json.loads(ask("/stats/requests"))["state"] == "stopped" and len(second.texts) == 5)
+        until(page.is_up)
+        page.start(second.url)
+        until(lambda: page.is_stopped() and len(second.texts) == 5)
         running.send_signal(signal.SIGINT)
         _, errors = running.communicate(timeout=120)
     assert "Traceback" not in errors
@@ -126,3 +142,26 @@ def test_a_report_names_the_server_that_was_asked_for_on_the_page(tmp_path: Path
     assert settings["url"] == second.url
     assert settings["interrupted"] is False
     assert not first.texts
+
+
+def test_a_bad_host_on_the_page_is_said_there_and_costs_neither_the_page_nor_the_last_runs_report(
+    tmp_path: Path,
+) -> None:
+    page = Page()
+    options = ["burst", "--clients", "5", "--count", "1", "--web-port", str(page.port)]
+    nobody = f"http://127.0.0.1:{free_ports().http}"
+    with answering() as server, loading(tmp_path, server.url, *options) as running:
+        until(page.is_up)
+        page.start(server.url)
+        until(lambda: page.is_stopped() and len(server.texts) == 5)
+        for host in (nobody, "", "garbage", "ftp://x:1"):
+            words = nobody if host == nobody else f"{host!r} is not an address"
+            page.start(host)
+            until(lambda words=words: page.is_stopped() and words in page.errors())  # type: ignore[misc]
+        running.send_signal(signal.SIGINT)
+        _, errors = running.communicate(timeout=120)
+    assert running.returncode == 0
+    assert "Traceback" not in errors
+    report = read_report(tmp_path)
+    assert report["settings"]["url"] == server.url
+    assert report["rows"][0]["requests"] == 5
