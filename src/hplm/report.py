@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Column, Table
 
@@ -130,14 +131,16 @@ def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     columns = list(dict.fromkeys(key for row in rows for key in row))
     if len(columns) > WIDE and len(rows) > WIDE:
         columns = [key for key in columns if not any(isinstance(row.get(key), list | dict) for row in rows)]
+    lines = [[_shown(row.get(column, "")) for row in rows] for column in columns]
     if len(columns) <= WIDE or len(rows) > WIDE:
-        table = Table(*(Column(column, overflow="fold") for column in columns), title=title)
-        for row in rows:
-            table.add_row(*(_shown(row.get(column, "")) for column in columns))
-        return table
-    table = Table(columns[0], *(_shown(row.get(columns[0], "")) for row in rows), title=title)
-    for column in columns[1:]:
-        table.add_row(column, *(_shown(row.get(column, "")) for row in rows))
+        heads, lines = columns, [list(line) for line in zip(*lines, strict=True)]
+    else:
+        heads = [columns[0], *lines[0]]
+        lines = [[column, *line] for column, line in zip(columns[1:], lines[1:], strict=True)]
+    # Narrow, and nothing cut: terminals have 80 columns.
+    table = Table(*(Column(head, overflow="fold") for head in heads), title=title, box=SIMPLE_HEAD, padding=0)
+    for line in lines:
+        table.add_row(*line)
     return table
 
 
