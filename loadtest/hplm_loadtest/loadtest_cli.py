@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +26,7 @@ from hplm_loadtest.tenants import Tenants, UniformTenants, ZipfTenants
 if TYPE_CHECKING:
     from hplm_loadtest.locustfile import Outcome
 
+OF_A_SLICE = ("offered_per_s", "in_time", "p50_ms", "p95_ms", "p99_ms", "refused", "lost", "kept_up")
 app = typer.Typer(
     no_args_is_help=True,
     help="Put load on a running server with Locust, over HTTP or gRPC, at planned times whatever the server does; latency "
@@ -40,6 +42,7 @@ class Scenario:
     name: str
     arrivals: Arrivals
     duration_s: float
+    slices: int = 0  # of its time, each with a row of its own
 
 
 @dataclass(frozen=True)
@@ -156,7 +159,7 @@ def complain(what: str) -> None:
 
 
 def report(scenario: Scenario, load: Load, mix: Mix, outcome: Outcome) -> Report:
-    """All requests in the first row, then one for each deadline class."""
+    """All requests in the first row, then one for each deadline class, then one for each slice of time."""
     run = outcome.run
     rows = [{"requests_of": "all", **run.row()}]
     if mix.deadlines is not None:
@@ -164,6 +167,11 @@ def report(scenario: Scenario, load: Load, mix: Mix, outcome: Outcome) -> Report
             chosen = run.deadlines_s == deadline_s
             if chosen.any():
                 rows.append({"requests_of": f"{name} ({deadline_s:g} s)", **run.select(chosen).row()})
+    edges_s = np.linspace(0.0, run.duration_s, scenario.slices + 1).tolist()
+    for start_s, end_s in itertools.pairwise(edges_s):
+        if len(part := run.between(start_s, end_s)):
+            figures = part.row()
+            rows.append({"seconds": f"{start_s:.4g}-{end_s:.4g}", **{key: figures[key] for key in OF_A_SLICE}})
     about = {
         "url": outcome.url,
         "arrivals": str(scenario.arrivals),
@@ -231,7 +239,7 @@ def ramp(
 
     Example: hplm loadtest ramp --from 5 --to 200 --duration 120 --web
     """
-    perform(Scenario("ramp", RampArrivals(from_per_s, to_per_s), duration_s), load)
+    perform(Scenario("ramp", RampArrivals(from_per_s, to_per_s), duration_s, slices=10), load)
 
 
 @app.command()

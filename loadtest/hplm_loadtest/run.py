@@ -6,7 +6,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, Literal
 
@@ -59,6 +59,12 @@ class Run:
         codes = [code for code, wanted in zip(self.codes, chosen, strict=True) if wanted]
         planned_s, sent_s, done_s = (column[chosen] for column in (self.planned_s, self.sent_s, self.done_s))
         return Run(self.duration_s, planned_s, sent_s, done_s, codes, self.deadlines_s[chosen])
+
+    def between(self, start_s: float, end_s: float) -> Run:
+        """The requests planned then, as a run of that time alone."""
+        part = self.select((self.planned_s >= start_s) & (self.planned_s < end_s))
+        times = {column: getattr(part, column) - start_s for column in ("planned_s", "sent_s", "done_s")}
+        return replace(part, duration_s=end_s - start_s, **times)
 
     @property
     def answered(self) -> npt.NDArray[np.bool_]:

@@ -88,11 +88,15 @@ class Report:
             console.print(f"{mark}: {goal.text}: {goal.value:.4g} {goal.unit} (goal {goal.goal:g})", highlight=False)
 
     def _alike(self) -> list[list[Mapping[str, Any]]]:
-        """Rows that share most of their columns: one table of all would be mostly empty and too wide to read."""
+        """Rows of the same thing that share most of their columns: one table of all would be mostly empty and too wide to read.
+
+        What a row is of is its first column.
+        """
         found: list[list[Mapping[str, Any]]] = []
         for row in self.rows:
             for rows in found:
-                if 2 * len(row.keys() & rows[0].keys()) > max(len(row), len(rows[0])):
+                of_the_same = next(iter(row)) == next(iter(rows[0]))
+                if of_the_same and 2 * len(row.keys() & rows[0].keys()) > max(len(row), len(rows[0])):
                     rows.append(row)
                     break
             else:

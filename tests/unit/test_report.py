@@ -105,6 +105,12 @@ def test_a_terminal_of_80_columns_shows_figures_and_names_uncut(
         assert shown.count("19.91-19.95") == 5
 
 
+def test_rows_whose_first_column_differs_have_a_table_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"requests_of": "all", "p50_ms": 1, "lost": 0}, {"seconds": "0-6", "p50_ms": 1, "lost": 0}]
+    Report("name", {}, rows).publish(None)
+    assert capsys.readouterr().out.split().count("name") == 2
+
+
 def test_rows_of_another_kind_have_a_table_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [
         {"who": "first", "rate": 1, "unit": "s"},

@@ -64,6 +64,18 @@ def read_report(folder: Path) -> dict[str, Any]:
     return found
 
 
+def test_a_ramp_has_a_row_for_each_tenth_of_its_time(tmp_path: Path) -> None:
+    options = ["ramp", "--from", "10", "--to", "100", "--duration", "3"]
+    with answering() as server, loading(tmp_path, server.url, *options) as running:
+        running.communicate(timeout=60)
+    whole, *slices = read_report(tmp_path)["rows"]
+    assert [row["seconds"] for row in slices] == [f"{0.3 * i:.4g}-{0.3 * (i + 1):.4g}" for i in range(10)]
+    offered = [row["offered_per_s"] for row in slices]
+    assert sum(offered) * 0.3 == pytest.approx(whole["requests"])
+    assert offered[0] < 40 < offered[-1]
+    assert {"p50_ms", "p95_ms", "p99_ms", "in_time", "refused", "lost", "kept_up"} <= slices[0].keys()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_load_that_was_stopped_says_so_in_its_report_and_by_its_status(
     tmp_path: Path, number: signal.Signals

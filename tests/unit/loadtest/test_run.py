@@ -163,6 +163,14 @@ def test_a_selection_is_a_run_of_its_own() -> None:
     np.testing.assert_allclose(chosen.lag_s, [0.3])
 
 
+def test_a_part_of_a_runs_time_is_a_run_of_that_time() -> None:
+    part = run_of([0.0, 0.0, 0.3, 0.0, 0.0, 0.0], took_s=0.5, codes=[ANSWERED] * 3 + ["QUEUE_FULL"] * 3).between(2, 4)
+    assert part.planned_s.tolist() == [0, 1]
+    row = part.row()
+    assert (row["requests"], row["offered_per_s"], row["goodput_per_s"], row["refused"]) == (2, 1, 0.5, 1)
+    assert row["p50_ms"] == pytest.approx(800)
+
+
 def test_answers_after_the_plan_lower_the_goodput() -> None:
     run = run_of([0.0] * 4, took_s=4.0)
     assert run.span_s == pytest.approx(7.0)
