@@ -41,9 +41,18 @@ def fresh_complaints(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def restored_signals() -> Iterator[None]:
+    """For a test that runs a command which sets what signals do, as `hplm serve` does."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
 def hplm(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], restored_signals: None
+) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run `hplm ARGUMENTS` in the test's own process: a new one would import torch for seconds."""
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -54,11 +63,7 @@ def hplm(
         assert isinstance(code, int)
         return subprocess.CompletedProcess(sys.argv, code, *capfd.readouterr())
 
-    # `hplm serve` sets them.
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    yield run
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
+    return run
 
 
 @pytest.fixture

@@ -26,6 +26,7 @@ from hplm_loadtest.pipeline import pipeline
 from hplm_loadtest.request import whole_requests
 from hplm_loadtest.response import TENANTS, response
 from hplm_loadtest.schedulers import POLICIES, SETTINGS, schedulers
+from hplm_loadtest.stop import stop_by_signals
 from hplm_loadtest.tenants_bench import TENANTS as SIZES
 from hplm_loadtest.tenants_bench import Load, Popularity, parse_popularities, parse_systems, throughput_by_tenants
 from hplm_loadtest.trace import trace
@@ -34,6 +35,7 @@ from hplm_loadtest.waves import SIZES as AT_ONCE
 from hplm_loadtest.waves import waves
 
 app = typer.Typer(
+    callback=lambda: stop_by_signals("bench"),
     no_args_is_help=True,
     help="Measure look-up, upper layers, whole requests and response under load; variants run in turn, medians are shown.",
     epilog="Example: hplm bench request --json request.json",

@@ -94,4 +94,10 @@ def _words(arguments: str, names: Mapping[str, object]) -> list[str]:
 
 
 def _hplm(*arguments: str) -> int:
-    return subprocess.run([sys.executable, "-m", "hplm_cli", *arguments], check=False).returncode
+    with subprocess.Popen([sys.executable, "-m", "hplm_cli", *arguments]) as running:
+        try:
+            return running.wait()
+        except SystemExit:
+            # It has a server of its own to end.
+            running.terminate()
+            raise

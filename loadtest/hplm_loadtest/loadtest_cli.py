@@ -21,6 +21,7 @@ from hplm_loadtest.arrivals import Arrivals, BurstArrivals, GammaArrivals, Poiss
 from hplm_loadtest.deadlines import DeadlineClasses
 from hplm_loadtest.plan import Mix, Plan
 from hplm_loadtest.run import LATE_S, NOT_SENT, Run, goals_of
+from hplm_loadtest.stop import STOPS, stop_by_signals
 from hplm_loadtest.tenants import Tenants, UniformTenants, ZipfTenants
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 OF_A_SLICE = ("offered_per_s", "in_time", "p50_ms", "p95_ms", "p99_ms", "refused", "lost", "kept_up")
 app = typer.Typer(
+    callback=lambda: stop_by_signals("loadtest"),
     no_args_is_help=True,
     help="Put load on a running server with Locust, over HTTP or gRPC, at planned times whatever the server does; latency "
     "counts from the planned time. Status 1 where requests were lost or failed, or where the load fell behind its plan.",
@@ -122,7 +124,7 @@ class Load:
 def perform(scenario: Scenario, load: Load) -> None:
     """Run, report, end with status 1 where the run was no good, with 128 and the signal's number where one ended it."""
     # First of all that is imported for a run: it patches the standard library.
-    from hplm_loadtest.locustfile import STOPS, Errand, check_page, follow
+    from hplm_loadtest.locustfile import Errand, check_page, follow
 
     page_port = load.page_port
     if page_port is not None:

@@ -26,14 +26,14 @@ from locust.env import Environment
 from locust.exception import StopUser
 from rich.progress import Progress
 
-from hplm.errors import ConfigError, HplmError, StartError, UnreachableError
+from hplm.errors import HplmError, StartError, UnreachableError
 from hplm_loadtest.plan import Plan
 from hplm_loadtest.run import ANSWERED, NOT_SENT, Recorder, Run
+from hplm_loadtest.stop import STOPS, stopped
 
 # Each may hold a connection over HTTP, and 1024 open files are a common limit.
 MOST_UNDER_WAY = 768
 PAGE_HOST = "127.0.0.1"
-STOPS = (signal.SIGINT, signal.SIGTERM)
 SETTLE_S = 0.3  # Locust starts its own greenlets meanwhile
 
 
@@ -215,5 +215,5 @@ def follow(url: str, name: str, errand: Errand, web_port: int | None) -> Outcome
         sys.argv = arguments
         runner.quit()
     if outcome is None:
-        raise ConfigError("nothing was sent: the load was stopped before its first request")
+        raise stopped("loadtest", signals[-1])
     return replace(outcome, signal=signals[-1] if signals else 0)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +23,7 @@ from hplm_loadtest.waves import waves
 
 from hplm.report import Report
 from tests import tiny
+from tests.waiting import until
 
 pytestmark = pytest.mark.triton
 
@@ -123,6 +128,20 @@ def test_waves_say_when_the_first_and_the_last_of_each_is_answered(fleet: Path, 
     assert one["first_p50_ms"] == one["last_p50_ms"]
     assert 0 < four["first_p50_ms"] < four["last_p50_ms"] <= four["last_worst_ms"]
     assert (tmp_path / "waves.svg").stat().st_size
+
+
+def test_a_benchmark_that_is_ended_leaves_no_folder_and_says_so(fleet: Path, tmp_path: Path) -> None:
+    command = [str(Path(sys.executable).parent / "hplm"), "bench", "waves", "--models", str(fleet), "--texts", "pool"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as running:
+        # A wave a second: far from done.
+        until(lambda: any(tmp_path.glob("hplm-variant-*/models/hbert_upper")))
+        running.send_signal(signal.SIGTERM)
+        _, errors = running.communicate(timeout=60)
+    assert running.returncode == 143
+    assert "hplm bench: stopped by SIGTERM\n" in errors
+    assert "Traceback" not in errors
+    assert not [*tmp_path.glob("hplm-variant-*")]
 
 
 def test_overload_counts_what_is_in_time_and_how_soon_the_rest_is_refused(fleet: Path, tmp_path: Path) -> None:

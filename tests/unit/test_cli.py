@@ -49,6 +49,7 @@ COMMANDS = (
 )
 
 
+@pytest.mark.usefixtures("restored_signals")
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_help_shows_an_example(command: list[str]) -> None:
     # In this process: a new one would import torch for every sub-command.

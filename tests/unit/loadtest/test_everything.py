@@ -35,6 +35,7 @@ def test_a_folder_may_have_a_space_in_its_name() -> None:
     ]
 
 
+@pytest.mark.usefixtures("restored_signals")
 def test_what_cannot_be_measured_is_said_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -156,6 +156,19 @@ def test_a_report_names_the_server_that_was_asked_for_on_the_page(tmp_path: Path
     assert not first.texts
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_page_on_which_no_run_was_started_is_stopped_with_the_signals_status(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    page = Page()
+    with answering() as server, loading(tmp_path, server.url, "steady", "--web-port", str(page.port)) as running:
+        until(page.is_up)
+        running.send_signal(number)
+        _, errors = running.communicate(timeout=60)
+    assert running.returncode == 128 + number
+    assert f"hplm loadtest: stopped by {number.name}\n" in errors
+
+
 def test_a_bad_host_on_the_page_is_said_there_and_costs_neither_the_page_nor_the_last_runs_report(
     tmp_path: Path,
 ) -> None:
