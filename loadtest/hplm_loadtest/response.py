@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -44,10 +45,14 @@ def response(
     With `quantizations` a server for each, which take turns; without, one with the stages as the repository has them.
 
     As each comes again and again, each is asked once before: what is read and checked then is no part of what is measured.
-    Where the repository has fewer names than tenants are asked for, several senders share a name: see column `names`.
+    Where the repository has fewer names than tenants are asked for, several senders share a name, with a warning.
     """
     check_picture(picture)
     names = served_names(models)
+    if len(names) < max(counts):
+        logging.getLogger(__name__).warning(
+            "%s has %d tenants, not %d: several senders share one, see column `names`", models, len(names), max(counts)
+        )
     sent = texts(kind, models)
     rng = np.random.default_rng(0)
     variants = list(dict.fromkeys(quantizations)) or [""]

@@ -100,9 +100,10 @@ def test_limit_measures_the_engine_alone_and_through_the_server(fleet: Path) -> 
 
 
 def test_response_and_burst_say_what_a_request_costs_each_process_and_that_none_was_lost_and_draw_it(
-    fleet: Path, tmp_path: Path
+    fleet: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (row,) = response(fleet, [200], 1, 2.0, "pool", tmp_path / "response.svg").rows
+    assert f"{fleet} has {len(tiny.TASKS)} tenants, not 200" in caplog.text
     assert row["requests"] > 10
     assert not row["lost"] + row["failed"] + row["refused"]
     processes = {name: spent for name, spent in row["cpu_ms"].items() if name != "all"}
