@@ -10,6 +10,7 @@ import typer
 from hplm.config import Quantization
 from hplm.errors import ConfigError
 from hplm.report import JsonOption
+from hplm.scheduling.registry import load_policy
 from hplm_loadtest.adapters import adapters
 from hplm_loadtest.batching import MODES, batching
 from hplm_loadtest.burst import burst
@@ -37,7 +38,8 @@ from hplm_loadtest.waves import waves
 app = typer.Typer(
     callback=lambda: stop_by_signals("bench"),
     no_args_is_help=True,
-    help="Measure look-up, upper layers, whole requests and response under load; variants run in turn, medians are shown.",
+    help="Measure look-up, upper layers, whole requests and response under load; variants run in turn, medians are shown. "
+    "Status 0 also where goals are missed.",
     epilog="Example: hplm bench request --json request.json",
 )
 COUNTS = list(TENANTS)
@@ -62,8 +64,14 @@ TextsOption = Annotated[
     ),
 ]
 LookUpThreadsOption = Annotated[int, typer.Option(min=0, help="That compute what no table has; 0: one, as served.")]
-QuickOption = Annotated[bool, typer.Option("--quick", help="A look in seconds: one round, less load.")]
+QuickOption = Annotated[bool, typer.Option("--quick", help="A look in seconds or minutes: one round, less load.")]
 RoundsOption = Annotated[int, typer.Option(min=1, help="Rounds that count.")]
+
+
+def check_policies(names: list[str]) -> None:
+    """Before a server is started. Raises ConfigError naming the policies there are."""
+    for name in names:
+        load_policy(name, {})
 
 
 @app.command(name="plot-lookup")
@@ -310,8 +318,7 @@ def bench_batching(
         raise ConfigError(f"no batching mode {unknown[0]!r}; there are {', '.join(BATCHINGS)}")
     if quick:
         rounds, seconds, rate = 1, 3.0, []
-    if policy not in POLICY_NAMES:
-        raise ConfigError(f"no policy {policy!r}; there are {', '.join(POLICY_NAMES)}")
+    check_policies([policy])
     batching(models, mode, rounds, seconds, rate, picture, policy).publish(json_file)
 
 
@@ -329,6 +336,7 @@ def bench_schedulers(
 
     Example: hplm bench schedulers --policy das --policy sjf --json schedulers.json
     """
+    check_policies(policy)
     settings = list(SETTINGS)
     if quick:
         rounds, seconds, settings = 1, min(seconds, 5.0), settings[1:2]

@@ -42,6 +42,7 @@ def test_what_cannot_be_measured_is_said_before_anything_starts(
     monkeypatch.chdir(tmp_path)
     for arguments, words in (
         (["batching", "--policy", "nonsense"], "no policy 'nonsense'; there are fcfs"),
+        (["schedulers", "--policy", "das", "--policy", "nonsense"], "no policy 'nonsense'; there are fcfs"),
         (["batching", "--mode", "nonsense"], "no batching mode 'nonsense'"),
         (["all", "--quick"], "`make serve` or `hplm build demo` makes it"),
     ):
