@@ -1,6 +1,7 @@
 """When requests arrive: named workloads, each with its own generator.
 
-Every one has `times(duration_s, rng)`: seconds from the start, float64 `[k]`, rising, all below `duration_s`.
+Every one has `times(duration_s, rng)`: seconds from the start, float64 `[k]`, rising, all below `duration_s`. `str` says
+the workload in words.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ FURTHEST = 1e20
 class Arrivals(Protocol):
     """What every workload of this module is."""
 
+    def expected(self, duration_s: float) -> float:
+        """How many arrive in one run, on average."""
+
     def times(self, duration_s: float, rng: np.random.Generator) -> Seconds:
         """Arrival times of one run."""
 
@@ -47,8 +51,14 @@ class PoissonArrivals:
     def __post_init__(self) -> None:
         require_positive(rate_per_s=self.rate_per_s)
 
+    def __str__(self) -> str:
+        return f"{self.rate_per_s:g} requests/s, independent of each other (Poisson)"
+
+    def expected(self, duration_s: float) -> float:
+        return self.rate_per_s * duration_s
+
     def times(self, duration_s: float, rng: np.random.Generator) -> Seconds:
-        return np.sort(rng.uniform(0.0, duration_s, rng.poisson(self.rate_per_s * duration_s)))
+        return np.sort(rng.uniform(0.0, duration_s, rng.poisson(self.expected(duration_s))))
 
 
 @dataclass(frozen=True)
@@ -61,9 +71,15 @@ class GammaArrivals:
     def __post_init__(self) -> None:
         require_positive(rate_per_s=self.rate_per_s, cv=self.cv)
 
+    def __str__(self) -> str:
+        return f"{self.rate_per_s:g} requests/s, gaps with a coefficient of variation of {self.cv:g} (gamma)"
+
+    def expected(self, duration_s: float) -> float:
+        return self.rate_per_s * duration_s
+
     def times(self, duration_s: float, rng: np.random.Generator) -> Seconds:
         shape = 1.0 / self.cv**2
-        expected = self.rate_per_s * duration_s
+        expected = self.expected(duration_s)
         at_once = int(expected + 4 * self.cv * expected**0.5) + 16
         # The load does not begin with a request: until the first it is what is left of a gap that has begun long before.
         end = float(rng.uniform() * rng.gamma(shape + 1.0, 1.0 / (shape * self.rate_per_s)))
@@ -87,6 +103,12 @@ class PeriodicArrivals:
     def __post_init__(self) -> None:
         require_positive(clients=self.clients, period_s=self.period_s)
 
+    def __str__(self) -> str:
+        return f"{self.clients} senders, a request of each every {self.period_s:g} s"
+
+    def expected(self, duration_s: float) -> float:
+        return self.clients * duration_s / self.period_s
+
     def times(self, duration_s: float, rng: np.random.Generator) -> Seconds:
         phases = np.sort(rng.uniform(0.0, self.period_s, self.clients))
         starts = np.arange(0.0, duration_s, self.period_s)
@@ -105,9 +127,15 @@ class RampArrivals:
         if not (all(0 <= rate < math.inf for rate in rates) and any(rates)):
             raise ConfigError(f"a ramp from {self.from_per_s} to {self.to_per_s} requests/s has no arrivals")
 
+    def __str__(self) -> str:
+        return f"a ramp from {self.from_per_s:g} to {self.to_per_s:g} requests/s"
+
+    def expected(self, duration_s: float) -> float:
+        return (self.from_per_s + self.to_per_s) / 2 * duration_s
+
     def times(self, duration_s: float, rng: np.random.Generator) -> Seconds:
         first, last = self.from_per_s, self.to_per_s
-        share = np.sort(rng.uniform(0.0, 1.0, rng.poisson((first + last) / 2 * duration_s)))
+        share = np.sort(rng.uniform(0.0, 1.0, rng.poisson(self.expected(duration_s))))
         # The share of arrivals before t, first*t + (last-first)*t^2/2 over its value at 1, solved for t.
         part = share * (first + last)
         return _before(duration_s * part / (first + np.sqrt(first**2 + (last - first) * part)), duration_s)
@@ -126,6 +154,15 @@ class BurstArrivals:
         require_positive(clients=self.clients, period_s=self.period_s, count=self.count)
         if not 0 <= self.stagger_s < math.inf:
             raise ConfigError(f"stagger_s is {self.stagger_s}; it must be finite and not below 0")
+
+    def __str__(self) -> str:
+        return (
+            f"{self.clients} senders, one started every {self.stagger_s:g} s, "
+            f"{self.count} requests of each, one every {self.period_s:g} s"
+        )
+
+    def expected(self, duration_s: float) -> float:
+        return self.clients * self.count
 
     @property
     def lasts_s(self) -> float:
@@ -156,6 +193,12 @@ class TraceArrivals:
         require_positive(rate_per_s=self.rate_per_s)
         if not 0 <= self.burstiness < 10:
             raise ConfigError(f"burstiness is {self.burstiness}; it must be from 0 to 10")
+
+    def __str__(self) -> str:
+        return f"{self.path.name} at {self.rate_per_s:g} requests/s, burstiness {self.burstiness:g}"
+
+    def expected(self, duration_s: float) -> float:
+        return self.rate_per_s * duration_s
 
     def times(self, duration_s: float, rng: np.random.Generator) -> Seconds:
         gaps = _gaps(self.path) ** self.burstiness

@@ -13,6 +13,9 @@ from hplm_loadtest.arrivals import Arrivals, require_positive
 from hplm_loadtest.deadlines import DeadlineClasses
 from hplm_loadtest.tenants import Tenants
 
+# A plan of so many takes 0.7 GB.
+MOST_REQUESTS = 10_000_000
+
 
 @dataclass(frozen=True)
 class Requests:
@@ -71,8 +74,13 @@ class Mix:
         return [self.texts[i] for i in rng.integers(len(self.texts), size=count)]
 
     def plan(self, arrivals: Arrivals, duration_s: float, rng: np.random.Generator) -> Plan:
-        """A run of `duration_s`. Raises ConfigError where nothing arrives in it, or that is no duration."""
+        """A run of `duration_s`. Raises ConfigError where nothing or too much arrives in it, or that is no duration."""
         require_positive(duration_s=duration_s)
+        if (expected := arrivals.expected(duration_s)) > MOST_REQUESTS:
+            raise ConfigError(
+                f"{expected:.3g} requests would arrive within {duration_s:g} s of {arrivals}, and a plan has {MOST_REQUESTS:,} "
+                "at most: make it shorter, or its rate lower, or of fewer senders"
+            )
         times_s = arrivals.times(duration_s, rng)
         if len(times_s) == 0:
             raise ConfigError(f"no request arrives within {duration_s:g} s of {arrivals}")

@@ -60,9 +60,35 @@ def test_times_rise_and_stay_within_the_run(arrivals: Arrivals, duration_s: floa
     np.testing.assert_array_equal(times, arrivals.times(duration_s, rng(seed)))
 
 
-@pytest.mark.parametrize("arrivals", [PoissonArrivals(50), GammaArrivals(50, 0.5), GammaArrivals(50, 3)])
-def test_the_mean_rate_is_the_one_asked_for(arrivals: Arrivals) -> None:
+@pytest.mark.parametrize(
+    "arrivals",
+    [
+        PoissonArrivals(50),
+        GammaArrivals(50, 0.5),
+        GammaArrivals(50, 3),
+        PeriodicArrivals(100, 2),
+        RampArrivals(10, 90),
+        BurstArrivals(1000, 0.1, 2, 20),
+    ],
+)
+def test_as_many_arrive_as_are_expected(arrivals: Arrivals) -> None:
+    assert arrivals.expected(400) == 20_000
     assert len(arrivals.times(400, rng())) == pytest.approx(20_000, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "words"),
+    [
+        (PoissonArrivals(50), "50 requests/s, independent of each other (Poisson)"),
+        (GammaArrivals(50, 4), "50 requests/s, gaps with a coefficient of variation of 4 (gamma)"),
+        (PeriodicArrivals(100, 20), "100 senders, a request of each every 20 s"),
+        (RampArrivals(5, 100), "a ramp from 5 to 100 requests/s"),
+        (BurstArrivals(), "250 senders, one started every 0.05 s, 50 requests of each, one every 1.2 s"),
+        (TraceArrivals(Path("/a/b/trace.csv"), 20), "trace.csv at 20 requests/s, burstiness 1"),
+    ],
+)
+def test_a_workload_says_in_words_what_it_is_and_no_folder(arrivals: Arrivals, words: str) -> None:
+    assert str(arrivals) == words
 
 
 @pytest.mark.parametrize("cv", [0.5, 1, 4])

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
-from hplm_loadtest.arrivals import PeriodicArrivals, PoissonArrivals
+from hplm_loadtest.arrivals import (
+    Arrivals,
+    BurstArrivals,
+    GammaArrivals,
+    PeriodicArrivals,
+    PoissonArrivals,
+    RampArrivals,
+    TraceArrivals,
+)
 from hplm_loadtest.deadlines import DeadlineClasses
 from hplm_loadtest.infer_message import infer_messages
 from hplm_loadtest.plan import Mix, Requests
@@ -75,6 +85,22 @@ def test_no_tenants_or_texts_are_refused() -> None:
 def test_a_plan_of_nothing_is_refused() -> None:
     with pytest.raises(ConfigError, match="no request arrives"):
         Mix(UniformTenants(NAMES), ["text"]).plan(PoissonArrivals(0.001), 0.001, rng())
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "words"),
+    [
+        (PoissonArrivals(1e12), "1e+15 requests would arrive within 1000 s of 1e+12 requests/s"),
+        (GammaArrivals(1e12, 2), "1e+15 requests would arrive"),
+        (RampArrivals(0, 1e5), "5e+07 requests would arrive within 1000 s of a ramp from 0 to 100000 requests/s"),
+        (BurstArrivals(10**6, count=10**6), "1e+12 requests would arrive"),
+        (TraceArrivals(Path("t.csv"), 1e300), "1e+303 requests would arrive within 1000 s of t.csv at 1e+300"),
+    ],
+    ids=["poisson", "gamma", "ramp", "burst", "trace"],
+)
+def test_a_plan_that_no_memory_holds_is_refused_before_it_is_made(arrivals: Arrivals, words: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(words)}.*10,000,000 at most: make it shorter"):
+        Mix(UniformTenants(NAMES), ["text"]).plan(arrivals, 1000.0, rng())
 
 
 def test_deadline_classes_have_their_shares() -> None:
