@@ -153,7 +153,7 @@ class BurstArrivals:
     def __post_init__(self) -> None:
         require_positive(clients=self.clients, period_s=self.period_s, count=self.count)
         if not 0 <= self.stagger_s < math.inf:
-            raise ConfigError(f"stagger_s is {self.stagger_s}; it must be finite and not below 0")
+            raise ConfigError(f"a stagger of {self.stagger_s} s; it must be finite and not below 0")
 
     def __str__(self) -> str:
         return (

@@ -17,7 +17,15 @@ from hplm.errors import ConfigError
 from hplm.options import with_shared
 from hplm.progress import progress_bars
 from hplm.report import Goal, JsonOption, Report
-from hplm_loadtest.arrivals import Arrivals, BurstArrivals, GammaArrivals, PoissonArrivals, RampArrivals, TraceArrivals
+from hplm_loadtest.arrivals import (
+    Arrivals,
+    BurstArrivals,
+    GammaArrivals,
+    PoissonArrivals,
+    RampArrivals,
+    TraceArrivals,
+    require_positive,
+)
 from hplm_loadtest.deadlines import DeadlineClasses
 from hplm_loadtest.plan import Mix, Plan
 from hplm_loadtest.run import LATE_S, NOT_SENT, Run, goals_of
@@ -35,6 +43,12 @@ app = typer.Typer(
     "counts from the planned time. Status 1 where requests were lost or failed, or where the load fell behind its plan.",
     epilog="Example: hplm loadtest steady --url grpc://127.0.0.1:8001 --rate 50 --duration 60",
 )
+
+
+def positive(option: typer.CallbackParam, value: float) -> float:
+    """A callback of the option. Raises ConfigError where the value is not, or is infinite."""
+    require_positive(**{option.opts[0]: value})
+    return value
 
 
 @dataclass(frozen=True)
@@ -73,7 +87,8 @@ class Load:
         str | None, typer.Option(help="NAME=SECONDS:SHARE,... such as interactive=0.1:0.7,batch=2:0.3.")
     ] = None
     timeout_s: Annotated[
-        float, typer.Option("--timeout", min=0.1, help="Seconds after which a request counts as lost.")
+        float,
+        typer.Option("--timeout", min=0.1, callback=positive, help="Seconds after which a request counts as lost."),
     ] = 30.0
     seed: Annotated[int, typer.Option(min=0, help="The same seed draws the same requests at the same times.")] = 0
     web: Annotated[bool, typer.Option("--web", help="Locust's web page; runs start there.")] = False
@@ -113,6 +128,11 @@ class Load:
         else:
             from hplm_loadtest.models import names_by_texts
 
+            if not self.models.is_dir():
+                raise ConfigError(
+                    f"there is no {self.models}: `make serve` makes the demo, --models names other models, --tenants "
+                    "names tenants without any"
+                )
             names, of_pairs = names_by_texts(self.models)
             names = sorted([*names, *of_pairs])
         sent = texts.lines(self.text_file) if self.text_file is not None else texts.texts("unseen", self.models)
@@ -209,8 +229,8 @@ def judge(run: Run) -> bool:
 
 
 command = partial(with_shared, Load)
-Rate = Annotated[float, typer.Option("--rate", help="Requests per second.")]
-Duration = Annotated[float, typer.Option("--duration", min=0.1, help="Seconds.")]
+Rate = Annotated[float, typer.Option("--rate", callback=positive, help="Requests per second.")]
+Duration = Annotated[float, typer.Option("--duration", min=0.1, callback=positive, help="Seconds.")]
 
 
 @app.command()
@@ -219,7 +239,15 @@ def steady(
     load: Load,
     rate_per_s: Rate = 20.0,
     duration_s: Duration = 30.0,
-    cv: Annotated[float, typer.Option(help="Coefficient of variation of the gaps: 1 is Poisson, 4 is uneven.")] = 1.0,
+    cv: Annotated[
+        float,
+        typer.Option(
+            min=0.01,
+            max=100,
+            callback=positive,
+            help="Coefficient of variation of the gaps: 1 is Poisson, 4 is uneven.",
+        ),
+    ] = 1.0,
 ) -> None:
     """The same mean rate all the time.
 
@@ -252,7 +280,9 @@ def burst(
     stagger_s: Annotated[
         float, typer.Option("--stagger", min=0, help="Seconds from one's start to the next's.")
     ] = 0.05,
-    period_s: Annotated[float, typer.Option("--every", help="Seconds from one's request to its next.")] = 1.2,
+    period_s: Annotated[
+        float, typer.Option("--every", callback=positive, help="Seconds from one's request to its next.")
+    ] = 1.2,
     count: Annotated[int, typer.Option(min=1, help="Requests of each.")] = 50,
 ) -> None:
     """Senders that start one after another, each a request every so often (HMI Fig. 13).

@@ -228,5 +228,5 @@ def test_a_ramp_without_arrivals_is_refused() -> None:
 
 @pytest.mark.parametrize("value", [-0.1, float("nan"), float("inf")])
 def test_a_stagger_that_is_none_is_refused(value: float) -> None:
-    with pytest.raises(ConfigError, match="stagger_s"):
+    with pytest.raises(ConfigError, match="stagger"):
         BurstArrivals(stagger_s=value)

@@ -28,7 +28,11 @@ def files(tmp_path: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["steady", "--rate", "0"], "BAD_CONFIG: rate_per_s is 0.0"),
+        (["steady", "--rate", "0"], "BAD_CONFIG: --rate is 0.0"),
+        (["replay", "--trace", "x.csv", "--rate", "nan"], "BAD_CONFIG: --rate is nan"),
+        (["steady", "--duration", "inf"], "BAD_CONFIG: --duration is inf"),
+        (["burst", "--every", "0"], "BAD_CONFIG: --every is 0.0"),
+        (["burst", "--stagger", "inf"], "BAD_CONFIG: a stagger of inf s"),
         (["steady", "--protocol", "ftp"], "BAD_CONFIG: --protocol is http or grpc"),
         (["steady", "--protocol", "grpc"], "BAD_CONFIG: --protocol grpc does not fit http://"),
         (["steady", "--deadlines", "a=1"], "BAD_CONFIG: 'a=1' is no deadline class"),
@@ -41,6 +45,10 @@ def files(tmp_path: Path) -> list[str]:
     ],
     ids=[
         "no-rate",
+        "rate-nan",
+        "endless",
+        "no-period",
+        "stagger",
         "protocol",
         "two-protocols",
         "deadlines",
@@ -57,6 +65,22 @@ def test_a_wrong_call_is_one_line_and_status_1(files: list[str], options: list[s
     assert done.returncode == 1
     assert words in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("option", ["--duration=0", "--cv=0", "--cv=1e9", "--no-such"])
+def test_an_option_that_there_is_not_or_out_of_the_range_that_help_shows_is_status_2(
+    files: list[str], option: str
+) -> None:
+    done = hplm("loadtest", "steady", *files, option)
+    assert done.returncode == 2
+    assert option.partition("=")[0] in done.stderr
+
+
+def test_where_no_models_are_it_is_said_which_options_name_some() -> None:
+    done = hplm("loadtest", "steady", "--models", "no/models")
+    assert done.returncode == 1
+    assert done.stderr.startswith("hplm: BAD_CONFIG: there is no no/models: `make serve`")
+    assert {"--models", "--tenants"} <= {*done.stderr.split()}
 
 
 def test_a_benchmark_refuses_a_report_that_cannot_be_written_before_it_measures() -> None:
