@@ -114,6 +114,19 @@ def test_a_second_interrupt_ends_the_waiting_for_late_answers_and_costs_no_repor
     assert read_report(tmp_path)["rows"][0]["lost"] >= 5
 
 
+def test_of_a_run_that_was_not_stopped_each_request_ends_with_its_own_time(tmp_path: Path) -> None:
+    """Also those that were sent last: nothing ends the waiting for them before."""
+    released = threading.Event()
+    options = ["burst", "--clients", "20", "--count", "1", "--stagger", "0", "--timeout", "1"]
+    with answering(late=lambda _: released.wait()) as server:
+        try:
+            with loading(tmp_path, server.url, *options) as running:
+                running.communicate(timeout=60)
+        finally:
+            released.set()
+    assert read_report(tmp_path)["rows"][0]["errors"] == {"UNREACHABLE": 20}
+
+
 class Page:
     """Locust's, of a load test."""
 
