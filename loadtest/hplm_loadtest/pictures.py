@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
@@ -49,7 +50,7 @@ def line_chart(
         axes.yaxis.set_minor_locator(NullLocator())
     else:
         axes.set_ylim(bottom=0)
-    _finish(path, figure, axes, named=len(series) > 1 or limit is not None)
+    _finish(path, figure, named=len(series) > 1 or limit is not None)
 
 
 def line_charts(
@@ -79,13 +80,16 @@ def cdf(path: Path, samples: Mapping[str, Any], *, title: str) -> None:
     """Name -> response times in ms, as the share of requests that took at most x."""
     figure, axes = _start(path, title, "response time (ms)", "share of requests")
     for index, (name, values) in enumerate(samples.items()):
-        ordered = np.sort(np.asarray(values, dtype=np.float64))
-        axes.step(
-            ordered, np.arange(1, len(ordered) + 1) / max(len(ordered), 1), where="post", label=name, **_look(index)
-        )
+        axes.step(*shares_up_to(values), where="post", label=name, **_look(index))
     axes.set_ylim(0, 1.02)
     axes.set_xlim(left=0)
-    _finish(path, figure, axes, named=len(samples) > 1)
+    _finish(path, figure, named=len(samples) > 1)
+
+
+def shares_up_to(values: Any) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Of `k` values that are not below 0: `x` and shares `[k + 1]` of those up to `x`, none up to 0."""
+    ordered = np.sort(np.asarray(values, dtype=np.float64))
+    return np.append(0.0, ordered), np.arange(len(ordered) + 1) / max(len(ordered), 1)
 
 
 def bars(
@@ -102,7 +106,7 @@ def bars(
         axes.bar_label(drawn, fmt="%.3g", fontsize=8, padding=2, rotation=turn)
     axes.set_xticks(np.arange(len(groups)), groups)
     axes.margins(y=0.2 if turn else 0.12)
-    _finish(path, figure, axes, named=len(series) > 1)
+    _finish(path, figure, named=len(series) > 1)
 
 
 def check_picture(path: Path | None) -> None:
@@ -137,9 +141,10 @@ def _look(index: int) -> dict[str, Any]:
     return {"color": COLOURS[index % len(COLOURS)], "linestyle": DASHES[index % len(DASHES)], "linewidth": 1.8}
 
 
-def _finish(path: Path, figure: Figure, axes: Any, *, named: bool) -> None:
+def _finish(path: Path, figure: Figure, *, named: bool) -> None:
     if named:
-        axes.legend(frameon=False, fontsize=9)
+        # Below: within, it would lie on lines.
+        figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
     save(path, figure)
 
 
