@@ -131,8 +131,21 @@ def test_waves_say_when_the_first_and_the_last_of_each_is_answered(fleet: Path, 
     assert (tmp_path / "waves.svg").stat().st_size
 
 
-def test_a_benchmark_that_is_ended_leaves_no_folder_and_says_so(fleet: Path, tmp_path: Path) -> None:
-    command = [str(Path(sys.executable).parent / "hplm"), "bench", "waves", "--models", str(fleet), "--texts", "pool"]
+ONE_OF_ALL = """
+import sys
+from hplm_loadtest.everything import _hplm
+from hplm_loadtest.stop import stop_by_signals
+
+stop_by_signals("bench")
+_hplm(*sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("program", [["-m", "hplm_cli"], ["-c", ONE_OF_ALL]], ids=["by-itself", "as-one-of-all"])
+def test_a_benchmark_that_is_ended_leaves_no_folder_and_says_so(
+    fleet: Path, tmp_path: Path, program: list[str]
+) -> None:
+    command = [sys.executable, *program, "bench", "waves", "--models", str(fleet), "--texts", "pool"]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as running:
         # A wave a second: far from done.
