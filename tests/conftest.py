@@ -16,9 +16,9 @@ from hplm_client import ManageClient
 from hypothesis import HealthCheck, settings
 
 import hplm_cli
+from hplm import complaints
 from hplm.nn import base as bases
 from hplm.nn.base import Base
-from hplm.serving import refusal
 from hplm.store.layout import Store
 from hplm.triton import server as launcher
 from hplm.triton.server import TritonServer, free_ports
@@ -37,7 +37,7 @@ settings.load_profile("hplm")
 @pytest.fixture(autouse=True)
 def fresh_complaints(monkeypatch: pytest.MonkeyPatch) -> None:
     """What an earlier test had in the log is said again."""
-    monkeypatch.setattr(refusal, "COMPLAINTS", refusal.Complaints())
+    monkeypatch.setattr(complaints, "COMPLAINTS", complaints.Complaints())
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from hplm.crash import crash_point
 from hplm.errors import HplmError, JobCancelledError, LeaseLostError, RegistryError, StoppingError, UnknownJobError
+from hplm.manage.lapses import WATCH_S
 from hplm.store.catalog import LOOK_EVERY_S
 from hplm.store.records import Job
 from hplm.store.registry import Registry
@@ -39,7 +40,7 @@ class LeaseTimes:
     lease_s: float = 30.0
     beat_s: float = 5.0
     tell_s: float = 0.5
-    watch_s: float = 10.0
+    watch_s: float = WATCH_S
     seen_s: float = 3 * LOOK_EVERY_S
     hang_s: float = 60.0
     release_s: float = 10.0

@@ -27,6 +27,7 @@ from hplm.errors import (
     StoreUnavailableError,
     UnknownJobError,
 )
+from hplm.manage.lapses import Lapses
 from hplm.manage.uploads import Uploads
 from hplm.store import caretaker
 from hplm.store.layout import Store
@@ -36,7 +37,6 @@ from hplm.store.registry_jobs import MOST_ATTEMPTS
 from hplm.store.registry_uploads import dropped_with, uploads_of
 from hplm_builder.job_bench import Bench
 from hplm_builder.job_report import HUNG, JobReport, LeaseTimes
-from hplm_builder.lapses import Lapses
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +72,7 @@ class Worker:
         """
         pause_s = LOOK_S
         while not self.stop.is_set():
+            began_s = time.monotonic()
             try:
                 with contextlib.closing(Registry.open(self._store)) as registry:
                     with self._cleaning(registry):
@@ -80,12 +81,13 @@ class Worker:
                         self._clean(registry)
                 if until_idle:
                     return
-                pause_s = LOOK_S
             except (RegistryError, OSError) as error:
                 if until_idle and isinstance(error, MissingRegistryError):
                     raise
                 log.warning("no jobs for now: %s", error)
-                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                # What was there for longer than a pause is not away each time.
+                was_there = time.monotonic() - began_s > LONGEST_PAUSE_S
+                pause_s = 2 * LOOK_S if was_there else min(2 * pause_s, LONGEST_PAUSE_S)
                 self.stop.wait(pause_s)
                 self._away_s = time.monotonic()
 

@@ -6,6 +6,7 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import gevent
@@ -29,6 +30,9 @@ class Courier:
 
     def __init__(self, opened: Callable[[], tuple[Any, Any]]) -> None:
         self._opened = opened
+        self._changing = threading.Lock()
+        # Of calls that nothing was told of; None once it is closed.
+        self._waiting: set[queue.SimpleQueue[Outcome]] | None = set()
         started: Future[Any] = Future()
         self._thread = threading.Thread(target=self._work, args=(started,), daemon=True)
         self._thread.start()
@@ -37,10 +41,12 @@ class Courier:
     def send(self, call: Call) -> queue.SimpleQueue[Outcome]:
         """Make a call with the client; its outcome comes out of what is returned."""
         outcome: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
-        if self._thread.is_alive():
-            self._loop.run_callback_threadsafe(self._spawn, call, outcome)
-        else:
-            outcome.put((None, UnreachableError(CLOSED)))
+        with self._changing:
+            if self._waiting is None:
+                outcome.put((None, UnreachableError(CLOSED)))
+            else:
+                self._waiting.add(outcome)
+                self._loop.run_callback_threadsafe(self._spawn, call, outcome)
         return outcome
 
     def close(self) -> None:
@@ -61,11 +67,7 @@ class Courier:
             except Exception as error:
                 started.set_exception(error)
                 return
-            greenlets, ended, waiting = Group(), Event(), set()
-
-            def spawn(call: Call, outcome: queue.SimpleQueue[Outcome]) -> None:
-                waiting.add(outcome)
-                greenlets.spawn(make, call, outcome)
+            greenlets, ended = Group(), Event()
 
             def make(call: Call, outcome: queue.SimpleQueue[Outcome]) -> None:
                 # It must not raise: gevent would print it.
@@ -73,13 +75,18 @@ class Courier:
                     made: Outcome = (call(client), None)
                 except Exception as error:
                     made = (None, error)
-                waiting.remove(outcome)
+                with self._changing:
+                    if self._waiting is None or outcome not in self._waiting:
+                        return
+                    self._waiting.remove(outcome)
                 outcome.put(made)
 
-            started.set_result((hub.loop, spawn, ended.set))
+            started.set_result((hub.loop, partial(greenlets.spawn, make), ended.set))
             ended.wait()
+            with self._changing:
+                given_up, self._waiting = self._waiting or set(), None
             greenlets.kill()
-            for outcome in waiting:
+            for outcome in given_up:
                 outcome.put((None, UnreachableError(CLOSED)))
             client.close()
         finally:

@@ -6,11 +6,12 @@ Times are of the machine's monotonic clock, so the files of several processes ca
 from __future__ import annotations
 
 import json
+import logging
 import os
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -51,11 +52,21 @@ class Tracer:
             }
             with self._lock:
                 if self._file is not None:
-                    self._file.write(json.dumps(line) + "\n")
+                    try:
+                        self._file.write(json.dumps(line) + "\n")
+                    except OSError as error:
+                        # What is timed goes on.
+                        logging.getLogger(__name__).error("%s is written no more: %s", self._file.name, error)
+                        self._end()
 
     def close(self) -> None:
         """Spans that end later are lost."""
         with self._lock:
-            if self._file is not None:
+            self._end()
+
+    def _end(self) -> None:
+        if self._file is not None:
+            # It tries once more to write what it could not.
+            with suppress(OSError):
                 self._file.close()
-                self._file = None
+            self._file = None

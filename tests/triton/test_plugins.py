@@ -64,7 +64,8 @@ def test_with_a_policy_that_raises_or_returns_nonsense_everything_is_answered_an
             assert len(list(client.predict_many(pairs))) == 80
         until(lambda: metric(server, 'hplm_upper_events_total{event="policy_failures"}') > 0)
         assert server.process.poll() is None
-        until(lambda: "policy: Broken: KeyError('no such thing')" in (tmp_path / "log").read_text())
+        until(lambda: "KeyError: 'no such thing'" in (tmp_path / "log").read_text())
+        assert "the policy failed (KeyError); that batch is first come, first served" in (tmp_path / "log").read_text()
 
 
 def test_an_unknown_policy_stops_the_start_with_one_clear_error(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from hplm.errors import HplmError, QueueFullError
 from hplm.serving.answers import MOST_ERRORS_WAITING, Answers, Job
 from hplm.tracing import Tracer
+from tests.waiting import until
 
 SOON_S = 60.0
 Reply = Callable[[int | HplmError], None]
@@ -62,6 +63,19 @@ def test_an_answer_waits_for_no_error_and_who_refuses_waits_for_nobody(answers: 
     assert heard.wait(SOON_S)
     assert came == [7]
     assert not deaf.by
+
+
+def test_answers_that_cannot_be_sent_are_counted_and_said_once(
+    answers: Answers, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(answer: object) -> None:
+        raise RuntimeError("no shared memory")
+
+    for _ in range(100):
+        answers.give(job(fail), 7)
+    until(lambda: answers.counts.read()["failed_answers"] == 100)
+    assert caplog.text.count("an answer could not be sent") == 1
+    assert "no shared memory" in caplog.text
 
 
 def test_beyond_many_waiting_errors_who_refuses_sends_the_error(answers: Answers, deaf: Deaf) -> None:

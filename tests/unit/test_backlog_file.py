@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,6 +37,22 @@ def test_what_is_told_is_read_until_it_is_old_or_gone(tmp_path: Path) -> None:
     told.remove()
     assert heard.read(103.5) is None
     assert not list(tmp_path.iterdir())
+
+
+def test_where_no_more_files_can_be_opened_nothing_is_told_and_nothing_fails(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    told, heard = BacklogFile(STORE, "minilm", tmp_path), BacklogFile(STORE, "minilm", tmp_path)
+    told.publish(TOLD)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        assert heard.read(100.0) is None
+        assert heard.read(101.0) is None
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert caplog.text.count("cannot be looked into") == 1
+    assert heard.read(101.1) == TOLD
 
 
 def test_what_a_stage_that_was_killed_left_is_removed_after_a_while(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ CORE = (
     "hplm.scheduling",
     "hplm.store",
     "hplm.base_folder",
+    "hplm.complaints",
     "hplm.config",
     "hplm.crash",
     "hplm.daemons",

@@ -5,40 +5,10 @@ from __future__ import annotations
 import pytest
 
 from hplm.errors import CorruptArtifactError, InternalError, UnknownTenantError
-from hplm.serving import refusal
-from hplm.serving.refusal import MOST_SAID, WINDOW_S, Complaints, for_the_wire
-from tests.doubles import ManualClock
+from hplm.serving.refusal import for_the_wire
 
 
-def test_a_fault_that_each_request_has_is_in_the_log_once_in_half_a_minute(caplog: pytest.LogCaptureFixture) -> None:
-    clock = ManualClock()
-    complaints = Complaints(clock)
-    for _ in range(1000):
-        complaints.say("tenant acme: torn")
-    complaints.say("tenant other: torn", ValueError("so"))
-    assert [record.getMessage() for record in caplog.records] == ["tenant acme: torn", "tenant other: torn"]
-    assert "ValueError: so" in caplog.text
-    caplog.clear()
-    clock.now_s = WINDOW_S
-    complaints.say("tenant acme: torn")
-    left_out = "999 more faults of requests, most like those above, were left out"
-    assert [record.getMessage() for record in caplog.records] == [left_out, "tenant acme: torn"]
-
-
-def test_however_many_tenants_a_torn_bank_has_the_log_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
-    clock = ManualClock()
-    complaints = Complaints(clock)
-    for second in range(60):
-        clock.now_s = float(second)
-        for number in range(300):
-            complaints.say(f"tenant {second % 10}-{number}: torn")
-    assert len(caplog.records) == 2 * MOST_SAID + 1
-
-
-def test_what_is_wrong_with_files_or_our_code_is_for_the_log(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(refusal, "COMPLAINTS", Complaints())
+def test_what_is_wrong_with_files_or_our_code_is_for_the_log(caplog: pytest.LogCaptureFixture) -> None:
     told = for_the_wire(CorruptArtifactError("/srv/store/acme is torn"), b"acme\xff")
     assert isinstance(told, CorruptArtifactError)
     assert "/srv" not in str(told)

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import json
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -450,7 +451,7 @@ class Broken:
 @pytest.mark.parametrize("tenants", [1, 3])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_policy_that_raises_or_returns_nonsense_is_counted_and_everything_answered(
-    inbox: Inbox, fault: str, tenants: int
+    inbox: Inbox, fault: str, tenants: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     worker = worker_of(double, policy=Broken(FAULTS[fault]), batch=2, upcoming=lambda items: None)
     for item in range(32):
@@ -459,6 +460,8 @@ def test_a_policy_that_raises_or_returns_nonsense_is_counted_and_everything_answ
     assert inbox.wait(32) == {item: 2 * item for item in range(32)}
     worker.stop()
     assert worker.counts["policy_failures"] == worker.counts["batches"] == 16
+    # Not for each batch, on and on: who has it for days would have his disk full.
+    assert 1 <= caplog.text.count("first come, first served") <= 3
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -507,6 +510,26 @@ def test_spans_of_all_threads_are_whole_lines_and_a_closed_tracer_takes_no_more(
     assert {span["process"] for span in spans} == {"upper"}
     assert all(span["duration_us"] >= 0 for span in spans)
     tracer.close()  # twice does no harm
+
+
+def test_where_spans_cannot_be_written_what_they_time_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "trace.jsonl"
+    tracer = Tracer(path, "upper")
+    with tracer.span("batch"):
+        pass
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # As where the disk is full.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size, hard))
+    try:
+        for _ in range(3):
+            with tracer.span("batch"):
+                pass
+        tracer.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert len(path.read_text().splitlines()) == 1
+    (said,) = (record.getMessage() for record in caplog.records)
+    assert said.startswith(f"{path} is written no more: ")
 
 
 def test_a_batch_and_its_answers_are_traced_in_order(inbox: Inbox, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import weakref
 from collections import OrderedDict
@@ -11,6 +10,7 @@ from concurrent.futures import Future, wait
 from functools import partial
 from typing import Generic, TypeVar
 
+from hplm.complaints import complain
 from hplm.daemons import Daemons
 from hplm.errors import HplmError, QueueFullError, StoppingError
 
@@ -109,7 +109,7 @@ class HostCache(Generic[Key, Value]):
     def _unstarted(self, error: RuntimeError) -> HplmError:
         if self._is_closed:
             return StoppingError("the server is shutting down")
-        logging.getLogger(__name__).error("a load could not be started: %s", error)
+        complain(f"a load could not be started: {error}")
         return QueueFullError("the server cannot start to load what this request needs now; try again later")
 
     def _give_up(self, keys: Sequence[Key], error: HplmError) -> None:

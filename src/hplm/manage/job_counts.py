@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from contextlib import closing, suppress
 
 from hplm.errors import RegistryError
+from hplm.manage.lapses import WATCH_S, Lapses
 from hplm.store.layout import Store
 from hplm.store.registry import Registry
 
@@ -35,11 +36,12 @@ class JobCounts:
         self._stopped.set()
 
     def _loop(self) -> None:
+        lapses = Lapses(WATCH_S)
         while True:
             # Opened each time: SQLite has one view of a file for a whole process, and a connection that was opened while the
             # disk could only be read would keep the manager from writing after.
             with suppress(RegistryError), closing(Registry.open_read_only(self._store)) as registry:
-                found = registry.count_jobs(time.time())
+                found = registry.count_jobs(time.time(), lapsed=lapses)
                 self._counts = {state: found[state] for state in STATES}
             if self._stopped.wait(EVERY_S):
                 return

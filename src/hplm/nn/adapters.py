@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import queue
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from torch import Tensor
 from hplm.adapters.packed import PackedAdapter, Place, packed_width, widen
 from hplm.adapters.slots import IDENTITY, SlotTable
 from hplm.adapters.tenant import Tenant
+from hplm.complaints import complain
 from hplm.config import REDUCTION_FACTOR, BaseConfig
 from hplm.nn.encoder import Adapt
 from hplm.nn.scripted import scripted
@@ -194,9 +194,8 @@ class AdapterSlots:
         try:
             pinned = torch.from_numpy(packed.weights).pin_memory()
         except RuntimeError as error:
-            logging.getLogger(__name__).warning(
-                "no memory could be pinned (%s): these weights are copied to the device more slowly; lower host_cache_mb",
-                error,
+            complain(
+                f"no memory could be pinned ({error}): weights are copied to the device more slowly; lower host_cache_mb"
             )
             return packed
         return replace(packed, weights=pinned.numpy())

@@ -47,7 +47,7 @@ class Taken:
 
     batch: Batch | None
     refused: tuple[Refused, ...]
-    policy_failure: str | None = None
+    policy_failure: BaseException | None = None
 
 
 class RequestQueue:
@@ -158,13 +158,13 @@ class RequestQueue:
         self._full = self._tokens_of_full_batch, self._seconds_of_full_batch(self.cost.predict)
         refused += [Refused(request, "deadline") for request in self._drop_pressed(now_s)]
         waiting = self.snapshot()
-        failure = None
+        failure: BaseException | None = None
         try:
             batch = self._select(self._policy, waiting, now_s)
         except BaseException as error:
             # A third party's code: whatever it raises, the thread that computes must go on.
             _raise_on_main_thread(error)
-            failure = f"{type(self._policy).__name__}: {error!r}"
+            failure = error
             batch = self._select(Fcfs(), waiting, now_s)
         batch, late = self._fit_deadlines(batch, now_s)
         for request in (*batch.requests, *late):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
+from hplm.complaints import complain
 from hplm.errors import HplmError
 from hplm.serving.counts import Counts
 from hplm.tracing import Tracer
@@ -36,8 +36,8 @@ def is_gone(is_cancelled: Callable[[], bool]) -> bool:
     """Whether a request's client has gone; where the server cannot say, it has not."""
     try:
         return is_cancelled()
-    except Exception:
-        logging.getLogger(__name__).exception("the server could not say whether a client has gone")
+    except Exception as error:
+        complain("the server could not say whether a client has gone", error)
         return False
 
 
@@ -114,6 +114,6 @@ class Answers:
         try:
             with self._tracer.span("answer"):
                 reply(answer)
-        except Exception:
-            logging.getLogger(__name__).exception("%s: an answer could not be sent", self._name)
+        except Exception as error:
+            complain(f"{self._name}: an answer could not be sent", error)
             self.counts.add("failed_answers")

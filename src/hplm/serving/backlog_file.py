@@ -52,7 +52,13 @@ class BacklogFile:
         """What was told last, of all stages together, looked at every 50 ms; None where nothing was told of late."""
         if now_s - self._read_s >= READ_EVERY_S:
             self._read_s = now_s
-            told = {path: self._read(path) for path in self._folder.glob(f"{self._name}.[0-9]*.json")}
+            try:
+                paths = list(self._folder.glob(f"{self._name}.[0-9]*.json"))
+            except OSError as error:
+                # As where no more files may be open.
+                self._complain(self._folder, "cannot be looked into", error)
+                paths = []
+            told = {path: self._read(path) for path in paths}
             for path, one in told.items():
                 if one is not None and now_s - one.at_s > REMOVED_AFTER_S:
                     with suppress(OSError):

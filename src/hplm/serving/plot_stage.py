@@ -19,6 +19,7 @@ import torch
 
 from hplm.adapters.bank import TenantBank
 from hplm.adapters.host_cache import HostCache
+from hplm.complaints import complain
 from hplm.config import PlotSettings
 from hplm.errors import (
     CorruptArtifactError,
@@ -44,7 +45,7 @@ from hplm.serving.answers import Job
 from hplm.serving.backlog_file import SERVER, BacklogFile
 from hplm.serving.held import Held, check_time_left
 from hplm.serving.places import Places
-from hplm.serving.refusal import complain, for_the_wire
+from hplm.serving.refusal import for_the_wire
 from hplm.serving.threads import SWITCH_INTERVAL_S, ExclusiveLock
 from hplm.serving.worker import Worker
 from hplm.store.catalog import Catalog

@@ -19,6 +19,7 @@ from hplm.adapters.bank import TenantBank
 from hplm.adapters.host_cache import HostCache
 from hplm.adapters.packed import PackedAdapter, packed_width
 from hplm.adapters.tenant import Head, Tenant, TenantCard
+from hplm.complaints import complain
 from hplm.config import UpperSettings
 from hplm.decode import answer_of
 from hplm.errors import (
@@ -45,7 +46,7 @@ from hplm.serving.answers import Job
 from hplm.serving.backlog_file import SERVER, BacklogFile
 from hplm.serving.held import Held, check_time_left
 from hplm.serving.places import Places
-from hplm.serving.refusal import complain, for_the_wire
+from hplm.serving.refusal import for_the_wire
 from hplm.serving.threads import SWITCH_INTERVAL_S, ExclusiveLock
 from hplm.serving.worker import Worker
 from hplm.store.catalog import Catalog

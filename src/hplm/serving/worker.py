@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic
 
+from hplm.complaints import complain
 from hplm.errors import CancelledError, DeadlineError, HplmError, InternalError, QueueFullError, StoppingError
 from hplm.scheduling.backlog import Backlog
 from hplm.scheduling.pace import Pace
@@ -23,7 +24,6 @@ from hplm.scheduling.policy import Batch, Waiting
 from hplm.scheduling.queue import Refused, RequestQueue, Taken
 from hplm.serving.answers import Answer, Answers, Item, Job, is_gone
 from hplm.serving.held import ASK_CANCELLED_AFTER_S, SWEPT_AT_ONCE, Held, HeldRequests
-from hplm.serving.refusal import complain
 from hplm.serving.threads import be_nice
 from hplm.tracing import Tracer
 
@@ -184,9 +184,9 @@ class Worker(Generic[Item, Answer]):
                 now_s = self._clock()
                 try:
                     taken = self._queue.take(now_s)
-                except Exception:
+                except Exception as error:
                     # A mistake of ours: whoever waits is told, and the stage goes on.
-                    logging.getLogger(__name__).exception("%s: no batch could be chosen", self._name)
+                    complain(f"{self._name}: no batch could be chosen", error)
                     self._queue.drain()
                     # All that wait, and what `take` had already taken out: no batch runs now.
                     failed = list(self._jobs.values())
@@ -201,9 +201,9 @@ class Worker(Generic[Item, Answer]):
                 self._answers.give(job, InternalError("the server failed to schedule this request; its log says why"))
             if taken.policy_failure is not None:
                 self._answers.counts.add("policy_failures")
-                logging.getLogger(__name__).error(
-                    "policy: %s; this batch is first come, first served", taken.policy_failure
-                )
+                # Its own words may be others for each batch.
+                kind = type(taken.policy_failure).__name__
+                complain(f"the policy failed ({kind}); that batch is first come, first served", taken.policy_failure)
             self._refuse(taken.refused, self._answers.give)
             if taken.batch is not None:
                 self._compute(taken.batch)
@@ -327,9 +327,9 @@ class Worker(Generic[Item, Answer]):
         try:
             with self._tracer.span("prefetch", requests=len(items)):
                 self._upcoming(items)
-        except Exception:
+        except Exception as error:
             # Only a head start is lost: the batch fetches what it lacks, and reports what fails there.
-            logging.getLogger(__name__).exception("%s: prefetch failed", self._name)
+            complain(f"{self._name}: prefetch failed", error)
             self._answers.counts.add("failed_prefetches")
 
     def _refuse(self, refused: Sequence[Refused], tell: Callable[[Job[Item, Answer], HplmError], None]) -> None:

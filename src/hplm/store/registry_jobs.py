@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from sqlalchemy import Connection, Row, case, delete, func, insert, select, update
+from sqlalchemy import Connection, Row, delete, func, insert, select, update
 
 from hplm.errors import LeaseLostError, UnknownJobError, WorkerLostError
 from hplm.store.database import RegistryPart
@@ -74,14 +74,15 @@ class Jobs(RegistryPart):
             found = connection.execute(query.where(jobs.c.state.in_(states)) if states is not None else query)
             return [_job(row, request={"dry_run": bool(row.dry_run)}) for row in found]
 
-    def count_jobs(self, now_s: float) -> Counter[str]:
-        """How many there are in each state; `lost` of those that run whose worker's lease is over."""
-        is_over = (jobs.c.state == "running") & (jobs.c.lease_until_s < now_s)
-        state = case((is_over, "lost"), else_=jobs.c.state)
+    def count_jobs(self, now_s: float, *, lapsed: Lapsed = set) -> Counter[str]:
+        """How many there are in each state; `lost` of those that run whose worker's lease is over, by `lapsed` too."""
+        over = select(jobs.c.id, jobs.c.lease_until_s).where(jobs.c.state == "running", jobs.c.lease_until_s < now_s)
         with self._database.reading() as connection:
-            return Counter(
-                {name: count for name, count in connection.execute(select(state, func.count()).group_by(state))}
-            )
+            by_state = connection.execute(select(jobs.c.state, func.count()).group_by(jobs.c.state))
+            found = Counter({state: count for state, count in by_state})
+            lost = len(lapsed({job: until_s for job, until_s in connection.execute(over)}))
+        found.update(running=-lost, lost=lost)
+        return +found
 
     def claim_job(self, worker: str, now_s: float, lease_s: float, *, lapsed: Lapsed = set) -> Job | None:
         """Take the oldest job that can start, until `now_s + lease_s`; None where there is none.

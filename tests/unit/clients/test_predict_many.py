@@ -8,11 +8,13 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import gevent
 import pytest
 from hplm_client import Client, Prediction
+from hplm_client.courier import Courier
 from tritonclient.utils import InferenceServerException
 
-from hplm.errors import BadInputError, ConfigError, HplmError, TextEncodingError
+from hplm.errors import BadInputError, ConfigError, HplmError, TextEncodingError, UnreachableError
 from tests.unit.clients.answering import answering
 from tests.waiting import until
 
@@ -88,6 +90,28 @@ def test_what_is_under_way_is_given_up_with_the_client() -> None:
         assert not any(thread.is_alive() for thread in couriers)
         client.close()
         ended.set()
+
+
+def test_what_is_sent_while_a_client_is_closed_is_told_so() -> None:
+    is_closing, may_close = threading.Event(), threading.Event()
+
+    class Slow:
+        def close(self) -> None:
+            is_closing.set()
+            while not may_close.is_set():
+                gevent.sleep(0.01)
+
+    courier = Courier(lambda: (None, Slow()))
+    closing = threading.Thread(target=courier.close)
+    closing.start()
+    assert is_closing.wait(60)
+    sent = courier.send(lambda client: client)
+    may_close.set()
+    closing.join()
+    for outcome in (sent, courier.send(lambda client: client)):
+        answer, error = outcome.get(timeout=60)
+        assert answer is None
+        assert isinstance(error, UnreachableError)
 
 
 def test_a_client_that_nobody_closes_leaves_no_thread() -> None:

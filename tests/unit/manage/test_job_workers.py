@@ -10,9 +10,10 @@ import threading
 import time
 import weakref
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from hplm_builder.job_report import HUNG, LeaseTimes
 from hplm_builder.worker import Worker
 
 from hplm.adapters import tenant as tenants
-from hplm.errors import DataError, JobCancelledError, MissingRegistryError
+from hplm.errors import DataError, JobCancelledError, MissingRegistryError, RegistryUnavailableError
 from hplm.manage.service import ManageService
 from hplm.nn.base import Base
 from hplm.nn.lookup import PlotLookup
@@ -240,6 +241,30 @@ def test_a_worker_that_must_leave_in_the_middle_of_a_step_gives_its_job_back(
 def test_a_worker_that_is_to_end_when_idle_does_not_wait_for_a_registry_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(MissingRegistryError):
         Worker(Store(tmp_path), "w").run(until_idle=True)
+
+
+def test_a_registry_that_is_away_is_asked_ever_more_seldom_but_not_for_having_been_away_long_ago(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s, pauses = [0.0], []
+    worked_s = iter([0.0, 0.0, 0.0, 3600.0, 0.0, 3600.0])
+    worker = Worker(store, "w")
+
+    def take_jobs(registry: Registry, until_idle: bool) -> None:
+        now_s[0] += next(worked_s)
+        raise RegistryUnavailableError("restarted")
+
+    def pause(pause_s: float) -> None:
+        pauses.append(pause_s)
+        if len(pauses) == 6:
+            worker.stop.set()
+
+    monkeypatch.setattr("hplm_builder.worker.time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    monkeypatch.setattr(worker, "_cleaning", lambda registry: nullcontext())
+    monkeypatch.setattr(worker, "_take_jobs", take_jobs)
+    monkeypatch.setattr(worker.stop, "wait", pause)
+    worker.run()
+    assert pauses == [1.0, 2.0, 4.0, 1.0, 2.0, 1.0]
 
 
 def test_what_is_no_exception_fails_its_job_and_not_the_worker(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from hplm_builder.lapses import Lapses
 
+from hplm.manage.lapses import Lapses
 from tests.doubles import ManualClock
 
 WATCH_S = 10.0

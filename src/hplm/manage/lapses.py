@@ -1,16 +1,16 @@
-"""Leases that have run out, as one worker sees them: by the clock alone a living worker's does when the clock jumps."""
+"""Leases that have run out, as one process sees them: by the clock alone a living worker's does when the clock jumps."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
 
+# Longer than a living worker takes to renew one.
+WATCH_S = 10.0
+
 
 class Lapses:
-    """Takes a lease for lapsed when it has been over, and the same, for `watch_s` of a clock that never jumps.
-
-    That is longer than a living worker takes to renew it.
-    """
+    """Takes a lease for lapsed when it has been over, and the same, for `watch_s` of a clock that never jumps."""
 
     def __init__(self, watch_s: float, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._watch_s, self._monotonic = watch_s, monotonic
