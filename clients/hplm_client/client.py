@@ -66,7 +66,10 @@ class Client:
         self._under_way = 0
 
     def is_ready(self) -> bool:
-        """Whether hBERT answers on that server; over HTTP also False where who guards it lets nobody ask."""
+        """Whether hBERT answers on that server; over HTTP also False where who guards it lets nobody ask.
+
+        Raises UnreachableError where no server does.
+        """
         self._owner.check()
         with typed_errors(self.url), self._owner.calling(), self._in_time():
             return bool(self._triton.is_model_ready(wire.MODEL, **self._bounded))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -26,9 +25,10 @@ TENANTS = {"icd10", "films", "spam", "phenotypes"}
 
 @dataclass
 class Served:
-    """A running `hplm serve` and what it has printed."""
+    """A running `hplm serve`, the folder that it runs in, and what it has printed."""
 
     process: subprocess.Popen[str]
+    folder: Path
     ports: Ports
     printed: str
 
@@ -39,41 +39,36 @@ class Served:
         env["PATH"] = f"{BIN}{os.pathsep}{env['PATH']}"
         shell = isinstance(command, str)
         done = subprocess.run(
-            command, capture_output=True, text=True, cwd=ROOT, env=env, shell=shell, check=False, timeout=120
+            command, capture_output=True, text=True, cwd=self.folder, env=env, shell=shell, check=False, timeout=120
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
 
 
 @pytest.fixture(scope="module")
-def built() -> Iterator[None]:
-    """The demo; where there is none, a quick one, gone again afterwards: `make serve` makes the real one."""
-    is_there = (ROOT / "build" / "demo" / "models").is_dir()
-    try:
-        if not is_there:
-            subprocess.run([str(BIN / "hplm"), "build", "demo", "--quick"], cwd=ROOT, check=True)
-        yield
-    finally:
-        if not is_there:
-            shutil.rmtree(ROOT / "build" / "demo", ignore_errors=True)
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a quick demo was built: not in the checkout, whose own may have tenants of who works there."""
+    made = tmp_path_factory.mktemp("demo")
+    subprocess.run([str(BIN / "hplm"), "build", "demo", "--quick"], cwd=made, check=True)
+    return made
 
 
 @pytest.fixture(scope="module")
-def checked(built: None) -> list[dict[str, object]]:
+def checked(folder: Path) -> list[dict[str, object]]:
     """`hplm serve --check`."""
     done = subprocess.run(
-        [str(BIN / "hplm"), "serve", "--check"], stdout=subprocess.PIPE, text=True, cwd=ROOT, check=True
+        [str(BIN / "hplm"), "serve", "--check"], stdout=subprocess.PIPE, text=True, cwd=folder, check=True
     )
     return list(json.loads(done.stdout))
 
 
 @pytest.fixture(scope="module")
-def served(checked: object) -> Iterator[Served]:
+def served(folder: Path, checked: object) -> Iterator[Served]:
     """`hplm serve` in the foreground, until it has said how to call it."""
     ports = free_ports()
     flags = ["--http-port", str(ports.http), "--grpc-port", str(ports.grpc), "--metrics-port", str(ports.metrics)]
     command = [str(BIN / "hplm"), "serve", *flags, "--log-verbose=0"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=folder)
     assert process.stderr is not None
     watchdog = threading.Timer(400, process.kill)
     watchdog.start()
@@ -83,7 +78,7 @@ def served(checked: object) -> Iterator[Served]:
         if "Ctrl-C stops it" in line:
             break
     watchdog.cancel()
-    yield Served(process, ports, "".join(lines))
+    yield Served(process, folder, ports, "".join(lines))
     process.send_signal(signal.SIGINT)
     rest, _ = process.communicate(timeout=90)
     assert process.returncode == 0, rest
@@ -112,7 +107,8 @@ def test_serve_says_which_triton_it_took_and_shows_every_tenant(served: Served) 
 
 
 def test_the_printed_curl_python_and_hplm_lines_work(served: Served) -> None:
-    lines = [line for line in served.printed.splitlines() if line.startswith(("curl ", str(BIN)))]
+    # In quotes where the path needs them.
+    lines = [line for line in served.printed.splitlines() if line.lstrip("'").startswith(("curl ", str(BIN)))]
     assert len(lines) == 3
     outputs = [served.run(line) for line in lines]
     label = next(one["data"][0] for one in json.loads(outputs[0])["outputs"] if one["name"] == "LABEL")

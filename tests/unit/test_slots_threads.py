@@ -267,7 +267,9 @@ def test_submitted_requests_get_the_reference_s_answers_with_and_without_prefetc
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     policy = "slotted_das" if batching == "slotted" else "edf"
-    stage = stage_of(store, coarse_prefetch=coarse, fine_prefetch=fine, batching=batching, policy=policy)
+    # Who runs the tests may have no right to another priority, which would be said.
+    modes = {"batching": batching, "policy": policy, "compute_nice": 0}
+    stage = stage_of(store, coarse_prefetch=coarse, fine_prefetch=fine, **modes)
     pairs = [(i % MEMBERS, (i // 7) % len(hidden)) for i in range(300)]
     futures = submit_all(stage, inputs_of(hidden, pairs))
     stage.start()
@@ -280,7 +282,8 @@ def test_submitted_requests_get_the_reference_s_answers_with_and_without_prefetc
     assert stage.counts["ok"] == 300
     assert stage.waiting == 0
     # Threads that earlier tests left say other things.
-    assert not [one for one in caplog.records if one.name.startswith(("hplm.serving", "hplm.adapters", "hplm.nn"))]
+    ours = ("hplm.serving", "hplm.adapters", "hplm.nn", "hplm.complaints")
+    assert not [one for one in caplog.records if one.name.startswith(ours)]
 
 
 @pytest.mark.parametrize(

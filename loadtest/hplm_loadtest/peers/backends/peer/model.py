@@ -39,13 +39,11 @@ class TritonPythonModel:
         return translate.text(inputs, wire.TEXT), translate.text(inputs, wire.TENANT)
 
     def _writer(self, request: Any) -> Callable[[Given, PeerAnswer], Any]:
-        with_logits = translate.wants(request, wire.LOGITS)
+        asked = request.requested_output_names()
 
         def write(given: Given, answer: PeerAnswer) -> Any:
-            outputs = translate.labelled(answer.spans)
+            outputs = translate.labelled(answer, asked)
             outputs[wire.TRUNCATED] = np.array([answer.truncated], dtype=bool)
-            if with_logits:
-                outputs[wire.LOGITS] = answer.logits
             return translate.respond(**outputs)
 
         return write
