@@ -16,6 +16,9 @@ from hplm_client.asked import Asked, texts_asked
 from hplm_client.client import Client
 from hplm_client.connection import LONGEST_TIMEOUT_S, USUAL_TIMEOUT_S, headers_of_environment
 
+# Characters of a text that was refused.
+SHOWN = 200
+
 
 def predict(
     tenant: Annotated[str, typer.Option("--tenant", "-t", help="Whose model answers.")],
@@ -38,7 +41,8 @@ def predict(
     """Ask a tenant's model.
 
     Of many lines those that are refused, are no text, or get no answer from a server that is there, say so in their place,
-    with --json in `error`, and the exit status is 1. With --json each has the number of its `line`. Blank lines are left out.
+    with --json in `error`, and the exit status is 1. What the next line would meet too, as an unknown tenant, ends it. With
+    --json each has the number of its `line`. Blank lines are left out.
     Examples:
 
       hplm predict --tenant films "A moving, beautifully acted film."
@@ -64,7 +68,10 @@ def predict(
         else:
             refused += 1
             shown = {"tenant": tenant, "text": first, "pair": second, "error": answer.wire()}
-            lines = [*([] if first is None else [first]), f"  {answer.wire()}"]
+            lines = [
+                *([] if first is None else [first if len(first) <= SHOWN else f"{first[:SHOWN]}..."]),
+                f"  {answer.wire()}",
+            ]
         if as_json:
             line = {} if one.line is None else {"line": one.line}
             _print(json.dumps({**line, **shown}, ensure_ascii=False))
@@ -72,11 +79,13 @@ def predict(
             _print("\n".join(lines))
 
     # An answer just within the deadline has to come back too.
-    timeout_s = min(LONGEST_TIMEOUT_S, max(USUAL_TIMEOUT_S, (deadline_s or 0.0) + 5.0))
+    timeout_s = USUAL_TIMEOUT_S if deadline_s is None else min(LONGEST_TIMEOUT_S, deadline_s + 5.0)
     with Client(url, headers=headers_of_environment(), timeout_s=timeout_s) as client:
         for one, answer in answers_ahead(client, tenant, asked, deadline_s):
             is_sent = not isinstance(one.texts, HplmError)
             if is_sent and isinstance(answer, HplmError) and (text is not None or _meets_all(client, answer)):
+                if as_json:
+                    show(one, answer)
                 raise answer
             show(one, answer)
     if refused:
@@ -110,6 +119,10 @@ def _meets_all(client: Client, error: HplmError) -> bool:
         return not client.is_ready()
     except HplmError:
         return True
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
 def _lines(prediction: Prediction) -> Iterator[str]:

@@ -38,6 +38,9 @@ NEVER_TRITONS = re.compile("3..|408|413|429")
 # headers is missing.
 STEP = re.compile(r"\Ain ensemble '[^']*', ")
 UNKNOWN_MODEL = "Request for unknown model"
+# gRPC's own words of a call that its client has given up.
+GRPC_TIMED_OUT = "Deadline Exceeded"
+TIMED_OUT = "no answer within the client's timeout"
 RESTRICTED = ("This protocol is restricted", "This API is restricted")
 # What the transports say of a port that speaks something else; a socket is closed too where a server ends.
 NO_HTTP = "Expected HTTP/"
@@ -61,7 +64,8 @@ def typed_errors(url: str) -> Iterator[None]:
     except UNANSWERED as error:
         if NO_HTTP in str(error):
             raise UnreachableError(f"{url} speaks no HTTP: is it gRPC's port? That is grpc://HOST:8001") from None
-        raise UnreachableError(f"{url} does not answer: {str(error) or type(error).__name__}") from None
+        said = TIMED_OUT if isinstance(error, asyncio.TimeoutError) and not str(error) else str(error)
+        raise UnreachableError(f"{url} does not answer: {said or type(error).__name__}") from None
 
 
 @contextmanager
@@ -92,6 +96,8 @@ def from_triton(error: Any, url: str) -> HplmError:
     # gRPC has an INTERNAL of its own.
     if not message.startswith(UNCONNECTED) and (found := from_wire(message)):
         return found
+    if message == GRPC_TIMED_OUT:
+        return UnreachableError(f"{url} does not answer: {TIMED_OUT}")
     if wire.TRITON_FULL in message:
         return QueueFullError(f"{url}: more requests wait before a stage than Triton takes; try again later")
     if wire.TRITON_EXPIRED in message:
@@ -104,8 +110,11 @@ def from_triton(error: Any, url: str) -> HplmError:
         or NO_GRPC.match(message)
         or any(word in status.upper() for word in ("UNAVAILABLE", "DEADLINE", "499", "502", "503", "504"))
     ):
-        # A model that is not there may be on its way: the server is starting, stopping, or reviving it.
-        hint = "; if it is HTTP's port, that is http://HOST:8000" if NO_GRPC.match(message) else ""
+        hint = ""
+        if NO_GRPC.match(message):
+            hint = "; if it is HTTP's port, that is http://HOST:8000"
+        elif said.startswith(UNKNOWN_MODEL):
+            hint = ": the server is starting, stopping, reviving it, or has none"
         return UnreachableError(f"{url}: {message}{hint}")
     if status == "405":
         return UnreachableError(f"{url} takes no requests: is it the port of Triton's metrics?")

@@ -6,9 +6,9 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from hplm.errors import HplmError, InternalError, JobCancelledError
+from hplm.errors import BadInputError, HplmError, InternalError, JobCancelledError
 from hplm_client.manage_answers import (
     Domain,
     DomainDetails,
@@ -27,6 +27,8 @@ from hplm_client.patience import PATIENCE_S, passes, patiently
 POLL_EVERY_S = 0.5
 # A file to work on: {"upload": id} or {"path": where it lies on the server}.
 Source = Mapping[str, str]
+# Who lists uploads may give one of those.
+GivenSource: TypeAlias = "Source | Upload"
 
 
 class ManageClient:
@@ -61,12 +63,12 @@ class ManageClient:
         """
         return {"upload": send_file(self.ask, Path(path), sent)}
 
-    def drop_upload(self, source: Source | Upload) -> None:
+    def drop_upload(self, source: GivenSource) -> None:
         """Have the server forget what `upload` sent, or one that `list_uploads` names; what a job waits for stays.
 
         What is gone already is fine.
         """
-        if upload := source.id if isinstance(source, Upload) else source.get("upload"):
+        if upload := _source("upload", source).get("upload"):
             self.ask("upload.drop", upload=upload)
 
     def list_uploads(self) -> list[Upload]:
@@ -82,10 +84,10 @@ class ManageClient:
         self,
         tenant: str,
         *,
-        train: Source,
-        dev: Source | None = None,
-        test: Source | None = None,
-        unlabelled: Source | None = None,
+        train: GivenSource,
+        dev: GivenSource | None = None,
+        test: GivenSource | None = None,
+        unlabelled: GivenSource | None = None,
         domain: str | None = None,
         base: str | None = None,
         task: str | None = None,
@@ -96,7 +98,7 @@ class ManageClient:
         A model that trains all upper layers on the labelled files labels the `unlabelled` texts, which are learned too.
         `settings`: epochs, learning_rates, patience, pooling, seed. Raises AlreadyThereError, DataError and more.
         """
-        data = _given(train=train, dev=dev, test=test, unlabelled=unlabelled)
+        data = _sources(train=train, dev=dev, test=test, unlabelled=unlabelled)
         return self._job(
             "tenant.create", tenant=tenant, data=data, domain=domain, base=base, task=task, settings=settings
         )
@@ -105,10 +107,10 @@ class ManageClient:
         self,
         tenant: str,
         *,
-        train: Source,
-        dev: Source | None = None,
-        test: Source | None = None,
-        unlabelled: Source | None = None,
+        train: GivenSource,
+        dev: GivenSource | None = None,
+        test: GivenSource | None = None,
+        unlabelled: GivenSource | None = None,
         domain: str | None = None,
         settings: Mapping[str, Any] | None = None,
     ) -> str:
@@ -116,7 +118,7 @@ class ManageClient:
 
         Where that is no better on dev nothing is published: `published` of the job's result is false, and `why` says it.
         """
-        data = _given(train=train, dev=dev, test=test, unlabelled=unlabelled)
+        data = _sources(train=train, dev=dev, test=test, unlabelled=unlabelled)
         return self._job("tenant.update", tenant=tenant, data=data, domain=domain, settings=settings)
 
     def plan(self, action: str, *, told: Callable[[JobEvent], None] = lambda event: None, **request: Any) -> Plan:
@@ -157,7 +159,7 @@ class ManageClient:
         self,
         domain: str,
         *,
-        corpus: Source,
+        corpus: GivenSource,
         parent: str | None = None,
         base: str | None = None,
         settings: Mapping[str, Any] | None = None,
@@ -166,13 +168,14 @@ class ManageClient:
 
         `settings`: tokens, warmup_tokens, learning_rate, top_percent, seed. Raises AlreadyThereError, CorpusTooSmallError.
         """
-        return self._job("domain.create", domain=domain, corpus=corpus, parent=parent, base=base, settings=settings)
+        found = _sources(corpus=corpus)
+        return self._job("domain.create", domain=domain, **found, parent=parent, base=base, settings=settings)
 
     def update_domain(
-        self, domain: str, *, corpus: Source, base: str | None = None, settings: Mapping[str, Any] | None = None
+        self, domain: str, *, corpus: GivenSource, base: str | None = None, settings: Mapping[str, Any] | None = None
     ) -> str:
         """Pretrain a branch's next version; returns the job's id. Tenants stay on the version they are on."""
-        return self._job("domain.update", domain=domain, corpus=corpus, base=base, settings=settings)
+        return self._job("domain.update", domain=domain, **_sources(corpus=corpus), base=base, settings=settings)
 
     def delete_domain(self, domain: str, *, base: str | None = None) -> None:
         """Raises DomainInUseError, which names the tenants, domains and jobs that stand on it, or UnknownDomainError."""
@@ -281,6 +284,18 @@ def _read(raw: bytes, action: str) -> _Answer:
     if not isinstance(answer, dict) or answer.get("ok") is not True:
         raise InternalError(f"the server's answer to {action} cannot be read: {raw[:100]!r}")
     return _Answer(answer)
+
+
+def _source(name: str, given: Any) -> Source:
+    if isinstance(given, Upload):
+        return {"upload": given.id}
+    if not isinstance(given, Mapping):
+        raise BadInputError(f"{name}: give what `upload` or `on_server` returned, not {given!r:.100}")
+    return given
+
+
+def _sources(**given: Any) -> dict[str, Source]:
+    return {name: _source(name, one) for name, one in given.items() if one is not None}
 
 
 def _given(**request: Any) -> dict[str, Any]:

@@ -217,10 +217,13 @@ def sure(question: str, yes: bool) -> None:
     if yes:
         return
     try:
-        typer.confirm(question, abort=True, err=True)
+        is_sure = typer.confirm(question, err=True)
     except typer.Abort:
         console().print("Nothing was done; where nobody can be asked, give --yes.")
         raise
+    if not is_sure:
+        console().print("Nothing was done.")
+        raise typer.Abort
 
 
 def show(value: Any) -> None:

@@ -80,6 +80,7 @@ BROKEN: list[tuple[str, str | bytes, str]] = [
     ("a.jsonl", '{"text": "a"}', "no `label` or `score`; there are 'text'"),
     ("a.jsonl", '{"text": "a", "label": null}', "no `label`, it is null"),
     ("a.csv", "text,Label\na,x\n", "no `label` or `score`; there are 'text', 'Label'"),
+    ("a.csv", "text;label\na;x\n", "there are 'text;label': columns are divided by commas"),
     ("a.jsonl", '{"text": "a", "label": ["x"]}', "the label is empty or no text"),
     ("a.jsonl", '{"text": "a", "label": "' + "x" * 201 + '"}', "the label has 201 characters"),
     ("a.jsonl", '{"text": "a", "text_pair": "", "label": "x"}', "the second text is empty"),

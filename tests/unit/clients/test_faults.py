@@ -45,10 +45,17 @@ def test_the_error_says_whose_fault_it_is(message: str, status: str, kind: type[
     assert type(from_triton(InferenceServerException(message, status), "grpc://host:1")) is kind
 
 
-@pytest.mark.parametrize("error", [asyncio.TimeoutError(), ConnectionResetError()])
-def test_an_error_without_words_is_named(error: Exception) -> None:
-    with (
-        pytest.raises(errors.UnreachableError, match=f"does not answer: {type(error).__name__}"),
-        typed_errors("http://h"),
-    ):
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (asyncio.TimeoutError(), "no answer within the client's timeout"),
+        (
+            InferenceServerException("Deadline Exceeded", "StatusCode.DEADLINE_EXCEEDED"),
+            "no answer within the client's",
+        ),
+        (ConnectionResetError(), "ConnectionResetError"),
+    ],
+)
+def test_an_error_without_words_of_use_gets_some(error: Exception, words: str) -> None:
+    with pytest.raises(errors.UnreachableError, match=f"does not answer: {words}"), typed_errors("http://h"):
         raise error

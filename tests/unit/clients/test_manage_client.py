@@ -12,6 +12,7 @@ from queue import SimpleQueue
 
 import pytest
 from hplm_client import JobEvent, ManageClient, manage_upload
+from hplm_client.manage_answers import Upload
 from hplm_client.manage_upload import name_on_server
 
 from hplm import errors
@@ -264,6 +265,13 @@ ERRORS: list[tuple[Callable[[ManageClient], object], type[HplmError]]] = [
     (lambda m: m.create_tenant("t", train=m.on_server("/etc/passwd")), errors.ForbiddenError),
     (lambda m: m.create_tenant("t", train={"upload": "u1"}, settings={"epoch": 1}), errors.BadManageRequestError),
     (lambda m: m.ask("tenant.explode"), errors.BadManageRequestError),
+    # No file, though it names one: nothing was sent.
+    (lambda m: m.create_tenant("t", train="train.csv"), errors.BadInputError),
+    (lambda m: m.update_tenant("t", train={"upload": "u1"}, dev=Path("dev.csv")), errors.BadInputError),
+    (lambda m: m.create_domain("d", corpus="notes.txt"), errors.BadInputError),
+    (lambda m: m.drop_upload("u1"), errors.BadInputError),
+    # One as `list_uploads` has it.
+    (lambda m: m.create_tenant("t", train=Upload("u1", 1, 1, True, 0.0)), errors.UnknownUploadError),
 ]
 
 

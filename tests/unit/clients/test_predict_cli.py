@@ -36,6 +36,17 @@ def drop_the_third(text: str) -> None:
 TYPED = "".join(f"text {number}\n" for number in range(1, 41))
 
 
+def test_a_text_that_is_refused_is_json_too_where_that_is_asked_for_else_it_is_cut() -> None:
+    long = "long " * 1000
+    with answering(lambda text: drop_the_third("text 3")) as server:
+        done = predict(server.url, "--json", "one text")
+        assert json.loads(done.stdout)["error"].startswith("UNREACHABLE")
+        assert done.stderr.startswith("hplm: UNREACHABLE")
+        assert done.returncode == 1
+        done = predict(server.url, typed=f"{long}\n")
+        assert done.stdout.splitlines()[0] == f"{long[:200]}..."
+
+
 def test_one_text_without_an_answer_costs_no_others() -> None:
     with answering(drop_the_third) as server:
         done = predict(server.url, "--json", typed=TYPED)
@@ -50,7 +61,9 @@ def test_a_server_that_has_gone_ends_it_with_one_line() -> None:
     with answering(drop_the_third) as server:
         server.is_ready = False
         done = predict(server.url, "--json", typed=TYPED)
-    assert [json.loads(line)["line"] for line in done.stdout.splitlines()] == [1, 2]
+    shown = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [one["line"] for one in shown] == [1, 2, 3]
+    assert [one["line"] for one in shown if "error" in one] == [3]
     assert "UNREACHABLE" in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert done.returncode == 1
