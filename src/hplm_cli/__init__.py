@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import os
 import sys
 from io import TextIOWrapper
 from typing import Annotated, NamedTuple, cast
@@ -94,6 +95,14 @@ def _said(error: HplmError | OSError) -> str:
     return ": ".join(str(part) for part in (error.filename, error.strerror or error) if part)
 
 
+def _give_up_output() -> None:
+    """What standard output did not take, Python would try again at its end, and complain of."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def main() -> None:
     """Entry point: an HplmError, or a file that cannot be used, ends with status 1 and one line, never a traceback."""
     if sys.stdout is None:
@@ -107,6 +116,7 @@ def main() -> None:
     except (HplmError, OSError) as error:
         console = Console(stderr=True, soft_wrap=True, highlight=False)
         console.print(f"hplm: {_said(error)}", style="red", markup=False)
+        _give_up_output()
         sys.exit(1)
     except ModuleNotFoundError as error:
         # What a command imports when it is under way.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -111,6 +112,7 @@ def test_it_ends_at_an_error_of_all_also_where_standard_input_goes_on() -> None:
 def test_input_and_output_that_cannot_be_used_are_one_line_and_status_1(redirected: str, words: str) -> None:
     with answering() as server:
         command = f"exec {shlex.quote(str(HPLM))} predict -t films --url {server.url} {redirected}"
-        done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, check=False)
+        usual = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+        done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, env=usual, check=False)
     assert done.stderr == f"hplm: {words}\n"
     assert done.returncode == 1
