@@ -6,7 +6,7 @@ import numpy as np
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
-OUTPUTS = ("LABEL", "SCORE", "SPAN", "TRUNCATED", "LOGITS", "CLASSES")
+OUTPUTS = ("LABEL", "SCORE", "SPAN", "TRUNCATED", "LOGITS")
 
 scheme, _, host = os.environ.get("HPLM_HTTP", "http://127.0.0.1:8000").partition("://")
 client = triton.InferenceServerClient(host, ssl=scheme == "https")

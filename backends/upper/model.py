@@ -1,4 +1,4 @@
-"""Triton backend `upper`: HIDDEN, TOKENS, TENANT, ARRIVED, VERSION -> LABEL, SCORE, SPAN, LOGITS, CLASSES."""
+"""Triton backend `upper`: HIDDEN, TOKENS, TENANT, ARRIVED, VERSION -> LABEL, SCORE, SPAN, LOGITS."""
 
 import json
 import time
@@ -75,5 +75,12 @@ class TritonPythonModel:
         )
 
     def _writer(self, request):
-        asked = request.requested_output_names()
-        return lambda given, answer: translate.respond(**translate.labelled(answer, asked))
+        with_logits = translate.wants(request, wire.LOGITS)
+
+        def write(given, answer):
+            outputs = translate.labelled(answer.spans)
+            if with_logits:
+                outputs[wire.LOGITS] = answer.logits
+            return translate.respond(**outputs)
+
+        return write

@@ -120,13 +120,7 @@ def _example(where: str, row: Row, task: Task | None = None) -> LabelledText:
 
 
 def _columns(row: Row) -> str:
-    found = f"there are {', '.join(map(ascii, row))[:200] or 'none'}"
-    # As spreadsheets write it where a comma is part of numbers.
-    return (
-        f"{found}: columns are divided by commas, in .tsv by tabs"
-        if len(row) == 1 and ";" in next(iter(row))
-        else found
-    )
+    return f"there are {', '.join(map(ascii, row))[:200] or 'none'}"
 
 
 def may_be_dropped(character: str) -> bool:

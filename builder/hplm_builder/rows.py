@@ -115,6 +115,9 @@ def _csv(lines: BoundedLines, delimiter: str, quoting: int) -> Iterator[Row]:
         reader.fieldnames = columns = [name.strip() for name in reader.fieldnames or ()]
         if twice := next((name for name in columns if name and columns.count(name) > 1), None):
             raise DataError(f"{lines.where}: the header has the column {twice!r} more than once")
+        if len(columns) == 1 and ";" in columns[0]:
+            # As spreadsheets write it where a comma is part of numbers.
+            raise DataError(f"{lines.where}: columns are divided by commas, in .tsv by tabs, not by semicolons")
         for row in reader:
             lines.end_record()
             if None in row or None in row.values():

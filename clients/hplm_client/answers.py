@@ -32,8 +32,6 @@ class Prediction:
     # An array is neither equal to another nor hashable as a whole; texts and labels say which answer it is.
     logits: npt.NDArray[np.float32] | None = field(default=None, compare=False)
     pair: str | None = None
-    # What the columns of `logits` stand for.
-    classes: tuple[str, ...] | None = None
 
     @property
     def label(self) -> str | None:
@@ -46,7 +44,7 @@ class Prediction:
         return self.spans[0].score if self.spans else None
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: without logits and their classes."""
+        """For JSON: without logits."""
         return {
             "tenant": self.tenant,
             "text": self.text,
@@ -84,7 +82,7 @@ def parts_of(request: Any) -> tuple[str, str, str | None]:
 
 def outputs_of(module: Any, logits: bool) -> list[Any]:
     """The outputs to ask for."""
-    names = [wire.LABEL, wire.SCORE, wire.SPAN, wire.TRUNCATED, *([wire.LOGITS, wire.CLASSES] if logits else [])]
+    names = [wire.LABEL, wire.SCORE, wire.SPAN, wire.TRUNCATED, *([wire.LOGITS] if logits else [])]
     return [module.InferRequestedOutput(name) for name in names]
 
 
@@ -106,14 +104,9 @@ def prediction_of(result: Any, tenant: str, text: str, pair: str | None, logits:
     """A `tritonclient` result as a Prediction."""
     labels, scores, spans = (result.as_numpy(name)[0] for name in (wire.LABEL, wire.SCORE, wire.SPAN))
     found = tuple(
-        LabelledSpan(_decoded(label), float(score), int(start), int(end))
+        # Who answers in JSON alone, without Triton's binary data, sends strings.
+        LabelledSpan(label if isinstance(label, str) else label.decode(), float(score), int(start), int(end))
         for label, score, (start, end) in zip(labels, scores, spans, strict=True)
     )
     raw = result.as_numpy(wire.LOGITS)[0] if logits else None
-    classes = tuple(_decoded(label) for label in result.as_numpy(wire.CLASSES)[0]) if logits else None
-    return Prediction(tenant, text, found, bool(result.as_numpy(wire.TRUNCATED)[0, 0]), raw, pair, classes)
-
-
-def _decoded(label: Any) -> str:
-    # Who answers in JSON alone, without Triton's binary data, sends strings.
-    return label if isinstance(label, str) else str(label.decode())
+    return Prediction(tenant, text, found, bool(result.as_numpy(wire.TRUNCATED)[0, 0]), raw, pair)

@@ -41,8 +41,8 @@ def predict(
     """Ask a tenant's model.
 
     Of many lines those that are refused, are no text, or get no answer from a server that is there, say so in their place,
-    with --json in `error`, and the exit status is 1. What the next line would meet too, as an unknown tenant, ends it. With
-    --json each has the number of its `line`. Blank lines are left out.
+    with --json in `error`, and the exit status is 1. What the next line would meet too, as an unknown tenant, ends it, with a
+    line on standard error. With --json each has the number of its `line`. Blank lines are left out.
     Examples:
 
       hplm predict --tenant films "A moving, beautifully acted film."
@@ -68,10 +68,7 @@ def predict(
         else:
             refused += 1
             shown = {"tenant": tenant, "text": first, "pair": second, "error": answer.wire()}
-            lines = [
-                *([] if first is None else [first if len(first) <= SHOWN else f"{first[:SHOWN]}..."]),
-                f"  {answer.wire()}",
-            ]
+            lines = [*([] if first is None else [_cut(first)]), f"  {answer.wire()}"]
         if as_json:
             line = {} if one.line is None else {"line": one.line}
             _print(json.dumps({**line, **shown}, ensure_ascii=False))
@@ -79,7 +76,7 @@ def predict(
             _print("\n".join(lines))
 
     # An answer just within the deadline has to come back too.
-    timeout_s = USUAL_TIMEOUT_S if deadline_s is None else min(LONGEST_TIMEOUT_S, deadline_s + 5.0)
+    timeout_s = USUAL_TIMEOUT_S if deadline_s is None else min(LONGEST_TIMEOUT_S, max(0.0, deadline_s) + 5.0)
     with Client(url, headers=headers_of_environment(), timeout_s=timeout_s) as client:
         for one, answer in answers_ahead(client, tenant, asked, deadline_s):
             is_sent = not isinstance(one.texts, HplmError)

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Column, Table
 
 from hplm.errors import ConfigError
@@ -142,9 +143,9 @@ def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
         heads = [columns[0], *lines[0]]
         lines = [[column, *line] for column, line in zip(columns[1:], lines[1:], strict=True)]
     # Narrow, and nothing cut: terminals have 80 columns.
-    table = Table(*(Column(head, overflow="fold") for head in heads), title=title, box=SIMPLE_HEAD, padding=0)
+    table = Table(*(Column(escape(head), overflow="fold") for head in heads), title=title, box=SIMPLE_HEAD, padding=0)
     for line in lines:
-        table.add_row(*line)
+        table.add_row(*map(escape, line))
     return table
 
 

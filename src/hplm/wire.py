@@ -14,7 +14,6 @@ SCORE = "SCORE"  # FP32 [k]: probability of the label; of an entity, mean over i
 SPAN = "SPAN"  # INT32 [k, 2]: character offsets, end exclusive; a pair's count on over the second text, see `hplm.text`
 TRUNCATED = "TRUNCATED"  # BOOL [1]: the text was longer than the base's maximum and was cut
 LOGITS = "LOGITS"  # FP32 [1 or tokens, labels], when asked for
-CLASSES = "CLASSES"  # BYTES [labels], when asked for: what the columns of LOGITS stand for
 
 # The one label of a regression.
 REGRESSION_LABEL = "score"

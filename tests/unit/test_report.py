@@ -105,6 +105,13 @@ def test_a_terminal_of_80_columns_shows_figures_and_names_uncut(
         assert shown.count("19.91-19.95") == 5
 
 
+def test_words_that_rich_takes_for_markup_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    Report("odd", {}, [{"class": "[/b]", "[red]": "[bold]x"}]).publish(None)
+    shown = capsys.readouterr().out
+    for word in ("[/b]", "[red]", "[bold]x"):
+        assert word in shown
+
+
 def test_rows_whose_first_column_differs_have_a_table_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [{"requests_of": "all", "p50_ms": 1, "lost": 0}, {"seconds": "0-6", "p50_ms": 1, "lost": 0}]
     Report("name", {}, rows).publish(None)

@@ -25,8 +25,7 @@ output [
   {{ name: "SCORE" data_type: TYPE_FP32 dims: [ -1 ] }},
   {{ name: "SPAN" data_type: TYPE_INT32 dims: [ -1, 2 ] }},
   {{ name: "TRUNCATED" data_type: TYPE_BOOL dims: [ 1 ] }},
-  {{ name: "LOGITS" data_type: TYPE_FP32 dims: [ -1, -1 ] }},
-  {{ name: "CLASSES" data_type: TYPE_STRING dims: [ -1 ] }}
+  {{ name: "LOGITS" data_type: TYPE_FP32 dims: [ -1, -1 ] }}
 ]
 # The backend queues and batches itself; a short delay lets requests cross to it together.
 dynamic_batching {{ max_queue_delay_microseconds: 500 }}

@@ -35,11 +35,10 @@ from hplm_loadtest.peers.swap import SwapWorker
 
 @dataclass(frozen=True)
 class PeerAnswer:
-    """Labels of one text, and the `logits` float32 `[1 or T, classes]` they come from."""
+    """Labels of one text, and the `logits` float32 `[1 or T, labels]` they come from."""
 
     spans: list[LabelledSpan]
     logits: npt.NDArray[np.float32]
-    classes: Sequence[str]
     truncated: bool
 
 
@@ -134,6 +133,7 @@ class PeerStage:
 def _reply_all(jobs: list[_Job], answers: list[Logits]) -> None:
     for job, found in zip(jobs, answers, strict=True):
         tenant = job.request.tenant
-        classes = tenant.card.labels
-        spans, logits = answer_of(tenant.card.task, found, classes, job.encoded.tokens, tenant.head.transitions)
-        job.reply(PeerAnswer(spans, logits, classes, job.encoded.truncated))
+        spans, logits = answer_of(
+            tenant.card.task, found, tenant.card.labels, job.encoded.tokens, tenant.head.transitions
+        )
+        job.reply(PeerAnswer(spans, logits, job.encoded.truncated))

@@ -83,11 +83,10 @@ class UpperInput:
 
 @dataclass(frozen=True)
 class UpperAnswer:
-    """Labels of one text, and the `logits` float32 `[1 or T, classes]` they come from."""
+    """Labels of one text, and the `logits` float32 `[1 or T, labels]` they come from."""
 
     spans: list[LabelledSpan]
     logits: npt.NDArray[np.float32]
-    classes: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -339,9 +338,7 @@ def looks_ahead(settings: UpperSettings, device: torch.device) -> bool:
 def _answer(one: _Ready, found: npt.NDArray[np.float32]) -> UpperAnswer | HplmError:
     try:
         tenant = one.request.tenant
-        classes = tenant.card.labels
-        spans, logits = answer_of(tenant.card.task, found, classes, one.tokens, tenant.head.transitions)
-        return UpperAnswer(spans, logits, classes)
+        return UpperAnswer(*answer_of(tenant.card.task, found, tenant.card.labels, one.tokens, tenant.head.transitions))
     except Exception as error:
         # One tenant's odd labels are not the batch's fault.
         complain(f"tenant {one.request.tenant.card.name}: its answer cannot be decoded ({error!r})", error)

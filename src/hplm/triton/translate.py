@@ -7,7 +7,7 @@ import logging
 import shutil
 import threading
 import traceback
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -109,36 +109,18 @@ def optional(given: Inputs, name: str) -> npt.NDArray[Any] | None:
     return tensor(given, name) if name in given else None
 
 
-class Labelled(Protocol):
-    """One text's answer: `classes` are the columns of `logits`."""
-
-    @property
-    def spans(self) -> Sequence[LabelledSpan]: ...
-
-    @property
-    def logits(self) -> npt.NDArray[np.float32]: ...
-
-    @property
-    def classes(self) -> Sequence[str]: ...
+def wants(request: Any, name: str) -> bool:
+    """Whether the client asked for an output."""
+    return name in request.requested_output_names()
 
 
-def labelled(answer: Labelled, asked: Collection[str]) -> dict[str, npt.NDArray[Any]]:
-    """What an answer says, by the names of its tensors; of LOGITS and CLASSES those that were `asked` for."""
-    spans = answer.spans
-    found: dict[str, npt.NDArray[Any]] = {
-        wire.LABEL: _strings([span.label for span in spans]),
+def labelled(spans: Sequence[LabelledSpan]) -> dict[str, npt.NDArray[Any]]:
+    """What one text's answer says, by the names of its tensors."""
+    return {
+        wire.LABEL: np.array([span.label.encode() for span in spans], dtype=np.object_),
         wire.SCORE: np.array([span.score for span in spans], dtype=np.float32),
         wire.SPAN: np.array([(span.start, span.end) for span in spans], dtype=np.int32).reshape(-1, 2),
     }
-    if wire.LOGITS in asked:
-        found[wire.LOGITS] = answer.logits
-    if wire.CLASSES in asked:
-        found[wire.CLASSES] = _strings(answer.classes)
-    return found
-
-
-def _strings(words: Sequence[str]) -> npt.NDArray[np.object_]:
-    return np.array([word.encode() for word in words], dtype=np.object_)
 
 
 def respond(**outputs: npt.NDArray[Any]) -> Any:

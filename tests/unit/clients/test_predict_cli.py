@@ -7,6 +7,8 @@ import os
 import shlex
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -46,6 +48,25 @@ def test_a_text_that_is_refused_is_json_too_where_that_is_asked_for_else_it_is_c
         assert done.returncode == 1
         done = predict(server.url, typed=f"{long}\n")
         assert done.stdout.splitlines()[0] == f"{long[:200]}..."
+
+
+@pytest.mark.parametrize("deadline", ["0", "-6", "nan", "1e9"])
+def test_a_deadline_that_cannot_be_is_refused_by_its_name(deadline: str) -> None:
+    with answering() as server:
+        done = predict(server.url, f"--deadline={deadline}", "one")
+        assert not server.texts
+    assert "BAD_INPUT: a deadline is a number of seconds above 0" in done.stderr
+
+
+def test_a_deadline_bounds_the_call_also_of_a_server_that_hangs() -> None:
+    gone = threading.Event()
+    with answering(lambda text: gone.wait(60)) as server:
+        began_s = time.monotonic()
+        done = predict(server.url, "--deadline=0.1", "one")
+        gone.set()
+        # Without one it would be 35 s.
+        assert time.monotonic() - began_s < 30
+    assert "UNREACHABLE" in done.stderr
 
 
 def test_one_text_without_an_answer_costs_no_others() -> None:

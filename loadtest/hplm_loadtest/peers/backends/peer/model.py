@@ -39,11 +39,13 @@ class TritonPythonModel:
         return translate.text(inputs, wire.TEXT), translate.text(inputs, wire.TENANT)
 
     def _writer(self, request: Any) -> Callable[[Given, PeerAnswer], Any]:
-        asked = request.requested_output_names()
+        with_logits = translate.wants(request, wire.LOGITS)
 
         def write(given: Given, answer: PeerAnswer) -> Any:
-            outputs = translate.labelled(answer, asked)
+            outputs = translate.labelled(answer.spans)
             outputs[wire.TRUNCATED] = np.array([answer.truncated], dtype=bool)
+            if with_logits:
+                outputs[wire.LOGITS] = answer.logits
             return translate.respond(**outputs)
 
         return write
