@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import logging
 import threading
 import time
 from collections import Counter
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
+from hplm.complaints import complain
 from hplm.errors import BadManageRequestError, CancelledError, HplmError, InternalError, QueueFullError, StoppingError
 from hplm.serving.answers import is_gone
 from hplm.serving.counts import Counts
@@ -133,8 +133,8 @@ class ManageStage:
         self._counts.add_answer(answer)
         try:
             reply(answer)
-        except Exception:
-            logging.getLogger(__name__).exception("manager: an answer could not be sent")
+        except Exception as error:
+            complain("manager: an answer could not be sent", error)
             self._counts.add("failed_answers")
 
 
@@ -145,7 +145,7 @@ def answered(handle: Handle, raw: bytes) -> bytes | HplmError:
         return json.dumps(handle(raw)).encode()
     except HplmError as error:
         return error
-    except BaseException:
+    except BaseException as error:
         # Also what is no Exception, as a panic in Rust: its thread would answer nobody any more.
-        logging.getLogger(__name__).exception("a manage request failed")
+        complain(f"a manage request failed ({type(error).__name__})", error)
         return InternalError("the server failed on this manage request; its log says why")

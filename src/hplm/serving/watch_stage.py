@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import threading
 import time
 from collections import Counter
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from hplm import wire
+from hplm.complaints import complain
 from hplm.errors import HplmError, InternalError, QueueFullError, StoppingError
 from hplm.manage.requests import OfJob, parse_request
 from hplm.serving.counts import Counts
@@ -139,8 +139,8 @@ class WatchStage:
             return event.encode(), shown["state"] not in wire.JOB_UNFINISHED
         except HplmError as error:
             return error, True
-        except Exception:
-            logging.getLogger(__name__).exception("job %s could not be looked up", job)
+        except Exception as error:
+            complain(f"job {job} could not be looked up", error)
             return InternalError("the server failed to look this job up; its log says why"), True
 
     def _tell(self, watcher: Watcher, event: bytes | HplmError, is_last: bool, now_s: float) -> bool:
@@ -166,6 +166,6 @@ class WatchStage:
         self._counts.add("events")
         try:
             watcher.reply(answer, is_last=is_last)
-        except Exception:
-            logging.getLogger(__name__).exception("a watcher could not be told")
+        except Exception as error:
+            complain("a watcher could not be told", error)
             self._counts.add("failed_answers")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections import Counter
@@ -12,6 +11,7 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
+from hplm.complaints import complain
 from hplm.process import end_if_orphaned
 
 # As a stub starts: the server that it belongs to.
@@ -74,9 +74,9 @@ class Published:
         end_if_orphaned(SERVER)
         try:
             self._publish()
-        except Exception:
+        except Exception as error:
             # As with shared memory full for a moment: the next time publishes what this one did not.
-            logging.getLogger(__name__).exception("metrics are not up to date")
+            complain("metrics are not up to date", error)
 
     def _publish(self) -> None:
         for made, family, read in self._counters:
