@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -30,22 +31,23 @@ if __name__ == "__main__":
 def test_a_signal_ends_generators_removes_folders_and_is_one_line_and_a_status(
     tmp_path: Path, number: signal.Signals
 ) -> None:
-    script, said, folder = tmp_path / "benchmark.py", tmp_path / "said", tmp_path / "temporary"
-    folder.mkdir()
+    script, said = tmp_path / "benchmark.py", tmp_path / "said"
     script.write_text(BENCHMARK)
     with (
+        # Not below tmp_path: the name of a generator's socket in it would be too long.
+        tempfile.TemporaryDirectory() as folder,
         said.open("w") as out,
         subprocess.Popen(
             [sys.executable, str(script)],
             stdout=out,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "TMPDIR": str(folder)},
+            env={**os.environ, "TMPDIR": folder},
         ) as running,
     ):
         until(lambda: said.read_text() == "begun\n")
         running.send_signal(number)
         _, errors = running.communicate(timeout=30)
-    assert running.returncode == 128 + number
-    assert errors == f"hplm bench: stopped by {number.name}\n"
-    assert not [*folder.glob("hplm-variant-*")]
+        assert running.returncode == 128 + number
+        assert errors == f"hplm bench: stopped by {number.name}\n"
+        assert not [*Path(folder).glob("hplm-variant-*")]
