@@ -39,6 +39,12 @@ def test_a_stage_that_was_left_alone_had_nothing_waiting() -> None:
     assert waited(intake, (64, 64), 0.1, start_s=20.0) == pytest.approx([0.0, 0.1])
 
 
+def test_full_calls_that_triton_is_late_with_have_waited_all_the_longer() -> None:
+    # On busy cores there is time between the calls too, and where Triton missed that the stage is ready half a second.
+    assert waited(Intake(64, 1024), (64, 64, 64), 0.04, pause_s=0.02) == pytest.approx([0.0, 0.04, 0.08])
+    assert waited(Intake(64, 1024), (64, 64, 64), 0.5, pause_s=0.47) == pytest.approx([0.0, 0.5, 1.0])
+
+
 def test_nobody_waits_longer_than_those_in_front_take_at_the_rate_of_now() -> None:
     intake = Intake(64, 128)
     # 640 requests a second are taken: two full calls wait for 0.2 s.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 
-# A stage that Triton left alone for longer had nothing waiting there.
-PAUSE_S = 0.01
+# Triton looks at what waits every half second at the latest, and where all cores are busy it comes to it later still: a stage
+# that it left alone for longer had nothing waiting there.
+PAUSE_S = 0.75
 # A call that comes sooner after the last may have waited for its end: before that Triton passes the answers on that it
 # brought back.
 AT_ONCE_S = 0.003
