@@ -10,8 +10,6 @@ PAUSE_S = 0.75
 # A call that comes sooner after the last may have waited for its end: before that Triton passes the answers on that it
 # brought back.
 AT_ONCE_S = 0.003
-# Over which the rate is taken.
-CALLS = 32
 
 
 class Intake:
@@ -24,11 +22,10 @@ class Intake:
 
     def __init__(self, most: int, queue_size: int, processes: int = 1) -> None:
         self._most = most
-        self._queue_size = -(-queue_size // processes)
         self._called_s = 0.0
-        # When each of the last full calls came that followed each other; and when the first of all of them did.
-        self._full: deque[float] = deque(maxlen=CALLS)
-        self._since_s = 0.0
+        # When each of as many full calls as may wait came, which followed each other; before them, when the first of all may
+        # have begun to wait. Where they all waited, who is taken now came into the place of the oldest of these.
+        self._full: deque[float] = deque(maxlen=-(-queue_size // (processes * most)))
         self._returned_s = 0.0
 
     def waited_s(self, count: int, now_s: float) -> float:
@@ -36,19 +33,16 @@ class Intake:
         # Who came while the last call lasted; of others it says too much, by no more than that.
         meanwhile_s = now_s - self._called_s if now_s - self._returned_s < AT_ONCE_S else 0.0
         self._called_s = now_s
-        says_more = count == self._most > 1 and self._queue_size > 0
+        says_more = count == self._most > 1
         if not says_more or now_s - self._returned_s > PAUSE_S:
             self._full.clear()
         if not says_more:
             return meanwhile_s
         if not self._full:
-            self._since_s = now_s - meanwhile_s
+            self._full.append(now_s - meanwhile_s)
+        waited_s = now_s - self._full[0] if self._full else meanwhile_s
         self._full.append(now_s)
-        if len(self._full) == 1:
-            return meanwhile_s
-        # Those in front of it were taken at the rate of these.
-        per_call_s = (now_s - self._full[0]) / (len(self._full) - 1)
-        return min(now_s - self._since_s, per_call_s * self._queue_size / self._most)
+        return waited_s
 
     def returned(self, now_s: float) -> None:
         """The stage is ready for another call."""
