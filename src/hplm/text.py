@@ -217,20 +217,25 @@ def decode_texts(raw: Sequence[bytes], max_text_bytes: int) -> TextOrPair:
         raise TextCountError(f"{len(raw)} texts came: send one text, or two as a pair")
     if (num_bytes := sum(map(len, raw))) > max_text_bytes:
         raise TextTooLargeError(f"{num_bytes} bytes of text came, at most {max_text_bytes} are accepted")
-    first, *rest = (decode_utf8(one, max_text_bytes) for one in raw)
-    return (first, rest[0]) if rest else first
+    if len(raw) == 1:
+        return decode_utf8(raw[0], max_text_bytes)
+    first, second = raw
+    return (
+        decode_utf8(first, max_text_bytes, "the first text of the pair"),
+        decode_utf8(second, max_text_bytes, "the second text of the pair"),
+    )
 
 
-def decode_utf8(raw: bytes, max_text_bytes: int) -> str:
-    """One text. Raises TextTooLargeError, TextEncodingError or EmptyTextError."""
+def decode_utf8(raw: bytes, max_text_bytes: int, name: str = "the text") -> str:
+    """One text, called `name` in errors. Raises TextTooLargeError, TextEncodingError or EmptyTextError."""
     if len(raw) > max_text_bytes:
-        raise TextTooLargeError(f"the text has {len(raw)} bytes, at most {max_text_bytes} are accepted")
+        raise TextTooLargeError(f"{name} has {len(raw)} bytes, at most {max_text_bytes} are accepted")
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise TextEncodingError(f"the text is not valid UTF-8 at byte {error.start}") from None
+        raise TextEncodingError(f"{name} is not valid UTF-8 at byte {error.start}") from None
     if not text.strip():
-        raise EmptyTextError("the text is empty")
+        raise EmptyTextError(f"{name} is empty")
     return text
 
 
@@ -248,5 +253,5 @@ def check_text_count(given: TextOrPair, wanted: int) -> TextOrPair:
 def check_not_empty(encoded: EncodedText) -> EncodedText:
     """Raises EmptyTextError where the tokenizer found nothing, as in a text of control characters."""
     if encoded.is_empty:
-        raise EmptyTextError("the text holds nothing but white space and control characters")
+        raise EmptyTextError("the text, or one text of the pair, holds nothing but white space and control characters")
     return encoded

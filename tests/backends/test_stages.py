@@ -29,7 +29,9 @@ from hplm.config import PlotSettings, UpperSettings
 from hplm.nn import base as bases
 from hplm.nn import reference
 from hplm.nn.base import Base
+from hplm.nn.lookup import verify_domain
 from hplm.scheduling.backlog import Backlog
+from hplm.serving import plot_stage as plot_stages
 from hplm.serving.answers import Job
 from hplm.serving.backlog_file import READ_EVERY_S, BacklogFile
 from hplm.serving.plot_stage import LookedUp, PlotInput, PlotStage, _Asked, device_of
@@ -809,6 +811,33 @@ def test_a_domain_that_requests_still_hold_is_opened_once(plot_stage: PlotStage)
     first = plot_stage._domains.fetch(lineage).result()
     plot_stage._domains.drop([lineage])
     assert plot_stage._domains.fetch(lineage).result() is first
+
+
+def test_a_domain_whose_files_were_damaged_since_is_refused_when_it_is_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = plot_stage_of(tiny.make_repository(tmp_path))
+    checked = []
+
+    def verified(folder: Path) -> None:
+        checked.append(folder)
+        verify_domain(folder)
+
+    monkeypatch.setattr(plot_stages, "verify_domain", verified)
+    lineage = stage._bank.resolve(b"alpha").lineage
+
+    def reopened() -> object:
+        stage._domains.drop([lineage])
+        stage._open_now.clear()
+        return look_up(stage, [GOOD_REQUEST])[0]
+
+    assert isinstance(reopened(), LookedUp)
+    assert not checked, "nothing changed since the start"
+    values = max(stage._store.path(lineage[0]).rglob("values.f16"), key=lambda path: path.stat().st_size)
+    with values.open("r+b") as file:
+        file.write(b"\xff" * 8)
+    assert isinstance(reopened(), errors.CorruptArtifactError)
+    assert checked
 
 
 def test_a_domain_that_the_disk_fails_to_read_is_not_checked_again_at_once(

@@ -14,6 +14,7 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizer
 from hplm.errors import (
     CorruptArtifactError,
     EmptyTextError,
+    HplmError,
     TextCountError,
     TextEncodingError,
     TextTooLargeError,
@@ -257,6 +258,20 @@ def test_a_tokenizer_without_a_form_for_pairs_says_so(tiny_base: Base, tmp_path:
 )
 def test_bad_texts_of_a_request_get_their_own_error(raw: tuple[bytes, ...], error: type[Exception]) -> None:
     with pytest.raises(error):
+        decode_texts(raw, 1000)
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        ((b"",), "the text is empty"),
+        ((b"", b"a"), "the first text of the pair is empty"),
+        ((b"a", b" "), "the second text of the pair is empty"),
+        ((b"a", b"\xff"), "the second text of the pair is not valid UTF-8 at byte 0"),
+    ],
+)
+def test_an_error_says_which_text_of_a_pair_it_is_about(raw: tuple[bytes, ...], words: str) -> None:
+    with pytest.raises(HplmError, match=words):
         decode_texts(raw, 1000)
 
 

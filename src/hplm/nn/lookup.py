@@ -236,6 +236,16 @@ def open_lineage(
     )
 
 
+# Of each file its path, inode, size and time of change.
+FilesState = tuple[tuple[str, int, int, int], ...]
+
+
+def files_state(folder: Path) -> FilesState:
+    """Another one where a file of a domain version was replaced or written to. Raises OSError."""
+    found = [(path, path.stat()) for path in sorted(folder.rglob("*")) if path.is_file()]
+    return tuple((str(path), about.st_ino, about.st_size, about.st_mtime_ns) for path, about in found)
+
+
 def verify_domain(folder: Path) -> None:
     """Check all files of a domain version. Raises MissingArtifactError or CorruptArtifactError."""
     if not folder.is_dir():

@@ -33,7 +33,7 @@ from hplm.errors import (
 from hplm.nn import base as bases
 from hplm.nn.dtype import CPU, choose_device, choose_dtype, is_device_lost, use_threads
 from hplm.nn.int8 import check_int8
-from hplm.nn.lookup import Helpers, PlotLookup, open_lineage, verify_domain
+from hplm.nn.lookup import FilesState, Helpers, PlotLookup, files_state, open_lineage, verify_domain
 from hplm.nn.memory import stop_searching_what_stays
 from hplm.process import is_told_to_stop
 from hplm.scheduling.backlog import Ahead
@@ -147,7 +147,8 @@ class PlotStage:
         self._lower = self._base.load_lower().to(self._device) if settings.miss == "compute" else None
         self._windows: Counter[str] = Counter()
         self._tokens = 0
-        self._verified: set[str] = set()
+        # Of each folder that was checked, the files as they were then.
+        self._verified: dict[str, FilesState] = {}
         self._broken: dict[Lineage, tuple[float, HplmError]] = {}
         # Those that requests still hold, dropped from the cache or not: one more of the same would take its memory again.
         self._open_now: WeakValueDictionary[Lineage, PlotLookup] = WeakValueDictionary()
@@ -220,6 +221,7 @@ class PlotStage:
         for lineage in lineages:
             self._broken.pop(lineage, None)
             self._open_now.pop(lineage, None)
+            self._verified.pop(lineage[0], None)
 
     @property
     def counts(self) -> Counter[str]:
@@ -412,11 +414,12 @@ class PlotStage:
 
     def _open_lineage(self, lineage: Lineage) -> PlotLookup:
         if self._settings.verify:
-            # Each folder once: a root of gigabytes is in every lineage.
+            # Each folder once, and again where a file changed since: a root of gigabytes is in every lineage.
             for path in lineage:
-                if path not in self._verified:
-                    verify_domain(self._store.path(path))
-                    self._verified.add(path)
+                folder = self._store.path(path)
+                if (state := files_state(folder)) != self._verified.get(path):
+                    verify_domain(folder)
+                    self._verified[path] = state
         lookup = open_lineage(
             self._store,
             self._base,
