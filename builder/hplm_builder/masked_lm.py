@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,12 +114,18 @@ class MaskedLm(nn.Module):
         }
 
 
-def held_out_loss(model: MaskedLm, held: PackedText, known: Vocabulary, batch_tokens: int) -> dict[str, float]:
-    """Mean cross-entropy (`loss`) and `accuracy` over several maskings of the text, the same at every call."""
+def held_out_loss(
+    model: MaskedLm, held: PackedText, known: Vocabulary, batch_tokens: int, report: Callable[[], None]
+) -> dict[str, float]:
+    """Mean cross-entropy (`loss`) and `accuracy` over several maskings of the text, the same at every call.
+
+    It takes up to a minute: `report` is called at each batch, and may raise what ends the work.
+    """
     device = model.head.bias.device
     loss, right, count = 0.0, 0, 0
     source = batches(held, batch_tokens, np.random.default_rng(0))
     for number in range(HELD_OUT_ROUNDS * math.ceil(held.num_tokens / batch_tokens)):
+        report()
         ids, lengths = next(source)
         masked = mask_tokens(ids, known, np.random.default_rng([0, number]))
         targets = torch.from_numpy(masked.targets).to(device)
@@ -167,10 +174,14 @@ def train(
     source = batches(text, settings.batch_tokens, np.random.default_rng(settings.seed))
     for _ in range(first):
         next(source)
+
+    def held_out_at(step: int) -> dict[str, float]:
+        return held_out_loss(model, held, known, settings.batch_tokens, lambda: report(*progress_at(step, settings)))
+
     for step in range(first, settings.steps):
         report(*progress_at(step, settings))
         if step == settings.warmup_steps:
-            losses["before"] = held_out_loss(model, held, known, settings.batch_tokens)
+            losses["before"] = held_out_at(step)
         for group, rate in zip(optimizer.param_groups, learning_rates(step, settings), strict=True):
             group["lr"] = rate
         ids, lengths = next(source)
@@ -180,7 +191,7 @@ def train(
         if checkpoint and ((step + 1) % CHECKPOINT_STEPS == 0 or step + 1 == settings.steps):
             state = {"model": model.trained(), "optimizer": optimizer.state_dict()}
             checkpoint.save({**state, "step": step + 1, "losses": losses})
-    return {**losses, "after": held_out_loss(model, held, known, settings.batch_tokens)}
+    return {**losses, "after": held_out_at(settings.steps)}
 
 
 def make_optimizer(model: MaskedLm) -> torch.optim.Optimizer:

@@ -77,7 +77,7 @@ class Tenant:
 
 @dataclass(frozen=True)
 class TenantDetails(Tenant):
-    """With `about` (scores, confusion, training curve, request) of its version, and the versions to go back to."""
+    """With `about` (scores, confusion, training curve, number of examples) of its version, and the versions to go back to."""
 
     about: dict[str, Any] = field(default_factory=dict)
     versions: tuple[Version, ...] = ()

@@ -21,7 +21,7 @@ BUILT_IN: dict[str, Callable[..., Policy]] = {
 
 
 def load_policy(name: str, settings: Mapping[str, Any]) -> Policy:
-    """A policy with its settings. Raises ConfigError naming the policies there are, or the setting that does not fit."""
+    """A policy with its settings. Raises ConfigError naming the policies there are, or why the settings do not fit."""
     found = {point.name: point for point in entry_points(group=GROUP)}
     if name in BUILT_IN:
         make = BUILT_IN[name]
@@ -34,8 +34,10 @@ def load_policy(name: str, settings: Mapping[str, Any]) -> Policy:
         raise ConfigError(f"there is no policy {name!r}; there are {', '.join([*BUILT_IN, *sorted(found)])}")
     try:
         policy = make(**settings)
-    except TypeError as error:
-        raise ConfigError(f"policy_settings of {name!r}: {error}") from None
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"policy_settings of {name!r}: {type(error).__name__}: {error}") from error
     if not callable(getattr(policy, "select", None)):
         raise ConfigError(f"policy {name!r} has no select(waiting, now_s, budget)")
     return policy

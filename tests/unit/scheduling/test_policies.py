@@ -10,7 +10,7 @@ from hplm.errors import ConfigError
 from hplm.scheduling import reference
 from hplm.scheduling.policies import Das, Edf, Fcfs, Sjf, SlottedDas
 from hplm.scheduling.policy import Batch, Budget, Policy, PolicyError, Waiting, check
-from hplm.scheduling.registry import load_policy
+from hplm.scheduling.registry import BUILT_IN, load_policy
 
 POLICIES: list[Policy] = [Fcfs(), Sjf(), Edf(), Das(), SlottedDas()]
 BUDGETS = st.builds(
@@ -138,6 +138,15 @@ def test_policies_come_by_name_with_settings_checked_by_name() -> None:
     for bad in (0, 1, -1, "x", True, None):
         with pytest.raises(ConfigError, match="eta"):
             load_policy("das", {"eta": bad})
+
+
+def test_a_policy_that_fails_to_begin_is_an_error_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(table: str) -> Fcfs:
+        raise FileNotFoundError(table)
+
+    monkeypatch.setitem(BUILT_IN, "broken", broken)
+    with pytest.raises(ConfigError, match=r"policy_settings of 'broken': FileNotFoundError: weights\.csv"):
+        load_policy("broken", {"table": "weights.csv"})
 
 
 @pytest.mark.parametrize("name", ["fcfs", "sjf", "edf", "das", "slotted_das"])
