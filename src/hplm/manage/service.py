@@ -120,10 +120,8 @@ class ManageService:
                     f"tenant {name!r} is over base {record.base!r}, which an update cannot change"
                 )
             base, domain = record.base, request.domain or record.domain
-        elif self._registry.find_tenant(name) is not None:
-            raise AlreadyThereError(
-                f"tenant {name!r} exists already: tenant.update (`hplm tenant update`) makes its next version"
-            )
+        else:
+            self._check_new("tenant", name, f"tenant:{name}", is_there=self._registry.find_tenant(name) is not None)
         if base != self._settings.base:
             # The job would train it with this manager's `miss` and `reduction_factor`, which that base's server may not share.
             raise BadManageRequestError(
@@ -151,11 +149,9 @@ class ManageService:
             if request.parent not in (None, known):
                 raise BadManageRequestError(f"domain {name!r} is below {known!r}, which an update cannot change")
             parent = known
-        elif self._registry.find_domain(base, name) is not None:
-            raise AlreadyThereError(
-                f"domain {name!r} exists already: domain.update (`hplm domain update`) makes its next version"
-            )
         else:
+            is_there = self._registry.find_domain(base, name) is not None
+            self._check_new("domain", name, f"domain:{base}/{name}", is_there=is_there)
             parent = request.parent or self._root(base)
         self._check_domain(base, parent)
         seen = self._look_at([request.corpus], CORPUS_ENDINGS, self._settings.max_upload_bytes)
@@ -173,6 +169,14 @@ class ManageService:
         }
         return self._submit(kind, f"domain:{base}/{name}", request, base, name, details)
 
+    def _check_new(self, what: str, name: str, subject: str, *, is_there: bool) -> None:
+        """Raises AlreadyThereError, also where a job is to create it."""
+        update = f"{what}.update (`hplm {what} update`) makes its next version"
+        if is_there:
+            raise AlreadyThereError(f"{what} {name!r} exists already: {update}")
+        if (job := self._registry.creating(subject)) is not None:
+            raise AlreadyThereError(f"job {job} creates {what} {name!r} already: when it is done, {update}")
+
     def _check_domain(self, base: str, name: str, *, is_waited_for: bool = False) -> None:
         """That a domain is there, or, where that `is_waited_for`, is being made: a tenant's job begins after its domain's.
 
@@ -181,7 +185,7 @@ class ManageService:
         try:
             self._registry.domain(base, name)
         except UnknownDomainError as error:
-            if (job := self._registry.making_domain(base, name)) is None:
+            if (job := self._registry.creating(f"domain:{base}/{name}")) is None:
                 raise
             if not is_waited_for:
                 raise UnknownDomainError(f"{error} yet: job {job} makes it; ask again when that is done") from None

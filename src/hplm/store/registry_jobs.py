@@ -54,11 +54,11 @@ class Jobs(RegistryPart):
         with self._database.reading() as connection:
             return _job(_row(connection, job_id))
 
-    def making_domain(self, base: str, name: str) -> str | None:
-        """The id of a job that is to create a domain; None where there is none."""
+    def creating(self, subject: str) -> str | None:
+        """The id of a job that is to create the tenant or domain of this subject; None where there is none."""
         wanted = (
-            jobs.c.subject == f"domain:{base}/{name}",
-            jobs.c.kind == "domain.create",
+            jobs.c.subject == subject,
+            jobs.c.kind.in_(("tenant.create", "domain.create")),
             jobs.c.state.in_(UNFINISHED),
         )
         query = select(jobs.c.id).where(*wanted, jobs.c.cancel_requested.is_(False)).order_by(jobs.c.seq).limit(1)

@@ -93,6 +93,19 @@ def test_an_update_stays_on_its_tenants_domain_and_a_create_needs_a_new_name(
         ask(service, "tenant.create", tenant="other", domain="nowhere", data=data)
 
 
+def test_a_name_that_a_job_creates_already_is_not_created_twice(service: ManageService, registry: Registry) -> None:
+    data = {"train": {"upload": upload(service, colours())}}
+    job = ask(service, "tenant.create", tenant="acme", data=data)["job"]
+    with pytest.raises(AlreadyThereError, match=rf"job {job} creates tenant 'acme' already"):
+        ask(service, "tenant.create", tenant="acme", data=data)
+    ask(service, "tenant.create", tenant="other", data={"train": {"upload": upload(service, colours())}})
+    law = create_domain(service, "law")
+    with pytest.raises(AlreadyThereError, match=f"job {law} creates domain 'law' already"):
+        create_domain(service, "law")
+    ask(service, "job.cancel", job=job)
+    assert ask(service, "tenant.create", tenant="acme", data={"train": {"upload": upload(service, colours())}})["job"]
+
+
 def test_a_domain_stands_on_its_parent_and_is_told_from_a_root(service: ManageService, registry: Registry) -> None:
     assert registry.job(create_domain(service, "law")).request["parent"] == "general"
     publish_branch(registry, "law")
