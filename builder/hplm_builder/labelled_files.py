@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import unicodedata
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -19,6 +20,8 @@ from hplm_builder.labelled_checks import check_data, check_texts
 from hplm_builder.rows import Row, read_rows
 
 LONGEST_LABEL = 200
+# Controls, ends of lines and paragraphs, and what turns the direction of text around.
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 # Of a file. Each takes some hundred bytes of memory beside its text, and days to train on.
 MOST_EXAMPLES = 1_000_000
 # Categories of Unicode that tokenizers drop: control and format characters, private ones, accents without a letter. Not those
@@ -144,8 +147,11 @@ def _checked(where: str, what: str, value: Any) -> str:
 
 def _checked_label(where: str, value: Any) -> str:
     label = _checked(where, "label", value)
-    if (length := len(label.strip())) > LONGEST_LABEL:
+    if (length := len(stripped := label.strip())) > LONGEST_LABEL:
         raise DataError(f"{where}: the label has {length} characters, at most {LONGEST_LABEL} are accepted")
+    if _CONTROL.search(stripped):
+        # Labels stand in logs and on terminals: none may begin a line of its own there, colour or turn what follows.
+        raise DataError(f"{where}: the label {stripped!a} has a line break or another control character")
     return label
 
 

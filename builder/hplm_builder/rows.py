@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from pathlib import Path
@@ -113,7 +114,7 @@ def _csv(lines: BoundedLines, delimiter: str, quoting: int) -> Iterator[Row]:
     reader = csv.DictReader(lines, **options)
     try:
         reader.fieldnames = columns = [name.strip() for name in reader.fieldnames or ()]
-        if twice := next((name for name in columns if name and columns.count(name) > 1), None):
+        if twice := next((name for name, count in Counter(columns).items() if name and count > 1), None):
             raise DataError(f"{lines.where}: the header has the column {twice!r} more than once")
         if len(columns) == 1 and ";" in columns[0]:
             # As spreadsheets write it where a comma is part of numbers.

@@ -255,7 +255,11 @@ def cell(name: str, value: Any) -> str:
     if name == "eta_s":
         return left(value).removesuffix(" left")
     if name.endswith("_s"):
-        return datetime.fromtimestamp(value).isoformat(sep=" ", timespec="seconds")
+        try:
+            return datetime.fromtimestamp(value).isoformat(sep=" ", timespec="seconds")
+        except (OverflowError, ValueError, OSError):
+            # Of a clock that was set to no time there is.
+            return str(value)
     if name == "progress":
         return f"{value:.0%}"
     if isinstance(value, tuple):

@@ -25,7 +25,7 @@ from hplm.errors import ArtifactError, HplmError, RegistryError, StartError
 from hplm.store.catalog import Catalog
 from hplm.store.layout import Store
 from hplm.store.registry import Registry
-from hplm.triton.logs import is_plain
+from hplm.triton.logs import CrashWatch, is_plain
 from hplm.triton.server import Ports, TritonServer, check_free, find_triton, free_ports
 from hplm.triton.stubs import StubKeeper
 from hplm_cli.supervisor import Supervisor
@@ -33,6 +33,8 @@ from hplm_cli.supervisor import Supervisor
 DEFAULT_MODELS = Path("build/demo/models")
 SHOWN_TENANTS = 8
 ANY_TEXT = "A short text, to see an answer."
+# A Triton that has crashed says where it was and ends, or hangs.
+CRASH_ENDS_S = 5.0
 
 
 class _Told(Console):
@@ -125,7 +127,11 @@ def serve(
         beside = log if is_plain(log) else models  # not in /dev
         jobs = start_worker(models, wanted=worker, log=beside.with_name("worker.log"))
         _explain(console, ports, predictions, left)
+        crash = CrashWatch(log)
         while not server.has_ended:
+            if crash.has_crashed() and not server.ends(CRASH_ENDS_S):
+                server.process.kill()
+                raise StartError(f"Triton crashed and hung: it was ended; see {server.log_path}")
             for said in stubs.look():
                 console.print(said, style="yellow", markup=False)
             if server.renew_reaper():

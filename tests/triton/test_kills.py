@@ -377,6 +377,18 @@ def test_triton_killed_while_it_loads_a_model_again_ends_hplm_serve(service: Ser
     until(lambda: not any(runs(one) for one in started))
 
 
+def test_a_triton_that_crashed_and_hangs_is_ended(service: Service) -> None:
+    triton = service.pid("triton")
+    assert triton is not None
+    started = stubs_of(triton)
+    # What it does when its memory is damaged: it says this, and waits for a lock that it holds itself.
+    with (service.models.parent / "triton.log").open("a") as log:
+        log.write("Signal (6) received.\n")
+    assert service.process.wait(SOON_S) == 1
+    assert "Triton crashed and hung" in (service.models.parent / "serve.log").read_text()
+    until(lambda: not any(runs(one) for one in (triton, *started)))
+
+
 @pytest.mark.parametrize("is_serving", [True, False])
 def test_nothing_stays_when_triton_and_hplm_serve_are_killed_at_once(service: Service, is_serving: bool) -> None:
     if not is_serving:

@@ -84,6 +84,10 @@ BROKEN: list[tuple[str, str | bytes, str]] = [
     ("a.tsv", "text;label\na, b;x\n", "line 1: columns are divided by commas, in .tsv by tabs"),
     ("a.jsonl", '{"text": "a", "label": ["x"]}', "the label is empty or no text"),
     ("a.jsonl", '{"text": "a", "label": "' + "x" * 201 + '"}', "the label has 201 characters"),
+    ("a.jsonl", r'{"text": "a", "label": "x\ny"}', "has a line break or another control character"),
+    ("a.jsonl", r'{"text": "a", "label": "\u001b[31mx"}', "has a line break or another control character"),
+    ("a.jsonl", r'{"text": "a", "label": "x\u202ey"}', "has a line break or another control character"),
+    ("a.conll", "cat B-\x1b[2J\n", "has a line break or another control character"),
     ("a.jsonl", '{"text": "a", "text_pair": "", "label": "x"}', "the second text is empty"),
     ("a.jsonl", '{"text": "a", "entities": [{"label": "x", "start": 0, "end": 9}]}', "outside the text"),
     (

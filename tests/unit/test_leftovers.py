@@ -243,3 +243,36 @@ def test_of_a_failed_start_what_every_start_says_is_left_out_and_nothing_is_said
     assert logs.errors_in(log) == "[warn] Error from accept() call: Too many open files\nE2 no stub"
     log.write_text(usual + "still loading\n")
     assert logs.errors_in(log) == "I1 Started\nstill loading"
+
+
+@pytest.mark.parametrize(
+    ("said", "has_crashed"),
+    [
+        (b"Signal (6) received.\n 0# 0x00\n", True),
+        (b"Signal (11) received.\n", True),
+        (b"Signal (15) received.\n", False),
+        (b"Signal (2) received.\n", False),
+        (b"I1128 a text that says Signal (6) received.\n", False),
+    ],
+)
+def test_a_crash_is_seen_in_the_log_as_it_grows(tmp_path: Path, said: bytes, has_crashed: bool) -> None:
+    log = tmp_path / "triton.log"
+    log.write_bytes(b"started\n")
+    watch = logs.CrashWatch(log)
+    assert not watch.has_crashed()
+    with log.open("ab") as file:
+        for byte in said:
+            file.write(bytes([byte]))
+            file.flush()
+            watch.has_crashed()
+    assert watch.has_crashed() == has_crashed
+
+
+def test_a_crash_is_seen_in_a_log_that_was_cut_short(tmp_path: Path) -> None:
+    log = tmp_path / "triton.log"
+    log.write_bytes(b"started\n" * 100)
+    watch = logs.CrashWatch(log)
+    assert not watch.has_crashed()
+    log.write_bytes(b"Signal (6) received.\n")
+    assert watch.has_crashed()
+    assert not logs.CrashWatch(Path("/dev/stdout")).has_crashed()

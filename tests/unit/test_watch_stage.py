@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hplm import errors
-from hplm.errors import HplmError
+from hplm.errors import BadManageRequestError, HplmError
 from hplm.serving import watch_stage
 from hplm.serving.watch_stage import WATCH_S, WatchStage
 
@@ -108,6 +108,13 @@ def test_a_watch_is_closed_in_time_with_the_state_of_then(jobs: Jobs, stage: Wat
     assert client.lasts == [False, True]
     assert [event["state"] for event in client.events] == ["queued", "queued"]
     assert stage.waiting == 0
+
+
+def test_what_is_far_too_long_is_not_read(stage: WatchStage) -> None:
+    answers: list[bytes | HplmError] = []
+    stage.submit(b"[" * 2000, lambda answer, *, is_last=True: answers.append(answer), lambda: False)
+    assert [type(one) for one in answers] == [BadManageRequestError]
+    assert "1,024 bytes at most" in str(answers[0])
 
 
 def test_an_unknown_job_is_one_error(jobs: Jobs, stage: WatchStage) -> None:

@@ -16,6 +16,7 @@ from hplm.errors import (
     BadManageRequestError,
     CorpusTooSmallError,
     DataError,
+    QueueFullError,
     RegistryError,
     UnknownDomainError,
     check_ending,
@@ -37,6 +38,8 @@ Answer = dict[str, Any]
 # A dry run is a short job; who asks for one mostly gets its result at once.
 DRY_RUN_WAIT_S = 10.0
 DRY_RUN_LOOK_S = 0.1
+# Jobs that wait, dry runs too: a worker does one at a time, and every look for the next one reads them.
+MOST_QUEUED = 10_000
 # For a request that is just opening the registry.
 CLOSE_S = 1.0
 
@@ -242,6 +245,8 @@ class ManageService:
         }
         # A dry run changes nothing: it need not wait for its subject's jobs.
         subject = f"plan:{subject}" if request.dry_run else subject
+        if (waiting := self._registry.count_jobs(self._clock())["queued"]) >= MOST_QUEUED:
+            raise QueueFullError(f"{waiting:,} jobs wait already; ask again when some are done (`hplm job list`)")
         job = self._registry.submit_job(kind, subject, {**common, **details}, self._clock())
         crash_point("job.submitted")
         return self._planned(job) if request.dry_run else {"job": job.id}

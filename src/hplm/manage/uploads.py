@@ -23,6 +23,9 @@ from hplm.store.layout import Store
 from hplm.store.records import Upload
 from hplm.store.registry import Registry
 
+# Files that wait: three of each of MOST_QUEUED jobs, and more. Each is a folder, and a row that every list reads.
+MOST_UPLOADS = 40_000
+
 
 class Uploads:
     """The uploads of a store. Safe to use from several threads and processes."""
@@ -37,7 +40,12 @@ class Uploads:
             raise UploadError(f"{request.name} has {request.bytes:,} bytes, at most {most:,} are accepted")
         root = self._store.upload("")
         with _writing(), _locked(root):
-            waiting, unsent = self._registry.uploaded_bytes()
+            count, waiting, unsent = self._registry.count_uploads()
+            if count >= MOST_UPLOADS:
+                raise QueueFullError(
+                    f"{count:,} files are uploaded and not yet used, or on their way; drop those that no job needs "
+                    "(`hplm upload list`), or try again later"
+                )
             if waiting + request.bytes > settings.max_uploads_bytes:
                 raise QueueFullError(
                     f"{waiting:,} bytes are uploaded and not yet used, with these it would be more than "

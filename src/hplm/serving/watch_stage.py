@@ -12,7 +12,7 @@ from typing import Protocol
 
 from hplm import wire
 from hplm.complaints import complain
-from hplm.errors import HplmError, InternalError, QueueFullError, StoppingError
+from hplm.errors import BadManageRequestError, HplmError, InternalError, QueueFullError, StoppingError
 from hplm.manage.requests import OfJob, parse_request
 from hplm.serving.counts import Counts
 from hplm.serving.manage_stage import Handle
@@ -22,6 +22,7 @@ LOOK_EVERY_S = 0.2
 # unloading the model and from shutting down, and a watch whose client has gone would stay for good.
 WATCH_S = 2.0
 MOST_WATCHERS = 1000
+MOST_BYTES = 1 << 10
 # For a look at the registry that is under way at the end: one that hangs, as on a dead file system, keeps nobody.
 STOP_S = 2.0
 EVENT_KEYS = ("state", "step", "progress", "eta_s", "error", "result")
@@ -71,6 +72,9 @@ class WatchStage:
     def submit(self, raw: bytes, reply: Reply, is_cancelled: Callable[[], bool]) -> None:
         """Watch the job that `{"action": "job.watch", "job": ...}` names, or refuse at once."""
         try:
+            if len(raw) > MOST_BYTES:
+                # It is read here, where all others' watches wait for that.
+                raise BadManageRequestError(f"a watch names a job, in {MOST_BYTES:,} bytes at most")
             _, request = parse_request(raw, {"job.watch": OfJob})
             assert isinstance(request, OfJob)
             with self._changed:

@@ -38,13 +38,13 @@ class Uploads(RegistryPart):
         with self._database.reading() as connection:
             return [_upload(row) for row in connection.execute(select(uploads).order_by(uploads.c.created_s))]
 
-    def uploaded_bytes(self) -> tuple[int, int]:
-        """Of all of them: bytes announced, and those of them that have not come."""
+    def count_uploads(self) -> tuple[int, int, int]:
+        """Of all of them: how many there are, bytes announced, and those of them that have not come."""
         u = uploads.c
-        sums = select(func.coalesce(func.sum(u.bytes), 0), func.coalesce(func.sum(u.bytes - u.received), 0))
+        sums = func.coalesce(func.sum(u.bytes), 0), func.coalesce(func.sum(u.bytes - u.received), 0)
         with self._database.reading() as connection:
-            announced, unsent = connection.execute(sums).one()
-        return int(announced), int(unsent)
+            count, announced, unsent = connection.execute(select(func.count(), *sums)).one()
+        return int(count), int(announced), int(unsent)
 
     def uploads_in_use(self) -> dict[str, list[str]]:
         """Unfinished jobs, by their ids, of each upload that such name."""

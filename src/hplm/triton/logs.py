@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +21,9 @@ MOST_READ = 4 << 20
 # Every start without a GPU says these.
 USUAL = ("CudaDriverHelper", "CUDA driver version is insufficient", "Failed to initialize NVML")
 SHOWN_LINES = 12
+# What Triton says first of a signal that ends it. By 2 and 15 it is asked to stop.
+_CRASH = re.compile(rb"^Signal \((?!2\)|15\))\d+\) received\.", re.MULTILINE)
+_LONGEST_MARK = 64
 
 
 def fresh(log: Path) -> IO[bytes]:
@@ -94,3 +98,35 @@ def errors_in(log: Path) -> str:
     marks = ("Error:", "[err]", "[warn]")
     errors = [line for line in lines if line.startswith("E") or any(mark in line for mark in marks)]
     return "\n".join([*dict.fromkeys(unknown or errors or lines)][-SHOWN_LINES:])
+
+
+class CrashWatch:
+    """Looks into Triton's log as it grows: has it met a signal that ends it?
+
+    It may not end: it asks for memory to tell where it was, and where that is damaged it waits for ever, says that it is ready,
+    and answers nobody (seen on 24.10).
+    """
+
+    def __init__(self, log: Path | None) -> None:
+        """Nothing can be seen in one that is no file, as /dev/stdout."""
+        self._log = log if log is not None and is_plain(log) else None
+        self._read_bytes = 0
+        self._end = b""
+        self._has_crashed = False
+
+    def has_crashed(self) -> bool:
+        """Whether the log says so by now."""
+        if self._log is None or self._has_crashed:
+            return self._has_crashed
+        with suppress(OSError), self._log.open("rb") as file:
+            if os.fstat(file.fileno()).st_size < self._read_bytes:
+                # Cut short by whoever rotates logs.
+                self._read_bytes, self._end = 0, b""
+            file.seek(self._read_bytes)
+            new = file.read(MOST_READ)
+            self._read_bytes += len(new)
+            said = self._end + new
+            self._has_crashed = _CRASH.search(said) is not None
+            # As the line begins that has no end yet.
+            self._end = said[said.rfind(b"\n") + 1 :][:_LONGEST_MARK]
+        return self._has_crashed

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import typer
 from hplm_client import JobEvent, ManageClient
-from hplm_client.manage_cli import Way, send, submit
+from hplm_client.manage_cli import Way, cell, send, submit
 
 from hplm.errors import DataError, ForbiddenError, HplmError, StoreUnavailableError, UnreachableError
 
@@ -107,3 +107,8 @@ def test_a_file_whose_ending_says_no_format_is_not_sent(files: dict[str, Path | 
         send(Hasty(transport=server), files, Way())
     with pytest.raises(DataError, match="the ending must be one of"):
         Hasty(transport=server).upload("x.xlsx")
+
+
+@pytest.mark.parametrize("odd", [1e20, -1e20, float("nan"), float("inf")])
+def test_a_time_that_there_is_not_is_shown_as_it_came(odd: float) -> None:
+    assert cell("created_s", odd) == str(odd)

@@ -24,6 +24,7 @@ from hplm.errors import (
     DomainInUseError,
     ForbiddenError,
     MissingRegistryError,
+    QueueFullError,
     UnknownDomainError,
     UnknownJobError,
     UnknownTenantError,
@@ -31,6 +32,7 @@ from hplm.errors import (
     UnknownVersionError,
     UploadError,
 )
+from hplm.manage import service as serving
 from hplm.manage.service import ManageService
 from hplm.store.layout import Store
 from hplm.store.registry import Registry
@@ -91,6 +93,14 @@ def test_an_update_stays_on_its_tenants_domain_and_a_create_needs_a_new_name(
         ask(service, "tenant.update", tenant="acme", data=data, base="other")
     with pytest.raises(UnknownDomainError):
         ask(service, "tenant.create", tenant="other", domain="nowhere", data=data)
+
+
+def test_one_more_job_than_may_wait_is_refused(service: ManageService, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "MOST_QUEUED", 1)
+    data = {"train": {"upload": upload(service, colours())}}
+    ask(service, "tenant.create", tenant="acme", data=data)
+    with pytest.raises(QueueFullError, match="1 jobs wait already"):
+        ask(service, "tenant.create", tenant="other", data=data)
 
 
 def test_a_name_that_a_job_creates_already_is_not_created_twice(service: ManageService, registry: Registry) -> None:

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from hplm.config import ManagerSettings
 from hplm.errors import QueueFullError, StoreUnavailableError, UnknownUploadError, UploadError
+from hplm.manage import uploads as uploading
 from hplm.manage.requests import StartUpload, UploadChunk
 from hplm.manage.uploads import Uploads
 from hplm.store.caretaker import UNFINISHED_UPLOAD_S, UPLOAD_S
@@ -138,6 +139,15 @@ def test_too_large_a_file_and_too_many_of_them_are_refused(uploads: Uploads) -> 
         start(uploads, b"x" * 501)
     uploads.consume([first])
     start(uploads, b"x" * 501)
+
+
+def test_too_many_files_are_refused_however_small_they_are(uploads: Uploads, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploading, "MOST_UPLOADS", 2)
+    first, _ = start(uploads, b"x"), start(uploads, b"x")
+    with pytest.raises(QueueFullError, match="2 files are uploaded and not yet used, or on their way"):
+        start(uploads, b"x")
+    uploads.consume([first])
+    start(uploads, b"x")
 
 
 def test_a_file_for_which_there_never_will_be_room_is_refused_for_good(uploads: Uploads) -> None:

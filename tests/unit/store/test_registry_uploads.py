@@ -72,6 +72,6 @@ def test_of_many_uploads_those_that_jobs_wait_for_stay(registry: Registry, count
         registry.receive(upload, 5)
         request = {"data": {"train": {"upload": upload}}}
         registry.submit_job("tenant.create", f"tenant:t{number}", request, NOW_S)
-    assert registry.uploaded_bytes() == (18 * count, 13 * count)
+    assert registry.count_uploads() == (2 * count, 18 * count, 13 * count)
     assert sorted(registry.drop_uploads(ids=[*waited, *free])) == sorted(free)
     assert sorted(one.id for one in registry.uploads()) == sorted(waited)
