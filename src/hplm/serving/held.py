@@ -6,11 +6,13 @@ import itertools
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 from hplm.errors import CancelledError, DeadlineError, HplmError, StoppingError
 from hplm.serving.answers import Answers, Job, is_gone
 
+T = TypeVar("T")
 # A request that waited this long is asked whether its client is still there; asking is a round trip to the server.
 ASK_CANCELLED_AFTER_S = 0.25
 SWEPT_AT_ONCE = 8
@@ -20,6 +22,18 @@ def check_time_left(deadline_s: float) -> None:
     """Before anything is loaded for a request. Raises DeadlineError; times are of the monotonic clock."""
     if deadline_s <= time.monotonic():
         raise DeadlineError("the deadline cannot be met; the request was not computed")
+
+
+def pass_on(future: Future[T], then: Callable[[T], None]) -> BaseException | None:
+    """Give `then` what a future has found. Returns what either failed with: futures swallow what their callbacks raise."""
+    # Asked for, not raised: each raise would make the traceback that all who wait share longer.
+    if (error := future.exception()) is not None:
+        return error
+    try:
+        then(future.result())
+    except BaseException as unexpected:
+        return unexpected
+    return None
 
 
 class Held:

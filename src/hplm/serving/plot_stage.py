@@ -43,7 +43,7 @@ from hplm.scheduling.policy import Batch, Budget
 from hplm.scheduling.queue import RequestQueue
 from hplm.serving.answers import Job
 from hplm.serving.backlog_file import SERVER, BacklogFile
-from hplm.serving.held import Held, check_time_left
+from hplm.serving.held import Held, check_time_left, pass_on
 from hplm.serving.places import Places
 from hplm.serving.refusal import for_the_wire
 from hplm.serving.threads import SWITCH_INTERVAL_S, ExclusiveLock
@@ -264,14 +264,11 @@ class PlotStage:
 
     def _card_read(self, held: Held, tenant: ServedTenant, texts: Future[int]) -> None:
         """The tenant's card is known, or cannot be read."""
-        # Asked for, not raised: each raise would make the traceback that all who wait share longer.
-        if (error := texts.exception()) is None:
-            try:
-                opened = partial(self._opened, held, tenant, texts.result())
-                self._domains.fetch(tenant.lineage).add_done_callback(opened)
-            except BaseException as unexpected:
-                error = unexpected
-        if error is not None:
+
+        def open_domain(count: int) -> None:
+            self._domains.fetch(tenant.lineage).add_done_callback(partial(self._opened, held, tenant, count))
+
+        if (error := pass_on(texts, open_domain)) is not None:
             self._opening.leave(tenant.name)
             if (job := held.release()) is not None:
                 self._worker.refuse(job.reply, for_the_wire(error, job.item.given.tenant))
@@ -281,13 +278,7 @@ class PlotStage:
         self._opening.leave(tenant.name)
         if (job := held.release()) is None:
             return
-        if (error := lookup.exception()) is None:
-            try:
-                self._queue(job, texts, lookup.result())
-            except BaseException as unexpected:
-                error = unexpected
-        if error is not None:
-            # Futures swallow what their callbacks raise: without an answer here there would be none.
+        if (error := pass_on(lookup, partial(self._queue, job, texts))) is not None:
             self._worker.refuse(job.reply, for_the_wire(error, job.item.given.tenant))
             self._worker.end_if_fatal(error)
 

@@ -44,7 +44,7 @@ from hplm.scheduling.queue import RequestQueue
 from hplm.scheduling.registry import load_policy
 from hplm.serving.answers import Job
 from hplm.serving.backlog_file import SERVER, BacklogFile
-from hplm.serving.held import Held, check_time_left
+from hplm.serving.held import Held, check_time_left, pass_on
 from hplm.serving.places import Places
 from hplm.serving.refusal import for_the_wire
 from hplm.serving.threads import SWITCH_INTERVAL_S, ExclusiveLock
@@ -245,13 +245,11 @@ class UpperStage:
 
     def _found(self, held: Held, name: str, found: Future[ServedTenant]) -> None:
         """The tenant's version is known, or there is none, or the registry cannot say; `name` has the place."""
-        # Asked for, not raised: each raise would make the traceback that all who wait share longer.
-        if (error := found.exception()) is None:
-            try:
-                self._cache.fetch(found.result()).add_done_callback(partial(self._loaded, held, name))
-            except BaseException as unexpected:
-                error = unexpected
-        if error is not None:
+
+        def load(key: ServedTenant) -> None:
+            self._cache.fetch(key).add_done_callback(partial(self._loaded, held, name))
+
+        if (error := pass_on(found, load)) is not None:
             self._loads.leave(name)
             if (job := held.release()) is not None:
                 self._worker.refuse(job.reply, for_the_wire(error, job.item[0].tenant))
@@ -261,13 +259,7 @@ class UpperStage:
         self._loads.leave(name)
         if (job := held.release()) is None:
             return
-        if (error := loaded.exception()) is None:
-            try:
-                self._queue(job, loaded.result())
-            except BaseException as unexpected:
-                error = unexpected
-        if error is not None:
-            # Futures swallow what their callbacks raise: without an answer here there would be none.
+        if (error := pass_on(loaded, partial(self._queue, job))) is not None:
             self._worker.refuse(job.reply, for_the_wire(error, job.item[0].tenant))
 
     def _times_of(self, given: UpperInput) -> tuple[float, float]:
