@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -82,12 +82,8 @@ def bars() -> Progress:
 
 def opened(url: str, *, as_json: bool = False) -> ManageClient:
     """With the headers that commands send. `as_json`: an error is printed so too."""
-    try:
+    with _errors_shown(as_json):
         return ManageClient(url, headers=headers_of_environment())
-    except HplmError as error:
-        if as_json:
-            _show_error(error)
-        raise
 
 
 def send(client: ManageClient, files: Mapping[str, Path | None], way: Way) -> dict[str, Source]:
@@ -96,14 +92,10 @@ def send(client: ManageClient, files: Mapping[str, Path | None], way: Way) -> di
     if way.on_server:
         return {part: client.on_server(str(path)) for part, path in named.items()}
     sources: dict[str, Source] = {}
-    try:
+    with _errors_shown(way.as_json):
         for part, path in named.items():
             check_ending(path.name, CORPUS_ENDINGS if part == "corpus" else DATA_ENDINGS)
-    except HplmError as error:
-        if way.as_json:
-            _show_error(error)
-        raise
-    with bars() as progress:
+    with _errors_shown(way.as_json), bars() as progress:
         for part, path in named.items():
             task = progress.add_task(f"upload {path.name}", total=None, left="")
 
@@ -112,10 +104,8 @@ def send(client: ManageClient, files: Mapping[str, Path | None], way: Way) -> di
 
             try:
                 sources[part] = client.upload(path, sent)
-            except BaseException as error:
+            except BaseException:
                 _drop(client, sources.values())
-                if way.as_json and isinstance(error, HplmError):
-                    _show_error(error)
                 raise
     return sources
 
@@ -128,15 +118,12 @@ def submit(client: ManageClient, action: str, request: Mapping[str, Any], way: W
     given = {key: value for key, value in request.items() if value not in (None, {})}
     job = ""
     try:
-        if way.dry_run:
-            _show_plan(client.plan(action, told=_tell_waiting, **given, drop_uploads=True), way.as_json)
-            return None
-        # However it ends: nobody would name them again, and they would count against everybody's quota for a day.
-        job = str(client.ask(action, **given, drop_uploads=True)["job"])
-    except HplmError as error:
-        if way.as_json:
-            _show_error(error)
-        raise
+        with _errors_shown(way.as_json):
+            if way.dry_run:
+                _show_plan(client.plan(action, told=_tell_waiting, **given, drop_uploads=True), way.as_json)
+                return None
+            # However it ends: nobody would name them again, and they would count against everybody's quota for a day.
+            job = str(client.ask(action, **given, drop_uploads=True)["job"])
     finally:
         if not job:
             _drop(client, [*given.get("data", {}).values(), given.get("corpus", {})])
@@ -197,6 +184,17 @@ def follow(client: ManageClient, job: str, about: str, *, as_json: bool = False)
             elif as_json:
                 _show_error(error, job=job)
             raise
+
+
+@contextmanager
+def _errors_shown(as_json: bool) -> Iterator[None]:
+    """With `as_json` an error is printed so before it goes on."""
+    try:
+        yield
+    except HplmError as error:
+        if as_json:
+            _show_error(error)
+        raise
 
 
 def _show_error(error: HplmError, **about: str) -> None:
