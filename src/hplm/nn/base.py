@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -55,13 +56,18 @@ def save(
     tokenizer: bytes,
     about: dict[str, Any],
 ) -> None:
-    """Publish a base; weights are kept in float16."""
+    """Publish a base."""
     with artifact.publish(folder, KIND, {"config": asdict(config), **about}) as partial:
-        for name, state in (("lower", lower), ("upper", upper)):
-            halved = {key: tensor.detach().to("cpu", torch.float16).contiguous() for key, tensor in state.items()}
-            # Written from here, a full disk is an OSError.
-            (partial / f"{name}.safetensors").write_bytes(packed(halved))
+        write_weights(partial / "lower.safetensors", lower)
+        write_weights(partial / "upper.safetensors", upper)
         (partial / "tokenizer.json").write_bytes(tokenizer)
+
+
+def write_weights(path: Path, state: Mapping[str, Tensor]) -> None:
+    """In float16."""
+    halved = {name: tensor.detach().to("cpu", torch.float16).contiguous() for name, tensor in state.items()}
+    # Written from here, a full disk is an OSError.
+    path.write_bytes(packed(halved))
 
 
 def load(folder: Path, *, verify: bool = True) -> Base:

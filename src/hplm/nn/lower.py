@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
-from safetensors.torch import save as packed
 from torch import nn
 
 from hplm.errors import ConfigError, CorruptArtifactError, WrongBaseError, unusable
-from hplm.nn.base import Base
+from hplm.nn.base import Base, write_weights
 from hplm.nn.dtype import in_dtype
 from hplm.nn.encoder import WindowEncoder
 from hplm.nn.int8 import check_int8
@@ -34,12 +33,10 @@ _packing = threading.Lock()
 
 
 def save(folder: Path, base: Base, lower: WindowEncoder, about: dict[str, Any]) -> None:
-    """Publish what windows go through after the word embeddings, in float16."""
+    """Publish what windows go through after the word embeddings."""
     state = {name: value for name, value in lower.state_dict().items() if name != SHARED}
     with artifact.publish(folder, KIND, {"base": base.fingerprint, **about}) as partial:
-        halved = {name: value.detach().to("cpu", torch.float16).contiguous() for name, value in state.items()}
-        # Written from here, a full disk is an OSError.
-        (partial / WEIGHTS).write_bytes(packed(halved))
+        write_weights(partial / WEIGHTS, state)
 
 
 def load(folder: Path, base: Base, *, words: nn.Embedding | None = None, verify: bool = True) -> WindowEncoder:
