@@ -13,8 +13,9 @@ from torch import nn
 
 from hplm.adapters.tenant import Tenant
 from hplm.config import BaseConfig
+from hplm.decode import Logits
 from hplm.errors import ConfigError
-from hplm.nn.upper import Logits, UpperEngine, UpperRequest, count_read, head_logits
+from hplm.nn.upper import UpperEngine, UpperRequest, count_read, head_logits
 from hplm_loadtest.peers.files import file_of, model_files
 from hplm_loadtest.peers.plain import FlatModel, PeerRequest
 from hplm_loadtest.peers.settings import PeerSettings, System

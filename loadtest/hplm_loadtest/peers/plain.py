@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from hplm.adapters.tenant import Tenant
 from hplm.config import BaseConfig
+from hplm.decode import Logits
 from hplm.errors import ConfigError, CorruptArtifactError
 from hplm.nn.adapt import UNCHANGED
 from hplm.nn.dtype import CPU
@@ -24,7 +25,7 @@ from hplm.nn.encoder import UpperEncoder, equal_runs, layer_weights
 from hplm.nn.onednn import can_pack
 from hplm.nn.run_layers import RunLayers
 from hplm.nn.scripted import scripted
-from hplm.nn.upper import Logits, count_read, head_logits, places_of
+from hplm.nn.upper import count_read, head_logits, places_of
 
 # Direct reads want blocks of the disk, vector loads want cache lines: a page is both.
 ALIGNMENT = 4096

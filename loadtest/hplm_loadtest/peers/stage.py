@@ -15,12 +15,11 @@ import numpy.typing as npt
 from hplm.adapters.bank import TenantBank
 from hplm.adapters.host_cache import HostCache
 from hplm.adapters.tenant import Tenant
-from hplm.decode import answer_of
+from hplm.decode import Logits, answer_of
 from hplm.errors import ArtifactError, HplmError, InternalError
 from hplm.nn import base as bases
 from hplm.nn.dtype import choose_device, choose_dtype, use_threads
 from hplm.nn.memory import stop_searching_what_stays
-from hplm.nn.upper import Logits
 from hplm.serving.threads import SWITCH_INTERVAL_S
 from hplm.store.catalog import Catalog
 from hplm.store.layout import Store

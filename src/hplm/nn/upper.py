@@ -16,6 +16,7 @@ from hplm.adapters.packed import Place
 from hplm.adapters.slots import IDENTITY
 from hplm.adapters.tenant import Tenant
 from hplm.config import BaseConfig, Batching
+from hplm.decode import Logits
 from hplm.nn.adapt import AdapterPlan
 from hplm.nn.adapter_plans import gathers, own_product_tokens, plan_adapters
 from hplm.nn.adapters import AdapterSlots, AssignedSlots
@@ -25,8 +26,6 @@ from hplm.nn.layouts import Layout, lay_out
 from hplm.nn.run_layers import RunLayers
 from hplm.nn.scripted import scripted
 from hplm.tracing import Tracer
-
-Logits = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
