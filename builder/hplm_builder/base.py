@@ -15,6 +15,7 @@ from rich.progress import Progress
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from hplm.base_folder import KIND
 from hplm.config import BaseConfig, parse
 from hplm.errors import ArtifactError, ConfigError, DataError
 from hplm.names import check_name_of
@@ -22,6 +23,7 @@ from hplm.nn import base as bases
 from hplm.nn.base import Base
 from hplm.nn.dtype import choose_device
 from hplm.packages import extract_folder, extract_split
+from hplm.store import artifact
 from hplm.store.layout import Store
 from hplm.text import TextEncoder
 from hplm_builder.checkpoint import work_place
@@ -154,10 +156,9 @@ def ship(store: Store, name: str, folder: Path) -> None:
         for key, tensor in load_file(base.folder / f"{half}.safetensors").items():
             if "word_embeddings" not in key:
                 state[f"{half}.{key}"] = tensor
-    manifest = json.loads((base.folder / "manifest.json").read_text())
     folder.mkdir(parents=True, exist_ok=True)
     save_file(state, folder / "converted.safetensors")
-    (folder / "about.json").write_text(json.dumps(manifest["meta"], indent=2) + "\n")
+    (folder / "about.json").write_text(json.dumps(artifact.read(base.folder, KIND).meta, indent=2) + "\n")
 
 
 def ensure_base(store: Store) -> Base:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
+from hplm.base_folder import KIND
 from hplm.errors import ConfigError, MissingArtifactError
 from hplm.nn import base as bases
 from hplm.nn.base import Base
@@ -90,13 +90,12 @@ def with_shapes(rows: Sequence[Row], found: Sequence[Base]) -> list[Row]:
 
 def _shape(base: Base) -> dict[str, Any]:
     config = base.config
-    meta = json.loads((base.folder / artifact.MANIFEST).read_text())["meta"]
     shape: dict[str, Any] = {
         "window": config.window,
         "window_layers": config.window_layers,
         "upper_layers": config.upper_layers,
     }
-    conversion = meta.get("conversion")
+    conversion = artifact.read(base.folder, KIND).meta.get("conversion")
     return {**shape, "relative_error": conversion["after"]["relative"]} if conversion else shape
 
 
