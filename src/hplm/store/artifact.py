@@ -32,7 +32,6 @@ class Artifact:
     """An artifact whose manifest has been read; `verify` has not necessarily been called."""
 
     folder: Path
-    kind: str
     meta: dict[str, Any]
     files: dict[str, dict[str, Any]]
 
@@ -95,7 +94,7 @@ def read(folder: Path, kind: str) -> Artifact:
         files = {
             str(name): {"bytes": int(f["bytes"]), "sha256": str(f["sha256"])} for name, f in manifest["files"].items()
         }
-        artifact = Artifact(folder, found_kind, dict(manifest["meta"]), files)
+        artifact = Artifact(folder, dict(manifest["meta"]), files)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptArtifactError(f"{path} is not a manifest ({error!r}); build the artifact again") from error
     if found_format != FORMAT:
