@@ -224,7 +224,7 @@ class _Choice:
         known = {request.tenant for request in chosen}
         room = Budget(
             rows=1,
-            row_tokens=self.budget.row_tokens - sum(request.tokens for request in chosen),
+            row_tokens=self.budget.row_tokens - tokens_of(chosen),
             max_requests=self.budget.max_requests - len(chosen),
             # Tenants that are in the batch already cost no slot, so counting them is on the safe side.
             max_tenants=self.budget.max_tenants - len(known),
@@ -272,13 +272,13 @@ class _Choice:
                 found.append(request)
         for tenant, requests in several.items():
             own = [request for request in requests if request.id in first]
-            tokens = self.shares.tokens(tenant) - sum(request.tokens for request in own)
+            tokens = self.shares.tokens(tenant) - tokens_of(own)
             room = self.shares.requests(tenant) - len(own)
             # There is always room for one request, however long: `own` may have been that.
             left = [one for one in requests if one.id not in first and (not own or one.tokens <= tokens)]
             if not left or room <= 0:
                 continue
-            fits = len(left) <= room and sum(request.tokens for request in left) <= tokens
+            fits = len(left) <= room and tokens_of(left) <= tokens
             found += left if len(left) == 1 or fits else self._checked(left, Budget(1, tokens, room, 1)).requests
         return found
 

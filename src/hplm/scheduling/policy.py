@@ -109,7 +109,7 @@ def check(batch: Batch, waiting: Sequence[Waiting], budget: Budget) -> None:
         raise PolicyError(f"more than {budget.max_tenants} tenants in a batch")
     for row in batch.rows:
         if len(row) > 1 and tokens_of(row) > budget.row_tokens:
-            raise PolicyError(f"a row of {sum(r.tokens for r in row)} tokens, {budget.row_tokens} fit")
+            raise PolicyError(f"a row of {tokens_of(row)} tokens, {budget.row_tokens} fit")
 
 
 class Filler:

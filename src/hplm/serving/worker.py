@@ -20,7 +20,7 @@ from hplm.complaints import complain
 from hplm.errors import CancelledError, DeadlineError, HplmError, InternalError, QueueFullError, StoppingError
 from hplm.scheduling.backlog import Backlog
 from hplm.scheduling.pace import Pace
-from hplm.scheduling.policy import Batch, Waiting
+from hplm.scheduling.policy import Batch, Waiting, tokens_of
 from hplm.scheduling.queue import Refused, RequestQueue, Taken
 from hplm.serving.answers import Answer, Answers, Item, Job, is_gone
 from hplm.serving.held import ASK_CANCELLED_AFTER_S, SWEPT_AT_ONCE, Held, HeldRequests
@@ -221,7 +221,7 @@ class Worker(Generic[Item, Answer]):
         jobs = [self._jobs.pop(request.id) for request in batch.requests]
         self._knows_next = False
         self._look_ahead.set()
-        tokens = sum(request.tokens for request in batch.requests)
+        tokens = tokens_of(batch.requests)
         self._answers.counts.add("batches")
         self._answers.counts.add("tokens", tokens)
         answered: set[int] = set()
