@@ -88,7 +88,7 @@ def convert_base(
     settings: ConvertSettings,
     device: str,
     progress: Progress,
-    start: Base | None = None,
+    start: Base | None,
 ) -> dict[str, Any]:
     """Convert the model in `folder` and publish the base; returns the report that its manifest carries.
 

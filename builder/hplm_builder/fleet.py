@@ -152,9 +152,9 @@ def make_bench_repository(
     tenants: int,
     seed: int,
     progress: Progress,
-    tuned: TaskFleet | None = None,
-    pooling: Pooling = "mean",
-    reduction_factor: int = REDUCTION_FACTOR,
+    tuned: TaskFleet | None,
+    pooling: Pooling,
+    reduction_factor: int,
 ) -> Path:
     """Build what `folder` lacks of `store/`, `texts.txt` and `models/`; what is there and sound is kept. Returns `models`.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import shutil
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,8 +31,8 @@ class Bench:
     registry: Registry
     uploads: Uploads
     report: JobReport
-    clock: Callable[[], float] = time.time
-    device: str = "cpu"
+    clock: Callable[[], float]
+    device: str
 
 
 @contextmanager

@@ -46,8 +46,8 @@ def pooled_states(
     data: LabelledData,
     examples: Sequence[Prepared],
     pooling: str,
-    tick: Callable[[int], None] = lambda tokens: None,
-    device: torch.device = CPU,
+    tick: Callable[[int], None],
+    device: torch.device,
 ) -> Iterator[tuple[int, Tensor]]:
     """What a head sees of each example, float32 on the CPU, with the example's place; `tick` as `predict` has it."""
     order = sorted(range(len(examples)), key=lambda i: len(examples[i].tokens))

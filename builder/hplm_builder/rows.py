@@ -26,7 +26,7 @@ class BoundedLines:
     Whoever reads says where a record ends; what it may hold is bounded by LONGEST_RECORD, and the whole by `most_bytes`.
     """
 
-    def __init__(self, file: IO[bytes], name: str, most_bytes: float = math.inf) -> None:
+    def __init__(self, file: IO[bytes], name: str, most_bytes: float) -> None:
         self._file = file
         self._name = name
         self._most_bytes, self._bytes = most_bytes, 0

@@ -42,7 +42,7 @@ NEW = "new text through Triton, gRPC"
 IN_FLIGHT = 2 * BATCH
 
 
-def int8(models: Path, rounds: int, seconds: float, picture: Path | None = None, *, look_up_threads: int = 0) -> Report:
+def int8(models: Path, rounds: int, seconds: float, picture: Path | None, *, look_up_threads: int = 0) -> Report:
     """Requests/s of both halves in-process and through Triton, in turn, and how far logits and windows move.
 
     New text is of words in random order: hardly any of its n-grams is in a table. In-process all of them are computed, by one

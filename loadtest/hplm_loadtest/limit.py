@@ -26,7 +26,7 @@ SERVED_GOAL = 0.9
 IN_FLIGHT = 2 * BATCH
 
 
-def limit(models: Path, rounds: int, seconds: float, device_name: str, picture: Path | None = None) -> Report:
+def limit(models: Path, rounds: int, seconds: float, device_name: str, picture: Path | None) -> Report:
     """In-process: the saturated engine's share of the matrix peak of the cores that it computes on.
 
     Then the same texts through Triton, as a share of it.

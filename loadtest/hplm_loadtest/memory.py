@@ -85,7 +85,7 @@ def slot_bytes(fleet: Fleet, settings: UpperSettings, counts: Sequence[int]) -> 
     return found
 
 
-def memory_by_tenants(folder: Path, shape: Shape, counts: Sequence[int], picture: Path | None = None) -> Report:
+def memory_by_tenants(folder: Path, shape: Shape, counts: Sequence[int], picture: Path | None) -> Report:
     """One server; each number of tenants sends a request each, and all of them stay in host memory."""
     check_picture(picture)
     counts = sorted(set(counts))

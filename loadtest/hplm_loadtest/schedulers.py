@@ -102,7 +102,7 @@ def schedulers(
                             many = Mix(UniformTenants(names), texts).draw(count, rng)
                             capacity[setting] = steady_rate(closed_loop(url, many, setting.in_flight))[0]
                         plan = _plan(texts, names, OVERLOAD * capacity[setting], seconds, turn)
-                        run = open_loop(url, plan, timeout_s=30.0)
+                        run = open_loop(url, plan)
                     found.setdefault((setting, policy), []).append(_row(run, plan, encoder))
                     progress.update(bar, advance=1)
         batch_s = 1000.0 / (20.0 * max(capacity.values()))  # a batch of 1,000 tokens of mean length 20

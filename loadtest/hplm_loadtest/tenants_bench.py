@@ -68,8 +68,8 @@ def throughput_by_tenants(
     load: Load,
     limits: Limits,
     picture: Path | None,
-    kind: str = "pool",
-    upper: Mapping[str, Any] | None = None,
+    kind: str,
+    upper: Mapping[str, Any] | None,
 ) -> Report:
     """Every system as a real server of its own, started and stopped in turn; medians over the rounds.
 
@@ -142,7 +142,7 @@ def mix_of(fleet: Fleet, popularity: Popularity, count: int) -> Mix:
 
 
 def saturate(
-    url: str, mix: Mix, cold: Sequence[str], load: Load, rng: np.random.Generator, processes: int = 1
+    url: str, mix: Mix, cold: Sequence[str], load: Load, rng: np.random.Generator, processes: int
 ) -> tuple[Run, int]:
     """A closed loop long enough, once everything is warm; and how many of the `cold` tenants, not asked yet, were asked.
 

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from hplm.errors import ConfigError
-from hplm.nn.dtype import CPU
 from hplm_builder.bodies import fastest_format
 from hplm_builder.evaluation.budget import Budget
 from hplm_builder.evaluation.results import Results, Run, RunKey
@@ -30,8 +29,8 @@ class Study:
     variants: Sequence[Variant]
     budget: Budget
     seeds: tuple[int, ...]
-    pooling: str = "mean"
-    device: torch.device = CPU
+    pooling: str
+    device: torch.device
 
     def __post_init__(self) -> None:
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
@@ -97,7 +96,7 @@ class Chosen:
     seed: int
     rate: float
     run: Run | None
-    at_end: bool = False
+    at_end: bool
 
 
 # By the names of task and variant, a `Chosen` a seed.

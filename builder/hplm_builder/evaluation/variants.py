@@ -131,7 +131,7 @@ class Served:
 
 
 def hbert_body(
-    base: Base, device: torch.device = CPU, at: Place = ADAPTER_AT, reduction_factor: int = REDUCTION_FACTOR
+    base: Base, device: torch.device, at: Place = ADAPTER_AT, reduction_factor: int = REDUCTION_FACTOR
 ) -> Callable[[EvalTask], MakeBody]:
     """Adapters in the base's frozen upper layers."""
     return lambda task: adapter_body(base.load_upper(), reduction_factor, device=device, at=at)

@@ -10,7 +10,7 @@ ROOT = Path("/sys/fs/cgroup")
 OWN = Path("/proc/self/cgroup")
 
 
-def limits(name: str, root: Path = ROOT, own: Path = OWN) -> Iterator[list[str]]:
+def limits(name: str, root: Path, own: Path) -> Iterator[list[str]]:
     """The words of the file `name` of this process's cgroup and of each above it, as far as they have one.
 
     A container sees its own as the root. Nothing where cgroups are of version 1.

@@ -48,8 +48,8 @@ class Verdict:
 class Removed(Removal):
     """What went, expired `uploads` by id too; `stuck` is what could not be removed."""
 
-    uploads: tuple[str, ...] = ()
-    stuck: tuple[Problem, ...] = ()
+    uploads: tuple[str, ...]
+    stuck: tuple[Problem, ...]
 
     @property
     def count(self) -> int:

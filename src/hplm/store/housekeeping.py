@@ -23,9 +23,9 @@ class Removal:
     `strays` are bytes of uploads that the registry has no row of, and what jobs that have ended kept to go on from.
     """
 
-    retired: tuple[str, ...] = ()
-    leftovers: tuple[Found, ...] = ()
-    strays: tuple[Found, ...] = ()
+    retired: tuple[str, ...]
+    leftovers: tuple[Found, ...]
+    strays: tuple[Found, ...]
 
     @property
     def count(self) -> int:

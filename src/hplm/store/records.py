@@ -121,7 +121,7 @@ class Changes:
     generation: int
     published: tuple[ServedTenant, ...]
     removed: tuple[str, ...]
-    full: bool = False
+    full: bool
 
 
 class Claim(NamedTuple):
