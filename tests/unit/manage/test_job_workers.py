@@ -9,7 +9,7 @@ import sqlite3
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -314,6 +314,22 @@ def test_a_job_that_fails_lets_go_of_what_it_had_in_memory(
         gc.enable()
 
 
+def keeps_then_saves(monkeypatch: pytest.MonkeyPatch, kept: Path, errors: Iterable[Exception]) -> list[bool]:
+    """Let jobs write `kept` and fail with each of `errors`, then save; whether it was there is told each time."""
+    found, really, left = [], tenants.save, iter(errors)
+
+    def save(*args: Any) -> None:
+        found.append(kept.exists())
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.touch()
+        if (error := next(left, None)) is not None:
+            raise error
+        really(*args)
+
+    monkeypatch.setattr(tenants, "save", save)
+    return found
+
+
 @pytest.mark.parametrize(("refusals", "why"), [(1, errno.ENOSPC), (1, errno.EROFS), (MOST_ATTEMPTS, errno.ENOSPC)])
 def test_a_disk_that_takes_nothing_for_a_while_costs_a_job_nothing_that_it_has_kept(
     service: ManageService,
@@ -324,17 +340,8 @@ def test_a_disk_that_takes_nothing_for_a_while_costs_a_job_nothing_that_it_has_k
     why: int,
 ) -> None:
     job = create_tenant(service, "acme", colours(60))
-    kept, found, really = store.scratch(job) / "kept.pt", [], tenants.save
-
-    def save(*args: Any) -> None:
-        found.append(kept.exists())
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.touch()
-        if len(found) <= refusals:
-            raise OSError(why, os.strerror(why))
-        really(*args)
-
-    monkeypatch.setattr(tenants, "save", save)
+    kept = store.scratch(job) / "kept.pt"
+    found = keeps_then_saves(monkeypatch, kept, [OSError(why, os.strerror(why)) for _ in range(refusals)])
     Worker(store, "w", times=LeaseTimes(lease_s=0.5, beat_s=0.1, tell_s=0.1)).run(until_idle=True)
     ended = registry.job(job)
     if refusals < MOST_ATTEMPTS:
@@ -350,24 +357,12 @@ def test_a_job_whose_device_fails_goes_on_from_what_it_kept_in_another_worker_wh
     service: ManageService, store: Store, registry: Registry, monkeypatch: pytest.MonkeyPatch, is_lost: bool
 ) -> None:
     job = create_tenant(service, "acme", colours(60))
-    kept, found, really = store.scratch(job) / "kept.pt", [], tenants.save
-
-    def save(*args: Any) -> None:
-        found.append(kept.exists())
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.touch()
-        if len(found) == 1:
-            raise (
-                RuntimeError("CUDA error: an illegal address")
-                if is_lost
-                else torch.OutOfMemoryError("CUDA out of memory")
-            )
-        really(*args)
+    lost, full = RuntimeError("CUDA error: an illegal address"), torch.OutOfMemoryError("CUDA out of memory")
+    found = keeps_then_saves(monkeypatch, store.scratch(job) / "kept.pt", [lost if is_lost else full])
 
     def synchronize(device: object) -> None:
         raise RuntimeError("CUDA error: an illegal address")
 
-    monkeypatch.setattr(tenants, "save", save)
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
     times = LeaseTimes(lease_s=0.5, beat_s=0.1, tell_s=0.1)
     if is_lost:
