@@ -125,10 +125,9 @@ class Changes:
 
 
 class Claim(NamedTuple):
-    """A kept tenant version and where its files must be."""
+    """Whose a kept tenant version is, and where its files must be."""
 
     tenant: str
-    number: int
     path: str
 
 

@@ -38,9 +38,7 @@ class Adoption(RegistryPart):
                 domains=tuple(DomainVersion(*row) for row in connection.execute(kept.order_by(domain_versions.c.id))),
                 tenants=tuple(
                     Claim(*row)
-                    for row in connection.execute(
-                        select(v.tenant, v.number, v.path).where(v.retired_s.is_(None)).order_by(v.tenant, v.number)
-                    )
+                    for row in connection.execute(select(v.tenant, v.path).where(v.retired_s.is_(None)).order_by(v.id))
                 ),
                 paths=frozenset(
                     path
