@@ -16,7 +16,7 @@ from hplm_loadtest.plan import Mix
 from hplm_loadtest.response import ask_each, median_row
 from hplm_loadtest.run import Run, goals_of
 from hplm_loadtest.tenants import UniformTenants
-from hplm_loadtest.texts import mean_tokens, texts
+from hplm_loadtest.texts import about_sent, texts
 from hplm_loadtest.variants import serving
 
 CLIENTS = 250
@@ -55,9 +55,6 @@ def burst(models: Path, scale: float, count: int, rounds: int, kind: str, pictur
         "scale": scale,
         "rounds": rounds,
         "names": len(names),
-        "texts": kind,
-        "mean_tokens": round(mean_tokens(sent, models), 1),
-        "protocol": "grpc",
-        "client": "same machine, a process of its own",
+        **about_sent(kind, sent, models),
     }
     return Report("burst", about, rows, goals_of("burst", rows))

@@ -23,7 +23,7 @@ from hplm_loadtest.response import ask_each, median_row
 from hplm_loadtest.run import Run, goals_of, kind_of
 from hplm_loadtest.steady import enough_requests, steady_rate
 from hplm_loadtest.tenants import UniformTenants
-from hplm_loadtest.texts import mean_tokens, texts
+from hplm_loadtest.texts import about_sent, texts
 from hplm_loadtest.variants import serving
 
 TIMES = (1.0, 3.0, 10.0)
@@ -102,10 +102,7 @@ def overload(
         "duration_s": duration_s,
         "deadline_s": deadline_s,
         "names": len(names),
-        "texts": kind,
-        "mean_tokens": round(mean_tokens(sent, models), 1),
-        "protocol": "grpc",
-        "client": "same machine, a process of its own",
+        **about_sent(kind, sent, models),
     }
     return Report("overload", about, rows, goals)
 

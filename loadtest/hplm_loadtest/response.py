@@ -22,7 +22,7 @@ from hplm_loadtest.plan import Mix
 from hplm_loadtest.processor import Milliseconds, ServerMeter, medians
 from hplm_loadtest.run import Run, goals_of
 from hplm_loadtest.tenants import InTurn
-from hplm_loadtest.texts import mean_tokens, texts
+from hplm_loadtest.texts import about_sent, texts
 from hplm_loadtest.variants import serving
 
 TENANTS = (100, 1_000, 5_000, 10_000)
@@ -122,10 +122,7 @@ def response(
         "period_s": PERIOD_S,
         "duration_s": duration_s,
         "rounds": rounds,
-        "texts": kind,
-        "mean_tokens": round(mean_tokens(sent, models), 1),
-        "protocol": "grpc",
-        "client": "same machine, a process of its own",
+        **about_sent(kind, sent, models),
     }
     return Report("response", about, rows, goals)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -55,6 +55,16 @@ def lines(path: Path) -> list[str]:
     if not found:
         raise DataError(f"{path} has no lines")
     return found
+
+
+def about_sent(kind: str, sent: Sequence[str], models: Path) -> dict[str, Any]:
+    """What a report says of texts of a kind that one process sends."""
+    return {
+        "texts": kind,
+        "mean_tokens": round(mean_tokens(sent, models), 1),
+        "protocol": "grpc",
+        "client": "same machine, a process of its own",
+    }
 
 
 def mean_tokens(sent: Sequence[str], models: Path) -> float:

@@ -18,7 +18,7 @@ from hplm_loadtest.plan import Mix
 from hplm_loadtest.response import ask_each
 from hplm_loadtest.run import Run, goals_of
 from hplm_loadtest.tenants import UniformTenants
-from hplm_loadtest.texts import mean_tokens, texts
+from hplm_loadtest.texts import about_sent, texts
 from hplm_loadtest.variants import serving
 
 SIZES = (1, 2, 8, 32, 96)
@@ -69,10 +69,7 @@ def waves(models: Path, sizes: Sequence[int], count: int, kind: str, picture: Pa
         "waves": count,
         "period_s": PERIOD_S,
         "names": len(names),
-        "texts": kind,
-        "mean_tokens": round(mean_tokens(sent, models), 1),
-        "protocol": "grpc",
-        "client": "same machine, a process of its own",
+        **about_sent(kind, sent, models),
     }
     return Report("waves", about, rows, goals)
 
