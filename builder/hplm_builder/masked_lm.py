@@ -119,7 +119,7 @@ def held_out_loss(
 ) -> dict[str, float]:
     """Mean cross-entropy (`loss`) and `accuracy` over several maskings of the text, the same at every call.
 
-    It takes up to a minute: `report` is called at each batch, and may raise what ends the work.
+    `report` is called at each of many batches, and may raise what ends the work.
     """
     device = model.head.bias.device
     loss, right, count = 0.0, 0, 0

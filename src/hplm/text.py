@@ -253,5 +253,5 @@ def check_text_count(given: TextOrPair, wanted: int) -> TextOrPair:
 def check_not_empty(encoded: EncodedText) -> EncodedText:
     """Raises EmptyTextError where the tokenizer found nothing, as in a text of control characters."""
     if encoded.is_empty:
-        raise EmptyTextError("the text, or one text of the pair, holds nothing but white space and control characters")
+        raise EmptyTextError("the text, or one of two, holds nothing but white space and control characters")
     return encoded

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import shlex
 import signal
 import sys
 import time
+import urllib.error
+import urllib.request
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,7 +21,7 @@ from hplm_client.connection import headers_of_environment
 from rich.console import Console
 from rich.markup import escape
 
-from hplm import base_folder, config
+from hplm import base_folder, config, wire
 from hplm.adapters.bank import TenantBank, is_banked
 from hplm.adapters.tenant import TenantCard
 from hplm.errors import ArtifactError, HplmError, RegistryError, StartError
@@ -26,15 +29,15 @@ from hplm.store.catalog import Catalog
 from hplm.store.layout import Store
 from hplm.store.registry import Registry
 from hplm.triton.logs import CrashWatch, is_plain
-from hplm.triton.server import Ports, TritonServer, check_free, find_triton, free_ports
+from hplm.triton.server import DIRECT, Ports, TritonServer, check_free, find_triton, free_ports
 from hplm.triton.stubs import StubKeeper
 from hplm_cli.supervisor import Supervisor
 
 DEFAULT_MODELS = Path("build/demo/models")
 SHOWN_TENANTS = 8
 ANY_TEXT = "A short text, to see an answer."
-# A Triton that has crashed says where it was and ends, or hangs.
-CRASH_ENDS_S = 5.0
+# A Triton that has crashed says where it was and ends, or hangs and answers nobody.
+CRASH_ENDS_S, ANSWERS_S = 5.0, 10.0
 
 
 class _Told(Console):
@@ -129,8 +132,9 @@ def serve(
         _explain(console, ports, predictions, left)
         crash = CrashWatch(log)
         while not server.has_ended:
-            if crash.has_crashed() and not server.ends(CRASH_ENDS_S):
-                server.process.kill()
+            if crash.has_crashed() and not server.ends(CRASH_ENDS_S) and not _answers(server):
+                with suppress(ProcessLookupError):
+                    os.kill(server.process.pid, signal.SIGKILL)
                 raise StartError(f"Triton crashed and hung: it was ended; see {server.log_path}")
             for said in stubs.look():
                 console.print(said, style="yellow", markup=False)
@@ -154,6 +158,22 @@ def serve(
         finally:
             if server is not None:
                 server.stop()
+
+
+def _answers(server: TritonServer) -> bool:
+    """Whether Triton still answers a request, with an error too, or writes down for an operator what it died of."""
+    inputs = [{"name": name, "shape": [1, 1], "datatype": "BYTES", "data": [""]} for name in (wire.TEXT, wire.TENANT)]
+    url = f"{server.ports.http_url}/v2/models/hbert/infer"
+    request = urllib.request.Request(url, json.dumps({"inputs": inputs}).encode(), {"Content-Type": "application/json"})
+    try:
+        with DIRECT.open(request, timeout=ANSWERS_S):
+            return True
+    except urllib.error.HTTPError:
+        return True
+    except (OSError, http.client.HTTPException):
+        with suppress(OSError):
+            return "CoreDumping:\t1" in Path(f"/proc/{server.process.pid}/status").read_text()
+        return False
 
 
 def start_worker(models: Path, *, wanted: bool | None, log: Path) -> Supervisor | None:

@@ -36,6 +36,7 @@ from hplm.store.layout import Store
 from hplm.store.registry import Registry
 from hplm.triton.server import Ports, free_ports
 from hplm.triton.stubs import stubs_of
+from hplm_cli.serve import CRASH_ENDS_S
 from tests import tiny, unlike
 from tests.waiting import until
 from tests.watching import runs
@@ -384,6 +385,10 @@ def test_a_triton_that_crashed_and_hangs_is_ended(service: Service) -> None:
     # What it does when its memory is damaged: it says this, and waits for a lock that it holds itself.
     with (service.models.parent / "triton.log").open("a") as log:
         log.write("Signal (6) received.\n")
+    # One that answers has not: somebody else wrote this.
+    time.sleep(CRASH_ENDS_S + 3.0)
+    assert service.process.poll() is None
+    os.kill(triton, signal.SIGSTOP)
     assert service.process.wait(SOON_S) == 1
     assert "Triton crashed and hung" in (service.models.parent / "serve.log").read_text()
     until(lambda: not any(runs(one) for one in (triton, *started)))

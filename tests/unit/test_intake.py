@@ -10,12 +10,17 @@ from hplm.serving.intake import Intake
 
 
 def waited(
-    intake: Intake, counts: Sequence[int], every_s: float, start_s: float = 10.0, pause_s: float = 0.0
+    intake: Intake,
+    counts: Sequence[int],
+    every_s: float,
+    start_s: float = 10.0,
+    pause_s: float = 0.0,
+    was_full: bool = False,
 ) -> list[float]:
     """Of calls one after another, each taking as long as it is until the next but for `pause_s`."""
     found = []
     for call, count in enumerate(counts):
-        found.append(intake.waited_s(count, start_s + call * every_s))
+        found.append(intake.waited_s(count, start_s + call * every_s, was_full=was_full))
         intake.returned(start_s + (call + 1) * every_s - pause_s)
     return found
 
@@ -42,7 +47,11 @@ def test_a_stage_that_was_left_alone_had_nothing_waiting() -> None:
 def test_full_calls_that_triton_is_late_with_have_waited_all_the_longer() -> None:
     # On busy cores there is time between the calls too, and where Triton missed that the stage is ready half a second.
     assert waited(Intake(64, 1024), (64, 64, 64), 0.04, pause_s=0.02) == pytest.approx([0.0, 0.04, 0.08])
-    assert waited(Intake(64, 1024), (64, 64, 64), 0.5, pause_s=0.47) == pytest.approx([0.0, 0.5, 1.0])
+    assert waited(Intake(64, 1024), (64, 64, 64), 0.5, pause_s=0.47) == [0.0] * 3, "many at a time, nobody kept"
+    was_full = waited(Intake(64, 1024), (64, 64, 64), 0.5, pause_s=0.47, was_full=True)
+    assert was_full == pytest.approx([0.0, 0.5, 1.0])
+    # Refused long ago.
+    assert waited(Intake(64, 1024), (64, 64, 64), 60.0, pause_s=59.9, was_full=True) == [0.0] * 3
 
 
 def test_nobody_waits_longer_than_those_in_front_took() -> None:

@@ -172,6 +172,19 @@ def test_where_there_is_no_place_for_another_triton_is_asked_again_and_nothing_h
     assert not waker.counts["failed_wakes"]
 
 
+def test_the_next_call_is_told_that_there_was_no_place_for_another(triton: Triton, make: Any) -> None:
+    waker = make()
+    assert not waker.began()
+    triton.answer = lambda: answer("[request id: x] Exceeds maximum queue size")
+    waker.ended(of_many=False)
+    until(lambda: waker.counts["wakes"] == SENT and not waker._waiting)
+    assert waker.began()
+    triton.answer = lambda: answer("[request id: x] Request timeout expired")
+    waker.ended(of_many=False)
+    until(lambda: waker.counts["wakes"] > SENT)
+    assert not waker.began()
+
+
 def test_a_call_that_ends_while_a_later_look_is_due_has_its_own_soon(triton: Triton, make: Any) -> None:
     triton.answer = lambda: answer("something else")
     waker = make()

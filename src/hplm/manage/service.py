@@ -114,6 +114,7 @@ class ManageService:
         return Uploads(self._store, self._registry)
 
     def _fine_tune(self, kind: str, request: requests.FineTune) -> Answer:
+        self._check_room()
         name = request.tenant
         base, domain = request.base or self._settings.base, request.domain or self._settings.domain
         if kind == "tenant.update":
@@ -143,6 +144,7 @@ class ManageService:
         return self._submit(kind, f"tenant:{name}", request, base, domain, details)
 
     def _pretrain(self, kind: str, request: requests.Pretrain) -> Answer:
+        self._check_room()
         name = request.domain
         base = request.base or self._settings.base
         if kind == "domain.update":
@@ -171,6 +173,11 @@ class ManageService:
             "most_corpus_bytes": self._settings.max_upload_bytes,
         }
         return self._submit(kind, f"domain:{base}/{name}", request, base, name, details)
+
+    def _check_room(self) -> None:
+        """Raises QueueFullError where too many jobs wait."""
+        if (waiting := self._registry.count_jobs(self._clock())["queued"]) >= MOST_QUEUED:
+            raise QueueFullError(f"{waiting:,} jobs wait already; ask again when some are done (`hplm job list`)")
 
     def _check_new(self, what: str, name: str, subject: str, *, is_there: bool) -> None:
         """Raises AlreadyThereError, also where a job is to create it."""
@@ -245,8 +252,6 @@ class ManageService:
         }
         # A dry run changes nothing: it need not wait for its subject's jobs.
         subject = f"plan:{subject}" if request.dry_run else subject
-        if (waiting := self._registry.count_jobs(self._clock())["queued"]) >= MOST_QUEUED:
-            raise QueueFullError(f"{waiting:,} jobs wait already; ask again when some are done (`hplm job list`)")
         job = self._registry.submit_job(kind, subject, {**common, **details}, self._clock())
         crash_point("job.submitted")
         return self._planned(job) if request.dry_run else {"job": job.id}

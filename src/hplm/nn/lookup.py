@@ -236,14 +236,15 @@ def open_lineage(
     )
 
 
-# Of each file its path, inode, size and time of change.
-FilesState = tuple[tuple[str, int, int, int], ...]
+# Of each file its path, size and time of change.
+FilesState = tuple[tuple[str, int, int], ...]
 
 
 def files_state(folder: Path) -> FilesState:
     """Another one where a file of a domain version was replaced or written to. Raises OSError."""
-    found = [(path, path.stat()) for path in sorted(folder.rglob("*")) if path.is_file()]
-    return tuple((str(path), about.st_ino, about.st_size, about.st_mtime_ns) for path, about in found)
+    seen = sorted(path for path in folder.rglob("*") if not path.name.startswith(".") and path.is_file())
+    found = ((path, path.stat()) for path in seen)
+    return tuple((str(path), about.st_size, about.st_mtime_ns) for path, about in found)
 
 
 def verify_domain(folder: Path) -> None:

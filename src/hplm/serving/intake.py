@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 
-# Triton looks at what waits every half second at the latest, and where all cores are busy it comes to it later still: a stage
-# that it left alone for longer had nothing waiting there.
-PAUSE_S = 0.75
+# Where all cores are busy Triton comes so late to what waits. A stage that it left alone for longer had nothing waiting there,
+# unless the queue was full: then Triton may come to it only after half a second, and so late.
+PAUSE_S, PAUSE_WHERE_FULL_S = 0.03, 0.75
 # A call that comes sooner after the last may have waited for its end: before that Triton passes the answers on that it
 # brought back.
 AT_ONCE_S = 0.003
@@ -25,16 +25,17 @@ class Intake:
         self._called_s = 0.0
         # When each of as many full calls as may wait came, which followed each other; before them, when the first of all may
         # have begun to wait. Where they all waited, who is taken now came into the place of the oldest of these.
-        self._full: deque[float] = deque(maxlen=-(-queue_size // (processes * most)))
+        self._full: deque[float] = deque(maxlen=-(-queue_size // (processes * max(1, most))))
         self._returned_s = 0.0
 
-    def waited_s(self, count: int, now_s: float) -> float:
-        """Seconds, of a call of `count` requests."""
+    def waited_s(self, count: int, now_s: float, *, was_full: bool = False) -> float:
+        """Seconds, of a call of `count` requests; `was_full`: Triton refused one more since the last call."""
         # Who came while the last call lasted; of others it says too much, by no more than that.
         meanwhile_s = now_s - self._called_s if now_s - self._returned_s < AT_ONCE_S else 0.0
         self._called_s = now_s
         says_more = count == self._most > 1
-        if not says_more or now_s - self._returned_s > PAUSE_S:
+        pause_s = PAUSE_WHERE_FULL_S if was_full else PAUSE_S
+        if not says_more or now_s - self._returned_s > pause_s:
             self._full.clear()
         if not says_more:
             return meanwhile_s

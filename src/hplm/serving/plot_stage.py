@@ -221,7 +221,8 @@ class PlotStage:
         for lineage in lineages:
             self._broken.pop(lineage, None)
             self._open_now.pop(lineage, None)
-            self._verified.pop(lineage[0], None)
+        for path in {path for lineage in lineages for path in lineage}.difference(*(one.lineage for one in found)):
+            self._verified.pop(path, None)
 
     @property
     def counts(self) -> Counter[str]:

@@ -50,6 +50,7 @@ class Waker:
         if translate.queue_size(args) and not expires:
             self._say("its config does not let requests say when they expire; `hplm build export` writes one that does")
         self._sent = self._failed = self._waiting = self._handed_over = 0
+        self._was_full = False
         # Until when the loop waits.
         self._awake_s = math.inf
         self._senders = Daemons(MOST_WAITING, "hplm-wake")
@@ -61,10 +62,12 @@ class Waker:
         """Requests sent, and those that failed otherwise than by expiring."""
         return Counter(wakes=self._sent, failed_wakes=self._failed)
 
-    def began(self) -> None:
-        """A call has come."""
+    def began(self) -> bool:
+        """A call has come. Returns whether a request was refused since the last one, because too many wait in Triton."""
         with self._changed:
             self._wakes.began()
+            was_full, self._was_full = self._was_full, False
+            return was_full
 
     def ended(self, *, of_many: bool) -> None:
         """It is about to return. `of_many`: so many requests come that others follow soon."""
@@ -122,7 +125,9 @@ class Waker:
             if said.endswith(wire.TRITON_EXPIRED):
                 self._handed_over = 0
                 self._wakes.looked(after_call)
-            elif not said.endswith(wire.TRITON_FULL):
+            elif said.endswith(wire.TRITON_FULL):
+                self._was_full = True
+            else:
                 self._failed += 1
                 self._handed_over += is_handed_over
             gives_up = is_handed_over and self._handed_over == MOST_HANDED_OVER
