@@ -50,9 +50,9 @@ class TritonPythonModel:
         self._stage.start()
 
     def execute(self, requests):
-        was_full = self._waker.began()
+        self._waker.began()
         now_s = time.monotonic()
-        self._arrived_s = now_s - self._intake.waited_s(len(requests), now_s, was_full=was_full)
+        self._arrived_s = now_s - self._intake.waited_s(len(requests), now_s, self._waker.oldest_s)
         hold_s = self._hold.seconds(len(requests), now_s)
         submit, count = self._stage.submit, self._stage.count_refused
         found = translate.submit_all(requests, self._read, submit, lambda request: self._write, count, hold_s=hold_s)

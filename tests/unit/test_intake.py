@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import pytest
@@ -15,12 +16,15 @@ def waited(
     every_s: float,
     start_s: float = 10.0,
     pause_s: float = 0.0,
-    was_full: bool = False,
+    own_s: float = -math.inf,
 ) -> list[float]:
-    """Of calls one after another, each taking as long as it is until the next but for `pause_s`."""
+    """Of calls one after another, each taking as long as it is until the next but for `pause_s`.
+
+    At each a request of the stage's own has waited for `own_s`.
+    """
     found = []
     for call, count in enumerate(counts):
-        found.append(intake.waited_s(count, start_s + call * every_s, was_full=was_full))
+        found.append(intake.waited_s(count, now_s := start_s + call * every_s, now_s - own_s))
         intake.returned(start_s + (call + 1) * every_s - pause_s)
     return found
 
@@ -48,10 +52,16 @@ def test_full_calls_that_triton_is_late_with_have_waited_all_the_longer() -> Non
     # On busy cores there is time between the calls too, and where Triton missed that the stage is ready half a second.
     assert waited(Intake(64, 1024), (64, 64, 64), 0.04, pause_s=0.02) == pytest.approx([0.0, 0.04, 0.08])
     assert waited(Intake(64, 1024), (64, 64, 64), 0.5, pause_s=0.47) == [0.0] * 3, "many at a time, nobody kept"
-    was_full = waited(Intake(64, 1024), (64, 64, 64), 0.5, pause_s=0.47, was_full=True)
-    assert was_full == pytest.approx([0.0, 0.5, 1.0])
-    # Refused long ago.
-    assert waited(Intake(64, 1024), (64, 64, 64), 60.0, pause_s=59.9, was_full=True) == [0.0] * 3
+
+
+def test_in_a_full_call_all_have_waited_for_longer_than_a_request_of_the_stage_s_own_that_waits() -> None:
+    kept = waited(Intake(64, 1024), (64, 64, 63, 64), 0.5, pause_s=0.47, own_s=1.2)
+    assert kept == pytest.approx([1.2, 1.2, 0.0, 1.2])
+
+
+def test_full_calls_follow_each_other_over_a_pause_in_which_a_request_of_the_stage_s_own_waits() -> None:
+    kept = waited(Intake(64, 1024), (64, 64, 64), 0.5, pause_s=0.47, own_s=0.3)
+    assert kept == pytest.approx([0.3, 0.5, 1.0])
 
 
 def test_nobody_waits_longer_than_those_in_front_took() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import sys
 import threading
 import time
@@ -172,17 +173,23 @@ def test_where_there_is_no_place_for_another_triton_is_asked_again_and_nothing_h
     assert not waker.counts["failed_wakes"]
 
 
-def test_the_next_call_is_told_that_there_was_no_place_for_another(triton: Triton, make: Any) -> None:
+def test_it_knows_since_when_its_oldest_request_waits(triton: Triton, make: Any) -> None:
+    may_end = threading.Event()
+
+    def waiting() -> Any:
+        assert may_end.wait(60)
+        return answer("[request id: x] Request timeout expired")
+
+    triton.answer = waiting
     waker = make()
-    assert not waker.began()
-    triton.answer = lambda: answer("[request id: x] Exceeds maximum queue size")
-    waker.ended(of_many=False)
-    until(lambda: waker.counts["wakes"] == SENT and not waker._waiting)
-    assert waker.began()
-    triton.answer = lambda: answer("[request id: x] Request timeout expired")
-    waker.ended(of_many=False)
-    until(lambda: waker.counts["wakes"] > SENT)
-    assert not waker.began()
+    assert waker.oldest_s == math.inf
+    before_s = time.monotonic()
+    call(waker)
+    until(lambda: len(triton.asked) == SENT)
+    oldest_s = waker.oldest_s
+    assert before_s <= oldest_s <= time.monotonic()
+    may_end.set()
+    until(lambda: waker.oldest_s == math.inf)
 
 
 def test_a_call_that_ends_while_a_later_look_is_due_has_its_own_soon(triton: Triton, make: Any) -> None:

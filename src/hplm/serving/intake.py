@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
-# Where all cores are busy Triton comes so late to what waits. A stage that it left alone for longer had nothing waiting there,
-# unless the queue was full: then Triton may come to it only after half a second, and so late.
-PAUSE_S, PAUSE_WHERE_FULL_S = 0.03, 0.75
+# Where all cores are busy Triton comes so late to what waits; a stage that it left alone for longer had nothing waiting there,
+# unless a request of its own waits too.
+PAUSE_S = 0.03
 # A call that comes sooner after the last may have waited for its end: before that Triton passes the answers on that it
 # brought back.
 AT_ONCE_S = 0.003
@@ -28,14 +29,17 @@ class Intake:
         self._full: deque[float] = deque(maxlen=-(-queue_size // (processes * max(1, most))))
         self._returned_s = 0.0
 
-    def waited_s(self, count: int, now_s: float, *, was_full: bool = False) -> float:
-        """Seconds, of a call of `count` requests; `was_full`: Triton refused one more since the last call."""
+    def waited_s(self, count: int, now_s: float, oldest_s: float = math.inf) -> float:
+        """Seconds, of a call of `count` requests.
+
+        `oldest_s`: when the stage sent a request to itself that Triton has not looked at: who is handed over in a full call
+        came before that.
+        """
         # Who came while the last call lasted; of others it says too much, by no more than that.
         meanwhile_s = now_s - self._called_s if now_s - self._returned_s < AT_ONCE_S else 0.0
         self._called_s = now_s
         says_more = count == self._most > 1
-        pause_s = PAUSE_WHERE_FULL_S if was_full else PAUSE_S
-        if not says_more or now_s - self._returned_s > pause_s:
+        if not says_more or (now_s - self._returned_s > PAUSE_S and oldest_s == math.inf):
             self._full.clear()
         if not says_more:
             return meanwhile_s
@@ -43,7 +47,7 @@ class Intake:
             self._full.append(now_s - meanwhile_s)
         waited_s = now_s - self._full[0] if self._full else meanwhile_s
         self._full.append(now_s)
-        return waited_s
+        return max(waited_s, now_s - oldest_s)
 
     def returned(self, now_s: float) -> None:
         """The stage is ready for another call."""

@@ -50,7 +50,8 @@ class Waker:
         if translate.queue_size(args) and not expires:
             self._say("its config does not let requests say when they expire; `hplm build export` writes one that does")
         self._sent = self._failed = self._waiting = self._handed_over = 0
-        self._was_full = False
+        # By number, when each was sent that has no answer.
+        self._unanswered: dict[int, float] = {}
         # Until when the loop waits.
         self._awake_s = math.inf
         self._senders = Daemons(MOST_WAITING, "hplm-wake")
@@ -62,12 +63,16 @@ class Waker:
         """Requests sent, and those that failed otherwise than by expiring."""
         return Counter(wakes=self._sent, failed_wakes=self._failed)
 
-    def began(self) -> bool:
-        """A call has come. Returns whether a request was refused since the last one, because too many wait in Triton."""
+    @property
+    def oldest_s(self) -> float:
+        """When the oldest of its requests was sent that Triton has not looked at, by the monotonic clock; inf for none."""
+        with self._changed:
+            return min(self._unanswered.values(), default=math.inf)
+
+    def began(self) -> None:
+        """A call has come."""
         with self._changed:
             self._wakes.began()
-            was_full, self._was_full = self._was_full, False
-            return was_full
 
     def ended(self, *, of_many: bool) -> None:
         """It is about to return. `of_many`: so many requests come that others follow soon."""
@@ -95,7 +100,7 @@ class Waker:
                     self._sent += 1
                     self._waiting += 1
                     try:
-                        self._senders.run(partial(self._send, self._wakes.asked(now_s)))
+                        self._senders.run(partial(self._send, self._sent, self._wakes.asked(now_s)))
                     except RuntimeError:
                         # No thread could be started; asked again, as where no answer comes.
                         self._waiting -= 1
@@ -104,8 +109,10 @@ class Waker:
                     self._awake_s = math.inf if due_s is None else due_s
                     self._changed.wait(None if due_s is None else due_s - now_s)
 
-    def _send(self, after_call: int) -> None:
+    def _send(self, number: int, after_call: int) -> None:
         is_handed_over = False
+        with self._changed:
+            self._unanswered[number] = time.monotonic()
         try:
             response = pb_utils.InferenceRequest(
                 model_name=self._model,
@@ -122,12 +129,11 @@ class Waker:
             said = str(error)
         with self._changed:
             self._waiting -= 1
+            del self._unanswered[number]
             if said.endswith(wire.TRITON_EXPIRED):
                 self._handed_over = 0
                 self._wakes.looked(after_call)
-            elif said.endswith(wire.TRITON_FULL):
-                self._was_full = True
-            else:
+            elif not said.endswith(wire.TRITON_FULL):
                 self._failed += 1
                 self._handed_over += is_handed_over
             gives_up = is_handed_over and self._handed_over == MOST_HANDED_OVER
