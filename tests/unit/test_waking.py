@@ -192,6 +192,20 @@ def test_it_knows_since_when_its_oldest_request_waits(triton: Triton, make: Any)
     until(lambda: waker.oldest_s == math.inf)
 
 
+def test_one_that_is_never_answered_does_not_make_all_who_come_later_look_old(
+    triton: Triton, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_end = threading.Event()
+    triton.answer = lambda: answer(None if may_end.wait(60) else "late")
+    waker = make()
+    monkeypatch.setattr(sys.modules["hplm.triton.waking"], "LOST_AFTER_S", 0.2)
+    call(waker)
+    until(lambda: len(triton.asked) == SENT)
+    until(lambda: waker.oldest_s == math.inf)
+    assert waker._unanswered
+    may_end.set()
+
+
 def test_a_call_that_ends_while_a_later_look_is_due_has_its_own_soon(triton: Triton, make: Any) -> None:
     triton.answer = lambda: answer("something else")
     waker = make()

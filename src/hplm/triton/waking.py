@@ -23,6 +23,8 @@ from hplm.triton import translate
 MOST_WAITING = 16
 # As little as can be: what Triton looks at has waited for longer.
 TIMEOUT_US = 1
+# One that has no answer for so long never gets any, and says nothing of who waits: two seconds was the longest seen.
+LOST_AFTER_S = 10.0
 # So many one after another that came to the stage: this Triton is another than we know.
 MOST_HANDED_OVER = 20
 # For what is under way at the end.
@@ -66,8 +68,9 @@ class Waker:
     @property
     def oldest_s(self) -> float:
         """When the oldest of its requests was sent that Triton has not looked at, by the monotonic clock; inf for none."""
+        since_s = time.monotonic() - LOST_AFTER_S
         with self._changed:
-            return min(self._unanswered.values(), default=math.inf)
+            return min((sent_s for sent_s in self._unanswered.values() if sent_s > since_s), default=math.inf)
 
     def began(self) -> None:
         """A call has come."""
