@@ -51,4 +51,4 @@ class TritonPythonModel:
         return translate.single(request, wire.REQUEST)
 
     def _write(self, given, answer):
-        return translate.respond(RESPONSE=np.array(answer, dtype=np.object_))
+        return translate.respond(RESPONSE=np.array([answer], dtype=np.object_))

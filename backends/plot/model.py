@@ -1,7 +1,8 @@
-"""Triton backend `plot`: TEXT, TENANT -> HIDDEN, TOKENS, TRUNCATED, ARRIVED, VERSION."""
+"""Triton backend `plot`: TEXT, TENANT -> HIDDEN, TOKENS, TRUNCATED, ABOUT."""
 
 import json
 import time
+from functools import partial
 
 import numpy as np
 
@@ -9,6 +10,7 @@ from hplm import config, wire
 from hplm.scheduling.pace import Hold
 from hplm.serving.intake import Intake
 from hplm.serving.plot_stage import PlotInput, PlotStage
+from hplm.serving.together import pack, submit_together
 from hplm.triton import metrics, translate
 from hplm.triton.waking import Waker
 
@@ -20,13 +22,14 @@ MOST_HOLD_S = 0.015
 
 class TritonPythonModel:
     def initialize(self, args):
+        translate.check_tensors(args, [wire.ABOUT])
         folder = translate.version_folder(args)
         settings = config.load(config.PlotSettings, folder / "settings.json")
         instances = translate.instances(args)
         self._stage = PlotStage(settings, folder, instances)
-        most = json.loads(args["model_config"])["max_batch_size"]
-        self._intake = Intake(most, translate.queue_size(args), instances)
-        self._hold = Hold(min(settings.batch_every_ms / 1000 + LOOK_UP_S, MOST_HOLD_S), most)
+        self._most = json.loads(args["model_config"])["max_batch_size"]
+        self._intake = Intake(self._most, translate.queue_size(args), instances)
+        self._hold = Hold(min(settings.batch_every_ms / 1000 + LOOK_UP_S, MOST_HOLD_S))
         nothing = np.array([[b""]], dtype=np.object_)
         self._waker = Waker(args, {wire.TEXT: nothing, wire.TENANT: nothing})
         translate.log(f"{args['model_name']}: what no table has is {self._stage.about}")
@@ -52,9 +55,11 @@ class TritonPythonModel:
     def execute(self, requests):
         self._waker.began()
         now_s = time.monotonic()
-        self._arrived_s = now_s - self._intake.waited_s(len(requests), now_s, self._waker.oldest_s)
-        hold_s = self._hold.seconds(len(requests), now_s)
-        submit, count = self._stage.submit, self._stage.count_refused
+        is_full = translate.fills(requests, self._most)
+        waited_s = self._intake.waited_s(len(requests), now_s, self._waker.oldest_s, is_full=is_full)
+        self._arrived_s = now_s - waited_s
+        hold_s = self._hold.seconds(len(requests), now_s, is_full=is_full)
+        submit, count = partial(submit_together, self._stage.submit), self._stage.count_refused
         found = translate.submit_all(requests, self._read, submit, lambda request: self._write, count, hold_s=hold_s)
         self._intake.returned(time.monotonic())
         self._waker.ended(of_many=hold_s > 0)
@@ -66,19 +71,18 @@ class TritonPythonModel:
         self._metrics.stop()
 
     def _read(self, request):
-        inputs = translate.inputs(request)
-        return PlotInput(
-            translate.texts(inputs, wire.TEXT),
-            translate.text(inputs, wire.TENANT),
-            translate.deadline_s(request),
-            self._arrived_s,
-        )
+        inputs, deadline_s = translate.inputs(request), translate.deadline_s(request)
+        texts, tenants = translate.texts(inputs, wire.TEXT), translate.texts(inputs, wire.TENANT)
+        return [
+            PlotInput(tuple(text), tenant, deadline_s, self._arrived_s)
+            for text, (tenant,) in zip(texts, tenants, strict=True)
+        ]
 
-    def _write(self, given, answer):
+    def _write(self, given, answers):
+        arrived_ns = int(given[0].arrived_s * 1e9)
         return translate.respond(
-            HIDDEN=answer.hidden,
-            TOKENS=answer.tokens,
-            TRUNCATED=np.array([answer.truncated], dtype=bool),
-            VERSION=np.array([answer.version_id], dtype=np.int64),
-            ARRIVED=np.array([int(given.arrived_s * 1e9)], dtype=np.int64),
+            HIDDEN=pack([answer.hidden for answer in answers]),
+            TOKENS=pack([answer.tokens for answer in answers]),
+            TRUNCATED=np.array([[answer.truncated] for answer in answers], dtype=bool),
+            ABOUT=np.array([(len(answer.tokens), answer.version_id, arrived_ns) for answer in answers], np.int64),
         )

@@ -1,12 +1,14 @@
-"""Triton backend `upper`: HIDDEN, TOKENS, TENANT, ARRIVED, VERSION -> LABEL, SCORE, SPAN, LOGITS."""
+"""Triton backend `upper`: HIDDEN, TOKENS, TENANT, ABOUT -> LABEL, SCORE, SPAN, LOGITS."""
 
 import json
 import time
+from functools import partial
 
 import numpy as np
 
 from hplm import config, wire
 from hplm.scheduling.pace import Hold
+from hplm.serving.together import fill_up, labelled, submit_together, unpack
 from hplm.serving.upper_stage import UpperInput, UpperStage
 from hplm.triton import metrics, translate
 from hplm.triton.waking import Waker
@@ -17,6 +19,7 @@ HOLD_S = 0.005
 
 class TritonPythonModel:
     def initialize(self, args):
+        translate.check_tensors(args, [wire.ABOUT])
         folder = translate.version_folder(args)
         settings = config.load(config.UpperSettings, folder / "settings.json")
         self._stage = UpperStage(settings, folder, int(args["model_instance_device_id"]), translate.instances(args))
@@ -43,15 +46,17 @@ class TritonPythonModel:
         )
         # A GPU is done with a batch in less: nobody's requests would be read meanwhile.
         hold_s = HOLD_S if self._stage.engine.device.type == "cpu" else 0.0
-        self._hold = Hold(hold_s, json.loads(args["model_config"])["max_batch_size"])
+        self._hold = Hold(hold_s)
+        self._most = json.loads(args["model_config"])["max_batch_size"]
         # What `auto` has come to: a GPU that torch does not see is no error.
         translate.log(f"{args['model_name']}: computing {self._stage.about}")
         self._stage.start()
 
     def execute(self, requests):
         self._waker.began()
-        hold_s = self._hold.seconds(len(requests), time.monotonic())
-        submit, count = self._stage.submit, self._stage.count_refused
+        is_full = translate.fills(requests, self._most)
+        hold_s = self._hold.seconds(len(requests), time.monotonic(), is_full=is_full)
+        submit, count = partial(submit_together, self._stage.submit), self._stage.count_refused
         found = translate.submit_all(requests, self._read, submit, self._writer, count, hold_s=hold_s)
         self._waker.ended(of_many=hold_s > 0)
         return found
@@ -62,25 +67,30 @@ class TritonPythonModel:
         self._metrics.stop()
 
     def _read(self, request):
-        inputs = translate.inputs(request)
-        arrived = translate.optional(inputs, wire.ARRIVED)
-        version = translate.optional(inputs, wire.VERSION)
-        return UpperInput(
-            translate.tensor(inputs, wire.HIDDEN),
-            translate.tensor(inputs, wire.TOKENS),
-            translate.text(inputs, wire.TENANT),
-            translate.deadline_s(request),
-            None if arrived is None else float(arrived[0]) / 1e9,
-            None if version is None else int(version[0]),
-        )
+        inputs, deadline_s = translate.inputs(request), translate.deadline_s(request)
+        tenants, about = translate.texts(inputs, wire.TENANT), translate.optional(inputs, wire.ABOUT)
+        known = [(-1, -1)] * len(tenants) if about is None else about[:, 1:].tolist()
+        lengths = None if about is None else about[:, 0].tolist()
+        hidden = unpack(translate.tensor(inputs, wire.HIDDEN), lengths)
+        tokens = unpack(translate.tensor(inputs, wire.TOKENS), lengths)
+        return [
+            UpperInput(
+                *own,
+                tenant,
+                deadline_s,
+                arrived_ns / 1e9 if arrived_ns >= 0 else None,
+                version if version >= 0 else None,
+            )
+            for *own, (tenant,), (version, arrived_ns) in zip(hidden, tokens, tenants, known, strict=True)
+        ]
 
     def _writer(self, request):
         with_logits = translate.wants(request, wire.LOGITS)
 
-        def write(given, answer):
-            outputs = translate.labelled(answer.spans)
+        def write(given, answers):
+            outputs = labelled([answer.spans for answer in answers])
             if with_logits:
-                outputs[wire.LOGITS] = answer.logits
+                outputs[wire.LOGITS] = fill_up([answer.logits for answer in answers], 0)
             return translate.respond(**outputs)
 
         return write

@@ -8,7 +8,6 @@
     |  |- TextCountError           TEXT_COUNT              INVALID_ARG
     |  |- TenantNameError          BAD_TENANT_NAME         INVALID_ARG
     |  |- UnknownTenantError       UNKNOWN_TENANT          NOT_FOUND
-    |  |- BatchShapeError          ONE_TEXT_PER_REQUEST    INVALID_ARG
     |  |- HiddenStatesError        BAD_HIDDEN_STATES       INVALID_ARG
     |  |- BadInputError            BAD_INPUT               INVALID_ARG
     |- ServerError                 (the server cannot answer now)
@@ -102,10 +101,6 @@ class TenantNameError(RequestError):
 class UnknownTenantError(RequestError):
     code = "UNKNOWN_TENANT"
     status = "NOT_FOUND"
-
-
-class BatchShapeError(RequestError):
-    code = "ONE_TEXT_PER_REQUEST"
 
 
 class HiddenStatesError(RequestError):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 MODEL = "hbert"
 
-# The ensemble's inputs and outputs.
+# The ensemble's inputs and outputs, of each text of a request; `hplm.serving.together` has how several go in one tensor.
 TEXT = "TEXT"  # BYTES [1], UTF-8; [2] of a tenant that was trained on pairs
 TENANT = "TENANT"  # BYTES [1]
 LABEL = "LABEL"  # BYTES [k]: one for a classification, one per entity for a tagging, "score" for a regression
@@ -20,11 +20,10 @@ REGRESSION_LABEL = "score"
 
 # Between the stages.
 HIDDEN = "HIDDEN"  # FP16 [tokens, H]: merged window vectors
-ARRIVED = "ARRIVED"  # INT64 [1]: when the request came, in nanoseconds of the server's monotonic clock
-VERSION = (
-    "VERSION"  # INT64 [1]: which version of the tenant the first stage has found, so that the second takes the same
-)
 TOKENS = "TOKENS"  # INT32 [tokens, 3]: start and end character, number of the word; -1 for special tokens
+# INT64 [3]: how many tokens the text has; which version of the tenant the first stage has found, so that the second takes the
+# same; when the request came, in nanoseconds of the server's monotonic clock. -1 for what is not known.
+ABOUT = "ABOUT"
 
 # Triton's own words where too much waits before a stage, and where a request has waited there for its `timeout`: over gRPC
 # UNAVAILABLE, both of them.

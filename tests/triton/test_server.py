@@ -146,6 +146,7 @@ def raw_infer(module: Any, triton: Any, model: str, tensors: dict[str, np.ndarra
         np.dtype(np.object_): "BYTES",
         np.dtype(np.float16): "FP16",
         np.dtype(np.int32): "INT32",
+        np.dtype(np.int64): "INT64",
         np.dtype(np.float32): "FP32",
     }
     inputs = []
@@ -156,8 +157,16 @@ def raw_infer(module: Any, triton: Any, model: str, tensors: dict[str, np.ndarra
     return triton.infer(model, inputs)
 
 
-def as_bytes(value: bytes) -> np.ndarray:
-    return np.array([[value]], dtype=np.object_)
+def as_bytes(*values: bytes) -> np.ndarray:
+    """One for each text of a request."""
+    return np.array([[value] for value in values], dtype=np.object_)
+
+
+def in_one_request(pairs: Sequence[tuple[str, str]]) -> dict[str, np.ndarray]:
+    return {
+        "TEXT": as_bytes(*[text.encode() for _, text in pairs]),
+        "TENANT": as_bytes(*[tenant.encode() for tenant, _ in pairs]),
+    }
 
 
 @pytest.fixture(params=["http", "grpc"])
@@ -194,15 +203,92 @@ def test_a_bad_request_gets_its_code_and_no_traceback(
         {"TEXT": np.array([[1]], dtype=np.int32), "TENANT": as_bytes(b"alpha")},
         {"TEXT": np.array([[b"a", b"b"]], dtype=np.object_), "TENANT": as_bytes(b"alpha")},
         {"TEXT": np.array([b"a"], dtype=np.object_), "TENANT": as_bytes(b"alpha")},
-        {"TEXT": np.array([[b"a"], [b"b"]], dtype=np.object_), "TENANT": np.array([[b"alpha"]] * 2, dtype=np.object_)},
+        {"TEXT": as_bytes(b"a", b"b"), "TENANT": as_bytes(b"alpha")},
+        {"TEXT": as_bytes(*[b"a"] * 65), "TENANT": as_bytes(*[b"alpha"] * 65)},
+        {"TEXT": np.zeros((0, 1), dtype=np.object_), "TENANT": np.zeros((0, 1), dtype=np.object_)},
     ],
-    ids=["wrong-name", "missing-input", "wrong-dtype", "two-columns", "no-batch-dimension", "batch-of-two"],
+    ids=[
+        "wrong-name",
+        "missing-input",
+        "wrong-dtype",
+        "two-columns",
+        "no-batch-dimension",
+        "one-tenant-for-two-texts",
+        "too-many-texts",
+        "no-text",
+    ],
 )
 def test_a_wrong_tensor_is_refused_and_the_server_goes_on(raw: tuple[Any, Any], tensors: dict[str, np.ndarray]) -> None:
     with pytest.raises(InferenceServerException) as caught:
         raw_infer(*raw, "hbert", tensors)
     assert "Traceback" not in str(caught.value.message())
     raw_infer(*raw, "hbert", {"TEXT": as_bytes(b"the red cat"), "TENANT": as_bytes(b"alpha")})
+
+
+def test_texts_of_all_tenants_and_lengths_in_one_request_are_answered_as_each_alone(
+    raw: tuple[Any, Any], client: Client
+) -> None:
+    pairs = mixed_pairs()[:64]
+    result = raw_infer(*raw, "hbert", in_one_request(pairs))
+    found = {name: result.as_numpy(name) for name in ("LABEL", "SCORE", "SPAN", "TRUNCATED", "LOGITS")}
+    assert {name: len(value) for name, value in found.items()} == dict.fromkeys(found, 64)
+    for i, alone in enumerate(client.predict_many(pairs, logits=True)):
+        k = len(alone.spans)
+        assert [label.decode() for label in found["LABEL"][i]] == [
+            *[span.label for span in alone.spans],
+            *[""] * (found["LABEL"].shape[1] - k),
+        ]
+        np.testing.assert_allclose(found["SCORE"][i, :k], [span.score for span in alone.spans], atol=0.02)
+        assert found["SPAN"][i, :k].tolist() == [[span.start, span.end] for span in alone.spans]
+        assert found["TRUNCATED"][i, 0] == alone.truncated
+        assert alone.logits is not None
+        rows, columns = alone.logits.shape
+        np.testing.assert_allclose(found["LOGITS"][i, :rows, :columns], alone.logits, atol=0.05, rtol=0.02)
+        assert not found["LOGITS"][i, rows:].any()
+        assert not found["LOGITS"][i, :, columns:].any()
+
+
+def test_many_requests_of_several_texts_are_all_answered(server: TritonServer) -> None:
+    pairs = [pair for pair in mixed_pairs() if pair[0] != "tagger"]
+    with Client(server.ports.grpc_url) as client:
+        wanted = {pair: answer.label for pair, answer in zip(pairs, client.predict_many(pairs), strict=True)}
+    draw = np.random.default_rng(3)
+    requests = [[pairs[i] for i in draw.integers(0, len(pairs), draw.integers(1, 65))] for _ in range(60)]
+
+    def ask(chosen: list[tuple[str, str]]) -> list[str]:
+        with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.ports.grpc}") as triton:
+            result = raw_infer(tritonclient.grpc, triton, "hbert", in_one_request(chosen))
+        return [label.decode() for (label,) in result.as_numpy("LABEL")]
+
+    with ThreadPoolExecutor(16) as threads:
+        for chosen, labels in zip(requests, threads.map(ask, requests), strict=True):
+            assert labels == [wanted[pair] for pair in chosen]
+
+
+@pytest.mark.parametrize(("text", "tenant", "error"), [bad for bad in BAD_REQUESTS if len(bad[0]) < 1000])
+def test_one_bad_text_of_several_is_the_error_of_the_request_and_the_server_goes_on(
+    raw: tuple[Any, Any], text: bytes, tenant: bytes, error: type[errors.HplmError]
+) -> None:
+    texts, tenants = as_bytes(b"the red cat", text, b"one two"), as_bytes(b"alpha", tenant, b"gamma")
+    with pytest.raises(InferenceServerException) as caught:
+        raw_infer(*raw, "hbert", {"TEXT": texts, "TENANT": tenants})
+    found = errors.from_wire(str(caught.value.message()))
+    assert type(found) is error
+    assert str(found).startswith("text 2 of 3: ")
+    assert "gamma" not in str(found)
+    raw_infer(*raw, "hbert", in_one_request([("alpha", "the red cat"), ("gamma", "one two")]))
+
+
+def test_a_direct_call_of_the_upper_stage_may_have_several_texts(raw: tuple[Any, Any]) -> None:
+    hidden, tokens = np.zeros((2, 3, 48), dtype=np.float16), np.zeros((2, 3, 3), dtype=np.int32)
+    of_two = {"HIDDEN": hidden, "TOKENS": tokens, "TENANT": as_bytes(b"alpha", b"gamma")}
+    assert raw_infer(*raw, "hbert_upper", of_two).as_numpy("LABEL").shape == (2, 1)
+    about = np.array([[2, -1, -1], [4, -1, -1]])
+    assert raw_infer(*raw, "hbert_upper", {**of_two, "ABOUT": about}).as_numpy("LABEL").shape == (2, 1)
+    for lengths in ((3, 4), (0, 3), (-1, 4)):
+        about[:, 0] = lengths
+        with pytest.raises(InferenceServerException, match="BAD_HIDDEN_STATES"):
+            raw_infer(*raw, "hbert_upper", {**of_two, "ABOUT": about})
 
 
 def test_nan_in_a_direct_call_of_the_upper_stage_is_refused(raw: tuple[Any, Any]) -> None:
@@ -333,10 +419,16 @@ def test_windows_by_level_are_on_the_metrics_page(server: TritonServer) -> None:
 
 
 def test_a_request_that_cannot_be_read_is_counted_too(server: TritonServer, raw: tuple[Any, Any]) -> None:
-    two = np.array([[b"alpha"]] * 2, dtype=np.object_)
-    with pytest.raises(InferenceServerException):
-        raw_infer(*raw, "hbert", {"TEXT": two, "TENANT": two})
-    until(lambda: metric(server, 'hplm_plot_events_total{event="one_text_per_request"}') > 0)
+    def refused() -> float:
+        return metric(server, 'hplm_upper_events_total{event="bad_hidden_states"}')
+
+    before = refused()
+    hidden, tokens = np.zeros((1, 3, 48), dtype=np.float16), np.zeros((1, 3, 3), dtype=np.int32)
+    about = np.array([[4, -1, -1]])
+    given = {"HIDDEN": hidden, "TOKENS": tokens, "TENANT": as_bytes(b"alpha"), "ABOUT": about}
+    with pytest.raises(InferenceServerException, match="texts of 4 tokens cannot be in 3 rows"):
+        raw_infer(*raw, "hbert_upper", given)
+    until(lambda: refused() > before)
 
 
 @pytest.fixture(scope="module")
@@ -393,21 +485,26 @@ def test_curl_and_the_command_line_ask_for_a_pair(
     other_server: tuple[TritonServer, Store, Base], tmp_path: Path
 ) -> None:
     ports = other_server[0].ports
-    texts = ["the red cat", "the dog runs"]
-    pair = (("TEXT", [1, 2], texts), ("TENANT", [1, 1], ["alike"]))
-    inputs = [{"name": name, "shape": shape, "datatype": "BYTES", "data": data} for name, shape, data in pair]
-    body = json.dumps({"inputs": inputs, "outputs": [{"name": "LABEL"}, {"name": "SCORE"}]})
-    url = f"{ports.http_url}/v2/models/hbert/infer"
-    done = subprocess.run(["curl", "-s", url, "-d", body], capture_output=True, text=True, check=True)
-    outputs = {one["name"]: one["data"] for one in json.loads(done.stdout)["outputs"]}
-    assert outputs["LABEL"] == ["score"]
+    texts, scores = ["the red cat", "the dog runs"], []
+    # Once by itself, once beside another pair.
+    for count in (2, 1):
+        data = [texts[::-1], texts][-count:]
+        pairs = (("TEXT", [count, 2], data), ("TENANT", [count, 1], [["alike"]] * count))
+        inputs = [{"name": name, "shape": shape, "datatype": "BYTES", "data": data} for name, shape, data in pairs]
+        body = json.dumps({"inputs": inputs, "outputs": [{"name": "LABEL"}, {"name": "SCORE"}]})
+        url = f"{ports.http_url}/v2/models/hbert/infer"
+        done = subprocess.run(["curl", "-s", url, "-d", body], capture_output=True, text=True, check=True)
+        outputs = {one["name"]: one["data"] for one in json.loads(done.stdout)["outputs"]}
+        assert outputs["LABEL"] == ["score"] * count
+        scores.append(outputs["SCORE"][-1])
+    assert scores[0] == pytest.approx(scores[1], abs=1e-3)
     command = [str(Path(sys.executable).parent / "hplm"), "predict", "-t", "alike", "--json", "--url", ports.grpc_url]
     line = json.dumps({"text": texts[0], "text_pair": texts[1]})
     for arguments, typed in (([texts[0], "--pair", texts[1]], ""), (["--jsonl"], f"{line}\n\n{line}\n")):
         done = subprocess.run([*command, *arguments], input=typed, capture_output=True, text=True, check=True)
         for answer in map(json.loads, done.stdout.splitlines()):
             assert answer["pair"] == texts[1]
-            assert answer["score"] == pytest.approx(outputs["SCORE"][0], abs=1e-3)
+            assert answer["score"] == pytest.approx(scores[0], abs=1e-3)
 
 
 @pytest.mark.parametrize("count", [0, 3])

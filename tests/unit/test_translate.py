@@ -264,14 +264,14 @@ def test_an_answer_that_cannot_be_written_is_an_error_and_whoever_gave_it_hears_
 
 
 def test_what_is_refused_without_the_stage_is_told_to_be_counted(translate: Any) -> None:
-    unreadable, two_texts, failing, refused, good = requests = [Request() for _ in range(5)]
+    unreadable, no_texts, failing, refused, good = requests = [Request() for _ in range(5)]
     counted: list[str] = []
 
     def read(request: Any) -> Any:
         if request is unreadable:
             raise ZeroDivisionError
-        if request is two_texts:
-            raise errors.BatchShapeError("two")
+        if request is no_texts:
+            raise errors.HiddenStatesError("none")
         return request
 
     def submit(given: Any, reply: Any, is_cancelled: Any) -> None:
@@ -286,7 +286,7 @@ def test_what_is_refused_without_the_stage_is_told_to_be_counted(translate: Any)
         return lambda given, answer: answer
 
     translate.submit_all(requests, read, submit, writer, lambda error: counted.append(error.code))
-    assert counted == ["BAD_INPUT", "ONE_TEXT_PER_REQUEST", "INTERNAL"]
+    assert counted == ["BAD_INPUT", "BAD_HIDDEN_STATES", "INTERNAL"]
     assert all(request.sent == 1 for request in requests)
     assert good.is_over
 
@@ -301,3 +301,16 @@ def test_what_is_refused_without_the_stage_is_told_to_be_counted(translate: Any)
 )
 def test_how_many_may_wait_in_triton_is_of_the_models_config(translate: Any, batching: Any, size: int) -> None:
     assert translate.queue_size({"model_config": json.dumps(batching)}) == size
+
+
+@pytest.mark.parametrize(
+    ("counts", "is_full"),
+    [([1] * 7, False), ([1] * 8, True), ([8], True), ([3, 3], True), ([2, 2], False), ([5], True), ([1], False)],
+)
+def test_a_call_is_full_that_had_no_room_for_one_more_request_like_its_largest(
+    translate: Any, counts: list[int], is_full: bool
+) -> None:
+    requests = [
+        SimpleNamespace(inputs=lambda count=count: [SimpleNamespace(shape=lambda: [count, 1])]) for count in counts
+    ]
+    assert translate.fills(requests, 8) is is_full

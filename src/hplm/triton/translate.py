@@ -16,10 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
-from hplm import wire
-from hplm.errors import BadInputError, BatchShapeError, HplmError, InternalError
+from hplm.errors import BadInputError, ConfigError, HplmError, InternalError
 from hplm.process import SHARED_MEMORY
-from hplm.wire import LabelledSpan
 
 Input = TypeVar("Input")
 Answer = TypeVar("Answer")
@@ -48,6 +46,17 @@ def instances(args: dict[str, str]) -> int:
     return sum(group["count"] for group in json.loads(args["model_config"])["instance_group"])
 
 
+def check_tensors(args: Mapping[str, str], names: Sequence[str]) -> None:
+    """Raises ConfigError where the model's config lacks one of the tensors that it is to have."""
+    of_model = json.loads(args["model_config"])
+    there = {one["name"] for one in (*of_model["input"], *of_model["output"])}
+    if lacking := [name for name in names if name not in there]:
+        raise ConfigError(
+            f"{args['model_name']} has no {lacking[0]}: it was exported by another version of hplm; "
+            "`hplm build export --keep-settings` makes it anew"
+        )
+
+
 def queue_policy(args: Mapping[str, str]) -> Mapping[str, Any]:
     """What the model's config says of requests that wait in Triton, by the names there; of what it leaves out, Triton's."""
     batching = json.loads(args["model_config"]).get("dynamic_batching", {})
@@ -70,28 +79,24 @@ def inputs(request: Any) -> Inputs:
     return {one.name(): one for one in request.inputs()}
 
 
+def fills(requests: Sequence[Any], most: int) -> bool:
+    """Whether a call holds as many texts as it may, `most`: one more request like its largest would not have gone in."""
+    if len(requests) == most:
+        return True
+    counts = [request.inputs()[0].shape()[0] for request in requests]
+    return sum(counts) + max(counts) > most
+
+
 def tensor(given: Inputs, name: str) -> npt.NDArray[Any]:
-    """A tensor without its batch dimension, copied: Triton takes the memory back when `execute` returns."""
-    return np.array(_one(given[name], name))
+    """A tensor with its batch dimension, in memory that Triton takes back when `execute` returns."""
+    found: npt.NDArray[Any] = given[name].as_numpy()
+    return found
 
 
-def texts(given: Inputs, name: str) -> tuple[bytes, ...]:
-    """BYTES elements."""
-    return tuple(_one(given[name], name).tolist())
-
-
-def text(given: Inputs, name: str) -> bytes:
-    """A single BYTES element."""
-    return texts(given, name)[0]
-
-
-def _one(found: Any, name: str) -> npt.NDArray[Any]:
-    value: npt.NDArray[Any] = found.as_numpy()
-    if value.shape[0] != 1:
-        raise BatchShapeError(
-            f"{name} has a batch of {value.shape[0]}: send one text or pair a request, many at a time; the server batches them"
-        )
-    return value[0]
+def texts(given: Inputs, name: str) -> list[list[bytes]]:
+    """BYTES elements of each text."""
+    found: list[list[bytes]] = tensor(given, name).tolist()
+    return found
 
 
 def single(request: Any, name: str) -> bytes:
@@ -114,18 +119,9 @@ def wants(request: Any, name: str) -> bool:
     return name in request.requested_output_names()
 
 
-def labelled(spans: Sequence[LabelledSpan]) -> dict[str, npt.NDArray[Any]]:
-    """What one text's answer says, by the names of its tensors."""
-    return {
-        wire.LABEL: np.array([span.label.encode() for span in spans], dtype=np.object_),
-        wire.SCORE: np.array([span.score for span in spans], dtype=np.float32),
-        wire.SPAN: np.array([(span.start, span.end) for span in spans], dtype=np.int32).reshape(-1, 2),
-    }
-
-
 def respond(**outputs: npt.NDArray[Any]) -> Any:
-    """A response whose tensors get their batch dimension."""
-    tensors = [pb_utils.Tensor(name, np.ascontiguousarray(value[None])) for name, value in outputs.items()]
+    """A response."""
+    tensors = [pb_utils.Tensor(name, np.ascontiguousarray(value)) for name, value in outputs.items()]
     return pb_utils.InferenceResponse(output_tensors=tensors)
 
 

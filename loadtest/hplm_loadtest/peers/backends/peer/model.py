@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from hplm_loadtest.peers.stage import PeerAnswer, PeerStage
 
 from hplm import config, wire
 from hplm.errors import HplmError
+from hplm.serving.together import fill_up, labelled, submit_together
 from hplm.triton import translate
 
 Given = tuple[bytes, bytes]
@@ -28,24 +30,26 @@ class TritonPythonModel:
             arrived.append((*given, reply))
 
         # It has no metrics.
-        translate.submit_all(requests, self._read, submit, self._writer, lambda refused: None)
+        translate.submit_all(requests, self._read, partial(submit_together, submit), self._writer, lambda refused: None)
         self._stage.submit(arrived)
 
     def finalize(self) -> None:
         self._stage.stop()
 
-    def _read(self, request: Any) -> Given:
+    def _read(self, request: Any) -> list[Given]:
         inputs = translate.inputs(request)
-        return translate.text(inputs, wire.TEXT), translate.text(inputs, wire.TENANT)
+        texts, tenants = translate.texts(inputs, wire.TEXT), translate.texts(inputs, wire.TENANT)
+        # No peer knows pairs.
+        return [(text[0], tenant) for text, (tenant,) in zip(texts, tenants, strict=True)]
 
-    def _writer(self, request: Any) -> Callable[[Given, PeerAnswer], Any]:
+    def _writer(self, request: Any) -> Callable[[list[Given], list[PeerAnswer]], Any]:
         with_logits = translate.wants(request, wire.LOGITS)
 
-        def write(given: Given, answer: PeerAnswer) -> Any:
-            outputs = translate.labelled(answer.spans)
-            outputs[wire.TRUNCATED] = np.array([answer.truncated], dtype=bool)
+        def write(given: list[Given], answers: list[PeerAnswer]) -> Any:
+            outputs = labelled([answer.spans for answer in answers])
+            outputs[wire.TRUNCATED] = np.array([[answer.truncated] for answer in answers], dtype=bool)
             if with_logits:
-                outputs[wire.LOGITS] = answer.logits
+                outputs[wire.LOGITS] = fill_up([answer.logits for answer in answers], 0)
             return translate.respond(**outputs)
 
         return write
