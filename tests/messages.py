@@ -69,5 +69,5 @@ def ask_all(server: TritonServer, messages: Sequence[bytes], in_flight: int, cha
 def served_hidden(server: TritonServer, tenant: str, text: str) -> torch.Tensor:
     """What the second stage is handed for a text."""
     with closing(tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.ports.grpc}")) as triton:
-        result = triton.infer("hbert_plot", tensors_of(tritonclient.grpc, tenant, text))
+        result = triton.infer("hbert_plot", tensors_of(tritonclient.grpc, [(tenant, text, None)]))
         return torch.from_numpy(result.as_numpy(wire.HIDDEN)[0].astype(np.float32))

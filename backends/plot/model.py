@@ -74,7 +74,7 @@ class TritonPythonModel:
         inputs, deadline_s = translate.inputs(request), translate.deadline_s(request)
         texts, tenants = translate.texts(inputs, wire.TEXT), translate.texts(inputs, wire.TENANT)
         return [
-            PlotInput(tuple(text), tenant, deadline_s, self._arrived_s)
+            PlotInput(tuple(text), tenant, deadline_s, self._arrived_s, len(texts) > 1)
             for text, (tenant,) in zip(texts, tenants, strict=True)
         ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, TypeAlias
@@ -10,11 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from hplm import wire
-from hplm.errors import BadInputError, TextEncodingError
+from hplm.errors import BadInputError, HplmError, TextEncodingError, about_text
 from hplm.wire import LabelledSpan
 
-# Of `predict_many`: (tenant, text) or (tenant, text, pair). A list that mixes the two has no narrower type than this.
+# Of several: (tenant, text) or (tenant, text, pair). A list that mixes the two has no narrower type than this.
 Request: TypeAlias = "tuple[str | None, ...] | list[str] | list[str | None]"
+# Tenant, text and pair.
+Parts: TypeAlias = "tuple[str, str, str | None]"
 LONGEST_DEADLINE_S = 86_400.0
 
 
@@ -56,23 +59,38 @@ class Prediction:
         }
 
 
-def tensors_of(module: Any, tenant: str, text: str, pair: str | None = None) -> list[Any]:
-    """Inputs for `tritonclient.http` or `tritonclient.grpc`, whichever `module` is. Raises BadInputError, TextEncodingError."""
-    inputs = []
-    for name, values in ((wire.TEXT, [text] if pair is None else [text, pair]), (wire.TENANT, [tenant])):
-        if odd := [type(value).__name__ for value in values if not isinstance(value, str)]:
-            raise BadInputError(f"{name} must be a str, not {odd[0]}")
-        tensor = module.InferInput(name, [1, len(values)], "BYTES")
+def tensors_of(module: Any, asked: Sequence[Parts]) -> list[Any]:
+    """Inputs of one request for `tritonclient.http` or `tritonclient.grpc`, whichever `module` is, all texts or all pairs.
+
+    Raises BadInputError, TextEncodingError.
+    """
+    if len({pair is None for _, _, pair in asked}) > 1:
+        raise BadInputError("a request has texts or pairs, not both")
+    texts, tenants = [], []
+    for index, (tenant, text, pair) in enumerate(asked):
         try:
-            encoded = [value.encode() for value in values]
-        except UnicodeEncodeError as error:
-            raise TextEncodingError(f"{name} has a lone surrogate at character {error.start}: it is no text") from None
-        tensor.set_data_from_numpy(np.array([encoded], dtype=np.object_))
+            texts.append(_encoded(wire.TEXT, [text] if pair is None else [text, pair]))
+            tenants.append(_encoded(wire.TENANT, [tenant]))
+        except HplmError as error:
+            raise about_text(error, index, len(asked)) from None
+    inputs = []
+    for name, values in ((wire.TEXT, texts), (wire.TENANT, tenants)):
+        tensor = module.InferInput(name, [len(values), len(values[0])], "BYTES")
+        tensor.set_data_from_numpy(np.array(values, dtype=np.object_))
         inputs.append(tensor)
     return inputs
 
 
-def parts_of(request: Any) -> tuple[str, str, str | None]:
+def _encoded(name: str, values: list[str]) -> list[bytes]:
+    if odd := [type(value).__name__ for value in values if not isinstance(value, str)]:
+        raise BadInputError(f"{name} must be a str, not {odd[0]}")
+    try:
+        return [value.encode() for value in values]
+    except UnicodeEncodeError as error:
+        raise TextEncodingError(f"{name} has a lone surrogate at character {error.start}: it is no text") from None
+
+
+def parts_of(request: Any) -> Parts:
     """Tenant, text and pair of one of many. Raises BadInputError where it is something else."""
     if not isinstance(request, tuple | list) or len(request) not in (2, 3):
         raise BadInputError(f"a request is (tenant, text) or (tenant, text, pair), not {request!r:.100}")
@@ -100,13 +118,22 @@ def options_of(deadline_s: float | None) -> dict[str, int]:
     return {} if deadline_s is None else {"timeout": deadline_us(deadline_s)}
 
 
-def prediction_of(result: Any, tenant: str, text: str, pair: str | None, logits: bool) -> Prediction:
-    """A `tritonclient` result as a Prediction."""
-    labels, scores, spans = (result.as_numpy(name)[0] for name in (wire.LABEL, wire.SCORE, wire.SPAN))
-    found = tuple(
+def predictions_of(result: Any, asked: Sequence[Parts], logits: bool) -> list[Prediction]:
+    """A `tritonclient` result as a Prediction of each text."""
+    found = [result.as_numpy(name) for name in (wire.LABEL, wire.SCORE, wire.SPAN)]
+    truncated = result.as_numpy(wire.TRUNCATED)
+    raw = result.as_numpy(wire.LOGITS) if logits else [None] * len(asked)
+    return [
+        Prediction(tenant, text, _spans_of(*(of_all[i] for of_all in found)), bool(truncated[i, 0]), raw[i], pair)
+        for i, (tenant, text, pair) in enumerate(asked)
+    ]
+
+
+def _spans_of(labels: Any, scores: Any, spans: Any) -> tuple[LabelledSpan, ...]:
+    """Those of one text, without what fills them up to as many as another text has."""
+    return tuple(
         # Who answers in JSON alone, without Triton's binary data, sends strings.
         LabelledSpan(label if isinstance(label, str) else label.decode(), float(score), int(start), int(end))
         for label, score, (start, end) in zip(labels, scores, spans, strict=True)
+        if start >= 0
     )
-    raw = result.as_numpy(wire.LOGITS)[0] if logits else None
-    return Prediction(tenant, text, found, bool(result.as_numpy(wire.TRUNCATED)[0, 0]), raw, pair)

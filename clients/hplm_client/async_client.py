@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
 from tritonclient.utils import InferenceServerException
@@ -11,7 +11,7 @@ from tritonclient.utils import InferenceServerException
 from hplm import wire
 from hplm.errors import ConfigError, UnreachableError
 from hplm_client.address import split_url
-from hplm_client.answers import Prediction, options_of, outputs_of, prediction_of, tensors_of
+from hplm_client.answers import Parts, Prediction, Request, options_of, outputs_of, parts_of, predictions_of, tensors_of
 from hplm_client.connection import LAST_ANSWERS_S, USUAL_TIMEOUT_S, connect
 from hplm_client.faults import typed_answer, typed_errors
 from hplm_client.owner import CLOSED, Owner
@@ -63,14 +63,24 @@ class AsyncClient:
         deadline_s: float | None = None,
     ) -> Prediction:
         """One text of one tenant, or two: `text` and `pair`; `deadline_s` as for `Client`."""
+        return (await self._predict([(tenant, text, pair)], logits, deadline_s))[0]
+
+    async def predict_batch(
+        self, requests: Iterable[Request], *, logits: bool = False, deadline_s: float | None = None
+    ) -> list[Prediction]:
+        """As `Client.predict_batch`."""
+        asked = [parts_of(one) for one in requests]
+        return await self._predict(asked, logits, deadline_s) if asked else []
+
+    async def _predict(self, asked: Sequence[Parts], logits: bool, deadline_s: float | None) -> list[Prediction]:
         self._check()
         with typed_errors(self.url):
-            inputs = tensors_of(self._module, tenant, text, pair)
+            inputs = tensors_of(self._module, asked)
             call = {"outputs": outputs_of(self._module, logits), **options_of(deadline_s), **self._bounded}
         with typed_answer(self.url):
             async with self._room:
                 result = await self._made(lambda: self._triton.infer(wire.MODEL, inputs, **call))
-            return prediction_of(result, tenant, text, pair, logits)
+            return predictions_of(result, asked, logits)
 
     async def close(self) -> None:
         """Close the connections; what is still under way is given up with UnreachableError, over gRPC after half a second."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from queue import SimpleQueue
@@ -14,7 +14,7 @@ from weakref import finalize
 from hplm import wire
 from hplm.errors import ConfigError, ForbiddenError, HplmError
 from hplm_client.address import split_url
-from hplm_client.answers import Prediction, Request, options_of, outputs_of, parts_of, prediction_of, tensors_of
+from hplm_client.answers import Parts, Prediction, Request, options_of, outputs_of, parts_of, predictions_of, tensors_of
 from hplm_client.connection import LAST_ANSWERS_S, USUAL_TIMEOUT_S, bounded, connect
 from hplm_client.courier import Courier
 from hplm_client.faults import typed_answer, typed_errors
@@ -84,12 +84,26 @@ class Client:
         deadline_s: float | None = None,
     ) -> Prediction:
         """One text of one tenant, or two where it was trained on pairs: `text` and `pair`."""
+        return self._predict([(tenant, text, pair)], logits, deadline_s)[0]
+
+    def predict_batch(
+        self, requests: Iterable[Request], *, logits: bool = False, deadline_s: float | None = None
+    ) -> list[Prediction]:
+        """Answers to up to 64 `(tenant, text)`, or `(tenant, text, pair)`, that go as one request: less work for all.
+
+        They come together, or the error of the first that is refused, which says which. `logits` are filled up with zeros to
+        as many rows and columns as any has.
+        """
+        asked = [parts_of(one) for one in requests]
+        return self._predict(asked, logits, deadline_s) if asked else []
+
+    def _predict(self, asked: Sequence[Parts], logits: bool, deadline_s: float | None) -> list[Prediction]:
         self._owner.check()
         with typed_errors(self.url):
-            inputs, call = tensors_of(self._module, tenant, text, pair), self._call(logits, deadline_s)
+            inputs, call = tensors_of(self._module, asked), self._call(logits, deadline_s)
         result = self._infer(self._triton, inputs, call)
         with typed_answer(self.url):
-            return prediction_of(result, tenant, text, pair, logits)
+            return predictions_of(result, asked, logits)
 
     @overload
     def predict_many(
@@ -185,7 +199,7 @@ class Client:
         try:
             parts = parts_of(request)
             with typed_errors(self.url), self._owner.calling():
-                return (*parts, self._start(tensors_of(self._module, *parts), call))
+                return (*parts, self._start(tensors_of(self._module, [parts]), call))
         except HplmError as error:
             return (*parts, error)
 
@@ -242,7 +256,7 @@ class Client:
                 result, error = handle.get()
                 if error is not None:
                     raise error
-            return prediction_of(result, tenant, text, pair, logits)
+            return predictions_of(result, [(tenant, text, pair)], logits)[0]
 
     def close(self) -> None:
         """Close the connections; what is still under way is given up, over gRPC after half a second."""

@@ -335,6 +335,11 @@ def leaves(root: type[HplmError] = HplmError) -> Iterator[type[HplmError]]:
             yield child
 
 
+def about_text(error: HplmError, index: int, count: int) -> HplmError:
+    """The error of text `index` of the `count` of a request, which says so where there are several."""
+    return error if count == 1 else type(error)(f"text {index + 1} of {count}: {error}")
+
+
 def from_wire(message: str) -> HplmError | None:
     """The typed error of a wire message, or None where it carries no code of ours.
 

@@ -226,8 +226,37 @@ def test_a_wrong_tensor_is_refused_and_the_server_goes_on(raw: tuple[Any, Any], 
 
 
 def test_texts_of_all_tenants_and_lengths_in_one_request_are_answered_as_each_alone(
-    raw: tuple[Any, Any], client: Client
+    client: Client,
 ) -> None:
+    pairs = mixed_pairs()[:64]
+    alone = list(client.predict_many(pairs))
+    together = client.predict_batch(pairs, logits=True)
+
+    async def ask() -> list[Prediction]:
+        async with AsyncClient(client.url) as asynchronous:
+            with pytest.raises(errors.UnknownTenantError, match="text 2 of 2"):
+                await asynchronous.predict_batch([("alpha", "a cat"), ("nobody", "a cat")])
+            return await asynchronous.predict_batch(pairs)
+
+    for answers in (together, asyncio.run(ask())):
+        for one, other in zip(answers, alone, strict=True):
+            assert [(span.label, span.start, span.end) for span in one.spans] == [
+                (span.label, span.start, span.end) for span in other.spans
+            ]
+            assert [span.score for span in one.spans] == pytest.approx([span.score for span in other.spans], abs=0.02)
+            assert (one.tenant, one.text, one.truncated) == (other.tenant, other.text, other.truncated)
+    shapes = {one.logits.shape for one in together if one.logits is not None}
+    assert shapes == {(40, len(tiny.TASKS["tagger"][1]))}, "as many tokens and labels as any text has"
+    assert client.predict_batch([]) == []
+    with pytest.raises(errors.BadInputError, match="not both"):
+        client.predict_batch([("alpha", "a cat"), ("alpha", "a cat", "a dog")])
+    with pytest.raises(errors.TextEncodingError, match="text 2 of 2: TEXT has a lone surrogate"):
+        client.predict_batch([("alpha", "a cat"), ("alpha", "\ud800")])
+    with pytest.raises(errors.BadInputError, match="64"):
+        client.predict_batch([("alpha", "a cat")] * 65)
+
+
+def test_what_several_answers_lack_is_filled_up(raw: tuple[Any, Any], client: Client) -> None:
     pairs = mixed_pairs()[:64]
     result = raw_infer(*raw, "hbert", in_one_request(pairs))
     found = {name: result.as_numpy(name) for name in ("LABEL", "SCORE", "SPAN", "TRUNCATED", "LOGITS")}
@@ -241,6 +270,7 @@ def test_texts_of_all_tenants_and_lengths_in_one_request_are_answered_as_each_al
         np.testing.assert_allclose(found["SCORE"][i, :k], [span.score for span in alone.spans], atol=0.02)
         assert found["SPAN"][i, :k].tolist() == [[span.start, span.end] for span in alone.spans]
         assert found["TRUNCATED"][i, 0] == alone.truncated
+        assert (found["SPAN"][i, k:] == -1).all()
         assert alone.logits is not None
         rows, columns = alone.logits.shape
         np.testing.assert_allclose(found["LOGITS"][i, :rows, :columns], alone.logits, atol=0.05, rtol=0.02)
@@ -281,7 +311,7 @@ def test_one_bad_text_of_several_is_the_error_of_the_request_and_the_server_goes
 
 def test_a_direct_call_of_the_upper_stage_may_have_several_texts(raw: tuple[Any, Any]) -> None:
     hidden, tokens = np.zeros((2, 3, 48), dtype=np.float16), np.zeros((2, 3, 3), dtype=np.int32)
-    of_two = {"HIDDEN": hidden, "TOKENS": tokens, "TENANT": as_bytes(b"alpha", b"gamma")}
+    of_two: dict[str, np.ndarray] = {"HIDDEN": hidden, "TOKENS": tokens, "TENANT": as_bytes(b"alpha", b"gamma")}
     assert raw_infer(*raw, "hbert_upper", of_two).as_numpy("LABEL").shape == (2, 1)
     about = np.array([[2, -1, -1], [4, -1, -1]])
     assert raw_infer(*raw, "hbert_upper", {**of_two, "ABOUT": about}).as_numpy("LABEL").shape == (2, 1)
@@ -425,7 +455,7 @@ def test_a_request_that_cannot_be_read_is_counted_too(server: TritonServer, raw:
     before = refused()
     hidden, tokens = np.zeros((1, 3, 48), dtype=np.float16), np.zeros((1, 3, 3), dtype=np.int32)
     about = np.array([[4, -1, -1]])
-    given = {"HIDDEN": hidden, "TOKENS": tokens, "TENANT": as_bytes(b"alpha"), "ABOUT": about}
+    given: dict[str, np.ndarray] = {"HIDDEN": hidden, "TOKENS": tokens, "TENANT": as_bytes(b"alpha"), "ABOUT": about}
     with pytest.raises(InferenceServerException, match="texts of 4 tokens cannot be in 3 rows"):
         raw_infer(*raw, "hbert_upper", given)
     until(lambda: refused() > before)

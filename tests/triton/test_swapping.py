@@ -239,7 +239,7 @@ def test_a_deadline_is_kept_or_refused(fleet: Fleet, module: Any, timeout_us: in
         for _ in range(5):
             code = "OK"
             try:
-                triton.infer(wire.MODEL, tensors_of(module, "t1", "the red cat"), timeout=timeout_us)
+                triton.infer(wire.MODEL, tensors_of(module, [("t1", "the red cat", None)]), timeout=timeout_us)
             except InferenceServerException as error:
                 # What expires before it comes to a stage Triton refuses in its own words.
                 code = from_triton(error, "the server").code

@@ -19,6 +19,8 @@ from hplm.scheduling.turns import Turns
 # A policy that prefers some requests needs more than it can run: so many times the time that a request has are let in. With
 # twice, refusals at three times the capacity took 1.6 s where they take 9 ms.
 _CHOICE = 1.25
+# Of a request of several texts all have to be in time, or they were computed for nothing.
+_CHOICE_TOGETHER = 0.75
 # While no more than so many batches are before a request, the stage itself knows better.
 _LEAST_BATCHES = 2.0
 # What was passed on since the turns were worked out is before everybody: no more of it than this share of a batch.
@@ -141,11 +143,14 @@ class Ahead:
             self._passed_tokens += tokens
             self._newly_passed_tokens += tokens
 
-    def is_too_much(self, tenant: str, tokens: int, deadline_s: float, now_s: float) -> bool:
+    def is_too_much(
+        self, tenant: str, tokens: int, deadline_s: float, now_s: float, *, is_together: bool = False
+    ) -> bool:
         """Whether a newcomer of `tokens` would be far too late in the next stage.
 
         Who waits there and is due later is not before it, nor what others have beyond their turns. A quarter more than could
-        be computed by its deadline is let in, for a policy to choose from.
+        be computed by its deadline is let in, for a policy to choose from; where the newcomer `is_together` with other texts,
+        a quarter less.
         """
         backlog = self._read(now_s)
         with self._lock:
@@ -167,7 +172,7 @@ class Ahead:
             ahead = min(ahead, self._turns.before(tenant, own) + self._newly_passed_tokens)
         # What was computed since is no longer before it.
         done_s = backlog.free_s + ahead * backlog.batch_s / backlog.batch_tokens
-        return done_s - now_s > _CHOICE * (deadline_s - now_s)
+        return done_s - now_s > (_CHOICE_TOGETHER if is_together else _CHOICE) * (deadline_s - now_s)
 
     def _take_turns(self, backlog: Backlog) -> None:
         self._backlog = backlog

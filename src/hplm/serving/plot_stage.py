@@ -74,12 +74,16 @@ class LookedUp:
 
 @dataclass(frozen=True)
 class PlotInput:
-    """One request as it came; `deadline_s`: seconds it may take in all, None for the settings' default."""
+    """A text or pair as it came; `deadline_s`: seconds it may take in all, None for the settings' default.
+
+    `is_together`: its request has others, which are answered with it.
+    """
 
     texts: tuple[bytes, ...]
     tenant: bytes
     deadline_s: float | None = None
     arrived_s: float = 0.0
+    is_together: bool = False
 
 
 @dataclass(frozen=True)
@@ -290,7 +294,8 @@ class PlotStage:
         given = asked.given
         guess = sum(len(raw) // BYTES_PER_TOKEN + 1 for raw in given.texts) + 1
         tokens = min(guess, self._base.config.max_tokens)
-        if self._ahead.is_too_much(asked.tenant.name, tokens, self._due_s(given), time.monotonic()):
+        due_s, now_s = self._due_s(given), time.monotonic()
+        if self._ahead.is_too_much(asked.tenant.name, tokens, due_s, now_s, is_together=given.is_together):
             raise DeadlineError("the deadline cannot be met; the request was not computed")
         self._worker.submit(
             Job(_Ready(asked.tenant, text, lookup, given.arrived_s), job.reply, job.is_cancelled),

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hplm import wire
-from hplm.errors import HiddenStatesError, HplmError
+from hplm.errors import HiddenStatesError, HplmError, about_text
 from hplm.wire import LabelledSpan
 
 Input = TypeVar("Input")
@@ -36,7 +36,7 @@ def submit_together(
             submit(one, together.taker(index), together.is_cancelled)
         except HplmError as error:
             if together.end():
-                raise together.told(index, error) from None
+                raise about_text(error, index, len(given)) from None
         except Exception:
             together.end()
             raise
@@ -61,7 +61,7 @@ class _Together(Generic[Answer]):
         def take(answer: Answer | HplmError) -> None:
             if isinstance(answer, HplmError):
                 if self.end():
-                    self._reply(self.told(index, answer))
+                    self._reply(about_text(answer, index, len(self._answers)))
                 return
             with self._giving:
                 self._answers[index] = answer
@@ -78,11 +78,6 @@ class _Together(Generic[Answer]):
         with self._giving:
             was_over, self.is_over = self.is_over, True
         return not was_over
-
-    def told(self, index: int, error: HplmError) -> HplmError:
-        """The error, with which text it is about where there are several."""
-        count = len(self._answers)
-        return error if count == 1 else type(error)(f"text {index + 1} of {count}: {error}")
 
     def is_cancelled(self) -> bool:
         """Whether nobody waits for any text's answer any more."""
@@ -119,7 +114,7 @@ def labelled(answers: Sequence[Sequence[LabelledSpan]]) -> dict[str, npt.NDArray
     labels = [np.array([span.label.encode() for span in spans], dtype=np.object_) for spans in answers]
     scores = [np.array([span.score for span in spans], dtype=np.float32) for spans in answers]
     places = [np.array([(span.start, span.end) for span in spans], dtype=np.int32).reshape(-1, 2) for spans in answers]
-    return {wire.LABEL: fill_up(labels, b""), wire.SCORE: fill_up(scores, 0), wire.SPAN: fill_up(places, 0)}
+    return {wire.LABEL: fill_up(labels, b""), wire.SCORE: fill_up(scores, 0), wire.SPAN: fill_up(places, -1)}
 
 
 def fill_up(parts: Sequence[npt.NDArray[Any]], filler: Any) -> npt.NDArray[Any]:

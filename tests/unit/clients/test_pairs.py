@@ -23,7 +23,7 @@ HPLM = Path(sys.executable).parent / "hplm"
 @pytest.mark.parametrize("module", [tritonclient.http, tritonclient.grpc], ids=["http", "grpc"])
 def test_a_pair_travels_as_two_elements_of_one_tensor(module: Any) -> None:
     for pair, shape in ((None, [1, 1]), ("ö", [1, 2])):
-        text, tenant = tensors_of(module, "films", "a", pair)
+        text, tenant = tensors_of(module, [("films", "a", pair)])
         assert (text.name(), text.shape(), text.datatype()) == ("TEXT", shape, "BYTES")
         assert (tenant.name(), tenant.shape()) == ("TENANT", [1, 1])
 
@@ -31,7 +31,7 @@ def test_a_pair_travels_as_two_elements_of_one_tensor(module: Any) -> None:
 def test_either_text_of_a_pair_must_be_text() -> None:
     for texts in (("\ud800", "a"), ("a", "\ud800")):
         with pytest.raises(TextEncodingError, match="lone surrogate"):
-            tensors_of(tritonclient.http, "films", *texts)
+            tensors_of(tritonclient.http, [("films", *texts)])
 
 
 def test_an_answer_says_what_it_was_asked() -> None:
