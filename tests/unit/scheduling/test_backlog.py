@@ -95,6 +95,12 @@ def test_a_quarter_more_than_can_be_computed_in_time_is_let_in_and_no_more() -> 
     assert ahead_of(replace(TEN, deadlines_s=(1.0,), tokens=(10 * BATCH,), free_s=1.0)).is_too_much("t", 1, 8.1, 0.0)
 
 
+def test_of_texts_that_are_answered_together_a_quarter_less_is_let_in() -> None:
+    ahead = ahead_of(replace(TEN, deadlines_s=(1.0,), tokens=(10 * BATCH,)))
+    assert ahead.is_too_much("t", 1, 13.2, 0.0, is_together=True)
+    assert not ahead.is_too_much("t", 1, 13.5, 0.0, is_together=True)
+
+
 def test_with_two_batches_before_it_the_next_stage_says_itself_what_is_late() -> None:
     assert not ahead_of(replace(TEN, deadlines_s=(1.0,), tokens=(2 * BATCH,))).is_too_much("t", 1, 0.0, 0.0)
 
