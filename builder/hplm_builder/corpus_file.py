@@ -19,15 +19,19 @@ from hplm_builder.rows import BoundedLines
 MOST_CHARACTERS = 1_000_000
 MOST_BYTES = 256 << 20
 MOST_DOCUMENTS = 5_000_000
+# A line costs some time whatever is in it: a file of blank ones alone would keep a worker for minutes.
+MOST_LINES = 20_000_000
 ENDINGS = ("", ".txt", ".jsonl")
 
 
-def read_corpus(path: Path, most_bytes: int = MOST_BYTES, most_documents: int = MOST_DOCUMENTS) -> list[str]:
+def read_corpus(
+    path: Path, most_bytes: int = MOST_BYTES, most_documents: int = MOST_DOCUMENTS, most_lines: int = MOST_LINES
+) -> list[str]:
     """The distinct documents of a corpus, in order: .txt or .jsonl, or .gz of it.
 
     Of a text file each line is a document, or, where it has blank lines, what stands between them, in pieces where that is
     over a million characters; of JSON lines each object's "text" is. Raises DataError with the line for what is not UTF-8,
-    lines over 1 MB, more than `most_bytes` unpacked and more than `most_documents`.
+    lines over 1 MB, more than `most_bytes` unpacked, more than `most_documents` and more than `most_lines`, blank ones too.
     """
     name = path.name
     is_packed = name.lower().endswith(".gz")
@@ -37,9 +41,9 @@ def read_corpus(path: Path, most_bytes: int = MOST_BYTES, most_documents: int = 
     documents: dict[str, None] = {}
     try:
         with _opened(path, is_packed) as file:
-            separated = ending != ".jsonl" and _has_blank_lines(_lines(file, name, most_bytes))
+            separated = ending != ".jsonl" and _has_blank_lines(_lines(file, name, most_bytes, most_lines))
             file.seek(0)
-            lines = _lines(file, name, most_bytes)
+            lines = _lines(file, name, most_bytes, most_lines)
             for document in _json_documents(lines, name) if ending == ".jsonl" else _documents(lines, separated):
                 documents[document] = None
                 if len(documents) > most_documents:
@@ -58,10 +62,12 @@ def _opened(path: Path, packed: bool) -> AbstractContextManager[BinaryIO]:
     return gzip.open(path, "rb") if packed else path.open("rb")  # type: ignore[return-value]
 
 
-def _lines(file: BinaryIO, name: str, most_bytes: int) -> Iterator[str]:
+def _lines(file: BinaryIO, name: str, most_bytes: int, most_lines: int) -> Iterator[str]:
     """Lines without their ends."""
     lines = BoundedLines(file, name, most_bytes)
-    for line in lines:
+    for number, line in enumerate(lines, 1):
+        if number > most_lines:
+            raise DataError(f"{name} has more than the {most_lines:,} lines that are taken, blank ones too")
         lines.end_record()
         yield line.rstrip("\r\n")
 

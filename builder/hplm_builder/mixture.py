@@ -32,7 +32,7 @@ def read_source(name: str) -> list[str]:
     """The documents of a corpus file, see `read_corpus`, or of a named source. Raises DataError."""
     if (path := Path(name)).is_file():
         # Of whoever builds: their own file, and their own memory.
-        return read_corpus(path, most_bytes=1 << 40, most_documents=1 << 40)
+        return read_corpus(path, most_bytes=1 << 40, most_documents=1 << 40, most_lines=1 << 40)
     if name in SOURCES:
         return list(SOURCES[name]())
     raise DataError(f"{name!r} is neither a text file nor one of {', '.join(SOURCES)}")

@@ -85,6 +85,16 @@ def test_what_is_no_corpus_is_refused_with_the_line(tmp_path: Path, name: str, d
     assert str(tmp_path) not in str(error.value)
 
 
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
+def test_of_a_corpus_blank_lines_are_counted_too(tmp_path: Path, name: str) -> None:
+    document = b'{"text": "one"}\n'
+    most = corpus(tmp_path, name, document + b"\n" * 99)
+    assert len(read_corpus(most, most_lines=100)) == 1
+    for data in (b"\n" * 101, document + b"\n" * 100):
+        with pytest.raises(DataError, match=f"{name} has more than the 100 lines"):
+            read_corpus(corpus(tmp_path, name, data), most_lines=100)
+
+
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"none\.txt cannot be read: No such file"):
         read_corpus(tmp_path / "none.txt")
