@@ -34,6 +34,10 @@ from hplm_builder.corpus_file import MOST_BYTES, read_corpus
 from hplm_builder.domain_corpus import DomainCorpus, prepare_corpus
 from hplm_builder.masked_lm import (
     HELD_OUT_ROUNDS,
+    MEASURE_AFTER,
+    MEASURE_BEFORE,
+    PRETRAIN,
+    WARM_UP,
     MaskedLm,
     MaskedLmSettings,
     make_optimizer,
@@ -104,7 +108,7 @@ def build_domain(
     where = choose_device(device)
     parent = lowers.of_lineage(store, base, parent_lineage)
     grams = _grams(store, base, found, settings, before)
-    overall = _overall(report, settings, len(grams) * base.config.window)
+    overall = _overall(report, settings, found.held.num_tokens, len(grams) * base.config.window)
     # What the branch keeps and how small a corpus may be are nothing to the training.
     trained_by = {field.name: getattr(settings, field.name) for field in fields(MaskedLmSettings)}
     run = {"settings": trained_by, "parent": source_of(parent, found.text)}
@@ -179,11 +183,14 @@ def distance(old: WindowEncoder, new: WindowEncoder, grams: Ids) -> float:
     return float(np.square(after - before).mean() / before.var())
 
 
-def _overall(report: Report, settings: DomainSettings, branch_tokens: int) -> Report:
+def _overall(report: Report, settings: DomainSettings, held_out_tokens: int, branch_tokens: int) -> Report:
     """Shares of the whole job out to its steps: a token costs a third without its gradients, less without upper layers."""
+    measuring = HELD_OUT_ROUNDS * held_out_tokens / 3
     costs = {
-        "warm up the head": settings.warmup_tokens / 3,
-        "further pretrain": float(settings.total_tokens),
+        WARM_UP: settings.warmup_tokens / 3,
+        MEASURE_BEFORE: measuring,
+        PRETRAIN: float(settings.total_tokens),
+        MEASURE_AFTER: measuring,
         BRANCH: branch_tokens / 6,
     }
     whole, before = sum(costs.values()), 0.0

@@ -30,6 +30,9 @@ CHECKPOINT_STEPS = 20
 HELD_OUT_ROUNDS = 4
 HEAD_LEARNING_RATE, HEAD_PLACES = 2e-3, 64
 RISE_SHARE = 0.06
+WARM_UP, PRETRAIN = "warm up the head", "further pretrain"
+# Steps of their own, so that nobody is told of training that has ended for as long as this takes.
+MEASURE_BEFORE, MEASURE_AFTER = "measure before", "measure after"
 
 
 @dataclass(frozen=True)
@@ -115,17 +118,18 @@ class MaskedLm(nn.Module):
 
 
 def held_out_loss(
-    model: MaskedLm, held: PackedText, known: Vocabulary, batch_tokens: int, report: Callable[[], None]
+    model: MaskedLm, held: PackedText, known: Vocabulary, batch_tokens: int, report: Callable[[float], None]
 ) -> dict[str, float]:
     """Mean cross-entropy (`loss`) and `accuracy` over several maskings of the text, the same at every call.
 
-    `report` is called at each of many batches, and may raise what ends the work.
+    `report` is told at each of many batches how much is done, and may raise what ends the work.
     """
     device = model.head.bias.device
     loss, right, count = 0.0, 0, 0
     source = batches(held, batch_tokens, np.random.default_rng(0))
-    for number in range(HELD_OUT_ROUNDS * math.ceil(held.num_tokens / batch_tokens)):
-        report()
+    total = HELD_OUT_ROUNDS * math.ceil(held.num_tokens / batch_tokens)
+    for number in range(total):
+        report(number / total)
         ids, lengths = next(source)
         masked = mask_tokens(ids, known, np.random.default_rng([0, number]))
         targets = torch.from_numpy(masked.targets).to(device)
@@ -175,13 +179,13 @@ def train(
     for _ in range(first):
         next(source)
 
-    def held_out_at(step: int) -> dict[str, float]:
-        return held_out_loss(model, held, known, settings.batch_tokens, lambda: report(*progress_at(step, settings)))
+    def measured(step: str) -> dict[str, float]:
+        return held_out_loss(model, held, known, settings.batch_tokens, lambda done: report(step, done))
 
     for step in range(first, settings.steps):
-        report(*progress_at(step, settings))
         if step == settings.warmup_steps:
-            losses["before"] = held_out_at(step)
+            losses["before"] = measured(MEASURE_BEFORE)
+        report(*progress_at(step, settings))
         for group, rate in zip(optimizer.param_groups, learning_rates(step, settings), strict=True):
             group["lr"] = rate
         ids, lengths = next(source)
@@ -191,7 +195,7 @@ def train(
         if checkpoint and ((step + 1) % CHECKPOINT_STEPS == 0 or step + 1 == settings.steps):
             state = {"model": model.trained(), "optimizer": optimizer.state_dict()}
             checkpoint.save({**state, "step": step + 1, "losses": losses})
-    return {**losses, "after": held_out_at(settings.steps)}
+    return {**losses, "after": measured(MEASURE_AFTER)}
 
 
 def make_optimizer(model: MaskedLm) -> torch.optim.Optimizer:
@@ -228,8 +232,8 @@ def _learn(model: MaskedLm, optimizer: torch.optim.Optimizer, hidden: Tensor, ta
 
 
 def progress_at(step: int, settings: MaskedLmSettings) -> tuple[str, float]:
-    """What `train` is doing at a step, and how much of that is done."""
+    """What `train` is doing at a step of training, and how much of that is done."""
     first = settings.warmup_steps
     if step < first:
-        return "warm up the head", step / first
-    return "further pretrain", (step - first) / (settings.steps - first)
+        return WARM_UP, step / first
+    return PRETRAIN, (step - first) / (settings.steps - first)

@@ -130,16 +130,34 @@ def test_while_the_head_warms_up_everything_else_stays(tiny_base: Base, known: V
 
 def test_measuring_on_held_out_text_can_be_stopped_at_each_batch(tiny_base: Base, known: Vocabulary) -> None:
     text, held = chains(50, 0), chains(50, 1)
-    seen: list[float] = []
+    seen: list[str] = []
 
     def stop_at_the_third(step: str, progress: float) -> None:
-        seen.append(progress)
-        if seen.count(1.0) == 3:
+        seen.append(step)
+        if seen.count("measure after") == 3:
             raise StoppingError("enough")
 
     with pytest.raises(StoppingError):
         train(model_over(tiny_base, text), text, held, known, SETTINGS, stop_at_the_third)
-    assert seen.count(0.0) > 3, "also before the lower layers train"
+    assert seen.count("measure before") > 3, "also before the lower layers train"
+
+
+def test_nothing_is_said_to_be_done_before_it_is(tiny_base: Base, known: Vocabulary) -> None:
+    told: list[tuple[str, float]] = []
+    text = chains(50, 0)
+    train(
+        model_over(tiny_base, text),
+        text,
+        chains(50, 1),
+        known,
+        SETTINGS,
+        lambda step, done: told.append((step, done)),
+    )
+    steps = ["warm up the head", "measure before", "further pretrain", "measure after"]
+    assert list(dict.fromkeys(step for step, _ in told)) == steps
+    assert told == sorted(told, key=lambda one: (steps.index(one[0]), one[1]))
+    assert len({*told}) == len(told), "measuring, too, says how far it is"
+    assert all(0 <= done < 1 for _, done in told)
 
 
 def test_one_seed_gives_the_same_bits_and_another_seed_others(tiny_base: Base, known: Vocabulary) -> None:
@@ -163,8 +181,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(
 
     def run(checkpoint: Checkpoint, stop_at: int = -1) -> dict[str, Tensor]:
         def report(step: str, progress: float) -> None:
-            # Measuring on held-out text repeats where it is, and training has an end.
-            if (step, progress) not in calls and progress < 1:
+            if not step.startswith("measure"):
                 calls.append((step, progress))
             if len(calls) == stop_at:
                 raise StoppingError("now")
