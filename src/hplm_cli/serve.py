@@ -40,6 +40,24 @@ ANY_TEXT = "A short text, to see an answer."
 CRASH_ENDS_S, ANSWERS_S = 5.0, 10.0
 
 
+class _Watch:
+    """Sees the end of a Triton, and makes one of a Triton that has crashed and hangs."""
+
+    def __init__(self, server: TritonServer, log: Path) -> None:
+        self._server, self._crash = server, CrashWatch(log)
+        self.has_hung = False
+
+    def is_over(self) -> bool:
+        """Whether it has ended, or hung and was ended now."""
+        if self.has_hung or self._server.has_ended:
+            return True
+        if self._crash.has_crashed() and not self._server.ends(CRASH_ENDS_S) and not _answers(self._server):
+            self.has_hung = True
+            with suppress(ProcessLookupError):
+                os.kill(self._server.process.pid, signal.SIGKILL)
+        return self.has_hung
+
+
 class _Told(Console):
     """Serving goes on where nothing can be said, as on a full disk."""
 
@@ -120,7 +138,8 @@ def serve(
         log = log or models.parent / ("triton-check.log" if check else "triton.log")
         server = TritonServer(models, ports, install=install, flags=context.args, log=log, tied=True)
         server.wait_ready(start_timeout)
-        stubs = StubKeeper(server)
+        watch = _Watch(server, log)
+        stubs = StubKeeper(server, watch.is_over)
         predictions = _predictions(console, ports.http_url, cards)
         if check:
             print(json.dumps(predictions, indent=2, ensure_ascii=False))
@@ -130,12 +149,7 @@ def serve(
         beside = log if is_plain(log) else models  # not in /dev
         jobs = start_worker(models, wanted=worker, log=beside.with_name("worker.log"))
         _explain(console, ports, predictions, left)
-        crash = CrashWatch(log)
-        while not server.has_ended:
-            if crash.has_crashed() and not server.ends(CRASH_ENDS_S) and not _answers(server):
-                with suppress(ProcessLookupError):
-                    os.kill(server.process.pid, signal.SIGKILL)
-                raise StartError(f"Triton crashed and hung: it was ended; see {server.log_path}")
+        while not watch.is_over():
             for said in stubs.look():
                 console.print(said, style="yellow", markup=False)
             if server.renew_reaper():
@@ -143,6 +157,8 @@ def serve(
                     "the process that ends what a killed server leaves has ended: starting another", style="yellow"
                 )
             time.sleep(0.2)
+        if watch.has_hung:
+            raise StartError(f"Triton crashed and hung: it was ended; see {server.log_path}")
         raise StartError(f"Triton ended by itself with status {server.status}; see {server.log_path}")
     except KeyboardInterrupt:
         console.print("Stopping ...")

@@ -394,6 +394,20 @@ def test_a_triton_that_crashed_and_hangs_is_ended(service: Service) -> None:
     until(lambda: not any(runs(one) for one in (triton, *started)))
 
 
+def test_a_triton_that_crashes_and_hangs_while_it_loads_a_model_again_is_ended(service: Service) -> None:
+    stub, triton = service.pid("hbert_upper"), service.pid("triton")
+    assert stub is not None
+    assert triton is not None
+    os.kill(stub, signal.SIGKILL)
+    path = service.models.parent / "triton.log"
+    until(lambda: path.read_text().count("loading: hbert_upper") == 2)
+    os.kill(triton, signal.SIGSTOP)
+    with path.open("a") as log:
+        log.write("Signal (6) received.\n")
+    assert service.process.wait(SOON_S) == 1
+    assert "Triton crashed and hung" in (service.models.parent / "serve.log").read_text()
+
+
 @pytest.mark.parametrize("is_serving", [True, False])
 def test_nothing_stays_when_triton_and_hplm_serve_are_killed_at_once(service: Service, is_serving: bool) -> None:
     if not is_serving:

@@ -25,12 +25,17 @@ class Process:
 
 
 class SmallTriton:
-    """Loads models as Triton does, each as a process; refuses those of `broken`, and those of `dying` end at once."""
+    """Loads models as Triton does, each as a process; refuses those of `broken`, and those of `dying` end at once.
+
+    Whoever has it load one of `hanging` waits until it `is_free`.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.process = Process(os.getpid())
         self.broken: set[str] = set()
         self.dying: set[str] = set()
+        self.hanging: set[str] = set()
+        self.is_free = threading.Event()
         self.loads: list[str] = []
         self._folder = folder
         self._stubs: list[tuple[str, subprocess.Popen[bytes]]] = []
@@ -57,7 +62,9 @@ class SmallTriton:
 
     def load(self, model: str) -> bool:
         self.loads.append(model)
-        if model in self.broken:
+        if model in self.hanging:
+            self.is_free.wait()
+        if model in self.broken | self.hanging:
             return False
         script = self._folder / model / "1" / "model.py"
         script.parent.mkdir(parents=True, exist_ok=True)
@@ -77,6 +84,7 @@ class SmallTriton:
                 stub.wait()
 
     def close(self) -> None:
+        self.is_free.set()
         for model, stub in self._stubs:
             self.kill(model)
             assert stub.stdin is not None
@@ -93,7 +101,8 @@ class Kept:
         self.now_s = 1000.0
         for model in ("alpha", "beta"):
             server.load(model)
-        self._keeper = StubKeeper(cast(TritonServer, server), clock=lambda: self.now_s)
+        self.is_over = False
+        self._keeper = StubKeeper(cast(TritonServer, server), lambda: self.is_over, clock=lambda: self.now_s)
 
     def looks(self, duration_s: float) -> list[str]:
         """Which models were loaded by looks each fifth of a second."""
@@ -140,6 +149,19 @@ def test_a_model_that_has_lived_for_long_is_loaded_at_once(kept: Kept) -> None:
     kept.server.kill("alpha")
     assert kept.looks(0.7) == []
     assert kept.looks(0.4) == ["alpha"]
+
+
+def test_a_load_that_hangs_is_waited_for_no_longer_when_it_is_over_with_triton(kept: Kept) -> None:
+    kept.server.hanging.add("alpha")
+    kept.server.kill("alpha")
+    looking = threading.Thread(target=kept.looks, args=(0.1,))
+    looking.start()
+    until(lambda: "alpha" in kept.server.loads)
+    assert looking.is_alive()
+    kept.is_over = True
+    until(lambda: not looking.is_alive())
+    # It has given up, not heard of an end.
+    assert not kept.server.is_free.is_set()
 
 
 def test_a_process_of_the_machine_whose_name_is_no_text_is_in_nobodys_way(kept: Kept) -> None:

@@ -55,9 +55,19 @@ class StubKeeper:
     Triton itself goes on saying that such a model is ready, and refuses its requests for ever.
     """
 
-    def __init__(self, server: TritonServer, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Of a server whose models have just become ready."""
+    def __init__(
+        self,
+        server: TritonServer,
+        is_over: Callable[[], bool],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Of a server whose models have just become ready.
+
+        `is_over` is asked again and again while a model loads, for as long as LOAD_TIMEOUT_S: whether to wait no longer.
+        """
         self._server = server
+        self._is_over = is_over
         self._stubs = stubs_of(server.process.pid)
         self._models = set(self._stubs.values())
         # By model: one that cannot be loaded keeps no other waiting.
@@ -106,7 +116,7 @@ class StubKeeper:
         return pause is None or now_s >= pause.from_s + pause.length_s
 
     def _ask(self, model: str, step: str) -> bool:
-        """False where Triton ends meanwhile. Raises StartError where it refuses."""
+        """False where it is over with Triton meanwhile. Raises StartError where it refuses."""
         url = f"{self._server.ports.http_url}/v2/repository/models/{model}/{step}"
         failed: list[OSError] = []
         why: list[str] = []
@@ -124,7 +134,7 @@ class StubKeeper:
         asking.start()
         # When Triton is killed while it starts a stub, the stub lives on, and our connection with it.
         while asking.is_alive():
-            if self._server.ends(0):
+            if self._is_over():
                 return False
             asking.join(0.1)
         if failed and not self._server.ends():
