@@ -29,7 +29,7 @@ from hplm.manage.requests import ManageRequest, parse_request
 from hplm.manage.survey import survey
 from hplm.manage.uploads import Uploads
 from hplm.store.layout import Store
-from hplm.store.records import UNFINISHED, Job
+from hplm.store.records import PLAN, UNFINISHED, Job
 from hplm.store.registry import Registry
 from hplm.store.registry_uploads import dropped_with
 from hplm.wire import CORPUS_ENDINGS, DATA_ENDINGS, UPLOAD_ENDINGS
@@ -251,7 +251,7 @@ class ManageService:
             "drop_uploads": request.drop_uploads,
         }
         # A dry run changes nothing: it need not wait for its subject's jobs.
-        subject = f"plan:{subject}" if request.dry_run else subject
+        subject = f"{PLAN}{subject}" if request.dry_run else subject
         job = self._registry.submit_job(kind, subject, {**common, **details}, self._clock())
         crash_point("job.submitted")
         return self._planned(job) if request.dry_run else {"job": job.id}

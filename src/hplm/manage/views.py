@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hplm.store.records import DomainRecord, DomainVersion, Job, TenantRecord, TenantVersion, Upload
+from hplm.store.records import PLAN, DomainRecord, DomainVersion, Job, TenantRecord, TenantVersion, Upload
 
 _JOB_KEYS = ("kind", "state", "step", "progress", "eta_s", "error", "result", "attempts", "cancel_requested")
 
@@ -13,7 +13,7 @@ def job(record: Job) -> dict[str, Any]:
     """All but the worker's name and the pinned inputs."""
     times = {key: getattr(record, key) for key in ("created_s", "started_s", "ended_s")}
     shown = {key: getattr(record, key) for key in _JOB_KEYS}
-    subject = record.subject.removeprefix("plan:")
+    subject = record.subject.removeprefix(PLAN)
     return {"id": record.id, "subject": subject, "dry_run": bool(record.request.get("dry_run")), **shown, **times}
 
 

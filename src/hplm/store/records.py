@@ -8,6 +8,8 @@ from typing import Any, Literal, NamedTuple
 
 JobState = Literal["queued", "running", "done", "failed", "cancelled"]
 UNFINISHED: tuple[JobState, ...] = ("queued", "running")
+# Before the subject of a dry run, which so is another than that of the jobs that change something.
+PLAN = "plan:"
 
 
 @dataclass(frozen=True)

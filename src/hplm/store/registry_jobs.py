@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Row, delete, func, insert, select, update
 
 from hplm.errors import LeaseLostError, UnknownJobError, WorkerLostError
 from hplm.store.database import RegistryPart
-from hplm.store.records import UNFINISHED, Job, JobState
+from hplm.store.records import PLAN, UNFINISHED, Job, JobState
 from hplm.store.registry_uploads import check_there, dropped_with
 from hplm.store.schema import domain_versions, domains, jobs, tenant_versions, uploads
 
@@ -20,16 +20,22 @@ MOST_ATTEMPTS = 3
 LOST = {"code": WorkerLostError.code, "message": f"the worker was lost {MOST_ATTEMPTS} times while at it; see its log"}
 # Which of the leases that have run out by the clock, each the end of it by job, are taken to have done so.
 Lapsed = Callable[[Mapping[str, float]], Collection[str]]
+# The place in the queue of a dry run, which is short and waited for, is so many before its own: before all that may wait. And
+# no job is overtaken by more dry runs than that, however many come.
+OVERTAKEN = 10_000
 # How far one is that nobody is at.
 UNBEGUN = {"step": "", "progress": 0.0, "eta_s": None}
 _FIELDS = tuple(Job.__dataclass_fields__)
 
 
 class Jobs(RegistryPart):
-    """Jobs wait in order, one at a time a subject; a worker holds one by a lease that it renews."""
+    """Jobs wait in order, dry runs before the others, one at a time a subject; a worker holds one by a lease that it renews."""
 
     def submit_job(self, kind: str, subject: str, request: dict[str, Any], now_s: float) -> Job:
-        """Queue a job. Its `subject` is `tenant:<name>` or `domain:<base>/<name>`. Raises UnknownUploadError."""
+        """Queue a job. Its `subject` is `tenant:<name>` or `domain:<base>/<name>`, of a dry run after PLAN.
+
+        Raises UnknownUploadError.
+        """
         job_id = uuid.uuid4().hex
         with self._database.writing() as connection:
             check_there(connection, request)
@@ -85,12 +91,13 @@ class Jobs(RegistryPart):
         return +found
 
     def claim_job(self, worker: str, now_s: float, lease_s: float, *, lapsed: Lapsed = set) -> Job | None:
-        """Take the oldest job that can start, until `now_s + lease_s`; None where there is none.
+        """Take the first job that can start, until `now_s + lease_s`; None where there is none.
 
-        It is queued, or its worker's lease ran out, by `lapsed` too; the others are good. Jobs of one subject go one
-        by one in their order, and a tenant's job waits while one of its domain runs (`base` and `domain` of its
-        request). One that lost its worker for the third time fails; one that was to be cancelled when it lost it is
-        cancelled. Either is taken once more where it has published, for it is done.
+        That is the oldest dry run, else the oldest job, see OVERTAKEN. It is queued, or its worker's lease ran out, by
+        `lapsed` too; the others are good. Jobs of one subject go one by one in their order, and a tenant's job waits while
+        one of its domain runs (`base` and `domain` of its request). One that lost its worker for the third time fails; one
+        that was to be cancelled when it lost it is cancelled. Either is taken once more where it has published, for it is
+        done.
 
         While jobs run it needs the registry for writing, also where none is free: it raises RegistryUnavailableError
         where their workers cannot renew their leases either, so that the caller knows when none has `lapsed`.
@@ -288,20 +295,25 @@ def _are_any_running(connection: Connection) -> bool:
 def _decided(
     connection: Connection, now_s: float, lease_s: float, lapsed: Lapsed
 ) -> tuple[list[Row[Any]], Row[Any] | None]:
-    """Jobs that end because they lost their workers, and the oldest that can start."""
+    """Jobs that end because they lost their workers, and the first that can start."""
     # Not the whole rows: many may wait. A state at a time, for so the index has them in their order.
     columns = (jobs.c.seq, jobs.c.id, jobs.c.subject, jobs.c.state, jobs.c.attempts)
     of_lease = (jobs.c.lease_until_s, jobs.c.cancel_requested)
     of_request = (jobs.c.request[key].as_string().label(key) for key in ("base", "domain"))
     query = select(*columns, *of_lease, *of_request).order_by(jobs.c.seq)
-    begun = connection.execute(query.where(jobs.c.state == "running")).all()
+    begun = sorted(connection.execute(query.where(jobs.c.state == "running")).all(), key=_turn)
     # One that ends later than any lease could was given before the clock jumped back.
     over = {row.id: row.lease_until_s for row in begun if not now_s < row.lease_until_s <= now_s + 2 * lease_s}
     free = lapsed(over)
     running = {row.subject for row in begun if row.id not in free}
     lost: list[Row[Any]] = []
-    with connection.execute(query.where(jobs.c.state == "queued"), execution_options={"yield_per": 100}) as queued:
-        for row in heapq.merge(begun, queued, key=lambda one: one.seq):
+    queued, is_plan = query.where(jobs.c.state == "queued"), jobs.c.subject.startswith(PLAN)
+    some = {"yield_per": 100}
+    with (
+        connection.execute(queued.where(is_plan), execution_options=some) as plans,
+        connection.execute(queued.where(~is_plan), execution_options=some) as others,
+    ):
+        for row in heapq.merge(begun, plans, others, key=_turn):
             if row.id in free:
                 if _has_published(connection, row):
                     return lost, row
@@ -313,6 +325,11 @@ def _decided(
             # Younger jobs of its subject wait behind it.
             running.add(row.subject)
     return lost, None
+
+
+def _turn(row: Row[Any]) -> int:
+    """What jobs are taken by, the lowest first."""
+    return int(row.seq) - OVERTAKEN * row.subject.startswith(PLAN)
 
 
 def _has_published(connection: Connection, row: Row[Any]) -> bool:

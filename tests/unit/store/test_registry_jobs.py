@@ -74,6 +74,26 @@ def test_the_oldest_job_is_claimed_first_whatever_the_clock_said(registry: Regis
     assert claim(registry) is None
 
 
+def test_dry_runs_are_claimed_before_the_jobs_that_wait_in_their_own_order(registry: Registry) -> None:
+    names = ("domain:b/law", "tenant:a", "plan:tenant:a", "plan:domain:b/law", "plan:tenant:a", "tenant:b")
+    domain, tenant, first, second, behind, last = (submit(registry, subject) for subject in names)
+    assert [claimed(registry).id for _ in range(2)] == [first.id, second.id]
+    # Of a subject only one at a time, of dry runs too.
+    assert claimed(registry).id == domain.id
+    registry.finish_job(first.id, "w", NOW_S)
+    assert [claimed(registry).id for _ in range(3)] == [behind.id, tenant.id, last.id]
+    assert claim(registry) is None
+
+
+def test_a_stream_of_dry_runs_keeps_no_job_waiting_for_ever(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hplm.store.registry_jobs.OVERTAKEN", 3)
+    job = submit(registry, "tenant:a")
+    plans = [submit(registry, f"plan:tenant:{number}").id for number in range(5)]
+    assert [claimed(registry).id for _ in range(6)] == [*plans[:3], job.id, *plans[3:]]
+
+
 def test_a_claimed_job_runs_and_reports(registry: Registry) -> None:
     submit(registry, "tenant:a")
     job = claimed(registry, 5)
