@@ -43,6 +43,7 @@ app = typer.Typer(
     epilog="Example: hplm bench request --json request.json",
 )
 COUNTS = list(TENANTS)
+TOGETHER = [1, 16, 64]
 MULTIPLES = list(TIMES)
 WAVES = list(AT_ONCE)
 FLEETS = list(SIZES)
@@ -102,15 +103,18 @@ def bench_upper(
 def bench_request(
     models: ModelsOption = DEMO,
     rounds: RoundsOption = 5,
-    count: Annotated[int, typer.Option(min=8, help="Requests a round.")] = 2000,
-    concurrency: Annotated[int, typer.Option(min=1, help="Requests under way at saturation.")] = 64,
+    count: Annotated[int, typer.Option(min=8, help="Texts a round.")] = 2000,
+    concurrency: Annotated[
+        int, typer.Option(min=1, help="Texts under way at saturation, in four requests at the least.")
+    ] = 64,
+    together: Annotated[list[int], typer.Option(min=1, max=64, help="Texts in a request; again for more.")] = TOGETHER,
     json_file: JsonOption = None,
 ) -> None:
     """Latency of one request at a time, throughput of many, over gRPC and HTTP, on a real server started for it.
 
     Example: hplm bench request --concurrency 128
     """
-    whole_requests(models, rounds, count, concurrency).publish(json_file)
+    whole_requests(models, rounds, count, concurrency, together).publish(json_file)
 
 
 @app.command(name="response")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -16,17 +19,19 @@ from hplm_loadtest.texts import unseen_sentences
 from hplm_loadtest.variants import serving
 
 Pair = tuple[str, str]
+# Requests under way at saturation, however many texts each has: while one is computed others come and go.
+LEAST_UNDER_WAY = 4
 
 
-async def drive(url: str, pairs: list[Pair], concurrency: int) -> tuple[float, list[float]]:
-    """Send all pairs, `concurrency` at a time: seconds in all, and the seconds of each request."""
-    waiting = iter(pairs)
+async def drive(url: str, pairs: list[Pair], concurrency: int, together: int) -> tuple[float, list[float]]:
+    """Send all pairs, so many `together` in a request and `concurrency` requests at a time: seconds in all, and of each."""
+    waiting = iter([pairs[first : first + together] for first in range(0, len(pairs), together)])
     taken: list[float] = []
 
     async def worker(client: AsyncClient) -> None:
-        for tenant, text in waiting:
+        for some in waiting:
             start = time.perf_counter()
-            await client.predict(tenant, text)
+            await client.predict_batch(some)
             taken.append(time.perf_counter() - start)
 
     async with AsyncClient(url, concurrency=concurrency) as client:
@@ -35,38 +40,44 @@ async def drive(url: str, pairs: list[Pair], concurrency: int) -> tuple[float, l
         return time.perf_counter() - start, taken
 
 
-def whole_requests(models: Path, rounds: int, count: int, concurrency: int) -> Report:
-    """Latency of one request at a time and throughput of many, over gRPC and HTTP, of a server started for this."""
+def whole_requests(models: Path, rounds: int, count: int, concurrency: int, together: Sequence[int]) -> Report:
+    """Latency of one request at a time and throughput of many, over gRPC and HTTP, of a server started for this.
+
+    For each number of texts that go `together` in a request; `concurrency` is how many texts are under way.
+    """
     names = served_names(models)
     sentences = unseen_sentences(400)
     pairs = [(names[i % len(names)], sentences[i % len(sentences)]) for i in range(count)]
-    latency: dict[str, list[float]] = {"grpc": [], "http": []}
-    throughput: dict[str, list[float]] = {"grpc": [], "http": []}
+    latency: dict[tuple[str, int], list[float]] = defaultdict(list)
+    throughput: dict[tuple[str, int], list[float]] = defaultdict(list)
     with serving(models, plot={}, upper={}) as server, progress_bars() as progress:
         urls = {"grpc": server.ports.grpc_url, "http": server.ports.http_url}
-        bar = progress.add_task("requests", total=2 * (rounds + 1))
+        kinds = list(product(urls, together))
+        bar = progress.add_task("requests", total=len(kinds) * (rounds + 1))
         for turn in range(rounds + 1):
-            for protocol, url in urls.items():
-                _, alone = asyncio.run(drive(url, pairs[: count // 8], 1))
-                seconds, _ = asyncio.run(drive(url, pairs, concurrency))
+            for protocol, texts in kinds:
+                under_way = max(LEAST_UNDER_WAY, concurrency // texts)
+                _, alone = asyncio.run(drive(urls[protocol], pairs[: max(texts, count // 8)], 1, texts))
+                seconds, _ = asyncio.run(drive(urls[protocol], pairs, under_way, texts))
                 if turn:
-                    latency[protocol] += alone
-                    throughput[protocol].append(count / seconds)
+                    latency[protocol, texts] += alone
+                    throughput[protocol, texts].append(count / seconds)
                 progress.update(bar, advance=1)
     rows = []
-    for protocol in urls:
-        p50, p95, p99 = np.percentile(np.array(latency[protocol]) * 1000, [50, 95, 99])
-        rates = np.array(throughput[protocol])
+    for protocol, texts in kinds:
+        p50, p95, p99 = np.percentile(np.array(latency[protocol, texts]) * 1000, [50, 95, 99])
+        rates = np.array(throughput[protocol, texts])
         rows.append(
             {
                 "protocol": protocol,
+                "texts": texts,
                 "p50_ms": float(p50),
                 "p95_ms": float(p95),
                 "p99_ms": float(p99),
-                "requests_per_s": float(np.median(rates)),
+                "texts_per_s": float(np.median(rates)),
                 "spread": f"{100 * rates.min() / np.median(rates):.0f}-{100 * rates.max() / np.median(rates):.0f} %",
             }
         )
     words = np.mean([len(text.split()) for _, text in pairs])
-    about = {"requests": count, "concurrency": concurrency, "rounds": rounds, "tenants": len(names)}
+    about = {"texts": count, "concurrency": concurrency, "rounds": rounds, "tenants": len(names)}
     return Report("request", {**about, "mean_words": round(float(words), 1), "client": "same machine"}, rows)
