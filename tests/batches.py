@@ -28,7 +28,7 @@ def look_up(stage: PlotStage, requests: Sequence[tuple[Sequence[bytes], bytes]])
             text = decode_texts(raw, stage._settings.max_text_bytes)
             check_text_count(text, stage._texts.fetch(tenant).result())
             lookup = stage._domains.fetch(tenant.lineage).result()
-            ready[index] = plot_stage._Ready(tenant, text, lookup, time.monotonic())
+            ready[index] = plot_stage._Ready(tenant, text, lookup, time.monotonic(), is_together=False)
         except HplmError as error:
             refused[index] = for_the_wire(error, name)
     return _in_order(refused, list(ready), stage._run(list(ready.values()), Batch(())))

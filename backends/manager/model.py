@@ -50,5 +50,5 @@ class TritonPythonModel:
     def _read(self, request):
         return translate.single(request, wire.REQUEST)
 
-    def _write(self, given, answer):
+    def _write(self, answer):
         return translate.respond(RESPONSE=np.array([answer], dtype=np.object_))

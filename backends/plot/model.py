@@ -27,9 +27,9 @@ class TritonPythonModel:
         settings = config.load(config.PlotSettings, folder / "settings.json")
         instances = translate.instances(args)
         self._stage = PlotStage(settings, folder, instances)
-        self._most = json.loads(args["model_config"])["max_batch_size"]
-        self._intake = Intake(self._most, translate.queue_size(args), instances)
-        self._hold = Hold(min(settings.batch_every_ms / 1000 + LOOK_UP_S, MOST_HOLD_S))
+        most = json.loads(args["model_config"])["max_batch_size"]
+        self._intake = Intake(most, translate.queue_size(args), instances)
+        self._hold = Hold(min(settings.batch_every_ms / 1000 + LOOK_UP_S, MOST_HOLD_S), most)
         nothing = np.array([[b""]], dtype=np.object_)
         self._waker = Waker(args, {wire.TEXT: nothing, wire.TENANT: nothing})
         translate.log(f"{args['model_name']}: what no table has is {self._stage.about}")
@@ -55,12 +55,10 @@ class TritonPythonModel:
     def execute(self, requests):
         self._waker.began()
         now_s = time.monotonic()
-        is_full = translate.fills(requests, self._most)
-        waited_s = self._intake.waited_s(len(requests), now_s, self._waker.oldest_s, is_full=is_full)
-        self._arrived_s = now_s - waited_s
-        hold_s = self._hold.seconds(len(requests), now_s, is_full=is_full)
+        self._arrived_s = now_s - self._intake.waited_s(len(requests), now_s, self._waker.oldest_s)
+        hold_s = self._hold.seconds(len(requests), now_s)
         submit, count = partial(submit_together, self._stage.submit), self._stage.count_refused
-        found = translate.submit_all(requests, self._read, submit, lambda request: self._write, count, hold_s=hold_s)
+        found = translate.submit_all(requests, self._read, submit, self._writer, count, hold_s=hold_s)
         self._intake.returned(time.monotonic())
         self._waker.ended(of_many=hold_s > 0)
         return found
@@ -78,11 +76,15 @@ class TritonPythonModel:
             for text, (tenant,) in zip(texts, tenants, strict=True)
         ]
 
-    def _write(self, given, answers):
-        arrived_ns = int(given[0].arrived_s * 1e9)
-        return translate.respond(
-            HIDDEN=pack([answer.hidden for answer in answers]),
-            TOKENS=pack([answer.tokens for answer in answers]),
-            TRUNCATED=np.array([[answer.truncated] for answer in answers], dtype=bool),
-            ABOUT=np.array([(len(answer.tokens), answer.version_id, arrived_ns) for answer in answers], np.int64),
-        )
+    def _writer(self, request):
+        arrived_ns = int(self._arrived_s * 1e9)
+
+        def write(answers):
+            return translate.respond(
+                HIDDEN=pack([answer.hidden for answer in answers]),
+                TOKENS=pack([answer.tokens for answer in answers]),
+                TRUNCATED=np.array([[answer.truncated] for answer in answers], dtype=bool),
+                ABOUT=np.array([(len(answer.tokens), answer.version_id, arrived_ns) for answer in answers], np.int64),
+            )
+
+        return write

@@ -46,16 +46,14 @@ class TritonPythonModel:
         )
         # A GPU is done with a batch in less: nobody's requests would be read meanwhile.
         hold_s = HOLD_S if self._stage.engine.device.type == "cpu" else 0.0
-        self._hold = Hold(hold_s)
-        self._most = json.loads(args["model_config"])["max_batch_size"]
+        self._hold = Hold(hold_s, json.loads(args["model_config"])["max_batch_size"])
         # What `auto` has come to: a GPU that torch does not see is no error.
         translate.log(f"{args['model_name']}: computing {self._stage.about}")
         self._stage.start()
 
     def execute(self, requests):
         self._waker.began()
-        is_full = translate.fills(requests, self._most)
-        hold_s = self._hold.seconds(len(requests), time.monotonic(), is_full=is_full)
+        hold_s = self._hold.seconds(len(requests), time.monotonic())
         submit, count = partial(submit_together, self._stage.submit), self._stage.count_refused
         found = translate.submit_all(requests, self._read, submit, self._writer, count, hold_s=hold_s)
         self._waker.ended(of_many=hold_s > 0)
@@ -87,7 +85,7 @@ class TritonPythonModel:
     def _writer(self, request):
         with_logits = translate.wants(request, wire.LOGITS)
 
-        def write(given, answers):
+        def write(answers):
             outputs = labelled([answer.spans for answer in answers])
             if with_logits:
                 outputs[wire.LOGITS] = fill_up([answer.logits for answer in answers], 0)

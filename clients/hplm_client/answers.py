@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, TypeAlias
@@ -90,6 +90,18 @@ def _encoded(name: str, values: list[str]) -> list[bytes]:
         raise TextEncodingError(f"{name} has a lone surrogate at character {error.start}: it is no text") from None
 
 
+def parts_of_all(requests: Iterable[Any]) -> list[Parts]:
+    """Of each of several that go together. Raises BadInputError, which says which is something else."""
+    given = list(requests)
+    found = []
+    for index, request in enumerate(given):
+        try:
+            found.append(parts_of(request))
+        except HplmError as error:
+            raise about_text(error, index, len(given)) from None
+    return found
+
+
 def parts_of(request: Any) -> Parts:
     """Tenant, text and pair of one of many. Raises BadInputError where it is something else."""
     if not isinstance(request, tuple | list) or len(request) not in (2, 3):
@@ -122,9 +134,17 @@ def predictions_of(result: Any, asked: Sequence[Parts], logits: bool) -> list[Pr
     """A `tritonclient` result as a Prediction of each text."""
     found = [result.as_numpy(name) for name in (wire.LABEL, wire.SCORE, wire.SPAN)]
     truncated = result.as_numpy(wire.TRUNCATED)
-    raw = result.as_numpy(wire.LOGITS) if logits else [None] * len(asked)
+    raw = result.as_numpy(wire.LOGITS) if logits else None
     return [
-        Prediction(tenant, text, _spans_of(*(of_all[i] for of_all in found)), bool(truncated[i, 0]), raw[i], pair)
+        Prediction(
+            tenant,
+            text,
+            _spans_of(*(of_all[i] for of_all in found)),
+            bool(truncated[i, 0]),
+            # Not a view: one that is kept would keep those of all.
+            None if raw is None else raw[i].copy(),
+            pair,
+        )
         for i, (tenant, text, pair) in enumerate(asked)
     ]
 

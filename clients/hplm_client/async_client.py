@@ -11,7 +11,16 @@ from tritonclient.utils import InferenceServerException
 from hplm import wire
 from hplm.errors import ConfigError, UnreachableError
 from hplm_client.address import split_url
-from hplm_client.answers import Parts, Prediction, Request, options_of, outputs_of, parts_of, predictions_of, tensors_of
+from hplm_client.answers import (
+    Parts,
+    Prediction,
+    Request,
+    options_of,
+    outputs_of,
+    parts_of_all,
+    predictions_of,
+    tensors_of,
+)
 from hplm_client.connection import LAST_ANSWERS_S, USUAL_TIMEOUT_S, connect
 from hplm_client.faults import typed_answer, typed_errors
 from hplm_client.owner import CLOSED, Owner
@@ -69,7 +78,8 @@ class AsyncClient:
         self, requests: Iterable[Request], *, logits: bool = False, deadline_s: float | None = None
     ) -> list[Prediction]:
         """As `Client.predict_batch`."""
-        asked = [parts_of(one) for one in requests]
+        self._check()
+        asked = parts_of_all(requests)
         return await self._predict(asked, logits, deadline_s) if asked else []
 
     async def _predict(self, asked: Sequence[Parts], logits: bool, deadline_s: float | None) -> list[Prediction]:

@@ -14,7 +14,17 @@ from weakref import finalize
 from hplm import wire
 from hplm.errors import ConfigError, ForbiddenError, HplmError
 from hplm_client.address import split_url
-from hplm_client.answers import Parts, Prediction, Request, options_of, outputs_of, parts_of, predictions_of, tensors_of
+from hplm_client.answers import (
+    Parts,
+    Prediction,
+    Request,
+    options_of,
+    outputs_of,
+    parts_of,
+    parts_of_all,
+    predictions_of,
+    tensors_of,
+)
 from hplm_client.connection import LAST_ANSWERS_S, USUAL_TIMEOUT_S, bounded, connect
 from hplm_client.courier import Courier
 from hplm_client.faults import typed_answer, typed_errors
@@ -91,10 +101,11 @@ class Client:
     ) -> list[Prediction]:
         """Answers to up to 64 `(tenant, text)`, or `(tenant, text, pair)`, that go as one request: less work for all.
 
-        They come together, or the error of the first that is refused, which says which. `logits` are filled up with zeros to
-        as many rows and columns as any has.
+        They come together, or the first error of any, which says whose it is. `logits` are filled up with zeros to as many
+        rows and columns as any has: take no more columns than the tenant has labels, and one row unless it is a tagging.
         """
-        asked = [parts_of(one) for one in requests]
+        self._owner.check()
+        asked = parts_of_all(requests)
         return self._predict(asked, logits, deadline_s) if asked else []
 
     def _predict(self, asked: Sequence[Parts], logits: bool, deadline_s: float | None) -> list[Prediction]:

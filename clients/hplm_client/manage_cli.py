@@ -259,8 +259,8 @@ def cell(name: str, value: Any) -> str:
             # Of a clock that was set to no time there is.
             return str(value)
     if name == "progress":
-        # 100% is what has ended.
-        return f"{int(100 * value)}%"
+        # What is not done is not 100%.
+        return f"{value:.0%}" if value == 1 else f"{min(99, round(100 * value))}%"
     if isinstance(value, tuple):
         return ", ".join(map(str, value)) or "-"
     return ", ".join(f"{key} {one:.3f}" for key, one in value.items()) if name == "scores" else str(value)

@@ -104,15 +104,13 @@ def bench_request(
     models: ModelsOption = DEMO,
     rounds: RoundsOption = 5,
     count: Annotated[int, typer.Option(min=8, help="Texts a round.")] = 2000,
-    concurrency: Annotated[
-        int, typer.Option(min=1, help="Texts under way at saturation, in four requests at the least.")
-    ] = 64,
+    concurrency: Annotated[int, typer.Option(min=1, help="Texts under way at saturation.")] = 256,
     together: Annotated[list[int], typer.Option(min=1, max=64, help="Texts in a request; again for more.")] = TOGETHER,
     json_file: JsonOption = None,
 ) -> None:
     """Latency of one request at a time, throughput of many, over gRPC and HTTP, on a real server started for it.
 
-    Example: hplm bench request --concurrency 128
+    Example: hplm bench request --concurrency 64 --together 1
     """
     whole_requests(models, rounds, count, concurrency, together).publish(json_file)
 

@@ -19,8 +19,6 @@ from hplm_loadtest.texts import unseen_sentences
 from hplm_loadtest.variants import serving
 
 Pair = tuple[str, str]
-# Requests under way at saturation, however many texts each has: while one is computed others come and go.
-LEAST_UNDER_WAY = 4
 
 
 async def drive(url: str, pairs: list[Pair], concurrency: int, together: int) -> tuple[float, list[float]]:
@@ -56,7 +54,7 @@ def whole_requests(models: Path, rounds: int, count: int, concurrency: int, toge
         bar = progress.add_task("requests", total=len(kinds) * (rounds + 1))
         for turn in range(rounds + 1):
             for protocol, texts in kinds:
-                under_way = max(LEAST_UNDER_WAY, concurrency // texts)
+                under_way = max(1, concurrency // texts)
                 _, alone = asyncio.run(drive(urls[protocol], pairs[: max(texts, count // 8)], 1, texts))
                 seconds, _ = asyncio.run(drive(urls[protocol], pairs, under_way, texts))
                 if turn:

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -141,7 +142,7 @@ def test_spans_of_a_tagging_are_characters_of_the_text(client: Client) -> None:
 RAW_BAD = [bad for bad in BAD_REQUESTS if bad[2] is not errors.TextTooLargeError]
 
 
-def raw_infer(module: Any, triton: Any, model: str, tensors: dict[str, np.ndarray]) -> Any:
+def raw_infer(module: Any, triton: Any, model: str, tensors: dict[str, np.ndarray], **options: Any) -> Any:
     types = {
         np.dtype(np.object_): "BYTES",
         np.dtype(np.float16): "FP16",
@@ -154,7 +155,7 @@ def raw_infer(module: Any, triton: Any, model: str, tensors: dict[str, np.ndarra
         tensor = module.InferInput(name, list(value.shape), types[value.dtype])
         tensor.set_data_from_numpy(value)
         inputs.append(tensor)
-    return triton.infer(model, inputs)
+    return triton.infer(model, inputs, **options)
 
 
 def as_bytes(*values: bytes) -> np.ndarray:
@@ -293,6 +294,29 @@ def test_many_requests_of_several_texts_are_all_answered(server: TritonServer) -
     with ThreadPoolExecutor(16) as threads:
         for chosen, labels in zip(requests, threads.map(ask, requests), strict=True):
             assert labels == [wanted[pair] for pair in chosen]
+
+
+def test_a_stream_of_large_requests_to_an_idle_server_is_not_taken_for_a_flood(server: TritonServer) -> None:
+    given = in_one_request([("alpha", "the red cat")] * 64)
+    with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.ports.grpc}") as triton:
+        for _ in range(150):
+            # Each call of Triton's is as full as it can be, and none is followed by another at once.
+            raw_infer(tritonclient.grpc, triton, "hbert", given, timeout=1_000_000)
+            time.sleep(0.015)
+
+
+def test_after_a_bad_text_the_others_of_its_request_are_not_computed(server: TritonServer) -> None:
+    def cancelled() -> float:
+        return metric(server, 'hplm_plot_events_total{event="cancelled"}')
+
+    before = cancelled()
+    given = in_one_request([*[("alpha", "the red cat")] * 63, ("nobody", "the red cat")])
+    with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.ports.grpc}") as triton:
+        for _ in range(20):
+            with pytest.raises(InferenceServerException, match="UNKNOWN_TENANT: text 64 of 64"):
+                raw_infer(tritonclient.grpc, triton, "hbert", given)
+    # One that is being computed when the error comes is.
+    until(lambda: cancelled() > before)
 
 
 @pytest.mark.parametrize(("text", "tenant", "error"), [bad for bad in BAD_REQUESTS if len(bad[0]) < 1000])

@@ -17,16 +17,14 @@ def waited(
     start_s: float = 10.0,
     pause_s: float = 0.0,
     own_s: float = -math.inf,
-    full: int = 64,
 ) -> list[float]:
     """Of calls one after another, each taking as long as it is until the next but for `pause_s`.
 
-    At each a request of the stage's own has waited for `own_s`. One of `full` requests is full.
+    At each a request of the stage's own has waited for `own_s`.
     """
     found = []
     for call, count in enumerate(counts):
-        is_full = count == full
-        found.append(intake.waited_s(count, now_s := start_s + call * every_s, now_s - own_s, is_full=is_full))
+        found.append(intake.waited_s(count, now_s := start_s + call * every_s, now_s - own_s))
         intake.returned(start_s + (call + 1) * every_s - pause_s)
     return found
 
@@ -75,7 +73,7 @@ def test_nobody_waits_longer_than_those_in_front_took() -> None:
 
 @pytest.mark.parametrize(("most", "queue_size"), [(64, 0), (1, 1024)])
 def test_where_a_full_call_says_nothing_the_last_one_is_all_that_is_told_of(most: int, queue_size: int) -> None:
-    assert waited(Intake(most, queue_size), [most] * 10, 0.1, full=most) == pytest.approx([0.0] + [0.1] * 9)
+    assert waited(Intake(most, queue_size), [most] * 10, 0.1) == pytest.approx([0.0] + [0.1] * 9)
 
 
 def test_processes_that_take_turns_at_a_queue_empty_it_so_much_sooner() -> None:
@@ -83,8 +81,3 @@ def test_processes_that_take_turns_at_a_queue_empty_it_so_much_sooner() -> None:
     alone, one_of_four = (waited(Intake(64, 1024, processes), flood, 0.04)[-1] for processes in (1, 4))
     assert alone == pytest.approx(16 * 0.04)
     assert one_of_four == pytest.approx(4 * 0.04)
-
-
-def test_where_requests_have_several_texts_as_many_may_wait_all_the_longer() -> None:
-    # Four requests of sixteen texts fill a call, and 64 may wait: who is taken came sixteen calls ago.
-    assert waited(Intake(64, 64), [4] * 40, 0.1, full=4)[-1] == pytest.approx(1.6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hplm import errors
+from hplm.serving.answers import never
 from hplm.serving.together import fill_up, pack, submit_together, unpack
 
 Reply = Callable[[Any], None]
@@ -22,16 +24,16 @@ class Asked:
 
     def __init__(self, texts: Sequence[str]) -> None:
         self.replies: dict[str, Reply] = {}
-        self.cancelled: dict[str, Callable[[], bool]] = {}
+        self.is_over: dict[str, Callable[[], bool]] = {}
         self.answers: list[Any] = []
-        self.has_gone = False
-        submit_together(self._submit, texts, self.answers.append, lambda: self.has_gone)
+        submit_together(self._submit, texts, self.answers.append, never)
 
-    def _submit(self, text: str, reply: Reply, is_cancelled: Callable[[], bool]) -> None:
+    def _submit(self, text: str, reply: Reply, is_cancelled: Callable[[], bool], is_over: Callable[[], bool]) -> None:
+        assert is_cancelled is never
         if text == "bad":
             reply(errors.EmptyTextError("nothing to read"))
             return
-        self.replies[text], self.cancelled[text] = reply, is_cancelled
+        self.replies[text], self.is_over[text] = reply, is_over
 
 
 def test_all_are_answered_in_order_once_the_last_of_them_is_ready() -> None:
@@ -45,10 +47,10 @@ def test_all_are_answered_in_order_once_the_last_of_them_is_ready() -> None:
 def test_an_error_of_one_is_the_answer_of_all_and_says_which() -> None:
     asked = Asked("abc")
     asked.replies["a"]("A")
-    assert not asked.cancelled["c"]()
+    assert not asked.is_over["c"]()
     asked.replies["b"](errors.DeadlineError("too late"))
     assert [error.wire() for error in asked.answers] == ["DEADLINE_UNMEETABLE: text 2 of 3: too late"]
-    assert asked.cancelled["c"](), "nobody waits for it any more"
+    assert asked.is_over["c"](), "nobody waits for it any more"
     asked.replies["c"]("C")
     assert len(asked.answers) == 1
 
@@ -59,16 +61,16 @@ def test_an_error_of_a_text_alone_says_no_number() -> None:
     assert [str(error) for error in asked.answers] == ["too late"]
 
 
-def test_one_that_is_refused_at_once_ends_the_request_and_those_before_it_are_cancelled() -> None:
+def test_one_that_is_refused_at_once_ends_the_request_and_those_before_it_are_over() -> None:
     before: dict[str, Callable[[], bool]] = {}
 
-    def submit(text: str, reply: Reply, is_cancelled: Callable[[], bool]) -> None:
+    def submit(text: str, reply: Reply, is_cancelled: Callable[[], bool], is_over: Callable[[], bool]) -> None:
         if text == "bad":
             raise errors.UnknownTenantError("no such tenant")
-        before[text] = is_cancelled
+        before[text] = is_over
 
     with pytest.raises(errors.UnknownTenantError, match="text 2 of 3: no such tenant"):
-        submit_together(submit, ["a", "bad", "c"], pytest.fail, lambda: False)
+        submit_together(submit, ["a", "bad", "c"], pytest.fail, never)
     assert [*before] == ["a"], "what comes after it is not asked"
     assert before["a"]()
 
@@ -82,21 +84,28 @@ def test_one_that_replies_an_error_while_it_is_submitted_ends_the_request() -> N
 def test_a_mistake_of_ours_leaves_nothing_under_way() -> None:
     before: list[Callable[[], bool]] = []
 
-    def submit(text: str, reply: Reply, is_cancelled: Callable[[], bool]) -> None:
-        before.append(is_cancelled)
+    def submit(text: str, reply: Reply, is_cancelled: Callable[[], bool], is_over: Callable[[], bool]) -> None:
+        before.append(is_over)
         if text == "b":
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        submit_together(submit, "ab", pytest.fail, lambda: False)
+        submit_together(submit, "ab", pytest.fail, never)
     assert before[0]()
 
 
-def test_a_client_that_goes_away_cancels_all_its_texts() -> None:
-    asked = Asked("ab")
-    assert not any(is_cancelled() for is_cancelled in asked.cancelled.values())
-    asked.has_gone = True
-    assert all(is_cancelled() for is_cancelled in asked.cancelled.values())
+def test_after_an_error_no_answer_is_kept_by_the_texts_that_still_wait() -> None:
+    class Large:
+        pass
+
+    asked, answers = Asked("abcd"), [Large(), Large()]
+    kept = [weakref.ref(answer) for answer in answers]
+    asked.replies["a"](answers[0])
+    asked.replies["b"](errors.DeadlineError("too late"))
+    asked.replies["c"](answers[1])
+    del answers
+    assert [one() for one in kept] == [None, None]
+    assert "d" in asked.replies
 
 
 def test_threads_that_answer_and_refuse_at_once_make_one_answer() -> None:
@@ -133,10 +142,11 @@ def test_without_lengths_a_text_has_a_whole_row() -> None:
     np.testing.assert_array_equal(unpack(rows, None), rows)
 
 
-@pytest.mark.parametrize("lengths", [[3, 4], [7, -1], [0, 6], [2**40, 1]])
-def test_lengths_that_cannot_be_are_refused(lengths: list[int]) -> None:
+@pytest.mark.parametrize("width", [2, 0])
+@pytest.mark.parametrize("lengths", [[3, 4], [7, -1], [0, 6], [2**63 - 1, 2**63 - 1]])
+def test_lengths_that_cannot_be_are_refused(lengths: list[int], width: int) -> None:
     with pytest.raises(errors.HiddenStatesError):
-        unpack(np.zeros((2, 3, 2)), lengths)
+        unpack(np.zeros((2, 3, width)), lengths)
 
 
 def test_answers_of_several_sizes_are_filled_up() -> None:
@@ -144,3 +154,12 @@ def test_answers_of_several_sizes_are_filled_up() -> None:
     assert found.tolist() == [[[1, 0, 0], [1, 0, 0]], [[1, 1, 1], [0, 0, 0]], [[0, 0, 0], [0, 0, 0]]]
     labels = fill_up([np.array([b"a", b"b"], dtype=object), np.array([], dtype=object)], b"")
     assert labels.tolist() == [[b"a", b"b"], [b"", b""]]
+
+
+def test_answers_that_would_be_little_else_than_filler_are_refused() -> None:
+    tagging, of_many_labels = np.zeros((256, 5), np.float32), np.zeros((1, 1000), np.float32)
+    assert fill_up([tagging] * 64, 0).shape == (64, 256, 5)
+    assert fill_up([of_many_labels] * 64, 0).shape == (64, 1, 1000)
+    assert fill_up([tagging, of_many_labels], 0).shape == (2, 256, 1000)
+    with pytest.raises(errors.BadInputError, match="in requests of their own"):
+        fill_up([tagging, *[of_many_labels] * 63], 0)

@@ -72,7 +72,7 @@ def test_nobody_asks_about_a_request_that_has_had_its_last_response(translate: A
 
     is_over = threading.Event()
     translate.submit_all(
-        requests, lambda request: request, submit, lambda request: lambda given, answer: answer, lambda refused: None
+        requests, lambda request: request, submit, lambda request: lambda answer: answer, lambda refused: None
     )
     for thread in asking:
         thread.start()
@@ -136,7 +136,7 @@ def call(
         requests,
         lambda one: one,
         submit,
-        lambda one: lambda given, answer: Response(*answer),
+        lambda one: lambda answer: Response(*answer),
         lambda refused: None,
         **given,
     )
@@ -243,7 +243,7 @@ def test_a_request_that_cannot_even_be_refused_ends_no_other_and_gets_no_second_
             reply(errors.UnknownTenantError("nobody"))
         handed.append(given)
 
-    translate.submit_all([deaf, good], read, submit, lambda request: lambda given, answer: answer, lambda refused: None)
+    translate.submit_all([deaf, good], read, submit, lambda request: lambda answer: answer, lambda refused: None)
     assert handed == [good]
     assert deaf.sent == 1
 
@@ -252,7 +252,7 @@ def test_an_answer_that_cannot_be_written_is_an_error_and_whoever_gave_it_hears_
     request = Request()
     replies: list[Any] = []
 
-    def write(given: Any, answer: Any) -> Any:
+    def write(answer: Any) -> Any:
         raise MemoryError("no room in /dev/shm")
 
     plain.submit_all(
@@ -283,7 +283,7 @@ def test_what_is_refused_without_the_stage_is_told_to_be_counted(translate: Any)
         reply("an answer")
 
     def writer(request: Any) -> Any:
-        return lambda given, answer: answer
+        return lambda answer: answer
 
     translate.submit_all(requests, read, submit, writer, lambda error: counted.append(error.code))
     assert counted == ["BAD_INPUT", "BAD_HIDDEN_STATES", "INTERNAL"]
@@ -301,16 +301,3 @@ def test_what_is_refused_without_the_stage_is_told_to_be_counted(translate: Any)
 )
 def test_how_many_may_wait_in_triton_is_of_the_models_config(translate: Any, batching: Any, size: int) -> None:
     assert translate.queue_size({"model_config": json.dumps(batching)}) == size
-
-
-@pytest.mark.parametrize(
-    ("counts", "is_full"),
-    [([1] * 7, False), ([1] * 8, True), ([8], True), ([3, 3], True), ([2, 2], False), ([5], True), ([1], False)],
-)
-def test_a_call_is_full_that_had_no_room_for_one_more_request_like_its_largest(
-    translate: Any, counts: list[int], is_full: bool
-) -> None:
-    requests = [
-        SimpleNamespace(inputs=lambda count=count: [SimpleNamespace(shape=lambda: [count, 1])]) for count in counts
-    ]
-    assert translate.fills(requests, 8) is is_full

@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from hplm.scheduling.cost import CostModel
 from hplm.scheduling.policies import Fcfs
 from hplm.scheduling.policy import Batch, Budget, Policy, Waiting
 from hplm.scheduling.queue import RequestQueue, Taken
-from hplm.serving.answers import Job
+from hplm.serving.answers import Job, never
 from hplm.serving.held import ASK_CANCELLED_AFTER_S
 from hplm.serving.worker import Run, Worker
 from hplm.tracing import Tracer
@@ -141,10 +142,11 @@ def submit(
     tenant: str = "a",
     within_s: float = 100.0,
     waited_s: float = 0.0,
-    is_cancelled: Callable[[], bool] = lambda: False,
+    is_cancelled: Callable[[], bool] = never,
+    is_over: Callable[[], bool] = never,
 ) -> None:
     now = time.monotonic() - waited_s
-    job: Job[int, int] = Job(item, inbox.reply_to(item), is_cancelled)
+    job: Job[int, int] = Job(item, inbox.reply_to(item), is_cancelled, is_over)
     try:
         worker.submit(job, tenant=tenant, tokens=1, arrived_s=now, deadline_s=now + within_s)
     except HplmError as error:
@@ -181,6 +183,25 @@ def test_every_job_of_many_threads_is_answered_exactly_once_with_its_own_answer(
     worker.stop()
     assert worker.counts["ok"] == worker.counts["tokens"] == 3200
     assert worker.waiting == 0
+
+
+def test_what_is_over_is_not_computed_and_the_rest_of_its_batch_is(inbox: Inbox) -> None:
+    ran: list[list[int]] = []
+
+    def run(items: list[int], batch: Batch) -> Answers:
+        ran.append(items)
+        yield from double(items, batch)
+
+    worker = worker_of(run, batch=4)
+    for item in range(12):
+        submit(worker, inbox, item, is_over=partial({1, 2, 4, 5, 6, 7}.__contains__, item))
+    worker.start()
+    found = inbox.wait(12)
+    worker.stop()
+    assert ran == [[0, 3], [8, 9, 10, 11]], "of the batch in between nobody waits for any"
+    assert [type(found[item]) for item in (1, 2, 4, 5, 6, 7)] == [CancelledError] * 6
+    assert [found[item] for item in (0, 3, 8, 9, 10, 11)] == [0, 6, 16, 18, 20, 22]
+    assert (worker.counts["ok"], worker.counts["tokens"], worker.counts["cancelled"]) == (6, 6, 6)
 
 
 @pytest.mark.parametrize("fault", ["raises", "ends-early", "too-few-answers"])

@@ -51,14 +51,15 @@ class Pace:
 class Hold:
     """How long a call of Triton's lasts for its answers to leave with it: `most_s` where that pays, else not at all.
 
-    A full call does not: more wait already.
+    A call of `full` requests does not: more wait already.
     """
 
-    def __init__(self, most_s: float) -> None:
+    def __init__(self, most_s: float, full: int) -> None:
         self._most_s = most_s
+        self._full = full
         self._rate = Rate(most_s)
 
-    def seconds(self, requests: int, now_s: float, *, is_full: bool) -> float:
+    def seconds(self, requests: int, now_s: float) -> float:
         """Of a call that begins now with so many."""
         enough = self._rate.add(requests, now_s)
-        return self._most_s if enough and not is_full else 0.0
+        return self._most_s if enough and requests < self._full else 0.0

@@ -15,6 +15,7 @@ from hplm.serving.counts import Counts
 from hplm.tracing import Tracer
 
 Item = TypeVar("Item")
+Next = TypeVar("Next")
 Answer = TypeVar("Answer")
 
 # Beyond these, who refuses sends the error too.
@@ -23,13 +24,26 @@ MOST_ERRORS_WAITING = 256
 SENDERS = 2
 
 
+def never() -> bool:
+    """Of a request that is over when it is answered, and no sooner."""
+    return False
+
+
 @dataclass(frozen=True)
 class Job(Generic[Item, Answer]):
-    """One request under way: what to compute, where the answer goes, and how to ask whether anybody still wants it."""
+    """One request under way: what to compute, where the answer goes, and how to ask whether anybody still wants it.
+
+    The server has to be asked whether it `is_cancelled`, which takes its time; that it `is_over` is known here.
+    """
 
     item: Item
     reply: Callable[[Answer | HplmError], None]
     is_cancelled: Callable[[], bool]
+    is_over: Callable[[], bool] = never
+
+    def with_item(self, item: Next) -> Job[Next, Answer]:
+        """The same request, further on its way."""
+        return Job(item, self.reply, self.is_cancelled, self.is_over)
 
 
 def is_gone(is_cancelled: Callable[[], bool]) -> bool:

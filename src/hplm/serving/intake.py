@@ -22,17 +22,15 @@ class Intake:
     """
 
     def __init__(self, most: int, queue_size: int, processes: int = 1) -> None:
-        self._holds_several = most > 1
-        self._queue_size = -(-queue_size // processes)
+        self._most = most
         self._called_s = 0.0
-        # When each of the full calls that followed each other came, and with how many requests, of the newest that hold as
-        # many as may wait; before them, when the first of all may have begun to wait. Where so many waited, who is taken now
-        # came into the place of the oldest of these.
-        self._full: deque[tuple[float, int]] = deque()
+        # When each of as many full calls as may wait came, which followed each other; before them, when the first of all may
+        # have begun to wait. Where they all waited, who is taken now came into the place of the oldest of these.
+        self._full: deque[float] = deque(maxlen=-(-queue_size // (processes * max(1, most))))
         self._returned_s = 0.0
 
-    def waited_s(self, count: int, now_s: float, oldest_s: float = math.inf, *, is_full: bool) -> float:
-        """Seconds, of a call of `count` requests that `is_full`.
+    def waited_s(self, count: int, now_s: float, oldest_s: float = math.inf) -> float:
+        """Seconds, of a call of `count` requests.
 
         `oldest_s`: when the stage sent a request to itself that Triton has not looked at: who is handed over in a full call
         came before that.
@@ -40,22 +38,16 @@ class Intake:
         # Who came while the last call lasted; of others it says too much, by no more than that.
         meanwhile_s = now_s - self._called_s if now_s - self._returned_s < AT_ONCE_S else 0.0
         self._called_s = now_s
-        says_more = is_full and self._holds_several
+        says_more = count == self._most > 1
         if not says_more or (now_s - self._returned_s > PAUSE_S and oldest_s == math.inf):
             self._full.clear()
         if not says_more:
             return meanwhile_s
         if not self._full:
-            self._add(now_s - meanwhile_s, 0)
-        waited_s = now_s - self._full[0][0] if self._full else meanwhile_s
-        self._add(now_s, count)
+            self._full.append(now_s - meanwhile_s)
+        waited_s = now_s - self._full[0] if self._full else meanwhile_s
+        self._full.append(now_s)
         return max(waited_s, now_s - oldest_s)
-
-    def _add(self, now_s: float, count: int) -> None:
-        self._full.append((now_s, count))
-        waiting = sum(of_call for _, of_call in self._full)
-        while self._full and waiting - self._full[0][1] >= self._queue_size:
-            waiting -= self._full.popleft()[1]
 
     def returned(self, now_s: float) -> None:
         """The stage is ready for another call."""

@@ -41,7 +41,7 @@ from hplm.scheduling.cost import CostModel
 from hplm.scheduling.policies import Fcfs
 from hplm.scheduling.policy import Batch, Budget
 from hplm.scheduling.queue import RequestQueue
-from hplm.serving.answers import Job
+from hplm.serving.answers import Job, never
 from hplm.serving.backlog_file import SERVER, BacklogFile
 from hplm.serving.held import Held, check_time_left, pass_on
 from hplm.serving.places import Places
@@ -94,6 +94,7 @@ class _Ready:
     text: TextOrPair
     lookup: PlotLookup
     arrived_s: float
+    is_together: bool
 
 
 Reply = Callable[[LookedUp | HplmError], None]
@@ -246,7 +247,13 @@ class PlotStage:
         """How many there are now."""
         return len(self._catalog)
 
-    def submit(self, given: PlotInput, reply: Reply, is_cancelled: Callable[[], bool] = lambda: False) -> None:
+    def submit(
+        self,
+        given: PlotInput,
+        reply: Reply,
+        is_cancelled: Callable[[], bool] = never,
+        is_over: Callable[[], bool] = never,
+    ) -> None:
         """Queue a request and return at once; `reply` is called exactly once, from another thread or from this one.
 
         Raises the error of a request that is refused at once: there is no reply then.
@@ -254,7 +261,7 @@ class PlotStage:
         try:
             tenant = self._bank.resolve(given.tenant)
             text = decode_texts(given.texts, self._settings.max_text_bytes)
-            job: Job[_Asked, LookedUp] = Job(_Asked(given, tenant, text), reply, is_cancelled)
+            job: Job[_Asked, LookedUp] = Job(_Asked(given, tenant, text), reply, is_cancelled, is_over)
             texts, lookup = self._texts.get(tenant), self._domains.get(tenant.lineage)
             if texts is not None and lookup is not None:
                 self._queue(job, texts, lookup)
@@ -298,7 +305,7 @@ class PlotStage:
         if self._ahead.is_too_much(asked.tenant.name, tokens, due_s, now_s, is_together=given.is_together):
             raise DeadlineError("the deadline cannot be met; the request was not computed")
         self._worker.submit(
-            Job(_Ready(asked.tenant, text, lookup, given.arrived_s), job.reply, job.is_cancelled),
+            job.with_item(_Ready(asked.tenant, text, lookup, given.arrived_s, given.is_together)),
             tenant=asked.tenant.name,
             tokens=tokens,
             arrived_s=given.arrived_s,
@@ -352,7 +359,13 @@ class PlotStage:
                 [
                     hidden
                     if isinstance(hidden, HplmError)
-                    else LookedUp(hidden, text.tokens, text.truncated, ready[i].tenant.version_id)
+                    else LookedUp(
+                        # One that waits for others must not keep those of its whole batch.
+                        hidden.copy() if ready[i].is_together else hidden,
+                        text.tokens,
+                        text.truncated,
+                        ready[i].tenant.version_id,
+                    )
                     for (i, text), hidden in zip(pairs, found, strict=True)
                 ],
             )

@@ -10,30 +10,32 @@ import numpy as np
 import numpy.typing as npt
 
 from hplm import wire
-from hplm.errors import HiddenStatesError, HplmError, about_text
+from hplm.errors import BadInputError, HiddenStatesError, HplmError, about_text
 from hplm.wire import LabelledSpan
 
 Input = TypeVar("Input")
 Answer = TypeVar("Answer")
+# Answers that differ much in size are refused: a tagging beside a thousand labels would be nothing else, in shared memory.
+MOST_FILLER_BYTES = 8_000_000
 
 
 def submit_together(
-    submit: Callable[[Input, Callable[[Answer | HplmError], None], Callable[[], bool]], None],
+    submit: Callable[[Input, Callable[[Answer | HplmError], None], Callable[[], bool], Callable[[], bool]], None],
     given: Sequence[Input],
     reply: Callable[[Sequence[Answer] | HplmError], None],
     is_cancelled: Callable[[], bool],
 ) -> None:
     """`submit` each of a request's texts; `reply` once, with all their answers in order, or with the first error of any.
 
-    After an error nobody waits for the other texts: they count as cancelled. As `submit` does, raises the error of a text
-    that is refused at once: there is no reply then.
+    After an error nobody waits for the other texts: `submit` is handed how to ask for that too. As it does, raises the error of
+    a text that is refused at once: there is no reply then.
     """
-    together = _Together(len(given), reply, is_cancelled)
+    together = _Together(len(given), reply)
     for index, one in enumerate(given):
         if together.is_over:
             return
         try:
-            submit(one, together.taker(index), together.is_cancelled)
+            submit(one, together.taker(index), is_cancelled, lambda: together.is_over)
         except HplmError as error:
             if together.end():
                 raise about_text(error, index, len(given)) from None
@@ -45,13 +47,10 @@ def submit_together(
 class _Together(Generic[Answer]):
     """The answers of one request so far. Several threads give them."""
 
-    def __init__(
-        self, count: int, reply: Callable[[Sequence[Answer] | HplmError], None], is_cancelled: Callable[[], bool]
-    ) -> None:
+    def __init__(self, count: int, reply: Callable[[Sequence[Answer] | HplmError], None]) -> None:
+        self._count = self._missing = count
         self._answers: list[Any] = [None] * count
-        self._missing = count
         self._reply = reply
-        self._is_cancelled = is_cancelled
         self._giving = threading.Lock()
         self.is_over = False
 
@@ -61,13 +60,14 @@ class _Together(Generic[Answer]):
         def take(answer: Answer | HplmError) -> None:
             if isinstance(answer, HplmError):
                 if self.end():
-                    self._reply(about_text(answer, index, len(self._answers)))
+                    self._reply(about_text(answer, index, self._count))
                 return
             with self._giving:
+                if self.is_over:
+                    return
                 self._answers[index] = answer
                 self._missing -= 1
-                is_last = not self._missing and not self.is_over
-                self.is_over |= is_last
+                is_last = self.is_over = not self._missing
             if is_last:
                 self._reply(self._answers)
 
@@ -77,11 +77,10 @@ class _Together(Generic[Answer]):
         """The request has an error; False where it has had its answer already."""
         with self._giving:
             was_over, self.is_over = self.is_over, True
+            if not was_over:
+                # Texts that still wait somewhere keep all of this.
+                self._answers = []
         return not was_over
-
-    def is_cancelled(self) -> bool:
-        """Whether nobody waits for any text's answer any more."""
-        return self.is_over or self._is_cancelled()
 
 
 def pack(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
@@ -100,7 +99,7 @@ def pack(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
 
 def unpack(packed: npt.NDArray[Any], lengths: Sequence[int] | None) -> list[npt.NDArray[Any]]:
     """What was packed, copied; without `lengths` a text has a whole row. Raises HiddenStatesError where they cannot be."""
-    rows = packed.reshape(-1, *packed.shape[2:])
+    rows = packed.reshape(len(packed) * packed.shape[1], *packed.shape[2:])
     if lengths is None:
         lengths = [packed.shape[1]] * len(packed)
     elif min(lengths) < 1 or sum(lengths) > len(rows):
@@ -118,10 +117,19 @@ def labelled(answers: Sequence[Sequence[LabelledSpan]]) -> dict[str, npt.NDArray
 
 
 def fill_up(parts: Sequence[npt.NDArray[Any]], filler: Any) -> npt.NDArray[Any]:
-    """Tensors of texts in one, `[texts, ...]`, as large as the largest of them in each dimension."""
+    """Tensors of texts in one, `[texts, ...]`, as large as the largest of them in each dimension.
+
+    Raises BadInputError where that is far larger than all of them.
+    """
     if len(parts) == 1:
         return parts[0][None]
     shape = np.max([part.shape for part in parts], axis=0)
+    filler_bytes = len(parts) * int(np.prod(shape)) * parts[0].itemsize - sum(part.nbytes for part in parts)
+    if filler_bytes > MOST_FILLER_BYTES:
+        raise BadInputError(
+            "the answers of these texts differ too much in size to be sent together: "
+            "ask for taggings, and for tenants of many labels, in requests of their own"
+        )
     filled = np.full((len(parts), *shape), filler, parts[0].dtype)
     for place, part in zip(filled, parts, strict=True):
         place[tuple(map(slice, part.shape))] = part

@@ -42,7 +42,7 @@ from hplm.scheduling.cost import CostModel
 from hplm.scheduling.policy import Batch, Budget
 from hplm.scheduling.queue import RequestQueue
 from hplm.scheduling.registry import load_policy
-from hplm.serving.answers import Job
+from hplm.serving.answers import Job, never
 from hplm.serving.backlog_file import SERVER, BacklogFile
 from hplm.serving.held import Held, check_time_left, pass_on
 from hplm.serving.places import Places
@@ -214,7 +214,13 @@ class UpperStage:
         """Requests that wait for a batch, for their tenant's weights, or for what the registry says of its version."""
         return self._worker.waiting
 
-    def submit(self, given: UpperInput, reply: Reply, is_cancelled: Callable[[], bool] = lambda: False) -> None:
+    def submit(
+        self,
+        given: UpperInput,
+        reply: Reply,
+        is_cancelled: Callable[[], bool] = never,
+        is_over: Callable[[], bool] = never,
+    ) -> None:
         """Queue a request and return at once; `reply` is called exactly once, from another thread or from this one.
 
         Raises the error of a request that is refused at once: there is no reply then.
@@ -222,7 +228,7 @@ class UpperStage:
         try:
             self._check(given)
             key, times = self._bank.known(given.tenant, given.version_id), self._times_of(given)
-            job: Job[_Asked, UpperAnswer] = Job((given, times), reply, is_cancelled)
+            job: Job[_Asked, UpperAnswer] = Job((given, times), reply, is_cancelled, is_over)
             if key is not None and (tenant := self._cache.get(key)) is not None:
                 self._queue(job, tenant)
                 return
@@ -275,7 +281,7 @@ class UpperStage:
     def _queue(self, job: Job[_Asked, UpperAnswer], tenant: Tenant) -> None:
         given, (arrived_s, deadline_s) = job.item
         self._worker.submit(
-            Job(_Ready(UpperRequest(tenant, given.hidden), given.tokens), job.reply, job.is_cancelled),
+            job.with_item(_Ready(UpperRequest(tenant, given.hidden), given.tokens)),
             tenant=tenant.card.name,
             tokens=len(given.hidden),
             arrived_s=arrived_s,

@@ -218,10 +218,17 @@ class Worker(Generic[Item, Answer]):
             self._nice = self._crowded_nice = nice
 
     def _compute(self, batch: Batch) -> None:
-        jobs = [self._jobs.pop(request.id) for request in batch.requests]
+        jobs, requests = [], []
+        for request in batch.requests:
+            job = self._jobs.pop(request.id)
+            if job.is_over():
+                self._answers.give(job, CancelledError("its request has an error already"))
+            else:
+                jobs.append(job)
+                requests.append(request)
         self._knows_next = False
         self._look_ahead.set()
-        tokens = tokens_of(batch.requests)
+        tokens = tokens_of(requests)
         self._answers.counts.add("batches")
         self._answers.counts.add("tokens", tokens)
         answered: set[int] = set()
@@ -230,7 +237,7 @@ class Worker(Generic[Item, Answer]):
         start = self._clock()
         try:
             with self._exclusive, self._tracer.span("batch", requests=len(jobs), tokens=tokens):
-                for indices, answers in self._run([job.item for job in jobs], batch):
+                for indices, answers in self._run([job.item for job in jobs], batch) if jobs else ():
                     for index, answer in zip(indices, answers, strict=True):
                         answered.add(index)
                         is_sound = is_sound and not isinstance(answer, InternalError)
@@ -245,8 +252,8 @@ class Worker(Generic[Item, Answer]):
                 if index not in answered:
                     self._answers.give(job, InternalError("the server failed on this batch; its log says why"))
             with self._changed:
-                # A batch that failed, or a part of it, says nothing about what batches cost.
-                is_whole = is_sound and len(answered) == len(jobs)
+                # A batch that failed, or a part of it, or that lacked some, says nothing about what batches cost.
+                is_whole = is_sound and len(answered) == len(batch.requests)
                 self._queue.done(self._clock() - start if is_whole else 0.0)
                 self._computing = False
         if fatal:

@@ -79,14 +79,6 @@ def inputs(request: Any) -> Inputs:
     return {one.name(): one for one in request.inputs()}
 
 
-def fills(requests: Sequence[Any], most: int) -> bool:
-    """Whether a call holds as many texts as it may, `most`: one more request like its largest would not have gone in."""
-    if len(requests) == most:
-        return True
-    counts = [request.inputs()[0].shape()[0] for request in requests]
-    return sum(counts) + max(counts) > most
-
-
 def tensor(given: Inputs, name: str) -> npt.NDArray[Any]:
     """A tensor with its batch dimension, in memory that Triton takes back when `execute` returns."""
     found: npt.NDArray[Any] = given[name].as_numpy()
@@ -141,7 +133,7 @@ def submit_all(
     requests: Sequence[Any],
     read: Callable[[Any], Input],
     submit: Callable[[Input, Reply[Answer], Callable[[], bool]], None],
-    writer: Callable[[Any], Callable[[Input, Answer], Any]],
+    writer: Callable[[Any], Callable[[Answer], Any]],
     count: Callable[[HplmError], object],
     *,
     hold_s: float | None = None,
@@ -217,7 +209,7 @@ def _submit(
     request: Any,
     read: Callable[[Any], Input],
     submit: Callable[[Input, Reply[Answer], Callable[[], bool]], None],
-    writer: Callable[[Any], Callable[[Input, Answer], Any]],
+    writer: Callable[[Any], Callable[[Answer], Any]],
     count: Callable[[HplmError], object],
 ) -> None:
     """One of `submit_all`. Raises where not even an error could be sent."""
@@ -228,7 +220,7 @@ def _submit(
 
     try:
         given = read(request)
-        reply = _replier(sender, given, writer(request))
+        reply = _replier(sender, writer(request))
     except HplmError as error:
         refuse_uncounted(error)
         return
@@ -245,10 +237,12 @@ def _submit(
         refuse_uncounted(InternalError("the server failed on this request; its log says why"))
 
 
-def _replier(sender: _Sender, given: Input, write: Callable[[Input, Answer], Any]) -> Reply[Answer]:
+def _replier(sender: _Sender, write: Callable[[Answer], Any]) -> Reply[Answer]:
     def reply(answer: Answer | HplmError, *, is_last: bool = True) -> None:
         try:
-            response = refuse(answer) if isinstance(answer, HplmError) else write(given, answer)
+            response = refuse(answer) if isinstance(answer, HplmError) else write(answer)
+        except HplmError as error:
+            response = refuse(error)
         except Exception:
             sender.send(refuse(InternalError("the answer could not be written; the server's log says why")))
             # Whoever gave the answer logs and counts that it was not sent.

@@ -73,17 +73,17 @@ def test_a_few_at_once_are_not_many(every_s: float) -> None:
 
 @pytest.mark.parametrize(("rate", "holds"), [(100, False), (350, False), (450, True), (2000, True)])
 def test_calls_last_while_two_or_more_come_in_such_a_time(rate: int, holds: bool) -> None:
-    hold = Hold(0.005)
-    found = [hold.seconds(1, 100.0 + call / rate, is_full=False) for call in range(rate)]
+    hold = Hold(0.005, 64)
+    found = [hold.seconds(1, 100.0 + call / rate) for call in range(rate)]
     assert set(found[rate // 2 :]) == ({0.005} if holds else {0.0})
-    assert hold.seconds(1, 103.0, is_full=False) == 0.0
+    assert hold.seconds(1, 103.0) == 0.0
 
 
 def test_full_calls_do_not_last_and_those_behind_them_do() -> None:
-    hold = Hold(0.005)
-    assert [hold.seconds(64, 100.0 + call / 100, is_full=not call) for call in range(2)] == [0.0, 0.005]
+    hold = Hold(0.005, 64)
+    assert [hold.seconds(count, 100.0 + index / 100) for index, count in enumerate((64, 63))] == [0.0, 0.005]
 
 
 def test_a_call_that_may_not_last_never_does() -> None:
-    hold = Hold(0.0)
-    assert {hold.seconds(63, 100.0 + call / 1000, is_full=False) for call in range(1000)} == {0.0}
+    hold = Hold(0.0, 64)
+    assert {hold.seconds(63, 100.0 + call / 1000) for call in range(1000)} == {0.0}

@@ -26,7 +26,7 @@ class TritonPythonModel:
     def execute(self, requests: list[Any]) -> None:
         arrived = []
 
-        def submit(given: Given, reply: Callable[[PeerAnswer | HplmError], None], _: Callable[[], bool]) -> None:
+        def submit(given: Given, reply: Callable[[PeerAnswer | HplmError], None], *_: Callable[[], bool]) -> None:
             arrived.append((*given, reply))
 
         # It has no metrics.
@@ -42,10 +42,10 @@ class TritonPythonModel:
         # No peer knows pairs.
         return [(text[0], tenant) for text, (tenant,) in zip(texts, tenants, strict=True)]
 
-    def _writer(self, request: Any) -> Callable[[list[Given], list[PeerAnswer]], Any]:
+    def _writer(self, request: Any) -> Callable[[list[PeerAnswer]], Any]:
         with_logits = translate.wants(request, wire.LOGITS)
 
-        def write(given: list[Given], answers: list[PeerAnswer]) -> Any:
+        def write(answers: list[PeerAnswer]) -> Any:
             outputs = labelled([answer.spans for answer in answers])
             outputs[wire.TRUNCATED] = np.array([[answer.truncated] for answer in answers], dtype=bool)
             if with_logits:
