@@ -19,6 +19,8 @@ async def main() -> None:
     async with AsyncClient(os.environ.get("HPLM_GRPC", "grpc://127.0.0.1:8001")) as client:
         for answer in await asyncio.gather(*(client.predict(tenant, text) for tenant, text in TEXTS.items())):
             print(f"{answer.tenant:12} {answer.label} ({answer.score:.3f})")
+        # What is there all at once costs less in one request, of 64 texts at most.
+        print([answer.label for answer in await client.predict_batch(TEXTS.items())])
         try:
             await client.predict("nobody", "hello")
         except UnknownTenantError as error:
