@@ -301,3 +301,13 @@ def test_what_is_refused_without_the_stage_is_told_to_be_counted(translate: Any)
 )
 def test_how_many_may_wait_in_triton_is_of_the_models_config(translate: Any, batching: Any, size: int) -> None:
     assert translate.queue_size({"model_config": json.dumps(batching)}) == size
+
+
+def test_a_model_that_another_version_exported_is_refused_with_what_to_do(translate: Any) -> None:
+    def args_of(*names: str) -> dict[str, str]:
+        tensors = [{"name": name} for name in names]
+        return {"model_name": "hbert_plot", "model_config": json.dumps({"input": tensors[:1], "output": tensors[1:]})}
+
+    translate.check_tensors(args_of("TEXT", "ABOUT"), ["TEXT", "ABOUT"])
+    with pytest.raises(errors.ConfigError, match=r"hbert_plot has no ABOUT.*`hplm build export --keep-settings`"):
+        translate.check_tensors(args_of("TEXT", "HIDDEN"), ["ABOUT"])
