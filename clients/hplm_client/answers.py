@@ -131,10 +131,14 @@ def options_of(deadline_s: float | None) -> dict[str, int]:
 
 
 def predictions_of(result: Any, asked: Sequence[Parts], logits: bool) -> list[Prediction]:
-    """A `tritonclient` result as a Prediction of each text."""
+    """A `tritonclient` result as a Prediction of each text. Raises BadInputError where their logits were too large together."""
     found = [result.as_numpy(name) for name in (wire.LABEL, wire.SCORE, wire.SPAN)]
     truncated = result.as_numpy(wire.TRUNCATED)
     raw = result.as_numpy(wire.LOGITS) if logits else None
+    if raw is not None and not raw.size:
+        raise BadInputError(
+            "the logits of these texts differ too much in size to come together: ask for fewer at a time"
+        )
     return [
         Prediction(
             tenant,

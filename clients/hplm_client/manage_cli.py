@@ -260,7 +260,7 @@ def cell(name: str, value: Any) -> str:
             return str(value)
     if name == "progress":
         # What is not done is not 100%.
-        return f"{value:.0%}" if value == 1 else f"{min(99, round(100 * value))}%"
+        return f"{100 if value == 1 else min(99, round(100 * value))}%"
     if isinstance(value, tuple):
         return ", ".join(map(str, value)) or "-"
     return ", ".join(f"{key} {one:.3f}" for key, one in value.items()) if name == "scores" else str(value)

@@ -135,13 +135,13 @@ class QueueFullError(ServerError):
 
 
 class DeadlineError(ServerError):
-    """The deadline is past, or cannot be met: the request was not computed."""
+    """The deadline is past, or cannot be met: it was not computed."""
 
     code = "DEADLINE_UNMEETABLE"
 
 
 class CancelledError(ServerError):
-    """The client has gone; nobody reads this."""
+    """Nobody waits for the answer any more."""
 
     code = "CANCELLED"
 

@@ -32,7 +32,7 @@ from hplm.nn.base import Base
 from hplm.nn.lookup import verify_domain
 from hplm.scheduling.backlog import Backlog
 from hplm.serving import plot_stage as plot_stages
-from hplm.serving.answers import Job
+from hplm.serving.answers import Job, never
 from hplm.serving.backlog_file import READ_EVERY_S, BacklogFile
 from hplm.serving.plot_stage import LookedUp, PlotInput, PlotStage, _Asked, device_of
 from hplm.serving.upper_stage import UpperAnswer, UpperInput, UpperStage
@@ -504,19 +504,22 @@ def test_who_waits_for_files_that_hang_is_answered_at_the_deadline_or_when_the_c
     stage = stage_that_loads(kind, tmp_path)
     may_go_on = held(monkeypatch, kind, "alpha")
     stage.start()
-    gone = threading.Event()
+    gone, over = threading.Event(), threading.Event()
     answers: dict[str, Future[Any]] = {}
     requests: dict[str, weakref.ref[Any]] = {}
 
     def ask(name: str, deadline_s: float | None) -> None:
-        is_cancelled = gone.is_set if name == "gone" else lambda: False
+        is_cancelled = gone.is_set if name == "gone" else never
+        is_over = over.is_set if name == "over" else never
         given = input_for(stage, "alpha", deadline_s)
         requests[name] = weakref.ref(given)
-        answers[name] = asked(stage, given, is_cancelled)
+        answers[name] = asked(stage, given, is_cancelled, is_over)
 
-    for name, deadline_s in (("late", 100.0), ("gone", 1000.0), ("stopped", 1000.0)):
+    for name, deadline_s in (("over", 1000.0), ("late", 100.0), ("gone", 1000.0), ("stopped", 1000.0)):
         ask(name, deadline_s)
-    assert stage.waiting == 3
+    assert stage.waiting == 4
+    over.set()
+    assert isinstance(answers["over"].result(SOON_S), errors.CancelledError)
     monkeypatch.setattr(stage._worker._held, "_clock", lambda: time.monotonic() + 200)
     assert isinstance(answers["late"].result(SOON_S), errors.DeadlineError)
     # Others may come in its place: what hangs must not hold on to all that were ever refused.

@@ -302,7 +302,7 @@ def test_a_stream_of_large_requests_to_an_idle_server_is_not_taken_for_a_flood(s
         for _ in range(150):
             # Each call of Triton's is as full as it can be, and none is followed by another at once.
             raw_infer(tritonclient.grpc, triton, "hbert", given, timeout=1_000_000)
-            time.sleep(0.015)
+            time.sleep(0.002)
 
 
 def test_after_a_bad_text_the_others_of_its_request_are_not_computed(server: TritonServer) -> None:

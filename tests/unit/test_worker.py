@@ -185,7 +185,7 @@ def test_every_job_of_many_threads_is_answered_exactly_once_with_its_own_answer(
     assert worker.waiting == 0
 
 
-def test_what_is_over_is_not_computed_and_the_rest_of_its_batch_is(inbox: Inbox) -> None:
+def test_what_is_over_is_not_computed_and_takes_no_place_in_a_batch(inbox: Inbox) -> None:
     ran: list[list[int]] = []
 
     def run(items: list[int], batch: Batch) -> Answers:
@@ -198,10 +198,11 @@ def test_what_is_over_is_not_computed_and_the_rest_of_its_batch_is(inbox: Inbox)
     worker.start()
     found = inbox.wait(12)
     worker.stop()
-    assert ran == [[0, 3], [8, 9, 10, 11]], "of the batch in between nobody waits for any"
+    assert ran == [[0, 3, 8, 9], [10, 11]], "others have their places"
     assert [type(found[item]) for item in (1, 2, 4, 5, 6, 7)] == [CancelledError] * 6
     assert [found[item] for item in (0, 3, 8, 9, 10, 11)] == [0, 6, 16, 18, 20, 22]
     assert (worker.counts["ok"], worker.counts["tokens"], worker.counts["cancelled"]) == (6, 6, 6)
+    assert worker.counts["batches"] == 2
 
 
 @pytest.mark.parametrize("fault", ["raises", "ends-early", "too-few-answers"])

@@ -21,7 +21,7 @@ SWEPT_AT_ONCE = 8
 def check_time_left(deadline_s: float) -> None:
     """Before anything is loaded for a request. Raises DeadlineError; times are of the monotonic clock."""
     if deadline_s <= time.monotonic():
-        raise DeadlineError("the deadline cannot be met; the request was not computed")
+        raise DeadlineError("the deadline cannot be met; it was not computed")
 
 
 def pass_on(future: Future[T], then: Callable[[T], None]) -> BaseException | None:
@@ -97,13 +97,14 @@ class HeldRequests:
         return held
 
     def sweep(self, last: int) -> int:
-        """Refuse those whose time has gone, and of those behind request `last` those whose clients have.
+        """Refuse those whose time has gone or that are over, and of those behind request `last` those whose clients have gone.
 
         Returns the last that was asked for, -1 to begin at the front again: a few at a time, for asking takes its time.
         """
         with self._lock:
             now = self._clock()
             late = [held for _, held in self._held.values() if held.deadline_s <= now]
+            over = [held for _, held in self._held.values() if (job := held.job) is not None and job.is_over()]
             old = (
                 (held_id, held)
                 for held_id, (since_s, held) in self._held.items()
@@ -112,8 +113,10 @@ class HeldRequests:
             asked = list(itertools.islice(old, SWEPT_AT_ONCE))
         for held in late:
             self._end(
-                held, DeadlineError("what this request needs was not loaded by its deadline; nothing was computed")
+                held, DeadlineError("what this request needs was not loaded by its deadline; it was not computed")
             )
+        for held in over:
+            self._end(held, CancelledError("its request has an error already"))
         for _, held in asked:
             if (job := held.job) is not None and is_gone(job.is_cancelled):
                 self._end(held, CancelledError("the client has gone"))

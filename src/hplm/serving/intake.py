@@ -16,9 +16,9 @@ AT_ONCE_S = 0.003
 class Intake:
     """Of a stage that takes all that Triton has for a call: while one lasts the next wait there, and longer behind full ones.
 
-    `most` is what a call holds, `queue_size` what may wait there, 0 for any number: then the last call is all that is told
-    of, and so it is where a call holds one. `processes` take turns at what waits. Rather too long than too short: who waited
-    longer is refused sooner, which is quick, so that soon less waits.
+    `most` is what a call holds, `queue_size` what may wait there, 0 for any number: then the last call is all that is told of,
+    and so it is where a call holds one, or where fewer requests of several texts fill it. `processes` take turns at what waits.
+    Rather too long than too short: who waited longer is refused sooner, which is quick, so that soon less waits.
     """
 
     def __init__(self, most: int, queue_size: int, processes: int = 1) -> None:

@@ -303,7 +303,7 @@ class PlotStage:
         tokens = min(guess, self._base.config.max_tokens)
         due_s, now_s = self._due_s(given), time.monotonic()
         if self._ahead.is_too_much(asked.tenant.name, tokens, due_s, now_s, is_together=given.is_together):
-            raise DeadlineError("the deadline cannot be met; the request was not computed")
+            raise DeadlineError("the deadline cannot be met; it was not computed")
         self._worker.submit(
             job.with_item(_Ready(asked.tenant, text, lookup, given.arrived_s, given.is_together)),
             tenant=asked.tenant.name,

@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from hplm import wire
-from hplm.errors import BadInputError, HiddenStatesError, HplmError, about_text
+from hplm.errors import HiddenStatesError, HplmError, about_text
 from hplm.wire import LabelledSpan
 
 Input = TypeVar("Input")
 Answer = TypeVar("Answer")
-# Answers that differ much in size are refused: a tagging beside a thousand labels would be nothing else, in shared memory.
+# Of answers that differ much in size: a long tagging beside a thousand labels would take 65 MB of shared memory.
 MOST_FILLER_BYTES = 8_000_000
 
 
@@ -119,17 +119,14 @@ def labelled(answers: Sequence[Sequence[LabelledSpan]]) -> dict[str, npt.NDArray
 def fill_up(parts: Sequence[npt.NDArray[Any]], filler: Any) -> npt.NDArray[Any]:
     """Tensors of texts in one, `[texts, ...]`, as large as the largest of them in each dimension.
 
-    Raises BadInputError where that is far larger than all of them.
+    Nothing of any, `[texts, 0, ...]`, where that takes more than MOST_FILLER_BYTES besides them.
     """
     if len(parts) == 1:
         return parts[0][None]
     shape = np.max([part.shape for part in parts], axis=0)
     filler_bytes = len(parts) * int(np.prod(shape)) * parts[0].itemsize - sum(part.nbytes for part in parts)
     if filler_bytes > MOST_FILLER_BYTES:
-        raise BadInputError(
-            "the answers of these texts differ too much in size to be sent together: "
-            "ask for taggings, and for tenants of many labels, in requests of their own"
-        )
+        return np.empty((len(parts), *[0] * len(shape)), parts[0].dtype)
     filled = np.full((len(parts), *shape), filler, parts[0].dtype)
     for place, part in zip(filled, parts, strict=True):
         place[tuple(map(slice, part.shape))] = part

@@ -181,6 +181,9 @@ class Worker(Generic[Item, Answer]):
             with self._changed:
                 if self._stopping:
                     return
+                # Before the batch is chosen: they would take others' places in it.
+                over = [number for number, job in self._jobs.items() if job.is_over() and self._queue.cancel(number)]
+                unwanted = [self._jobs.pop(number) for number in over]
                 now_s = self._clock()
                 try:
                     taken = self._queue.take(now_s)
@@ -197,6 +200,8 @@ class Worker(Generic[Item, Answer]):
                 self._computing = taken.batch is not None
                 if taken.batch is not None:
                     self._pace.began(len(taken.batch.requests), now_s)
+            for job in unwanted:
+                self._answers.give(job, CancelledError("its request has an error already"))
             for job in failed:
                 self._answers.give(job, InternalError("the server failed to schedule this request; its log says why"))
             if taken.policy_failure is not None:
@@ -218,17 +223,10 @@ class Worker(Generic[Item, Answer]):
             self._nice = self._crowded_nice = nice
 
     def _compute(self, batch: Batch) -> None:
-        jobs, requests = [], []
-        for request in batch.requests:
-            job = self._jobs.pop(request.id)
-            if job.is_over():
-                self._answers.give(job, CancelledError("its request has an error already"))
-            else:
-                jobs.append(job)
-                requests.append(request)
+        jobs = [self._jobs.pop(request.id) for request in batch.requests]
         self._knows_next = False
         self._look_ahead.set()
-        tokens = tokens_of(requests)
+        tokens = tokens_of(batch.requests)
         self._answers.counts.add("batches")
         self._answers.counts.add("tokens", tokens)
         answered: set[int] = set()
@@ -237,7 +235,7 @@ class Worker(Generic[Item, Answer]):
         start = self._clock()
         try:
             with self._exclusive, self._tracer.span("batch", requests=len(jobs), tokens=tokens):
-                for indices, answers in self._run([job.item for job in jobs], batch) if jobs else ():
+                for indices, answers in self._run([job.item for job in jobs], batch):
                     for index, answer in zip(indices, answers, strict=True):
                         answered.add(index)
                         is_sound = is_sound and not isinstance(answer, InternalError)
@@ -252,8 +250,8 @@ class Worker(Generic[Item, Answer]):
                 if index not in answered:
                     self._answers.give(job, InternalError("the server failed on this batch; its log says why"))
             with self._changed:
-                # A batch that failed, or a part of it, or that lacked some, says nothing about what batches cost.
-                is_whole = is_sound and len(answered) == len(batch.requests)
+                # A batch that failed, or a part of it, says nothing about what batches cost.
+                is_whole = is_sound and len(answered) == len(jobs)
                 self._queue.done(self._clock() - start if is_whole else 0.0)
                 self._computing = False
         if fatal:
@@ -348,4 +346,4 @@ class Worker(Generic[Item, Answer]):
 def _error_of(refused: Refused) -> HplmError:
     if refused.reason == "full":
         return QueueFullError("too many requests wait; try again later")
-    return DeadlineError("the deadline cannot be met; the request was not computed")
+    return DeadlineError("the deadline cannot be met; it was not computed")

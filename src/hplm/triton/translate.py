@@ -241,8 +241,6 @@ def _replier(sender: _Sender, write: Callable[[Answer], Any]) -> Reply[Answer]:
     def reply(answer: Answer | HplmError, *, is_last: bool = True) -> None:
         try:
             response = refuse(answer) if isinstance(answer, HplmError) else write(answer)
-        except HplmError as error:
-            response = refuse(error)
         except Exception:
             sender.send(refuse(InternalError("the answer could not be written; the server's log says why")))
             # Whoever gave the answer logs and counts that it was not sent.
