@@ -42,7 +42,8 @@ def predict(
 
     Of many lines those that are refused, are no text, or get no answer from a server that is there, say so in their place,
     with --json in `error`, and the exit status is 1. What the next line would meet too, as an unknown tenant, ends it, with a
-    line on standard error. With --json each has the number of its `line`. Blank lines are left out.
+    line on standard error, and with --json in `error` too. With --json each has the number of its `line`, but not what ends it
+    before the first. Blank lines are left out.
     Examples:
 
       hplm predict --tenant films "A moving, beautifully acted film."
@@ -57,8 +58,8 @@ def predict(
 
       hplm predict -t alike --jsonl --json < pairs.jsonl
     """
-    asked = texts_asked(_typed(), text, pair, jsonl=jsonl)
     refused = 0
+    ending: Asked | None = None
 
     def show(one: Asked, answer: Prediction | HplmError) -> None:
         nonlocal refused
@@ -77,14 +78,19 @@ def predict(
 
     # An answer just within the deadline has to come back too.
     timeout_s = USUAL_TIMEOUT_S if deadline_s is None else min(LONGEST_TIMEOUT_S, max(0.0, deadline_s) + 5.0)
-    with Client(url, headers=headers_of_environment(), timeout_s=timeout_s) as client:
-        for one, answer in answers_ahead(client, tenant, asked, deadline_s):
-            is_sent = not isinstance(one.texts, HplmError)
-            if is_sent and isinstance(answer, HplmError) and (text is not None or _meets_all(client, answer)):
-                if as_json:
-                    show(one, answer)
-                raise answer
-            show(one, answer)
+    try:
+        asked = texts_asked(_typed(), text, pair, jsonl=jsonl)
+        with Client(url, headers=headers_of_environment(), timeout_s=timeout_s) as client:
+            for one, answer in answers_ahead(client, tenant, asked, deadline_s):
+                is_sent = not isinstance(one.texts, HplmError)
+                if is_sent and isinstance(answer, HplmError) and (text is not None or _meets_all(client, answer)):
+                    ending = one
+                    raise answer
+                show(one, answer)
+    except HplmError as error:
+        if as_json:
+            show(ending or Asked(error if text is None else (text, pair)), error)
+        raise
     if refused:
         raise typer.Exit(1)
 

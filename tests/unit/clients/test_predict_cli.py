@@ -50,6 +50,18 @@ def test_a_text_that_is_refused_is_json_too_where_that_is_asked_for_else_it_is_c
         assert done.stdout.splitlines()[0] == f"{long[:200]}..."
 
 
+@pytest.mark.parametrize(("arguments", "text"), [(["one text"], "one text"), ([], None)])
+def test_a_server_that_is_absent_from_the_start_is_json_too(arguments: list[str], text: str | None) -> None:
+    with answering() as server:
+        url = server.url
+    done = predict(url, "--json", *arguments, typed=TYPED)
+    shown = json.loads(done.stdout)
+    assert shown.pop("error").startswith("UNREACHABLE")
+    assert shown == {"tenant": "films", "text": text, "pair": None}
+    assert done.stderr.startswith("hplm: UNREACHABLE")
+    assert done.returncode == 1
+
+
 @pytest.mark.parametrize("deadline", ["0", "-6", "nan", "1e9"])
 def test_a_deadline_that_cannot_be_is_refused_by_its_name(deadline: str) -> None:
     with answering() as server:
