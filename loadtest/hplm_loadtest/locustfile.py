@@ -11,6 +11,7 @@ import math
 import signal
 import socket
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -155,7 +156,8 @@ def check_page(port: int) -> None:
 def follow(url: str, name: str, errand: Errand, web_port: int | None) -> Outcome:
     """Run Locust over one plan; with `web_port`, over a new plan at each start on its page until Ctrl-C, and return the last.
 
-    A run that cannot be made there, as where nobody listens at its host, is said on the page and does not count.
+    A run that cannot be made there, as where nobody listens at its host, or that ends with a mistake of our own, is said on the
+    page and does not count.
 
     SIGINT and SIGTERM stop the sending, a second one also the waiting for late answers. Both are ignored from then on: what
     was measured is still to be reported. Raises UnreachableError where hBERT does not answer at `url`.
@@ -203,11 +205,14 @@ def follow(url: str, name: str, errand: Errand, web_port: int | None) -> Outcome
             if isinstance(ended, Outcome):
                 # One that was stopped before its first request must not cost the last one's report.
                 outcome = ended if len(ended.run) else outcome
-            elif web_port is None or isinstance(ended, StartError) or not isinstance(ended, HplmError):
+            elif web_port is None or isinstance(ended, StartError | KeyboardInterrupt):
                 raise ended
             else:  # the next run may have another host
-                runner.log_exception("local", f"{ended.code}: {ended}", "")
-                errand.progress.console.print(f"{ended.code}: {ended}", style="red", markup=False, highlight=False)
+                is_ours = not isinstance(ended, HplmError)
+                trace = "".join(traceback.format_exception(ended)) if is_ours else ""
+                said = f"{type(ended).__name__ if is_ours else ended.code}: {ended}"
+                runner.log_exception("local", said, trace)
+                errand.progress.console.print(trace or said, style="red", markup=False, highlight=False)
             runner.stop()
     except KeyboardInterrupt:
         pass

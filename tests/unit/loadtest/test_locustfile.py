@@ -31,7 +31,7 @@ def make_plan():
     raise ValueError("our own mistake")
 
 with progress_bars() as progress:
-    follow(sys.argv[1], "steady", Errand(make_plan, str, 5.0, progress), None)
+    follow(sys.argv[1], "steady", Errand(make_plan, str, 5.0, progress), int(sys.argv[2]) if sys.argv[2:] else None)
 """
 
 
@@ -203,3 +203,20 @@ def test_a_bad_host_on_the_page_is_said_there_and_costs_neither_the_page_nor_the
     report = read_report(tmp_path)
     assert report["settings"]["url"] == server.url
     assert report["rows"][0]["requests"] == 5
+
+
+def test_a_mistake_of_our_own_is_said_on_the_page_and_the_page_stays() -> None:
+    page = Page()
+    with answering() as server:
+        command = [sys.executable, "-c", FOLLOW, server.url, str(page.port)]
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as running:
+            try:
+                until(page.is_up)
+                page.start(server.url)
+                until(lambda: page.is_stopped() and "ValueError: our own mistake" in page.errors())
+                running.send_signal(signal.SIGINT)
+                _, errors = running.communicate(timeout=60)
+            finally:
+                running.kill()
+    assert running.returncode == 130
+    assert "ValueError: our own mistake" in errors
