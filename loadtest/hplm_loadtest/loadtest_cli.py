@@ -158,7 +158,7 @@ def perform(scenario: Scenario, load: Load) -> None:
     def name_of(deadline_s: float) -> str:
         return "predict" if mix.deadlines is None else mix.deadlines.name_of(deadline_s)
 
-    with progress_bars() as progress:
+    with progress_bars(transient=True) as progress:
         errand = Errand(make_plan, name_of, load.timeout_s, progress)
         outcome = follow(load.address, scenario.name, errand, page_port)
     report(scenario, load, mix, outcome).publish(load.json_file)

@@ -45,7 +45,7 @@ def bar_report(bars: Progress, name: str) -> Report:
 class Bars(Progress):
     """Bars where standard error is a terminal; elsewhere, as in a log, a line every `line_every_s` for each under way."""
 
-    def __init__(self, console: Console, line_every_s: float = LINE_EVERY_S) -> None:
+    def __init__(self, console: Console, line_every_s: float = LINE_EVERY_S, *, transient: bool = False) -> None:
         super().__init__(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -54,6 +54,7 @@ class Bars(Progress):
             TimeRemainingColumn(),
             console=console,
             speed_estimate_period=ESTIMATE_FROM_S,
+            transient=transient,
         )
         self._line_every_s = line_every_s
         self._stopped = threading.Event()
@@ -65,7 +66,10 @@ class Bars(Progress):
 
     def stop(self) -> None:
         self._stopped.set()
-        super().stop()
+        if self.live.transient:
+            self.live.stop()
+        else:  # which in a log ends the line of the last bar too
+            super().stop()
 
     def _write_lines(self) -> None:
         while not self._stopped.wait(self._line_every_s):
@@ -85,6 +89,9 @@ def _time(seconds: float) -> str:
     return str(timedelta(seconds=round(seconds)))
 
 
-def progress_bars() -> Progress:
-    """Bars on standard error, with what is done, how long it took and an estimate of what is left."""
-    return Bars(Console(stderr=True))
+def progress_bars(*, transient: bool = False) -> Progress:
+    """Bars on standard error, with what is done, how long it took and an estimate of what is left.
+
+    `transient`: at the end nothing of them stays, nor an empty line in their place.
+    """
+    return Bars(Console(stderr=True), transient=transient)
