@@ -9,6 +9,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 
 # For what runs at the interpreter's end. A thread that comes back from C++, as torch's, to an interpreter that is gone
 # aborts the process.
@@ -95,5 +96,7 @@ def _end() -> None:
     every = list(_all)
     for daemons in every:
         daemons.close()
-    for daemons in every:
-        daemons.join(until_s - time.monotonic())
+    # An impatient second Ctrl-C ends the waiting, and is no error.
+    with suppress(KeyboardInterrupt):
+        for daemons in every:
+            daemons.join(until_s - time.monotonic())

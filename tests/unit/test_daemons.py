@@ -182,3 +182,27 @@ def test_a_load_that_hangs_keeps_the_process_for_a_while_only() -> None:
 def test_a_load_that_computes_when_the_process_ends_does_not_abort_it() -> None:
     done = ended("compute", end_s=SOON_S)
     assert (done.returncode, done.stdout, done.stderr) == (0, "closed\n", "")
+
+
+INTERRUPTED = """
+import os, signal, threading, time
+from hplm.daemons import Daemons
+
+daemons = Daemons(1, "test")
+
+def interrupt():
+    while not daemons._is_closed:
+        time.sleep(0.01)
+    time.sleep(0.1)
+    os.kill(os.getpid(), signal.SIGINT)
+
+daemons.run(threading.Event().wait)
+threading.Thread(target=interrupt, daemon=True).start()
+"""
+
+
+def test_an_interrupt_while_the_process_waits_for_what_runs_ends_it_without_a_word() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=SOON_S, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
