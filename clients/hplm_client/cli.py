@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from hplm.errors import BadInputError, HplmError, TenantNameError, UnknownTenantError, UnreachableError
+from hplm.visible import say
 from hplm_client.ahead import answers_ahead
 from hplm_client.answers import Prediction
 from hplm_client.asked import Asked, texts_asked
@@ -97,7 +98,7 @@ def predict(
 
 def _print(line: str) -> None:
     try:
-        print(line, flush=True)
+        say(line)
     except BrokenPipeError:
         # Who reads has seen enough: no error of its own.
         raise

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from hplm.visible import say
 from hplm_client.manage_cli import (
     DEFAULT_URL,
     BaseOption,
@@ -106,7 +107,7 @@ def show_one(
         show(domain)
         return
     place = f"below {domain.parent}" if domain.parent else "the root"
-    print(f"domain {domain.name} of base {domain.base} is at version {domain.version}, {place}")
+    say(f"domain {domain.name} of base {domain.base} is at version {domain.version}, {place}")
     show_all(domain.versions, ("version", "created_s"), as_json=False)
 
 
@@ -145,7 +146,7 @@ def delete(
     if as_json:
         show({"domain": name})
     else:
-        print(f"domain {name} is deleted")
+        say(f"domain {name} is deleted")
 
 
 def _make(action: str, request: dict[str, Any], corpus: Path, settings: dict[str, Any], way: Way) -> None:
@@ -153,4 +154,4 @@ def _make(action: str, request: dict[str, Any], corpus: Path, settings: dict[str
     with opened(way.url, as_json=way.as_json) as client:
         sources = send(client, {"corpus": corpus}, way)
         if (event := submit(client, action, {**request, **sources, "settings": given}, way)) and not way.as_json:
-            print(f"domain {request['domain']} is at version {(event.result or {}).get('version')}")
+            say(f"domain {request['domain']} is at version {(event.result or {}).get('version')}")

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from hplm.visible import say
 from hplm_client.manage_answers import Job
 from hplm_client.manage_cli import DEFAULT_URL, JsonOption, UrlOption, cell, follow, opened, show, show_all
 
@@ -62,7 +63,7 @@ def show_one(job: IdArgument, as_json: JsonOption = False, url: UrlOption = DEFA
     if as_json:
         show(found)
     else:
-        print(_words(found))
+        say(_words(found))
 
 
 @app.command()
@@ -83,7 +84,7 @@ def watch(job: IdArgument, as_json: JsonOption = False, url: UrlOption = DEFAULT
         else:
             found = client.show_job(job)
             follow(client, job, found.subject.replace(":", " "))
-            print(_words(client.show_job(job)))
+            say(_words(client.show_job(job)))
 
 
 @app.command()
@@ -97,9 +98,9 @@ def cancel(job: IdArgument, as_json: JsonOption = False, url: UrlOption = DEFAUL
     if as_json:
         show(found)
     elif found.state == "running":
-        print(f"job {job} is told to end")
+        say(f"job {job} is told to end")
     else:
-        print(f"job {job} is {found.state}")
+        say(f"job {job} is {found.state}")
 
 
 def _words(job: Job) -> str:

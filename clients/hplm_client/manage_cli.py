@@ -17,6 +17,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from hplm.errors import HplmError, UnknownJobError, check_ending
 from hplm.options import with_shared
+from hplm.visible import say, visible
 from hplm.wire import CORPUS_ENDINGS, DATA_ENDINGS
 from hplm_client.connection import headers_of_environment
 from hplm_client.manage import ManageClient, Source
@@ -128,7 +129,7 @@ def submit(client: ManageClient, action: str, request: Mapping[str, Any], way: W
         if not job:
             _drop(client, [*given.get("data", {}).values(), given.get("corpus", {})])
     if way.detach:
-        show({"job": job}) if way.as_json else print(job)
+        show({"job": job}) if way.as_json else say(job)
         return None
     kind = action.partition(".")[0]
     event = follow(client, job, f"{kind} {given[kind]}", as_json=way.as_json)
@@ -161,7 +162,7 @@ def follow(client: ManageClient, job: str, about: str, *, as_json: bool = False)
         def tell(event: JobEvent) -> None:
             nonlocal told, has_ended
             has_ended = event.ended
-            words = event.step or event.state
+            words = visible(event.step or event.state)
             progress.update(task, description=f"{about}: {words}", completed=event.progress, left=left(event.eta_s))
             if progress.disable and words != told:
                 console().print(f"{about}: {words}", markup=False)
@@ -226,7 +227,7 @@ def sure(question: str, yes: bool) -> None:
 
 def show(value: Any) -> None:
     """A record or a dictionary as one line of JSON."""
-    print(json.dumps(value if isinstance(value, dict) else dataclasses.asdict(value), ensure_ascii=False), flush=True)
+    say(json.dumps(value if isinstance(value, dict) else dataclasses.asdict(value), ensure_ascii=False))
 
 
 def show_all(records: Sequence[Any], columns: Sequence[str], as_json: bool) -> None:
@@ -239,7 +240,7 @@ def show_all(records: Sequence[Any], columns: Sequence[str], as_json: bool) -> N
     rows += [[cell(name, getattr(one, name)) for name in columns] for one in records]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
-        print("  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip())
+        say("  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip())
 
 
 def cell(name: str, value: Any) -> str:
@@ -274,11 +275,11 @@ def _show_plan(plan: Plan, as_json: bool) -> None:
         if key == "warnings":
             continue
         words = left(value).removesuffix(" left") if key == "estimated_s" else value
-        print(f"{key.removesuffix('_s')}: {words}")
+        say(f"{key.removesuffix('_s')}: {words}")
     warn(plan.details)
 
 
 def warn(told: Mapping[str, Any]) -> None:
     """What a plan or a job's result says is odd about the data, a line each."""
     for words in told.get("warnings", ()):
-        print(f"warning: {words}")
+        say(f"warning: {words}")

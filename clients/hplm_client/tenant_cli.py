@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from hplm.visible import say, visible
 from hplm_client.manage_answers import TenantDetails
 from hplm_client.manage_cli import (
     DEFAULT_URL,
@@ -156,7 +157,7 @@ def list_all(
         found = client.list_tenants(prefix, after=after, limit=limit)
     show_all(found, ("name", "version", "domain", "domain_version", "base", "created_s"), as_json)
     if len(found) == limit and not as_json:
-        typer.echo(f"There may be more: --after {found[-1].name}", err=True)
+        typer.echo(visible(f"There may be more: --after {found[-1].name}"), err=True)
 
 
 @app.command()
@@ -176,7 +177,7 @@ def delete(
     if as_json:
         show({"tenant": name})
     else:
-        print(f"tenant {name} is deleted")
+        say(f"tenant {name} is deleted")
 
 
 @app.command()
@@ -201,7 +202,7 @@ def rollback(
     if as_json:
         show({"tenant": name, "version": number})
     else:
-        print(f"tenant {name} is at version {number}")
+        say(f"tenant {name} is at version {number}")
 
 
 def _make(
@@ -215,14 +216,14 @@ def _make(
             result = event.result or {}
             warn(result)
             if why := result.get("why"):
-                print(why)
+                say(why)
             _show_current(client.show_tenant(request["tenant"]))
 
 
 def _show_current(tenant: TenantDetails) -> None:
     scores = cell("scores", tenant.about.get("scores", {}))
     words = ", ".join(filter(None, (_kind(tenant.about), scores)))
-    print(f"tenant {tenant.name} is at version {tenant.version} over {tenant.domain} {tenant.domain_version}: {words}")
+    say(f"tenant {tenant.name} is at version {tenant.version} over {tenant.domain} {tenant.domain_version}: {words}")
 
 
 def _kind(about: dict[str, Any]) -> str:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from hplm.errors import UnknownUploadError
+from hplm.visible import say
 from hplm_client.manage_cli import DEFAULT_URL, JsonOption, UrlOption, opened, show, show_all
 
 app = typer.Typer(
@@ -47,8 +48,8 @@ def drop(
         if as_json:
             show({"upload": upload, "dropped": upload not in left})
         elif upload in left:
-            print(f"upload {upload} stays: {', '.join(left[upload].jobs) or 'another job'} waits for it")
+            say(f"upload {upload} stays: {', '.join(left[upload].jobs) or 'another job'} waits for it")
         else:
-            print(f"upload {upload} is dropped")
+            say(f"upload {upload} is dropped")
     if left:
         raise typer.Exit(1)

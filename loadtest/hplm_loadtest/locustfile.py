@@ -28,6 +28,7 @@ from locust.exception import StopUser
 from rich.progress import Progress
 
 from hplm.errors import HplmError, StartError, UnreachableError
+from hplm.visible import visible
 from hplm_loadtest.plan import Plan
 from hplm_loadtest.run import ANSWERED, NOT_SENT, Recorder, Run
 from hplm_loadtest.stop import STOPS, stopped
@@ -212,7 +213,7 @@ def follow(url: str, name: str, errand: Errand, web_port: int | None) -> Outcome
                 trace = "".join(traceback.format_exception(ended)) if is_ours else ""
                 said = f"{type(ended).__name__ if is_ours else ended.code}: {ended}"
                 runner.log_exception("local", said, trace)
-                errand.progress.console.print(trace or said, style="red", markup=False, highlight=False)
+                errand.progress.console.print(trace or visible(said), style="red", markup=False, highlight=False)
             runner.stop()
     except KeyboardInterrupt:
         pass

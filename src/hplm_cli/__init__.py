@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from hplm.errors import HplmError
+from hplm.visible import visible
 
 
 class Command(NamedTuple):
@@ -115,7 +116,7 @@ def main() -> None:
         make_app(wanted)()
     except (HplmError, OSError) as error:
         console = Console(stderr=True, soft_wrap=True, highlight=False)
-        console.print(f"hplm: {_said(error)}", style="red", markup=False)
+        console.print(visible(f"hplm: {_said(error)}"), style="red", markup=False)
         _give_up_output()
         sys.exit(1)
     except ModuleNotFoundError as error:

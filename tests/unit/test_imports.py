@@ -53,7 +53,7 @@ RULES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("torch", "tritonclient", "triton_python_backend_utils"),
     ),
     "clients": (
-        ("hplm.wire", "hplm.errors", "hplm.options", "hplm_client"),
+        ("hplm.wire", "hplm.errors", "hplm.options", "hplm.visible", "hplm_client"),
         ("torch", "tokenizers", "sqlalchemy", "triton_python_backend_utils"),
     ),
     "builder": (("hplm.", "hplm_builder"), ("tritonclient", "triton_python_backend_utils")),

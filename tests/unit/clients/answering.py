@@ -21,7 +21,8 @@ OUTPUTS = [
 
 
 class Answering(ThreadingHTTPServer):
-    """`late(text)` waits as long as that text's answer is to take, or raises OSError where the connection is to be dropped.
+    """`late(text)` waits as long as that text's answer is to take, or raises OSError where the connection is to be dropped, and
+    ValueError where that text is to be refused in such words.
 
     `texts` has what has come, and `is_ready` what is said of the model.
     """
@@ -62,6 +63,8 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             self.server.late(text)
             self._answer(head + b"".join(raw for *_, raw in OUTPUTS), len(head))
+        except ValueError as error:
+            self._answer(json.dumps({"error": str(error)}).encode(), 0, 400)
         except OSError:  # who asked may have gone
             self.close_connection = True
 

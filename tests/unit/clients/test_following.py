@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import typer
 from hplm_client import JobEvent, ManageClient
-from hplm_client.manage_cli import Way, cell, send, submit
+from hplm_client.manage_answers import Upload
+from hplm_client.manage_cli import Way, cell, send, show_all, submit
 
 from hplm.errors import DataError, ForbiddenError, HplmError, StoreUnavailableError, UnreachableError
 
@@ -112,3 +113,8 @@ def test_a_file_whose_ending_says_no_format_is_not_sent(files: dict[str, Path | 
 @pytest.mark.parametrize("odd", [1e20, -1e20, float("nan"), float("inf")])
 def test_a_time_that_there_is_not_is_shown_as_it_came(odd: float) -> None:
     assert cell("created_s", odd) == str(odd)
+
+
+def test_a_name_that_would_steer_the_terminal_is_shown_in_letters(capsys: pytest.CaptureFixture[str]) -> None:
+    show_all([Upload("id", 1, 1, True, 0.0, "\x1b[2J.csv")], ("id", "name"), as_json=False)
+    assert capsys.readouterr().out.splitlines()[1] == r"id  \u001b[2J.csv"

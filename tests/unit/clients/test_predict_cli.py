@@ -31,6 +31,30 @@ def test_a_text_is_shown_as_it_is() -> None:
     assert done.stdout == f"{text}\n  ok  0.500  'a'\n"
 
 
+def refuse(text: str) -> None:
+    raise ValueError(f"BAD_INPUT: {HOSTILE}")
+
+
+HOSTILE = "\x1b]0;owned\x07\x9b2J\r\u202egnp"
+HARMLESS = r"\u001b]0;owned\u0007\u009b2J\u000d\u202egnp"
+
+
+@pytest.mark.parametrize("typed", ["", f"{HOSTILE}\n"])
+def test_neither_a_text_nor_a_servers_words_steer_the_terminal(typed: str) -> None:
+    with answering(refuse) as server:
+        done = predict(server.url, *([] if typed else [HOSTILE]), typed=typed)
+    assert f"BAD_INPUT: {HARMLESS}" in (done.stdout if typed else done.stderr)
+    assert not set(HOSTILE) & set(done.stdout + done.stderr) - set(HARMLESS)
+
+
+def test_json_holds_what_was_said_without_what_steers_a_terminal() -> None:
+    with answering(refuse) as server:
+        done = predict(server.url, "--json", HOSTILE)
+    assert json.loads(done.stdout)["text"] == HOSTILE
+    assert json.loads(done.stdout)["error"] == f"BAD_INPUT: {HOSTILE}"
+    assert not set(HOSTILE) & set(done.stdout) - set(HARMLESS)
+
+
 def drop_the_third(text: str) -> None:
     if text == "text 3":
         raise ConnectionError

@@ -1,0 +1,18 @@
+"""Others' text on a terminal."""
+
+from __future__ import annotations
+
+import re
+
+# Controls but tabs and ends of lines, and what turns the direction of text around.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+
+
+def visible(text: str) -> str:
+    """`text` with what would steer a terminal written as JSON writes it: JSON stays the same JSON."""
+    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def say(text: str) -> None:
+    """Print it so, at once, on standard output."""
+    print(visible(text), flush=True)
