@@ -57,8 +57,13 @@ def hplm(
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         monkeypatch.setattr(sys, "argv", ["hplm", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            hplm_cli.main()
+        umask = os.umask(0o077)
+        os.umask(umask)
+        try:
+            with pytest.raises(SystemExit) as ended:
+                hplm_cli.main()
+        finally:
+            os.umask(umask)
         code = 0 if ended.value.code is None else ended.value.code
         assert isinstance(code, int)
         return subprocess.CompletedProcess(sys.argv, code, *capfd.readouterr())

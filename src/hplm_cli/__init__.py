@@ -111,6 +111,8 @@ def main() -> None:
     if not sys.stdout.isatty() and sys.stdout.encoding.lower() != "utf-8":
         # Into a file or a pipe, on Windows too: answers hold whatever was asked.
         cast(TextIOWrapper, sys.stdout).reconfigure(encoding="utf-8")
+    # Names of tenants, which are their keys, are in stores and logs. What the group may do stays the caller's choice.
+    os.umask(os.umask(0o077) | 0o007)
     wanted = next((argument for argument in sys.argv[1:] if not argument.startswith("-")), None)
     try:
         make_app(wanted)()

@@ -139,6 +139,15 @@ def test_no_rounds_are_refused_by_name(hplm: Run, name: str) -> None:
     assert "--rounds" in done.stderr
 
 
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o640), (0o077, 0o600)])
+def test_other_users_read_no_registry_and_the_umask_says_whether_the_group_does(
+    tmp_path: Path, umask: int, mode: int
+) -> None:
+    program = Path(sys.executable).parent / "hplm"
+    subprocess.run([program, "store", "adopt", "--store", tmp_path], umask=umask, capture_output=True, check=True)
+    assert (tmp_path / "registry.sqlite").stat().st_mode & 0o777 == mode
+
+
 def test_an_unknown_command_is_refused(hplm: Run) -> None:
     assert hplm("sevre").returncode == 2
 
