@@ -109,7 +109,7 @@ class Jobs(RegistryPart):
         with self._database.writing() as connection:
             lost, free = _decided(connection, now_s, lease_s, lapsed)
             for row in lost:
-                _leave_uploads(connection, _row(connection, row.id).request)
+                leave_uploads(connection, dropped_with(_row(connection, row.id).request))
                 if row.cancel_requested:
                     _end(connection, row.id, "cancelled", now_s)
                 else:
@@ -175,7 +175,7 @@ class Jobs(RegistryPart):
         with self._database.writing() as connection:
             row = _held_row(connection, job_id, worker)
             if row.cancel_requested and not _has_published(connection, row):
-                _leave_uploads(connection, row.request)
+                leave_uploads(connection, dropped_with(row.request))
                 _end(connection, job_id, "cancelled", now_s)
                 return False
             connection.execute(
@@ -263,6 +263,11 @@ def cancel_all(connection: Connection, subject: str, now_s: float) -> set[str]:
     return {upload_id for row in ended for upload_id in dropped_with(row.request)}
 
 
+def leave_uploads(connection: Connection, left: Collection[str]) -> None:
+    """What goes with a job, as if it had come long ago: nobody is at hand to remove it, so whoever collects next does."""
+    connection.execute(update(uploads).where(uploads.c.id.in_(left)).values(created_s=0.0))
+
+
 def _row(connection: Connection, job_id: str) -> Row[Any]:
     row = connection.execute(select(jobs).where(jobs.c.id == job_id)).first()
     if row is None:
@@ -280,12 +285,6 @@ def _held_row(connection: Connection, job_id: str, worker: str) -> Row[Any]:
         now = f"with {row.worker}" if row.state == "running" else row.state
         raise LeaseLostError(f"job {job_id} is no longer {worker}'s, it is {now}: stop, publish nothing")
     return row
-
-
-def _leave_uploads(connection: Connection, request: dict[str, Any]) -> None:
-    """What goes with a job, as if it had come long ago: nobody is at hand to remove it, so whoever collects next does."""
-    left = dropped_with(request)
-    connection.execute(update(uploads).where(uploads.c.id.in_(left)).values(created_s=0.0))
 
 
 def _are_any_running(connection: Connection) -> bool:

@@ -14,7 +14,7 @@ from hplm.store.database import RegistryPart, bump
 from hplm.store.numbers import Folder, check_free
 from hplm.store.records import TenantRecord, TenantVersion
 from hplm.store.registry_domains import check_kept
-from hplm.store.registry_jobs import at_work_on, cancel_all, unfinished_subjects
+from hplm.store.registry_jobs import at_work_on, cancel_all, leave_uploads, unfinished_subjects
 from hplm.store.schema import domain_versions, domains, tenant_versions, tenants
 
 AFTER_EVERY_NAME = "\x7f"  # names are plain ASCII below it
@@ -327,7 +327,7 @@ def _replace(connection: Connection, paths: Collection[str], now_s: float, gener
     served = (tenants.c.current_id == v.id, v.path.in_(paths))
     gone = set(connection.execute(select(tenants.c.name).where(*served)).scalars())
     for unfinished in unfinished_subjects(connection) & {f"tenant:{name}" for name in gone}:
-        cancel_all(connection, unfinished, now_s)
+        leave_uploads(connection, cancel_all(connection, unfinished, now_s))
     of_gone = v.tenant.in_(select(tenants.c.name).where(*served).correlate(None))
     retired = update(tenant_versions).where(or_(v.path.in_(paths), of_gone), v.retired_s.is_(None))
     connection.execute(retired.values(retired_s=now_s))

@@ -336,6 +336,18 @@ def test_a_bank_built_again_replaces_its_tenants_versions(registry: Registry, ro
     assert registry.publish_tenants(root.id, "banks/empty", [], NOW_S) == 0
 
 
+def test_a_bank_in_anothers_place_cancels_jobs_of_tenants_that_go_and_their_uploads_go_too(
+    registry: Registry, root: DomainVersion
+) -> None:
+    registry.publish_tenants(root.id, "banks/fleet", ["a", "b"], NOW_S)
+    upload = registry.start_upload(1, "digest", NOW_S)
+    request = {"data": {"train": {"upload": upload.id}}, "drop_uploads": True}
+    job = registry.submit_job("tenant.update", "tenant:a", request, NOW_S)
+    registry.publish_tenants(root.id, "banks/fleet-2", ["b"], NOW_S, instead_of=["banks/fleet"])
+    assert registry.job(job.id).state == "cancelled"
+    assert registry.drop_uploads(before_s=NOW_S - 1) == [upload.id]
+
+
 def test_listing_finding_and_following_search_an_index(sqlite_store: Store) -> None:
     with closing(Registry.open(sqlite_store, create=True)) as registry:
         root = publish_root(registry)
