@@ -219,6 +219,7 @@ def test_a_domain_that_jobs_build_on_is_not_deleted_but_its_own_jobs_are_cancell
         registry.submit_job("tenant.create", "tenant:films", tenant, NOW_S),
     ]
     registry.submit_job("tenant.create", "plan:tenant:films", {**tenant, "dry_run": True}, NOW_S)
+    registry.submit_job("tenant.create", "tenant:of-another-base", {**tenant, "base": "c"}, NOW_S)
     for job in jobs:
         with pytest.raises(DomainInUseError, match=f"jobs {job.id} .{job.subject}"):
             registry.delete_domain("b", "law", NOW_S)
