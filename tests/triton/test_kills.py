@@ -366,12 +366,7 @@ def test_whatever_is_killed_while_tenants_and_domains_change_nothing_half_done_i
 
 
 def test_triton_killed_while_it_loads_a_model_again_ends_hplm_serve(service: Service) -> None:
-    stub, triton = service.pid("hbert_upper"), service.pid("triton")
-    assert stub is not None
-    assert triton is not None
-    os.kill(stub, signal.SIGKILL)
-    log = service.models.parent / "triton.log"
-    until(lambda: log.read_text().count("loading: hbert_upper") == 2)
+    triton = loading_again(service, "hbert_upper")
     started = stubs_of(triton)
     os.kill(triton, signal.SIGKILL)
     assert service.process.wait(SOON_S) == 1
@@ -395,14 +390,8 @@ def test_a_triton_that_crashed_and_hangs_is_ended(service: Service) -> None:
 
 
 def test_a_triton_that_crashes_and_hangs_while_it_loads_a_model_again_is_ended(service: Service) -> None:
-    stub, triton = service.pid("hbert_upper"), service.pid("triton")
-    assert stub is not None
-    assert triton is not None
-    os.kill(stub, signal.SIGKILL)
-    path = service.models.parent / "triton.log"
-    until(lambda: path.read_text().count("loading: hbert_upper") == 2)
-    os.kill(triton, signal.SIGSTOP)
-    with path.open("a") as log:
+    os.kill(loading_again(service, "hbert_upper"), signal.SIGSTOP)
+    with (service.models.parent / "triton.log").open("a") as log:
         log.write("Signal (6) received.\n")
     assert service.process.wait(SOON_S) == 1
     assert "Triton crashed and hung" in (service.models.parent / "serve.log").read_text()
@@ -451,6 +440,16 @@ def test_a_triton_that_a_client_s_open_stream_keeps_ends_after_hplm_serve_was_ki
         os.kill(service.process.pid, signal.SIGKILL)
         until(lambda: not any(runs(one) for one in everything))
     service.process.wait()
+
+
+def loading_again(service: Service, model: str) -> int:
+    """Kill a model's stub; the pid of its Triton, once that loads the model again."""
+    stub, triton = service.pid(model), service.pid("triton")
+    assert stub is not None
+    assert triton is not None
+    os.kill(stub, signal.SIGKILL)
+    until(lambda: (service.models.parent / "triton.log").read_text().count(f"loading: {model}") == 2)
+    return triton
 
 
 def answered(client: Client) -> bool:
