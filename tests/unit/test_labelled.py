@@ -295,6 +295,26 @@ def test_a_headers_names_are_without_blanks_and_stand_there_once(tmp_path: Path)
         read_file(write(tmp_path, "a.csv", "text,label,label\nhello,x,y\n"))
 
 
+@pytest.mark.parametrize(
+    ("header", "words"),
+    [
+        (",".join(f"c{number}" for number in range(100_000)), "line 2: no column `text`.* there are 'c0', 'c1', "),
+        (",".join("c" * 100_000), "line 1: the header has the column 'c' more than once"),
+    ],
+    ids=["distinct", "alike"],
+)
+def test_a_header_of_100_000_columns_is_refused_in_few_words_and_no_more_is_read_than_they_tell_of(
+    tmp_path: Path, header: str, words: str
+) -> None:
+    row = f"{',' * 99_999}\n"
+    path = write(tmp_path, "a.csv", f"{header}\n{row * 20}")
+    # One more row would be told as too much.
+    most_bytes = len(header) + 1 + len(row)
+    with pytest.raises(DataError, match=rf"a\.csv, {words}") as found:
+        read_file(LabelledFile(path, "a.csv", most_bytes))
+    assert len(str(found.value)) < 500
+
+
 def test_a_regression_whose_differences_float32_would_lose_is_refused_with_what_helps() -> None:
     steps = [0.5, 7.5, 3.5, 12.5]
     assert check_data(texts(*(1e5 + step for step in steps)), texts(1, 2), [], task="regression")

@@ -22,8 +22,8 @@ class JobCounts:
     In a thread of its own, since a database that is away may keep it waiting. It only reads.
     """
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, store: Store, *, every_s: float = EVERY_S, watch_s: float = WATCH_S) -> None:
+        self._store, self._every_s, self._watch_s = store, every_s, watch_s
         self._counts: Mapping[str, int] = {}
         self._stopped = threading.Event()
         threading.Thread(target=self._loop, name="hplm-job-counts", daemon=True).start()
@@ -36,12 +36,12 @@ class JobCounts:
         self._stopped.set()
 
     def _loop(self) -> None:
-        lapses = Lapses(WATCH_S)
+        lapses = Lapses(self._watch_s)
         while True:
             # Opened each time: SQLite has one view of a file for a whole process, and a connection that was opened while the
             # disk could only be read would keep the manager from writing after.
             with suppress(RegistryError), closing(Registry.open_read_only(self._store)) as registry:
                 found = registry.count_jobs(time.time(), lapsed=lapses)
                 self._counts = {state: found[state] for state in STATES}
-            if self._stopped.wait(EVERY_S):
+            if self._stopped.wait(self._every_s):
                 return
