@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from hplm.errors import BadInputError, HplmError, InternalError, JobCancelledError
+from hplm.errors import BadInputError, HplmError, InternalError, JobCancelledError, UnknownUploadError
 from hplm_client.manage_answers import (
     Domain,
     DomainDetails,
@@ -25,6 +25,7 @@ from hplm_client.manage_upload import Sent, send_file
 from hplm_client.patience import PATIENCE_S, passes, patiently
 
 POLL_EVERY_S = 0.5
+PAGE = 1000  # most that a server lists in one answer
 # A file to work on: {"upload": id} or {"path": where it lies on the server}.
 Source = Mapping[str, str]
 # Who lists uploads may give one of those.
@@ -73,7 +74,17 @@ class ManageClient:
 
     def list_uploads(self) -> list[Upload]:
         """What was uploaded and is not used up, oldest first: it counts against the room for all uploads."""
-        return [record(Upload, one) for one in self.ask("upload.list")["uploads"]]
+        found: list[Upload] = []
+        while True:
+            try:
+                page = self.ask("upload.list", after=found[-1].id if found else "", limit=PAGE)["uploads"]
+            except UnknownUploadError:
+                # It has gone meanwhile: on from the one before.
+                found.pop()
+                continue
+            found += [record(Upload, one) for one in page]
+            if len(page) < PAGE:
+                return found
 
     @staticmethod
     def on_server(path: str) -> Source:

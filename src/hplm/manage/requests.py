@@ -163,6 +163,12 @@ class OfUpload(ManageRequest):
     upload: str
 
 
+@dataclass(frozen=True)
+class ListUploads(ManageRequest):
+    after: str = ""
+    limit: int = 100
+
+
 ACTIONS: dict[str, type[ManageRequest]] = {
     "tenant.create": FineTune,
     "tenant.update": FineTune,
@@ -181,7 +187,7 @@ ACTIONS: dict[str, type[ManageRequest]] = {
     "upload.start": StartUpload,
     "upload.chunk": UploadChunk,
     "upload.finish": OfUpload,
-    "upload.list": ManageRequest,
+    "upload.list": ListUploads,
     "upload.drop": OfUpload,
 }
 

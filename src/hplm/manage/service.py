@@ -25,7 +25,7 @@ from hplm.errors import (
 from hplm.manage import requests, views
 from hplm.manage.inputs import locate, pinned
 from hplm.manage.parts import Source, given
-from hplm.manage.requests import ManageRequest, parse_request
+from hplm.manage.requests import parse_request
 from hplm.manage.survey import survey
 from hplm.manage.uploads import Uploads
 from hplm.store.layout import Store
@@ -336,13 +336,10 @@ class ManageService:
         upload = self._uploads.start(request, self._settings, self._clock())
         return {"upload": upload.id, "chunk_bytes": self._settings.upload_chunk_bytes}
 
-    def _list_uploads(self, request: ManageRequest) -> Answer:
+    def _list_uploads(self, request: requests.ListUploads) -> Answer:
+        found = self._registry.uploads(after=request.after, limit=request.limit)
         used = self._registry.uploads_in_use()
-        return {
-            "uploads": [
-                views.upload(one, self._uploads.name(one), used.get(one.id, [])) for one in self._registry.uploads()
-            ]
-        }
+        return {"uploads": [views.upload(one, self._uploads.name(one), used.get(one.id, [])) for one in found]}
 
     def _drop_upload(self, request: requests.OfUpload) -> Answer:
         """Stays where an unfinished job names it."""

@@ -23,7 +23,7 @@ from hplm.store.layout import Store
 from hplm.store.records import Upload
 from hplm.store.registry import Registry
 
-# Files that wait: three of each of MOST_QUEUED jobs, and more. Each is a folder, and a row that every list reads.
+# Files that wait: three of each of MOST_QUEUED jobs, and more. Each is a folder and a row.
 MOST_UPLOADS = 40_000
 
 

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import Connection, Row, Text, and_, cast, delete, func, insert, or_, select, update
+from sqlalchemy import Connection, Row, Text, and_, cast, delete, func, insert, or_, select, tuple_, update
 
 from hplm.errors import UnknownUploadError, UploadError
 from hplm.store.database import RegistryPart
@@ -33,10 +33,15 @@ class Uploads(RegistryPart):
         with self._database.reading() as connection:
             return _upload(_row(connection, upload_id))
 
-    def uploads(self) -> list[Upload]:
-        """All of them, oldest first."""
+    def uploads(self, *, after: str = "", limit: int | None = None) -> list[Upload]:
+        """Oldest first: those behind the one with id `after`, at most `limit`. Raises UnknownUploadError where that is gone."""
+        u = uploads.c
+        query = select(uploads).order_by(u.created_s, u.id).limit(limit)
         with self._database.reading() as connection:
-            return [_upload(row) for row in connection.execute(select(uploads).order_by(uploads.c.created_s))]
+            if after:
+                last = _row(connection, after)
+                query = query.where(tuple_(u.created_s, u.id) > tuple_(last.created_s, last.id))
+            return [_upload(row) for row in connection.execute(query)]
 
     def count_uploads(self) -> tuple[int, int, int]:
         """Of all of them: how many there are, bytes announced, and those of them that have not come."""

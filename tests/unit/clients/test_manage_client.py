@@ -9,11 +9,14 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Any
 
 import pytest
 from hplm_client import JobEvent, ManageClient, manage_upload
+from hplm_client.manage import PAGE
 from hplm_client.manage_answers import Upload
 from hplm_client.manage_upload import name_on_server
+from sqlalchemy import insert
 
 from hplm import errors
 from hplm.config import ManagerSettings
@@ -21,6 +24,7 @@ from hplm.errors import HplmError, UnreachableError, from_wire
 from hplm.manage.service import ManageService
 from hplm.serving.manage_stage import answered
 from hplm.serving.watch_stage import WatchStage
+from hplm.store import schema
 from hplm.store.layout import Store
 from hplm.store.registry import Registry
 
@@ -175,6 +179,30 @@ def test_a_piece_that_a_call_was_too_short_for_is_sent_again(
 
     monkeypatch.setattr(transport, "ask", ask)
     assert manage.upload(rows)["upload"]
+
+
+def test_many_uploads_are_listed_page_by_page_also_where_the_last_of_a_page_goes_meanwhile(
+    manage: ManageClient, transport: InProcess, registry: Registry
+) -> None:
+    rows = [
+        {"id": f"{number:04}", "bytes": 1, "sha256": "a", "received": 0, "created_s": 1.0, "complete": False}
+        for number in range(2 * PAGE)
+    ]
+    with registry._database.writing() as connection:
+        connection.execute(insert(schema.uploads), rows)
+    listing, sizes = transport.handle, []
+
+    def handle(raw: bytes) -> dict[str, object]:
+        answer: Any = listing(raw)
+        sizes.append(len(answer["uploads"]))
+        if len(sizes) == 1:
+            registry.drop_uploads(ids=[answer["uploads"][-1]["id"]])
+        return answer
+
+    transport.handle = handle
+    found = [one.id for one in manage.list_uploads()]
+    assert found == [row["id"] for number, row in enumerate(rows, 1) if number != PAGE]
+    assert sizes == [PAGE, PAGE, 0]
 
 
 def test_a_file_that_is_missing_empty_or_changes_is_refused_by_name(manage: ManageClient, rows: Path) -> None:

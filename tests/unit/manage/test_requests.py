@@ -36,7 +36,7 @@ WHOLE: list[dict[str, Any]] = [
     {"action": "upload.start", "bytes": 5, "sha256": SHA, "name": "train.csv"},
     {"action": "upload.chunk", "upload": "u1", "offset": 0, "data": "aGVsbG8="},
     {"action": "upload.finish", "upload": "u1"},
-    {"action": "upload.list"},
+    {"action": "upload.list", "after": "u1", "limit": 5},
     {"action": "upload.drop", "upload": "u1"},
 ]
 MANUAL = (Path(__file__).parents[3] / "docs" / "managing.md").read_text()

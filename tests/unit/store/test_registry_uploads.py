@@ -41,6 +41,18 @@ def test_a_dropped_upload_is_unknown(registry: Registry) -> None:
             ask(upload.id)
 
 
+def test_uploads_are_listed_oldest_first_and_page_by_page(registry: Registry) -> None:
+    made = [registry.start_upload(1, "a", NOW_S + after_s) for after_s in (2, 1, 1, 1, 0)]
+    listed = sorted(made, key=lambda one: (one.created_s, one.id))
+    assert registry.uploads() == listed
+    assert registry.uploads(limit=2) == listed[:2]
+    for place, one in enumerate(listed):
+        assert registry.uploads(after=one.id, limit=2) == listed[place + 1 :][:2]
+    registry.drop_uploads(ids=[listed[1].id])
+    with pytest.raises(UnknownUploadError):
+        registry.uploads(after=listed[1].id)
+
+
 def test_an_upload_that_a_job_waits_for_is_not_dropped_until_the_job_ends(registry: Registry) -> None:
     used, unused, young = (registry.start_upload(1, "a", NOW_S + after_s) for after_s in (0, 1, 100))
     request = {"data": {"train": {"upload": used.id}, "test": {"path": "x"}}}
