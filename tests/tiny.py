@@ -24,6 +24,7 @@ from hplm.adapters.tenant import Head, Task, Tenant, TenantCard
 from hplm.config import REDUCTION_FACTOR, BaseConfig, ManagerSettings, PlotSettings, UpperSettings
 from hplm.nn import base as bases
 from hplm.nn.encoder import UpperEncoder, WindowEncoder
+from hplm.nn.upper import UpperEngine
 from hplm.store.layout import Store
 from hplm.store.records import TenantVersion
 from hplm.store.registry import Registry
@@ -114,6 +115,12 @@ def opened(folder: Path) -> tuple[Store, bases.Base]:
     """The store in a folder, and its base."""
     store = Store(folder / "store")
     return store, bases.load(store.base("tiny"))
+
+
+def engine_of(base: bases.Base, num_slots: int = 8, **changed: Any) -> UpperEngine:
+    """On the CPU in fp32, with slots of two widths, of 8 and of 16 for what is wider than 8; but for what is `changed`."""
+    usual: dict[str, Any] = {"reduced_size": 12, "device": torch.device("cpu"), "dtype": torch.float32}
+    return UpperEngine(base.config, base.load_upper(), num_slots=num_slots, **{**usual, **changed})
 
 
 def some_windows(of: bases.Base | WindowEncoder, count: int, seed: int = 0) -> npt.NDArray[np.int64]:

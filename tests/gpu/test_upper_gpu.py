@@ -19,7 +19,7 @@ from hplm.nn.base import Base
 from hplm.nn.dtype import choose_device
 from hplm.nn.layouts import Batching
 from hplm.nn.scripted import scripted
-from hplm.nn.upper import UpperEngine, UpperRequest
+from hplm.nn.upper import UpperRequest
 from hplm.store.layout import Store
 from tests import tiny
 from tests.unit.test_upper import requests_of, wanted
@@ -57,9 +57,7 @@ def test_heads_that_attend_in_one_call_and_all_batching_modes_answer_as_the_refe
     shape = replace(tiny.config(hidden_size=64), relative_buckets=relative_buckets)
     base = tiny.make_base(Store(tmp_path), shape)
     members = [tiny.tenant_of(base, name, seed) for seed, name in enumerate(tiny.TASKS)]
-    engine = UpperEngine(
-        shape, base.load_upper(), num_slots=8, reduced_size=4, device=GPU, dtype=dtype, batching=batching, row_tokens=40
-    )
+    engine = tiny.engine_of(base, reduced_size=4, device=GPU, dtype=dtype, batching=batching, row_tokens=40)
     rng = np.random.default_rng(0)
     requests = [
         UpperRequest(members[n % len(members)], rng.normal(size=(n, shape.hidden_size)).astype(np.float16))
@@ -79,15 +77,7 @@ def test_heads_that_attend_in_one_call_and_all_batching_modes_answer_as_the_refe
 def test_batches_equal_the_reference_while_a_thread_fills_slots_ahead(tmp_path: Path, fine_prefetch: bool) -> None:
     count, num_slots = 40, 8
     base = tiny.make_base(Store(tmp_path), tiny.config(hidden_size=64, upper_layers=3))
-    engine = UpperEngine(
-        base.config,
-        base.load_upper(),
-        num_slots=num_slots,
-        reduced_size=16,
-        device=GPU,
-        dtype=torch.float32,
-        fine_prefetch=fine_prefetch,
-    )
+    engine = tiny.engine_of(base, num_slots, reduced_size=16, device=GPU, fine_prefetch=fine_prefetch)
     fleet = [
         replace(member, version="1", packed=engine.slots.staged(engine.slots.fitted(member.packed)))
         for member in tiny.fleet_of(base, count, factors=(16, 16, 4, 4))
@@ -124,7 +114,7 @@ def test_batches_equal_the_reference_while_a_thread_fills_slots_ahead(tmp_path: 
 def test_logits_on_the_gpu_equal_the_reference(
     tiny_base: Base, tiny_store: Store, dtype: torch.dtype, tolerance: float
 ) -> None:
-    engine = UpperEngine(tiny_base.config, tiny_base.load_upper(), num_slots=3, reduced_size=5, device=GPU, dtype=dtype)
+    engine = tiny.engine_of(tiny_base, 3, reduced_size=5, device=GPU, dtype=dtype)
     requests = requests_of(tiny_base, tiny_store, list(range(1, 41)))
     # As the stage loads them: half from pinned memory, half as they come.
     for index, request in enumerate(requests[::2]):

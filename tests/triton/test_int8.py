@@ -22,7 +22,7 @@ from hplm.nn.upper import UpperRequest
 from hplm.triton.server import TritonServer, free_ports
 from tests import tiny
 from tests.messages import served_hidden
-from tests.unit.test_int8 import engine_of, needs_vnni
+from tests.unit.test_int8 import needs_vnni
 
 pytestmark = [pytest.mark.triton, needs_vnni]
 
@@ -45,7 +45,7 @@ def server(folder: Path) -> Iterator[TritonServer]:
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_served_logits_are_the_engines(folder: Path, server: TritonServer, protocol: str) -> None:
     store, base = tiny.opened(folder)
-    engine, plain = engine_of(base, measure_ranges(base, base.load_upper())), engine_of(base, [])
+    engine, plain = (tiny.engine_of(base, int8=int8) for int8 in (measure_ranges(base, base.load_upper()), ()))
     pairs = [(tenant, text) for text in tiny.sentences(12, seed=3) for tenant in tiny.TASKS]
     with Client(server.ports.http_url if protocol == "http" else server.ports.grpc_url) as client:
         answers = list(client.predict_many(pairs, logits=True))

@@ -25,7 +25,7 @@ from hplm import errors, wire
 from hplm.adapters.tenant import Tenant
 from hplm.nn import reference
 from hplm.nn.dtype import choose_dtype
-from hplm.nn.upper import UpperEngine, UpperRequest
+from hplm.nn.upper import UpperRequest
 from hplm.triton.server import TritonServer, free_ports
 from tests import tiny
 from tests.messages import TOLERANCE, ask_all, message, read, served_hidden
@@ -134,14 +134,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     with TritonServer(models, free_ports(), log=folder / "triton.log") as server:
         server.wait_ready()
         states = [served_hidden(server, "t0", text) for text in TEXTS]
-        engine = UpperEngine(
-            base.config,
-            base.load_upper(),
-            num_slots=2,
-            reduced_size=members[0].packed.reduced_size,
-            device=torch.device("cpu"),
-            dtype=dtype,
-        )
+        engine = tiny.engine_of(base, 2, reduced_size=members[0].packed.reduced_size, dtype=dtype)
         # One tenant after another, nobody beside it, by as many threads as the server has.
         threads = torch.get_num_threads()
         torch.set_num_threads(1)

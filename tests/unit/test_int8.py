@@ -44,29 +44,9 @@ def ranges(tiny_base: Base) -> list[Ranges]:
 
 @pytest.fixture
 def engine(tiny_base: Base, ranges: list[Ranges]) -> Iterator[UpperEngine]:
-    made = engine_of(tiny_base, ranges)
+    made = tiny.engine_of(tiny_base, int8=ranges)
     yield made
     made.close()
-
-
-def engine_of(
-    base: Base,
-    int8: list[Ranges],
-    batching: Batching = "packed",
-    num_slots: int = 8,
-    dtype: torch.dtype = torch.float32,
-) -> UpperEngine:
-    return UpperEngine(
-        base.config,
-        base.load_upper(),
-        num_slots=num_slots,
-        reduced_size=12,
-        device=CPU,
-        dtype=dtype,
-        batching=batching,
-        row_tokens=48,
-        int8=int8,
-    )
 
 
 def layers_of(upper: UpperEncoder) -> list[TransformerLayer]:
@@ -318,7 +298,7 @@ def test_the_engine_stays_near_the_reference_and_says_something_else_than_withou
 ) -> None:
     requests = requests_of(tiny_base, tiny_store, [5, 30, 12, 1])
     found = engine.run(requests)
-    plain = engine_of(tiny_base, [])
+    plain = tiny.engine_of(tiny_base)
     for request, got, unquantised in zip(requests, found, plain.run(requests), strict=True):
         exact = wanted(tiny_base, request)
         assert np.abs(got - exact).max() < 0.2 * max(1.0, float(np.abs(exact).max()))
@@ -366,7 +346,7 @@ def test_no_neighbour_changes_a_bit_of_what_an_engine_answers(
 ) -> None:
     # Before there is an engine, which asks how many there are.
     torch.set_num_threads(threads)
-    engine = engine_of(tiny_base, [some_apart(ranges[0]), *ranges[1:]], num_slots=64, dtype=dtype)
+    engine = tiny.engine_of(tiny_base, 64, int8=[some_apart(ranges[0]), *ranges[1:]], dtype=dtype)
     check_neighbours_change_nothing(engine, tiny_base, 3, cls_from, shortest)
     engine.close()
 
@@ -377,7 +357,7 @@ def test_no_neighbour_changes_a_bit_of_what_an_engine_answers(
 def test_every_batching_mode_gives_what_a_text_gets_alone(
     tiny_base: Base, tiny_store: Store, ranges: list[Ranges], batching: Batching, dtype: torch.dtype
 ) -> None:
-    engine = engine_of(tiny_base, ranges, batching, num_slots=3, dtype=dtype)
+    engine = tiny.engine_of(tiny_base, 3, int8=ranges, batching=batching, row_tokens=48, dtype=dtype)
     requests = requests_of(tiny_base, tiny_store, [40, 1, 3, 17, 9, 26])
     together = engine.run(requests, slot_tokens=20)
     alone = [engine.run([request], slot_tokens=20)[0] for request in requests]
@@ -394,7 +374,7 @@ def test_a_base_that_knows_distances_has_it_too(tmp_path_factory: pytest.TempPat
     tiny.name_root(store, base)
     for seed, name in enumerate(tiny.TASKS, 1):
         tiny.make_tenant(store, base, name, seed)
-    engine = engine_of(base, measure_ranges(base, base.load_upper()))
+    engine = tiny.engine_of(base, int8=measure_ranges(base, base.load_upper()))
     for request, got in zip(requests := requests_of(base, store, [7, 31]), engine.run(requests), strict=True):
         exact = wanted(base, request)
         assert np.abs(got - exact).max() < 0.2 * max(1.0, float(np.abs(exact).max()))
@@ -421,13 +401,5 @@ def test_a_processor_without_it_and_a_gpu_are_refused() -> None:
 def test_an_engine_on_a_gpu_is_refused_before_it_starts_anything(tiny_base: Base, ranges: list[Ranges]) -> None:
     before = set(threading.enumerate())
     with pytest.raises(ConfigError, match="for CPUs"):
-        UpperEngine(
-            tiny_base.config,
-            tiny_base.load_upper(),
-            num_slots=2,
-            reduced_size=12,
-            device=torch.device("cuda"),
-            dtype=torch.float32,
-            int8=ranges,
-        )
+        tiny.engine_of(tiny_base, device=torch.device("cuda"), int8=ranges)
     assert not set(threading.enumerate()) - before

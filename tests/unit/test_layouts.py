@@ -20,7 +20,6 @@ from hplm.nn.encoder import layer_weights, packed_attention
 from hplm.nn.layouts import Batching
 from hplm.nn.run_layers import RunLayers
 from hplm.nn.scripted import scripted
-from hplm.nn.upper import UpperEngine
 from hplm.store.layout import Store
 from tests import tiny
 from tests.unit.test_upper import CPU, requests_of, wanted
@@ -57,16 +56,7 @@ def test_each_batching_mode_gives_the_references_logits(
     stored: Stored, batching: Batching, lengths: list[int], num_slots: int
 ) -> None:
     base, store = stored
-    engine = UpperEngine(
-        base.config,
-        base.load_upper(),
-        num_slots=num_slots,
-        reduced_size=12,
-        device=CPU,
-        dtype=torch.float32,
-        batching=batching,
-        row_tokens=48,
-    )
+    engine = tiny.engine_of(base, num_slots, batching=batching, row_tokens=48)
     requests = requests_of(base, store, lengths)
     wide = tiny.fleet_of(base, 2, factors=(4,))
     requests[::3] = [replace(one, tenant=wide[i % 2]) for i, one in enumerate(requests[::3])]
@@ -160,9 +150,7 @@ def test_attention_gives_the_same_with_and_without_gradients(stored: Stored, len
 def test_slots_whose_filling_thread_has_ended_are_filled_by_the_batch_itself(
     tiny_base: Base, tiny_store: Store
 ) -> None:
-    engine = UpperEngine(
-        tiny_base.config, tiny_base.load_upper(), num_slots=3, reduced_size=3, device=CPU, dtype=torch.float32
-    )
+    engine = tiny.engine_of(tiny_base, 3, reduced_size=3)
     engine.close()
     (request,) = requests_of(tiny_base, tiny_store, [7])
     np.testing.assert_allclose(engine.run([request])[0], wanted(tiny_base, request), atol=2e-4, rtol=2e-4)

@@ -27,7 +27,7 @@ from hplm.nn.adapters import SLOTS_SHARE, USUAL_SLOTS, AdapterSlots, Fill, choos
 from hplm.nn.base import Base
 from hplm.nn.scripted import scripted
 from hplm.nn.slot_fill import fill_slots, fill_slots_from_pinned, pieces, place_for
-from hplm.nn.upper import UpperEngine, UpperRequest
+from hplm.nn.upper import UpperRequest
 from hplm.serving.upper_stage import UpperAnswer, UpperInput, UpperStage, looks_ahead
 from hplm.store.layout import Store
 from hplm.store.records import ServedTenant
@@ -84,18 +84,6 @@ def references(base: Base, fleet: list[Tenant], hidden: list[npt.NDArray[Any]]) 
     return np.array([[reference.logits(upper, state, member)[0].numpy() for state in states] for member in fleet])
 
 
-def engine_of(base: Base, num_slots: int, fine_prefetch: bool) -> UpperEngine:
-    return UpperEngine(
-        base.config,
-        base.load_upper(),
-        num_slots=num_slots,
-        reduced_size=12,
-        device=CPU,
-        dtype=torch.float32,
-        fine_prefetch=fine_prefetch,
-    )
-
-
 def run_all(*targets: Callable[[], None]) -> None:
     """In a thread each; fails where one does not end."""
     failures: list[BaseException] = []
@@ -131,7 +119,7 @@ def test_batches_equal_the_reference_while_other_threads_fill_slots(
     fine_prefetch: bool,
     num_slots: int,
 ) -> None:
-    engine = engine_of(base, num_slots, fine_prefetch)
+    engine = tiny.engine_of(base, num_slots, fine_prefetch=fine_prefetch)
     wanted, done = references(base, mixed, hidden), threading.Event()
 
     def compute() -> None:
@@ -191,7 +179,7 @@ def test_a_pinned_slot_keeps_its_weights_and_threads_that_want_all_slots_do_not_
 def test_a_filling_that_fails_is_reported_and_forgotten(
     base: Base, fleet: list[Tenant], hidden: list[npt.NDArray[Any]], wanted: npt.NDArray[Any], fine_prefetch: bool
 ) -> None:
-    engine = engine_of(base, 3, fine_prefetch)
+    engine = tiny.engine_of(base, 3, fine_prefetch=fine_prefetch)
     packed = fleet[0].packed
     # One layer is missing: the copy of the first succeeds.
     broken = replace(fleet[0], packed=PackedAdapter(packed.weights[:1], packed.hidden_size, packed.reduced_size))
@@ -434,7 +422,7 @@ def test_a_tenant_too_large_for_the_slots_is_the_operators_affair(
 def test_coarse_prefetch_alone_holds_no_batch_up(
     base: Base, fleet: list[Tenant], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slots = engine_of(base, 8, False).slots
+    slots = tiny.engine_of(base, fine_prefetch=False).slots
     begun, go_on, fill_layers = threading.Event(), threading.Event(), slots._fill_layers
 
     def slow(fill: Fill) -> None:

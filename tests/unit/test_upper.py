@@ -31,11 +31,6 @@ from tests import tiny
 CPU = torch.device("cpu")
 
 
-def engine_of(base: Base, num_slots: int, dtype: torch.dtype = torch.float32) -> UpperEngine:
-    """With slots of two widths: of 8, and of 16 for what is wider than 8."""
-    return UpperEngine(base.config, base.load_upper(), num_slots=num_slots, reduced_size=12, device=CPU, dtype=dtype)
-
-
 def requests_of(base: Base, store: Store, lengths: list[int], seed: int = 0) -> list[UpperRequest]:
     rng = np.random.default_rng(seed)
     members = [tiny.load_tenant(store, base, name) for name in sorted(tiny.TASKS)]
@@ -65,13 +60,13 @@ def test_packed_logits_equal_the_reference_for_any_lengths_and_fewer_slots_than_
     tiny_base: Base, tiny_store: Store, lengths: list[int], num_slots: int
 ) -> None:
     requests = requests_of(tiny_base, tiny_store, lengths)
-    for request, got in zip(requests, engine_of(tiny_base, num_slots).run(requests), strict=True):
+    for request, got in zip(requests, tiny.engine_of(tiny_base, num_slots).run(requests), strict=True):
         np.testing.assert_allclose(got, wanted(tiny_base, request), atol=2e-4, rtol=2e-4)
 
 
 def test_the_order_of_a_batch_does_not_matter(tiny_base: Base, tiny_store: Store) -> None:
     requests = requests_of(tiny_base, tiny_store, list(range(1, 21)))
-    engine = engine_of(tiny_base, 3)
+    engine = tiny.engine_of(tiny_base, 3)
     first = engine.run(requests)
     order = np.random.default_rng(1).permutation(len(requests))
     for position, got in zip(order, engine.run([requests[i] for i in order]), strict=True):
@@ -101,7 +96,7 @@ def test_the_order_of_a_batch_does_not_matter(tiny_base: Base, tiny_store: Store
 def test_no_neighbour_changes_a_bit_of_an_answer(
     tiny_base: Base, tenants: int, dtype: torch.dtype, cls_from: int, shortest: int
 ) -> None:
-    engine = engine_of(tiny_base, 64, dtype)
+    engine = tiny.engine_of(tiny_base, 64, dtype=dtype)
     check_neighbours_change_nothing(engine, tiny_base, tenants, cls_from, shortest)
     engine.close()
 
@@ -159,7 +154,7 @@ def test_in_float32_on_one_core_adapters_are_applied_text_by_text(
 
     monkeypatch.setattr(uppers, "plan_adapters", planning)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    engine = engine_of(tiny_base, 8)
+    engine = tiny.engine_of(tiny_base)
     engine.run(requests_of(tiny_base, tiny_store, [3, 4, 5]))
     engine.close()
     assert any(plan.own_sizes == [3, 4, 5] for plan in plans)
@@ -211,7 +206,7 @@ def test_the_last_layer_goes_on_with_what_heads_read_alone(
     # Of alpha and beta adapters stand at either place.
     members = [reading_cls(tiny.load_tenant(tiny_store, tiny_base, name)) for name in names]
     requests = [UpperRequest(member, states) for member, states in zip(members, hidden, strict=True)]
-    for request, got in zip(requests, engine_of(tiny_base, 8).run(requests), strict=True):
+    for request, got in zip(requests, tiny.engine_of(tiny_base).run(requests), strict=True):
         np.testing.assert_allclose(got, wanted(tiny_base, request), atol=2e-4, rtol=2e-4)
     size = rounded if can_pack(CPU, torch.float32) else int
     assert fed == [size(sum(lengths)), size(rows)]
@@ -219,7 +214,7 @@ def test_the_last_layer_goes_on_with_what_heads_read_alone(
 
 def test_bfloat16_stays_near_the_reference(tiny_base: Base, tiny_store: Store) -> None:
     requests = requests_of(tiny_base, tiny_store, [5, 30, 12, 1])
-    for request, got in zip(requests, engine_of(tiny_base, 8, torch.bfloat16).run(requests), strict=True):
+    for request, got in zip(requests, tiny.engine_of(tiny_base, dtype=torch.bfloat16).run(requests), strict=True):
         exact = wanted(tiny_base, request)
         assert np.abs(got - exact).max() < 0.05 * max(1.0, float(np.abs(exact).max()))
 
@@ -227,7 +222,7 @@ def test_bfloat16_stays_near_the_reference(tiny_base: Base, tiny_store: Store) -
 def test_one_text_gets_each_tenants_own_answer(tiny_base: Base, tiny_store: Store) -> None:
     hidden = requests_of(tiny_base, tiny_store, [9])[0].hidden
     members = [tiny.load_tenant(tiny_store, tiny_base, name) for name in ("alpha", "gamma")]
-    logits = engine_of(tiny_base, 8).run([UpperRequest(member, hidden) for member in members])
+    logits = tiny.engine_of(tiny_base).run([UpperRequest(member, hidden) for member in members])
     assert not np.allclose(logits[0], logits[1])
 
 
@@ -236,16 +231,14 @@ def test_an_empty_adapter_is_the_identity(tiny_base: Base, tiny_store: Store) ->
     zeros = Adapter(*(np.zeros_like(array) for array in vars(member.adapter).values()))
     plain = Tenant(member.card, pack(zeros), member.head)
     request = requests_of(tiny_base, tiny_store, [11])[0]
-    got = engine_of(tiny_base, 2).run([UpperRequest(plain, request.hidden)])[0]
+    got = tiny.engine_of(tiny_base, 2).run([UpperRequest(plain, request.hidden)])[0]
     hidden = torch.from_numpy(request.hidden.astype(np.float32))
     last = reference.upper(tiny_base.load_upper(), hidden, None).mean(0).numpy()
     np.testing.assert_allclose(got[0], plain.head.weight @ last + plain.head.bias, atol=2e-4, rtol=2e-4)
 
 
 def test_an_adapter_too_large_for_the_slots_fails_and_leaves_no_slot_behind(tiny_base: Base, tiny_store: Store) -> None:
-    engine = UpperEngine(
-        tiny_base.config, tiny_base.load_upper(), num_slots=3, reduced_size=1, device=CPU, dtype=torch.float32
-    )
+    engine = tiny.engine_of(tiny_base, 3, reduced_size=1)
     (request,) = requests_of(tiny_base, tiny_store, [4])
     large = replace(request.tenant, packed=widen(request.tenant.packed, engine.slots.sizes[-1] + 1))
     requests = [replace(request, tenant=large)]
@@ -261,7 +254,7 @@ def test_slots_are_as_large_as_products_want_them_and_the_others_adapters_are_fi
 ) -> None:
     requests = requests_of(tiny_base, tiny_store, [4, 9])
     smallest = max(request.tenant.packed.reduced_size for request in requests)
-    engine = engine_of(tiny_base, 8)
+    engine = tiny.engine_of(tiny_base)
     assert (smallest, engine.slots.sizes) == (3, [8, 16])
     assert engine.slots.fitted(requests[0].tenant.packed).reduced_size == 8
     assert engine.slots.fitted(widen(requests[0].tenant.packed, 9)).reduced_size == 16
@@ -273,7 +266,7 @@ def test_slots_are_as_large_as_products_want_them_and_the_others_adapters_are_fi
 def test_a_batch_reuses_no_slot_of_its_own_tenants(tiny_base: Base, tiny_store: Store) -> None:
     requests = requests_of(tiny_base, tiny_store, [3] * 4)
     members = [request.tenant for request in requests]
-    slots = engine_of(tiny_base, 4).slots  # three for tenants
+    slots = tiny.engine_of(tiny_base, 4).slots  # three for tenants
     for tenant in members[:3]:
         with slots.assigned([tenant]):
             pass
@@ -287,7 +280,7 @@ def test_a_batch_reuses_no_slot_of_its_own_tenants(tiny_base: Base, tiny_store: 
 def test_a_tenant_that_is_wanted_many_times_is_one_in_a_head_start(tiny_base: Base, tiny_store: Store) -> None:
     requests = requests_of(tiny_base, tiny_store, [3] * 4)
     members = [request.tenant for request in requests]
-    slots = engine_of(tiny_base, 4).slots
+    slots = tiny.engine_of(tiny_base, 4).slots
     with slots.assigned(members[:2]):
         pass
     loads = slots.loads
@@ -297,7 +290,7 @@ def test_a_tenant_that_is_wanted_many_times_is_one_in_a_head_start(tiny_base: Ba
 
 
 def test_means_are_those_of_each_text_alone(tiny_base: Base, tiny_store: Store) -> None:
-    engine = engine_of(tiny_base, 5)
+    engine = tiny.engine_of(tiny_base, 5)
     requests = requests_of(tiny_base, tiny_store, [1, 40, 2, 17, 17, 9])
     together = engine.run(requests)
     for request, found in zip(requests, together, strict=True):
@@ -311,7 +304,7 @@ def test_an_adapter_stands_where_its_card_says(tiny_base: Base, tiny_store: Stor
     for place in tiny.PLACES:
         tenant = replace(request.tenant, card=replace(request.tenant.card, adapter_at=place), version=place)
         moved = replace(request, tenant=tenant)
-        answers.append(engine_of(tiny_base, 3).run([moved])[0])
+        answers.append(tiny.engine_of(tiny_base, 3).run([moved])[0])
         np.testing.assert_allclose(answers[-1], wanted(tiny_base, moved), atol=2e-4, rtol=2e-4)
     assert np.abs(answers[0] - answers[1]).max() > 0.01
 
@@ -319,7 +312,7 @@ def test_an_adapter_stands_where_its_card_says(tiny_base: Base, tiny_store: Stor
 def test_a_head_start_of_wide_adapters_takes_no_slot_from_usual_ones(tiny_base: Base) -> None:
     usual, wide = (tiny.fleet_of(tiny_base, 6, seed, factors=(factor,)) for seed, factor in enumerate((16, 4)))
     wide = [replace(one, version="wide") for one in wide]
-    slots = engine_of(tiny_base, 4).slots
+    slots = tiny.engine_of(tiny_base, 4).slots
     with slots.assigned(usual[:3]), slots.assigned(wide[:3]):
         # Nothing is unpinned: what is to come must wait.
         slots.prefetch([usual[3], wide[3]])
@@ -364,7 +357,7 @@ def test_an_adapter_that_is_kept_in_bfloat16_comes_into_slots_of_it_with_the_sam
 
 @pytest.mark.parametrize(("dtype", "keeps"), [(torch.float32, False), (torch.bfloat16, True)], ids=str)
 def test_adapters_are_kept_no_finer_than_they_are_computed(tiny_base: Base, dtype: torch.dtype, keeps: bool) -> None:
-    engine = engine_of(tiny_base, 4, dtype)
+    engine = tiny.engine_of(tiny_base, 4, dtype=dtype)
     (member,) = tiny.fleet_of(tiny_base, 1)
     kept = engine.slots.fitted(pack(member.adapter)).weights.dtype
     assert kept == (np.uint16 if keeps else np.float32)
