@@ -48,6 +48,17 @@ def any_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     return save_model(tmp_path_factory.mktemp("any"), request.param)
 
 
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where an interrupted conversion stands."""
+    monkeypatch.setenv("HPLM_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
+
+
 def text_of(count: int, seed: int) -> PackedText:
     rng = np.random.default_rng(seed)
     lengths = rng.integers(3, 30, count)
@@ -224,9 +235,7 @@ def converted(
     return found
 
 
-def test_a_conversion_goes_on_from_another_base(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HPLM_CACHE", str(tmp_path / "cache"))
-    store = Store(tmp_path / "store")
+def test_a_conversion_goes_on_from_another_base(folder: Path, store: Store) -> None:
     first = converted(store, folder, "small")
     small = bases.load(store.base("small"))
     longer = converted(store, folder, "longer", start=small)
@@ -238,11 +247,7 @@ def test_a_conversion_goes_on_from_another_base(folder: Path, tmp_path: Path, mo
         converted(store, folder, "other", window_layers=2, start=small)
 
 
-def test_a_base_that_domains_stand_on_is_not_replaced_by_other_weights(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HPLM_CACHE", str(tmp_path / "cache"))
-    store = Store(tmp_path / "store")
+def test_a_base_that_domains_stand_on_is_not_replaced_by_other_weights(folder: Path, store: Store) -> None:
     tiny.make_base(store, tiny.config(name="small"))
     converted(store, folder, "small")
     standing = bases.load(store.base("small"))
@@ -256,10 +261,8 @@ def test_a_base_that_domains_stand_on_is_not_replaced_by_other_weights(
 
 
 def test_a_base_is_not_replaced_under_domains_that_came_while_it_was_converted(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HPLM_CACHE", str(tmp_path / "cache"))
-    store = Store(tmp_path / "store")
     tiny.make_base(store, tiny.config(name="small"))
     standing = bases.load(store.base("small"))
     train = base_builder.train
@@ -275,8 +278,7 @@ def test_a_base_is_not_replaced_under_domains_that_came_while_it_was_converted(
 
 
 @pytest.mark.parametrize("name", ["Legal_EN", "a/b", "../x"])
-def test_names_that_no_request_could_give_are_refused_at_once(folder: Path, tmp_path: Path, name: str) -> None:
-    store = Store(tmp_path / "store")
+def test_names_that_no_request_could_give_are_refused_at_once(folder: Path, store: Store, name: str) -> None:
     with pytest.raises(ConfigError, match="--name: a name is 1 to 64 lower-case"):
         converted(store, folder, name)
     with pytest.raises(ConfigError, match="--plot: a name is 1 to 64 lower-case"):
@@ -284,10 +286,9 @@ def test_names_that_no_request_could_give_are_refused_at_once(folder: Path, tmp_
 
 
 def test_the_shipped_base_is_put_in_place_again_but_never_in_that_of_another(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HPLM_CACHE", str(tmp_path / "cache"))
-    store, other = Store(tmp_path / "store"), Store(tmp_path / "other")
+    other = Store(tmp_path / "other")
     converted(store, folder, base_builder.DEFAULT_BASE)
     base_builder.ship(store, base_builder.DEFAULT_BASE, tmp_path / "shipped" / base_builder.DEFAULT_BASE)
     monkeypatch.setattr(base_builder, "SHIPPED", tmp_path / "shipped")
@@ -304,11 +305,8 @@ def test_the_shipped_base_is_put_in_place_again_but_never_in_that_of_another(
     assert bases.load(other.base(base_builder.DEFAULT_BASE)).fingerprint == standing.fingerprint
 
 
-def test_a_conversion_that_could_not_be_saved_is_not_trained_again(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HPLM_CACHE", str(tmp_path / "cache"))
-    store, whole, again = Store(tmp_path / "store"), Counting(disable=True), Counting(disable=True)
+def test_a_conversion_that_could_not_be_saved_is_not_trained_again(folder: Path, store: Store, tmp_path: Path) -> None:
+    whole, again = Counting(disable=True), Counting(disable=True)
     store.root.mkdir()
     (store.root / "bases").touch()  # as good as a disk that takes nothing
     with pytest.raises(OSError, match="bases"):
@@ -321,21 +319,15 @@ def test_a_conversion_that_could_not_be_saved_is_not_trained_again(
     assert not any((tmp_path / "cache" / "work").iterdir())
 
 
-def test_a_conversion_that_diverged_leaves_nothing_to_go_on_from(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HPLM_CACHE", str(tmp_path / "cache"))
-    store = Store(tmp_path / "store")
+def test_a_conversion_that_diverged_leaves_nothing_to_go_on_from(folder: Path, store: Store) -> None:
     with pytest.raises(ConfigError, match="diverged: choose a lower one"):
         converted(store, folder, "small", learning_rate=1e30)
     converted(store, folder, "small")
 
 
 def test_a_base_converted_from_a_folder_is_published_with_its_distances(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, store: Store, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("HPLM_CACHE", str(tmp_path / "cache"))
-    store = Store(tmp_path / "store")
     conversion = converted(store, folder, "small")
     made = bases.load(store.base("small"))
     assert (made.config.window, made.config.window_layers, made.config.upper_layers) == (2, 3, 2)
