@@ -74,10 +74,15 @@ def await_seen(server: TritonServer, store: Store, base: Base, domain: str = tin
 
 @contextmanager
 def at_work(
-    store: Store, name: str = "w", *, times: LeaseTimes | None = None, clock: Callable[[], float] = time.time
+    store: Store,
+    name: str = "w",
+    *,
+    device: str = "cpu",
+    times: LeaseTimes | None = None,
+    clock: Callable[[], float] = time.time,
 ) -> Iterator[None]:
     """A worker in a thread; at the end it is told to stop, and has."""
-    worker = Worker(store, name, times=times, clock=clock)
+    worker = Worker(store, name, device=device, times=times, clock=clock)
     thread = threading.Thread(target=worker.run)
     thread.start()
     try:

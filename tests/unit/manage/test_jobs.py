@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import re
-import threading
 import time
 from contextlib import closing
 from pathlib import Path
@@ -265,16 +264,10 @@ def test_a_roll_back_goes_before_an_update_that_waits_and_after_one_that_has_pub
     work(store)
     job = update(service, "acme", colours(is_swapped=True))
     assert ask(service, "tenant.rollback", tenant="acme")["version"] == 1
-    worker = Worker(store, "w", times=LeaseTimes(seen_s=60.0))
-    thread = threading.Thread(target=worker.run)
-    thread.start()
-    try:
+    with at_work(store, times=LeaseTimes(seen_s=60.0)):
         until(lambda: registry.tenant("acme").current.number == 3)
         assert registry.job(job).state == "running"
         assert ask(service, "tenant.rollback", tenant="acme")["version"] == 1
-    finally:
-        worker.stop.set()
-        thread.join()
     assert registry.job(job).state == "done"
 
 
@@ -391,10 +384,7 @@ def test_a_dry_run_says_what_it_would_cost_and_changes_nothing(
 ) -> None:
     service._dry_run_wait_s = PLANNED_WITHIN_S
     before = files_below(store)
-    worker = Worker(store, "w")
-    thread = threading.Thread(target=worker.run)
-    thread.start()
-    try:
+    with at_work(store):
         data = {"train": {"upload": upload(service, colours(50))}}
         tenant = ask(service, "tenant.create", tenant="acme", data=data, dry_run=True)["plan"]
         source = {"upload": upload(service, corpus(), "c.txt")}
@@ -402,9 +392,6 @@ def test_a_dry_run_says_what_it_would_cost_and_changes_nothing(
         poor = {"train": {"upload": upload(service, colours(labels=["red"]))}}
         with pytest.raises(DataError, match="one class"):
             ask(service, "tenant.create", tenant="acme", data=poor, dry_run=True)
-    finally:
-        worker.stop.set()
-        thread.join()
     assert tenant["examples"] == {"train": 45, "dev": 5, "test": 0}
     assert tenant["labels"] == ["blue", "red"]
     assert tenant["estimated_s"] > 0
@@ -428,14 +415,8 @@ def test_what_a_tagging_takes_is_told_with_its_transitions_and_an_update_takes_w
     def planned(service: ManageService, action: str) -> int:
         service._dry_run_wait_s = PLANNED_WITHIN_S
         data = {"train": {"upload": upload(service, names(), "train.jsonl")}}
-        worker = Worker(store, "w")
-        thread = threading.Thread(target=worker.run)
-        thread.start()
-        try:
+        with at_work(store):
             return int(ask(service, action, tenant="names", data=data, dry_run=True)["plan"]["bytes"])
-        finally:
-            worker.stop.set()
-            thread.join()
 
     with closing(make_service(store, reduction_factor=reduction_factor)) as service:
         first = planned(service, "tenant.create")
@@ -538,15 +519,8 @@ def test_a_file_that_is_larger_than_allowed_by_the_time_the_job_reads_it_is_refu
 def test_a_dry_run_of_a_domain_is_of_the_workers_device(service: ManageService, store: Store) -> None:
     service._dry_run_wait_s = PLANNED_WITHIN_S
     source = {"upload": upload(service, corpus(), "c.txt")}
-    worker = Worker(store, "w", device="tpu")
-    thread = threading.Thread(target=worker.run)
-    thread.start()
-    try:
-        with pytest.raises(ConfigError, match="device must be auto, cpu or cuda, got 'tpu'"):
-            ask(service, "domain.create", domain="law", corpus=source, settings=QUICK_DOMAIN, dry_run=True)
-    finally:
-        worker.stop.set()
-        thread.join()
+    with at_work(store, device="tpu"), pytest.raises(ConfigError, match="device must be auto, cpu or cuda, got 'tpu'"):
+        ask(service, "domain.create", domain="law", corpus=source, settings=QUICK_DOMAIN, dry_run=True)
 
 
 def test_an_upload_serves_as_many_jobs_as_name_it(service: ManageService, store: Store, registry: Registry) -> None:
