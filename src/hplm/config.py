@@ -111,20 +111,11 @@ class PlotSettings:
     exclusive_lock: str = ""
 
     def __post_init__(self) -> None:
-        at_least(
-            self,
-            1,
-            "overlay_windows",
-            "most_domains",
-            "max_text_bytes",
-            "batch_tokens",
-            "batch_requests",
-            "queue_capacity",
-        )
-        at_least(self, 0, "num_threads")
+        at_least(self, 1, "overlay_windows", "most_domains", "max_text_bytes")
+        at_least(self, 1, "batch_tokens", "batch_requests", "queue_capacity")
+        at_least(self, 0, "num_threads", "reserve_s")
         _within(self, "batch_every_ms", 0, 100)
-        _above(self, "default_deadline_s", 0)
-        at_least(self, 0, "reserve_s")
+        _positive(self, "default_deadline_s")
         _weights(self.tenant_weights)
 
 
@@ -180,16 +171,14 @@ class UpperSettings:
     exclusive_lock: str = ""
 
     def __post_init__(self) -> None:
-        at_least(self, 0, "pad_to")
+        at_least(self, 0, "num_threads", "pad_to")
         if self.num_slots is not None:
             at_least(self, 2, "num_slots")
         at_least(
             self, 1, "reduction_factor", "host_cache_mb", "batch_rows", "row_tokens", "batch_requests", "queue_capacity"
         )
-        at_least(self, 0, "num_threads")
         _within(self, "compute_nice", -20, 19)
-        for key in ("default_deadline_s", "starve_after_s"):
-            _above(self, key, 0)
+        _positive(self, "default_deadline_s", "starve_after_s")
         _weights(self.tenant_weights)
 
 
@@ -235,9 +224,10 @@ class ManagerSettings:
             raise ConfigError(f"data_root must be the absolute path of the folder for files, got {self.data_root!r}")
 
 
-def _above(settings: object, key: str, bound: float) -> None:
-    if not (value := getattr(settings, key)) > bound:
-        raise ConfigError(f"{key} must be above {bound:g}, got {value}")
+def _positive(settings: object, *keys: str) -> None:
+    for key in keys:
+        if not (value := getattr(settings, key)) > 0:
+            raise ConfigError(f"{key} must be above 0, got {value}")
 
 
 def _weights(weights: dict[str, Any]) -> None:
