@@ -34,34 +34,25 @@ Send = Callable[[int, bytes], Coroutine[None, None, None]]
 Call = Callable[..., Awaitable[bytes]]
 
 
-def open_loop(url: str, plan: Plan, *, timeout_s: float = 30.0, own_process: bool = True) -> Run:
+def open_loop(url: str, plan: Plan, *, timeout_s: float = 30.0) -> Run:
     """Send each request at its planned time whatever the server does. Raises UnreachableError where nobody listens.
 
-    `own_process` keeps the caller's threads out of the generator's way; it is made by `multiprocessing`'s method
-    `forkserver`.
+    From a process of its own, made by `multiprocessing`'s method `forkserver`: no thread of the caller's is in its way.
     """
-    if own_process:
-        with ProcessPoolExecutor(1, _PROCESSES) as pool:
-            return pool.submit(open_loop, url, plan, timeout_s=timeout_s, own_process=False).result()
+    with ProcessPoolExecutor(1, _PROCESSES) as pool:
+        return pool.submit(_open_loop, url, plan, timeout_s).result()
+
+
+def _open_loop(url: str, plan: Plan, timeout_s: float) -> Run:
     return asyncio.run(_open(url, plan, timeout_s))
 
 
-def closed_loop(
-    url: str,
-    requests: Requests,
-    in_flight: int,
-    *,
-    timeout_s: float = 30.0,
-    own_process: bool = True,
-    generators: int = 1,
-) -> Run:
+def closed_loop(url: str, requests: Requests, in_flight: int, *, timeout_s: float = 30.0, generators: int = 1) -> Run:
     """Send the next request when one is answered, `in_flight` of them under way: throughput at saturation.
 
-    A request is planned when it is sent: latency does not show what a steady stream of users would have waited. With
-    `own_process` there may be several `generators`, which share requests and what is under way.
+    A request is planned when it is sent: latency does not show what a steady stream of users would have waited.
+    Several `generators`, processes of their own, share requests and what is under way.
     """
-    if not own_process:
-        return _closed_part(url, requests, in_flight, timeout_s)[1]
     with ProcessPoolExecutor(generators, _PROCESSES) as pool:
         parts = [
             pool.submit(

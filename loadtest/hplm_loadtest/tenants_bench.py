@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal, get_args
@@ -123,7 +123,7 @@ def throughput_by_tenants(
     settings = {
         "shape": shape,
         "fleet": str(folder),
-        **{key: getattr(load, key) for key in Load.__dataclass_fields__},
+        **asdict(load),
         **servers.about,
         "texts": kind,
         "mean_tokens": mean_tokens(fleet.texts, fleet.models),

@@ -43,10 +43,9 @@ def mix() -> Mix:
     return Mix(ZipfTenants(MEMBERS), tiny.sentences(50), DeadlineClasses({"short": (25.0, 0.5), "long": (60.0, 0.5)}))
 
 
-@pytest.mark.parametrize("own_process", [True, False], ids=["own-process", "here"])
-def test_the_open_loop_loses_nothing(server: TritonServer, mix: Mix, own_process: bool) -> None:
+def test_the_open_loop_loses_nothing(server: TritonServer, mix: Mix) -> None:
     plan = mix.plan(PoissonArrivals(60), 3.0, rng())
-    run = open_loop(server.ports.grpc_url, plan, timeout_s=TIMEOUT_S, own_process=own_process)
+    run = open_loop(server.ports.grpc_url, plan, timeout_s=TIMEOUT_S)
     assert len(run) == len(plan.times_s)
     assert run.kinds == {"answered": len(run)}
     np.testing.assert_array_equal(run.planned_s, plan.times_s)
@@ -56,7 +55,7 @@ def test_the_open_loop_loses_nothing(server: TritonServer, mix: Mix, own_process
 
 def test_the_open_loop_counts_a_refused_request_by_its_code(server: TritonServer) -> None:
     plan = Mix(UniformTenants(["alpha", "nobody"]), ["the red cat"]).plan(PoissonArrivals(100), 1.0, rng())
-    run = open_loop(server.ports.grpc_url, plan, own_process=False)
+    run = open_loop(server.ports.grpc_url, plan)
     unknown = sum(name == "nobody" for name in plan.requests.tenants)
     assert run.row()["errors"] == {"UNKNOWN_TENANT": unknown}
     assert run.kinds == {"answered": len(run) - unknown, "failed": unknown}
@@ -67,7 +66,7 @@ def test_the_open_loop_counts_a_request_that_took_too_long_as_lost(tiny_models: 
     # Of its own: Triton may end where a request is cancelled just when its answer leaves.
     with TritonServer(tiny_models, free_ports(), log=tmp_path / "log") as server:
         server.wait_ready()
-        run = open_loop(server.ports.grpc_url, plan, timeout_s=0.0001, own_process=False)
+        run = open_loop(server.ports.grpc_url, plan, timeout_s=0.0001)
     assert run.kinds["lost"] > 0
     assert set(run.kinds) <= {"lost", "answered"}
 
@@ -79,15 +78,12 @@ def test_the_closed_loop_answers_every_request(server: TritonServer, mix: Mix) -
     assert run.row()["offered_per_s"] > 0
 
 
-def test_the_loops_refuse_what_they_cannot_reach(
-    server: TritonServer, mix: Mix, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("hplm_loadtest.open_loop.CONNECT_S", 0.5)
+def test_the_loops_refuse_what_they_cannot_reach(server: TritonServer, mix: Mix) -> None:
     plan = mix.plan(PoissonArrivals(100), 0.1, rng())
     with pytest.raises(UnreachableError):
-        open_loop(free_ports().grpc_url, plan, own_process=False)
+        open_loop(free_ports().grpc_url, plan)
     with pytest.raises(ConfigError, match="gRPC only"):
-        open_loop(server.ports.http_url, plan, own_process=False)
+        open_loop(server.ports.http_url, plan)
 
 
 @pytest.mark.parametrize(

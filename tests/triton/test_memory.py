@@ -48,7 +48,7 @@ def test_memory_stays_flat_over_5000_requests_of_all_lengths_after_a_warm_up(ser
     processes = {**stubs_of(server), "tritonserver": server.process.pid}
     seen: list[dict[str, dict[str, int]]] = []
     for in_flight in (*WARM_UP, *AFTER_IT):
-        run = closed_loop(server.ports.grpc_url, mixed(PART, rng), in_flight, own_process=False)
+        run = closed_loop(server.ports.grpc_url, mixed(PART, rng), in_flight)
         assert Counter(run.codes) == {ANSWERED: PART}
         seen.append({role: pages_of(pid) for role, pid in processes.items()})
     print({role: [(p[role]["rss"] >> 20, p[role]["shm"] >> 20) for p in seen] for role in processes})

@@ -68,7 +68,7 @@ def make_slow(folder: Path, instances: int = 1) -> Path:
 def slow(slow_models: Path) -> Iterator[TritonServer]:
     with TritonServer(slow_models, free_ports(), log=slow_models.parent / "triton.log") as running:
         running.wait_ready()
-        closed_loop(running.ports.grpc_url, long_texts().draw(20, rng()), 8, own_process=False)
+        closed_loop(running.ports.grpc_url, long_texts().draw(20, rng()), 8)
         yield running
 
 
@@ -82,7 +82,7 @@ def long_texts(deadline_s: float | None = None) -> Mix:
 
 
 def capacity_per_s(server: TritonServer) -> float:
-    run = closed_loop(server.ports.grpc_url, long_texts().draw(60, rng()), 8, own_process=False)
+    run = closed_loop(server.ports.grpc_url, long_texts().draw(60, rng()), 8)
     assert run.kinds == {"answered": 60}
     return steady_rate(run)[0]
 
@@ -219,7 +219,7 @@ def test_a_full_queue_refuses_at_once_and_answers_all_that_it_took(slow_models: 
         grpc.insecure_channel(f"127.0.0.1:{server.ports.grpc}") as channel,
     ):
         call = channel.unary_unary(METHOD)
-        closed_loop(server.ports.grpc_url, long_texts().draw(20, rng()), 8, own_process=False)
+        closed_loop(server.ports.grpc_url, long_texts().draw(20, rng()), 8)
         start_s = time.monotonic()
         started = [call.future(one, timeout=100) for one in infer_messages(long_texts(60.0).draw(200, rng()))]
         for number, one in enumerate(started):
