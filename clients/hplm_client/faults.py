@@ -105,16 +105,12 @@ def from_triton(error: Any, url: str) -> HplmError:
     if message.startswith(RESTRICTED) or any(word in status.upper() for word in ("UNAUTH", "PERMISSION", "401", "403")):
         return ForbiddenError(f"{url} refuses who asks: {message}")
     said = STEP.sub("", message, count=1)
-    if (
-        said.startswith(UNKNOWN_MODEL)
-        or NO_GRPC.match(message)
-        or any(word in status.upper() for word in ("UNAVAILABLE", "DEADLINE", "499", "502", "503", "504"))
-    ):
-        hint = ""
-        if NO_GRPC.match(message):
-            hint = "; if it is HTTP's port, that is http://HOST:8000"
-        elif said.startswith(UNKNOWN_MODEL):
-            hint = ": the server is starting, stopping, reviving it, or has none"
+    hint = ""
+    if NO_GRPC.match(message):
+        hint = "; if it is HTTP's port, that is http://HOST:8000"
+    elif said.startswith(UNKNOWN_MODEL):
+        hint = ": the server is starting, stopping, reviving it, or has none"
+    if hint or any(word in status.upper() for word in ("UNAVAILABLE", "DEADLINE", "499", "502", "503", "504")):
         return UnreachableError(f"{url}: {message}{hint}")
     if status == "405":
         return UnreachableError(f"{url} takes no requests: is it the port of Triton's metrics?")

@@ -111,9 +111,8 @@ def read_card(store: Store, found: Found) -> Card:
                 return Card(found, meta["base"], about.get("parent", ""), about=about)
             case "bank":
                 meta = artifact.read(folder, "bank").meta
-                return Card(
-                    found, meta["base"], meta.get("domain", ""), members=bank_members(folder), made_s=_made_s(folder)
-                )
+                made_s = (folder / artifact.MANIFEST).stat().st_mtime
+                return Card(found, meta["base"], meta.get("domain", ""), bank_members(folder), made_s)
             case _:
                 meta = artifact.read(folder, "tenant").meta
                 if meta["name"] != found.parts[1]:
@@ -122,10 +121,6 @@ def read_card(store: Store, found: Found) -> Card:
                 return Card(found, meta["base"], about.get("domain", ""), about=about)
     except (ArtifactError, KeyError, TypeError, AttributeError, OSError) as error:
         return Card(found, fault=str(error) if isinstance(error, ArtifactError) else f"its manifest lacks {error}")
-
-
-def _made_s(folder: Path) -> float:
-    return (folder / artifact.MANIFEST).stat().st_mtime
 
 
 def bank_members(folder: Path) -> tuple[str, ...]:
