@@ -10,9 +10,9 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,7 @@ from hplm.wire import LabelledSpan
 from tests import tiny
 from tests.batches import find_labels, look_up
 from tests.doubles import Panic
+from tests.limits import limited
 from tests.open_files import open_files
 from tests.submitting import submit
 from tests.waiting import until
@@ -350,17 +351,6 @@ def test_a_tenant_with_a_broken_file_fails_alone(tmp_path: Path) -> None:
     assert [type(a) for a in answers] == [UpperAnswer, errors.CorruptArtifactError, UpperAnswer]
 
 
-@contextmanager
-def no_file_can_be_opened() -> Iterator[None]:
-    """As where a process has as many open as it may."""
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
-
-
 def test_a_domain_and_a_tenant_that_cannot_be_opened_now_are_as_soon_as_they_can(tmp_path: Path) -> None:
     models = tiny.make_repository(tmp_path)
     plot_stage, upper_stage = plot_stage_of(models), upper_stage_of(models)
@@ -372,7 +362,7 @@ def test_a_domain_and_a_tenant_that_cannot_be_opened_now_are_as_soon_as_they_can
     def answers() -> list[object]:
         return [*look_up(plot_stage, [GOOD_REQUEST]), *find_labels(upper_stage, [upper_input("alpha")])]
 
-    with no_file_can_be_opened():
+    with limited(resource.RLIMIT_NOFILE, 3):
         refused = answers()
     assert [type(one) for one in refused] == [errors.StoreUnavailableError] * 2
     assert [type(one) for one in answers()] == [LookedUp, UpperAnswer]

@@ -34,6 +34,7 @@ from hplm.triton import server as launcher
 from hplm.triton.server import Ports, TritonServer, check_free, find_triton, free_ports
 from hplm_cli import serve
 from tests import tiny
+from tests.limits import limited
 from tests.tiny import flip_last_byte
 from tests.waiting import until
 from tests.watching import runs, session_of
@@ -145,12 +146,9 @@ def test_a_port_that_is_given_twice_is_named() -> None:
 
 
 def test_triton_may_open_as_many_files_as_the_system_allows(tiny_models: Path, tmp_path: Path) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
-    try:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with limited(resource.RLIMIT_NOFILE, 256):
         server = TritonServer(tiny_models, free_ports(), log=tmp_path / "log")
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     with server:
         server.wait_ready()
         limits = Path(f"/proc/{server.process.pid}/limits").read_text()

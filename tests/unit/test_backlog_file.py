@@ -15,6 +15,7 @@ from hplm.scheduling.policies import Fcfs
 from hplm.scheduling.policy import Budget
 from hplm.scheduling.queue import RequestQueue
 from hplm.serving.backlog_file import OLD_AFTER_S, READ_EVERY_S, REMOVED_AFTER_S, BacklogFile
+from tests.limits import limited
 
 TOLD = Backlog(100.0, 100.5, 64, 0.25, 99.5, (101.0, 102.0), (10, 30), {"films": 30})
 STORE = Path("/srv/store")
@@ -44,13 +45,9 @@ def test_where_no_more_files_can_be_opened_nothing_is_told_and_nothing_fails(
 ) -> None:
     told, heard = BacklogFile(STORE, "minilm", tmp_path), BacklogFile(STORE, "minilm", tmp_path)
     told.publish(TOLD)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
-    try:
+    with limited(resource.RLIMIT_NOFILE, 3):
         assert heard.read(100.0) is None
         assert heard.read(101.0) is None
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert caplog.text.count("cannot be looked into") == 1
     assert heard.read(101.1) == TOLD
 

@@ -47,6 +47,7 @@ from hplm.store import artifact
 from hplm.store.layout import Store
 from hplm.store.registry import Registry
 from tests import tiny
+from tests.limits import limited
 
 SETTINGS = DomainSettings(
     total_tokens=30 * 128, warmup_tokens=5 * 128, batch_tokens=128, top_percent=20.0, min_corpus_tokens=1000
@@ -451,14 +452,10 @@ def test_files_that_cannot_be_opened_for_a_moment_are_not_called_damaged(
 
 def test_a_full_disk_is_an_os_error_and_leaves_nothing_behind(store: Store, base: Base, tmp_path: Path) -> None:
     grams = np.array(list(itertools.product(range(10, 20), repeat=3)))
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     for most_bytes in (1_000, 110_000):  # too little for the lower layers, and for the table after them
-        try:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, hard))
-            with pytest.raises(OSError, match=r"File too large|requested and \d+ written"):
-                domains.publish(tmp_path / "d" / "1", base, base.load_lower(), grams, {})
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        refused = pytest.raises(OSError, match=r"File too large|requested and \d+ written")
+        with limited(resource.RLIMIT_FSIZE, most_bytes), refused:
+            domains.publish(tmp_path / "d" / "1", base, base.load_lower(), grams, {})
         assert not contents(tmp_path)
 
 

@@ -21,6 +21,7 @@ from hplm.errors import ConfigError, DataError, StoppingError
 from hplm.nn.base import Base
 from hplm.progress import silent
 from tests import tiny
+from tests.limits import limited
 
 SETTINGS = MaskedLmSettings(total_tokens=40 * 256, warmup_tokens=10 * 256, learning_rate=5e-3, batch_tokens=256)
 
@@ -218,13 +219,8 @@ def test_a_checkpoint_of_another_run_or_a_damaged_one_is_not_gone_on_from(tmp_pa
 def test_a_checkpoint_that_does_not_fit_on_the_disk_leaves_the_one_before(tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path / "c.pt", {})
     checkpoint.save({"step": 7})
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
-        with pytest.raises(OSError, match="cannot be written"):
-            checkpoint.save({"step": 8, "model": torch.zeros(100_000)})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with limited(resource.RLIMIT_FSIZE, 10_000), pytest.raises(OSError, match="cannot be written"):
+        checkpoint.save({"step": 8, "model": torch.zeros(100_000)})
     assert checkpoint.load(torch.device("cpu")) == {"step": 7}
     assert [path.name for path in tmp_path.iterdir()] == ["c.pt"]
 

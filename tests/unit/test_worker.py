@@ -40,6 +40,7 @@ from hplm.serving.held import ASK_CANCELLED_AFTER_S
 from hplm.serving.worker import Run, Worker
 from hplm.tracing import Tracer
 from tests.doubles import Panic
+from tests.limits import limited
 from tests.waiting import until
 
 SOON_S = 60.0
@@ -539,16 +540,11 @@ def test_where_spans_cannot_be_written_what_they_time_goes_on(tmp_path: Path, ca
     tracer = Tracer(path, "upper")
     with tracer.span("batch"):
         pass
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    # As where the disk is full.
-    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size, hard))
-    try:
+    with limited(resource.RLIMIT_FSIZE, path.stat().st_size):
         for _ in range(3):
             with tracer.span("batch"):
                 pass
         tracer.close()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert len(path.read_text().splitlines()) == 1
     (said,) = (record.getMessage() for record in caplog.records)
     assert said.startswith(f"{path} is written no more: ")
