@@ -83,11 +83,11 @@ class PlannedUser(locust.User):
         """From the first request to the last answer; stopped by Locust, what was sent until then counts."""
         plan = self.errand.make_plan()
         url = str(self.environment.host)  # which may be another on Locust's page by now
-        bar = self.errand.progress.add_task("requests", total=len(plan.requests))
         under_way, sent, is_whole = Group(), 0, False
         headers = headers_of_environment()
         with Client(url, timeout_s=self.errand.timeout_s, concurrency=MOST_UNDER_WAY, headers=headers) as client:
             client.is_ready()
+            bar = self.errand.progress.add_task("requests", total=len(plan.requests))
             gevent.sleep(SETTLE_S)
             recorder = Recorder(plan.times_s, plan.requests.deadlines_s, plan.duration_s)
             try:
