@@ -251,7 +251,9 @@ def check_text_count(given: TextOrPair, wanted: int) -> TextOrPair:
 
 
 def check_not_empty(encoded: EncodedText) -> EncodedText:
-    """Raises EmptyTextError where the tokenizer found nothing, as in a text of control characters."""
+    """Raises EmptyTextError where the tokenizer found nothing, as in a text of control characters or lone accents."""
     if encoded.is_empty:
-        raise EmptyTextError("the text, or one of two, holds nothing but white space and control characters")
+        raise EmptyTextError(
+            "the text, or one of two, holds nothing but white space, control characters or lone accents"
+        )
     return encoded

@@ -297,10 +297,13 @@ def test_bad_bytes_get_their_own_error(raw: bytes, error: type[Exception]) -> No
         decode_utf8(raw, 1000)
 
 
-def test_a_text_of_control_characters_is_empty(tiny_base: Base) -> None:
+@pytest.mark.parametrize("text", ["\x01\x02", "\u200b", "\u0301"])
+def test_a_text_of_control_characters_or_lone_accents_is_empty_and_the_error_says_so(
+    tiny_base: Base, text: str
+) -> None:
     encoder = TextEncoder(tiny_base.tokenizer_path, 40)
-    with pytest.raises(EmptyTextError):
-        check_not_empty(encoder.encode(["\x01\x02"])[0])
+    with pytest.raises(EmptyTextError, match="control characters or lone accents"):
+        check_not_empty(encoder.encode([text])[0])
 
 
 def test_a_broken_tokenizer_file_is_named(tmp_path: Path) -> None:
