@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 import uuid
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -26,7 +26,7 @@ def worker(
     store: StoreOption = DEFAULT_STORE,
     registry: RegistryOption = "",
     threads: Annotated[int, typer.Option(min=1, help="CPU threads; serving wants the others.")] = 1,
-    device: Annotated[str, typer.Option(help="Where domains are pretrained: auto, cpu or cuda.")] = "cpu",
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where domains are pretrained.")] = "cpu",
     once: Annotated[bool, typer.Option("--once", help="End when there is no job left.")] = False,
     parent: Annotated[int, typer.Option(hidden=True, help="End when this process does.")] = 0,
 ) -> None:

@@ -148,6 +148,12 @@ def test_other_users_read_no_registry_and_the_umask_says_whether_the_group_does(
     assert (tmp_path / "registry.sqlite").stat().st_mode & 0o777 == mode
 
 
+def test_a_worker_of_no_known_device_is_refused_at_its_start(hplm: Run, tmp_path: Path) -> None:
+    done = hplm("worker", "--store", str(tmp_path), "--device", "gpu", "--once")
+    assert done.returncode == 2
+    assert "--device" in done.stderr
+
+
 def test_an_unknown_command_is_refused(hplm: Run) -> None:
     assert hplm("sevre").returncode == 2
 

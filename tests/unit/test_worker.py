@@ -682,7 +682,7 @@ def test_a_priority_that_is_refused_is_told_and_everything_is_answered(
     worker.start()
     assert len(inbox.wait(25)) == 25
     worker.stop()
-    assert caplog.text.count("--cap-add SYS_NICE") == 1
+    assert caplog.text.count("--cap-add SYS_NICE`, under systemd `AmbientCapabilities=CAP_SYS_NICE`") == 1
 
 
 def test_what_is_no_exception_ends_a_batch_and_not_the_stage(inbox: Inbox) -> None:

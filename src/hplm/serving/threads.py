@@ -37,7 +37,7 @@ def be_nice(nice: int, name: str) -> bool:
     except OSError as error:
         logging.getLogger(__name__).warning(
             "%s: computing at the usual priority, nice %d was refused (%s): under load fewer requests are answered; allow it "
-            "with `--cap-add SYS_NICE` or set compute_nice to 0",
+            "with `--cap-add SYS_NICE`, under systemd `AmbientCapabilities=CAP_SYS_NICE`, or set compute_nice to 0",
             *(name, nice, error.strerror),
         )
         return False
