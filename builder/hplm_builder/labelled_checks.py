@@ -251,9 +251,8 @@ def _split_off(task: Task, train: list[LabelledText], seed: int) -> tuple[list[L
         }
         chosen |= a_tenth(some, kinds, seed)
     if not chosen:
-        values = ", or say that labels are values (--task regression, in a request `task`)"
-        raise DataError(
-            f"{len(train)} train examples are too few to split dev data off: give dev data"
-            + (f" (no class has two), more of a class{values}" if task == "classification" else "")
-        )
+        advice = " (no class has two) or more of a class" if task == "classification" else ""
+        if advice and all(_number(one.label) is not None for one in train):
+            advice += ", or say that labels are values (--task regression, in a request `task`)"
+        raise DataError(f"{len(train)} train examples are too few to split dev data off: give dev data{advice}")
     return [one for i, one in enumerate(train) if i not in chosen], [train[i] for i in sorted(chosen)]

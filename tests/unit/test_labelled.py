@@ -421,6 +421,15 @@ def test_too_few_examples_to_split_ask_for_dev_data() -> None:
         check_data(texts("a", "b"), [], [])
 
 
+@pytest.mark.parametrize(("labels", "is_said"), [(("1", "2"), True), (("a", "b"), False), (("1", "b"), False)])
+def test_too_few_examples_are_told_of_a_regression_only_where_labels_are_numbers(
+    labels: tuple[str, ...], is_said: bool
+) -> None:
+    with pytest.raises(DataError, match="give dev data") as refusal:
+        check_data(texts(*labels), [], [])
+    assert ("--task regression" in str(refusal.value)) is is_said
+
+
 def test_odd_line_separators_inside_a_field_stay_inside(tmp_path: Path) -> None:
     (one,) = read_file(write(tmp_path, "a.csv", "label,text\npos,good film\u2028bad\x0cfilm\n"))
     assert one.text == "good film\u2028bad\x0cfilm"
