@@ -49,7 +49,8 @@ def pool(models: Path) -> list[str]:
 def lines(path: Path) -> list[str]:
     """Lines of a file that are not empty. Raises DataError."""
     try:
-        found = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+        # Not by `splitlines`: that cuts a text at Unicode's own separators too, as text from the web has within.
+        found = [line.strip() for line in path.read_text(encoding="utf-8-sig").split("\n") if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read: {error}") from None
     if not found:
