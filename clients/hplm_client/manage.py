@@ -84,7 +84,8 @@ class ManageClient:
                 continue
             found += [record(Upload, one) for one in page]
             if len(page) < PAGE:
-                return found
+                # One whose job ended between two pages has moved to the front, and others come again.
+                return list({one.id: one for one in found}.values())
 
     @staticmethod
     def on_server(path: str) -> Source:

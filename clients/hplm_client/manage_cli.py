@@ -155,7 +155,7 @@ def follow(client: ManageClient, job: str, about: str, *, as_json: bool = False)
     An interrupt, or a server that stays away, ends only the showing, not the job: its id is said. With `as_json` that is JSON,
     too, with the `error` of a job that has come to nothing.
     """
-    told, has_ended = "", False
+    told, has_ended, about = "", False, visible(about)
     with bars() as progress:
         task = progress.add_task(about, total=1.0, left="")
 
@@ -237,7 +237,7 @@ def show_all(records: Sequence[Any], columns: Sequence[str], as_json: bool) -> N
             show(one)
         return
     rows = [[name.removesuffix("_s") for name in columns]]
-    rows += [[cell(name, getattr(one, name)) for name in columns] for one in records]
+    rows += [[visible(cell(name, getattr(one, name)), is_line=True) for name in columns] for one in records]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         say("  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip())

@@ -83,12 +83,12 @@ class PlannedUser(locust.User):
         """From the first request to the last answer; stopped by Locust, what was sent until then counts."""
         plan = self.errand.make_plan()
         url = str(self.environment.host)  # which may be another on Locust's page by now
-        under_way, sent, is_whole = Group(), 0, False
+        under_way, sent, is_whole, is_failed = Group(), 0, False, False
         headers = headers_of_environment()
         with Client(url, timeout_s=self.errand.timeout_s, concurrency=MOST_UNDER_WAY, headers=headers) as client:
             client.is_ready()
-            bar = self.errand.progress.add_task("requests", total=len(plan.requests))
             gevent.sleep(SETTLE_S)
+            bar = self.errand.progress.add_task("requests", total=len(plan.requests))
             recorder = Recorder(plan.times_s, plan.requests.deadlines_s, plan.duration_s)
             try:
                 for index, planned_s in enumerate(plan.times_s.tolist()):
@@ -101,15 +101,20 @@ class PlannedUser(locust.User):
                     else:
                         recorder.done(index, NOT_SENT)
                         self.report(plan, recorder, index, NOT_SENT)
+            except Exception:  # a mistake of our own: what was sent until then says nothing
+                is_failed = True
+                raise
             finally:
                 # Waiting for what is still under way is no part of the load.
                 ended_s = recorder.elapsed_s()
                 try:
-                    under_way.join(timeout=self.errand.timeout_s + LAST_CALLS_S)
+                    if not is_failed:
+                        under_way.join(timeout=self.errand.timeout_s + LAST_CALLS_S)
                     is_whole = sent == len(plan.requests)
                 finally:  # also where the waiting is stopped
-                    run = recorder.run(sent, ended_s)
-                    self.errand.ended.put(Outcome(run, url, len(plan.requests), is_whole))
+                    if not is_failed:
+                        run = recorder.run(sent, ended_s)
+                        self.errand.ended.put(Outcome(run, url, len(plan.requests), is_whole))
                     self.errand.progress.remove_task(bar)
                     under_way.kill()
 
@@ -213,7 +218,7 @@ def follow(url: str, name: str, errand: Errand, web_port: int | None) -> Outcome
                 trace = "".join(traceback.format_exception(ended)) if is_ours else ""
                 said = f"{type(ended).__name__ if is_ours else ended.code}: {ended}"
                 runner.log_exception("local", said, trace)
-                errand.progress.console.print(trace or visible(said), style="red", markup=False, highlight=False)
+                errand.progress.console.print(visible(trace or said), style="red", markup=False, highlight=False)
             runner.stop()
     except KeyboardInterrupt:
         pass

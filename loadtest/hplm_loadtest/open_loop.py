@@ -40,10 +40,11 @@ def open_loop(url: str, plan: Plan, *, timeout_s: float = 30.0) -> Run:
     From a process of its own, made by `multiprocessing`'s method `forkserver`: no thread of the caller's is in its way.
     """
     with ProcessPoolExecutor(1, _PROCESSES) as pool:
-        return pool.submit(_open_loop, url, plan, timeout_s).result()
+        return pool.submit(open_loop_here, url, plan, timeout_s).result()
 
 
-def _open_loop(url: str, plan: Plan, timeout_s: float) -> Run:
+def open_loop_here(url: str, plan: Plan, timeout_s: float) -> Run:
+    """As `open_loop`, in this process."""
     return asyncio.run(_open(url, plan, timeout_s))
 
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pytest
 from hplm_client import AsyncClient, Client
 from hplm_loadtest.metrics import metric
-from hplm_loadtest.open_loop import closed_loop, open_loop
+from hplm_loadtest.open_loop import closed_loop, open_loop_here
 from hplm_loadtest.plan import Plan, Requests
 
 from hplm.triton.server import TritonServer, free_ports
@@ -39,7 +39,7 @@ def over_grpc(url: str, names: list[str]) -> Seconds:
     """When each request was answered, all sent within a third of a second."""
     requests = Requests(names, [TEXT] * len(names), np.full(len(names), np.nan))
     # Not in a process of its own: between the last answer and now that would end.
-    run = open_loop(url, Plan(np.linspace(0.0, 0.3, len(names)), requests, 0.3), timeout_s=150.0)
+    run = open_loop_here(url, Plan(np.linspace(0.0, 0.3, len(names)), requests, 0.3), 150.0)
     now_s = time.monotonic()
     assert run.kinds == {"answered": len(names)}
     return now_s - run.done_s.max() + run.done_s

@@ -116,5 +116,5 @@ def test_a_time_that_there_is_not_is_shown_as_it_came(odd: float) -> None:
 
 
 def test_a_name_that_would_steer_the_terminal_is_shown_in_letters(capsys: pytest.CaptureFixture[str]) -> None:
-    show_all([Upload("id", 1, 1, True, 0.0, "\x1b[2J.csv")], ("id", "name"), as_json=False)
-    assert capsys.readouterr().out.splitlines()[1] == r"id  \u001b[2J.csv"
+    show_all([Upload("id", 1, 1, True, 0.0, "\x1b[2J\nb.csv")], ("name", "id"), as_json=False)
+    assert capsys.readouterr().out.splitlines() == ["name" + 18 * " " + "id", r"\u001b[2J\u000ab.csv  id"]

@@ -27,6 +27,7 @@ from hplm.serving.watch_stage import WatchStage
 from hplm.store import schema
 from hplm.store.layout import Store
 from hplm.store.registry import Registry
+from hplm.store.registry_jobs import leave_uploads
 
 LEASE_S = 30.0
 ROWS = "text,label\n" + "".join(f"text {i},{'yes' if i % 2 else 'no'}\n" for i in range(40))
@@ -203,6 +204,29 @@ def test_many_uploads_are_listed_page_by_page_also_where_the_last_of_a_page_goes
     found = [one.id for one in manage.list_uploads()]
     assert found == [row["id"] for number, row in enumerate(rows, 1) if number != PAGE]
     assert sizes == [PAGE, PAGE, 0]
+
+
+def test_an_upload_whose_job_ends_between_two_pages_is_listed_once(
+    manage: ManageClient, transport: InProcess, registry: Registry
+) -> None:
+    rows = [
+        {"id": f"{number:04}", "bytes": 1, "sha256": "a", "received": 0, "created_s": 1.0, "complete": False}
+        for number in range(PAGE + 1)
+    ]
+    with registry._database.writing() as connection:
+        connection.execute(insert(schema.uploads), rows)
+    listing, pages = transport.handle, []
+
+    def handle(raw: bytes) -> dict[str, object]:
+        answer: Any = listing(raw)
+        pages.append(answer["uploads"])
+        if len(pages) == 1:
+            with registry._database.writing() as connection:
+                leave_uploads(connection, [pages[0][-1]["id"]])
+        return answer
+
+    transport.handle = handle
+    assert [one.id for one in manage.list_uploads()] == [row["id"] for row in rows]
 
 
 def test_a_file_that_is_missing_empty_or_changes_is_refused_by_name(manage: ManageClient, rows: Path) -> None:
