@@ -98,6 +98,11 @@ def adopt(
     """
     if not store.is_dir():
         raise MissingArtifactError(f"there is no folder {store}; `hplm build --help` shows how to make a store")
+    if not (store / "bases").is_dir():
+        # Before a registry is made in a folder that was meant to be another.
+        raise MissingArtifactError(
+            f"{store} is no store: it has no folder bases, and without a base nothing is adopted"
+        )
     place = Store(store, registry)
     with closing(Registry.open(place, create=True)) as opened:
         plan = caretaker.adopt(place, opened, time.time(), root=domain)

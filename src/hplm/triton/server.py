@@ -421,7 +421,7 @@ class TritonServer:
                 # Where somebody else has the port, Triton ends by itself.
                 pass
             time.sleep(0.05)
-        raise self._failed(f"Triton was not ready after {timeout_s:.0f} s")
+        raise self._failed(f"Triton was not ready after {timeout_s:.0f} s, see `hplm serve --start-timeout`")
 
     def hide_texts(self) -> None:
         """From other users of the machine: requests lie in shared memory between the stages, anew where a stage was loaded."""
