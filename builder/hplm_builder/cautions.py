@@ -5,6 +5,7 @@ Of the data a dry run says it; all is in the job's result and in the tenant's ca
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -27,7 +28,7 @@ def cautions(data: LabelledData, encoder: TextEncoder) -> list[str]:
     """Sentences. Raises DataError where none of the entities of train or dev can ever be found."""
     of_task = {"tagging": lambda: _of_entities(data, encoder), "classification": lambda: _of_classes(data)}
     said = of_task.get(data.task, list)()
-    return [*said, *_of_repeated(data), *_of_long(data, encoder)]
+    return [*said, *_of_spellings(data), *_of_repeated(data), *_of_long(data, encoder)]
 
 
 def nothing_learned(data: LabelledData, scores: Mapping[str, float], learning_rate: float) -> list[str]:
@@ -78,6 +79,26 @@ def _of_classes(data: LabelledData) -> list[str]:
         if few:
             said.append(f"{len(few):,} of {len(data.labels):,} classes {words}: {_some(few)}")
     return said
+
+
+def _of_spellings(data: LabelledData) -> list[str]:
+    names = data.labels if data.task != "tagging" else sorted({tag.partition("-")[2] for tag in data.labels})
+    spelled: dict[str | float, list[str]] = {}
+    for name in names:
+        spelled.setdefault(_as_meant(name), []).append(name)
+    return [
+        f"labels differ in capitals, white space or how a number is written alone: {_some(alike)}; are they one?"
+        for alike in spelled.values()
+        if len(alike) > 1
+    ][:MOST_NAMED]
+
+
+def _as_meant(label: str) -> str | float:
+    try:
+        value = float(label)
+    except ValueError:
+        value = math.nan
+    return value if math.isfinite(value) else "".join(label.split()).casefold()
 
 
 def _of_repeated(data: LabelledData) -> list[str]:

@@ -68,6 +68,17 @@ def test_classes_with_too_few_examples_are_named(encoder: TextEncoder) -> None:
     ]
 
 
+def test_labels_that_may_be_one_are_named(encoder: TextEncoder) -> None:
+    train = {"the cat": "1", "a cat": "1", "the dog": "1.0", "a dog": "1.0", "a bird": "x", "the bird": "x"}
+    assert cautions(classes(train, {"cat": "1", "dog": "1.0", "bird": "x"}), encoder) == [
+        "labels differ in capitals, white space or how a number is written alone: '1', '1.0'; are they one?"
+    ]
+    tags = ("O", "B-CITY", "I-CITY", "B-City", "I-City", "B-PER", "I-PER")
+    assert cautions(replace(tagging([WHOLE]), labels=tags), encoder) == [
+        "labels differ in capitals, white space or how a number is written alone: 'CITY', 'City'; are they one?"
+    ]
+
+
 def test_texts_that_are_there_more_than_once_are_counted(encoder: TextEncoder) -> None:
     train = {"the cat": "x", "a cat": "x", "the dog": "y", "a dog": "y"}
     data = classes(train, {"cat": "x", "dog": "y"}, {"the cat": "x", "red dog": "y"})
