@@ -17,7 +17,7 @@ from hplm.errors import DataError
 from hplm_builder import whole_task
 from hplm_builder.labelled import Entity, LabelledData, LabelledFile, LabelledText
 from hplm_builder.labelled_checks import check_data, check_texts
-from hplm_builder.rows import Row, read_rows
+from hplm_builder.rows import READERS, Row, read_rows
 
 LONGEST_LABEL = 200
 # Controls, ends of lines and paragraphs, and what turns the direction of text around.
@@ -62,11 +62,21 @@ def read_folder(folder: Path) -> LabelledData:
     """The task of a folder with files `train.*`, and `dev.*` and `test.*` where it has them, or with all of it in
     `data_full.json`, see `hplm_builder.whole_task`. Raises DataError.
     """
-    if not any(folder.glob("train.*")) and (folder / whole_task.NAME).is_file():
+    train, dev, test = (_file_of(folder, part) for part in ("train", "dev", "test"))
+    if train is None and (folder / whole_task.NAME).is_file():
         rows = whole_task.read_parts(folder / whole_task.NAME)
         return check_data(*([_example(where, row) for where, row in part] for part in rows))
-    found = {part: next(iter(sorted(folder.glob(f"{part}.*"))), None) for part in ("train", "dev", "test")}
-    return read_data(found["train"] or folder / "train.jsonl", found["dev"], found["test"])
+    return read_data(train or folder / "train.jsonl", dev, test)
+
+
+def _file_of(folder: Path, part: str) -> Path | None:
+    """Raises DataError for two: which is meant nobody can tell."""
+    found = sorted(folder.glob(f"{part}.*"))
+    # Others, as a note or a backup, only where there is none of them: they are refused by name then.
+    readable = [path for path in found if path.suffix.lower() in READERS]
+    if len(readable) > 1:
+        raise DataError(f"{folder} has both {readable[0].name} and {readable[1].name}: leave one of them there")
+    return next(iter(readable or found), None)
 
 
 def read_file(

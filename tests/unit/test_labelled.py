@@ -451,6 +451,21 @@ def test_a_folder_is_read_by_the_names_of_its_files(tmp_path: Path) -> None:
         read_folder(tmp_path / "nothing")
 
 
+def test_a_folder_with_two_files_of_one_part_is_refused_and_notes_beside_it_are_not_read(tmp_path: Path) -> None:
+    rows = "".join(json.dumps({"text": f"text {i}", "label": "xy"[i % 2]}) + "\n" for i in range(40))
+    write(tmp_path, "train.jsonl", rows)
+    for name in ("train.README.md", "train.arff", "train.jsonl.bak"):
+        write(tmp_path, name, "of another kind")
+    assert len(read_folder(tmp_path).train) == 36
+    write(tmp_path, "train.csv", "text,label\nolder,x\nones,y\n")
+    with pytest.raises(DataError, match=r"has both train\.csv and train\.jsonl: leave one"):
+        read_folder(tmp_path)
+    (tmp_path / "train.csv").unlink()
+    write(tmp_path, "dev.txt", "of another kind")
+    with pytest.raises(DataError, match=r"dev\.txt: the ending must be one of"):
+        read_folder(tmp_path)
+
+
 def test_a_column_of_half_a_surrogate_pair_is_refused_in_words_that_can_be_written(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_text('{"\\ud800": "x"}\n')
     with pytest.raises(DataError, match="no column `text`") as found:
