@@ -16,7 +16,7 @@ from hplm_builder.domains import DomainSettings
 from hplm_builder.evaluate import app
 from hplm_builder.evaluation.corpora import by_task, unseen, write_corpus
 from hplm_builder.evaluation.domain_build import DomainBuilder
-from hplm_builder.evaluation.domains import gains
+from hplm_builder.evaluation.domains import HALVES, gains
 from hplm_builder.evaluation.results import BusyError, Results
 from hplm_builder.evaluation.tasks import EvalTask, read_tasks
 from hplm_builder.evaluation.variants import Served, computed_features
@@ -195,6 +195,17 @@ def test_a_dry_run_builds_nothing(bench: Place, tmp_path: Path) -> None:
     assert "minutes of further pretraining" in done.stderr
     assert "minutes are left" in done.stderr
     assert not list(tmp_path.rglob("*.json"))
+
+
+def test_an_estimate_is_of_each_model_that_is_not_there(bench: Place, task: EvalTask, tmp_path: Path) -> None:
+    builder = builder_of(bench, tmp_path, {"colours": "own"})
+    also = [HALVES["higher"], HALVES["all"]]
+    builder.lineage(task, silent)
+    assert not builder.estimate_s(task, [], silent)
+    assert builder.estimate_s(task, also, silent) > 0
+    for halves in also:
+        builder.pretrained(task, halves, silent)
+    assert not builder.estimate_s(task, also, silent)
 
 
 def test_documents_that_hold_text_of_a_test_part_are_left_out(bench: Place) -> None:

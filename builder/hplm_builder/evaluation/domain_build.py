@@ -30,7 +30,7 @@ from hplm_builder.evaluation.tasks import EvalTask
 from hplm_builder.evaluation.variants import Served
 from hplm_builder.masked_lm import MaskedLm, train
 
-CORPUS = "corpus.jsonl"
+CORPUS, ABOUT = "corpus.jsonl", "about.json"
 
 
 class HalvesMaskedLm(MaskedLm):
@@ -81,9 +81,10 @@ class DomainBuilder:
         self._built(task, place, build)
         return [(place / "1").absolute(), *served.lineage]
 
-    def estimate_s(self, task: EvalTask, report: Report) -> float:
-        """Seconds that building the task's domain would take; none where it is there."""
-        if (self._place(task) / "about.json").is_file():
+    def estimate_s(self, task: EvalTask, also: Sequence[Sequence[Half]], report: Report) -> float:
+        """Seconds that the task's domain would take, and `pretrained` of each of `also`; what is there takes none."""
+        places = [self._place(task), *(self._place(task, halves) for halves in also)]
+        if not (missing := sum(not (place / ABOUT).is_file() for place in places)):
             return 0.0
         served = self.parent
         with tempfile.TemporaryDirectory(prefix="hplm-eval-") as folder:
@@ -91,16 +92,16 @@ class DomainBuilder:
             name, settings = served.base.config.name, self.settings
             given = served.store, name, served.lineage, corpus, settings, report
             found = estimate_domain(*given, device=self.device.type)
-        return float(found["estimated_s"])
+        return missing * float(found["estimated_s"])
 
     def about(self, task: EvalTask) -> dict[str, Any]:
         """What is known of a built domain: corpus, held-out loss before and after, sizes."""
-        found: dict[str, Any] = json.loads((self._place(task) / "about.json").read_text())
+        found: dict[str, Any] = json.loads((self._place(task) / ABOUT).read_text())
         return found
 
     def pretrained(self, task: EvalTask, halves: Sequence[Half], report: Report) -> Base:
         """The whole base further pretrained on the task's corpus, as long as a domain is; only `halves` of it train."""
-        place = self._place(task).with_name(f"{self._place(task).name}-{'-'.join(halves)}")
+        place = self._place(task, halves)
 
         def build(corpus: Path) -> dict[str, Any]:
             base, settings = self.parent.base, self.settings
@@ -128,11 +129,12 @@ class DomainBuilder:
         label = task.name if source == OWN else Path(source).name.partition(".")[0]
         return f"{label.lower()}-{hashlib.sha256(of.encode()).hexdigest()[:8]}"
 
-    def _place(self, task: EvalTask) -> Path:
-        return self.results.folder / "domains" / self.name(task)
+    def _place(self, task: EvalTask, halves: Sequence[Half] = ()) -> Path:
+        """Of the task's domain, or of what `pretrained` makes."""
+        return self.results.folder / "domains" / "-".join((self.name(task), *halves))
 
     def _built(self, task: EvalTask, place: Path, build: Callable[[Path], dict[str, Any]]) -> None:
-        about = place / "about.json"
+        about = place / ABOUT
         if about.is_file():
             return
         with self.results.claimed(f"domains/{place.name}") as is_ours:

@@ -146,10 +146,11 @@ def about_domains(builder: DomainBuilder, tasks: Sequence[EvalTask]) -> dict[str
     }
 
 
-def show_pretraining(builder: DomainBuilder, tasks: Sequence[EvalTask], times: int) -> None:
-    """Print what building the domains that are not there yet will take; for the observations three models each."""
+def show_pretraining(builder: DomainBuilder, tasks: Sequence[EvalTask], *, observations: bool) -> None:
+    """Print what building the domains that are not there yet will take; for the observations two models more each."""
+    also = [HALVES["higher"], HALVES["all"]] if observations else []
     with progress_bars() as progress:
-        seconds = times * sum(builder.estimate_s(task, bar_report(progress, task.name)) for task in tasks)
+        seconds = sum(builder.estimate_s(task, also, bar_report(progress, task.name)) for task in tasks)
         progress.console.print(f"about {seconds / 60:,.0f} minutes of further pretraining", highlight=False)
 
 
@@ -201,7 +202,7 @@ def domains(
         made = DomainVariants(builder)
         variants = [*made.compared(), *(made.observed() if observations else ())]
         study = shared.study(tasks, variants, limits, where)
-        show_pretraining(builder, tasks, 3 if observations else 1)
+        show_pretraining(builder, tasks, observations=observations)
         found = conduct(study, results, shared.dry_run)
         rows = gains(rows_of(study, found, "variant"))
         about = about_study(study, found, {"base": base, "plot": plot, "domains": about_domains(builder, tasks)})
