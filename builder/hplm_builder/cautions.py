@@ -28,7 +28,16 @@ def cautions(data: LabelledData, encoder: TextEncoder) -> list[str]:
     """Sentences. Raises DataError where none of the entities of train or dev can ever be found."""
     of_task = {"tagging": lambda: _of_entities(data, encoder), "classification": lambda: _of_classes(data)}
     said = of_task.get(data.task, list)()
-    return [*said, *_of_spellings(data), *_of_repeated(data), *_of_long(data, encoder)]
+    return [*said, *untold(data), *_of_spellings(data), *_of_repeated(data), *_of_long(data, encoder)]
+
+
+def untold(data: LabelledData) -> list[str]:
+    """A sentence where test data cannot tell a good model from a bad one; dev data that cannot are refused."""
+    if data.task == "tagging" and data.test and not any(one.entities for one in data.test):
+        return ["the test data holds no entity: to find nothing is the best score there"]
+    if data.task == "regression" and len({one.value for one in data.test}) == 1:
+        return ["the test data holds one value only: its scores tell nothing"]
+    return []
 
 
 def nothing_learned(data: LabelledData, scores: Mapping[str, float], learning_rate: float) -> list[str]:

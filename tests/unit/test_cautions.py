@@ -79,6 +79,18 @@ def test_labels_that_may_be_one_are_named(encoder: TextEncoder) -> None:
     ]
 
 
+def test_a_test_part_that_tells_nothing_is_told_of(encoder: TextEncoder) -> None:
+    bare = replace(tagging([WHOLE]), test=[LabelledText("the cat runs")])
+    assert cautions(bare, encoder) == ["the test data holds no entity: to find nothing is the best score there"]
+    ratings = [
+        [LabelledText(f"{word} {part}", f"{number}.5") for number, word in enumerate(("one", "two"))] for part in "abc"
+    ]
+    rated = LabelledData("regression", ("score",), *ratings)
+    assert cautions(rated, encoder) == []
+    (said,) = cautions(replace(rated, test=rated.test[:1]), encoder)
+    assert said.startswith("the test data holds one value only")
+
+
 def test_texts_that_are_there_more_than_once_are_counted(encoder: TextEncoder) -> None:
     train = {"the cat": "x", "a cat": "x", "the dog": "y", "a dog": "y"}
     data = classes(train, {"cat": "x", "dog": "y"}, {"the cat": "x", "red dog": "y"})

@@ -343,6 +343,7 @@ def broken(root: Path, name: str, files: dict[str, str]) -> Path:
 
 
 ROW = '{"text": "a cat", "label": "x"}\n{"text": "a dog", "label": "y"}\n'
+TAGS = "Rome B-CITY\n\na O\n\n"
 
 
 @pytest.mark.parametrize(
@@ -353,8 +354,9 @@ ROW = '{"text": "a cat", "label": "x"}\n{"text": "a dog", "label": "y"}\n'
         ({"train.jsonl": ROW, "test.jsonl": "x\n"}, "test.jsonl, line 1 is not JSON"),
         ({"train.jsonl": ROW * 4, "test.jsonl": ROW.replace("y", "z")}, "bad: the test data has labels that"),
         ({"data_full.json": "{}"}, "expected an object with the lists train, val, test"),
+        ({"train.conll": TAGS * 4, "test.conll": "a O\n"}, "bad: the test data holds no entity"),
     ],
-    ids=["empty", "no-test", "no-json", "other-labels", "no-parts"],
+    ids=["empty", "no-test", "no-json", "other-labels", "no-parts", "no-entity"],
 )
 def test_a_broken_folder_is_one_clear_error_that_names_it(tmp_path: Path, files: dict[str, str], words: str) -> None:
     broken(tmp_path, "good", {"train.jsonl": ROW * 4, "dev.jsonl": ROW, "test.jsonl": ROW})

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from hplm.errors import ConfigError, DataError
+from hplm_builder.cautions import untold
 from hplm_builder.evaluation.budget import Budget
 from hplm_builder.labelled import LabelledData, LabelledText
 from hplm_builder.labelled_files import read_folder, with_unlabelled
@@ -111,4 +112,6 @@ def _read_task(folder: Path) -> EvalTask:
         raise DataError(str(error) if str(folder) in str(error) else f"{folder}: {error}") from None
     if not data.test:
         raise DataError(f"{folder} has no test data: there is nothing to report")
+    for words in untold(data):
+        raise DataError(f"{folder}: {words}")
     return EvalTask(folder.resolve().name, data)
