@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from hplm_builder.evaluation.methods import METHODS, goals_of, method_variants
 from hplm_builder.evaluation.results import Results, Run, RunKey
 from hplm_builder.evaluation.tasks import EvalTask, read_tasks
 from hplm_builder.evaluation.variants import RATES, Original, Served
+from hplm_builder.labelled import LabelledData, LabelledText
 from hplm_builder.labelled_files import read_folder
 from typer.testing import CliRunner
 
@@ -306,6 +308,14 @@ def test_capped_parts_keep_the_shares_of_the_classes_and_follow_the_seed(task: E
     for data in (first, other):
         part = Counter(example.label for example in data.train)
         assert all(abs(part[label] - count / 2) <= 1 for label, count in whole.items())
+
+
+def test_a_class_that_is_called_nan_keeps_its_share_too() -> None:
+    labels = np.random.default_rng(1).permutation(["0", "1", "2", "nan"] * 100).tolist()
+    examples = [LabelledText(f"text {number}", label) for number, label in enumerate(labels)]
+    task = EvalTask("numbers", LabelledData("classification", ("0", "1", "2", "nan"), examples, examples[:9], examples))
+    part = Counter(example.label for example in task.within(replace(BUDGETS["cpu"], most_train=100), 0).train)
+    assert set(part.values()) == {25}
 
 
 def test_a_part_that_fits_is_taken_whole(task: EvalTask) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -78,9 +79,11 @@ def kind_of(example: LabelledText) -> tuple[Any, ...]:
     if example.label is None:
         return tuple(sorted({entity.label for entity in example.entities}))
     try:
-        return (0, example.value, example.label)
+        value = example.value
     except ValueError:
-        return (1, 0.0, example.label)
+        value = math.nan
+    # Nothing can be sorted by NaN, as a class may be called too.
+    return (1, 0.0, example.label) if math.isnan(value) else (0, value, example.label)
 
 
 def read_tasks(folders: Sequence[Path], root: Path | None) -> list[EvalTask]:
