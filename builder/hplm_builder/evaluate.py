@@ -32,7 +32,7 @@ from hplm_builder.finetune import Trained, TrainSettings, fine_tune
 from hplm_builder.labelled import LabelledData
 from hplm_builder.options import DEFAULT_STORE, StoreOption
 from hplm_builder.original import load_original
-from hplm_builder.plots import count_grams
+from hplm_builder.plots import check_top, count_grams
 from hplm_builder.prepared import prepare_all
 from hplm_builder.register import published
 from hplm_builder.tenants import token_ids
@@ -111,6 +111,9 @@ def tables(
 
     Example: hplm eval tables --top 1 --top 3 --top 10
     """
+    percents = top or [0.3, 1.0, 3.0, 10.0, 30.0, 100.0]
+    for percent in percents:
+        check_top(percent)
     base = bases.load(Store.at(store).base(DEFAULT_BASE))
     config, encoder = base.config, base.load_text_encoder()
     documents = [text for source in PLOT_SOURCES for text in SOURCES[source]()]
@@ -129,7 +132,7 @@ def tables(
         )
         asked[name] = pack(grams, config.vocab_size)
     rows = []
-    for percent in top or (0.3, 1.0, 3.0, 10.0, 30.0, 100.0):
+    for percent in percents:
         kept = pack(counted.top(percent), config.vocab_size)
         hits = {name: float(np.isin(keys, kept).mean()) for name, keys in asked.items()}
         rows.append(

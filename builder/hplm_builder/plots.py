@@ -93,6 +93,12 @@ def _unique(grams: Ids, counts: npt.NDArray[np.int64], vocab_size: int) -> tuple
     return grams[first], np.bincount(inverse.ravel(), weights=counts).astype(np.int64)
 
 
+def check_top(percent: float) -> None:
+    """Raises ConfigError for what is no share of n-grams to keep."""
+    if not 0 < percent <= 100:
+        raise ConfigError(f"--top is a share in percent, above 0 and at most 100; got {percent:g}")
+
+
 def build_plot(
     store: Store,
     base_name: str,
@@ -108,8 +114,7 @@ def build_plot(
     name are replaced. Raises DataError where they are another base's, whose tenants stand on them.
     """
     check_name_of("--plot", plot_name)
-    if not 0 < percent <= 100:
-        raise ConfigError(f"--top is a share in percent, above 0 and at most 100; got {percent:g}")
+    check_top(percent)
     if not documents:
         raise DataError("the corpus holds no text")
     base = bases.load(store.base(base_name))

@@ -222,6 +222,13 @@ def test_a_wrong_call_is_refused(bench: Place, arguments: list[str], error: type
     assert words in str(done.exception)
 
 
+@pytest.mark.parametrize("percent", ["-5", "0", "300", "nan"])
+def test_a_table_of_no_share_of_n_grams_is_refused_before_any_is_counted(percent: str, tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["tables", "--store", str(tmp_path), "--top", "1", "--top", percent])
+    assert isinstance(done.exception, ConfigError)
+    assert "--top is a share in percent" in str(done.exception)
+
+
 def test_an_average_is_taken_of_each_seed_that_no_task_lacks(bench: Place) -> None:
     def judged(test: float) -> list[dict[str, Any]]:
         return [{"percent": 100.0, "miss": miss, "hit_rate": 1.0, "own_hit_rate": 1.0, "test": test} for miss in MISSES]
