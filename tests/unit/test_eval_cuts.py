@@ -66,6 +66,12 @@ def test_features_without_tables_are_those_of_a_look_up_that_computes(bench: Pla
     np.testing.assert_allclose(torch.cat(found).numpy(), torch.cat(wanted).numpy(), atol=0.05, rtol=0.05)
 
 
+def test_a_base_of_the_folder_that_one_is_in_has_its_name(bench: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(bench.base.folder)
+    (base,) = find_bases(bench.store.root, [Path()])
+    assert base.folder.name == "tiny"
+
+
 def test_two_bases_of_one_name_are_refused(bench: Place) -> None:
     with pytest.raises(ConfigError, match="two --base folders are called 'tiny'"):
         cut_variants([bench.base, bench.base], torch.device("cpu"))

@@ -54,7 +54,8 @@ CUTS = (Cut(2, 3), DEFAULT_CUT, Cut(5, 3), Cut(3, 1), Cut(3, 2), Cut(3, 4))
 def find_bases(store: Path, folders: Sequence[Path]) -> list[Base]:
     """The bases in `folders`, or without any those of all CUTS. Raises MissingArtifactError that names what makes the rest."""
     if folders:
-        return [bases.load(folder) for folder in folders]
+        # Rows go by the names: `.` has none.
+        return [bases.load(folder.resolve()) for folder in folders]
     places = {cut: Store(store).base(cut.name) for cut in CUTS}
     missing = [cut for cut, place in places.items() if not (place / artifact.MANIFEST).is_file()]
     if missing:
