@@ -139,6 +139,10 @@ class ManageClient:
         A worker makes it from the data, so what is wrong with them is found out here too. Where none has within some ten
         seconds it is waited for, `told` of each change.
         """
+        if isinstance(data := request.get("data"), Mapping):
+            request["data"] = _sources(**data)
+        if "corpus" in request:
+            request |= _sources(corpus=request["corpus"])
         answer = self.ask(action, **_given(**request), dry_run=True)
         if "plan" not in answer:
             answer = self.wait(str(answer["job"]), told).result or {}

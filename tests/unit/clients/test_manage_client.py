@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -406,6 +407,26 @@ def test_an_answer_that_is_none_is_an_error_and_no_traceback(transport: InProces
         transport.handle = lambda raw: {"ok": True, "job": {"state": "queued"}}
         with pytest.raises(errors.InternalError, match="no Job"):
             client.show_job("j1")
+
+
+def test_a_dry_run_names_files_as_what_it_is_for_does(transport: InProcess, rows: Path) -> None:
+    asked: list[dict[str, object]] = []
+
+    def handle(raw: bytes) -> dict[str, object]:
+        asked.append(json.loads(raw))
+        return {"ok": True, "job": "j1", "plan": {"estimated_s": 1.0}}
+
+    transport.handle = handle
+    sent = Upload("u1", 1, 1, True, 0.0)
+    with ManageClient(transport=transport) as client:
+        client.plan("tenant.create", tenant="acme", data={"train": sent, "dev": client.on_server("dev.csv")})
+        client.plan("domain.create", domain="medical", corpus=sent)
+        with pytest.raises(errors.BadInputError, match="train: give what `upload` or `on_server` returned"):
+            client.plan("tenant.create", tenant="acme", data={"train": rows})
+    assert [one.get("data", one.get("corpus")) for one in asked] == [
+        {"train": {"upload": "u1"}, "dev": {"path": "dev.csv"}},
+        {"upload": "u1"},
+    ]
 
 
 def test_a_dry_run_gives_the_plan_that_a_worker_made(
