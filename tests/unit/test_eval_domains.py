@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from hplm_builder.bodies import ConvertedModel, fastest_format
+from hplm_builder.corpus_file import read_corpus
 from hplm_builder.domains import DomainSettings
 from hplm_builder.evaluate import app
 from hplm_builder.evaluation.corpora import by_task, unseen, write_corpus
@@ -140,6 +141,15 @@ def test_a_domain_of_other_text_or_settings_is_another(bench: Place, task: EvalT
 def test_a_tasks_own_corpus_is_its_train_text_alone(task: EvalTask, tmp_path: Path) -> None:
     lines = write_corpus(tmp_path / "corpus.jsonl", task, "own").read_text().splitlines()
     assert [json.loads(line)["text"] for line in lines] == [example.text for example in task.data.train]
+
+
+@pytest.mark.parametrize("between", [" ", "\n"], ids=["line", "paragraph"])
+def test_a_corpus_of_long_documents_is_taken_as_a_domain_takes_it(task: EvalTask, tmp_path: Path, between: str) -> None:
+    # In UTF-8 a line may have as much, as JSON in ASCII alone it would have three times that.
+    text = between.join(f"слово{number}" for number in range(45_000)) + "\n\nof another document\n"
+    (tmp_path / "corpus.txt").write_text(text)
+    written = write_corpus(tmp_path / "corpus.jsonl", task, str(tmp_path / "corpus.txt"))
+    assert "".join("".join(read_corpus(written)).split()) == "".join(text.split())
 
 
 def test_corpora_go_to_tasks_in_order_or_to_all(bench: Place) -> None:

@@ -14,6 +14,8 @@ from hplm_builder.mixture import read_source
 
 OWN = "own"
 OVERLAP_WORDS = 8
+# Of characters in a line, each six bytes at most: the longest document of a text file would be refused as a line of JSON.
+LONGEST = 160_000
 _WORD = re.compile(r"[^\W_]+")
 
 
@@ -64,5 +66,7 @@ def write_corpus(path: Path, task: EvalTask, source: str) -> Path:
         texts = unseen(read_source(source), [task])
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps({"text": text}) + "\n" for text in texts)
+        for text in texts:
+            for start in range(0, len(text), LONGEST):
+                file.write(json.dumps({"text": text[start : start + LONGEST]}, ensure_ascii=False) + "\n")
     return path
