@@ -277,3 +277,7 @@ def test_the_goal_is_of_the_largest_table_below_one_and_a_half_gigabytes() -> No
     assert goal.value == pytest.approx(0.5)
     assert goal.goal == pytest.approx(0.6)
     assert goals_of([{key: value for key, value in row.items() if key != "spread"} for row in rows]) == []
+    tasks = [{**row, "task": task} for task in ("one", "two") for row in rows]
+    assert goals_of([*tasks, *rows]) == [goal]
+    # Where each seed diverged on one of them there is no average: one task's is no goal met or missed.
+    assert goals_of(tasks) == []
