@@ -29,8 +29,8 @@ async def classify(client: triton.InferenceServerClient, tenant: str, text: str)
 
 
 async def main() -> None:
-    address = os.environ.get("HPLM_GRPC", "grpc://127.0.0.1:8001").removeprefix("grpc://")
-    async with triton.InferenceServerClient(address) as client:
+    scheme, _, host = os.environ.get("HPLM_GRPC", "grpc://127.0.0.1:8001").partition("://")
+    async with triton.InferenceServerClient(host, ssl=scheme == "grpcs") as client:
         for text, said in zip(TEXTS, await asyncio.gather(*(classify(client, "films", t) for t in TEXTS)), strict=True):
             print(f"{text!r}: {said}")
 
