@@ -38,7 +38,7 @@ class EvalOptions:
         list[Path] | None, typer.Option("--data", help="Folder of a task with train, dev and test; repeat for more.")
     ] = None
     root: Annotated[Path | None, typer.Option(help="Folder of such folders: all of them.")] = None
-    budget: Annotated[str, typer.Option(help="cpu: train examples are capped; full: nothing is.")] = "cpu"
+    budget: Annotated[str, typer.Option(help="cpu: train and dev examples are capped; full: nothing is.")] = "cpu"
     examples: Annotated[
         int | None, typer.Option(min=2, help="Train examples of a task at most, instead of the budget's.")
     ] = None
