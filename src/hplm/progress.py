@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -70,6 +71,16 @@ class Bars(Progress):
             self.live.stop()
         else:  # which in a log ends the line of the last bar too
             super().stop()
+
+    def update(self, task_id: TaskID, **changes: Any) -> None:
+        """As rich's, but a bar that goes back begins anew, for the next piece of work.
+
+        One that was full once would say for ever that nothing is left, and a log would hear no more of it.
+        """
+        completed = changes.get("completed")
+        if completed is not None and completed < self._tasks[task_id].completed:
+            self.reset(task_id)
+        super().update(task_id, **changes)
 
     def _write_lines(self) -> None:
         while not self._stopped.wait(self._line_every_s):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from rich.console import Console
 
-from hplm.progress import Bars
+from hplm.progress import Bars, bar_report
 
 
 def lines_of(console: Console, is_enough: Callable[[list[str]], bool]) -> str:
@@ -47,3 +47,24 @@ def test_a_terminal_gets_bars_alone() -> None:
     end_s = time.monotonic() + 0.2
     written = lines_of(Console(file=io.StringIO(), force_terminal=True), lambda _: time.monotonic() > end_s)
     assert not under_way(written)
+
+
+def test_a_bar_that_begins_anew_is_not_taken_for_one_that_is_full() -> None:
+    now_s = 0.0
+    with Bars(Console(file=io.StringIO())) as bars:
+        bars.get_time = lambda: now_s
+        report = bar_report(bars, "fleet")
+        for done in (0.5, 1.0):
+            report("features", done)
+        (task,) = bars.tasks
+        assert task.finished
+        now_s = 60.0
+        report("features", 0.0)
+        assert not task.finished
+        now_s = 70.0
+        report("features", 0.25)
+        now_s = 80.0
+        report("features", 0.5)
+        assert (task.elapsed, task.finished) == (20.0, False)
+        assert task.time_remaining is not None
+        assert task.time_remaining > 0
