@@ -219,7 +219,7 @@ def domain(
     )
     work = work_place(target, f"domain-{base}-{name}")
     with progress_bars() as progress:
-        report = bar_report(progress, name)
+        report = bar_report(progress, name, of_all=True)
 
         def build(lineage: list[str], above: str, folder: Path) -> dict[str, Any]:
             given = target, base, lineage, folder, corpus, settings, report

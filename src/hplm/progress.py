@@ -31,14 +31,15 @@ def silent(step: str, progress: float) -> None:
     """A Report that tells nobody."""
 
 
-def bar_report(bars: Progress, name: str) -> Report:
-    """A Report that shows a bar a step, in percent."""
+def bar_report(bars: Progress, name: str, *, of_all: bool = False) -> Report:
+    """A Report that shows a bar a step, in percent; `of_all`: a single one, where it is told how much of all steps is done."""
     shown: dict[str, TaskID] = {}
 
     def report(step: str, progress: float) -> None:
-        if step not in shown:
-            shown[step] = bars.add_task(f"{name}: {step}", total=100)
-        bars.update(shown[step], completed=100 * progress)
+        about = "" if of_all else step
+        if about not in shown:
+            shown[about] = bars.add_task("", total=100)
+        bars.update(shown[about], description=f"{name}: {step}", completed=100 * progress)
 
     return report
 

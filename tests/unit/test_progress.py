@@ -68,3 +68,13 @@ def test_a_bar_that_begins_anew_is_not_taken_for_one_that_is_full() -> None:
         assert (task.elapsed, task.finished) == (20.0, False)
         assert task.time_remaining is not None
         assert task.time_remaining > 0
+
+
+def test_steps_that_are_shares_of_a_whole_have_one_bar() -> None:
+    with Bars(Console(file=io.StringIO())) as bars:
+        report = bar_report(bars, "medical", of_all=True)
+        for step, done in (("read the corpus", 0.03), ("further pretrain", 0.9), ("compute the branch", 1.0)):
+            report(step, done)
+            (task,) = bars.tasks
+            assert (task.description, task.completed) == (f"medical: {step}", 100 * done)
+        assert task.finished

@@ -150,7 +150,7 @@ def show_pretraining(builder: DomainBuilder, tasks: Sequence[EvalTask], *, obser
     """Print what building the domains that are not there yet will take; for the observations two models more each."""
     also = [HALVES["higher"], HALVES["all"]] if observations else []
     with progress_bars() as progress:
-        seconds = sum(builder.estimate_s(task, also, bar_report(progress, task.name)) for task in tasks)
+        seconds = sum(builder.estimate_s(task, also, bar_report(progress, task.name, of_all=True)) for task in tasks)
         progress.console.print(f"about {seconds / 60:,.0f} minutes of further pretraining", highlight=False)
 
 
