@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -89,6 +90,15 @@ def test_a_domain_is_built_once_and_stays(bench: Place, tmp_path: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("domains/*/1/branch/manifest.json")} == built
     assert [row["test"] for row in first["rows"]] == [row["test"] for row in second["rows"]]
     assert not list(tmp_path.glob("domains/*/corpus.jsonl"))
+
+
+def test_a_domain_that_was_removed_from_beside_its_runs_is_missed_in_words(bench: Place, tmp_path: Path) -> None:
+    arguments = [*bench.options("domains"), "--resume", str(tmp_path), "--tokens", "2000"]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    shutil.rmtree(tmp_path / "domains")
+    done = CliRunner().invoke(app, arguments)
+    assert isinstance(done.exception, DataError)
+    assert "give --resume another folder" in str(done.exception)
 
 
 def test_the_observations_have_every_half(bench: Place) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from hplm.errors import DataError
 from hplm.nn import base as bases
 from hplm.nn import lower as lowers
 from hplm.nn.base import Base
@@ -95,8 +96,14 @@ class DomainBuilder:
         return missing * float(found["estimated_s"])
 
     def about(self, task: EvalTask) -> dict[str, Any]:
-        """What is known of a built domain: corpus, held-out loss before and after, sizes."""
-        found: dict[str, Any] = json.loads((self._place(task) / ABOUT).read_text())
+        """What is known of a built domain: corpus, held-out loss before and after, sizes. Raises DataError where it is gone."""
+        path = self._place(task) / ABOUT
+        try:
+            found: dict[str, Any] = json.loads(path.read_text())
+        except OSError as error:
+            raise DataError(
+                f"{path} cannot be read: {error.strerror}; runs over that domain are there: give --resume another folder"
+            ) from error
         return found
 
     def pretrained(self, task: EvalTask, halves: Sequence[Half], report: Report) -> Base:
