@@ -13,7 +13,7 @@ import numpy.typing as npt
 from hplm.adapters import bank_file
 from hplm.adapters.tenant import Tenant
 from hplm.config import REDUCTION_FACTOR
-from hplm.errors import ConfigError, DataError
+from hplm.errors import ConfigError, DataError, TenantNameError
 from hplm.names import check_name
 from hplm.nn.base import Base
 from hplm.nn.lookup import PlotLookup
@@ -55,8 +55,11 @@ class TaskFleet:
         Raises DataError, TenantNameError or ConfigError.
         """
         names = [folder.resolve().name.lower() for folder in folders]
-        for name in names:
-            check_name(f"{name}-00000")
+        for folder, name in zip(folders, names, strict=True):
+            try:
+                check_name(f"{name}-00000")
+            except TenantNameError as error:
+                raise TenantNameError(f"{folder}: tenants cannot be called after it ({name}-00000): {error}") from None
         found = [(name, read_folder(folder)) for name, folder in zip(names, folders, strict=True)]
         if len({name for name, _ in found}) < len(found):
             raise DataError("two of the tasks' folders have the same name")

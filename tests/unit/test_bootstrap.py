@@ -120,10 +120,11 @@ def test_a_fleet_from_before_data_were_told_apart_is_kept_and_says_no_more_than_
         check_same(tmp_path / "fleet", {**about, "seed": 1})
 
 
-def test_a_task_whose_tenants_would_have_too_long_a_name_is_refused_before_it_is_read(tmp_path: Path) -> None:
+def test_a_task_after_which_no_tenants_can_be_called_is_refused_before_it_is_read(tmp_path: Path) -> None:
     (tmp_path / ("a" * 60)).mkdir()
-    with pytest.raises(TenantNameError):
-        TaskFleet.read([tmp_path / ("a" * 60)], 4, 0, FAST)
+    for name in ("a" * 60, "two words"):
+        with pytest.raises(TenantNameError, match=f"{name}: tenants cannot be called after it"):
+            TaskFleet.read([tmp_path / name], 4, 0, FAST)
 
 
 def test_two_tasks_of_one_name_are_refused(tmp_path: Path) -> None:
