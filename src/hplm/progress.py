@@ -49,7 +49,7 @@ class Bars(Progress):
 
     def __init__(self, console: Console, line_every_s: float = LINE_EVERY_S, *, transient: bool = False) -> None:
         super().__init__(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
             TimeElapsedColumn(),

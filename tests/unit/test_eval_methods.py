@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -289,9 +290,11 @@ def test_runs_that_diverge_are_counted_and_the_others_stay(bench: Place, tmp_pat
 
 
 def test_a_dry_run_tells_the_time_and_trains_nothing(bench: Place, tmp_path: Path) -> None:
-    options = [*bench.options("methods"), *with_original(bench), "--resume", str(tmp_path), "--dry-run"]
-    done = CliRunner().invoke(app, options)
+    shutil.copytree(bench.root / "colours", odd := tmp_path / "hues [few]")
+    folders = ["--resume", str(tmp_path / "runs"), "--data", str(odd)]
+    done = CliRunner().invoke(app, [*bench.options("methods"), *with_original(bench), *folders, "--dry-run"])
     assert done.exit_code == 0, (done.output, done.exception)
+    assert "hues [few]" in done.stderr
     assert "minutes are left" in done.stderr
     assert not trained(tmp_path)
 

@@ -78,3 +78,9 @@ def test_steps_that_are_shares_of_a_whole_have_one_bar() -> None:
             (task,) = bars.tasks
             assert (task.description, task.completed) == (f"medical: {step}", 100 * done)
         assert task.finished
+
+
+def test_a_name_with_brackets_is_shown_as_it_is() -> None:
+    with Bars(Console(file=(file := io.StringIO()), width=100)) as bars:
+        bar_report(bars, "reviews [small]")("features", 1.0)
+    assert "reviews [small]: features" in file.getvalue()

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from hplm.progress import Report, silent
@@ -43,13 +44,16 @@ class Estimate:
         """Print it."""
         names = [variant.name for variant in study.variants]
         table = Table(
-            "task", "train / dev / test", *names, title=f"Minutes for {study.runs_each} runs each, as estimated"
+            "task",
+            "train / dev / test",
+            *map(escape, names),
+            title=f"Minutes for {study.runs_each} runs each, as estimated",
         )
         for task in study.tasks:
             data = task.within(study.budget, study.seeds[0])
             sizes = " / ".join(f"{len(part):,}" for part in (data.train, data.dev, data.test))
             minutes = (f"{study.runs_each * self.run_s[task.name, name] / 60:.1f}" for name in names)
-            table.add_row(task.name, sizes, *minutes)
+            table.add_row(escape(task.name), sizes, *minutes)
         console.print(table)
         threads = torch.get_num_threads()
         console.print(
