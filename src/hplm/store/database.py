@@ -43,7 +43,11 @@ GONE_AFTER = {
     "keepalives_interval": 2,
     "keepalives_count": 3,
 }
-POSTGRES_OPTIONS = f"-c lock_timeout={BUSY_S:.0f}s -c timezone=UTC"
+# Whoever is stopped, or loses its machine, within a write would keep all others from writing: for hours, where nobody looks.
+STOPPED_S = 30.0
+POSTGRES_OPTIONS = (
+    f"-c lock_timeout={BUSY_S:.0f}s -c idle_in_transaction_session_timeout={STOPPED_S:.0f}s -c timezone=UTC"
+)
 
 
 class _Snapshot(sqlite3.Connection):

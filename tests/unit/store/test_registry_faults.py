@@ -28,7 +28,7 @@ from hplm.errors import (
     RegistryUnavailableError,
 )
 from hplm.store import migrations, schema
-from hplm.store.database import Database
+from hplm.store.database import POSTGRES_OPTIONS, STOPPED_S, Database
 from hplm.store.layout import Store
 from hplm.store.migrations.upgrade import upgrade
 from hplm.store.registry import Registry
@@ -353,6 +353,26 @@ def test_a_connection_that_breaks_says_whether_the_change_can_have_been_made(
             change()
         with database.reading() as connection:
             assert connection.execute(select(schema.bases.c.name)).scalars().all() == ["b"]
+
+
+def test_who_is_stopped_within_a_write_keeps_the_others_from_a_postgresql_for_a_while_only(
+    postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    postgres.clear()
+    store = Store(tmp_path, postgres.url)
+    filled(store)
+    sooner = POSTGRES_OPTIONS.replace(f"session_timeout={STOPPED_S:.0f}s", "session_timeout=200ms")
+    monkeypatch.setattr("hplm.store.database.POSTGRES_OPTIONS", sooner)
+    with closing(Database(store, writer=True)) as stopped, closing(Registry.open(store)) as other:
+
+        def write_slowly() -> None:
+            with stopped.writing() as connection:
+                other.publish_base("c", "f", "bases/c", NOW_S)
+                connection.execute(select(schema.bases))
+
+        with pytest.raises(RegistryUnavailableError):
+            write_slowly()
+        assert other.base("c").path == "bases/c"
 
 
 @pytest.mark.parametrize(
