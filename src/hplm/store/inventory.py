@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from os.path import isdir, isfile  # Path's own fail on what another user keeps to itself
 from pathlib import Path
 from typing import Any, Literal
 
@@ -81,7 +82,7 @@ def look(store: Store) -> tuple[Found, ...]:
             found += _within(store, domain, "domain")
     found += _leftovers(store, store.root / "tenants")
     for path in _folders(store.root / "tenants"):
-        if (path / artifact.MANIFEST).is_file() and (one := _found(store, path, "tenant")):
+        if isfile(path / artifact.MANIFEST) and (one := _found(store, path, "tenant")):
             found.append(one)
         found += _within(store, path, "tenant")
     return tuple(found)
@@ -136,7 +137,7 @@ def _within(store: Store, folder: Path, kind: Kind) -> Iterator[Found]:
     """What lies in a folder under a name of its own, and what is left over there."""
     name = _NUMBER if kind in ("domain", "tenant") else _NAME
     for path in _children(folder):
-        if name.fullmatch(path.name) and (path.is_dir() or kind == "upload"):
+        if name.fullmatch(path.name) and (isdir(path) or kind == "upload"):
             yield from filter(None, [_found(store, path, kind)])
     yield from _leftovers(store, folder)
 
@@ -148,7 +149,7 @@ def _leftovers(store: Store, folder: Path) -> Iterator[Found]:
 
 
 def _folders(folder: Path) -> list[Path]:
-    return [path for path in _children(folder) if _NAME.fullmatch(path.name) and path.is_dir()]
+    return [path for path in _children(folder) if _NAME.fullmatch(path.name) and isdir(path)]
 
 
 def _children(folder: Path) -> list[Path]:
@@ -160,10 +161,10 @@ def _children(folder: Path) -> list[Path]:
 
 
 def _found(store: Store, path: Path, kind: Kind, *, held: bool = False) -> Found | None:
-    """None where it went while we looked."""
+    """None where it went while we looked, or is another user's alone."""
     try:
         about = path.stat()
-    except FileNotFoundError:
+    except (FileNotFoundError, PermissionError):
         return None
     # A rename into place shows in the change time only.
     changed_s = max(about.st_mtime, about.st_ctime)

@@ -304,6 +304,23 @@ def test_a_store_that_cannot_be_written_can_be_read_and_says_so(open_folder: Pat
         path.chmod(0o755)
 
 
+def test_what_another_user_keeps_to_itself_hides_nothing_else(open_folder: Path) -> None:
+    store = Store(open_folder)
+    folders = [store.root / "tenants" / name for name in ("closed", "listed", "other")]
+    for folder, mode in zip(folders, (0, 0o444, 0o755), strict=True):
+        (folder / "1").mkdir(parents=True)
+        folder.chmod(mode)
+    code = (
+        "from hplm.store.inventory import look\n"
+        "be_nobody()\n"
+        "print(*(one.path for one in look(Store(Path(sys.argv[1])))))\n"
+    )
+    with started(code, store.root) as process:
+        assert process.communicate(timeout=60)[0] == "tenants/other/1\n"
+    for folder in folders:
+        folder.chmod(0o755)
+
+
 def test_a_reader_makes_no_registry_and_changes_no_byte(sqlite_store: Store) -> None:
     filled(sqlite_store)
     before = path_of(sqlite_store).read_bytes()
