@@ -101,7 +101,7 @@ def _jsonl(lines: BoundedLines) -> Iterator[Row]:
 
 def _no_number(said: str) -> float:
     """NaN and infinity are no JSON, though Python writes them: as a label one would make classes of a regression's values."""
-    raise ValueError(f"{said} is no number")
+    raise ValueError(f"{said[:80]} is no number")
 
 
 def _finite(said: str) -> float:
@@ -115,7 +115,7 @@ def _csv(lines: BoundedLines, delimiter: str, quoting: int) -> Iterator[Row]:
     try:
         reader.fieldnames = columns = [name.strip() for name in reader.fieldnames or ()]
         if twice := next((name for name, count in Counter(columns).items() if name and count > 1), None):
-            raise DataError(f"{lines.where}: the header has the column {twice!r} more than once")
+            raise DataError(f"{lines.where}: the header has the column {twice[:80]!r} more than once")
         if len(columns) == 1 and ";" in columns[0]:
             # As spreadsheets write it where a comma is part of numbers.
             raise DataError(f"{lines.where}: columns are divided by commas, in .tsv by tabs, not by semicolons")

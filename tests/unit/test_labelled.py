@@ -289,6 +289,23 @@ def test_labels_of_an_earlier_version_are_first_looked_for_as_they_are() -> None
     assert train(" a", "a ", "\u00e9", "True", "1.0") == ["a", "a ", "e\u0301", "True", "1.0"]
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.jsonl", f'{{"text": "a", "score": 1e{"9" * 900_000}}}'),
+        ("a.csv", f"{'x' * 400_000},{'x' * 400_000}\n"),
+        ("a.conll", f"{'x' * 900_000}\n"),
+        ("a.jsonl", f'{{"text": "a", "{"x" * 900_000}": 1}}'),
+        ("a.jsonl", f'{{"text": "a", "label": "\\u0007{"x" * 900_000}"}}'),
+    ],
+    ids=["number", "columns", "line", "key", "label"],
+)
+def test_what_a_refusal_quotes_is_short(tmp_path: Path, name: str, content: str) -> None:
+    with pytest.raises(DataError) as refused:
+        read_file(write(tmp_path, name, content))
+    assert len(str(refused.value)) < 500
+
+
 def test_a_headers_names_are_without_blanks_and_stand_there_once(tmp_path: Path) -> None:
     assert read_file(write(tmp_path, "a.csv", "text , label,,\nhello,x,,\n")) == [LabelledText("hello", "x")]
     with pytest.raises(DataError, match=r"a\.csv, line 1: the header has the column 'label' more than once"):
