@@ -92,7 +92,7 @@ def publish_domain(
 
     `build(lineage, above, folder)` puts it in place below `above`, going on from the version before where there is one, and
     says what is worth keeping of it. Raises UnknownDomainError for a parent that is not there, WrongBaseError for a root of
-    another base, DataError for another parent than it has, ConflictError where another published meanwhile.
+    another base, DataError for a root and for another parent than it has, ConflictError where another published meanwhile.
     """
     check_name_of("domain", name)
     base_name = base.config.name
@@ -103,6 +103,10 @@ def publish_domain(
             before = registry.current_domain(base_name, name)
         except UnknownDomainError:
             before = None
+        if before is not None and before.parent_id is None:
+            raise DataError(
+                f"{name!r} is the root of a tree, which `hplm build plot` makes: give the domain another name"
+            )
         number = registry.next_domain_number(base_name, name, lambda n: store.domain(base_name, name, n))
         folder = store.domain(base_name, name, number)
         about = build([one.path for one in registry.lineage((before or above).id)], above.path, folder)

@@ -429,6 +429,15 @@ def test_a_tenant_over_a_domain_is_not_built_over_its_root_instead(tmp_path: Pat
     ]
 
 
+def test_no_version_of_another_root_is_built_below_the_root(tmp_path: Path) -> None:
+    store, base = tiny.opened(tiny.make_repository(tmp_path).parent)
+    build_plot(store, "tiny", "law", tiny.sentences(20), 30.0, Progress(disable=True), dtype="float32")
+    register.name_root(store, base, "law")
+    with pytest.raises(DataError, match="'law' is the root of a tree"):
+        make_domain(store, base, "law")
+    assert register.parent_of(store, "tiny", "law") is None
+
+
 def test_the_tables_of_another_base_are_no_root_of_this_one(tmp_path: Path) -> None:
     store = Store(tiny.make_repository(tmp_path).parent / "store")
     second = tiny.make_base(store, tiny.config(name="second"), seed=1)
