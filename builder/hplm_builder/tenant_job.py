@@ -114,10 +114,14 @@ class _Task:
         request, registry = job.request, bench.registry
         name = request["tenant"]
         bench.report("read", 0.0)
-        current, start = None, None
+        current, start, domain = None, None, request["domain"]
         base = bases.load(bench.store.base(request["base"]))
         if job.kind == "tenant.update":
-            current = registry.tenant(name).current
+            record = registry.tenant(name)
+            current = record.current
+            if request.get("stays"):
+                # Since it was asked for, another update or a roll back may have moved the tenant.
+                domain = record.domain
             advice = "roll back to another, or delete the tenant and create it again"
             with without_paths(bench.store, f"version {current.number} of the tenant cannot be used: {advice}"):
                 start = load_version(bench.store, current, base)
@@ -125,7 +129,7 @@ class _Task:
             raise AlreadyThereError(
                 f"tenant {name!r} exists already: tenant.update (`hplm tenant update`) makes its next version"
             )
-        lineage = registry.lineage(registry.current_domain(request["base"], request["domain"]).id)
+        lineage = registry.lineage(registry.current_domain(request["base"], domain).id)
         settings = _settings(request, start.card if start else None)
         paths = {part: locate(source, bench.uploads) for part, source in request["data"].items()}
         most_bytes = request.get("most_data_bytes", math.inf)

@@ -137,6 +137,7 @@ class ManageService:
         self._look_at(files.values(), DATA_ENDINGS, self._settings.max_data_bytes)
         details = {
             "tenant": name,
+            "stays": kind == "tenant.update" and request.domain is None,  # on whatever domain it is then
             "task": request.task,
             "data": {part: pinned(source, self._settings) for part, source in files.items()},
             "most_data_bytes": self._settings.max_data_bytes,

@@ -187,6 +187,20 @@ def test_an_update_that_learns_nothing_still_moves_a_tenant_to_the_domain_as_it_
     assert registry.tenant("acme").domain == "law"
 
 
+def test_an_update_that_names_no_domain_leaves_a_tenant_on_that_which_it_finds(
+    service: ManageService, store: Store, registry: Registry
+) -> None:
+    create_tenant(service, "acme")
+    create_domain(service, "law")
+    work(store)
+    # Asked for while the tenant is still on the root.
+    jobs = [update(service, "acme", colours(is_swapped=True), domain="law"), update(service, "acme", colours())]
+    work(store)
+    assert [registry.job(job).state for job in jobs] == ["done", "done"]
+    found = registry.tenant("acme")
+    assert (found.current.number, found.domain) == (3, "law")
+
+
 def test_an_update_that_is_no_better_and_was_overtaken_says_so(
     service: ManageService, store: Store, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
