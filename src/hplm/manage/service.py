@@ -16,6 +16,7 @@ from hplm.errors import (
     BadManageRequestError,
     CorpusTooSmallError,
     DataError,
+    DomainInUseError,
     QueueFullError,
     RegistryError,
     UnknownDomainError,
@@ -283,6 +284,12 @@ class ManageService:
         base = request.base or self._settings.base
         if self._registry.domain(base, request.domain).parent is None:
             raise BadManageRequestError(f"{request.domain!r} is the root of its tree, all else stands on it")
+        if (base, request.domain) == (self._settings.base, self._settings.domain):
+            # The look-up stage finds its root by it, and would not load again.
+            raise DomainInUseError(
+                f"domain {request.domain!r} cannot be deleted: this server's models were exported over it; export them over "
+                "another first (`hplm build export --keep-settings --plot NAME`)"
+            )
         crash_point("delete.before")
         uploads = self._registry.delete_domain(base, request.domain, self._clock())
         crash_point("delete.after")

@@ -180,6 +180,15 @@ def test_a_domain_in_use_is_not_deleted_and_names_who_uses_it(service: ManageSer
     assert [one["name"] for one in ask(service, "domain.list")["domains"]] == ["general"]
 
 
+def test_the_domain_that_a_server_is_exported_over_is_not_deleted(store: Store, registry: Registry) -> None:
+    publish_branch(registry, "law")
+    publish_branch(registry, "tax")
+    with closing(make_service(store, domain="law")) as service:
+        with pytest.raises(DomainInUseError, match="models were exported over it"):
+            ask(service, "domain.delete", domain="law")
+        ask(service, "domain.delete", domain="tax")
+
+
 def test_a_roll_back_goes_to_the_version_before_or_to_the_one_named(service: ManageService, registry: Registry) -> None:
     publish(registry, "acme", times=3)
     assert ask(service, "tenant.rollback", tenant="acme")["version"] == 2
