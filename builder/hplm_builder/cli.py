@@ -260,7 +260,7 @@ def tenant(
     task: Annotated[Task | None, typer.Option(help="Default: what the labels look like.")] = None,
     epochs: Annotated[int, typer.Option(help="At most; see --patience.")] = TrainSettings.epochs,
     patience: Annotated[
-        int, typer.Option(help="End after so many epochs without a better dev score.")
+        int, typer.Option(help="End so many epochs after the one that is kept by its dev score.")
     ] = TrainSettings.patience,
     learning_rate: Annotated[
         list[float] | None, typer.Option(help="Repeat for a search; the best on dev stays.")

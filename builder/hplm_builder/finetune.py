@@ -40,15 +40,19 @@ WORD_WINDOW = 3
 # For how many of a run's steps the learning rate goes up. With 0.1 one tagging of three over a base of 768 learned nothing:
 # docs/quality.md.
 WARMUP_SHARE, TAGGING_WARMUP_SHARE = 0.1, 0.3
+# By how many standard errors of its dev score an epoch of a tagging may be below the best one and still be kept for being later:
+# later ones were trained at lower rates, and dev tells so few entities apart that the best of ten is one by chance.
+CHANCE = 2.0
 
 
 @dataclass(frozen=True)
 class TrainSettings:
     """How to fine-tune. Of several learning rates the one with the best dev score stays.
 
-    A batch is about `batch_examples` texts, see `packed_batches`. A rate's run ends after `patience` epochs without a better
-    dev score, once there is one above 0; the best epoch's weights are kept. A new tenant's adapters have a bottleneck of the
-    hidden size over `reduction_factor` (`fine_tune`, which is handed bodies, does not ask).
+    A batch is about `batch_examples` texts, see `packed_batches`. The best epoch's weights are kept, of a tagging those of the
+    last one that is below the best by chance at most (CHANCE). A rate's run ends `patience` epochs after that one, once there
+    is a score above 0. A new tenant's adapters have a bottleneck of the hidden size over `reduction_factor` (`fine_tune`,
+    which is handed bodies, does not ask).
     """
 
     epochs: int = 10
@@ -58,7 +62,7 @@ class TrainSettings:
     dropout: float = 0.1
     pooling: str = "mean"
     seed: int = 0
-    patience: int = 3
+    patience: int = 5
     reduction_factor: int = REDUCTION_FACTOR
 
     def __post_init__(self) -> None:
@@ -99,7 +103,7 @@ def fine_tune(
     start: Head | None = None,
     device: torch.device = CPU,
 ) -> Trained:
-    """Train once a learning rate on `device`, keep the epoch with the best dev score, score dev and test.
+    """Train once a learning rate on `device`, keep an epoch by its dev score, of the best rate, and score dev and test.
 
     `parts` are train, dev and test. The head of a new classification of many labels may be fitted before the body is trained,
     see `hplm_builder.head_start`. With `start`, the head goes on from it and what `make_body` starts from is epoch 0:
@@ -233,6 +237,7 @@ class _Run:
         self.curve: list[dict[str, float]] = []
         self.best_score = -math.inf
         self.best_epoch = 0
+        self._start_score = self._highest = -math.inf
         self.best_body: dict[str, Tensor] = {}
         self.best_head = scale.to_served(head)
         self._data = data
@@ -247,7 +252,7 @@ class _Run:
         if start is not None:
             # A tagging from before it had transitions begins with none.
             self._head.load_state_dict(self._scale.from_served(start), strict=self._data.task != "tagging")
-            self._judge(0, dev, ticker)
+            self._start_score = self._judge(0, dev, ticker)
         elif may_be_fitted(self._data):
             self._begin_with_a_fitted_head(train, dev, ticker)
         warmup = TAGGING_WARMUP_SHARE if self._data.task == "tagging" else WARMUP_SHARE
@@ -282,10 +287,19 @@ class _Run:
         head = self._scale.to_served(self._head)
         score = self._score(head, dev, ticker)
         # One step with a gradient that is no number leaves none in the head either.
-        if score > self.best_score and np.isfinite(head.weight).all():
+        if np.isfinite(head.weight).all() and self._is_kept(score, dev):
             self.best_score, self.best_epoch = score, epoch
             self.best_body, self.best_head = copy_state(self.body), head
         return score
+
+    def _is_kept(self, score: float, dev: list[Prepared]) -> bool:
+        """Whether an epoch takes the place of the one that was kept before it."""
+        if self._data.task != "tagging":
+            return score > self.best_score
+        self._highest = max(self._highest, score)
+        entities = max(1, sum(len(one.source.entities) for one in dev))
+        chance = CHANCE * math.sqrt(self._highest * (1 - self._highest) / entities)
+        return score > self._start_score and score >= self._highest - chance
 
     def _score(self, head: Head, dev: list[Prepared], ticker: _Ticker) -> float:
         device = self._head.weight.device

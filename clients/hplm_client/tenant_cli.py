@@ -43,7 +43,9 @@ UnlabelledOption = Annotated[
 ]
 EpochsOption = Annotated[int | None, typer.Option(help="At most.")]
 RatesOption = Annotated[list[float] | None, typer.Option("--learning-rate", help="Repeat for a search.")]
-PatienceOption = Annotated[int | None, typer.Option(help="Epochs without a gain on dev before it stops.")]
+PatienceOption = Annotated[
+    int | None, typer.Option(help="End so many epochs after the one that is kept by its dev score.")
+]
 
 
 @app.command()

@@ -163,6 +163,40 @@ def test_training_ends_when_dev_gets_no_better_and_keeps_the_best_epoch(tiny_bas
     assert curve[about["best_epoch"] - 1]["dev"] == max(row["dev"] for row in curve)
 
 
+@pytest.mark.parametrize(
+    ("data", "dev_scores", "kept"),
+    [
+        # Chance is two standard errors of 0.8: 0.11 with 56 entities.
+        (place_data(), [0.5, 0.8, 0.71, 0.68], 3),
+        (place_data(), [0.8, 0.68, 0.1, 0.6], 1),
+        (colour_data(), [0.5, 0.8, 0.7, 0.8], 2),
+    ],
+)
+def test_of_a_tagging_the_last_epoch_is_kept_that_is_below_the_best_by_chance_alone(
+    monkeypatch: pytest.MonkeyPatch,
+    tiny_base: Base,
+    lookup: PlotLookup,
+    data: LabelledData,
+    dev_scores: list[float],
+    kept: int,
+) -> None:
+    assert data.task != "tagging" or sum(len(one.entities) for one in data.dev) == 56
+    told = iter(dev_scores)
+    monkeypatch.setattr(finetune._Run, "_score", lambda *given: next(told))
+    about = train_tenant(tiny_base, lookup, "some", data, replace(SHORT, epochs=4)).card.about
+    assert about["best_epoch"] == kept
+
+
+@pytest.mark.parametrize(("dev_scores", "kept"), [([0.8, 0.79, 0.8, 0.78], 0), ([0.8, 0.79, 0.85, 0.82], 3)])
+def test_an_update_of_a_tagging_keeps_nothing_that_is_no_better_than_the_version_before(
+    monkeypatch: pytest.MonkeyPatch, tiny_base: Base, lookup: PlotLookup, dev_scores: list[float], kept: int
+) -> None:
+    start = train_tenant(tiny_base, lookup, "places", place_data(), SHORT)
+    told = iter(dev_scores)
+    monkeypatch.setattr(finetune._Run, "_score", lambda *given: next(told))
+    assert train_tenant(tiny_base, lookup, "places", place_data(), SHORT, start=start).card.about["best_epoch"] == kept
+
+
 def test_a_tagging_that_finds_nothing_yet_goes_on(tiny_base: Base, lookup: PlotLookup) -> None:
     whole = LabelledText("Paris Berlin Paris Berlin Paris", None, (Entity("PLACE", 0, 31),))
     train, _, test = place_data().labelled.values()
