@@ -299,7 +299,9 @@ class _Run:
         self._highest = max(self._highest, score)
         entities = max(1, sum(len(one.source.entities) for one in dev))
         chance = CHANCE * math.sqrt(self._highest * (1 - self._highest) / entities)
-        return score > self._start_score and score >= self._highest - chance
+        # Of few entities chance would let one be that finds none.
+        least = self._highest - chance if score > 0 else self._highest
+        return score > self._start_score and score >= least
 
     def _score(self, head: Head, dev: list[Prepared], ticker: _Ticker) -> float:
         device = self._head.weight.device

@@ -169,6 +169,9 @@ def test_training_ends_when_dev_gets_no_better_and_keeps_the_best_epoch(tiny_bas
         # Chance is two standard errors of 0.8: 0.11 with 56 entities.
         (place_data(), [0.5, 0.8, 0.71, 0.68], 3),
         (place_data(), [0.8, 0.68, 0.1, 0.6], 1),
+        # Of 0.05 it is more than that, but an epoch that finds nothing is not kept for it.
+        (place_data(), [0.05, 0.0, 0.01, 0.0], 3),
+        (place_data(), [0.0, 0.0, 0.05, 0.0], 3),
         (colour_data(), [0.5, 0.8, 0.7, 0.8], 2),
     ],
 )
