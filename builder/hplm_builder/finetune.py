@@ -40,8 +40,8 @@ WORD_WINDOW = 3
 # For how many of a run's steps the learning rate goes up. With 0.1 one tagging of three over a base of 768 learned nothing:
 # docs/quality.md.
 WARMUP_SHARE, TAGGING_WARMUP_SHARE = 0.1, 0.3
-# By how many standard errors of its dev score an epoch of a tagging may be below the best one and still be kept for being later:
-# later ones were trained at lower rates, and dev tells so few entities apart that the best of ten is one by chance.
+# By how many standard errors of its dev score an epoch of a tagging may be below the best one and still be kept for being
+# later: later ones were trained at lower rates, and dev tells so few entities apart that the best of ten is one by chance.
 CHANCE = 2.0
 
 
