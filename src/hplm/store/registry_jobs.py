@@ -264,6 +264,17 @@ def cancel_all(connection: Connection, subject: str, now_s: float) -> set[str]:
     return {upload_id for row in ended for upload_id in dropped_with(row.request)}
 
 
+def let_follow(connection: Connection, subject: str, domain_version_id: int) -> None:
+    """A tenant is on that now: waiting updates that name no domain stay there, wait for its jobs, and keep what they use."""
+    of_version = select(domains.c.name).join(domain_versions, domain_versions.c.domain_id == domains.c.id)
+    name = connection.execute(of_version.where(domain_versions.c.id == domain_version_id)).scalar_one()
+    waiting = select(jobs.c.id, jobs.c.request).where(
+        jobs.c.subject == subject, jobs.c.state == "queued", jobs.c.request["stays"].as_boolean().is_(true())
+    )
+    for row in connection.execute(waiting).all():
+        connection.execute(update(jobs).where(jobs.c.id == row.id).values(request={**row.request, "domain": name}))
+
+
 def leave_uploads(connection: Connection, left: Collection[str]) -> None:
     """What goes with a job, as if it had come long ago: nobody is at hand to remove it, so whoever collects next does."""
     connection.execute(update(uploads).where(uploads.c.id.in_(left)).values(created_s=0.0))

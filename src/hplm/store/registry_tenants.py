@@ -14,7 +14,7 @@ from hplm.store.database import RegistryPart, bump
 from hplm.store.numbers import Folder, check_free
 from hplm.store.records import TenantRecord, TenantVersion
 from hplm.store.registry_domains import check_kept
-from hplm.store.registry_jobs import at_work_on, cancel_all, leave_uploads, unfinished_subjects
+from hplm.store.registry_jobs import at_work_on, cancel_all, leave_uploads, let_follow, unfinished_subjects
 from hplm.store.schema import domain_versions, domains, tenant_versions, tenants
 
 AFTER_EVERY_NAME = "\x7f"  # names are plain ASCII below it
@@ -87,6 +87,7 @@ class Tenants(RegistryPart):
             ).scalar_one()
             last = max(row.last_number, number) if row else number
             _serve(connection, name, version_id, last_number=last)
+            let_follow(connection, f"tenant:{name}", domain_version_id)
             crash_point("publish.committing")
         return TenantVersion(version_id, name, number, domain_version_id, path, now_s, about)
 
@@ -189,6 +190,7 @@ class Tenants(RegistryPart):
                     "wait for it, or cancel it first"
                 )
             _serve(connection, name, row.id)
+            let_follow(connection, f"tenant:{name}", row.domain_version_id)
             return TenantVersion(*row)
 
     def delete_tenant(self, name: str, now_s: float) -> set[str]:

@@ -9,9 +9,9 @@ import pytest
 from hplm import wire
 from hplm.errors import LeaseLostError, RegistryUnavailableError, UnknownJobError
 from hplm.store.layout import Store
-from hplm.store.records import UNFINISHED, Job
+from hplm.store.records import UNFINISHED, DomainVersion, Job
 from hplm.store.registry import Registry
-from tests.unit.store.making import NOW_S
+from tests.unit.store.making import NOW_S, publish, publish_branch
 
 LEASE_S = 30.0
 
@@ -244,6 +244,25 @@ def test_a_tenants_job_waits_while_one_of_its_domain_runs(registry: Registry, ba
     assert claim(registry, worker="y") is None
     registry.finish_job(waiting.id, "y", NOW_S)
     assert claimed(registry, worker="y").id == behind.id
+
+
+def test_an_update_that_names_no_domain_waits_for_that_which_its_tenant_was_moved_to(
+    registry: Registry, root: DomainVersion
+) -> None:
+    law = publish_branch(registry, "law", root)
+    publish(registry, "a", root)
+    domain = submit(registry, "domain:b/law")
+    assert claimed(registry, worker="x").id == domain.id
+    job = submit(registry, "tenant:a", base="b", domain="general", stays=True)
+    other = submit(registry, "tenant:a", base="b", domain="general", stays=False)
+    publish(registry, "a", law, expected=1)
+    assert claim(registry, worker="y") is None
+    registry.rollback_tenant("a", 1)
+    assert registry.job(job.id).request["domain"] == "general"
+    registry.rollback_tenant("a", 2)
+    registry.finish_job(domain.id, "x", NOW_S)
+    assert claimed(registry, worker="y").request == {**job.request, "domain": "law"}
+    assert registry.job(other.id).request == other.request
 
 
 def test_a_domain_of_the_same_name_over_another_base_holds_nobody_up(registry: Registry) -> None:
