@@ -23,6 +23,7 @@ from hplm_builder.evaluation.budget import BUDGETS, Budget
 from hplm_builder.evaluation.features import KeptFeatures
 from hplm_builder.evaluation.methods import METHODS, goals_of, method_variants
 from hplm_builder.evaluation.results import Results, Run, RunKey
+from hplm_builder.evaluation.study import Study
 from hplm_builder.evaluation.tasks import EvalTask, read_tasks
 from hplm_builder.evaluation.variants import RATES, Original, Served
 from hplm_builder.labelled import LabelledData, LabelledText
@@ -357,6 +358,20 @@ def broken(root: Path, name: str, files: dict[str, str]) -> Path:
 
 ROW = '{"text": "a cat", "label": "x"}\n{"text": "a dog", "label": "y"}\n'
 TAGS = "Rome B-CITY\n\na O\n\n"
+
+
+def test_a_taggings_results_from_when_the_best_epoch_was_kept_are_of_other_heads(bench: Place, tmp_path: Path) -> None:
+    broken(tmp_path, "tags", {"train.conll": TAGS * 4, "dev.conll": TAGS, "test.conll": TAGS})
+    tasks = {one.name: one for one in read_tasks([tmp_path / "tags", bench.root / "colours"], None)}
+    served = Served(bench.store, bench.base, "general")
+    variants = method_variants(Original(bench.base, bench.original), served, CPU)
+    study = Study([*tasks.values()], variants, BUDGETS["quick"], (0,), "mean", CPU)
+    of_tags, of_colours = (study.about(tasks[name], variants[0]) for name in ("tags", "colours"))
+    results = Results(tmp_path)
+    results.write(KEY, {name: value for name, value in of_tags.items() if name != "kept"}, Run())
+    with pytest.raises(DataError, match="is of a run with kept None"):
+        results.read(KEY, of_tags)
+    assert "kept" not in of_colours
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from hplm_builder.evaluation.budget import Budget
 from hplm_builder.evaluation.results import Results, Run, RunKey
 from hplm_builder.evaluation.tasks import EvalTask
 from hplm_builder.evaluation.variants import Variant
-from hplm_builder.finetune import TAGGING_WARMUP_SHARE, WORD_WINDOW, TrainSettings
+from hplm_builder.finetune import CHANCE, TAGGING_WARMUP_SHARE, WORD_WINDOW, TrainSettings
 from hplm_builder.head_start import may_be_fitted
 from hplm_builder.labelled import LabelledData
 from hplm_builder.pseudo_labels import TEACHER_RATE
@@ -52,7 +52,11 @@ class Study:
             "computed in": str(fastest_format(self.device)[0]),
             # Results from before it was so are of other heads.
             **(
-                {"head": f"with transitions, over {WORD_WINDOW} words", "warm-up": TAGGING_WARMUP_SHARE}
+                {
+                    "head": f"with transitions, over {WORD_WINDOW} words",
+                    "warm-up": TAGGING_WARMUP_SHARE,
+                    "kept": f"the last epoch within {CHANCE:g} standard errors of the best",
+                }
                 if task.data.task == "tagging"
                 else {}
             ),
