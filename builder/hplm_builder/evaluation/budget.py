@@ -17,7 +17,7 @@ class Budget:
     """`most_*`: examples of a part, None for all of them.
 
     `factors` times a variant's own rate are the learning rates that are searched; while the best on dev is at an end of them,
-    one more beyond that end, at most `widened` times: the same rule for all. Epochs are searched by keeping the best on dev.
+    one more beyond that end, at most `widened` times: the same rule for all. Epochs are searched by keeping one by dev.
     With `search_every_seed` each seed has a search of its own, else the first seed's rate is taken for the others too.
     """
 
