@@ -397,13 +397,10 @@ def export_models(
     plot_settings = parse(PlotSettings, {**common, "table": plot, "miss": miss}, "hbert_plot")
     of_slots = {"num_slots": slots, "reduction_factor": reduction_factor}
     upper_settings = parse(UpperSettings, {**common, **of_slots}, "hbert_upper")
-    target = Store.at(store)
-    if not any((target.root / "bases").glob("*")):
-        raise MissingArtifactError(f"{store} has no base, so it is no store: give --store")
     if not keep_settings and not is_given(context, "reduction_factor"):
         check_width(models, reduction_factor)
     export(
-        target,
+        Store.at(store),
         models,
         plot_settings,
         upper_settings,

@@ -119,8 +119,7 @@ def has_manager(target: Path) -> bool:
 def _check_there(store: Store, base: str, plot: str) -> None:
     """Raises MissingArtifactError where the store lacks the base, or both a PLOT and a domain called `plot`."""
     if not store.base(base).is_dir():
-        there = ", ".join(sorted(path.name for path in (store.root / "bases").glob("[!.]*")))
-        raise MissingArtifactError(f"{store.root} has no base {base!r}, it has {there}: give --base")
+        raise MissingArtifactError(f"{store.root} has no base {base!r}, it has {', '.join(store.bases())}: give --base")
     if store.table(plot, "root").is_dir():
         return
     try:

@@ -11,7 +11,6 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from hplm.errors import MissingArtifactError
 from hplm.store import caretaker
 from hplm.store.layout import Store
 from hplm.store.registry import Registry
@@ -96,14 +95,8 @@ def adopt(
 
     Every tenant and domain is at its newest version then. Example: hplm store adopt
     """
-    if not store.is_dir():
-        raise MissingArtifactError(f"there is no folder {store}; `hplm build --help` shows how to make a store")
-    if not (store / "bases").is_dir():
-        # Before a registry is made in a folder that was meant to be another.
-        raise MissingArtifactError(
-            f"{store} is no store: it has no folder bases, and without a base nothing is adopted"
-        )
     place = Store(store, registry)
+    place.bases()  # refuses what is no store before a registry is made in it
     with closing(Registry.open(place, create=True)) as opened:
         plan = caretaker.adopt(place, opened, time.time(), root=domain)
     console = _console()

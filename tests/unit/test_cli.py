@@ -144,7 +144,7 @@ def test_other_users_read_no_registry_and_the_umask_says_whether_the_group_does(
     tmp_path: Path, umask: int, mode: int
 ) -> None:
     program = Path(sys.executable).parent / "hplm"
-    (tmp_path / "bases").mkdir()
+    (tmp_path / "bases" / "b").mkdir(parents=True)
     subprocess.run([program, "store", "adopt", "--store", tmp_path], umask=umask, capture_output=True, check=True)
     assert (tmp_path / "registry.sqlite").stat().st_mode & 0o777 == mode
 

@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from hplm.errors import MissingArtifactError
+
 
 def levels(window: int) -> tuple[str, ...]:
     """The tables of a PLOT, longest n-grams first; of windows of two tokens the root's are the bigrams."""
@@ -34,6 +36,14 @@ class Store:
     def relative(self, path: Path) -> str:
         """The other way: as the registry writes it."""
         return path.relative_to(self.root).as_posix()
+
+    def bases(self) -> list[str]:
+        """Names of the bases in it, sorted. Raises MissingArtifactError where there is none."""
+        if not (found := sorted(path.name for path in (self.root / "bases").glob("[!.]*"))):
+            raise MissingArtifactError(
+                f"{self.root} has no base, so it is no store: give --store; `hplm build --help` shows how to make one"
+            )
+        return found
 
     def base(self, name: str) -> Path:
         return self.root / "bases" / name
