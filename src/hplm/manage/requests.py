@@ -169,31 +169,8 @@ class ListUploads(ManageRequest):
     limit: int = 100
 
 
-ACTIONS: dict[str, type[ManageRequest]] = {
-    "tenant.create": FineTune,
-    "tenant.update": FineTune,
-    "tenant.delete": OfTenant,
-    "tenant.rollback": RollBackTenant,
-    "tenant.show": OfTenant,
-    "tenant.list": ListTenants,
-    "domain.create": Pretrain,
-    "domain.update": Pretrain,
-    "domain.delete": OfDomain,
-    "domain.show": OfDomain,
-    "domain.list": ListDomains,
-    "job.show": OfJob,
-    "job.list": ListJobs,
-    "job.cancel": OfJob,
-    "upload.start": StartUpload,
-    "upload.chunk": UploadChunk,
-    "upload.finish": OfUpload,
-    "upload.list": ListUploads,
-    "upload.drop": OfUpload,
-}
-
-
-def parse_request(raw: bytes, actions: Mapping[str, type[ManageRequest]] = ACTIONS) -> tuple[str, ManageRequest]:
-    """The action and the request in `raw`.
+def parse_request(raw: bytes, actions: Mapping[str, type[ManageRequest]]) -> tuple[str, ManageRequest]:
+    """Which of the `actions` is asked for in `raw`, and its request.
 
     Raises BadManageRequestError saying what was expected and what came, or TenantNameError.
     """

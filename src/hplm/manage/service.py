@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from hplm.config import ManagerSettings
 from hplm.crash import crash_point
@@ -63,34 +63,11 @@ class ManageService:
         self._opening = threading.Lock()
         self._opened: Registry | None = None
         self._waiting = threading.Semaphore()
-        self._handlers: dict[str, Callable[[Any], Answer]] = {
-            "tenant.create": partial(self._fine_tune, "tenant.create"),
-            "tenant.update": partial(self._fine_tune, "tenant.update"),
-            "tenant.delete": self._delete_tenant,
-            "tenant.rollback": self._roll_back,
-            "tenant.show": self._show_tenant,
-            "tenant.list": self._list_tenants,
-            "domain.create": partial(self._pretrain, "domain.create"),
-            "domain.update": partial(self._pretrain, "domain.update"),
-            "domain.delete": self._delete_domain,
-            "domain.show": self._show_domain,
-            "domain.list": self._list_domains,
-            "job.show": lambda request: {"job": views.job(self._registry.job(request.job))},
-            "job.list": self._list_jobs,
-            "job.cancel": self._cancel_job,
-            "upload.start": self._start_upload,
-            "upload.chunk": lambda request: {
-                "received": self._uploads.receive(request, self._settings.upload_chunk_bytes)
-            },
-            "upload.finish": lambda request: {"upload": self._uploads.finish(request.upload).id},
-            "upload.list": self._list_uploads,
-            "upload.drop": self._drop_upload,
-        }
 
     def handle(self, raw: bytes) -> Answer:
         """Answer one request, JSON in, a JSON object out. Raises HplmError where it is refused."""
-        action, request = parse_request(raw)
-        return {"ok": True, **self._handlers[action](request)}
+        action, request = parse_request(raw, self.REQUESTS)
+        return {"ok": True, **self.ACTIONS[action][1](self, request)}
 
     def close(self) -> None:
         """Let go of the registry, unless a request is opening one that hangs."""
@@ -114,7 +91,7 @@ class ManageService:
     def _uploads(self) -> Uploads:
         return Uploads(self._store, self._registry)
 
-    def _fine_tune(self, kind: str, request: requests.FineTune) -> Answer:
+    def _fine_tune(self, request: requests.FineTune, *, kind: str) -> Answer:
         self._check_room()
         name = request.tenant
         base, domain = request.base or self._settings.base, request.domain or self._settings.domain
@@ -145,7 +122,7 @@ class ManageService:
         }
         return self._submit(kind, f"tenant:{name}", request, base, domain, details)
 
-    def _pretrain(self, kind: str, request: requests.Pretrain) -> Answer:
+    def _pretrain(self, request: requests.Pretrain, *, kind: str) -> Answer:
         self._check_room()
         name = request.domain
         base = request.base or self._settings.base
@@ -323,6 +300,9 @@ class ManageService:
     def _list_domains(self, request: requests.ListDomains) -> Answer:
         return {"domains": [views.domain(record) for record in self._registry.domains(request.base)]}
 
+    def _show_job(self, request: requests.OfJob) -> Answer:
+        return {"job": views.job(self._registry.job(request.job))}
+
     def _list_jobs(self, request: requests.ListJobs) -> Answer:
         return {"jobs": [views.job(job) for job in self._registry.jobs(states=request.states, limit=request.limit)]}
 
@@ -344,6 +324,12 @@ class ManageService:
         upload = self._uploads.start(request, self._settings, self._clock())
         return {"upload": upload.id, "chunk_bytes": self._settings.upload_chunk_bytes}
 
+    def _receive_chunk(self, request: requests.UploadChunk) -> Answer:
+        return {"received": self._uploads.receive(request, self._settings.upload_chunk_bytes)}
+
+    def _finish_upload(self, request: requests.OfUpload) -> Answer:
+        return {"upload": self._uploads.finish(request.upload).id}
+
     def _list_uploads(self, request: requests.ListUploads) -> Answer:
         found = self._registry.uploads(after=request.after, limit=request.limit)
         used = self._registry.uploads_in_use()
@@ -353,3 +339,27 @@ class ManageService:
         """Stays where an unfinished job names it."""
         self._uploads.consume([request.upload])
         return {"upload": request.upload}
+
+    # What a request of each action holds, and who answers it.
+    ACTIONS: ClassVar[dict[str, tuple[type[requests.ManageRequest], Callable[[ManageService, Any], Answer]]]] = {
+        "tenant.create": (requests.FineTune, partial(_fine_tune, kind="tenant.create")),
+        "tenant.update": (requests.FineTune, partial(_fine_tune, kind="tenant.update")),
+        "tenant.delete": (requests.OfTenant, _delete_tenant),
+        "tenant.rollback": (requests.RollBackTenant, _roll_back),
+        "tenant.show": (requests.OfTenant, _show_tenant),
+        "tenant.list": (requests.ListTenants, _list_tenants),
+        "domain.create": (requests.Pretrain, partial(_pretrain, kind="domain.create")),
+        "domain.update": (requests.Pretrain, partial(_pretrain, kind="domain.update")),
+        "domain.delete": (requests.OfDomain, _delete_domain),
+        "domain.show": (requests.OfDomain, _show_domain),
+        "domain.list": (requests.ListDomains, _list_domains),
+        "job.show": (requests.OfJob, _show_job),
+        "job.list": (requests.ListJobs, _list_jobs),
+        "job.cancel": (requests.OfJob, _cancel_job),
+        "upload.start": (requests.StartUpload, _start_upload),
+        "upload.chunk": (requests.UploadChunk, _receive_chunk),
+        "upload.finish": (requests.OfUpload, _finish_upload),
+        "upload.list": (requests.ListUploads, _list_uploads),
+        "upload.drop": (requests.OfUpload, _drop_upload),
+    }
+    REQUESTS: ClassVar = {action: kind for action, (kind, _) in ACTIONS.items()}

@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 
 from hplm.errors import BadManageRequestError, TenantNameError, leaves
 from hplm.manage import parts, requests
-from hplm.manage.requests import ACTIONS, FineTune, parse_request
+from hplm.manage.requests import FineTune, parse_request
+from hplm.manage.service import ManageService
 
+REQUESTS = ManageService.REQUESTS
 CREATE = {"action": "tenant.create", "tenant": "acme", "data": {"train": {"upload": "u1"}}}
 SHA = "0" * 64
 WHOLE: list[dict[str, Any]] = [
@@ -43,25 +45,25 @@ MANUAL = (Path(__file__).parents[3] / "docs" / "managing.md").read_text()
 
 
 def parse(values: Any) -> requests.ManageRequest:
-    return parse_request(json.dumps(values).encode())[1]
+    return parse_request(json.dumps(values).encode(), REQUESTS)[1]
 
 
 def test_every_action_has_a_whole_example_here() -> None:
-    assert {example["action"] for example in WHOLE} == set(ACTIONS)
+    assert {example["action"] for example in WHOLE} == set(REQUESTS)
 
 
 @pytest.mark.parametrize("values", WHOLE, ids=lambda values: values["action"])
 def test_a_whole_request_is_parsed_and_an_unknown_key_refused_by_name(values: dict[str, Any]) -> None:
-    assert type(parse(values)) is ACTIONS[values["action"]]
+    assert type(parse(values)) is REQUESTS[values["action"]]
     with pytest.raises(BadManageRequestError, match="unknown key 'colour'"):
         parse({**values, "colour": "red"})
 
 
-@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("action", REQUESTS)
 def test_the_manual_has_every_action_with_its_keys(action: str) -> None:
     (row,) = (line for line in MANUAL.splitlines() if line.startswith(f"| `{action}` |"))
     wanted = row.split("|")[2]
-    keys = {one.name: one for one in dataclasses.fields(ACTIONS[action])}
+    keys = {one.name: one for one in dataclasses.fields(REQUESTS[action])}
     assert set(re.findall(r"`(\w+)`", wanted)) == set(keys)
     must = {name for name, one in keys.items() if one.default is one.default_factory is dataclasses.MISSING}
     assert set(re.findall(r"\*\*`(\w+)`\*\*", wanted)) == must
@@ -139,7 +141,7 @@ def test_a_wrong_value_is_refused_with_its_place(changed: dict[str, Any], words:
 )
 def test_what_is_no_sound_json_object_is_refused(raw: bytes) -> None:
     with pytest.raises(BadManageRequestError):
-        parse_request(raw)
+        parse_request(raw, REQUESTS)
 
 
 def test_a_tenants_name_is_checked_as_infer_requests_check_it() -> None:
@@ -163,7 +165,7 @@ def test_any_value_in_any_place_is_taken_or_refused_but_never_breaks_anything(
     values = {**example, key: data.draw(JSON)}
     refusal = ""
     try:
-        parse_request(json.dumps(values).encode())
+        parse_request(json.dumps(values).encode(), REQUESTS)
     except (BadManageRequestError, TenantNameError) as error:
         refusal = str(error)
     assert len(refusal) < 1000
