@@ -24,6 +24,7 @@ from hplm.triton import server as launcher
 from hplm.triton.server import TritonServer, free_ports
 from tests import managed, tiny
 from tests.postgres import PostgresServer, find_postgres
+from tests.submitting import Started
 
 # A suite that runs in the background of a shell has SIGINT ignored, and would hand that on to the servers that it interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -77,6 +78,12 @@ def restored_threads() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def started() -> Iterator[Started]:
+    with Started() as stages:
+        yield stages
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,15 +1,30 @@
-"""Requests to a stage without Triton: whether refused at once or answered later, each has one reply."""
+"""Stages without Triton, and requests to them: whether refused at once or answered later, each has one reply."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from contextlib import ExitStack
+from typing import Any, Protocol, TypeVar
 
 from hplm.errors import HplmError
 
 
 class Stage(Protocol):
     submit: Callable[..., None]
+    start: Callable[[], None]
+    stop: Callable[[], None]
+
+
+AnyStage = TypeVar("AnyStage", bound=Stage)
+
+
+class Started(ExitStack):
+    """Stages that stop when a test is over."""
+
+    def add(self, stage: AnyStage) -> AnyStage:
+        stage.start()
+        self.callback(stage.stop)
+        return stage
 
 
 def submit(stage: Stage, given: Any, reply: Callable[[Any], object], *is_cancelled: Callable[[], bool]) -> None:

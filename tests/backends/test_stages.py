@@ -46,7 +46,7 @@ from tests.batches import find_labels, look_up
 from tests.doubles import Panic
 from tests.limits import limited
 from tests.open_files import open_files
-from tests.submitting import submit
+from tests.submitting import Started, submit
 from tests.waiting import until
 
 BAD_REQUESTS: list[tuple[bytes, bytes, type[errors.HplmError]]] = [
@@ -122,27 +122,26 @@ def test_each_bad_request_of_a_batch_gets_its_error_and_the_good_ones_their_answ
 
 @pytest.mark.parametrize("stage_of", [plot_stage_of, upper_stage_of], ids=["PlotStage", "UpperStage"])
 def test_no_thread_of_a_stage_looks_for_small_products_to_share(
-    stage_of: Callable[[Path], PlotStage | UpperStage], tiny_models: Path, restored_threads: None
+    stage_of: Callable[[Path], PlotStage | UpperStage], tiny_models: Path, restored_threads: None, started: Started
 ) -> None:
     with threadpoolctl.threadpool_limits(4, user_api="blas"):
-        made = stage_of(tiny_models)
-        made.start()
+        started.add(stage_of(tiny_models))
         assert {one["num_threads"] for one in threadpoolctl.threadpool_info() if one["user_api"] == "blas"} == {1}
-        made.stop()
 
 
-def test_what_is_too_late_already_opens_nothing(tiny_models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stage = plot_stage_of(tiny_models)
-    stage.start()
+def test_what_is_too_late_already_opens_nothing(
+    tiny_models: Path, monkeypatch: pytest.MonkeyPatch, started: Started
+) -> None:
+    stage = started.add(plot_stage_of(tiny_models))
     given = PlotInput((b"the red cat",), b"alpha", 1e-6, time.monotonic() - 0.001)
     monkeypatch.setattr(stage._texts, "fetch", pytest.fail)
     assert isinstance(asked(stage, given).result(SOON_S), errors.DeadlineError)
-    stage.stop()
 
 
-def test_what_the_upper_stage_could_not_answer_in_time_is_refused_before_it_is_looked_up(tmp_path: Path) -> None:
-    stage = plot_stage_of(tiny.make_repository(tmp_path))
-    stage.start()
+def test_what_the_upper_stage_could_not_answer_in_time_is_refused_before_it_is_looked_up(
+    tmp_path: Path, started: Started
+) -> None:
+    stage = started.add(plot_stage_of(tiny.make_repository(tmp_path)))
     assert isinstance(asked(stage, plot_input("alpha", 30.0)).result(SOON_S), LookedUp)
     told = BacklogFile((tmp_path / "store").resolve(), "tiny")
     now_s = time.monotonic()
@@ -154,13 +153,13 @@ def test_what_the_upper_stage_could_not_answer_in_time_is_refused_before_it_is_l
     assert stage.counts["batches"] == batches
     assert isinstance(asked(stage, plot_input("alpha", 300.0)).result(SOON_S), LookedUp)
     told.remove()
-    stage.stop()
 
 
 @pytest.mark.parametrize(("wanted", "threads"), [(0, 1), (1, 1), (3, 3)])
-def test_windows_are_computed_by_as_many_threads_as_asked_for(tiny_models: Path, wanted: int, threads: int) -> None:
-    stage = plot_stage_of(tiny_models, num_threads=wanted, device="cpu")
-    stage.start()
+def test_windows_are_computed_by_as_many_threads_as_asked_for(
+    tiny_models: Path, wanted: int, threads: int, started: Started
+) -> None:
+    stage = started.add(plot_stage_of(tiny_models, num_threads=wanted, device="cpu"))
     names: set[str] = set()
     begun = threading.Barrier(threads)
 
@@ -177,7 +176,6 @@ def test_windows_are_computed_by_as_many_threads_as_asked_for(tiny_models: Path,
     found = look_up(stage, requests)
     assert all(isinstance(one, LookedUp) for one in found)
     assert len(names) == threads
-    stage.stop()
 
 
 def test_no_error_names_another_tenant(plot_stage: PlotStage) -> None:
@@ -272,38 +270,33 @@ def held(
 
 
 def test_a_tenant_whose_card_is_slow_to_read_or_broken_keeps_nobody_waiting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: Started
 ) -> None:
-    stage = plot_stage_of(tiny.make_repository(tmp_path))
+    stage = started.add(plot_stage_of(tiny.make_repository(tmp_path)))
     may_go_on = held(monkeypatch, "card", "alpha", "gamma", "tagger", then=errors.CorruptArtifactError("broken"))
-    stage.start()
     answers = {name: asked(stage, plot_input(name)) for name in ("alpha", "gamma", "tagger", "beta")}
     assert isinstance(answers["beta"].result(SOON_S), LookedUp)
     slow = [answer for name, answer in answers.items() if name != "beta"]
     assert not any(answer.done() for answer in slow)
     may_go_on.set()
     assert all(isinstance(answer.result(SOON_S), errors.CorruptArtifactError) for answer in slow)
-    stage.stop()
 
 
 def test_a_flood_for_a_tenant_whose_card_does_not_come_leaves_room_for_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: Started
 ) -> None:
-    stage = plot_stage_of(tiny.make_repository(tmp_path), queue_capacity=20)
+    stage = started.add(plot_stage_of(tiny.make_repository(tmp_path), queue_capacity=20))
     may_go_on = held(monkeypatch, "card", "alpha")
-    stage.start()
     flood = [asked(stage, plot_input("alpha")) for _ in range(15)]
     assert all(isinstance(one.result(SOON_S), errors.QueueFullError) for one in flood[10:])
     assert isinstance(asked(stage, plot_input("beta")).result(SOON_S), LookedUp)
     assert not any(one.done() for one in flood[:10])
     may_go_on.set()
     assert all(isinstance(one.result(SOON_S), LookedUp) for one in flood[:10])
-    stage.stop()
 
 
-def test_a_tenant_that_becomes_one_of_pairs_is_asked_for_pairs_from_then_on(tmp_path: Path) -> None:
-    stage = plot_stage_of(tiny.make_repository(tmp_path))
-    stage.start()
+def test_a_tenant_that_becomes_one_of_pairs_is_asked_for_pairs_from_then_on(tmp_path: Path, started: Started) -> None:
+    stage = started.add(plot_stage_of(tiny.make_repository(tmp_path)))
     assert isinstance(look_up(stage, [GOOD_REQUEST])[0], LookedUp)
     before = stage._bank.resolve(b"alpha").version_id
     tiny.make_tenant(*tiny.opened(tmp_path), "alpha", 9, like="follows")
@@ -311,7 +304,6 @@ def test_a_tenant_that_becomes_one_of_pairs_is_asked_for_pairs_from_then_on(tmp_
     single, pair = look_up(stage, [GOOD_REQUEST, (PAIR, b"alpha")])
     assert isinstance(single, errors.TextCountError)
     assert isinstance(pair, LookedUp)
-    stage.stop()
 
 
 def bad_inputs(good: UpperInput) -> list[UpperInput]:
@@ -369,15 +361,13 @@ def test_a_domain_and_a_tenant_that_cannot_be_opened_now_are_as_soon_as_they_can
 
 
 def test_a_bank_that_was_replaced_is_open_no_longer_than_it_may_be_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: Started
 ) -> None:
     monkeypatch.setattr(catalog, "REMEMBER_S", 0.5)
     models = tiny.make_repository(tmp_path)
     store, base = tiny.opened(tmp_path)
     tiny.make_fleet(store, base, 3)
-    stages = plot_stage, upper_stage = plot_stage_of(models), upper_stage_of(models)
-    for stage in stages:
-        stage.start()
+    plot_stage, upper_stage = started.add(plot_stage_of(models)), started.add(upper_stage_of(models))
 
     def ask() -> None:
         # Through queues and threads: none of them may keep the last it had.
@@ -400,27 +390,27 @@ def test_a_bank_that_was_replaced_is_open_no_longer_than_it_may_be_asked_for(
     until(lambda: not is_open("fleet"))
     ask()
     assert is_open("fleet-2")
-    for stage in stages:
-        stage.stop()
 
 
 def test_tenants_whose_weights_are_slow_to_read_keep_nobody_waiting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: Started
 ) -> None:
-    stage = upper_stage_of(tiny.make_repository(tmp_path))
+    stage = started.add(upper_stage_of(tiny.make_repository(tmp_path)))
     may_go_on = held(monkeypatch, "load", "alpha", "gamma", "tagger")
-    stage.start()
     answers = {name: asked(stage, upper_input(name)) for name in ("alpha", "gamma", "tagger", "beta")}
     assert isinstance(answers["beta"].result(SOON_S), UpperAnswer)
     slow_ones = [answer for name, answer in answers.items() if name != "beta"]
     assert not any(answer.done() for answer in slow_ones)
     may_go_on.set()
     assert all(isinstance(answer.result(SOON_S), UpperAnswer) for answer in slow_ones)
-    stage.stop()
 
 
 def over_a_registry_that_hangs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: errors.HplmError | None = None, **changed: Any
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    started: Started,
+    then: errors.HplmError | None = None,
+    **changed: Any,
 ) -> tuple[UpperStage, threading.Event]:
     """A started stage that hears of other versions than its own, or `then`, at the event."""
     stage, may_go_on = upper_stage_of(tiny.make_repository(tmp_path), **changed), threading.Event()
@@ -430,14 +420,13 @@ def over_a_registry_that_hangs(
         raise then or errors.UnknownVersionError(str(version_id))
 
     monkeypatch.setattr(stage._catalog._registry, "served_version", hang)
-    stage.start()
-    return stage, may_go_on
+    return started.add(stage), may_go_on
 
 
 def test_a_version_that_a_registry_is_asked_for_which_hangs_keeps_nobody_waiting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: Started
 ) -> None:
-    stage, may_go_on = over_a_registry_that_hangs(tmp_path, monkeypatch)
+    stage, may_go_on = over_a_registry_that_hangs(tmp_path, monkeypatch, started)
     unknown = asked(stage, upper_input("alpha", version_id=999))
     late = asked(stage, upper_input("alpha", 0.4, version_id=999))
     known = asked(stage, upper_input("alpha"))
@@ -446,35 +435,32 @@ def test_a_version_that_a_registry_is_asked_for_which_hangs_keeps_nobody_waiting
     assert not unknown.done()
     may_go_on.set()
     assert isinstance(unknown.result(SOON_S), errors.UnknownVersionError)
-    stage.stop()
 
 
 def test_a_flood_of_names_that_nobody_has_leaves_room_for_tenants(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: Started
 ) -> None:
-    stage, may_go_on = over_a_registry_that_hangs(tmp_path, monkeypatch, queue_capacity=20)
+    stage, may_go_on = over_a_registry_that_hangs(tmp_path, monkeypatch, started, queue_capacity=20)
     flood = [asked(stage, upper_input(f"made-up-{number}", version_id=999)) for number in range(40)]
     assert all(isinstance(one.result(SOON_S), errors.QueueFullError) for one in flood[10:])
     assert isinstance(asked(stage, upper_input("alpha")).result(SOON_S), UpperAnswer)
     may_go_on.set()
     assert all(isinstance(one.result(SOON_S), errors.UnknownVersionError) for one in flood[:10])
-    stage.stop()
 
 
 @pytest.mark.parametrize("of", ["tenant", "version"])
 def test_a_load_that_fails_says_as_much_however_many_wait_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: Started, of: str
 ) -> None:
     error = errors.CorruptArtifactError("broken")
     may_load = held(monkeypatch, "load", "alpha", then=error)
-    stage, may_go_on = over_a_registry_that_hangs(tmp_path, monkeypatch, error)
+    stage, may_go_on = over_a_registry_that_hangs(tmp_path, monkeypatch, started, error)
     version_id = 999 if of == "version" else None
     answers = [asked(stage, upper_input("alpha", version_id=version_id)) for _ in range(200)]
     may_load.set()
     may_go_on.set()
     assert all(isinstance(answer.result(SOON_S), errors.CorruptArtifactError) for answer in answers)
     assert len(list(traceback.walk_tb(error.__traceback__))) < 20
-    stage.stop()
 
 
 def stage_that_loads(kind: str, tmp_path: Path, **changed: Any) -> PlotStage | UpperStage:
@@ -527,11 +513,10 @@ def test_who_waits_for_files_that_hang_is_answered_at_the_deadline_or_when_the_c
 
 @pytest.mark.parametrize("kind", ["card", "load"])
 def test_no_more_wait_for_files_that_hang_than_may_wait_at_all_also_where_all_were_answered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: Started, kind: str
 ) -> None:
-    stage = stage_that_loads(kind, tmp_path, queue_capacity=20)
+    stage = started.add(stage_that_loads(kind, tmp_path, queue_capacity=20))
     may_go_on = held(monkeypatch, kind, "alpha")
-    stage.start()
 
     def ask(name: str, deadline_s: float | None) -> Any:
         return asked(stage, input_for(stage, name, deadline_s)).result(SOON_S)
@@ -544,10 +529,9 @@ def test_no_more_wait_for_files_that_hang_than_may_wait_at_all_also_where_all_we
     assert not isinstance(ask("beta", None), errors.HplmError)
     may_go_on.set()
     until(lambda: not isinstance(ask("alpha", None), errors.HplmError))
-    stage.stop()
 
 
-def test_a_weight_is_worth_places_in_the_queue_of_the_look_up(tmp_path: Path) -> None:
+def test_a_weight_is_worth_places_in_the_queue_of_the_look_up(tmp_path: Path, started: Started) -> None:
     models = tiny.make_repository(tmp_path, plot_settings={"queue_capacity": 8, "tenant_weights": {"alpha": 3}})
     stage = plot_stage_of(models)
     # Their cards are known then: what follows is queued at once, and nothing takes it out before `start`.
@@ -559,9 +543,8 @@ def test_a_weight_is_worth_places_in_the_queue_of_the_look_up(tmp_path: Path) ->
     until(lambda: sum(map(len, answers.values())) == 8)
     assert {type(one) for got in answers.values() for one in got} == {errors.QueueFullError}
     assert (len(answers[b"alpha"]), len(answers[b"beta"])) == (2, 6)
-    stage.start()
+    started.add(stage)
     until(lambda: sum(map(len, answers.values())) == 16)
-    stage.stop()
 
 
 def test_a_tenant_of_another_base_is_refused(tmp_path: Path) -> None:
@@ -750,10 +733,9 @@ def test_a_look_up_whose_gpu_is_lost_tries_no_text_again_and_tells_the_worker(
 
 
 def test_a_gpu_that_is_lost_while_a_domain_is_opened_ends_the_process_once_who_asked_knows(
-    tiny_models: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_models: Path, monkeypatch: pytest.MonkeyPatch, started: Started
 ) -> None:
-    stage = plot_stage_of(tiny_models)
-    stage.start()
+    stage = started.add(plot_stage_of(tiny_models))
     ended = threading.Event()
 
     def lost(*_: object) -> Any:
@@ -769,7 +751,6 @@ def test_a_gpu_that_is_lost_while_a_domain_is_opened_ends_the_process_once_who_a
     monkeypatch.setattr(torch.cuda, "synchronize", lost)
     assert isinstance(asked(stage, plot_input("alpha")).result(SOON_S), errors.InternalError)
     assert ended.wait(SOON_S)
-    stage.stop()
 
 
 def test_a_long_text_counts_as_what_is_looked_up_of_it(plot_stage: PlotStage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -785,14 +766,12 @@ def test_a_long_text_counts_as_what_is_looked_up_of_it(plot_stage: PlotStage, mo
     assert short < full == long == most
 
 
-def test_the_look_up_counts_the_tokens_it_looked_up_as_many_as_there_are(tiny_models: Path) -> None:
-    stage = plot_stage_of(tiny_models)
-    stage.start()
+def test_the_look_up_counts_the_tokens_it_looked_up_as_many_as_there_are(tiny_models: Path, started: Started) -> None:
+    stage = started.add(plot_stage_of(tiny_models))
     texts = (b"the", b"the red cat sleeps over the river", b"\x01")
     answers = [asked(stage, PlotInput((text,), b"alpha", arrived_s=time.monotonic())) for text in texts]
     short, long, _ = (answer.result(SOON_S) for answer in answers)
     assert stage.counts["tokens"] == len(short.hidden) + len(long.hidden)
-    stage.stop()
 
 
 def plot_stage_asked(given: PlotInput, tenant: ServedTenant) -> Job[_Asked, LookedUp]:

@@ -20,7 +20,7 @@ from hplm.nn.lookup import CUDA_WINDOWS, open_lineage
 from hplm.serving.plot_stage import LookedUp, PlotInput, PlotStage
 from tests import tiny
 from tests.batches import look_up
-from tests.submitting import submit
+from tests.submitting import Started, submit
 
 pytestmark = [
     pytest.mark.gpu,
@@ -86,12 +86,10 @@ def test_a_stage_answers_from_the_gpu_what_it_answers_from_the_cpu(tiny_models: 
         np.testing.assert_allclose(got.hidden, exact.hidden, atol=5e-3)
 
 
-def test_a_stage_says_where_it_computes_and_runs_its_own_threads(tiny_models: Path) -> None:
+def test_a_stage_says_where_it_computes_and_runs_its_own_threads(tiny_models: Path, started: Started) -> None:
     folder = tiny_models / "hbert_plot" / "1"
-    stage = PlotStage(replace(config.load(PlotSettings, folder / "settings.json"), num_threads=2), folder)
+    stage = started.add(PlotStage(replace(config.load(PlotSettings, folder / "settings.json"), num_threads=2), folder))
     assert stage.about.startswith("computed on cuda:0 in ")
-    stage.start()
     answer: Future[object] = Future()
     submit(stage, PlotInput((b"zebra crossing",), b"alpha", arrived_s=time.monotonic()), answer.set_result)
     assert isinstance(answer.result(60), LookedUp)
-    stage.stop()

@@ -32,7 +32,7 @@ from hplm.serving.upper_stage import UpperAnswer, UpperInput, UpperStage, looks_
 from hplm.store.layout import Store
 from hplm.store.records import ServedTenant
 from tests import tiny
-from tests.submitting import submit
+from tests.submitting import Started, submit
 
 CPU = torch.device("cpu")
 MEMBERS = 40
@@ -327,7 +327,9 @@ def test_a_stage_that_stops_while_tenants_are_loaded_answers_everybody(
     assert isinstance(answers[-1], StoppingError)
 
 
-def test_a_tenant_with_too_few_layers_fails_alone(store: Store, base: Base, fleet: list[Tenant]) -> None:
+def test_a_tenant_with_too_few_layers_fails_alone(
+    store: Store, base: Base, fleet: list[Tenant], started: Started
+) -> None:
     packed = fleet[0].packed
     card = replace(fleet[0].card, name="short")
     cut = PackedAdapter(packed.weights[:1], packed.hidden_size, packed.reduced_size)
@@ -335,17 +337,15 @@ def test_a_tenant_with_too_few_layers_fails_alone(store: Store, base: Base, flee
     stage = stage_of(store)
     given = UpperInput(np.zeros((3, base.config.hidden_size), np.float16), np.zeros((3, 3), np.int32), b"t1")
     futures = submit_all(stage, [given, replace(given, tenant=b"short"), given])
-    stage.start()
+    started.add(stage)
     answers = [future.result(SOON_S) for future in futures]
     assert [type(answer) for answer in answers] == [UpperAnswer, CorruptArtifactError, UpperAnswer]
-    stage.stop()
 
 
 def test_tenants_in_memory_are_answered_however_many_wait_for_one_that_loads(
-    store: Store, fleet: list[Tenant], hidden: list[npt.NDArray[Any]], monkeypatch: pytest.MonkeyPatch
+    store: Store, fleet: list[Tenant], hidden: list[npt.NDArray[Any]], monkeypatch: pytest.MonkeyPatch, started: Started
 ) -> None:
-    stage = stage_of(store, queue_capacity=20)
-    stage.start()
+    stage = started.add(stage_of(store, queue_capacity=20))
     warm, cold = inputs_of(hidden, [(0, 0), (1, 0)])
     assert isinstance(submit_all(stage, [warm])[0].result(SOON_S), UpperAnswer)
     opened, load = threading.Event(), stage._bank.load
@@ -365,7 +365,6 @@ def test_tenants_in_memory_are_answered_however_many_wait_for_one_that_loads(
     assert isinstance(submit_all(stage, [warm])[0].result(SOON_S), UpperAnswer)
     opened.set()
     assert all(isinstance(one.result(SOON_S), UpperAnswer) for one in waiting)
-    stage.stop()
 
 
 def test_what_is_too_late_already_loads_nothing(
@@ -382,10 +381,9 @@ def test_what_is_too_late_already_loads_nothing(
 
 
 def test_who_claims_to_have_come_long_ago_goes_before_nobody_who_waited_as_long_as_most_may(
-    store: Store, fleet: list[Tenant], hidden: list[npt.NDArray[Any]]
+    store: Store, fleet: list[Tenant], hidden: list[npt.NDArray[Any]], started: Started
 ) -> None:
-    stage = stage_of(store, default_deadline_s=200.0)
-    stage.start()
+    stage = started.add(stage_of(store, default_deadline_s=200.0))
     (given,) = inputs_of(hidden, [(5, 0)])
     now = time.monotonic()
     for claimed_s, timeout_s, counted_s in (
@@ -399,24 +397,21 @@ def test_who_claims_to_have_come_long_ago_goes_before_nobody_who_waited_as_long_
         assert now - arrived_s == pytest.approx(counted_s, abs=20)
         # What it has left is what it says.
         assert deadline_s - now == pytest.approx((timeout_s or 200) - max(0, claimed_s), abs=20)
-    stage.stop()
 
 
 def test_a_tenant_too_large_for_the_slots_is_the_operators_affair(
-    store: Store, base: Base, fleet: list[Tenant], caplog: pytest.LogCaptureFixture
+    store: Store, base: Base, fleet: list[Tenant], caplog: pytest.LogCaptureFixture, started: Started
 ) -> None:
     card = replace(fleet[0].card, name="large")
     large = widen(fleet[0].packed, slot_size(1) + 1)
     tiny.publish(store, base, tiny.PLOT, replace(fleet[0], card=card, packed=large))
-    stage = stage_of(store, reduction_factor=base.config.hidden_size)
-    stage.start()
+    stage = started.add(stage_of(store, reduction_factor=base.config.hidden_size))
     given = UpperInput(np.zeros((3, base.config.hidden_size), np.float16), np.zeros((3, 3), np.int32), b"large")
     (answer,) = submit_all(stage, [given])
     error = answer.result(SOON_S)
     assert isinstance(error, CorruptArtifactError)
     assert "reduction_factor" not in str(error)
     assert "lower reduction_factor" in caplog.text
-    stage.stop()
 
 
 def test_coarse_prefetch_alone_holds_no_batch_up(
@@ -445,9 +440,10 @@ def test_coarse_prefetch_alone_holds_no_batch_up(
     assert slots.loads == 6
 
 
-def test_what_is_refused_before_the_queue_is_counted(store: Store, base: Base, fleet: list[Tenant]) -> None:
-    stage = stage_of(store)
-    stage.start()
+def test_what_is_refused_before_the_queue_is_counted(
+    store: Store, base: Base, fleet: list[Tenant], started: Started
+) -> None:
+    stage = started.add(stage_of(store))
     width = base.config.hidden_size
     given = UpperInput(np.zeros((3, width), np.float16), np.zeros((3, 3), np.int32), b"nobody")
     wide = replace(given, hidden=np.full((3, width + 1), 1, np.float16))
@@ -457,7 +453,6 @@ def test_what_is_refused_before_the_queue_is_counted(store: Store, base: Base, f
     assert [type(answer).__name__ for answer in answers] == ["UnknownTenantError", *["HiddenStatesError"] * 4]
     assert stage.counts["unknown_tenant"] == 1
     assert stage.counts["bad_hidden_states"] == 4
-    stage.stop()
 
 
 def filled_at_once(parts: list[torch.Tensor], layer: int, weights: list[torch.Tensor], slots: list[int]) -> None:
