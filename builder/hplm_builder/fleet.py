@@ -17,7 +17,7 @@ from hplm.adapters import bank_file
 from hplm.adapters.packed import PackedAdapter, packed_width
 from hplm.adapters.tenant import Head, Pooling, Tenant, TenantCard
 from hplm.config import REDUCTION_FACTOR, BaseConfig, PlotSettings, UpperSettings
-from hplm.errors import ArtifactError, ConfigError
+from hplm.errors import ArtifactError, ConfigError, CorruptArtifactError
 from hplm.nn import base as bases
 from hplm.nn.base import Base
 from hplm.nn.dtype import CPU, choose_dtype
@@ -203,13 +203,20 @@ def make_bench_repository(
 
 
 def check_same(folder: Path, wanted: dict[str, Any]) -> None:
-    """That a folder holds no other fleet than that; a new one is marked as its. Raises ConfigError."""
+    """That a folder holds no other fleet than that; a new one is marked as its. Raises ConfigError, CorruptArtifactError."""
     path = folder / ABOUT
     if path.is_file():
         tasks = [{key: value for key, value in task.items() if key != DATA} for task in wanted.get("tasks", ())]
         # Fleets from before do not say which data they learned from.
         before = {**wanted, "tasks": tasks} if tasks else wanted
-        if (found := json.loads(path.read_text())) not in (wanted, before):
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise CorruptArtifactError(
+                f"{path} is damaged ({error}), so which fleet {folder} holds cannot be told: "
+                "remove the folder to build it anew, or choose another folder"
+            ) from None
+        if found not in (wanted, before):
             raise ConfigError(f"{folder} holds a fleet of {found}, {wanted} was asked for: choose another folder")
         return
     folder.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hplm.adapters.bank_file import BankFile
-from hplm.errors import ConfigError, DataError, TenantNameError
+from hplm.errors import ConfigError, CorruptArtifactError, DataError, TenantNameError
 from hplm.nn.base import Base
 from hplm.nn.lookup import open_lookup
 from hplm.progress import silent
@@ -107,6 +107,17 @@ def test_a_fleet_whose_marking_was_cut_short_is_marked_anew(tmp_path: Path, monk
     check_same(tmp_path / "fleet", {"shape": "minilm", "seed": 1})
     with pytest.raises(ConfigError, match="choose another folder"):
         check_same(tmp_path / "fleet", {"shape": "minilm", "seed": 0})
+
+
+@pytest.mark.parametrize(
+    "damaged", [b"", b'{"shape": "mini', b"\xff\xfe", b"\0" * 40], ids=["empty", "cut", "no-text", "nothing"]
+)
+def test_a_fleet_whose_mark_is_damaged_is_named_and_kept(tmp_path: Path, damaged: bytes) -> None:
+    mark = tmp_path / ABOUT
+    mark.write_bytes(damaged)
+    with pytest.raises(CorruptArtifactError, match=rf"{ABOUT} is damaged .*: remove the folder .* or choose another"):
+        check_same(tmp_path, {"shape": "minilm", "seed": 0})
+    assert mark.read_bytes() == damaged
 
 
 def test_a_fleet_from_before_data_were_told_apart_is_kept_and_says_no_more_than_it_did(tmp_path: Path) -> None:
