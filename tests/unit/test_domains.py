@@ -166,6 +166,21 @@ def test_a_window_is_answered_by_the_branch_then_its_parent_then_the_root_then_t
     np.testing.assert_allclose(computing.vectors(np.array([nowhere])), wanted, atol=2e-3, rtol=2e-3)
 
 
+@pytest.mark.parametrize("name", ["root", "bigram", "unigram", "overlay", "computed"])
+def test_windows_of_a_domain_that_is_called_like_a_level_are_counted_apart(
+    store: Store, base: Base, tmp_path: Path, name: str
+) -> None:
+    known, unknown = np.array([20, 21, 22]), np.array([60, 61, 62])
+    branch = tmp_path / name / "1"
+    domains.publish(branch, base, perturbed(base, 1), known[None], {})
+    for miss in ("compute", "backoff"):
+        lookup = open_lineage(store, base, [branch, ROOT], miss=miss)
+        for text in (known, unknown, unknown):  # the last again: remembered where it was computed
+            lookup.hidden_states(text, [3])
+        assert lookup.windows_by_level[f"domain:{name}"] == 1
+        assert sum(lookup.windows_by_level.values()) == 9
+
+
 def test_what_one_domain_computed_on_a_miss_is_never_given_to_another(store: Store, base: Base) -> None:
     lineages = [grow(store, base, 3)[keep:] for keep in range(3)]
     lookups = [open_lineage(store, base, lineage, dtype=torch.float32) for lineage in lineages]

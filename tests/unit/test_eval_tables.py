@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 from hplm_builder import register
-from hplm_builder.domains import DomainSettings, build_domain
+from hplm_builder.domains import DomainSettings, build_domain, publish
 from hplm_builder.evaluate import app
-from hplm_builder.evaluation.pruned import TableSize, VersionTree
-from hplm_builder.evaluation.table_judge import MISSES
+from hplm_builder.evaluation.pruned import OWN_TABLE, TableSize, VersionTree
+from hplm_builder.evaluation.table_judge import MISSES, hit_rates
 from hplm_builder.evaluation.tables_accuracy import count_corpus, goals_of, table_rows
 from hplm_builder.evaluation.variants import Served
 from hplm_builder.finetune import TrainSettings
@@ -71,7 +71,7 @@ def test_a_pruned_root_answers_as_the_whole_one(bench: Place, tmp_path: Path, pe
     np.testing.assert_allclose(
         pruned.hidden_states(ids, lengths), whole.hidden_states(ids, lengths), atol=0.05, rtol=0.05
     )
-    assert pruned.windows_by_level["own"] == whole.windows_by_level["root"]
+    assert pruned.windows_by_level[OWN_TABLE] == whole.windows_by_level["root"]
 
 
 @pytest.mark.parametrize("domain", [tiny.PLOT, "medical"])
@@ -80,7 +80,7 @@ def test_a_table_that_has_none_of_the_windows_backs_off(bench: Place, tmp_path: 
     strange = [np.full(9, number) for number in range(20, 24)]
     lookup = tree.open(tmp_path, 1.0, "backoff", strange)
     assert lookup.hidden_states(np.concatenate(strange), [9] * 4).shape == (36, bench.base.config.hidden_size)
-    assert lookup.windows_by_level["own"] == 0
+    assert lookup.windows_by_level[OWN_TABLE] == 0
 
 
 def test_a_pruned_branch_of_all_ngrams_answers_as_the_published_one(bench: Place, tmp_path: Path) -> None:
@@ -91,7 +91,23 @@ def test_a_pruned_branch_of_all_ngrams_answers_as_the_published_one(bench: Place
     np.testing.assert_allclose(
         pruned.hidden_states(ids, lengths), whole.hidden_states(ids, lengths), atol=0.05, rtol=0.05
     )
-    assert pruned.windows_by_level["own"] == whole.windows_by_level["medical"] > 0
+    assert pruned.windows_by_level[OWN_TABLE] == whole.windows_by_level["medical"] > 0
+
+
+@pytest.mark.parametrize("name", ["own", "unigram", "computed"])
+def test_windows_of_a_domain_above_are_hits_and_not_the_tables_own_whatever_it_is_called(
+    bench: Place, tmp_path: Path, name: str
+) -> None:
+    grams = np.array([[20, 21, 22]])
+    publish(tmp_path / name / "1", bench.base, bench.base.load_lower(), grams, {})
+    publish(tmp_path / "below" / "1", bench.base, bench.base.load_lower(), grams, {})
+    lineage = [tmp_path / "below" / "1", tmp_path / name / "1", bench.store.table(tiny.PLOT, "root").parent]
+    tree = VersionTree(bench.store, bench.base, lineage, tree_of(bench, "medical").counted)
+    lookup = tree.open(tmp_path / "table", 0.0, "backoff", [grams[0]])
+    lookup.hidden_states(grams[0], [3])
+    hits, own = hit_rates(lookup)
+    assert hits >= 1 / 3
+    assert own == 0.0
 
 
 def test_a_branch_of_nothing_is_its_parent(bench: Place, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from hplm.store.layout import Store
 from hplm_builder.plots import Counted, write_windows
 
 BERT_BASE_HIDDEN = 768
+OWN_TABLE = "own table"  # no domain's name, of those above it
 
 
 @dataclass(frozen=True)
@@ -69,10 +70,10 @@ class VersionTree:
         asked, _ = windows(np.concatenate(texts), [len(ids) for ids in texts], config.window, config.pad_id)
         kept = self.counted.top(percent)
         if not self.is_root:
-            self._write(folder / "branch", "own", _among(kept, asked, config))
+            self._write(folder / "branch", OWN_TABLE, _among(kept, asked, config))
             (folder / "lower").symlink_to((self.store.root / self.lineage[0] / "lower").absolute())
             return self._opened([folder, *self.lineage[1:]], miss)
-        self._write(folder / "root", "own", _among(kept, asked, config))
+        self._write(folder / "root", OWN_TABLE, _among(kept, asked, config))
         self._write(folder / "unigram", "unigram", np.unique(asked)[:, None])
         if config.window > 2:
             start = centre(config.window) - centre(2)

@@ -14,7 +14,7 @@ from torch import nn
 
 from hplm.adapters.tenant import Head
 from hplm.nn.lookup import PlotLookup
-from hplm_builder.evaluation.pruned import VersionTree
+from hplm_builder.evaluation.pruned import OWN_TABLE, VersionTree
 from hplm_builder.evaluation.tasks import EvalTask
 from hplm_builder.finetune import Trained
 from hplm_builder.judging import predict, scores_of
@@ -89,11 +89,11 @@ class TableJudge:
 
 
 def hit_rates(lookup: PlotLookup) -> tuple[float, float]:
-    """Shares of the windows looked up so far that some table of whole n-grams had, and that the one called `own` had."""
+    """Shares of the windows looked up so far that some table of whole n-grams had, and that the tree's own had."""
     levels = lookup.windows_by_level
     total = sum(levels.values())
     hits = total - sum(levels[name] for name in (*SHORTER, *COMPUTED))
-    return hits / total, levels["own"] / total
+    return hits / total, levels[OWN_TABLE] / total
 
 
 def _on_disk(examples: list[Prepared], path: Path) -> list[Prepared]:

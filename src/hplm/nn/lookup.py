@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +37,8 @@ CPU_WINDOWS = 256
 # Shared out among threads: 4 % more time a window than 256 at once, and each waits less for the last (by hand).
 SHARED_WINDOWS = 128
 CUDA_WINDOWS = 2048
+# What windows are counted under beside domains' names: a domain may be called like one of them.
+LEVELS = frozenset({*levels(3), Overlay.name, "computed"})
 # Computed at the start, twice each: TorchScript and oneDNN make themselves ready at the first calls of a size.
 WARM_WINDOWS = (2, 8, 32, 128)
 
@@ -224,9 +226,10 @@ def open_lineage(
     )
     if lower is None and not len(opened[-1].keys):
         raise ConfigError("the domain has no unigrams to back off to, as of a fleet made up: let misses be computed")
+    named = [replace(one, name=f"domain:{one.name}") if one.name in LEVELS else one for one in opened[: len(branches)]]
     return PlotLookup(
         base.config,
-        opened[: -len(shorter)],
+        [*named, *opened[len(branches) : -len(shorter)]],
         opened[-len(shorter) :],
         lower,
         overlay_windows=overlay_windows,
