@@ -20,7 +20,7 @@ from hplm.nn.base import Base
 from hplm.nn.dtype import CPU, choose_dtype, computing_in, in_dtype
 from hplm.nn.int8 import LEAST_RANGE, MARGIN, Ranges, channels_apart, check_int8, widest_inner
 from hplm.nn.int8_ranges import FEED_FORWARD, measure_ranges, product_inputs
-from hplm.nn.lookup import PlotLookup
+from hplm.nn.lookup import COMPUTED, PlotLookup
 from hplm.nn.upper import UpperEngine, UpperRequest
 from hplm.progress import silent
 from hplm.report import Goal, Report
@@ -31,7 +31,6 @@ from hplm_builder.bodies import AdapterModel, fastest_format
 from hplm_builder.demo import PLOT
 from hplm_builder.evaluation.options import EvalOptions, about_study, evaluation
 from hplm_builder.evaluation.summary import AVERAGE, Row, Spread, judged_as, whole_seeds
-from hplm_builder.evaluation.table_judge import COMPUTED
 from hplm_builder.evaluation.tasks import EvalTask
 from hplm_builder.evaluation.variants import RATES, Served, Variant, hbert_body, with_adapters
 from hplm_builder.finetune import Trained

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from hplm.adapters.tenant import Head
-from hplm.nn.lookup import PlotLookup
+from hplm.nn.lookup import COMPUTED, PlotLookup
 from hplm_builder.evaluation.pruned import OWN_TABLE, VersionTree
 from hplm_builder.evaluation.tasks import EvalTask
 from hplm_builder.finetune import Trained
@@ -24,7 +24,6 @@ from hplm_builder.tenants import plot_features
 
 MISSES = ("compute", "backoff")
 SHORTER = ("bigram", "unigram")
-COMPUTED = ("overlay", "computed")
 
 
 @dataclass(frozen=True)

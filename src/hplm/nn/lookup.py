@@ -37,8 +37,10 @@ CPU_WINDOWS = 256
 # Shared out among threads: 4 % more time a window than 256 at once, and each waits less for the last (by hand).
 SHARED_WINDOWS = 128
 CUDA_WINDOWS = 2048
+# What windows that no table has are counted under: remembered, computed now.
+COMPUTED = (Overlay.name, "computed")
 # What windows are counted under beside domains' names: a domain may be called like one of them.
-LEVELS = frozenset({*levels(3), Overlay.name, "computed"})
+LEVELS = frozenset({*levels(3), *COMPUTED})
 # Computed at the start, twice each: TorchScript and oneDNN make themselves ready at the first calls of a size.
 WARM_WINDOWS = (2, 8, 32, 128)
 
