@@ -28,7 +28,14 @@ def cautions(data: LabelledData, encoder: TextEncoder) -> list[str]:
     """Sentences. Raises DataError where none of the entities of train or dev can ever be found."""
     of_task = {"tagging": lambda: _of_entities(data, encoder), "classification": lambda: _of_classes(data)}
     said = of_task.get(data.task, list)()
-    return [*said, *untold(data), *_of_spellings(data), *_of_repeated(data), *_of_long(data, encoder)]
+    return [
+        *said,
+        *untold(data),
+        *_of_spellings(data),
+        *_of_repeated(data),
+        *leaks(data),
+        *_of_long(data, encoder),
+    ]
 
 
 def untold(data: LabelledData) -> list[str]:
@@ -38,6 +45,16 @@ def untold(data: LabelledData) -> list[str]:
     if data.task == "regression" and len({one.value for one in data.test}) == 1:
         return ["the test data holds one value only: its scores tell nothing"]
     return []
+
+
+def leaks(data: LabelledData) -> list[str]:
+    """Sentences where dev or test data have texts of the train data."""
+    known = {one.asked for one in data.train}
+    return [
+        f"{found:,} of {len(part):,} {name} texts are in the train data too: {name} scores are too good"
+        for name, part in (("dev", data.dev), ("test", data.test))
+        if (found := sum(one.asked in known for one in part))
+    ]
 
 
 def nothing_learned(data: LabelledData, scores: Mapping[str, float], learning_rate: float) -> list[str]:
@@ -104,7 +121,7 @@ def _of_spellings(data: LabelledData) -> list[str]:
 
 def _as_meant(label: str) -> str | float:
     try:
-        value = float(label)
+        value = math.nan if "_" in label else float(label)  # which for Python may stand between digits
     except ValueError:
         value = math.nan
     return value if math.isfinite(value) else "".join(label.split()).casefold()
@@ -123,12 +140,6 @@ def _of_repeated(data: LabelledData) -> list[str]:
     if unclear := [text for text, labels in found.items() if len(labels) > 1]:
         at = f", as at {where[unclear[0]]}" if where[unclear[0]] else ""
         said.append(f"{len(unclear):,} of {len(found):,} train texts have more than one label{at}")
-    for name in ("dev", "test"):
-        part = data.labelled[name]
-        if known := sum(one.asked in found for one in part):
-            said.append(
-                f"{known:,} of {len(part):,} {name} texts are in the train data too: {name} scores are too good"
-            )
     return said
 
 

@@ -116,7 +116,7 @@ def build_domain(
     model = MaskedLm(parent, base.load_upper(), found.token_counts, settings.seed).to(where)
     try:
         losses = train(model, found.text, found.held, found.known, settings, overall, checkpoint)
-        if not math.isfinite(losses["after"]["loss"]):
+        if (loss := losses["after"]["loss"]) is not None and not math.isfinite(loss):
             raise ConfigError(f"training with learning_rate {settings.learning_rate:g} diverged: choose a lower one")
         trained = model.lower.eval()
         about = {

@@ -35,6 +35,10 @@ WARM_UP, PRETRAIN = "warm up the head", "further pretrain"
 MEASURE_BEFORE, MEASURE_AFTER = "measure before", "measure after"
 
 
+# `loss` and `accuracy`; None of a text too short to mask a token in.
+Losses = dict[str, float | None]
+
+
 @dataclass(frozen=True)
 class MaskedLmSettings:
     """How to train: `warmup_tokens` for the head alone, then `total_tokens` for the lower layers and the head.
@@ -119,7 +123,7 @@ class MaskedLm(nn.Module):
 
 def held_out_loss(
     model: MaskedLm, held: PackedText, known: Vocabulary, batch_tokens: int, report: Callable[[float], None]
-) -> dict[str, float]:
+) -> Losses:
     """Mean cross-entropy (`loss`) and `accuracy` over several maskings of the text, the same at every call.
 
     `report` is told at each of many batches how much is done, and may raise what ends the work.
@@ -138,7 +142,7 @@ def held_out_loss(
         loss += float(F.cross_entropy(logits, targets, reduction="sum"))
         right += int((logits.argmax(1) == targets).sum())
         count += len(targets)
-    return {"loss": loss / max(1, count), "accuracy": right / max(1, count)}
+    return {"loss": loss / count, "accuracy": right / count} if count else {"loss": None, "accuracy": None}
 
 
 def learning_rates(step: int, settings: MaskedLmSettings) -> tuple[float, float]:
@@ -158,7 +162,7 @@ def train(
     settings: MaskedLmSettings,
     report: Report,
     checkpoint: Checkpoint | None = None,
-) -> dict[str, dict[str, float]]:
+) -> dict[str, Losses]:
     """Train in place; returns the held-out loss with the head warmed up (`before`) and at the end (`after`).
 
     Goes on from `checkpoint` and leaves it as of the end: whoever keeps the result removes it.
@@ -179,7 +183,7 @@ def train(
     for _ in range(first):
         next(source)
 
-    def measured(step: str) -> dict[str, float]:
+    def measured(step: str) -> Losses:
         return held_out_loss(model, held, known, settings.batch_tokens, lambda done: report(step, done))
 
     for step in range(first, settings.steps):

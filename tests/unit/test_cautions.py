@@ -73,6 +73,8 @@ def test_labels_that_may_be_one_are_named(encoder: TextEncoder) -> None:
     assert cautions(classes(train, {"cat": "1", "dog": "1.0", "bird": "x"}), encoder) == [
         "labels differ in capitals, white space or how a number is written alone: '1', '1.0'; are they one?"
     ]
+    train = {"the cat": "1_0", "a cat": "1_0", "the dog": "10", "a dog": "10"}
+    assert cautions(classes(train, {"cat": "1_0", "dog": "10"}), encoder) == []
     tags = ("O", "B-CITY", "I-CITY", "B-City", "I-City", "B-PER", "I-PER")
     assert cautions(replace(tagging([WHOLE]), labels=tags), encoder) == [
         "labels differ in capitals, white space or how a number is written alone: 'CITY', 'City'; are they one?"

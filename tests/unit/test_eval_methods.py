@@ -197,6 +197,21 @@ def test_a_search_is_over_the_declared_rates_and_other_seeds_take_the_best_on_de
         assert row["learning_rates"] == {f"{best:g}": 2}
 
 
+def test_each_seed_has_a_search_of_its_own_where_it_is_asked_for(bench: Place, tmp_path: Path) -> None:
+    arguments = ["--method", "hbert", "--resume", str(tmp_path), "--seed", "0", "--seed", "7", *with_original(bench)]
+    report_of(bench, "methods", *arguments)
+    first = trained(tmp_path)
+    report = report_of(bench, "methods", *arguments, "--search-every-seed")
+    # The runs of the first seed's search are those of this one too.
+    assert first.items() < trained(tmp_path).items()
+    assert report["settings"]["searched_seeds"] == [0, 7]
+    for name in ("colours", "places"):
+        folder = tmp_path / name / "hbert"
+        rates = [{path.stem.rpartition("rate-")[2] for path in folder.glob(f"seed-{seed}-*.json")} for seed in (0, 7)]
+        assert rates[0] == rates[1]
+        assert len(rates[0]) == 2
+
+
 def test_going_on_gives_the_same_report_without_training_again(bench: Place, tmp_path: Path) -> None:
     arguments = [*with_original(bench), "--resume", str(tmp_path), "--seed", "0", "--seed", "1"]
     first = report_of(bench, "methods", *arguments)
@@ -297,7 +312,20 @@ def test_a_dry_run_tells_the_time_and_trains_nothing(bench: Place, tmp_path: Pat
     assert done.exit_code == 0, (done.output, done.exception)
     assert "hues [few]" in done.stderr
     assert "minutes are left" in done.stderr
+    assert "train data too" not in done.stderr
     assert not trained(tmp_path)
+
+
+def test_test_texts_that_are_trained_on_too_are_told_of(bench: Place, tmp_path: Path) -> None:
+    shutil.copytree(bench.root / "colours", leaky := tmp_path / "leaky")
+    train, test = (next(leaky.glob(f"{part}.*")) for part in ("train", "test"))
+    test.write_text(test.read_text() + train.read_text().splitlines(keepends=True)[1])
+    options = [*bench.options("methods"), *with_original(bench), "--data", str(leaky), "--method", "shared"]
+    done = CliRunner().invoke(app, [*options, "--json", str(report := tmp_path / "report.json")])
+    assert done.exit_code == 0, (done.output, done.exception)
+    said = f"1 of {len(read_folder(leaky).test)} test texts are in the train data too: test scores are too good"
+    assert f"leaky: {said}" in done.stderr
+    assert json.loads(report.read_text())["settings"]["leaks"] == {"leaky": [said]}
 
 
 def test_capped_parts_keep_the_shares_of_the_classes_and_follow_the_seed(task: EvalTask) -> None:

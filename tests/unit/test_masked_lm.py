@@ -114,6 +114,12 @@ def test_training_lowers_the_held_out_loss_and_changes_the_lower_layers_alone(
         assert torch.equal(value, upper[name])
 
 
+def test_a_held_out_text_too_short_to_mask_a_token_in_has_no_loss(tiny_base: Base, known: Vocabulary) -> None:
+    held = PackedText(known.ordinary[:3], np.array([3]))
+    losses = train(model_over(tiny_base, chains(50, 0)), chains(50, 0), held, known, SETTINGS, silent)
+    assert losses == {step: {"loss": None, "accuracy": None} for step in ("before", "after")}
+
+
 def test_while_the_head_warms_up_everything_else_stays(tiny_base: Base, known: Vocabulary) -> None:
     text = chains(50, 0)
     model = model_over(tiny_base, text)

@@ -79,11 +79,15 @@ BUDGETS: Mapping[str, Budget] = {
 }
 
 
-def budget_of(name: str, examples: int | None = None, epochs: int | None = None) -> Budget:
-    """A budget by name, with another number of train examples or epochs where given. Raises ConfigError."""
+def budget_of(
+    name: str, examples: int | None = None, epochs: int | None = None, search_every_seed: bool | None = None
+) -> Budget:
+    """A budget by name, with another number of train examples, epochs or searches where given. Raises ConfigError."""
     if name not in BUDGETS:
         raise ConfigError(f"--budget is one of {', '.join(BUDGETS)}, got {name!r}")
     budget = BUDGETS[name]
     if examples is not None:
         budget = replace(budget, most_train=examples)
+    if search_every_seed is not None:
+        budget = replace(budget, search_every_seed=search_every_seed)
     return budget if epochs is None else replace(budget, epochs=epochs)

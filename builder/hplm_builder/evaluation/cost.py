@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from hplm.progress import Report, silent
+from hplm_builder.cautions import leaks
 from hplm_builder.evaluation.results import Results
 from hplm_builder.evaluation.study import Board, Study
 from hplm_builder.evaluation.tasks import EvalTask
@@ -55,6 +56,9 @@ class Estimate:
             minutes = (f"{study.runs_each * self.run_s[task.name, name] / 60:.1f}" for name in names)
             table.add_row(escape(task.name), sizes, *minutes)
         console.print(table)
+        for task in study.tasks:
+            for words in leaks(task.data):
+                console.print(f"{task.name}: {words}", style="yellow", markup=False, soft_wrap=True)
         threads = torch.get_num_threads()
         console.print(
             f"about {self.left_s / 60:,.0f} minutes are left for one process with {threads} thread{'s' * (threads > 1)}; "

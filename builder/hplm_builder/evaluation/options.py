@@ -17,6 +17,7 @@ from hplm.nn.dtype import choose_device
 from hplm.options import with_shared
 from hplm.progress import bar_report, progress_bars
 from hplm.report import JsonOption
+from hplm_builder.cautions import leaks
 from hplm_builder.evaluation.budget import Budget, budget_of
 from hplm_builder.evaluation.cost import estimate
 from hplm_builder.evaluation.results import Results
@@ -43,6 +44,13 @@ class EvalOptions:
         int | None, typer.Option(min=2, help="Train examples of a task at most, instead of the budget's.")
     ] = None
     epochs: Annotated[int | None, typer.Option(min=1, help="Instead of the budget's.")] = None
+    search_every_seed: Annotated[
+        bool | None,
+        typer.Option(
+            "--search-every-seed/--search-first-seed",
+            help="Learning rates are searched with each seed, or with the first for all; default: the budget's.",
+        ),
+    ] = None
     seed: Annotated[list[int] | None, typer.Option(min=0, help="Repeat for more; default: 0, 1 and 2.")] = None
     store: StoreOption = DEFAULT_STORE
     pooling: Annotated[
@@ -67,7 +75,7 @@ class EvalOptions:
 
     def read(self) -> tuple[list[EvalTask], Budget, torch.device]:
         """Tasks, what may be spent on them, and where. Raises DataError, ConfigError."""
-        budget = budget_of("quick" if self.quick else self.budget, self.examples, self.epochs)
+        budget = budget_of("quick" if self.quick else self.budget, self.examples, self.epochs, self.search_every_seed)
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         return read_tasks(self.data or (), self.root), budget, choose_device(self.device)
@@ -128,4 +136,5 @@ def about_study(study: Study, found: Found, more: Mapping[str, Any]) -> dict[str
         "pooling": study.pooling,
         "device": study.device.type,
         "examples": {task.name: task.within(study.budget, study.seeds[0]).counts for task in study.tasks},
+        "leaks": {task.name: said for task in study.tasks if (said := leaks(task.data))},
     }
