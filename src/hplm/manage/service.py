@@ -332,7 +332,7 @@ class ManageService:
 
     def _list_uploads(self, request: requests.ListUploads) -> Answer:
         found = self._registry.uploads(after=request.after, limit=request.limit)
-        used = self._registry.uploads_in_use()
+        used = self._registry.uploads_in_use([one.id for one in found])
         return {"uploads": [views.upload(one, self._uploads.name(one), used.get(one.id, [])) for one in found]}
 
     def _drop_upload(self, request: requests.OfUpload) -> Answer:

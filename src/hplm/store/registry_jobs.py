@@ -13,8 +13,8 @@ from sqlalchemy import Connection, Row, delete, func, insert, select, true, upda
 from hplm.errors import LeaseLostError, UnknownJobError, WorkerLostError
 from hplm.store.database import RegistryPart
 from hplm.store.records import PLAN, UNFINISHED, Job, JobState
-from hplm.store.registry_uploads import check_there, dropped_with
-from hplm.store.schema import domain_versions, domains, jobs, tenant_versions, uploads
+from hplm.store.registry_uploads import check_there, dropped_with, leave_uploads
+from hplm.store.schema import domain_versions, domains, jobs, tenant_versions
 
 MOST_ATTEMPTS = 3
 LOST = {"code": WorkerLostError.code, "message": f"the worker was lost {MOST_ATTEMPTS} times while at it; see its log"}
@@ -109,11 +109,11 @@ class Jobs(RegistryPart):
         with self._database.writing() as connection:
             lost, free = _decided(connection, now_s, lease_s, lapsed)
             for row in lost:
-                leave_uploads(connection, dropped_with(_row(connection, row.id).request))
                 if row.cancel_requested:
                     _end(connection, row.id, "cancelled", now_s)
                 else:
                     _end(connection, row.id, "failed", now_s, error=LOST)
+                leave_uploads(connection, dropped_with(_row(connection, row.id).request))
             if free is None:
                 return None
             connection.execute(
@@ -175,8 +175,8 @@ class Jobs(RegistryPart):
         with self._database.writing() as connection:
             row = _held_row(connection, job_id, worker)
             if row.cancel_requested and not _has_published(connection, row):
-                leave_uploads(connection, dropped_with(row.request))
                 _end(connection, job_id, "cancelled", now_s)
+                leave_uploads(connection, dropped_with(row.request))
                 return False
             connection.execute(
                 update(jobs)
@@ -273,11 +273,6 @@ def let_follow(connection: Connection, subject: str, domain_version_id: int) -> 
     )
     for row in connection.execute(waiting).all():
         connection.execute(update(jobs).where(jobs.c.id == row.id).values(request={**row.request, "domain": name}))
-
-
-def leave_uploads(connection: Connection, left: Collection[str]) -> None:
-    """What goes with a job, as if it had come long ago: nobody is at hand to remove it, so whoever collects next does."""
-    connection.execute(update(uploads).where(uploads.c.id.in_(left)).values(created_s=0.0))
 
 
 def _row(connection: Connection, job_id: str) -> Row[Any]:

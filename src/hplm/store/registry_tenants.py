@@ -14,7 +14,8 @@ from hplm.store.database import RegistryPart, bump
 from hplm.store.numbers import Folder, check_free
 from hplm.store.records import TenantRecord, TenantVersion
 from hplm.store.registry_domains import check_kept
-from hplm.store.registry_jobs import at_work_on, cancel_all, leave_uploads, let_follow, unfinished_subjects
+from hplm.store.registry_jobs import at_work_on, cancel_all, let_follow, unfinished_subjects
+from hplm.store.registry_uploads import leave_uploads
 from hplm.store.schema import domain_versions, domains, tenant_versions, tenants
 
 AFTER_EVERY_NAME = "\x7f"  # names are plain ASCII below it

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import Connection, Row, Text, and_, cast, delete, func, insert, or_, select, tuple_, update
+from sqlalchemy import Connection, Row, Text, and_, cast, delete, false, func, insert, or_, select, tuple_, update
 
 from hplm.errors import UnknownUploadError, UploadError
 from hplm.store.database import RegistryPart
@@ -51,15 +51,10 @@ class Uploads(RegistryPart):
             count, announced, unsent = connection.execute(select(func.count(), *sums)).one()
         return int(count), int(announced), int(unsent)
 
-    def uploads_in_use(self) -> dict[str, list[str]]:
-        """Unfinished jobs, by their ids, of each upload that such name."""
-        found: dict[str, list[str]] = {}
+    def uploads_in_use(self, ids: Collection[str]) -> dict[str, list[str]]:
+        """Unfinished jobs, by their ids, of each of these uploads that such name."""
         with self._database.reading() as connection:
-            unfinished = select(jobs.c.id, jobs.c.request).where(jobs.c.state.in_(UNFINISHED)).order_by(jobs.c.seq)
-            for row in connection.execute(unfinished):
-                for upload_id in uploads_of(row.request):
-                    found.setdefault(upload_id, []).append(row.id)
-        return found
+            return _in_use(connection, ids)
 
     def receive(self, upload_id: str, received: int) -> Upload:
         """Note that the first `received` bytes have come. Raises UploadError where that is fewer than before or too many."""
@@ -109,11 +104,7 @@ class Uploads(RegistryPart):
             old = list(connection.execute(old_ones).scalars())
             if not old:
                 return []
-            unfinished = select(jobs.c.request).where(jobs.c.state.in_(UNFINISHED))
-            if len(old) <= FEW:
-                # Not all that wait are read for the few of a job that ends: an id is nothing else's part.
-                unfinished = unfinished.where(or_(*(cast(jobs.c.request, Text).contains(one) for one in old)))
-            wanted = {one for request in connection.execute(unfinished).scalars() for one in uploads_of(request)}
+            wanted = _in_use(connection, old)
             gone = [one for one in old if one not in wanted]
             connection.execute(delete(uploads).where(uploads.c.id.in_(gone)))
         return gone
@@ -128,6 +119,27 @@ def _row(connection: Connection, upload_id: str) -> Row[Any]:
 
 def _upload(row: Row[Any]) -> Upload:
     return Upload(**row._mapping)
+
+
+def _in_use(connection: Connection, ids: Collection[str]) -> dict[str, list[str]]:
+    unfinished = select(jobs.c.id, jobs.c.request).where(jobs.c.state.in_(UNFINISHED)).order_by(jobs.c.seq)
+    if len(ids) <= FEW:
+        # Not all that wait are read for the few of a job that ends: an id is nothing else's part.
+        unfinished = unfinished.where(or_(false(), *(cast(jobs.c.request, Text).contains(one) for one in ids)))
+    found: dict[str, list[str]] = {}
+    for row in connection.execute(unfinished):
+        for upload_id in uploads_of(row.request).intersection(ids):
+            found.setdefault(upload_id, []).append(row.id)
+    return found
+
+
+def leave_uploads(connection: Connection, left: Collection[str]) -> None:
+    """What went with jobs that have ended, as if it had come long ago: nobody else removes it, so whoever collects next does.
+
+    What another job is still to read stays as it is.
+    """
+    going = set(left) - _in_use(connection, left).keys()
+    connection.execute(update(uploads).where(uploads.c.id.in_(going)).values(created_s=0.0))
 
 
 def check_there(connection: Connection, request: dict[str, Any]) -> None:

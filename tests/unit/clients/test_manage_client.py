@@ -28,7 +28,7 @@ from hplm.serving.watch_stage import WatchStage
 from hplm.store import schema
 from hplm.store.layout import Store
 from hplm.store.registry import Registry
-from hplm.store.registry_jobs import leave_uploads
+from hplm.store.registry_uploads import leave_uploads
 
 LEASE_S = 30.0
 ROWS = "text,label\n" + "".join(f"text {i},{'yes' if i % 2 else 'no'}\n" for i in range(40))

@@ -64,6 +64,21 @@ def test_an_upload_that_a_job_waits_for_is_not_dropped_until_the_job_ends(regist
     assert registry.uploads() == [young]
 
 
+def test_an_upload_that_another_job_is_still_to_read_does_not_go_with_the_job_whose_worker_is_lost(
+    registry: Registry,
+) -> None:
+    shared, own = (registry.start_upload(1, "a", NOW_S) for _ in range(2))
+    data = {"train": {"upload": shared.id}, "dev": {"upload": own.id}}
+    job = registry.submit_job("tenant.create", "tenant:a", {"data": data, "drop_uploads": True}, NOW_S)
+    other = registry.submit_job("tenant.create", "tenant:b", {"data": {"train": {"upload": shared.id}}}, NOW_S)
+    assert registry.uploads_in_use([own.id, shared.id]) == {own.id: [job.id], shared.id: [job.id, other.id]}
+    registry.claim_job("worker", NOW_S, 10)
+    registry.cancel_job(job.id, NOW_S)
+    assert registry.claim_job("another", NOW_S + 60, 10).id == other.id
+    assert {one.id: one.created_s for one in registry.uploads()} == {own.id: 0.0, shared.id: NOW_S}
+    assert registry.uploads_in_use([own.id, shared.id]) == {shared.id: [other.id]}
+
+
 @pytest.mark.parametrize(
     "request_of", [lambda u: {"data": {"train": {"upload": u}}}, lambda u: {"corpus": {"upload": u}}]
 )
