@@ -25,7 +25,7 @@ from hplm.nn.dtype import choose_device, choose_dtype
 from hplm.nn.encoder import WindowEncoder
 from hplm.nn.lookup import compute_windows
 from hplm.plot import table as tables
-from hplm.progress import Report
+from hplm.progress import Report, shared_out
 from hplm.store import artifact
 from hplm.store.layout import Store
 from hplm_builder.checkpoint import Checkpoint
@@ -108,7 +108,8 @@ def build_domain(
     where = choose_device(device)
     parent = lowers.of_lineage(store, base, parent_lineage)
     grams = _grams(store, base, found, settings, before)
-    overall = _overall(report, settings, found.held.num_tokens, len(grams) * base.config.window)
+    weights = _weights(settings, found.held.num_tokens, len(grams) * base.config.window)
+    overall = shared_out(report, weights, READING_SHARE)
     # What the branch keeps and how small a corpus may be are nothing to the training.
     trained_by = {field.name: getattr(settings, field.name) for field in fields(MaskedLmSettings)}
     run = {"settings": trained_by, "parent": source_of(parent, found.text)}
@@ -183,26 +184,16 @@ def distance(old: WindowEncoder, new: WindowEncoder, grams: Ids) -> float:
     return float(np.square(after - before).mean() / before.var())
 
 
-def _overall(report: Report, settings: DomainSettings, held_out_tokens: int, branch_tokens: int) -> Report:
-    """Shares of the whole job out to its steps: a token costs a third without its gradients, less without upper layers."""
+def _weights(settings: DomainSettings, held_out_tokens: int, branch_tokens: int) -> dict[str, float]:
+    """Of the steps behind the reading: a token costs a third without its gradients, less without upper layers."""
     measuring = HELD_OUT_ROUNDS * held_out_tokens / 3
-    costs = {
+    return {
         WARM_UP: settings.warmup_tokens / 3,
         MEASURE_BEFORE: measuring,
         PRETRAIN: float(settings.total_tokens),
         MEASURE_AFTER: measuring,
         BRANCH: branch_tokens / 6,
     }
-    whole, before = sum(costs.values()), 0.0
-    starts = {}
-    for step, cost in costs.items():
-        starts[step] = before
-        before += cost
-
-    def told(step: str, done: float) -> None:
-        report(step, READING_SHARE + (1 - READING_SHARE) * (starts[step] + costs[step] * done) / whole)
-
-    return told
 
 
 def estimate_domain(

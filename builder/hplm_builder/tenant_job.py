@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 from hplm.adapters import tenant as tenants
@@ -18,7 +16,7 @@ from hplm.manage.inputs import locate
 from hplm.nn import base as bases
 from hplm.nn.base import Base
 from hplm.nn.lookup import PlotLookup, open_lineage
-from hplm.progress import Report
+from hplm.progress import shared_out
 from hplm.store.layout import Store
 from hplm.store.records import DomainVersion, Job, TenantVersion
 from hplm.store.registry import Registry
@@ -31,9 +29,9 @@ from hplm_builder.register import told_of
 from hplm_builder.scores import METRICS
 from hplm_builder.tenants import estimate_fine_tune, load_version, train_tenant
 
-# Where each step ends, as a share of the job: texts through the tables, then the epochs; and where there are unlabelled texts.
-STEPS = {"features": 0.25, "fine-tune": 1.0}
-STEPS_WITH_TEACHER = {"features": 0.1, "unlabelled": 0.2, "teacher": 0.4, "label": 0.5, "fine-tune": 1.0}
+# Each step's share of the job: texts through the tables, then the epochs; and where there are unlabelled texts.
+SHARES = {"features": 0.25, "fine-tune": 0.75}
+SHARES_WITH_TEACHER = {"features": 0.1, "unlabelled": 0.1, "teacher": 0.2, "label": 0.1, "fine-tune": 0.5}
 
 
 def make_tenant(job: Job, bench: Bench) -> dict[str, Any]:
@@ -50,7 +48,7 @@ def make_tenant(job: Job, bench: Bench) -> dict[str, Any]:
         name,
         task.data,
         task.settings,
-        _overall(bench.report, STEPS_WITH_TEACHER if task.data.unlabelled else STEPS),
+        shared_out(bench.report, SHARES_WITH_TEACHER if task.data.unlabelled else SHARES),
         start=task.start,
     )
     crash_point("job.trained")
@@ -186,17 +184,6 @@ def _versions(registry: Registry, name: str) -> list[TenantVersion]:
         return registry.tenant_versions(name)
     except UnknownTenantError:
         return []
-
-
-def _overall(report: Report, ends: Mapping[str, float]) -> Report:
-    """The steps' own progress as that of the whole job, of which each ends at its share."""
-    spans = dict(zip(ends, pairwise((0.0, *ends.values())), strict=True))
-
-    def told(step: str, progress: float) -> None:
-        start, end = spans[step]
-        report(step, start + (end - start) * progress)
-
-    return told
 
 
 def _result(version: TenantVersion) -> dict[str, Any]:

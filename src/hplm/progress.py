@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
+from itertools import accumulate
 from typing import Any
 
 from rich.console import Console
@@ -42,6 +43,17 @@ def bar_report(bars: Progress, name: str, *, of_all: bool = False) -> Report:
         bars.update(shown[about], description=f"{name}: {step}", completed=100 * progress)
 
     return report
+
+
+def shared_out(report: Report, weights: Mapping[str, float], begin: float = 0.0) -> Report:
+    """A Report of steps' own progress, told as that of all: what lies behind `begin` is shared out to them by `weights`."""
+    starts = dict(zip(weights, accumulate(weights.values(), initial=0.0), strict=False))
+    whole = sum(weights.values())
+
+    def told(step: str, progress: float) -> None:
+        report(step, begin + (1 - begin) * (starts[step] + weights[step] * progress) / whole)
+
+    return told
 
 
 class Bars(Progress):

@@ -7,9 +7,10 @@ import re
 import time
 from collections.abc import Callable
 
+import pytest
 from rich.console import Console
 
-from hplm.progress import Bars, bar_report
+from hplm.progress import Bars, bar_report, shared_out
 
 
 def lines_of(console: Console, is_enough: Callable[[list[str]], bool]) -> str:
@@ -84,3 +85,11 @@ def test_a_name_with_brackets_is_shown_as_it_is() -> None:
     with Bars(Console(file=(file := io.StringIO()), width=100)) as bars:
         bar_report(bars, "reviews [small]")("features", 1.0)
     assert "reviews [small]: features" in file.getvalue()
+
+
+def test_steps_share_out_what_is_left_by_their_weights() -> None:
+    told: list[tuple[str, float]] = []
+    report = shared_out(lambda step, progress: told.append((step, progress)), {"a": 1, "b": 3}, begin=0.2)
+    for step, progress in (("a", 0.0), ("a", 1.0), ("b", 0.5), ("b", 1.0)):
+        report(step, progress)
+    assert told == [("a", 0.2), ("a", pytest.approx(0.4)), ("b", pytest.approx(0.7)), ("b", pytest.approx(1.0))]
