@@ -38,7 +38,7 @@ WarmUpOption = Annotated[
         "--warmup-tokens", help="Before them, for the head that names masked words alone; without it 400,000."
     ),
 ]
-RateOption = Annotated[float | None, typer.Option()]
+RateOption = Annotated[float | None, typer.Option(help="Of the lower layers at its highest; without it 5e-5.")]
 TopOption = Annotated[float | None, typer.Option("--top", help="Percent of the corpus's n-grams that the table holds.")]
 
 
