@@ -21,6 +21,7 @@ from hplm.errors import (
     InternalError,
     JobCancelledError,
     LeaseLostError,
+    MissingArtifactError,
     MissingRegistryError,
     RegistryError,
     StoppingError,
@@ -68,21 +69,22 @@ class Worker:
     def run(self, *, until_idle: bool = False) -> None:
         """Take jobs until `stop` is set, or with `until_idle` until there is none. Waits for a registry that is not there.
 
-        Raises MissingRegistryError where there is none and `until_idle`.
+        With `until_idle` raises MissingRegistryError where there is none, MissingArtifactError where it is another store's.
         """
         pause_s = LOOK_S
         while not self.stop.is_set():
             began_s = time.monotonic()
             try:
                 with contextlib.closing(Registry.open(self._store)) as registry:
+                    caretaker.check_same(self._store, registry.snapshot())
                     with self._cleaning(registry):
                         self._take_jobs(registry, until_idle)
                     if until_idle:
                         self._clean(registry)
                 if until_idle:
                     return
-            except (RegistryError, OSError) as error:
-                if until_idle and isinstance(error, MissingRegistryError):
+            except (RegistryError, MissingArtifactError, OSError) as error:
+                if until_idle and isinstance(error, MissingRegistryError | MissingArtifactError):
                     raise
                 log.warning("no jobs for now: %s", error)
                 # What was there for longer than a pause is not away each time.
@@ -100,6 +102,8 @@ class Worker:
 
     def _take_jobs(self, registry: Registry, until_idle: bool) -> None:
         while not self.stop.is_set():
+            # Where the store has gone, each job would fail, and its uploads go with it.
+            self._store.bases()
             job = registry.claim_job(self._name, self._clock(), self._times.lease_s, lapsed=self._lapsed)
             if job is not None:
                 crash_point("job.claimed")
@@ -129,7 +133,7 @@ class Worker:
             while True:
                 try:
                     self._clean(registry)
-                except (RegistryError, OSError) as error:
+                except (RegistryError, MissingArtifactError, OSError) as error:
                     log.warning("not cleaned for now: %s", error)
                 except Exception:
                     # A mistake of ours must not be the last that is heard of cleaning.
@@ -165,7 +169,7 @@ class Worker:
                 log.warning("job %s is left to whoever takes it next: %s", job.id, lost.wire())
                 return
             except HplmError as found:
-                error = found
+                error = _unread_upload(job, found) or found
             except OSError as failed:
                 log.exception("job %s failed", job.id)
                 error = StoreUnavailableError(f"the worker cannot read or write a file it needs: {failed.strerror}")
@@ -236,6 +240,16 @@ def _error_of(failed: BaseException) -> tuple[HplmError, bool]:
         if is_device_lost(failed):
             return StoreUnavailableError("the worker's device was lost on this job; its log says why"), True
     return InternalError("the worker failed on this job; its log says why"), False
+
+
+def _unread_upload(job: Job, found: HplmError) -> HplmError | None:
+    """What a job fails with that cannot read what was sent, which is not the sender's to mend."""
+    if not isinstance(found, DataError) or not isinstance(found.__cause__, OSError) or not uploads_of(job.request):
+        return None
+    log.error("job %s: %s; does this worker run as the server's user?", job.id, found)
+    error = StoreUnavailableError(f"the worker cannot read an upload: {found.__cause__.strerror}")
+    error.__cause__ = found.__cause__
+    return error
 
 
 def _let_go(error: BaseException | None) -> None:

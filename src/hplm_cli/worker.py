@@ -27,7 +27,7 @@ def worker(
     registry: RegistryOption = "",
     threads: Annotated[int, typer.Option(min=1, help="CPU threads; serving wants the others.")] = 1,
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where domains are pretrained.")] = "cpu",
-    once: Annotated[bool, typer.Option("--once", help="End when there is no job left.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="End when there is no job that it can take.")] = False,
     parent: Annotated[int, typer.Option(hidden=True, help="End when this process does.")] = 0,
 ) -> None:
     """Do the jobs that manage requests queue: fine-tune tenants, pretrain domains, remove what nobody uses any more.

@@ -12,7 +12,7 @@ from itertools import groupby
 from pathlib import Path
 
 from hplm.crash import crash_point
-from hplm.errors import ArtifactError, CorruptArtifactError, WrongBaseError
+from hplm.errors import ArtifactError, CorruptArtifactError, MissingArtifactError, WrongBaseError
 from hplm.store import artifact, housekeeping
 from hplm.store.artifact import Artifact
 from hplm.store.housekeeping import AdoptPlan, Removal
@@ -25,6 +25,7 @@ GRACE_S = 120.0  # longer than any request that may still hold what was retired
 UPLOAD_S = 86_400.0
 UNBEGUN_UPLOAD_S = 1_800.0  # its client has gone: the first chunk needs no longer
 UNFINISHED_UPLOAD_S = 6 * 3_600.0  # what was announced counts against the room for uploads, sent or not
+MOST_LOOKED_AT = 100  # paths that tell whose the registry is
 JOB_S = 30 * 86_400.0  # what became of a job can be asked so long
 
 
@@ -56,14 +57,34 @@ class Removed(Removal):
         return super().count + len(self.uploads)
 
 
+def check_same(store: Store, known: Snapshot) -> None:
+    """That the registry is the store's. Raises MissingArtifactError where most of what it names is not there.
+
+    Another store's registry has other numbers under the same names: what is served here would be removed as left over.
+    """
+    named = sorted({one.path for one in known.domains} | {one.path for one in known.tenants})
+    looked_at = named[:: 1 + len(named) // MOST_LOOKED_AT]
+    missing = [path for path in looked_at if not store.path(path).exists()]
+    if 2 * len(missing) > len(looked_at):
+        raise MissingArtifactError(
+            f"{len(missing)} of {len(looked_at)} paths that the registry names, as {missing[0]}, are not in {store.root}: "
+            "it is another store's registry (--registry, HPLM_REGISTRY), or the store is not mounted"
+        )
+
+
 def collect(
     store: Store, registry: Registry, now_s: float, *, grace_s: float = GRACE_S, upload_s: float = UPLOAD_S
 ) -> Removed:
-    """Remove what nobody uses; returns what went. Killed at any point, the next call goes on."""
+    """Remove what nobody uses; returns what went. Killed at any point, the next call goes on.
+
+    Raises MissingArtifactError where the registry is another store's.
+    """
     found = look(store)
+    known = registry.snapshot()
+    check_same(store, known)
     plan = housekeeping.plan_removal(
         found,
-        registry.snapshot(),
+        known,
         registry.collectable(now_s - grace_s),
         now_s=now_s,
         grace_s=grace_s,

@@ -33,11 +33,13 @@ from hplm.store import schema
 from hplm.store.layout import Store
 
 BUSY_S = 5.0
+IN_ONE_QUERY = 500  # values: SQLite takes no more than 32,766 in its usual build
 ADOPT = "`hplm store adopt` makes one of the artifacts in the store"
 BEGIN = "hplm_begin"  # the execution option that says how a transaction of SQLite begins
-KINDS = "a registry is sqlite:////path/of/a.file or postgresql+psycopg://user@host/database"
+KINDS = "a registry is sqlite:////path/of/a.file or postgresql+psycopg://user@host:port/database"
 # A network that swallows packets says nothing: without these a question waits for a quarter of an hour.
 GONE_AFTER = {
+    "connect_timeout": int(BUSY_S),
     "tcp_user_timeout": int(2000 * BUSY_S),
     "keepalives_idle": int(BUSY_S),
     "keepalives_interval": 2,
@@ -45,6 +47,7 @@ GONE_AFTER = {
 }
 # Whoever is stopped, or loses its machine, within a write would keep all others from writing: for hours, where nobody looks.
 STOPPED_S = 30.0
+POSTGRES = "postgresql+psycopg"
 POSTGRES_OPTIONS = (
     f"-c lock_timeout={BUSY_S:.0f}s -c idle_in_transaction_session_timeout={STOPPED_S:.0f}s -c timezone=UTC"
 )
@@ -230,9 +233,8 @@ class Database:
                 json_serializer=_json,
                 pool_pre_ping=True,  # a server that was restarted costs one look, not an error
                 connect_args={
-                    "connect_timeout": int(BUSY_S),
-                    "options": POSTGRES_OPTIONS,
                     **{key: value for key, value in GONE_AFTER.items() if key not in url.query},
+                    "options": f"{url.query.get('options', '')} {POSTGRES_OPTIONS}",
                 },
             )
         except ModuleNotFoundError as error:
@@ -293,9 +295,13 @@ def _address(registry: str) -> URL:
     """Raises ConfigError where it is neither a file of SQLite nor a database of PostgreSQL."""
     try:
         url = make_url(registry)
-    except sql.ArgumentError:
-        raise ConfigError(f"{KINDS}, not {registry!r}") from None
-    if url.get_backend_name() == "postgresql" or (url.drivername == "sqlite" and url.database and not url.query):
+    except (sql.ArgumentError, ValueError):
+        # What cannot be taken apart is not shown: a password may be in it.
+        shown = f", not {registry!r}" if "@" not in registry else ""
+        raise ConfigError(f"{KINDS}{shown}") from None
+    if url.drivername == "postgresql":
+        url = url.set(drivername=POSTGRES)
+    if url.drivername == POSTGRES or (url.drivername == "sqlite" and url.database and not url.query):
         return url
     raise ConfigError(f"{KINDS}, not {url.render_as_string()!r}")
 

@@ -98,7 +98,7 @@ def is_later(one: Found, known: Snapshot) -> bool:
     number = one.parts[-1]
     if one.path in known.paths or not _is_named(one, known) or not number.isdigit():
         return False
-    subject = f"{one.kind}:{'/'.join(one.parts[1:-1])}"
+    subject = f"{one.kind}:{'/'.join(one.parts[1:-1])}"  # "tenant:" of one called by digits whose folder is its first version's
     return int(number) > known.given.get(subject, int(number))
 
 
@@ -128,9 +128,7 @@ def is_unknown(one: Found, known: Snapshot) -> bool:
 
 def _is_named(one: Found, known: Snapshot) -> bool:
     """Whether it is of a tenant or domain that the registry knows."""
-    if one.kind == "tenant":
-        return one.parts[1] in known.tenant_names
-    return one.kind == "domain" and (one.parts[1], one.parts[2]) in known.domain_names
+    return one.kind in ("tenant", "domain") and _subject(one) in known.given
 
 
 def plan_adoption(cards: Sequence[Card], known: Snapshot, *, root: str = "") -> AdoptPlan:
@@ -163,8 +161,7 @@ class _Planner:
         self._fingerprints = {base.name: base.fingerprint for base in known.bases}
         self._paths = {one.path for one in known.domains}
         self._roots = {(one.base, one.domain): one.path for one in known.domains if one.parent_id is None}
-        self._domains_known = set(known.domain_names)
-        self._named = set(known.tenant_names)
+        self._named = set(known.given)
         self._bases: list[BaseRecord] = []
         self._domains: list[NewDomain] = []
         self._tenants: list[NewTenant] = []
@@ -191,11 +188,11 @@ class _Planner:
         for card in cards:
             if base := self._base_of(card):
                 name, path = card.found.parts[1], card.found.path
-                if (base, name) in self._domains_known:
+                if (subject := f"domain:{base}/{name}") in self._named:
                     self.skip(card, f"domain {name!r} is registered elsewhere")
                     continue
                 self._roots[base, name] = path
-                self._domains_known.add((base, name))
+                self._named.add(subject)
                 self._paths.add(path)
                 self._domains.append(NewDomain(base, name, 1, path, None, card.about or {}))
 
@@ -224,17 +221,17 @@ class _Planner:
                 self.skip(card, f"its version 1 is in {card.found.path}/1")
             elif domain := self._domain_of(card):
                 self._tenants.append(NewTenant(name, number, card.found.path, domain, card.about or {}))
-        self._named |= {one.name for one in self._tenants}
+        self._named |= {f"tenant:{one.name}" for one in self._tenants}
 
     def add_banks(self, cards: Iterable[Card]) -> None:
         # A tenant of several banks is served from the newest.
         for card in sorted(cards, key=lambda card: -card.made_s):
-            new = [name for name in card.members if name not in self._named]
+            new = [name for name in card.members if f"tenant:{name}" not in self._named]
             if not new:
                 self.skip(card, "all its tenants are registered elsewhere")
             elif domain := self._domain_of(card):
                 self._tenants += [NewTenant(name, 1, card.found.path, domain, {}) for name in new]
-                self._named.update(new)
+                self._named.update(f"tenant:{name}" for name in new)
 
     def _base_of(self, card: Card) -> str:
         """Name of the base that an artifact was made over, "" where it is not there (and the artifact is skipped)."""

@@ -138,8 +138,8 @@ class Snapshot:
     """What the registry says about files, at one moment.
 
     `domains` and `tenants` are kept versions. The other fields also cover what is retired, deleted or not yet published:
-    every path, every tenant's name, every domain's `(base, name)`, every upload's id. `busy`: subjects of running jobs.
-    `given`: the highest version number handed out, by subject.
+    every path, every upload's id, and `given`: the highest version number handed out, by the subject of every tenant and
+    domain. `busy`: subjects of running jobs.
     `unfinished`: ids of jobs that run or wait; `ended`: of the others.
     """
 
@@ -148,8 +148,6 @@ class Snapshot:
     domains: tuple[DomainVersion, ...]
     tenants: tuple[Claim, ...]
     paths: frozenset[str]
-    tenant_names: frozenset[str]
-    domain_names: frozenset[tuple[str, str]]
     uploads: frozenset[str]
     busy: frozenset[str]
     given: Mapping[str, int]

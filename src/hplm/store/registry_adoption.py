@@ -45,13 +45,9 @@ class Adoption(RegistryPart):
                     for table in (bases, domain_versions, tenant_versions)
                     for path in column(select(table.c.path).distinct())
                 ),
+                uploads=frozenset(column(select(uploads.c.id))),
                 # Not those that jobs name: a version's number is in here before its folder is made, and what lies in the store
                 # under a name that only a job has is of a registry that went on longer.
-                tenant_names=frozenset(column(select(tenants.c.name))),
-                domain_names=frozenset(
-                    (row.base, row.name) for row in connection.execute(select(domains.c.base, domains.c.name))
-                ),
-                uploads=frozenset(column(select(uploads.c.id))),
                 given={
                     **{f"tenant:{row.name}": row.last_number for row in connection.execute(select(tenants))},
                     **{f"domain:{row.base}/{row.name}": row.last_number for row in connection.execute(select(domains))},

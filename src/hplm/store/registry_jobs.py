@@ -104,9 +104,13 @@ class Jobs(RegistryPart):
         """
         with self._database.reading() as connection:
             # Idle workers ask often, and need not stop those who write.
-            if _decided(connection, now_s, lease_s, lapsed) == ([], None) and not _are_any_running(connection):
+            is_idle = _decided(connection, now_s, lease_s, lapsed) == ([], None)
+            if is_idle and not _are_any_running(connection):
                 return None
         with self._database.writing() as connection:
+            if is_idle:
+                # That it could be locked for writing is all that was asked: with many that wait for one, to look takes long.
+                return None
             lost, free = _decided(connection, now_s, lease_s, lapsed)
             for row in lost:
                 if row.cancel_requested:

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Select, bindparam, func, insert, or_, select,
 
 from hplm.crash import crash_point
 from hplm.errors import ConflictError, UnknownTenantError, UnknownVersionError
-from hplm.store.database import RegistryPart, bump
+from hplm.store.database import IN_ONE_QUERY, RegistryPart, bump
 from hplm.store.numbers import Folder, check_free
 from hplm.store.records import TenantRecord, TenantVersion
 from hplm.store.registry_domains import check_kept
@@ -19,7 +19,6 @@ from hplm.store.registry_uploads import leave_uploads
 from hplm.store.schema import domain_versions, domains, tenant_versions, tenants
 
 AFTER_EVERY_NAME = "\x7f"  # names are plain ASCII below it
-IN_ONE_QUERY = 500
 
 
 class Tenants(RegistryPart):

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, Text, and_, cast, delete, false, func, insert, or_, select, tuple_, update
 
 from hplm.errors import UnknownUploadError, UploadError
-from hplm.store.database import RegistryPart
+from hplm.store.database import IN_ONE_QUERY, RegistryPart
 from hplm.store.records import UNFINISHED, Upload
 from hplm.store.schema import jobs, uploads
 
@@ -106,7 +106,8 @@ class Uploads(RegistryPart):
                 return []
             wanted = _in_use(connection, old)
             gone = [one for one in old if one not in wanted]
-            connection.execute(delete(uploads).where(uploads.c.id.in_(gone)))
+            for first in range(0, len(gone), IN_ONE_QUERY):
+                connection.execute(delete(uploads).where(uploads.c.id.in_(gone[first : first + IN_ONE_QUERY])))
         return gone
 
 

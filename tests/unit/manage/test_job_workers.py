@@ -24,7 +24,13 @@ from hplm_builder.job_report import HUNG, LeaseTimes
 from hplm_builder.worker import Worker
 
 from hplm.adapters import tenant as tenants
-from hplm.errors import DataError, JobCancelledError, MissingRegistryError, RegistryUnavailableError
+from hplm.errors import (
+    DataError,
+    JobCancelledError,
+    MissingArtifactError,
+    MissingRegistryError,
+    RegistryUnavailableError,
+)
 from hplm.manage.service import ManageService
 from hplm.nn.base import Base
 from hplm.nn.lookup import PlotLookup
@@ -122,6 +128,53 @@ def test_two_workers_do_two_jobs_at_once_and_one_after_the_other_for_one_tenant(
     verdict = caretaker.verify(store, registry, time.time())
     assert not verdict.problems
     assert not verdict.loose
+
+
+def test_a_worker_whose_store_is_not_mounted_takes_no_job(
+    service: ManageService, store: Store, registry: Registry, tmp_path: Path
+) -> None:
+    job = create_tenant(service)
+    (tmp_path / "mount").mkdir()
+    away = Store(tmp_path / "mount", f"sqlite:///{store.root}/registry.sqlite")
+    with pytest.raises(MissingArtifactError, match="or the store is not mounted"):
+        work(away)
+    with at_work(away):
+        time.sleep(1)
+    assert registry.job(job).state == "queued"
+    assert len(registry.uploads()) == 1
+    work(store)
+    assert registry.job(job).state == "done"
+
+
+def test_a_worker_whose_store_goes_away_takes_no_more_jobs(
+    service: ManageService, store: Store, registry: Registry, tmp_path: Path
+) -> None:
+    with at_work(store):
+        (store.root / "bases").rename(tmp_path / "bases")
+        time.sleep(1)
+        job = create_tenant(service)
+        time.sleep(1)
+        assert registry.job(job).state == "queued"
+        (tmp_path / "bases").rename(store.root / "bases")
+        wait_for(registry, job, "done")
+
+
+def test_an_upload_that_the_worker_cannot_read_is_not_the_senders_fault_and_stays(
+    service: ManageService, store: Store, registry: Registry
+) -> None:
+    job = create_tenant(service)
+    (file,) = (store.root / "uploads").glob("*/train.csv")
+    content = file.read_bytes()
+    file.unlink()
+    file.symlink_to(file.name)
+    work(store)
+    failure(registry, job, "STORE_UNAVAILABLE")
+    file.unlink()
+    file.write_bytes(content)
+    data = {"train": {"upload": file.parent.name}}
+    again = ask(service, "tenant.create", tenant="acme", data=data, settings=QUICK)["job"]
+    work(store)
+    assert registry.job(again).state == "done"
 
 
 def test_what_a_job_made_is_removed_where_it_cannot_be_published(

@@ -395,12 +395,41 @@ def test_who_is_stopped_within_a_write_keeps_the_others_from_a_postgresql_for_a_
 
 
 @pytest.mark.parametrize(
-    "address", ["mysql://x/y", "sqlite://", "nonsense", "sqlite:////a.sqlite?mode=memory", "postgresql+asyncpg://x/y"]
+    "address",
+    [
+        *("mysql://x/y", "sqlite://", "nonsense", "sqlite:////a.sqlite?mode=memory", "postgresql+asyncpg://x/y"),
+        *("postgresql+psycopg2://u:secret@h/db", "postgresql+psycopg://u:secret@h:port/db", "u:secret@h/db"),
+        *(
+            "postgresql+psycopg//u:secret@h/db",
+            "postgresql+psycopg://u:secret@[::1/db",
+            "postgresql+nosuch://u:secret@h/db",
+        ),
+    ],
 )
-def test_another_kind_of_registry_is_refused(tmp_path: Path, address: str) -> None:
-    with pytest.raises(HplmError) as said:
+def test_another_kind_of_registry_is_refused_without_its_password(tmp_path: Path, address: str) -> None:
+    with pytest.raises(HplmError, match="a registry is sqlite") as said:
         Registry.open(Store(tmp_path, address), create=True)
     assert said.type is ConfigError
+    assert "secret" not in str(said.value)
+
+
+def test_a_registry_may_have_a_schema_of_its_own(postgres: PostgresServer, tmp_path: Path) -> None:
+    postgres.clear()
+    with (
+        closing(Registry.open(Store(tmp_path, postgres.url), create=True)) as registry,
+        registry._database.writing() as connection,
+    ):
+        for name in ("one", "two"):
+            connection.exec_driver_sql(f"CREATE SCHEMA {name}")
+    # Without a driver, as other programs take it.
+    address = postgres.url.replace("+psycopg", "")
+    for name in ("one", "two"):
+        store = Store(tmp_path, f"{address}&options=-csearch_path%3D{name}")
+        with closing(Registry.open(store, create=True)) as registry:
+            assert registry.domains() == []
+            publish_root(registry)
+            with registry._database.reading() as connection:
+                assert connection.exec_driver_sql("SHOW lock_timeout").scalar() == "5s"
 
 
 def test_a_path_with_odd_characters_is_no_address(tmp_path: Path) -> None:

@@ -53,6 +53,13 @@ def test_uploads_are_listed_oldest_first_and_page_by_page(registry: Registry) ->
         registry.uploads(after=listed[1].id)
 
 
+def test_more_uploads_go_at_once_than_one_query_may_name(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hplm.store.registry_uploads.IN_ONE_QUERY", 3)
+    made = [registry.start_upload(1, "a", NOW_S).id for _ in range(7)]
+    assert sorted(registry.drop_uploads(before_s=NOW_S + 1)) == sorted(made)
+    assert registry.uploads() == []
+
+
 def test_an_upload_that_a_job_waits_for_is_not_dropped_until_the_job_ends(registry: Registry) -> None:
     used, unused, young = (registry.start_upload(1, "a", NOW_S + after_s) for after_s in (0, 1, 100))
     request = {"data": {"train": {"upload": used.id}, "test": {"path": "x"}}}

@@ -8,7 +8,7 @@ from hplm.store.records import Snapshot
 from hplm.store.registry import Registry
 from tests.unit.store.making import NOW_S, put_bank, put_domain, put_tenant
 
-NOTHING = Snapshot(0, (), (), (), frozenset(), frozenset(), frozenset(), frozenset(), frozenset(), {})
+NOTHING = Snapshot(0, (), (), (), frozenset(), frozenset(), frozenset(), {})
 
 
 def publish(store: Store, registry: Registry, base: str, name: str, expected: int | None = None) -> str:

@@ -7,13 +7,16 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from hplm import base_folder
 from hplm.adapters import bank_file
 from hplm.adapters import tenant as tenants
+from hplm.errors import MissingArtifactError
 from hplm.nn import lower
 from hplm.plot import table
 from hplm.store import caretaker
@@ -24,7 +27,7 @@ from hplm.store.layout import Store
 from hplm.store.records import DomainVersion, Snapshot
 from hplm.store.registry import Registry
 from tests.unit.store.housekeeping.stores import NOTHING, found, paths, publish
-from tests.unit.store.making import NOW_S, put_bank, put_domain, put_tenant
+from tests.unit.store.making import NOW_S, publish_root, put_bank, put_domain, put_tenant
 
 GRACE_S = 120.0
 STRAY_S = 86_400.0
@@ -81,7 +84,7 @@ def test_leftovers_go_when_they_are_old_and_nobody_fills_them() -> None:
 
 
 def test_versions_without_a_row_go_only_where_their_name_has_one() -> None:
-    known = replace(NOTHING, tenant_names=frozenset({"a"}), domain_names=frozenset({("b", "law")}))
+    known = replace(NOTHING, given={"tenant:a": 3, "domain:b/law": 3})
     tenant, domain = found("tenants/a/3", "tenant"), found("domains/b/law/3", "domain")
     others = (
         found("tenants/x/1", "tenant"),
@@ -247,6 +250,24 @@ def test_uploads_go_when_they_are_old_and_no_job_waits_for_them(store: Store, re
     assert [one.path for one in removed.strays] == ["uploads/stray"]
     assert paths(store) == {f"uploads/{used.id}"}
     assert registry.uploads() == [used]
+
+
+def test_with_another_stores_registry_nothing_is_removed(store: Store, base: str, tmp_path: Path) -> None:
+    other = Store(tmp_path / "other")
+    with closing(Registry.open(store, create=True)) as registry:
+        publish_root(registry)
+        for expected in (None, 1, 2):
+            publish(store, registry, base, "acme", expected)
+        put_tenant(other, "tenants/acme/2", base)
+        foreign = Store(other.root, f"sqlite:///{store.root}/registry.sqlite")
+        with (
+            closing(Registry.open(foreign)) as opened,
+            pytest.raises(MissingArtifactError, match="paths that the registry names"),
+        ):
+            collect(other, opened)
+        assert paths(other) == {"tenants/acme/2"}
+        collect(store, registry)
+        assert {f"tenants/acme/{number}" for number in (1, 2, 3)} < paths(store)
 
 
 def test_what_cannot_be_removed_keeps_nothing_else(store: Store, registry: Registry) -> None:
