@@ -108,5 +108,5 @@ def _words(job: Job) -> str:
     if job.failure is not None:
         lines.append(f"  error: {job.failure.wire()}")
     if job.result is not None:
-        lines.append(f"  result: {job.result}")
+        lines += [f"  {name}: {cell(name, value)}" for name, value in job.result.items()]
     return "\n".join(lines)

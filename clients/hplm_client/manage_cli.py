@@ -262,9 +262,11 @@ def cell(name: str, value: Any) -> str:
     if name == "progress":
         # What is not done is not 100%.
         return f"{100 if value == 1 else min(99, round(100 * value))}%"
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | list):
         return ", ".join(map(str, value)) or "-"
-    return ", ".join(f"{key} {one:.3f}" for key, one in value.items()) if name == "scores" else str(value)
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {one:.3f}" if isinstance(one, float) else f"{key} {one}" for key, one in value.items())
+    return str(value)
 
 
 def _show_plan(plan: Plan, as_json: bool) -> None:
@@ -274,7 +276,7 @@ def _show_plan(plan: Plan, as_json: bool) -> None:
     for key, value in plan.details.items():
         if key == "warnings":
             continue
-        words = left(value).removesuffix(" left") if key == "estimated_s" else value
+        words = left(value).removesuffix(" left") if key == "estimated_s" else cell(key, value)
         say(f"{key.removesuffix('_s')}: {words}")
     warn(plan.details)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -31,7 +32,11 @@ def send_file(ask: Callable[..., dict[str, Any]], path: Path, sent: Sent) -> str
     """
     check_ending(path.name, UPLOAD_ENDINGS)
     with _readable(path):
-        total_bytes = path.stat().st_size
+        about_file = path.stat()
+        if stat.S_ISFIFO(about_file.st_mode):
+            # To open it would wait for who writes, and it cannot be read twice.
+            raise DataError(f"{path} is a pipe: its size and checksum go first, so send a file")
+        total_bytes = about_file.st_size
         opened = path.open("rb")
     if not total_bytes:
         opened.close()

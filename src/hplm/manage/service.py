@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, ClassVar
 
@@ -20,6 +20,7 @@ from hplm.errors import (
     QueueFullError,
     RegistryError,
     UnknownDomainError,
+    UnknownTenantError,
     check_ending,
     from_stored,
 )
@@ -96,7 +97,8 @@ class ManageService:
         name = request.tenant
         base, domain = request.base or self._settings.base, request.domain or self._settings.domain
         if kind == "tenant.update":
-            record = self._registry.tenant(name)
+            with self._telling_of_job(f"tenant:{name}"):
+                record = self._registry.tenant(name)
             if request.base not in (None, record.base):
                 raise BadManageRequestError(
                     f"tenant {name!r} is over base {record.base!r}, which an update cannot change"
@@ -127,7 +129,8 @@ class ManageService:
         name = request.domain
         base = request.base or self._settings.base
         if kind == "domain.update":
-            known = self._registry.domain(base, name).parent
+            with self._telling_of_job(f"domain:{base}/{name}"):
+                known = self._registry.domain(base, name).parent
             if known is None:
                 raise BadManageRequestError(f"{name!r} is the root of its tree: `hplm build plot` makes it")
             if request.parent not in (None, known):
@@ -171,13 +174,23 @@ class ManageService:
 
         Raises UnknownDomainError.
         """
-        try:
+        subject = f"domain:{base}/{name}"
+        if is_waited_for and self._registry.find_domain(base, name) is None and self._registry.creating(subject):
+            return
+        with self._telling_of_job(subject):
             self._registry.domain(base, name)
-        except UnknownDomainError as error:
-            if (job := self._registry.creating(f"domain:{base}/{name}")) is None:
+
+    @contextmanager
+    def _telling_of_job(self, subject: str) -> Iterator[None]:
+        """Where a tenant or domain is not there yet, say which job makes it."""
+        try:
+            yield
+        except (UnknownTenantError, UnknownDomainError) as error:
+            if (job := self._registry.creating(subject)) is None:
                 raise
-            if not is_waited_for:
-                raise UnknownDomainError(f"{error} yet: job {job} makes it; ask again when that is done") from None
+            raise type(error)(
+                f"{error} yet: job {job} makes it; ask again when that is done, or cancel it (`hplm job cancel {job}`)"
+            ) from None
 
     def _root(self, base: str) -> str:
         """What a domain stands on that names no parent. Raises UnknownDomainError, or BadManageRequestError of several."""
@@ -252,14 +265,17 @@ class ManageService:
 
     def _delete_tenant(self, request: requests.OfTenant) -> Answer:
         crash_point("delete.before")
-        uploads = self._registry.delete_tenant(request.tenant, self._clock())
+        with self._telling_of_job(f"tenant:{request.tenant}"):
+            uploads = self._registry.delete_tenant(request.tenant, self._clock())
         crash_point("delete.after")
         self._consume(uploads)
         return {"tenant": request.tenant}
 
     def _delete_domain(self, request: requests.OfDomain) -> Answer:
         base = request.base or self._settings.base
-        if self._registry.domain(base, request.domain).parent is None:
+        with self._telling_of_job(f"domain:{base}/{request.domain}"):
+            parent = self._registry.domain(base, request.domain).parent
+        if parent is None:
             raise BadManageRequestError(f"{request.domain!r} is the root of its tree, all else stands on it")
         if (base, request.domain) == (self._settings.base, self._settings.domain):
             # The look-up stage finds its root by it, and would not load again.
@@ -275,12 +291,14 @@ class ManageService:
 
     def _roll_back(self, request: requests.RollBackTenant) -> Answer:
         crash_point("rollback.before")
-        version = self._registry.rollback_tenant(request.tenant, request.version)
+        with self._telling_of_job(f"tenant:{request.tenant}"):
+            version = self._registry.rollback_tenant(request.tenant, request.version)
         crash_point("rollback.after")
         return {"tenant": request.tenant, "version": version.number}
 
     def _show_tenant(self, request: requests.OfTenant) -> Answer:
-        record = self._registry.tenant(request.tenant)
+        with self._telling_of_job(f"tenant:{request.tenant}"):
+            record = self._registry.tenant(request.tenant)
         versions = [views.version(one) for one in self._registry.tenant_versions(request.tenant)]
         return {"tenant": {**views.tenant(record), "about": record.current.about, "versions": versions}}
 
@@ -290,7 +308,8 @@ class ManageService:
 
     def _show_domain(self, request: requests.OfDomain) -> Answer:
         base = request.base or self._settings.base
-        record = self._registry.domain(base, request.domain)
+        with self._telling_of_job(f"domain:{base}/{request.domain}"):
+            record = self._registry.domain(base, request.domain)
         versions = self._registry.domain_versions(base, request.domain)
         about = next((one.about for one in versions if one.number == record.current), {})
         return {

@@ -115,6 +115,12 @@ def test_a_time_that_there_is_not_is_shown_as_it_came(odd: float) -> None:
     assert cell("created_s", odd) == str(odd)
 
 
+def test_what_holds_several_values_is_shown_without_python_signs() -> None:
+    assert cell("scores", {"dev_accuracy": 0.91666, "labels": 3}) == "dev_accuracy 0.917, labels 3"
+    assert cell("labels", ["ham", "spam"]) == "ham, spam"
+    assert cell("labels", ()) == "-"
+
+
 def test_a_name_that_would_steer_the_terminal_is_shown_in_letters(capsys: pytest.CaptureFixture[str]) -> None:
     show_all([Upload("id", 1, 1, True, 0.0, "\x1b[2J\nb.csv")], ("name", "id"), as_json=False)
     assert capsys.readouterr().out.splitlines() == ["name" + 18 * " " + "id", r"\u001b[2J\u000ab.csv  id"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -236,6 +237,9 @@ def test_a_file_that_is_missing_empty_or_changes_is_refused_by_name(manage: Mana
     rows.write_text("")
     with pytest.raises(errors.DataError, match=r"rows\.csv is empty"):
         manage.upload(rows)
+    os.mkfifo(pipe := rows.with_name("pipe.csv"))
+    with pytest.raises(errors.DataError, match=r"pipe\.csv is a pipe: .*, so send a file"):
+        manage.upload(pipe)
     rows.write_text(ROWS)
 
     def change(sent_bytes: int, total_bytes: int) -> None:

@@ -37,7 +37,17 @@ from hplm.manage.service import ManageService
 from hplm.store.layout import Store
 from hplm.store.registry import Registry
 from tests.unit.manage import making
-from tests.unit.manage.making import NOW_S, ask, colours, corpus, create_domain, create_tenant, make_service, upload
+from tests.unit.manage.making import (
+    NOW_S,
+    ask,
+    colours,
+    corpus,
+    create_domain,
+    create_tenant,
+    make_service,
+    update,
+    upload,
+)
 from tests.unit.store.making import publish_next
 from tests.waiting import until
 
@@ -114,6 +124,23 @@ def test_a_name_that_a_job_creates_already_is_not_created_twice(service: ManageS
         create_domain(service, "law")
     ask(service, "job.cancel", job=job)
     assert ask(service, "tenant.create", tenant="acme", data={"train": {"upload": upload(service, colours())}})["job"]
+
+
+def test_of_what_a_job_is_still_to_create_the_job_is_told(service: ManageService) -> None:
+    acme, law = create_tenant(service, "acme"), create_domain(service, "law")
+    of_tenant = f"there is no tenant 'acme' yet: job {acme} makes it; .* cancel it .`hplm job cancel {acme}`"
+    for action in ("tenant.delete", "tenant.rollback", "tenant.show"):
+        with pytest.raises(UnknownTenantError, match=of_tenant):
+            ask(service, action, tenant="acme")
+    with pytest.raises(UnknownTenantError, match=of_tenant):
+        update(service, "acme", colours())
+    for action in ("domain.delete", "domain.show"):
+        with pytest.raises(UnknownDomainError, match=f"has no domain 'law' yet: job {law} makes it"):
+            ask(service, action, domain="law")
+    for job in (acme, law):
+        ask(service, "job.cancel", job=job)
+    with pytest.raises(UnknownTenantError, match=r"there is no tenant 'acme'$"):
+        ask(service, "tenant.delete", tenant="acme")
 
 
 def test_a_domain_stands_on_its_parent_and_is_told_from_a_root(service: ManageService, registry: Registry) -> None:
