@@ -16,6 +16,7 @@ from hplm.errors import (
     ArtifactError,
     ConfigError,
     DataError,
+    MissingArtifactError,
     MissingRegistryError,
     UnknownDomainError,
     WrongBaseError,
@@ -226,7 +227,9 @@ def publish_bank(store: Store, base: Base, domain: str, bank: str) -> int:
         root = domain_version(registry, store, base, domain)
         path = store.relative(folder)
         count = registry.publish_tenants(root.id, path, members.names, now_s, about=about, instead_of=others)
-        caretaker.collect(store, registry, now_s)
+        # It is published, whatever else the registry names that is not there: a worker says so each time.
+        with suppress(MissingArtifactError):
+            caretaker.collect(store, registry, now_s)
         return count
 
 

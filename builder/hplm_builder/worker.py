@@ -31,6 +31,7 @@ from hplm.errors import (
 from hplm.manage.lapses import Lapses
 from hplm.manage.uploads import Uploads
 from hplm.store import caretaker
+from hplm.store.inventory import look
 from hplm.store.layout import Store
 from hplm.store.records import Job
 from hplm.store.registry import Registry
@@ -69,14 +70,15 @@ class Worker:
     def run(self, *, until_idle: bool = False) -> None:
         """Take jobs until `stop` is set, or with `until_idle` until there is none. Waits for a registry that is not there.
 
-        With `until_idle` raises MissingRegistryError where there is none, MissingArtifactError where it is another store's.
+        With `until_idle` raises MissingRegistryError where there is none, MissingArtifactError where it is another store's
+        or the store is not there.
         """
         pause_s = LOOK_S
         while not self.stop.is_set():
             began_s = time.monotonic()
             try:
                 with contextlib.closing(Registry.open(self._store)) as registry:
-                    caretaker.check_same(self._store, registry.snapshot())
+                    caretaker.check_is_its_registry(self._store, registry.snapshot(), look(self._store))
                     with self._cleaning(registry):
                         self._take_jobs(registry, until_idle)
                     if until_idle:
@@ -247,7 +249,7 @@ def _unread_upload(job: Job, found: HplmError) -> HplmError | None:
     if not isinstance(found, DataError) or not isinstance(found.__cause__, OSError) or not uploads_of(job.request):
         return None
     log.error("job %s: %s; does this worker run as the server's user?", job.id, found)
-    error = StoreUnavailableError(f"the worker cannot read an upload: {found.__cause__.strerror}")
+    error = StoreUnavailableError(str(found))
     error.__cause__ = found.__cause__
     return error
 

@@ -8,7 +8,7 @@ import typer
 
 from hplm.visible import say
 from hplm_client.manage_answers import Job
-from hplm_client.manage_cli import DEFAULT_URL, JsonOption, UrlOption, cell, follow, opened, show, show_all
+from hplm_client.manage_cli import DEFAULT_URL, JsonOption, UrlOption, cell, follow, lines_of, opened, show, show_all
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -108,5 +108,5 @@ def _words(job: Job) -> str:
     if job.failure is not None:
         lines.append(f"  error: {job.failure.wire()}")
     if job.result is not None:
-        lines += [f"  {name}: {cell(name, value)}" for name, value in job.result.items()]
+        lines += [f"  {line}" for line in lines_of(job.result.get("plan", job.result))]
     return "\n".join(lines)

@@ -273,15 +273,21 @@ def _show_plan(plan: Plan, as_json: bool) -> None:
     if as_json:
         show(plan.details)
         return
-    for key, value in plan.details.items():
-        if key == "warnings":
-            continue
-        words = left(value).removesuffix(" left") if key == "estimated_s" else cell(key, value)
-        say(f"{key.removesuffix('_s')}: {words}")
-    warn(plan.details)
+    for line in lines_of(plan.details):
+        say(line)
+
+
+def lines_of(told: Mapping[str, Any]) -> Iterator[str]:
+    """A plan or a job's result for people."""
+    for key, value in told.items():
+        if key != "warnings":
+            words = left(value).removesuffix(" left") if key == "estimated_s" else cell(key, value)
+            yield f"{key.removesuffix('_s')}: {words}"
+    for words in told.get("warnings", ()):
+        yield f"warning: {words}"
 
 
 def warn(told: Mapping[str, Any]) -> None:
     """What a plan or a job's result says is odd about the data, a line each."""
-    for words in told.get("warnings", ()):
-        say(f"warning: {words}")
+    for line in lines_of({"warnings": told.get("warnings", ())}):
+        say(line)

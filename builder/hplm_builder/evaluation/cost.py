@@ -57,7 +57,7 @@ class Estimate:
             table.add_row(escape(task.name), sizes, *minutes)
         console.print(table)
         for task in study.tasks:
-            for words in leaks(task.data):
+            for words in leaks(task.within(study.budget, study.seeds[0])):
                 console.print(f"{task.name}: {words}", style="yellow", markup=False, soft_wrap=True)
         threads = torch.get_num_threads()
         console.print(

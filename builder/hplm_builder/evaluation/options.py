@@ -123,6 +123,7 @@ def conduct(study: Study, results: Results, dry_run: bool) -> Found:
 
 def about_study(study: Study, found: Found, more: Mapping[str, Any]) -> dict[str, Any]:
     """What a report says of how it was made."""
+    drawn = {task.name: task.within(study.budget, study.seeds[0]) for task in study.tasks}
     return {
         **more,
         "trained": training_of(found),
@@ -135,6 +136,6 @@ def about_study(study: Study, found: Found, more: Mapping[str, Any]) -> dict[str
         },
         "pooling": study.pooling,
         "device": study.device.type,
-        "examples": {task.name: task.within(study.budget, study.seeds[0]).counts for task in study.tasks},
-        "leaks": {task.name: said for task in study.tasks if (said := leaks(task.data))},
+        "examples": {name: data.counts for name, data in drawn.items()},
+        "leaks": {name: said for name, data in drawn.items() if (said := leaks(data))},
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import uuid
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,7 +16,7 @@ from hplm.errors import ArtifactError, CorruptArtifactError, MissingArtifactErro
 from hplm.store import artifact, housekeeping
 from hplm.store.artifact import Artifact
 from hplm.store.housekeeping import AdoptPlan, Removal
-from hplm.store.inventory import again, bank_members, look, read_card
+from hplm.store.inventory import Found, again, bank_members, look, read_card
 from hplm.store.layout import Store, levels
 from hplm.store.records import Snapshot
 from hplm.store.registry import Registry
@@ -25,7 +25,6 @@ GRACE_S = 120.0  # longer than any request that may still hold what was retired
 UPLOAD_S = 86_400.0
 UNBEGUN_UPLOAD_S = 1_800.0  # its client has gone: the first chunk needs no longer
 UNFINISHED_UPLOAD_S = 6 * 3_600.0  # what was announced counts against the room for uploads, sent or not
-MOST_LOOKED_AT = 100  # paths that tell whose the registry is
 JOB_S = 30 * 86_400.0  # what became of a job can be asked so long
 
 
@@ -57,18 +56,21 @@ class Removed(Removal):
         return super().count + len(self.uploads)
 
 
-def check_same(store: Store, known: Snapshot) -> None:
-    """That the registry is the store's. Raises MissingArtifactError where most of what it names is not there.
+def check_is_its_registry(store: Store, known: Snapshot, found: Iterable[Found]) -> None:
+    """Raises MissingArtifactError where most of what the registry names is not among what was `found` in the store.
 
-    Another store's registry has other numbers under the same names: what is served here would be removed as left over.
+    Another store's registry has other numbers under the same names: what is served here would be removed as left over. Roots
+    tell nothing where there is more, for most stores have one of the same name.
     """
-    named = sorted({one.path for one in known.domains} | {one.path for one in known.tenants})
-    looked_at = named[:: 1 + len(named) // MOST_LOOKED_AT]
-    missing = [path for path in looked_at if not store.path(path).exists()]
-    if 2 * len(missing) > len(looked_at):
+    roots = {one.path for one in known.domains if one.parent_id is None}
+    named = {one.path for one in known.domains} | {one.path for one in known.tenants}
+    named = named - roots or roots
+    missing = sorted(path for path in named - {one.path for one in found} if not store.path(path).exists())
+    if 2 * len(missing) > len(named):
         raise MissingArtifactError(
-            f"{len(missing)} of {len(looked_at)} paths that the registry names, as {missing[0]}, are not in {store.root}: "
-            "it is another store's registry (--registry, HPLM_REGISTRY), or the store is not mounted"
+            f"{len(missing):,} of {len(named):,} paths that the registry names, as {missing[0]}, are not in {store.root}: it "
+            "is another store's registry (--registry, HPLM_REGISTRY), or the store is not mounted, or they are lost: "
+            "`hplm store verify` lists them, put them back or delete those tenants and domains"
         )
 
 
@@ -81,7 +83,7 @@ def collect(
     """
     found = look(store)
     known = registry.snapshot()
-    check_same(store, known)
+    check_is_its_registry(store, known, found)
     plan = housekeeping.plan_removal(
         found,
         known,

@@ -234,7 +234,7 @@ class Database:
                 pool_pre_ping=True,  # a server that was restarted costs one look, not an error
                 connect_args={
                     **{key: value for key, value in GONE_AFTER.items() if key not in url.query},
-                    "options": f"{url.query.get('options', '')} {POSTGRES_OPTIONS}",
+                    "options": " ".join((*url.normalized_query.get("options", ()), POSTGRES_OPTIONS)),
                 },
             )
         except ModuleNotFoundError as error:

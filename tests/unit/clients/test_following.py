@@ -10,7 +10,7 @@ import pytest
 import typer
 from hplm_client import JobEvent, ManageClient
 from hplm_client.manage_answers import Upload
-from hplm_client.manage_cli import Way, cell, send, show_all, submit
+from hplm_client.manage_cli import Way, cell, left, lines_of, send, show_all, submit
 
 from hplm.errors import DataError, ForbiddenError, HplmError, StoreUnavailableError, UnreachableError
 
@@ -119,6 +119,19 @@ def test_what_holds_several_values_is_shown_without_python_signs() -> None:
     assert cell("scores", {"dev_accuracy": 0.91666, "labels": 3}) == "dev_accuracy 0.917, labels 3"
     assert cell("labels", ["ham", "spam"]) == "ham, spam"
     assert cell("labels", ()) == "-"
+    plan = {
+        "examples": {"train": 900, "dev": 100},
+        "labels": ["ham", "spam"],
+        "estimated_s": 95.3,
+        "warnings": ["odd", "bad"],
+    }
+    assert list(lines_of(plan)) == [
+        "examples: train 900, dev 100",
+        "labels: ham, spam",
+        f"estimated: {left(95.3).removesuffix(' left')}",
+        "warning: odd",
+        "warning: bad",
+    ]
 
 
 def test_a_name_that_would_steer_the_terminal_is_shown_in_letters(capsys: pytest.CaptureFixture[str]) -> None:

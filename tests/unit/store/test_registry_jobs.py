@@ -67,6 +67,22 @@ def test_a_list_of_jobs_says_of_their_requests_only_whether_they_change_anything
     assert [job.request for job in registry.jobs()] == [{"dry_run": one} for one in (False, True, False)]
 
 
+def test_where_nothing_is_free_jobs_are_looked_through_once_so_not_while_others_wait_to_write(
+    registry: Registry,
+) -> None:
+    for _ in range(2):
+        submit(registry, "tenant:a")
+    claimed(registry)
+    looks: list[object] = []
+
+    def lapsed(over: object) -> set[str]:
+        looks.append(over)
+        return set()
+
+    assert registry.claim_job("another", NOW_S, LEASE_S, lapsed=lapsed) is None
+    assert len(looks) == 1
+
+
 def test_the_oldest_job_is_claimed_first_whatever_the_clock_said(registry: Registry) -> None:
     first = registry.submit_job("k", "tenant:a", {}, NOW_S)
     second = registry.submit_job("k", "tenant:b", {}, NOW_S - 3600)

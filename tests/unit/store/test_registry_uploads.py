@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from sqlalchemy import event
 
 from hplm.errors import UnknownUploadError, UploadError
 from hplm.store.registry import Registry
@@ -56,8 +57,18 @@ def test_uploads_are_listed_oldest_first_and_page_by_page(registry: Registry) ->
 def test_more_uploads_go_at_once_than_one_query_may_name(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hplm.store.registry_uploads.IN_ONE_QUERY", 3)
     made = [registry.start_upload(1, "a", NOW_S).id for _ in range(7)]
+    named = []
+    with registry._database.reading() as connection:
+        engine = connection.engine
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def note(_: Any, __: Any, statement: str, parameters: Any, *___: Any) -> None:
+        if statement.startswith("DELETE"):
+            named.append(len(parameters))
+
     assert sorted(registry.drop_uploads(before_s=NOW_S + 1)) == sorted(made)
     assert registry.uploads() == []
+    assert named == [3, 3, 1]
 
 
 def test_an_upload_that_a_job_waits_for_is_not_dropped_until_the_job_ends(registry: Registry) -> None:

