@@ -127,9 +127,10 @@ def _in_use(connection: Connection, ids: Collection[str]) -> dict[str, list[str]
     if len(ids) <= FEW:
         # Not all that wait are read for the few of a job that ends: an id is nothing else's part.
         unfinished = unfinished.where(or_(false(), *(cast(jobs.c.request, Text).contains(one) for one in ids)))
+    wanted = frozenset(ids)  # of a list all would be gone through for each job
     found: dict[str, list[str]] = {}
     for row in connection.execute(unfinished):
-        for upload_id in uploads_of(row.request).intersection(ids):
+        for upload_id in uploads_of(row.request) & wanted:
             found.setdefault(upload_id, []).append(row.id)
     return found
 
