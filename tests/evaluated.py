@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from hplm_builder.evaluate import app
-from hplm_builder.plots import build_plot
+from hplm_builder.cli.evaluate import app
+from hplm_builder.tables.plot_tables import build_plot
 from rich.progress import Progress
 from transformers import BertConfig, BertModel
 from typer.testing import CliRunner
 
-from hplm.nn.base import Base
+from hplm.models.base import Base
 from hplm.store.layout import Store
 from tests import tiny
 

@@ -11,9 +11,9 @@ from typing import Any, get_args
 import numpy as np
 import numpy.typing as npt
 import torch
-from hplm_builder import register
-from hplm_builder.export import export
-from hplm_builder.plots import build_plot
+from hplm_builder.export import register
+from hplm_builder.export.model_folders import export
+from hplm_builder.tables.plot_tables import build_plot
 from rich.progress import Progress
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
@@ -21,13 +21,13 @@ from hplm.adapters import bank_file
 from hplm.adapters import tenant as tenants
 from hplm.adapters.packed import Adapter, PackedAdapter, Place, pack, to_bfloat16
 from hplm.adapters.tenant import Head, Task, Tenant, TenantCard
-from hplm.config import REDUCTION_FACTOR, BaseConfig, ManagerSettings, PlotSettings, UpperSettings
-from hplm.nn import base as bases
-from hplm.nn.encoder import UpperEncoder, WindowEncoder
-from hplm.nn.upper import UpperEngine
+from hplm.core.settings import REDUCTION_FACTOR, BaseConfig, ManagerSettings, PlotSettings, UpperSettings
+from hplm.engine.encode import UpperEngine
+from hplm.models import base as bases
+from hplm.models.layers import UpperEncoder, WindowEncoder
+from hplm.registry.records import TenantVersion
+from hplm.registry.registry import Registry
 from hplm.store.layout import Store
-from hplm.store.records import TenantVersion
-from hplm.store.registry import Registry
 
 PLOT = "general"
 WORDS = [

@@ -5,14 +5,16 @@ from functools import partial
 
 import numpy as np
 
-from hplm import config, wire
+from hplm.core import settings as config
+from hplm.core import wire
 from hplm.manage.job_counts import JobCounts
 from hplm.manage.service import ManageService
-from hplm.process import is_told_to_stop
+from hplm.runtime.process import is_told_to_stop
 from hplm.serving.manage_stage import ManageStage
 from hplm.serving.watch_stage import WatchStage
 from hplm.store.layout import Store
-from hplm.triton import metrics, translate
+from hplm.triton.bridge import metrics
+from hplm.triton.bridge import requests as translate
 
 
 class TritonPythonModel:

@@ -6,13 +6,15 @@ from functools import partial
 
 import numpy as np
 
-from hplm import config, wire
-from hplm.scheduling.pace import Hold
-from hplm.serving.intake import Intake
-from hplm.serving.plot_stage import PlotInput, PlotStage
-from hplm.serving.together import pack, submit_together
-from hplm.triton import metrics, translate
-from hplm.triton.waking import Waker
+from hplm.core import settings as config
+from hplm.core import wire
+from hplm.scheduling.batch_pacing import Hold
+from hplm.serving.lookup_stage import PlotInput, PlotStage
+from hplm.serving.multi_text import pack, submit_together
+from hplm.serving.triton_queue_time import Intake
+from hplm.triton.bridge import metrics
+from hplm.triton.bridge import requests as translate
+from hplm.triton.workarounds.triton_wakeup import Waker
 
 # What a look-up of a call takes where the tables know its text.
 LOOK_UP_S = 0.003

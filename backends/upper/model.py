@@ -6,12 +6,14 @@ from functools import partial
 
 import numpy as np
 
-from hplm import config, wire
-from hplm.scheduling.pace import Hold
-from hplm.serving.together import fill_up, labelled, submit_together, unpack
-from hplm.serving.upper_stage import UpperInput, UpperStage
-from hplm.triton import metrics, translate
-from hplm.triton.waking import Waker
+from hplm.core import settings as config
+from hplm.core import wire
+from hplm.scheduling.batch_pacing import Hold
+from hplm.serving.encode_stage import UpperInput, UpperStage
+from hplm.serving.multi_text import fill_up, labelled, submit_together, unpack
+from hplm.triton.bridge import metrics
+from hplm.triton.bridge import requests as translate
+from hplm.triton.workarounds.triton_wakeup import Waker
 
 # Of a call, for what the look-up passes on together to come in few. Who comes meanwhile may miss a batch that begins.
 HOLD_S = 0.005

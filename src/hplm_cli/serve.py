@@ -17,20 +17,22 @@ from typing import Annotated, Any
 
 import typer
 from hplm_client import Client
-from hplm_client.connection import headers_of_environment
+from hplm_client.transport.connection import headers_of_environment
 from rich.console import Console
 from rich.markup import escape
 
-from hplm import base_folder, config, wire
 from hplm.adapters.bank import TenantBank, is_banked
 from hplm.adapters.tenant import TenantCard
+from hplm.core import settings as config
+from hplm.core import wire
 from hplm.errors import ArtifactError, HplmError, RegistryError, StartError
-from hplm.store.catalog import Catalog
+from hplm.models import base_folder
+from hplm.registry.catalog import Catalog
+from hplm.registry.registry import Registry
 from hplm.store.layout import Store
-from hplm.store.registry import Registry
-from hplm.triton.logs import CrashWatch, is_plain
-from hplm.triton.server import DIRECT, Ports, TritonServer, check_free, find_triton, free_ports
-from hplm.triton.stubs import StubKeeper
+from hplm.triton.launcher.log_files import CrashWatch, is_plain
+from hplm.triton.launcher.server import DIRECT, Ports, TritonServer, check_free, find_triton, free_ports
+from hplm.triton.launcher.stubs import StubKeeper
 from hplm_cli.supervisor import Supervisor
 
 DEFAULT_MODELS = Path("build/demo/models")
@@ -122,10 +124,10 @@ def serve(
             f"--worker: {models} has no manager, so there are no jobs; `hplm build export --manager` adds it"
         )
     if models == DEFAULT_MODELS and not models.is_dir():
-        from hplm_builder.cli import show_scores
-        from hplm_builder.demo import DEMO_FOLDER, build_demo
+        from hplm_builder.cli.build import show_scores
+        from hplm_builder.fleet.demo import DEMO_FOLDER, build_demo
 
-        from hplm.progress import progress_bars
+        from hplm.reporting.progress import progress_bars
 
         console.print(f"No models in {models} yet: building them, a few minutes once.")
         with progress_bars() as progress:

@@ -22,25 +22,26 @@ import pytest
 import threadpoolctl  # type: ignore[import-untyped]
 import torch
 
-from hplm import config, errors
+from hplm import errors
 from hplm.adapters import tenant as tenants
 from hplm.adapters.bank import TenantBank
-from hplm.config import PlotSettings, UpperSettings
-from hplm.nn import base as bases
-from hplm.nn import reference
-from hplm.nn.base import Base
-from hplm.nn.lookup import verify_domain
-from hplm.scheduling.backlog import Backlog
-from hplm.serving import plot_stage as plot_stages
-from hplm.serving.answers import Job, never
+from hplm.core import settings as config
+from hplm.core.settings import PlotSettings, UpperSettings
+from hplm.core.wire import LabelledSpan
+from hplm.engine import reference
+from hplm.engine.open_domain import verify_domain
+from hplm.models import base as bases
+from hplm.models.base import Base
+from hplm.registry import catalog
+from hplm.registry.records import ServedTenant
+from hplm.registry.registry import Registry
+from hplm.scheduling.downstream_admission import Backlog
+from hplm.serving import lookup_stage as plot_stages
 from hplm.serving.backlog_file import READ_EVERY_S, BacklogFile
-from hplm.serving.plot_stage import LookedUp, PlotInput, PlotStage, _Asked, device_of
-from hplm.serving.upper_stage import UpperAnswer, UpperInput, UpperStage
-from hplm.store import catalog
+from hplm.serving.encode_stage import UpperAnswer, UpperInput, UpperStage
+from hplm.serving.lookup_stage import LookedUp, PlotInput, PlotStage, _Asked, device_of
+from hplm.serving.replies import Job, never
 from hplm.store.layout import Store
-from hplm.store.records import ServedTenant
-from hplm.store.registry import Registry
-from hplm.wire import LabelledSpan
 from tests import tiny
 from tests.batches import find_labels, look_up
 from tests.doubles import Panic

@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hplm_builder.plots import write_windows
+from hplm_builder.tables.plot_tables import write_windows
 
-from hplm import config
-from hplm.config import PlotSettings
-from hplm.nn import lower as lowers
-from hplm.nn.dtype import CPU
-from hplm.nn.lookup import CUDA_WINDOWS, open_lineage
-from hplm.serving.plot_stage import LookedUp, PlotInput, PlotStage
+from hplm.core import settings as config
+from hplm.core.settings import PlotSettings
+from hplm.engine import lower_layers as lowers
+from hplm.engine.open_domain import CUDA_WINDOWS, open_lineage
+from hplm.models.device import CPU
+from hplm.serving.lookup_stage import LookedUp, PlotInput, PlotStage
 from tests import tiny
 from tests.batches import look_up
 from tests.submitting import Started, submit

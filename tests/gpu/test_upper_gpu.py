@@ -12,17 +12,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hplm.nn import reference
-from hplm.nn.adapters import Fill
-from hplm.nn.attend import attend_at_once, ends_of
-from hplm.nn.base import Base
-from hplm.nn.dtype import choose_device
-from hplm.nn.layouts import Batching
-from hplm.nn.scripted import scripted
-from hplm.nn.upper import UpperRequest
+from hplm.engine import reference
+from hplm.engine.adapter_slots import Fill
+from hplm.engine.encode import UpperRequest
+from hplm.engine.kernels.attention import attend_at_once, ends_of
+from hplm.engine.kernels.scripted import scripted
+from hplm.engine.layouts import Batching
+from hplm.models.base import Base
+from hplm.models.device import choose_device
 from hplm.store.layout import Store
 from tests import tiny
-from tests.unit.test_upper import requests_of, wanted
+from tests.unit.hplm.engine.test_encode import requests_of, wanted
 
 pytestmark = [
     pytest.mark.gpu,

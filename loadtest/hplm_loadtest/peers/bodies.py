@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from hplm.adapters.tenant import Tenant
-from hplm.config import BaseConfig
-from hplm.decode import Logits
+from hplm.core.settings import BaseConfig
+from hplm.engine.encode import UpperEngine, UpperRequest, count_read, head_logits
 from hplm.errors import ConfigError
-from hplm.nn.upper import UpperEngine, UpperRequest, count_read, head_logits
+from hplm.tasks.decode import Logits
 from hplm_loadtest.peers.files import file_of, model_files
 from hplm_loadtest.peers.plain import FlatModel, PeerRequest
 from hplm_loadtest.peers.settings import PeerSettings, System

@@ -10,9 +10,9 @@ from concurrent.futures import Future, wait
 from functools import partial
 from typing import Generic, TypeVar
 
-from hplm.complaints import complain
-from hplm.daemons import Daemons
 from hplm.errors import HplmError, QueueFullError, StoppingError
+from hplm.runtime.daemon_threads import Daemons
+from hplm.runtime.rate_limited_log import complain
 
 # What is slow to load holds one of them, and the others go on.
 LOAD_THREADS = 8

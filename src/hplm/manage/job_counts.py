@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from contextlib import closing, suppress
 
 from hplm.errors import RegistryError
-from hplm.manage.lapses import WATCH_S, Lapses
+from hplm.manage.lease_expiry import WATCH_S, Lapses
+from hplm.registry.registry import Registry
 from hplm.store.layout import Store
-from hplm.store.registry import Registry
 
 STATES = ("queued", "running", "lost", "done", "failed", "cancelled")
 EVERY_S = 5.0

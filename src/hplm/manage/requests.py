@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hplm.adapters.tenant import Task
-from hplm.config import parse
+from hplm.core.names import check_name_of
+from hplm.core.settings import parse
 from hplm.errors import BadManageRequestError, ConfigError
-from hplm.manage.parts import DataFiles, PretrainSettings, Source, TuneSettings, between, check_id
-from hplm.names import check_name_of
-from hplm.store.records import JobState
+from hplm.manage.request_parts import DataFiles, PretrainSettings, Source, TuneSettings, between, check_id
+from hplm.registry.records import JobState
 
 MOST_LISTED = 1000
 MOST_INTEGER = 1 << 62

@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from hplm.scheduling.backlog import Backlog, by_tenant, steps
 from hplm.scheduling.cost import CostModel
+from hplm.scheduling.downstream_admission import Backlog, by_tenant, steps
 from hplm.scheduling.fairness import fair_select
 from hplm.scheduling.policies import Fcfs
 from hplm.scheduling.policy import Batch, Budget, Policy, Waiting, tokens_of
-from hplm.scheduling.served import Served
-from hplm.scheduling.turns import Turns
+from hplm.scheduling.service_history import Served
+from hplm.scheduling.weighted_fair import Turns
 
 # A batch takes at most this share of the time that requests are given, so that who comes while one runs can go with the next.
 _SHARE_OF_TIME = 0.5

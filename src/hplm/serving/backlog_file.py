@@ -10,10 +10,10 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from hplm import config
+from hplm.core import settings as config
 from hplm.errors import ConfigError
-from hplm.process import SHARED_MEMORY, at_once, backlogs_of
-from hplm.scheduling.backlog import Backlog, combine
+from hplm.runtime.process import SHARED_MEMORY, at_once, backlogs_of
+from hplm.scheduling.downstream_admission import Backlog, combine
 
 # As a stub starts: the server that it belongs to.
 SERVER = os.getppid()

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
-from hplm.complaints import complain
 from hplm.errors import BadManageRequestError, CancelledError, HplmError, InternalError, QueueFullError, StoppingError
-from hplm.serving.answers import is_gone
+from hplm.runtime.rate_limited_log import complain
 from hplm.serving.counts import Counts
+from hplm.serving.replies import is_gone
 
 Handle = Callable[[bytes], dict[str, Any]]
 Reply = Callable[[bytes | HplmError], None]

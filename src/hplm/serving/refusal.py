@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hplm.complaints import complain
 from hplm.errors import ArtifactError, HplmError, InternalError, RegistryError, RegistryUnavailableError
+from hplm.runtime.rate_limited_log import complain
 
 
 def for_the_wire(error: BaseException, tenant: bytes) -> HplmError:

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from hplm import wire
-from hplm.complaints import complain
+from hplm.core import wire
 from hplm.errors import BadManageRequestError, HplmError, InternalError, QueueFullError, StoppingError
 from hplm.manage.requests import OfJob, parse_request
+from hplm.runtime.rate_limited_log import complain
 from hplm.serving.counts import Counts
 from hplm.serving.manage_stage import Handle
 

@@ -10,10 +10,11 @@ import numpy as np
 from hplm_loadtest.peers.settings import PeerSettings
 from hplm_loadtest.peers.stage import PeerAnswer, PeerStage
 
-from hplm import config, wire
+from hplm.core import settings as config
+from hplm.core import wire
 from hplm.errors import HplmError
-from hplm.serving.together import fill_up, labelled, submit_together
-from hplm.triton import translate
+from hplm.serving.multi_text import fill_up, labelled, submit_together
+from hplm.triton.bridge import requests as translate
 
 Given = tuple[bytes, bytes]
 
