@@ -7,18 +7,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from hplm.core.text import check_text_count, decode_texts
-from hplm.engine.encode import UpperRequest
+from hplm.engine.encode import EngineRequest
 from hplm.errors import HplmError
 from hplm.scheduling.policy import Batch
 from hplm.serving import encode_stage, lookup_stage
-from hplm.serving.encode_stage import UpperAnswer, UpperInput, UpperStage
-from hplm.serving.lookup_stage import LookedUp, PlotStage
+from hplm.serving.encode_stage import EncodeAnswer, EncodeRequest, EncodeStage
+from hplm.serving.lookup_stage import LookupAnswer, LookupStage
 from hplm.serving.refusal import for_the_wire
 
 Answer = TypeVar("Answer")
 
 
-def look_up(stage: PlotStage, requests: Sequence[tuple[Sequence[bytes], bytes]]) -> list[LookedUp | HplmError]:
+def look_up(stage: LookupStage, requests: Sequence[tuple[Sequence[bytes], bytes]]) -> list[LookupAnswer | HplmError]:
     """Answers to `(texts, tenant)`, in order; what is wrong with one request is that request's answer alone."""
     refused: dict[int, HplmError] = {}
     ready: dict[int, lookup_stage._Ready] = {}
@@ -34,7 +34,7 @@ def look_up(stage: PlotStage, requests: Sequence[tuple[Sequence[bytes], bytes]])
     return _in_order(refused, list(ready), stage._run(list(ready.values()), Batch(())))
 
 
-def find_labels(stage: UpperStage, inputs: Sequence[UpperInput]) -> list[UpperAnswer | HplmError]:
+def find_labels(stage: EncodeStage, inputs: Sequence[EncodeRequest]) -> list[EncodeAnswer | HplmError]:
     """Answers in order; what is wrong with one request is that request's answer alone."""
     refused: dict[int, HplmError] = {}
     ready: dict[int, encode_stage._Ready] = {}
@@ -42,7 +42,7 @@ def find_labels(stage: UpperStage, inputs: Sequence[UpperInput]) -> list[UpperAn
         try:
             stage._check(given)
             tenant = stage._cache.fetch(stage._bank.resolve(given.tenant, given.version_id)).result()
-            ready[index] = encode_stage._Ready(UpperRequest(tenant, given.hidden), given.tokens)
+            ready[index] = encode_stage._Ready(EngineRequest(tenant, given.hidden), given.tokens)
         except HplmError as error:
             refused[index] = for_the_wire(error, given.tenant)
     return _in_order(refused, list(ready), stage._run(list(ready.values()), Batch(())))

@@ -38,7 +38,7 @@ settings.load_profile("hplm")
 @pytest.fixture(autouse=True)
 def fresh_complaints(monkeypatch: pytest.MonkeyPatch) -> None:
     """What an earlier test had in the log is said again."""
-    monkeypatch.setattr(rate_limited_log, "COMPLAINTS", rate_limited_log.Complaints())
+    monkeypatch.setattr(rate_limited_log, "COMPLAINTS", rate_limited_log.RateLimitedLog())
 
 
 @pytest.fixture

@@ -23,8 +23,8 @@ from rich.markup import escape
 
 from hplm.adapters.bank import TenantBank, is_banked
 from hplm.adapters.tenant import TenantCard
-from hplm.core import settings as config
 from hplm.core import wire
+from hplm.core.settings import EncodeSettings, ManagerSettings, load_settings
 from hplm.errors import ArtifactError, HplmError, RegistryError, StartError
 from hplm.models import base_folder
 from hplm.registry.catalog import Catalog
@@ -199,7 +199,7 @@ def start_worker(models: Path, *, wanted: bool | None, log: Path) -> Supervisor 
     folder = models / "manager" / "1"
     if not folder.is_dir():
         return None
-    settings = config.load(config.ManagerSettings, folder / "settings.json")
+    settings = load_settings(ManagerSettings, folder / "settings.json")
     if not (settings.worker if wanted is None else wanted):
         return None
     store = str((folder / settings.store).resolve())
@@ -216,7 +216,7 @@ def served_tenants(models: Path) -> tuple[list[TenantCard], int, int]:
     Raises before Triton starts where settings, registry or base are not sound.
     """
     folder = models / "hbert_upper" / "1"
-    settings = config.load(config.UpperSettings, folder / "settings.json")
+    settings = load_settings(EncodeSettings, folder / "settings.json")
     store = Store((folder / settings.store).resolve(), settings.registry)
     bring_up_to_date(store)
     base = base_folder.read(store.base(settings.base), verify=False)

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hplm.adapters.tenant import Pooling, Task, TenantCard
-from hplm.core.settings import REDUCTION_FACTOR, ManagerSettings, Miss, PlotSettings, UpperSettings, parse
+from hplm.core.settings import REDUCTION_FACTOR, EncodeSettings, LookupSettings, ManagerSettings, Miss, parse_settings
 from hplm.errors import ConfigError, MissingArtifactError
 from hplm.models import base as bases
 from hplm.reporting.progress import bar_report, progress_bars
@@ -280,7 +280,7 @@ def tenant(
         typer.Option(
             min=1,
             help="The adapter's bottleneck is the hidden size over this; not below what `build export` is told.",
-            show_default=f"as the version there is; of a new tagging {UpperSettings.reduction_factor}, else {REDUCTION_FACTOR}",
+            show_default=f"as the current version; of a new tagging {EncodeSettings.reduction_factor}, else {REDUCTION_FACTOR}",
         ),
     ] = None,
 ) -> None:
@@ -303,7 +303,7 @@ def tenant(
         patience=patience,
     )
     data = read_data(train, dev, test, unlabelled, task=task, seed=seed)
-    factor = reduction_factor or reduction_factor_of(data.task, UpperSettings.reduction_factor)
+    factor = reduction_factor or reduction_factor_of(data.task, EncodeSettings.reduction_factor)
     settings = replace(settings, reduction_factor=factor)
     is_new = published(Store.at(store), name) is None
     with progress_bars() as progress:
@@ -346,16 +346,16 @@ def export_models(
             help="Adapters of each width on the device at once, the identity included; default: 64, on a GPU a tenth of its "
             "memory."
         ),
-    ] = UpperSettings.num_slots,
+    ] = EncodeSettings.num_slots,
     reduction_factor: Annotated[
         int,
         typer.Option(
             help="Slots for adapters with a bottleneck of the hidden size over this; taggings that the server makes have it."
         ),
-    ] = UpperSettings.reduction_factor,
+    ] = EncodeSettings.reduction_factor,
     quantization: Annotated[
         str, typer.Option(help="none, or int8: products with layers' matrices in 8-bit integers, on a CPU with VNNI.")
-    ] = UpperSettings.quantization,
+    ] = EncodeSettings.quantization,
     instances: Annotated[
         int, typer.Option(min=1, help="Processes of the upper stage beside each other, each with slots of its own.")
     ] = 1,
@@ -394,9 +394,9 @@ def export_models(
     if keep_settings:
         keep = KEPT.difference(*(EXPORTED[option] for option in EXPORTED if is_given(context, option)))
     common: dict[str, Any] = {"store": "", "base": base, "dtype": dtype, "quantization": quantization}
-    plot_settings = parse(PlotSettings, {**common, "table": plot, "miss": miss}, "hbert_plot")
+    plot_settings = parse_settings(LookupSettings, {**common, "table": plot, "miss": miss}, "hbert_plot")
     of_slots = {"num_slots": slots, "reduction_factor": reduction_factor}
-    upper_settings = parse(UpperSettings, {**common, **of_slots}, "hbert_upper")
+    upper_settings = parse_settings(EncodeSettings, {**common, **of_slots}, "hbert_upper")
     if not keep_settings and not is_given(context, "reduction_factor"):
         check_width(models, reduction_factor)
     export(

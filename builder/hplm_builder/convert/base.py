@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from hplm.core.names import check_name_of
-from hplm.core.settings import BaseConfig, parse
+from hplm.core.settings import BaseConfig, parse_settings
 from hplm.core.text import TextEncoder
 from hplm.errors import ArtifactError, ConfigError, DataError
 from hplm.models import base as bases
@@ -176,7 +176,7 @@ def install_shipped(store: Store) -> dict[str, Any]:
     Raises ConfigError where the store has another base of its name that domains stand on.
     """
     about: dict[str, Any] = json.loads((SHIPPED / DEFAULT_BASE / "about.json").read_text())
-    config = parse(BaseConfig, about.pop("config"), f"{SHIPPED / DEFAULT_BASE}/about.json")
+    config = parse_settings(BaseConfig, about.pop("config"), f"{SHIPPED / DEFAULT_BASE}/about.json")
     state = load_file(SHIPPED / DEFAULT_BASE / "converted.safetensors")
     halves: dict[str, dict[str, Tensor]] = {"lower": {}, "upper": {}}
     for key, tensor in state.items():

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from hplm.core.settings import BaseConfig, at_least
 from hplm.errors import ConfigError, DataError
 from hplm.models.device import choose_dtype, computing_in
-from hplm.models.layers import OriginalEncoder, TransformerLayer, UpperEncoder, WindowEncoder, merge_windows
+from hplm.models.layers import OriginalEncoder, TransformerLayer, UpperLayers, WindowEncoder, merge_windows
 from hplm.plot.windows import centre, fragment, windows
 from hplm_builder.convert.checkpoint import Checkpoint
 from hplm_builder.convert.learning_rate import triangle
@@ -76,7 +76,7 @@ class Converted(nn.Module):
         super().__init__()
         self.config = config
         self.lower = WindowEncoder(config)
-        self.upper = UpperEncoder(config)
+        self.upper = UpperLayers(config)
         self._start_from(original)
 
     def _start_from(self, original: OriginalEncoder) -> None:

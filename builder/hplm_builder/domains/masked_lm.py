@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from hplm.core.settings import at_least
 from hplm.errors import ConfigError
 from hplm.models.device import choose_dtype, computing_in
-from hplm.models.layers import UpperEncoder, WindowEncoder
+from hplm.models.layers import UpperLayers, WindowEncoder
 from hplm.reporting.progress import Report
 from hplm_builder.convert.checkpoint import Checkpoint
 from hplm_builder.convert.learning_rate import triangle
@@ -96,7 +96,7 @@ class MaskedLm(nn.Module):
     them, and words that its corpus lacks keep their meaning.
     """
 
-    def __init__(self, lower: WindowEncoder, upper: UpperEncoder, counts: Ids, seed: int) -> None:
+    def __init__(self, lower: WindowEncoder, upper: UpperLayers, counts: Ids, seed: int) -> None:
         """`counts` `[vocabulary]`: how often each token is in the corpus."""
         super().__init__()
         self.lower, self.upper = lower, upper.requires_grad_(False)

@@ -10,7 +10,7 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TypeVar
 
-from hplm.core.settings import ManagerSettings, PlotSettings, UpperSettings, load
+from hplm.core.settings import EncodeSettings, LookupSettings, ManagerSettings, load_settings
 from hplm.errors import ConfigError, DataError, MissingArtifactError, MissingRegistryError, UnknownDomainError
 from hplm.registry.registry import Registry
 from hplm.store import artifact
@@ -18,9 +18,9 @@ from hplm.store.layout import Store
 from hplm.triton.launcher.instances import instances_in, with_instances
 from hplm.triton.launcher.server import MANAGER_ROLES, ROLES, TritonInstall, assemble_backends, check_path, share_folder
 
-Settings = TypeVar("Settings", PlotSettings, UpperSettings, ManagerSettings)
+Settings = TypeVar("Settings", LookupSettings, EncodeSettings, ManagerSettings)
 # All settings but those that say where the store is.
-KEPT = frozenset(one.name for kind in (PlotSettings, UpperSettings, ManagerSettings) for one in fields(kind)) - {
+KEPT = frozenset(one.name for kind in (LookupSettings, EncodeSettings, ManagerSettings) for one in fields(kind)) - {
     "store",
     "registry",
 }
@@ -29,8 +29,8 @@ KEPT = frozenset(one.name for kind in (PlotSettings, UpperSettings, ManagerSetti
 def export(
     store: Store,
     target: Path,
-    plot: PlotSettings,
-    upper: UpperSettings,
+    plot: LookupSettings,
+    upper: EncodeSettings,
     manager: ManagerSettings | None = None,
     *,
     keep: Collection[str] = (),
@@ -61,7 +61,7 @@ def export(
     plot, upper = _kept(target / "hbert_plot", plot, keep), _kept(target / "hbert_upper", upper, keep)
     _check_there(replace(store, registry=registry), plot.base, plot.table)
     with artifact.replacing(target) as partial:
-        settings: dict[str, PlotSettings | UpperSettings | ManagerSettings | None] = {
+        settings: dict[str, LookupSettings | EncodeSettings | ManagerSettings | None] = {
             "hbert_plot": plot,
             "hbert_upper": upper,
             "hbert": None,
@@ -135,7 +135,7 @@ def check_width(target: Path, reduction_factor: int) -> None:
     """Raises ConfigError where the models in `target` have slots for wider adapters than `reduction_factor` would leave."""
     path = target / "hbert_upper" / "1" / "settings.json"
     try:
-        before = load(UpperSettings, path).reduction_factor
+        before = load_settings(EncodeSettings, path).reduction_factor
     except ConfigError:
         # None there, or none that can be read: what it had nobody knows, and it is to be replaced.
         return
@@ -151,7 +151,7 @@ def _registry_of(folder: Path, store: Store) -> str:
     path = folder / "1" / "settings.json"
     if not path.exists():
         return ""
-    before = load(PlotSettings, path)
+    before = load_settings(LookupSettings, path)
     return before.registry if (path.parent / before.store).resolve() == store.root.resolve() else ""
 
 
@@ -172,5 +172,5 @@ def _kept(folder: Path, given: Settings, keep: Collection[str]) -> Settings:
     if not keep or not path.exists():
         return given
     # A setting that this version does not know is refused by name, not left out.
-    before = vars(load(type(given), path))
+    before = vars(load_settings(type(given), path))
     return replace(given, **{key: value for key, value in before.items() if key in keep})

@@ -14,7 +14,7 @@ from hplm.adapters import bank_file
 from hplm.adapters.tenant import Tenant
 from hplm.core.names import check_name
 from hplm.core.settings import REDUCTION_FACTOR
-from hplm.engine.open_domain import PlotLookup
+from hplm.engine.open_domain import OpenDomain
 from hplm.errors import ConfigError, DataError, TenantNameError
 from hplm.models.base import Base
 from hplm.reporting.progress import Report
@@ -102,7 +102,7 @@ def in_proportion(sizes: Sequence[int], count: int) -> list[int]:
     return tenants.tolist()
 
 
-def tune_fleet(store: Store, base: Base, lookup: PlotLookup, bank: str, fleet: TaskFleet, report: Report) -> int:
+def tune_fleet(store: Store, base: Base, lookup: OpenDomain, bank: str, fleet: TaskFleet, report: Report) -> int:
     """Publish a bank of fine-tuned tenants `TASK-00000`, ...; returns how many. Each takes as long as any fine-tune does."""
     done, total = 0, sum(task.tenants for task in fleet.tasks)
     encoder, settings = base.load_text_encoder(), fleet.settings

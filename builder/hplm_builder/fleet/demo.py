@@ -14,7 +14,7 @@ from rich.progress import Progress
 
 from hplm.adapters import tenant as tenants
 from hplm.adapters.tenant import TenantCard
-from hplm.core.settings import ManagerSettings, PlotSettings, UpperSettings
+from hplm.core.settings import EncodeSettings, LookupSettings, ManagerSettings
 from hplm.errors import ArtifactError, UnknownTenantError
 from hplm.models.base import Base
 from hplm.reporting.packages import read_member
@@ -147,8 +147,8 @@ def build_demo(folder: Path, progress: Progress, *, quick: bool = False) -> list
     export(
         store,
         models,
-        PlotSettings(store="", base=DEFAULT_BASE, table=PLOT),
-        UpperSettings(store="", base=DEFAULT_BASE),
+        LookupSettings(store="", base=DEFAULT_BASE, table=PLOT),
+        EncodeSettings(store="", base=DEFAULT_BASE),
         manager if has_manager(models) else None,
         keep=KEPT,
     )

@@ -16,14 +16,14 @@ from torch import nn
 from hplm.adapters import bank_file
 from hplm.adapters.packed import PackedAdapter, packed_width
 from hplm.adapters.tenant import Head, Pooling, Tenant, TenantCard
-from hplm.core.settings import REDUCTION_FACTOR, BaseConfig, PlotSettings, UpperSettings
+from hplm.core.settings import REDUCTION_FACTOR, BaseConfig, EncodeSettings, LookupSettings
 from hplm.core.text import TextEncoder
 from hplm.engine.open_domain import open_lookup
 from hplm.errors import ArtifactError, ConfigError, CorruptArtifactError
 from hplm.models import base as bases
 from hplm.models.base import Base
 from hplm.models.device import CPU, choose_dtype
-from hplm.models.layers import UpperEncoder, WindowEncoder
+from hplm.models.layers import UpperLayers, WindowEncoder
 from hplm.registry.registry import Registry
 from hplm.reporting.progress import bar_report
 from hplm.reporting.samples import unseen_paragraphs
@@ -117,7 +117,7 @@ def make_bert_base(store: Store, seed: int) -> Base:
         max_tokens=256,
     )
     torch.manual_seed(seed)
-    lower, upper = WindowEncoder(config), UpperEncoder(config)
+    lower, upper = WindowEncoder(config), UpperLayers(config)
     for half in (lower, upper):
         for module in half.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
@@ -196,8 +196,8 @@ def make_bench_repository(
         publish_bank(store, base, PLOT, bank)
     progress.update(steps, advance=1)
     models = folder / "models"
-    plot = PlotSettings(store="", base=base.config.name, table=PLOT)
-    export(store, models, plot, UpperSettings(store="", base=base.config.name, reduction_factor=reduction_factor))
+    plot = LookupSettings(store="", base=base.config.name, table=PLOT)
+    export(store, models, plot, EncodeSettings(store="", base=base.config.name, reduction_factor=reduction_factor))
     progress.update(steps, advance=1)
     return models
 

@@ -29,7 +29,7 @@ from hplm.errors import (
 )
 from hplm.housekeeping import garbage_collection
 from hplm.housekeeping.inventory import look
-from hplm.manage.lease_expiry import Lapses
+from hplm.manage.lease_expiry import LeaseExpiry
 from hplm.manage.uploads import Uploads
 from hplm.registry.jobs import MOST_ATTEMPTS
 from hplm.registry.records import Job
@@ -62,7 +62,7 @@ class Worker:
         """`name` must be no other worker's, also none that was killed a moment ago."""
         self._store, self._name, self._device, self._clock = store, name, device, clock
         self._times = times or LeaseTimes()
-        self._lapses = Lapses(self._times.watch_s)
+        self._lapses = LeaseExpiry(self._times.watch_s)
         self.stop = threading.Event()
         self._current: tuple[Registry, Job] | None = None
         self._away_s = -math.inf  # when the registry could last not be reached

@@ -14,7 +14,7 @@ import numpy as np
 
 from hplm.core.settings import BaseConfig
 from hplm.engine import lower_layers as lowers
-from hplm.engine.open_domain import PlotLookup, open_lineage
+from hplm.engine.open_domain import OpenDomain, open_lineage
 from hplm.models.base import Base
 from hplm.models.device import CPU, choose_dtype
 from hplm.plot.keys import pack
@@ -62,7 +62,7 @@ class VersionTree:
         """0: no table of its own, only those above it."""
         return TableSize.of(percent, len(self.counted.top(percent)) if percent else 0, self.base.config)
 
-    def open(self, folder: Path, percent: float, miss: str, texts: Sequence[Ids]) -> PlotLookup:
+    def open(self, folder: Path, percent: float, miss: str, texts: Sequence[Ids]) -> OpenDomain:
         """The look-up with a table of that size, good for `texts` alone. Writes what it needs to `folder`, which is new."""
         if not percent:
             return self._opened(self.lineage[1:], miss)
@@ -81,7 +81,7 @@ class VersionTree:
             self._write(folder / "bigram", "bigram", _among(bigrams, asked[:, start : start + 2], config))
         return self._opened([folder], miss)
 
-    def _opened(self, lineage: Sequence[Path | str], miss: str) -> PlotLookup:
+    def _opened(self, lineage: Sequence[Path | str], miss: str) -> OpenDomain:
         # What is of the store was checked when the features for training were opened.
         return open_lineage(self.store, self.base, lineage, miss=miss, verify=False)
 

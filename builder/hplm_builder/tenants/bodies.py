@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hplm.adapters.packed import Adapter, Place
 from hplm.models.device import CPU, choose_dtype, in_dtype
-from hplm.models.layers import OriginalEncoder, UpperEncoder, WindowEncoder
+from hplm.models.layers import OriginalEncoder, UpperLayers, WindowEncoder
 from hplm_builder.convert.training import merged_texts
 
 Half = Literal["lower", "higher"]
@@ -23,7 +23,7 @@ class AdapterModel(nn.Module):
     """Frozen upper layers with one trainable adapter each, `at` a place in the layer, new or going on from `start`."""
 
     def __init__(
-        self, upper: UpperEncoder, reduction_factor: int, start: Adapter | None = None, at: Place = ADAPTER_AT
+        self, upper: UpperLayers, reduction_factor: int, start: Adapter | None = None, at: Place = ADAPTER_AT
     ) -> None:
         super().__init__()
         self.at = at
@@ -40,7 +40,7 @@ class AdapterModel(nn.Module):
             self.load_state_dict({name: torch.tensor(array) for name, array in vars(start).items()})
 
     @property
-    def upper(self) -> UpperEncoder:
+    def upper(self) -> UpperLayers:
         """The frozen layers."""
         return self._upper[0]
 
@@ -62,7 +62,7 @@ class AdapterModel(nn.Module):
 class UpperModel(nn.Module):
     """All upper layers trainable, over PLOT features."""
 
-    def __init__(self, upper: UpperEncoder) -> None:
+    def __init__(self, upper: UpperLayers) -> None:
         super().__init__()
         self.upper = upper
 
@@ -74,7 +74,7 @@ class UpperModel(nn.Module):
 class ConvertedModel(nn.Module):
     """Both halves of a base over token ids, either or both trainable; word embeddings stay as they are."""
 
-    def __init__(self, lower: WindowEncoder, upper: UpperEncoder, halves: Collection[Half]) -> None:
+    def __init__(self, lower: WindowEncoder, upper: UpperLayers, halves: Collection[Half]) -> None:
         super().__init__()
         self.lower = lower.requires_grad_("lower" in halves)
         self.upper = upper.requires_grad_("higher" in halves)
@@ -96,7 +96,7 @@ class FullModel(nn.Module):
         return self.original(features, lengths)[-1]
 
 
-class OriginalUpper(UpperEncoder):
+class OriginalUpper(UpperLayers):
     """The unconverted model's upper layers over its own hidden states at the cut, which know their positions already."""
 
     @classmethod
@@ -126,7 +126,7 @@ def fastest_format(device: torch.device = CPU) -> tuple[torch.dtype, torch.devic
 
 
 def adapter_body(
-    upper: UpperEncoder,
+    upper: UpperLayers,
     reduction_factor: int,
     start: Adapter | None = None,
     device: torch.device = CPU,

@@ -22,7 +22,7 @@ from hplm.adapters.tenant import Head, Tenant, TenantCard
 from hplm.core.names import check_name
 from hplm.core.settings import Miss
 from hplm.core.text import EncodedText
-from hplm.engine.open_domain import PlotLookup, open_lookup
+from hplm.engine.open_domain import OpenDomain, open_lookup
 from hplm.errors import ArtifactError, DataError
 from hplm.models import base as bases
 from hplm.models.base import Base
@@ -56,7 +56,7 @@ MOST_STEPS = 5
 STEPS_S = 0.5
 
 
-def plot_features(lookup: PlotLookup) -> Featurise:
+def plot_features(lookup: OpenDomain) -> Featurise:
     """Merged window vectors of each text."""
 
     def featurise(encoded: list[EncodedText]) -> list[Tensor]:
@@ -74,7 +74,7 @@ def token_ids(encoded: list[EncodedText]) -> list[Tensor]:
 
 def train_tenant(
     base: Base,
-    lookup: PlotLookup,
+    lookup: OpenDomain,
     name: str,
     data: LabelledData,
     settings: TrainSettings,
@@ -223,7 +223,7 @@ def build_tenant(
 
 
 def estimate_fine_tune(
-    data: LabelledData, settings: TrainSettings, base: Base, lookup: PlotLookup, *, start: Tenant | None = None
+    data: LabelledData, settings: TrainSettings, base: Base, lookup: OpenDomain, *, start: Tenant | None = None
 ) -> float:
     """Seconds that `train_tenant` would take on this machine now, from a few measured examples; early stopping takes less.
 

@@ -10,7 +10,7 @@ from hplm.adapters import tenant as tenants
 from hplm.adapters.packed import packed_width
 from hplm.adapters.tenant import Tenant, TenantCard
 from hplm.core.settings import REDUCTION_FACTOR, Miss
-from hplm.engine.open_domain import PlotLookup, open_lineage
+from hplm.engine.open_domain import OpenDomain, open_lineage
 from hplm.errors import AlreadyThereError, BadManageRequestError, ConflictError, DataError, UnknownTenantError
 from hplm.manage.job_inputs import locate
 from hplm.models import base as bases
@@ -157,7 +157,7 @@ class _Task:
         is_alike = trained.card.transitions == self.start.card.transitions
         return is_here and is_alike and trained.card.about["best_epoch"] == 0
 
-    def lookup(self, store: Store) -> PlotLookup:
+    def lookup(self, store: Store) -> OpenDomain:
         return open_lineage(store, self.base, [version.path for version in self.lineage], miss=self.miss)
 
 

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from hplm.adapters.bank import TenantBank, is_banked
 from hplm.adapters.tenant import Tenant
-from hplm.core import settings as config
-from hplm.core.settings import PlotSettings
+from hplm.core.settings import LookupSettings, load_settings
 from hplm.errors import ArtifactError, ConfigError
 from hplm.models import base as bases
 from hplm.models.base import Base
@@ -29,7 +28,7 @@ class Served:
 
     store: Store
     base: Base
-    plot: PlotSettings
+    plot: LookupSettings
 
     @contextmanager
     def opened(self) -> Iterator[tuple[TenantBank, list[ServedTenant]]]:
@@ -58,7 +57,7 @@ class Served:
 def read(models: Path) -> Served:
     """Raises ConfigError, MissingArtifactError or CorruptArtifactError."""
     folder = models / "hbert_plot" / "1"
-    settings = config.load(PlotSettings, folder / "settings.json")
+    settings = load_settings(LookupSettings, folder / "settings.json")
     store = Store((folder / settings.store).resolve(), settings.registry)
     return Served(store, bases.load(store.base(settings.base)), settings)
 

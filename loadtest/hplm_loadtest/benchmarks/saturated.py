@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hplm.engine.encode import UpperRequest
+from hplm.engine.encode import EngineRequest
 from hplm.engine.open_domain import open_lookup
 from hplm_loadtest.benchmarks.models import Served
 from hplm_loadtest.workloads.plan import Requests
@@ -21,7 +21,7 @@ BATCH = 64
 class Saturated:
     """One batch as the engine takes it, and the same texts as a client sends them."""
 
-    requests: Sequence[UpperRequest]
+    requests: Sequence[EngineRequest]
     names: Sequence[str]
     texts: Sequence[str]
 
@@ -46,7 +46,7 @@ def saturated(models: Path, served: Served) -> Saturated:
     encoder = served.base.load_text_encoder()
     lookup = open_lookup(served.store, served.base, served.plot.table, miss=served.plot.miss)
     requests = [
-        UpperRequest(members[i % len(members)], lookup.hidden_states(one.ids, [len(one.ids)]))
+        EngineRequest(members[i % len(members)], lookup.hidden_states(one.ids, [len(one.ids)]))
         for i, one in enumerate(encoder.encode(texts))
     ]
     return Saturated(requests, [request.tenant.card.name for request in requests], texts)

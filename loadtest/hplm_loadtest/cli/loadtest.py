@@ -166,7 +166,7 @@ def perform(scenario: Scenario, load: Load) -> None:
         signal.signal(number, signal.SIG_DFL)
     is_good = judge(outcome.run)
     if not outcome.is_whole:
-        complain(
+        log_rate_limited(
             f"stopped after {outcome.run.duration_s:.1f} of {scenario.duration_s:g} s, "
             f"{len(outcome.run)} of {outcome.planned} requests: these are figures of that part"
         )
@@ -175,7 +175,7 @@ def perform(scenario: Scenario, load: Load) -> None:
         raise typer.Exit(1)
 
 
-def complain(what: str) -> None:
+def log_rate_limited(what: str) -> None:
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     console.print(f"hplm loadtest: {what}", style="red")
 
@@ -217,11 +217,13 @@ def judge(run: Run) -> bool:
     """Whether the figures mean anything; says loudly why not."""
     bad = run.kinds["lost"] + run.kinds["failed"]
     if bad:
-        complain(f"{run.kinds['lost']} requests lost, {run.kinds['failed']} failed")
+        log_rate_limited(f"{run.kinds['lost']} requests lost, {run.kinds['failed']} failed")
     if crowded := run.codes.count(NOT_SENT):
-        complain(f"{crowded} of them were not sent, for too many were under way: the server is slower than the load")
+        log_rate_limited(
+            f"{crowded} of them were not sent, for too many were under way: the server is slower than the load"
+        )
     if not run.kept_up:
-        complain(
+        log_rate_limited(
             f"the load fell behind its plan ({100 * run.sent_within(LATE_S):.1f} % of the requests were sent "
             "within 20 ms of it): this run measured the load generator; lower the rate or free a core for it"
         )

@@ -24,7 +24,7 @@ from hplm.engine.kernels.run_layers import RunLayers
 from hplm.engine.kernels.scripted import scripted
 from hplm.errors import ConfigError, CorruptArtifactError
 from hplm.models.device import CPU
-from hplm.models.layers import UpperEncoder, equal_runs, layer_weights
+from hplm.models.layers import UpperLayers, equal_runs, layer_weights
 from hplm.tasks.decode import Logits
 
 # Direct reads want blocks of the disk, vector loads want cache lines: a page is both.
@@ -57,7 +57,7 @@ class PlainModel(nn.Module):
     def __init__(self, config: BaseConfig) -> None:
         super().__init__()
         self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.body = UpperEncoder(config)
+        self.body = UpperLayers(config)
 
     def forward(self, ids: Tensor, lengths: Sequence[int]) -> Tensor:
         """Packed `ids` `[N]` -> hidden states `[N, H]`."""

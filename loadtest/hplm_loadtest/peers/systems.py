@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from rich.progress import Progress
 
-from hplm.core.settings import UpperSettings, load
+from hplm.core.settings import EncodeSettings, load_settings
 from hplm.engine.adapter_slots import USUAL_SLOTS
 from hplm.errors import ConfigError, MissingArtifactError
 from hplm.models.base import Base
@@ -54,12 +54,12 @@ class Fleet:
         return self.folder / "models"
 
     @property
-    def upper(self) -> UpperSettings:
+    def upper(self) -> EncodeSettings:
         """Of its upper stage. Raises ConfigError."""
-        return load(UpperSettings, self.models / "hbert_upper" / "1" / "settings.json")
+        return load_settings(EncodeSettings, self.models / "hbert_upper" / "1" / "settings.json")
 
 
-def slots_of(upper: UpperSettings) -> int:
+def slots_of(upper: EncodeSettings) -> int:
     """How many `Systems` serves with: of a GPU's memory no more than peers have, unless that is asked for."""
     return upper.num_slots or USUAL_SLOTS
 

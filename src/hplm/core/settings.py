@@ -69,7 +69,7 @@ class BaseConfig:
 
 
 @dataclass(frozen=True)
-class PlotSettings:
+class LookupSettings:
     """Of the `plot` backend. Paths are relative to the folder of the settings file.
 
     `registry`: URL of a shared registry, "" for the store's own SQLite file. `table` is the base's root domain; at most
@@ -78,7 +78,7 @@ class PlotSettings:
     Windows that no table has are computed on `device`, where that is the CPU by `num_threads`; 0: one, for the upper stage
     computes beside it. `device` auto is a GPU where there is one, but the CPU with `quantization`. After a batch of several
     requests the next begins `batch_every_ms` after it at the earliest, where two or more come in such a time: fewer and fuller
-    ones cost less a request. `tenant_weights` are shares of this queue, as in UpperSettings. Of a request's time `reserve_s`,
+    ones cost less a request. `tenant_weights` are shares of this queue, as in EncodeSettings. Of a request's time `reserve_s`,
     at most half of it, is kept for the upper stage.
 
     `quantization` int8: what no table has is computed with products in 8-bit integers, see `hplm.engine.kernels.int8_windows`.
@@ -120,8 +120,8 @@ class PlotSettings:
 
 
 @dataclass(frozen=True)
-class UpperSettings:
-    """Of the `upper` backend. Paths are relative to the folder of the settings file; `registry` as in PlotSettings.
+class EncodeSettings:
+    """Of the `upper` backend. Paths are relative to the folder of the settings file; `registry` as in LookupSettings.
 
     Adapters: `num_slots` counts the identity slot, None chooses by the device (`hplm.engine.adapter_slots.choose_slots`);
     `reduction_factor` bounds an adapter's size; those that are wider than REDUCTION_FACTOR has them have as many slots of
@@ -134,12 +134,13 @@ class UpperSettings:
     without a deadline of its own has `default_deadline_s`. `tenant_weights` give shares, 1 where not named. Requests that
     waited `starve_after_s` go first whatever the policy says.
 
-    `quantization` int8: products with the layers' matrices in 8-bit integers, see `hplm.engine.kernels.int8`; `dtype` auto is float32 then.
+    `quantization` int8: products with the layers' matrices in 8-bit integers, see `hplm.engine.kernels.int8`;
+    `dtype` auto is float32 then.
 
     `num_threads` 0: chosen from the machine. `compute_nice`, -20 to 19: how much the computing thread and those that torch
     starts for it matter beside others, -20 most; 0, and where they would leave no core to the others, as the process was
     started. Below -5 it is -5 while more than two batches wait, where one thread computes. For measuring: `pad_to`, at least
-    this many tokens a row in mode `naive`; `trace` and `exclusive_lock` as in PlotSettings.
+    this many tokens a row in mode `naive`; `trace` and `exclusive_lock` as in LookupSettings.
     """
 
     store: str
@@ -256,7 +257,7 @@ def _within(settings: object, key: str, least: float, most: float) -> None:
         raise ConfigError(f"{key} must be {least:g} to {most:g}, got {value}")
 
 
-def parse(kind: type[Settings], values: Any, where: str) -> Settings:
+def parse_settings(kind: type[Settings], values: Any, where: str) -> Settings:
     """Build settings of `kind` from JSON values. Raises ConfigError naming `where` and the key."""
     assert dataclasses.is_dataclass(kind)
     if not isinstance(values, dict):
@@ -286,7 +287,7 @@ def _hints(kind: type) -> dict[str, Any]:
     return get_type_hints(kind)
 
 
-def load(kind: type[Settings], path: Path) -> Settings:
+def load_settings(kind: type[Settings], path: Path) -> Settings:
     """Read settings of `kind` from a JSON file. Raises ConfigError naming the file and the key."""
     try:
         values = json.loads(path.read_text())
@@ -296,13 +297,13 @@ def load(kind: type[Settings], path: Path) -> Settings:
         ) from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read as JSON: {error}") from error
-    return parse(kind, values, str(path))
+    return parse_settings(kind, values, str(path))
 
 
 def _built(value: Any, hint: Any, where: str, key: str) -> Any:
     """A JSON value as its field holds it: objects become settings of their own, lists become tuples."""
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        return parse(hint, value, f"{where}: {key}")
+        return parse_settings(hint, value, f"{where}: {key}")
     if _is_optional(hint) and value is not None:
         (hint,) = (each for each in get_args(hint) if each is not types.NoneType)
         return _built(value, hint, where, key)

@@ -23,7 +23,7 @@ HIDDEN = "HIDDEN"  # FP16 [tokens, H]: merged window vectors
 TOKENS = "TOKENS"  # INT32 [tokens, 3]: start and end character, number of the word; -1 for special tokens
 # INT64 [3]: how many tokens the text has; which version of the tenant the first stage has found, so that the second takes the
 # same; when the request came, in nanoseconds of the server's monotonic clock. The last two are negative where not known.
-ABOUT = "ABOUT"
+REQUEST_META = "REQUEST_META"
 
 # Triton's own words where too much waits before a stage, and where a request has waited there for its `timeout`: over gRPC
 # UNAVAILABLE, both of them.

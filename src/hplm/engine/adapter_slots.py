@@ -19,7 +19,7 @@ from hplm.core.settings import REDUCTION_FACTOR, BaseConfig
 from hplm.engine.kernels.scripted import scripted
 from hplm.engine.slot_fill import fill_slots, fill_slots_from_pinned, pieces, place_for
 from hplm.models.layers import Adapt
-from hplm.runtime.rate_limited_log import complain
+from hplm.runtime.rate_limited_log import log_rate_limited
 from hplm.runtime.tracing import Tracer
 
 # Bottlenecks are multiples of this: in narrow products of other widths MKL rounds a token by its place, on AMD's processors.
@@ -194,7 +194,7 @@ class AdapterSlots:
         try:
             pinned = torch.from_numpy(packed.weights).pin_memory()
         except RuntimeError as error:
-            complain(
+            log_rate_limited(
                 f"no memory could be pinned ({error}): weights are copied to the device more slowly; lower host_cache_mb"
             )
             return packed

@@ -23,30 +23,30 @@ from hplm.engine.kernels.int8 import Ranges, check_int8, quantise_layer
 from hplm.engine.kernels.run_layers import RunLayers
 from hplm.engine.kernels.scripted import scripted
 from hplm.engine.layouts import Layout, lay_out
-from hplm.models.layers import UpperEncoder, layer_weights
+from hplm.models.layers import UpperLayers, layer_weights
 from hplm.runtime.tracing import Tracer
 from hplm.tasks.decode import Logits
 
 
 @dataclass(frozen=True)
-class UpperRequest:
+class EngineRequest:
     """One text after the look-up: `hidden` `[T, H]`."""
 
     tenant: Tenant
     hidden: npt.NDArray[np.float16] | npt.NDArray[np.float32]
 
 
-class UpperEngine:
+class EncodeEngine:
     """Runs batches over one set of upper layers. Not thread-safe, but `slots.prefetch` may run beside it.
 
-    `row_tokens` and `pad_to` are those of `hplm.engine.layouts`. With ranges of each layer, `int8`, products with their matrices
-    are computed so, see `hplm.engine.kernels.int8`. Raises ConfigError where the device cannot.
+    `row_tokens` and `pad_to` are those of `hplm.engine.layouts`. With ranges of each layer, `int8`, products
+    with their matrices are computed so, see `hplm.engine.kernels.int8`. Raises ConfigError where the device cannot.
     """
 
     def __init__(
         self,
         config: BaseConfig,
-        upper: UpperEncoder,
+        upper: UpperLayers,
         *,
         num_slots: int,
         reduced_size: int,
@@ -111,7 +111,7 @@ class UpperEngine:
         """End the thread that fills slots."""
         self.slots.close()
 
-    def run(self, requests: Sequence[UpperRequest], slot_tokens: int | None = None) -> list[Logits]:
+    def run(self, requests: Sequence[EngineRequest], slot_tokens: int | None = None) -> list[Logits]:
         """Logits of each request, in order: `[1, labels]` of a classification, `[T, n * labels]` of a tagging."""
         logits: list[Logits | None] = [None] * len(requests)
         for indices, answers in self.run_each(requests, slot_tokens):
@@ -120,7 +120,7 @@ class UpperEngine:
         return [answer for answer in logits if answer is not None]
 
     def run_each(
-        self, requests: Sequence[UpperRequest], slot_tokens: int | None = None
+        self, requests: Sequence[EngineRequest], slot_tokens: int | None = None
     ) -> Iterator[tuple[list[int], list[Logits]]]:
         """As `run`, part by part as each is ready: which requests, and their logits. A part's memory is let go with it."""
         for part in self._parts(requests):
@@ -130,7 +130,7 @@ class UpperEngine:
                 for layout in lay_out(self._batching, lengths, self._row_tokens, slot_tokens, self._pad_to):
                     yield [part[i] for i in layout.texts], self._run_layout(members, layout, assigned)
 
-    def _parts(self, requests: Sequence[UpperRequest]) -> list[list[int]]:
+    def _parts(self, requests: Sequence[EngineRequest]) -> list[list[int]]:
         """Positions sorted by length, so that attention goes in few calls; by tenant and cut where the slots are too few."""
         most = self.slots.num_slots - 1
         order = sorted(range(len(requests)), key=lambda i: len(requests[i].hidden))
@@ -147,7 +147,7 @@ class UpperEngine:
             tenants.add(key)
         return [sorted(part, key=lambda i: len(requests[i].hidden)) for part in parts]
 
-    def _run_layout(self, members: list[UpperRequest], layout: Layout, assigned: AssignedSlots) -> list[Logits]:
+    def _run_layout(self, members: list[EngineRequest], layout: Layout, assigned: AssignedSlots) -> list[Logits]:
         texts = [members[i] for i in layout.texts]
         attention, mask = layout.attention, layout.attention.mask
         with torch.inference_mode():
@@ -194,7 +194,7 @@ class UpperEngine:
                 state = state.index_select(0, places_of(layout.starts, counts).to(self.device))
             return head_logits([text.tenant for text in texts], counts, state)
 
-    def _embed(self, texts: list[UpperRequest], layout: Layout) -> Tensor:
+    def _embed(self, texts: list[EngineRequest], layout: Layout) -> Tensor:
         """The texts' hidden states in their places, positions added: `[size, H]`."""
         # One copy for all, then one conversion: half the time of converting text by text into place.
         real = torch.from_numpy(np.concatenate([text.hidden for text in texts])).to(self.device)

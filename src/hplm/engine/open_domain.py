@@ -91,7 +91,7 @@ def compute_windows(
     return values
 
 
-class PlotLookup:
+class OpenDomain:
     """Look-up over the tables of one version tree's path.
 
     `chain` holds the n-gram tables, branch first, root last. Miss mode `backoff` goes on to `shorter` (bigrams,
@@ -184,7 +184,7 @@ def open_lookup(
     *,
     miss: str = "compute",
     overlay_windows: int = 65_536,
-) -> PlotLookup:
+) -> OpenDomain:
     """The look-up over a PLOT of a store: the lineage of a root alone."""
     root = store.table(plot_name, "root").parent.relative_to(store.root)
     return open_lineage(store, base, [root], miss=miss, overlay_windows=overlay_windows)
@@ -203,7 +203,7 @@ def open_lineage(
     quantization: Quantization = "none",
     device: torch.device = CPU,
     helpers: Helpers | None = None,
-) -> PlotLookup:
+) -> OpenDomain:
     """The look-up over a domain version, as serving, fine-tuning and measuring all do it.
 
     `lineage` holds the folders of its versions, its own first, its root's last, relative to the store or absolute. A miss
@@ -229,7 +229,7 @@ def open_lineage(
     if lower is None and not len(opened[-1].keys):
         raise ConfigError("the domain has no unigrams to back off to, as of a fleet made up: let misses be computed")
     named = [replace(one, name=f"domain:{one.name}") if one.name in LEVELS else one for one in opened[: len(branches)]]
-    return PlotLookup(
+    return OpenDomain(
         base.config,
         [*named, *opened[len(branches) : -len(shorter)]],
         opened[-len(shorter) :],

@@ -26,7 +26,7 @@ from hplm.engine.kernels.int8 import (
     quantise_static,
 )
 from hplm.models.base import Base
-from hplm.models.layers import Attend, TransformerLayer, UpperEncoder, WindowEncoder
+from hplm.models.layers import Attend, TransformerLayer, UpperLayers, WindowEncoder
 from hplm.plot import table as tables
 from hplm.plot.keys import bits
 from hplm.plot.table import PlotTable
@@ -98,7 +98,7 @@ def answer(
         return 0, lower(torch.tensor([window]))[0].to(torch.float16).numpy()
 
 
-def upper(encoder: UpperEncoder, hidden: Tensor, tenant: Tenant | None) -> Tensor:
+def upper(encoder: UpperLayers, hidden: Tensor, tenant: Tenant | None) -> Tensor:
     """Last hidden states `[T, H]` of one text, with its tenant's adapter in each layer, where its card says."""
     with torch.inference_mode():
         state = encoder.embed(hidden, torch.arange(len(hidden)))
@@ -131,7 +131,7 @@ def adapt(tenant: Tenant, layer: int, tokens: Tensor) -> Tensor:
     return tokens + F.relu(tokens @ down.T + down_bias) @ up.T + up_bias
 
 
-def logits(encoder: UpperEncoder, hidden: Tensor, tenant: Tenant) -> Tensor:
+def logits(encoder: UpperLayers, hidden: Tensor, tenant: Tenant) -> Tensor:
     """What the head gives: `[1, labels]` of a classification, `[1, 1]` of a regression, `[T, n * labels]` of a tagging."""
     last = upper(encoder, hidden, tenant)
     if tenant.card.task != "tagging":
@@ -139,7 +139,7 @@ def logits(encoder: UpperEncoder, hidden: Tensor, tenant: Tenant) -> Tensor:
     return last @ torch.from_numpy(tenant.head.weight).T + torch.from_numpy(tenant.head.bias)
 
 
-def answered(encoder: UpperEncoder, hidden: Tensor, tenant: Tenant, tokens: Tokens) -> Logits:
+def answered(encoder: UpperLayers, hidden: Tensor, tenant: Tenant, tokens: Tokens) -> Logits:
     """The logits that an answer is read from: `[1, labels]`, of a tagging `[T, labels]`."""
     found: Logits = logits(encoder, hidden, tenant).numpy()
     return word_logits(found, len(tenant.card.labels), tokens) if tenant.card.task == "tagging" else found
@@ -162,7 +162,7 @@ def word_logits(found: Logits, num_labels: int, tokens: Tokens) -> Logits:
 
 
 def int8_feed_forward(layer: TransformerLayer, ranges: Ranges, hidden: Tensor) -> Tensor:
-    """The feed-forward half of a layer as `hplm.engine.kernels.int8` has it, its integers multiplied in fp64: `[N, H]` -> `[N, H]`."""
+    """The feed-forward half of a layer as `kernels.int8` has it, its integers multiplied in fp64: `[N, H]` -> `[N, H]`."""
     half = quantise_half(layer, ranges)
     inner = F.gelu(_int8_static(half.first, hidden))
     codes = (inner / half.second.input_scale + half.second.zero_point).round().clamp(0, 255)
@@ -171,7 +171,7 @@ def int8_feed_forward(layer: TransformerLayer, ranges: Ranges, hidden: Tensor) -
 
 
 def int8_window_layer(layer: TransformerLayer, ranges: Ranges, hidden: Tensor, attend: Attend) -> Tensor:
-    """A lower layer as `hplm.engine.kernels.int8_windows` has it, its integers multiplied in fp64: `[W, n, H]` -> `[W, n, H]`."""
+    """A lower layer as `kernels.int8_windows` has it, its integers multiplied in fp64: `[W, n, H]` -> `[W, n, H]`."""
 
     def product(linear: nn.Linear, channels: Tensor, tokens: Tensor) -> Tensor:
         return _int8_static(quantise_static(linear.weight, linear.bias, channels), tokens).float()

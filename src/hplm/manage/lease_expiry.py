@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 WATCH_S = 10.0
 
 
-class Lapses:
+class LeaseExpiry:
     """Takes a lease for lapsed when it has been over, and the same, for `watch_s` of a clock that never jumps."""
 
     def __init__(self, watch_s: float, monotonic: Callable[[], float] = time.monotonic) -> None:

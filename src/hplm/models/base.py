@@ -18,7 +18,7 @@ from hplm.core.text import TextEncoder
 from hplm.errors import CorruptArtifactError, unusable
 from hplm.models import base_folder
 from hplm.models.base_folder import KIND, BaseFolder
-from hplm.models.layers import UpperEncoder, WindowEncoder
+from hplm.models.layers import UpperLayers, WindowEncoder
 from hplm.store import artifact
 
 
@@ -33,9 +33,9 @@ class Base(BaseFolder):
         """The window encoder, in fp32."""
         return _filled(WindowEncoder(self.config), self.folder / "lower.safetensors")
 
-    def load_upper(self) -> UpperEncoder:
+    def load_upper(self) -> UpperLayers:
         """The upper layers, in fp32."""
-        return _filled(UpperEncoder(self.config), self.folder / "upper.safetensors")
+        return _filled(UpperLayers(self.config), self.folder / "upper.safetensors")
 
 
 def _filled(module: Any, path: Path) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from hplm.core.settings import BaseConfig, parse
+from hplm.core.settings import BaseConfig, parse_settings
 from hplm.store import artifact
 
 KIND = "base"
@@ -29,5 +29,5 @@ def read(folder: Path, *, verify: bool = True) -> BaseFolder:
     stored = artifact.read(folder, KIND)
     if verify:
         stored.verify()
-    config = parse(BaseConfig, stored.meta.get("config"), f"{folder / artifact.MANIFEST}: config")
+    config = parse_settings(BaseConfig, stored.meta.get("config"), f"{folder / artifact.MANIFEST}: config")
     return BaseFolder(folder, config, stored.fingerprint)

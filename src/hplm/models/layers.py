@@ -146,7 +146,7 @@ class WindowEncoder(nn.Module):
         super()._save_to_state_dict(*args)
 
 
-class UpperEncoder(nn.Module):
+class UpperLayers(nn.Module):
     """Position embeddings, LayerNorm and the upper layers, over packed tokens."""
 
     def __init__(self, config: BaseConfig) -> None:

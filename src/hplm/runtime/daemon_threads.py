@@ -16,7 +16,7 @@ from contextlib import suppress
 END_S = 5.0
 
 
-class Daemons:
+class DaemonThreads:
     """Up to `most` threads that run what they are given, in that order, each started when there is none free.
 
     A ThreadPoolExecutor's threads are waited for when the interpreter ends, so that a read which hangs, as of a file server
@@ -87,7 +87,7 @@ class Daemons:
             return self._given.popleft() if self._given else None
 
 
-_all: weakref.WeakSet[Daemons] = weakref.WeakSet()
+_all: weakref.WeakSet[DaemonThreads] = weakref.WeakSet()
 
 
 @atexit.register

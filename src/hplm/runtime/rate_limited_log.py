@@ -11,7 +11,7 @@ WINDOW_S = 30.0
 MOST_SAID = 100
 
 
-class Complaints:
+class RateLimitedLog:
     """Faults of requests in the log, each once in half a minute, and a hundred at most: who asks on must not fill the disk."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -41,9 +41,9 @@ class Complaints:
             log.error("%s", words, exc_info=error)
 
 
-COMPLAINTS = Complaints()
+COMPLAINTS = RateLimitedLog()
 
 
-def complain(words: str, error: BaseException | None = None) -> None:
-    """`Complaints.say` of this process."""
+def log_rate_limited(words: str, error: BaseException | None = None) -> None:
+    """`RateLimitedLog.say` of this process."""
     COMPLAINTS.say(words, error)

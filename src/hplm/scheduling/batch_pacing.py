@@ -28,7 +28,7 @@ class Rate:
         return self._per_s * self._wait_s >= _LEAST_GATHERED
 
 
-class Pace:
+class BatchPacing:
     """When the next batch of a stage may begin: after one of several requests `every_s` after it, where that pays."""
 
     def __init__(self, every_s: float) -> None:
@@ -48,7 +48,7 @@ class Pace:
             self._next_from_s = now_s + self._every_s
 
 
-class Hold:
+class ReplyHold:
     """How long a call of Triton's lasts for its answers to leave with it: `most_s` where that pays, else not at all.
 
     A call of `full` requests does not: more wait already.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from hplm.scheduling.policy import Waiting
-from hplm.scheduling.weighted_fair import Turns
+from hplm.scheduling.weighted_fair import WeightedFair
 
 # A policy that prefers some requests needs more than it can run: so many times the time that a request has are let in. With
 # twice, refusals at three times the capacity took 1.6 s where they take 9 ms.
@@ -112,7 +112,7 @@ class _Passed:
     tokens: int
 
 
-class Ahead:
+class DownstreamAdmission:
     """What is before a request on its way to the next stage: that one's backlog, as `read`, and what is between the two.
 
     Of each tenant no more is before it than takes its turn by weight: who floods refuses itself alone. Of several `processes`
@@ -133,7 +133,7 @@ class Ahead:
         self._newly_passed_tokens = 0
         self._backlog: Backlog | None = None
         self._of_tenant: Counter[str] = Counter()
-        self._turns = Turns({}, weights)
+        self._turns = WeightedFair({}, weights)
 
     def passed(self, tenant: str, tokens: int, arrived_s: float, now_s: float) -> None:
         """A request leaves for the next stage."""
@@ -180,4 +180,4 @@ class Ahead:
         for one in self._passed:
             self._of_tenant[one.tenant] += one.tokens
         self._newly_passed_tokens = 0
-        self._turns = Turns(self._of_tenant, self._weights)
+        self._turns = WeightedFair(self._of_tenant, self._weights)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 
-class Turns:
+class WeightedFair:
     """What each of several tenants has waiting, in requests or in tokens; a tenant not named in `weights` has a weight of 1."""
 
     def __init__(self, waiting: Mapping[str, float], weights: Mapping[str, float]) -> None:

@@ -17,14 +17,14 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic
 
 from hplm.errors import CancelledError, DeadlineError, HplmError, InternalError, QueueFullError, StoppingError
-from hplm.runtime.rate_limited_log import complain
+from hplm.runtime.rate_limited_log import log_rate_limited
 from hplm.runtime.thread_priority import be_nice
 from hplm.runtime.tracing import Tracer
-from hplm.scheduling.batch_pacing import Pace
+from hplm.scheduling.batch_pacing import BatchPacing
 from hplm.scheduling.downstream_admission import Backlog
 from hplm.scheduling.policy import Batch, Waiting, tokens_of
 from hplm.scheduling.queue import Refused, RequestQueue, Taken
-from hplm.serving.pending_requests import ASK_CANCELLED_AFTER_S, SWEPT_AT_ONCE, Held, HeldRequests
+from hplm.serving.pending_requests import ASK_CANCELLED_AFTER_S, SWEPT_AT_ONCE, PendingRequest, PendingRequests
 from hplm.serving.replies import Answer, Answers, Item, Job, is_gone
 
 # At most one look ahead in this time: each goes through all that wait.
@@ -36,14 +36,14 @@ LAST_WORDS_S = 1.0
 Run = Callable[[list[Item], Batch], Iterator[tuple[Sequence[int], Sequence[Answer | HplmError]]]]
 
 
-class Worker(Generic[Item, Answer]):
+class BatchLoop(Generic[Item, Answer]):
     """Owns the queue and the threads of one stage. `run` computes a batch and yields answers as they are ready.
 
     `upcoming`, where given, is told in a thread of its own what the policy would run next while a batch computes; `publish`,
     about ten times a second, what waits. Where `is_told_to_stop`, asked as often, says so, it closes by itself.
     An error of a batch that `is_fatal` ends the process, answers first, so that whoever watches over it starts another.
-    `every_s` is what `Pace` keeps between batches. `nice` is the computing thread's, see `be_nice`, and `crowded_nice`, where
-    given, while more than two batches wait: computing first would then keep others from being let in, or refused in time.
+    `every_s` is what `BatchPacing` keeps between batches. `nice` is the computing thread's, see `be_nice`, and `crowded_nice`,
+    where given, while more than two batches wait: computing first would then keep others from being let in, or refused in time.
     Not started until `start`.
     """
 
@@ -74,7 +74,7 @@ class Worker(Generic[Item, Answer]):
         self._is_fatal = is_fatal
         self._exclusive = exclusive or nullcontext()
         self._clock = clock
-        self._pace = Pace(every_s)
+        self._pace = BatchPacing(every_s)
         self._nice = nice
         self._crowded_nice = nice if crowded_nice is None else crowded_nice
         # As the thread is now.
@@ -82,7 +82,7 @@ class Worker(Generic[Item, Answer]):
         self._ids = itertools.count()
         self._jobs: dict[int, Job[Item, Answer]] = {}
         self._answers = Answers(name, tracer)
-        self._held = HeldRequests(self._answers, clock)
+        self._held = PendingRequests(self._answers, clock)
         self._changed = threading.Condition()
         self._stopping = False
         self._stopped = threading.Event()
@@ -136,8 +136,8 @@ class Worker(Generic[Item, Answer]):
         if self._upcoming is not None and self._computing and not self._knows_next:
             self._look_ahead.set()
 
-    def hold(self, job: Job[Any, Answer], deadline_s: float) -> Held:
-        """Look after a request that cannot be queued yet, until it is released: see HeldRequests."""
+    def hold(self, job: Job[Any, Answer], deadline_s: float) -> PendingRequest:
+        """Look after a request that cannot be queued yet, until it is released: see PendingRequests."""
         return self._held.hold(job, deadline_s)
 
     def refuse(self, reply: Callable[[Answer | HplmError], None], error: HplmError) -> None:
@@ -189,7 +189,7 @@ class Worker(Generic[Item, Answer]):
                     taken = self._queue.take(now_s)
                 except Exception as error:
                     # A mistake of ours: whoever waits is told, and the stage goes on.
-                    complain(f"{self._name}: no batch could be chosen", error)
+                    log_rate_limited(f"{self._name}: no batch could be chosen", error)
                     self._queue.drain()
                     # All that wait, and what `take` had already taken out: no batch runs now.
                     failed = list(self._jobs.values())
@@ -208,7 +208,9 @@ class Worker(Generic[Item, Answer]):
                 self._answers.counts.add("policy_failures")
                 # Its own words may be others for each batch.
                 kind = type(taken.policy_failure).__name__
-                complain(f"the policy failed ({kind}); that batch is first come, first served", taken.policy_failure)
+                log_rate_limited(
+                    f"the policy failed ({kind}); that batch is first come, first served", taken.policy_failure
+                )
             self._refuse(taken.refused, self._answers.give)
             if taken.batch is not None:
                 self._compute(taken.batch)
@@ -242,7 +244,7 @@ class Worker(Generic[Item, Answer]):
                         self._answers.give(jobs[index], answer)
         except BaseException as error:
             # Also what is no Exception, as a panic in Rust: without this thread the stage would take requests and answer none.
-            complain(f"{self._name} failed on a batch ({type(error).__name__})", error)
+            log_rate_limited(f"{self._name} failed on a batch ({type(error).__name__})", error)
             self._answers.counts.add("failed_batches")
             fatal = self._is_fatal(error)
         finally:
@@ -334,7 +336,7 @@ class Worker(Generic[Item, Answer]):
                 self._upcoming(items)
         except Exception as error:
             # Only a head start is lost: the batch fetches what it lacks, and reports what fails there.
-            complain(f"{self._name}: prefetch failed", error)
+            log_rate_limited(f"{self._name}: prefetch failed", error)
             self._answers.counts.add("failed_prefetches")
 
     def _refuse(self, refused: Sequence[Refused], tell: Callable[[Job[Item, Answer], HplmError], None]) -> None:

@@ -19,10 +19,10 @@ from hplm.adapters.bank import TenantBank
 from hplm.adapters.host_cache import HostCache
 from hplm.adapters.packed import PackedAdapter, packed_width
 from hplm.adapters.tenant import Head, Tenant, TenantCard
-from hplm.core.settings import UpperSettings
+from hplm.core.settings import EncodeSettings
 from hplm.core.wire import LabelledSpan
 from hplm.engine.adapter_slots import choose_slots
-from hplm.engine.encode import UpperEngine, UpperRequest
+from hplm.engine.encode import EncodeEngine, EngineRequest
 from hplm.engine.kernels.int8 import Ranges, check_int8
 from hplm.engine.kernels.int8_ranges import measure_ranges
 from hplm.errors import (
@@ -39,7 +39,7 @@ from hplm.registry.catalog import Catalog
 from hplm.registry.records import ServedTenant
 from hplm.runtime.memory import stop_searching_what_stays
 from hplm.runtime.process import is_told_to_stop
-from hplm.runtime.rate_limited_log import complain
+from hplm.runtime.rate_limited_log import log_rate_limited
 from hplm.runtime.thread_priority import SWITCH_INTERVAL_S, ExclusiveLock
 from hplm.runtime.tracing import Tracer
 from hplm.scheduling.cost import CostModel
@@ -47,9 +47,9 @@ from hplm.scheduling.policy import Batch, Budget
 from hplm.scheduling.policy_loader import load_policy
 from hplm.scheduling.queue import RequestQueue
 from hplm.serving.backlog_file import SERVER, BacklogFile
-from hplm.serving.batch_loop import Worker
-from hplm.serving.load_permits import Places
-from hplm.serving.pending_requests import Held, check_time_left, pass_on
+from hplm.serving.batch_loop import BatchLoop
+from hplm.serving.load_permits import LoadPermits
+from hplm.serving.pending_requests import PendingRequest, check_time_left, resolve_future
 from hplm.serving.refusal import for_the_wire
 from hplm.serving.replies import Job, never
 from hplm.store.layout import Store
@@ -65,7 +65,7 @@ CROWDED_NICE = -5
 
 
 @dataclass(frozen=True)
-class UpperInput:
+class EncodeRequest:
     """One request: `hidden` float16 `[T, H]`, `tokens` int32 `[T, 3]`, `tenant` as it came.
 
     `deadline_s`: seconds it may take, None for the settings' default; `arrived_s`: when it reached the server, by this
@@ -82,7 +82,7 @@ class UpperInput:
 
 
 @dataclass(frozen=True)
-class UpperAnswer:
+class EncodeAnswer:
     """Labels of one text, and the `logits` float32 `[1 or T, labels]` they come from."""
 
     spans: list[LabelledSpan]
@@ -93,19 +93,19 @@ class UpperAnswer:
 class _Ready:
     """A request whose tenant is in host memory."""
 
-    request: UpperRequest
+    request: EngineRequest
     tokens: npt.NDArray[np.int32]
 
 
-Reply = Callable[[UpperAnswer | HplmError], None]
+Reply = Callable[[EncodeAnswer | HplmError], None]
 # With its times, see `_times_of`.
-_Asked = tuple[UpperInput, tuple[float, float]]
+_Asked = tuple[EncodeRequest, tuple[float, float]]
 
 
-class UpperStage:
+class EncodeStage:
     """Check, queue, run, decode. Raises RegistryError, ArtifactError or ConfigError where the store is not sound."""
 
-    def __init__(self, settings: UpperSettings, folder: Path, device_index: int = 0, instances: int = 1) -> None:
+    def __init__(self, settings: EncodeSettings, folder: Path, device_index: int = 0, instances: int = 1) -> None:
         """`instances`: processes of this stage that one server runs beside each other."""
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         threads = choose_threads(settings.num_threads, instances)
@@ -132,7 +132,7 @@ class UpperStage:
             check_int8(device)
             int8 = measure_ranges(base, upper)
         reduced_size = base.config.reduced_size(settings.reduction_factor)
-        self.engine = UpperEngine(
+        self.engine = EncodeEngine(
             base.config,
             upper,
             num_slots=choose_slots(settings.num_slots, base.config, reduced_size, device, dtype, instances),
@@ -149,7 +149,7 @@ class UpperStage:
         # Computing first on every core would let no request in or out.
         nice = settings.compute_nice if threads * instances < count_cores() else 0
         self._backlog = BacklogFile(store.root, settings.base)
-        self._worker: Worker[_Ready, UpperAnswer] = Worker(
+        self._batch_loop: BatchLoop[_Ready, EncodeAnswer] = BatchLoop(
             "upper",
             RequestQueue(
                 load_policy(settings.policy, settings.policy_settings),
@@ -170,7 +170,7 @@ class UpperStage:
             # Threads that torch has started would stay as they are, and wait for this one.
             crowded_nice=max(nice, CROWDED_NICE) if threads == 1 else None,
         )
-        self._loads = Places(settings.queue_capacity)
+        self._loads = LoadPermits(settings.queue_capacity)
         count = "1 thread" if threads == 1 else f"{threads} threads"
         products = ", layers' matrices in int8" if int8 else ""
         # Where and how it computes, in words.
@@ -181,11 +181,11 @@ class UpperStage:
         """Begin to answer what is submitted."""
         stop_searching_what_stays()
         self._catalog.start()
-        self._worker.start()
+        self._batch_loop.start()
 
     def stop(self) -> None:
         """Refuse what waits, let the running batch end, end all threads."""
-        self._worker.stop()
+        self._batch_loop.stop()
         self._backlog.remove()
         self._asked.close()
         self._cache.close()
@@ -202,7 +202,7 @@ class UpperStage:
     @property
     def counts(self) -> Counter[str]:
         """What the worker counts, tokens with their padding, adapters loaded from disk to the host and from there to slots."""
-        return self._worker.counts + Counter(
+        return self._batch_loop.counts + Counter(
             computed_tokens=self.engine.computed_tokens,
             host_loads=self._cache.loads,
             slot_loads=self.engine.slots.loads,
@@ -212,11 +212,11 @@ class UpperStage:
     @property
     def waiting(self) -> int:
         """Requests that wait for a batch, for their tenant's weights, or for what the registry says of its version."""
-        return self._worker.waiting
+        return self._batch_loop.waiting
 
     def submit(
         self,
-        given: UpperInput,
+        given: EncodeRequest,
         reply: Reply,
         is_cancelled: Callable[[], bool] = never,
         is_over: Callable[[], bool] = never,
@@ -228,7 +228,7 @@ class UpperStage:
         try:
             self._check(given)
             key, times = self._bank.known(given.tenant, given.version_id), self._times_of(given)
-            job: Job[_Asked, UpperAnswer] = Job((given, times), reply, is_cancelled, is_over)
+            job: Job[_Asked, EncodeAnswer] = Job((given, times), reply, is_cancelled, is_over)
             if key is not None and (tenant := self._cache.get(key)) is not None:
                 self._queue(job, tenant)
                 return
@@ -238,8 +238,8 @@ class UpperStage:
             if not self._loads.take(name):
                 raise QueueFullError("too many requests wait for their tenants' weights; try again later")
         except HplmError as error:
-            raise self._worker.count_refused(for_the_wire(error, given.tenant)) from None
-        held = self._worker.hold(job, times[1])
+            raise self._batch_loop.count_refused(for_the_wire(error, given.tenant)) from None
+        held = self._batch_loop.hold(job, times[1])
         if key is not None:
             self._cache.fetch(key).add_done_callback(partial(self._loaded, held, name))
         else:
@@ -247,28 +247,28 @@ class UpperStage:
 
     def count_refused(self, error: HplmError) -> None:
         """Of a request that could not even be submitted."""
-        self._worker.count_refused(error)
+        self._batch_loop.count_refused(error)
 
-    def _found(self, held: Held, name: str, found: Future[ServedTenant]) -> None:
+    def _found(self, held: PendingRequest, name: str, found: Future[ServedTenant]) -> None:
         """The tenant's version is known, or there is none, or the registry cannot say; `name` has the place."""
 
         def load(key: ServedTenant) -> None:
             self._cache.fetch(key).add_done_callback(partial(self._loaded, held, name))
 
-        if (error := pass_on(found, load)) is not None:
+        if (error := resolve_future(found, load)) is not None:
             self._loads.leave(name)
             if (job := held.release()) is not None:
-                self._worker.refuse(job.reply, for_the_wire(error, job.item[0].tenant))
+                self._batch_loop.refuse(job.reply, for_the_wire(error, job.item[0].tenant))
 
-    def _loaded(self, held: Held, name: str, loaded: Future[Tenant]) -> None:
+    def _loaded(self, held: PendingRequest, name: str, loaded: Future[Tenant]) -> None:
         """The tenant is in host memory, or cannot be; `name` has the place."""
         self._loads.leave(name)
         if (job := held.release()) is None:
             return
-        if (error := pass_on(loaded, partial(self._queue, job))) is not None:
-            self._worker.refuse(job.reply, for_the_wire(error, job.item[0].tenant))
+        if (error := resolve_future(loaded, partial(self._queue, job))) is not None:
+            self._batch_loop.refuse(job.reply, for_the_wire(error, job.item[0].tenant))
 
-    def _times_of(self, given: UpperInput) -> tuple[float, float]:
+    def _times_of(self, given: EncodeRequest) -> tuple[float, float]:
         """When a request arrived, as far as that counts for its place, and by when it must be computed."""
         now = time.monotonic()
         # A client that calls this stage itself may claim any time of arrival: only a sound one counts.
@@ -278,10 +278,10 @@ class UpperStage:
         # Nor does a long timeout of its own, with which it has time left whatever it claims, take it before all who wait.
         return max(arrived_s, now - self._settings.default_deadline_s), deadline_s
 
-    def _queue(self, job: Job[_Asked, UpperAnswer], tenant: Tenant) -> None:
+    def _queue(self, job: Job[_Asked, EncodeAnswer], tenant: Tenant) -> None:
         given, (arrived_s, deadline_s) = job.item
-        self._worker.submit(
-            job.with_item(_Ready(UpperRequest(tenant, given.hidden), given.tokens)),
+        self._batch_loop.submit(
+            job.with_item(_Ready(EngineRequest(tenant, given.hidden), given.tokens)),
             tenant=tenant.card.name,
             tokens=len(given.hidden),
             arrived_s=arrived_s,
@@ -290,7 +290,7 @@ class UpperStage:
 
     def _run(
         self, ready: list[_Ready], batch: Batch
-    ) -> Iterator[tuple[Sequence[int], Sequence[UpperAnswer | HplmError]]]:
+    ) -> Iterator[tuple[Sequence[int], Sequence[EncodeAnswer | HplmError]]]:
         for indices, logits in self.engine.run_each([one.request for one in ready], batch.slot_tokens):
             yield indices, [_answer(ready[i], found) for i, found in zip(indices, logits, strict=True)]
 
@@ -314,7 +314,7 @@ class UpperStage:
             card = replace(tenant.card, about={})
             return replace(tenant, card=card, packed=slots.staged(packed))
 
-    def _check(self, given: UpperInput) -> None:
+    def _check(self, given: EncodeRequest) -> None:
         """Only a client that calls this stage directly can fail here."""
         length, width = given.hidden.shape
         if width != self._config.hidden_size:
@@ -328,22 +328,24 @@ class UpperStage:
             raise HiddenStatesError("hidden states hold NaN or infinity")
 
 
-def looks_ahead(settings: UpperSettings, device: torch.device) -> bool:
+def looks_ahead(settings: EncodeSettings, device: torch.device) -> bool:
     """Whether slots are filled ahead of the batch to come: on a processor copying wants a core as computing does."""
     return device.type == "cuda" if settings.coarse_prefetch is None else settings.coarse_prefetch
 
 
-def _answer(one: _Ready, found: npt.NDArray[np.float32]) -> UpperAnswer | HplmError:
+def _answer(one: _Ready, found: npt.NDArray[np.float32]) -> EncodeAnswer | HplmError:
     try:
         tenant = one.request.tenant
-        return UpperAnswer(*answer_of(tenant.card.task, found, tenant.card.labels, one.tokens, tenant.head.transitions))
+        return EncodeAnswer(
+            *answer_of(tenant.card.task, found, tenant.card.labels, one.tokens, tenant.head.transitions)
+        )
     except Exception as error:
         # One tenant's odd labels are not the batch's fault.
-        complain(f"tenant {one.request.tenant.card.name}: its answer cannot be decoded ({error!r})", error)
+        log_rate_limited(f"tenant {one.request.tenant.card.name}: its answer cannot be decoded ({error!r})", error)
         return InternalError("this tenant's answer cannot be decoded; the server's log says why")
 
 
-def budget_of(settings: UpperSettings, num_slots: int) -> Budget:
+def budget_of(settings: EncodeSettings, num_slots: int) -> Budget:
     """What one batch may hold. Modes that need no rows have one row of the same number of tokens."""
     rows, row_tokens = settings.batch_rows, settings.row_tokens
     if settings.batching in ("packed", "naive", "turbo"):
@@ -356,13 +358,13 @@ def budget_of(settings: UpperSettings, num_slots: int) -> Budget:
     )
 
 
-def measured_cost(engine: UpperEngine) -> CostModel:
+def measured_cost(engine: EncodeEngine) -> CostModel:
     """Seconds of batches of a few sizes, measured now; what is served later goes on from there."""
     hidden, most = engine.config.hidden_size, engine.config.max_tokens
     samples = []
     for count, wanted in ((1, 4), (1, 4), (1, 32), (8, 16), (8, 32), (2, 128)):
         length = min(wanted, most)
-        requests = [UpperRequest(_nobody(engine), np.zeros((length, hidden), np.float16)) for _ in range(count)]
+        requests = [EngineRequest(_nobody(engine), np.zeros((length, hidden), np.float16)) for _ in range(count)]
         start = time.perf_counter()
         engine.run(requests)
         samples.append((count * length, count * length * length, time.perf_counter() - start))
@@ -372,7 +374,7 @@ def measured_cost(engine: UpperEngine) -> CostModel:
     return CostModel.fit(samples[1:])
 
 
-def _nobody(engine: UpperEngine) -> Tenant:
+def _nobody(engine: EncodeEngine) -> Tenant:
     """A tenant for measuring, of zeros."""
     hidden, reduced = engine.config.hidden_size, engine.slots.sizes[0]
     weights = np.zeros((engine.config.upper_layers, packed_width(hidden, reduced)), np.float32)

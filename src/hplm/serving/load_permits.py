@@ -9,7 +9,7 @@ import threading
 from collections import Counter
 
 
-class Places:
+class LoadPermits:
     """`most` places in all. A tenant gets one while it holds fewer than are free (Choudhury and Hahne, 1998).
 
     So one that floods, and whose files never come, takes half of them and one at most, and whoever comes after finds room while

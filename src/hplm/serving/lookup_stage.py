@@ -19,7 +19,7 @@ import torch
 
 from hplm.adapters.bank import TenantBank
 from hplm.adapters.host_cache import HostCache
-from hplm.core.settings import PlotSettings
+from hplm.core.settings import LookupSettings
 from hplm.core.text import (
     EncodedText,
     TextOrPair,
@@ -29,7 +29,7 @@ from hplm.core.text import (
     tokenise_in_one_thread,
 )
 from hplm.engine.kernels.int8 import check_int8
-from hplm.engine.open_domain import FilesState, Helpers, PlotLookup, files_state, open_lineage, verify_domain
+from hplm.engine.open_domain import FilesState, Helpers, OpenDomain, files_state, open_lineage, verify_domain
 from hplm.errors import (
     CorruptArtifactError,
     DeadlineError,
@@ -45,25 +45,25 @@ from hplm.registry.catalog import Catalog
 from hplm.registry.records import ServedTenant
 from hplm.runtime.memory import stop_searching_what_stays
 from hplm.runtime.process import is_told_to_stop
-from hplm.runtime.rate_limited_log import complain
+from hplm.runtime.rate_limited_log import log_rate_limited
 from hplm.runtime.thread_priority import SWITCH_INTERVAL_S, ExclusiveLock
 from hplm.runtime.tracing import Tracer
 from hplm.scheduling.cost import CostModel
-from hplm.scheduling.downstream_admission import Ahead
+from hplm.scheduling.downstream_admission import DownstreamAdmission
 from hplm.scheduling.policies import Fcfs
 from hplm.scheduling.policy import Batch, Budget
 from hplm.scheduling.queue import RequestQueue
 from hplm.serving.backlog_file import SERVER, BacklogFile
-from hplm.serving.batch_loop import Worker
-from hplm.serving.load_permits import Places
-from hplm.serving.pending_requests import Held, check_time_left, pass_on
+from hplm.serving.batch_loop import BatchLoop
+from hplm.serving.load_permits import LoadPermits
+from hplm.serving.pending_requests import PendingRequest, check_time_left, resolve_future
 from hplm.serving.refusal import for_the_wire
 from hplm.serving.replies import Job, never
 from hplm.store.layout import Store
 
 
 @dataclass(frozen=True)
-class LookedUp:
+class LookupAnswer:
     """Of one text or pair: `hidden` float16 `[T, H]`, `tokens` int32 `[T, 3]`, and the tenant's version it is for."""
 
     hidden: npt.NDArray[np.float16]
@@ -73,7 +73,7 @@ class LookedUp:
 
 
 @dataclass(frozen=True)
-class PlotInput:
+class LookupRequest:
     """A text or pair as it came; `deadline_s`: seconds it may take in all, None for the settings' default.
 
     `is_together`: its request has others, which are answered with it.
@@ -92,19 +92,19 @@ class _Ready:
 
     tenant: ServedTenant
     text: TextOrPair
-    lookup: PlotLookup
+    lookup: OpenDomain
     arrived_s: float
     is_together: bool
 
 
-Reply = Callable[[LookedUp | HplmError], None]
+Reply = Callable[[LookupAnswer | HplmError], None]
 
 
 @dataclass(frozen=True)
 class _Asked:
     """A request whose tenant is known, but perhaps not yet its card and its domain."""
 
-    given: PlotInput
+    given: LookupRequest
     tenant: ServedTenant
     text: TextOrPair
 
@@ -119,13 +119,13 @@ MOST_CARDS = 1_000_000
 BYTES_PER_TOKEN = 4
 
 
-class PlotStage:
+class LookupStage:
     """Tokenise, look up, merge. Raises RegistryError, ArtifactError or ConfigError where the store is not sound.
 
     Cards are read and domain versions opened when a tenant of theirs is first asked for, without keeping others waiting.
     """
 
-    def __init__(self, settings: PlotSettings, folder: Path, instances: int = 1) -> None:
+    def __init__(self, settings: LookupSettings, folder: Path, instances: int = 1) -> None:
         """`instances`: processes of this stage that one server runs beside each other."""
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         use_threads(1)
@@ -156,8 +156,8 @@ class PlotStage:
         self._verified: dict[str, FilesState] = {}
         self._broken: dict[Lineage, tuple[float, HplmError]] = {}
         # Those that requests still hold, dropped from the cache or not: one more of the same would take its memory again.
-        self._open_now: WeakValueDictionary[Lineage, PlotLookup] = WeakValueDictionary()
-        self._domains: HostCache[Lineage, PlotLookup] = HostCache(
+        self._open_now: WeakValueDictionary[Lineage, OpenDomain] = WeakValueDictionary()
+        self._domains: HostCache[Lineage, OpenDomain] = HostCache(
             self._open, lambda _: 1, capacity=settings.most_domains
         )
         # How many texts a request of a tenant has, as its card says.
@@ -166,7 +166,7 @@ class PlotStage:
             lambda _: 1,
             capacity=MOST_CARDS,
         )
-        self._opening = Places(settings.queue_capacity)
+        self._opening = LoadPermits(settings.queue_capacity)
         # A root is in every lineage: what is wrong with it shows now.
         for root in {one.lineage[-1:] for one in self._catalog.served()} | {self._catalog.lineage(settings.table)[-1:]}:
             self._domains.fetch(root).result().warm_up()
@@ -180,8 +180,10 @@ class PlotStage:
         else:
             self.about = "backed off"
             self.about += ", so quantization changes nothing" if settings.quantization == "int8" else ""
-        self._ahead = Ahead(BacklogFile(self._store.root, settings.base).read, settings.tenant_weights, instances)
-        self._worker: Worker[_Ready, LookedUp] = Worker(
+        self._ahead = DownstreamAdmission(
+            BacklogFile(self._store.root, settings.base).read, settings.tenant_weights, instances
+        )
+        self._batch_loop: BatchLoop[_Ready, LookupAnswer] = BatchLoop(
             "plot",
             RequestQueue(
                 Fcfs(),
@@ -204,11 +206,11 @@ class PlotStage:
         """Begin to answer what is submitted."""
         stop_searching_what_stays()
         self._catalog.start()
-        self._worker.start()
+        self._batch_loop.start()
 
     def stop(self) -> None:
         """Refuse what waits, let the running batch end, end all threads."""
-        self._worker.stop()
+        self._batch_loop.stop()
         if self._helpers is not None:
             self._helpers.pool.shutdown()
         self._texts.close()
@@ -232,7 +234,7 @@ class PlotStage:
     @property
     def counts(self) -> Counter[str]:
         """What the worker counts, tokens that were looked up, and looks at the registry that failed."""
-        counts = self._worker.counts + Counter(failed_registry_looks=self._catalog.failures)
+        counts = self._batch_loop.counts + Counter(failed_registry_looks=self._catalog.failures)
         # The worker knows a guess only, see BYTES_PER_TOKEN.
         counts["tokens"] = self._tokens
         return counts
@@ -240,7 +242,7 @@ class PlotStage:
     @property
     def waiting(self) -> int:
         """Requests that wait for a batch."""
-        return self._worker.waiting
+        return self._batch_loop.waiting
 
     @property
     def tenants(self) -> int:
@@ -249,7 +251,7 @@ class PlotStage:
 
     def submit(
         self,
-        given: PlotInput,
+        given: LookupRequest,
         reply: Reply,
         is_cancelled: Callable[[], bool] = never,
         is_over: Callable[[], bool] = never,
@@ -261,7 +263,7 @@ class PlotStage:
         try:
             tenant = self._bank.resolve(given.tenant)
             text = decode_texts(given.texts, self._settings.max_text_bytes)
-            job: Job[_Asked, LookedUp] = Job(_Asked(given, tenant, text), reply, is_cancelled, is_over)
+            job: Job[_Asked, LookupAnswer] = Job(_Asked(given, tenant, text), reply, is_cancelled, is_over)
             texts, lookup = self._texts.get(tenant), self._domains.get(tenant.lineage)
             if texts is not None and lookup is not None:
                 self._queue(job, texts, lookup)
@@ -270,31 +272,31 @@ class PlotStage:
             if not self._opening.take(tenant.name):
                 raise QueueFullError("too many requests wait for tenants and domains to be opened; try again later")
         except HplmError as error:
-            raise self._worker.count_refused(for_the_wire(error, given.tenant)) from None
-        held = self._worker.hold(job, self._deadline_of(given))
+            raise self._batch_loop.count_refused(for_the_wire(error, given.tenant)) from None
+        held = self._batch_loop.hold(job, self._deadline_of(given))
         self._texts.fetch(tenant).add_done_callback(partial(self._card_read, held, tenant))
 
-    def _card_read(self, held: Held, tenant: ServedTenant, texts: Future[int]) -> None:
+    def _card_read(self, held: PendingRequest, tenant: ServedTenant, texts: Future[int]) -> None:
         """The tenant's card is known, or cannot be read."""
 
         def open_domain(count: int) -> None:
             self._domains.fetch(tenant.lineage).add_done_callback(partial(self._opened, held, tenant, count))
 
-        if (error := pass_on(texts, open_domain)) is not None:
+        if (error := resolve_future(texts, open_domain)) is not None:
             self._opening.leave(tenant.name)
             if (job := held.release()) is not None:
-                self._worker.refuse(job.reply, for_the_wire(error, job.item.given.tenant))
+                self._batch_loop.refuse(job.reply, for_the_wire(error, job.item.given.tenant))
 
-    def _opened(self, held: Held, tenant: ServedTenant, texts: int, lookup: Future[PlotLookup]) -> None:
+    def _opened(self, held: PendingRequest, tenant: ServedTenant, texts: int, lookup: Future[OpenDomain]) -> None:
         """The tenant's domain is open, or cannot be."""
         self._opening.leave(tenant.name)
         if (job := held.release()) is None:
             return
-        if (error := pass_on(lookup, partial(self._queue, job, texts))) is not None:
-            self._worker.refuse(job.reply, for_the_wire(error, job.item.given.tenant))
-            self._worker.end_if_fatal(error)
+        if (error := resolve_future(lookup, partial(self._queue, job, texts))) is not None:
+            self._batch_loop.refuse(job.reply, for_the_wire(error, job.item.given.tenant))
+            self._batch_loop.end_if_fatal(error)
 
-    def _queue(self, job: Job[_Asked, LookedUp], texts: int, lookup: PlotLookup) -> None:
+    def _queue(self, job: Job[_Asked, LookupAnswer], texts: int, lookup: OpenDomain) -> None:
         """Raises TextCountError, and DeadlineError where the upper stage has too much to do before it."""
         asked = job.item
         text = check_text_count(asked.text, texts)
@@ -304,7 +306,7 @@ class PlotStage:
         due_s, now_s = self._due_s(given), time.monotonic()
         if self._ahead.is_too_much(asked.tenant.name, tokens, due_s, now_s, is_together=given.is_together):
             raise DeadlineError("the deadline cannot be met; it was not computed")
-        self._worker.submit(
+        self._batch_loop.submit(
             job.with_item(_Ready(asked.tenant, text, lookup, given.arrived_s, given.is_together)),
             tenant=asked.tenant.name,
             tokens=tokens,
@@ -312,12 +314,12 @@ class PlotStage:
             deadline_s=self._deadline_of(given),
         )
 
-    def _deadline_of(self, given: PlotInput) -> float:
+    def _deadline_of(self, given: LookupRequest) -> float:
         """When it must have been looked up: under overload that is just in time, and the second stage needs some too."""
         due_s = self._due_s(given)
         return due_s - min((due_s - given.arrived_s) / 2, self._settings.reserve_s)
 
-    def _due_s(self, given: PlotInput) -> float:
+    def _due_s(self, given: LookupRequest) -> float:
         """When it must be answered."""
         return given.arrived_s + (self._settings.default_deadline_s if given.deadline_s is None else given.deadline_s)
 
@@ -328,21 +330,21 @@ class PlotStage:
 
     def count_refused(self, error: HplmError) -> None:
         """Of a request that could not even be submitted."""
-        self._worker.count_refused(error)
+        self._batch_loop.count_refused(error)
 
     def _run_and_pass_on(
         self, ready: list[_Ready], batch: Batch
-    ) -> Iterator[tuple[Sequence[int], Sequence[LookedUp | HplmError]]]:
+    ) -> Iterator[tuple[Sequence[int], Sequence[LookupAnswer | HplmError]]]:
         for indices, answers in self._run(ready, batch):
             now_s = time.monotonic()
             for index, answer in zip(indices, answers, strict=True):
-                if isinstance(answer, LookedUp):
+                if isinstance(answer, LookupAnswer):
                     one = ready[index]
                     self._tokens += len(answer.hidden)
                     self._ahead.passed(one.tenant.name, len(answer.hidden), one.arrived_s, now_s)
             yield indices, answers
 
-    def _run(self, ready: list[_Ready], _: Batch) -> Iterator[tuple[Sequence[int], Sequence[LookedUp | HplmError]]]:
+    def _run(self, ready: list[_Ready], _: Batch) -> Iterator[tuple[Sequence[int], Sequence[LookupAnswer | HplmError]]]:
         """All texts tokenised together, then domain by domain; what fails on one fails its own requests alone."""
         encoded = self._encode([one.text for one in ready])
         of_lookup: dict[int, list[tuple[int, EncodedText]]] = {}
@@ -359,7 +361,7 @@ class PlotStage:
                 [
                     hidden
                     if isinstance(hidden, HplmError)
-                    else LookedUp(
+                    else LookupAnswer(
                         # One that waits for others must not keep those of its whole batch.
                         hidden.copy() if ready[i].is_together else hidden,
                         text.tokens,
@@ -371,7 +373,7 @@ class PlotStage:
             )
 
     def _look_up(
-        self, lookup: PlotLookup, texts: Sequence[EncodedText]
+        self, lookup: OpenDomain, texts: Sequence[EncodedText]
     ) -> Sequence[npt.NDArray[np.float16] | HplmError]:
         """Hidden states `[T, H]` of each, all together, or one by one where one of them makes the look-up fail."""
         lengths = [len(text.ids) for text in texts]
@@ -384,7 +386,7 @@ class PlotStage:
                 raise
             # Alone they may all do well: then nothing else would say why.
             several = "of several texts failed; each alone" if len(texts) > 1 else "failed"
-            complain(f"a look-up {several} ({type(error).__name__})", error)
+            log_rate_limited(f"a look-up {several} ({type(error).__name__})", error)
         if len(texts) == 1:
             return [InternalError("the look-up of this text failed; the server's log says why")]
         # Not while the error is at hand: it holds what was computed of all of them, on a GPU that may be full.
@@ -398,13 +400,13 @@ class PlotStage:
             if isinstance(error, KeyboardInterrupt):
                 raise
             if len(texts) > 1:
-                complain(f"texts could not be tokenised together; each alone ({type(error).__name__})", error)
+                log_rate_limited(f"texts could not be tokenised together; each alone ({type(error).__name__})", error)
                 return [one for text in texts for one in self._encode([text])]
-            complain(f"a text could not be tokenised ({type(error).__name__})", error)
+            log_rate_limited(f"a text could not be tokenised ({type(error).__name__})", error)
             return [InternalError("the server failed on this text; its log says why")]
         return [_checked(one) for one in encoded]
 
-    def _open(self, lineage: Lineage) -> PlotLookup:
+    def _open(self, lineage: Lineage) -> OpenDomain:
         if (lookup := self._open_now.get(lineage)) is not None:
             return lookup
         since, known = self._broken.get(lineage, (0.0, None))
@@ -422,7 +424,7 @@ class PlotStage:
             raise found from cause
         return lookup
 
-    def _open_lineage(self, lineage: Lineage) -> PlotLookup:
+    def _open_lineage(self, lineage: Lineage) -> OpenDomain:
         if self._settings.verify:
             # Each folder once, and again where a file changed since: a root of gigabytes is in every lineage.
             for path in lineage:
@@ -447,7 +449,7 @@ class PlotStage:
         return lookup
 
 
-def device_of(settings: PlotSettings) -> torch.device:
+def device_of(settings: LookupSettings) -> torch.device:
     """Where windows are computed that no table has: of several GPUs the first. Raises ConfigError where it is not there."""
     device = choose_device(settings.device)
     is_on_cpu = settings.miss != "compute" or (settings.device == "auto" and settings.quantization == "int8")

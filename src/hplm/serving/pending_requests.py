@@ -24,7 +24,7 @@ def check_time_left(deadline_s: float) -> None:
         raise DeadlineError("the deadline cannot be met; it was not computed")
 
 
-def pass_on(future: Future[T], then: Callable[[T], None]) -> BaseException | None:
+def resolve_future(future: Future[T], then: Callable[[T], None]) -> BaseException | None:
     """Give `then` what a future has found. Returns what either failed with: futures swallow what their callbacks raise."""
     # Asked for, not raised: each raise would make the traceback that all who wait share longer.
     if (error := future.exception()) is not None:
@@ -36,7 +36,7 @@ def pass_on(future: Future[T], then: Callable[[T], None]) -> BaseException | Non
     return None
 
 
-class Held:
+class PendingRequest:
     """A request that waits: answered without what it needs, where its time or its client has gone.
 
     `forget` is called when it waits no longer, for whatever reason.
@@ -65,21 +65,21 @@ class Held:
         return self._job
 
 
-class HeldRequests:
+class PendingRequests:
     """All that a stage holds. Safe to use from several threads."""
 
     def __init__(self, answers: Answers, clock: Callable[[], float]) -> None:
         self._answers = answers
         self._clock = clock
         self._ids = itertools.count()
-        self._held: dict[int, tuple[float, Held]] = {}
+        self._held: dict[int, tuple[float, PendingRequest]] = {}
         self._lock = threading.Lock()
         self._stopping = False
 
     def __len__(self) -> int:
         return len(self._held)
 
-    def hold(self, job: Job[Any, Any], deadline_s: float) -> Held:
+    def hold(self, job: Job[Any, Any], deadline_s: float) -> PendingRequest:
         """Look after a request until it is released; times are of the clock. Refused where the stage stops."""
         held_id = next(self._ids)
 
@@ -87,7 +87,7 @@ class HeldRequests:
             with self._lock:
                 self._held.pop(held_id, None)
 
-        held = Held(job, deadline_s, forget)
+        held = PendingRequest(job, deadline_s, forget)
         with self._lock:
             stopping = self._stopping
             if not stopping:
@@ -130,6 +130,6 @@ class HeldRequests:
         for held in left:
             self._end(held, StoppingError("the server is shutting down"))
 
-    def _end(self, held: Held, error: HplmError) -> None:
+    def _end(self, held: PendingRequest, error: HplmError) -> None:
         if (job := held.release()) is not None:
             self._answers.give(job, error)

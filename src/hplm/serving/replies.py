@@ -10,7 +10,7 @@ from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from hplm.errors import HplmError
-from hplm.runtime.rate_limited_log import complain
+from hplm.runtime.rate_limited_log import log_rate_limited
 from hplm.runtime.tracing import Tracer
 from hplm.serving.counts import Counts
 
@@ -51,7 +51,7 @@ def is_gone(is_cancelled: Callable[[], bool]) -> bool:
     try:
         return is_cancelled()
     except Exception as error:
-        complain("the server could not say whether a client has gone", error)
+        log_rate_limited("the server could not say whether a client has gone", error)
         return False
 
 
@@ -129,5 +129,5 @@ class Answers:
             with self._tracer.span("answer"):
                 reply(answer)
         except Exception as error:
-            complain(f"{self._name}: an answer could not be sent", error)
+            log_rate_limited(f"{self._name}: an answer could not be sent", error)
             self.counts.add("failed_answers")

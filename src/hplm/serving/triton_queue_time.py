@@ -13,7 +13,7 @@ PAUSE_S = 0.03
 AT_ONCE_S = 0.003
 
 
-class Intake:
+class TritonQueueTime:
     """Of a stage that takes all that Triton has for a call: while one lasts the next wait there, and longer behind full ones.
 
     `most` is what a call holds, `queue_size` what may wait there, 0 for any number: then the last call is all that is told of,

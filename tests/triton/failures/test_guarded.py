@@ -76,13 +76,13 @@ def https(place: Place, certificate: Path) -> Iterator[str]:
         with suppress(OSError):
             await writer.wait_closed()
 
-    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def resolve_future(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         behind = await asyncio.open_connection("127.0.0.1", place.server.ports.http)
         await asyncio.gather(copy(reader, behind[1]), copy(behind[0], writer))
 
     async def serve() -> None:
         over = asyncio.Event()
-        async with await asyncio.start_server(pass_on, "127.0.0.1", 0, ssl=context) as server:
+        async with await asyncio.start_server(resolve_future, "127.0.0.1", 0, ssl=context) as server:
             loops.put((asyncio.get_running_loop(), over))
             ports.put(server.sockets[0].getsockname()[1])
             await over.wait()

@@ -31,7 +31,7 @@ from tritonclient.grpc import service_pb2
 
 from hplm import errors
 from hplm.core import wire
-from hplm.core.settings import PlotSettings
+from hplm.core.settings import LookupSettings
 from hplm.runtime.process import stopping_file
 from hplm.triton.launcher.server import TritonServer, free_ports
 from tests import tiny
@@ -206,7 +206,7 @@ def test_under_ten_times_overload_what_is_computed_is_in_time_and_goodput_stays_
 def test_under_ten_times_overload_queue_and_memory_stay_bounded(overload: Overload) -> None:
     assert 0 < max(overload.upper_waiting) <= 300
     # Nobody may wait there when the gauge is read: the first stage refuses as requests come.
-    assert max(overload.plot_waiting) <= PlotSettings.queue_capacity
+    assert max(overload.plot_waiting) <= LookupSettings.queue_capacity
     first, last = overload.pages[len(overload.pages) // 3], overload.pages[-1]
     assert last["rss"] < 1.05 * first["rss"] + 8e6
     # The stage and Triton both count it.

@@ -14,7 +14,7 @@ from hplm_builder.tenants.finetune import WORD_WINDOW
 from hplm_client import Client, ManageClient
 
 from hplm import errors
-from hplm.core.settings import REDUCTION_FACTOR, UpperSettings
+from hplm.core.settings import REDUCTION_FACTOR, EncodeSettings
 from hplm.core.text import TextOrPair
 from hplm.models import base as bases
 from hplm.models.base import Base
@@ -78,7 +78,7 @@ def file_of(kind: str, folder: Path, part: str = "train") -> Path:
 def check_served(place: Place, base: Base, tenant: str, texts: Sequence[TextOrPair]) -> None:
     """Over both protocols: logits as the slow reference has them, and what they mean by the tenant's own labels."""
     card = tiny.load_tenant(place.store, base, tenant)
-    factor = UpperSettings.reduction_factor if card.card.task == "tagging" else REDUCTION_FACTOR
+    factor = EncodeSettings.reduction_factor if card.card.task == "tagging" else REDUCTION_FACTOR
     assert card.packed.reduced_size == base.config.hidden_size // factor
     encoder = base.load_text_encoder()
     for asked in texts:

@@ -27,7 +27,7 @@ from hplm.adapters.packed import widen
 from hplm.adapters.tenant import Tenant
 from hplm.engine import reference
 from hplm.models.base import Base
-from hplm.models.layers import UpperEncoder
+from hplm.models.layers import UpperLayers
 from hplm.registry.registry import Registry
 from hplm.store.layout import Store
 from hplm.triton.launcher.server import TritonServer, free_ports
@@ -53,7 +53,7 @@ class Place:
     server: TritonServer
     store: Store
     base: Base
-    upper: UpperEncoder
+    upper: UpperLayers
     states: list[torch.Tensor]
     asked: list[str] = field(default_factory=list)
 

@@ -40,7 +40,7 @@ from rich.progress import Progress
 from hplm import errors
 from hplm.adapters.bank_file import BankFile
 from hplm.adapters.tenant import Tenant
-from hplm.core.settings import PlotSettings, UpperSettings
+from hplm.core.settings import EncodeSettings, LookupSettings
 from hplm.core.text import TextEncoder
 from hplm.engine import reference
 from hplm.engine.encode import head_logits, pool
@@ -323,8 +323,8 @@ def tiny_fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_fleet(store, base, BANK, 12, 0, QUIET, reduction_factor=4)
     register.publish_bank(store, base, PLOT, BANK)
     (folder / "texts.txt").write_text("\n".join(texts) + "\n")
-    upper = UpperSettings(store="", base="tiny", num_slots=4, reduction_factor=4)
-    export(store, folder / "models", PlotSettings(store="", base="tiny", table="pool"), upper)
+    upper = EncodeSettings(store="", base="tiny", num_slots=4, reduction_factor=4)
+    export(store, folder / "models", LookupSettings(store="", base="tiny", table="pool"), upper)
     return folder
 
 

@@ -15,7 +15,7 @@ from hplm_loadtest.benchmarks.serving.response import response
 from hplm_loadtest.workloads.texts import POOL_FILE
 
 from hplm.core.settings import Quantization
-from hplm.engine.encode import UpperRequest
+from hplm.engine.encode import EngineRequest
 from hplm.engine.kernels.int8_ranges import measure_ranges
 from hplm.engine.open_domain import open_lineage
 from hplm.tasks.decode import answer_of
@@ -54,7 +54,7 @@ def test_served_logits_are_the_engines(folder: Path, server: TritonServer, proto
     off_plain: list[float] = []
     for (tenant, text), answer in zip(pairs, answers, strict=True):
         hidden = served_hidden(server, tenant, text).to(torch.float16).numpy()
-        request = UpperRequest(tiny.load_tenant(store, base, tenant), hidden)
+        request = EngineRequest(tiny.load_tenant(store, base, tenant), hidden)
         card, tokens = request.tenant.card, encoder.encode([text])[0].tokens
         wanted, floats = (
             answer_of(card.task, one.run([request])[0], card.labels, tokens, request.tenant.head.transitions)[1]

@@ -338,11 +338,11 @@ def test_a_direct_call_of_the_upper_stage_may_have_several_texts(raw: tuple[Any,
     of_two: dict[str, np.ndarray] = {"HIDDEN": hidden, "TOKENS": tokens, "TENANT": as_bytes(b"alpha", b"gamma")}
     assert raw_infer(*raw, "hbert_upper", of_two).as_numpy("LABEL").shape == (2, 1)
     about = np.array([[2, -1, -1], [4, -1, -1]])
-    assert raw_infer(*raw, "hbert_upper", {**of_two, "ABOUT": about}).as_numpy("LABEL").shape == (2, 1)
+    assert raw_infer(*raw, "hbert_upper", {**of_two, "REQUEST_META": about}).as_numpy("LABEL").shape == (2, 1)
     for lengths in ((3, 4), (0, 3), (-1, 4)):
         about[:, 0] = lengths
         with pytest.raises(InferenceServerException, match="BAD_HIDDEN_STATES"):
-            raw_infer(*raw, "hbert_upper", {**of_two, "ABOUT": about})
+            raw_infer(*raw, "hbert_upper", {**of_two, "REQUEST_META": about})
 
 
 def test_nan_in_a_direct_call_of_the_upper_stage_is_refused(raw: tuple[Any, Any]) -> None:
@@ -479,7 +479,12 @@ def test_a_request_that_cannot_be_read_is_counted_too(server: TritonServer, raw:
     before = refused()
     hidden, tokens = np.zeros((1, 3, 48), dtype=np.float16), np.zeros((1, 3, 3), dtype=np.int32)
     about = np.array([[4, -1, -1]])
-    given: dict[str, np.ndarray] = {"HIDDEN": hidden, "TOKENS": tokens, "TENANT": as_bytes(b"alpha"), "ABOUT": about}
+    given: dict[str, np.ndarray] = {
+        "HIDDEN": hidden,
+        "TOKENS": tokens,
+        "TENANT": as_bytes(b"alpha"),
+        "REQUEST_META": about,
+    }
     with pytest.raises(InferenceServerException, match="texts of 4 tokens cannot be in 3 rows"):
         raw_infer(*raw, "hbert_upper", given)
     until(lambda: refused() > before)

@@ -25,7 +25,7 @@ from hplm import errors
 from hplm.adapters.tenant import Tenant
 from hplm.core import wire
 from hplm.engine import reference
-from hplm.engine.encode import UpperRequest
+from hplm.engine.encode import EngineRequest
 from hplm.models.device import choose_dtype
 from hplm.triton.launcher.server import TritonServer, free_ports
 from tests import tiny
@@ -140,7 +140,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         hidden = [state.numpy().astype(np.float16) for state in states]
-        wanted = [engine.run([UpperRequest(m, h) for h in hidden]) for m in members]
+        wanted = [engine.run([EngineRequest(m, h) for h in hidden]) for m in members]
         engine.close()
         torch.set_num_threads(threads)
         slow = base.load_upper()

@@ -17,7 +17,7 @@ from hplm_client import Client, ManageClient
 from rich.progress import Progress
 
 from hplm import errors
-from hplm.core.settings import ManagerSettings, PlotSettings, UpperSettings
+from hplm.core.settings import EncodeSettings, LookupSettings, ManagerSettings
 from hplm.housekeeping import garbage_collection
 from hplm.models.base import Base
 from hplm.registry.registry import Registry
@@ -57,8 +57,8 @@ def exported(folder: Path, store: Store, base: Base, root: str) -> Path:
     export(
         store,
         folder / name,
-        PlotSettings(store="", base=name, table=root, dtype="float32"),
-        UpperSettings(store="", base=name, dtype="float32"),
+        LookupSettings(store="", base=name, table=root, dtype="float32"),
+        EncodeSettings(store="", base=name, dtype="float32"),
         ManagerSettings("", name, root, min_corpus_tokens=300, allow_paths=True, data_root=str(folder)),
     )
     return folder / name

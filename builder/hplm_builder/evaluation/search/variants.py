@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from hplm.adapters.packed import Place
 from hplm.core.settings import REDUCTION_FACTOR, Quantization
 from hplm.core.text import EncodedText
-from hplm.engine.open_domain import PlotLookup, open_lineage
+from hplm.engine.open_domain import OpenDomain, open_lineage
 from hplm.errors import ConfigError
 from hplm.models.base import Base
 from hplm.models.device import CPU, choose_dtype, computing_in
@@ -112,7 +112,7 @@ class Served:
         return Source(name, lambda task, report: plot_features(self.lookup))
 
     @cached_property
-    def lookup(self) -> PlotLookup:
+    def lookup(self) -> OpenDomain:
         """Opened when features are first asked for."""
         return open_lineage(self.store, self.base, self.lineage, miss=self.miss, quantization=self.quantization)
 
@@ -161,7 +161,7 @@ def converted_body(base: Base, lower: WindowEncoder, halves: Collection[Half]) -
 def computed_features(lower: WindowEncoder) -> Featurise:
     """PLOT features of a model without tables: every window is computed."""
     dtype = choose_dtype("auto", CPU)
-    return plot_features(PlotLookup(lower.config, [], [], lower, overlay_windows=OVERLAY_WINDOWS, dtype=dtype))
+    return plot_features(OpenDomain(lower.config, [], [], lower, overlay_windows=OVERLAY_WINDOWS, dtype=dtype))
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from torch import Tensor
 from hplm.adapters.tenant import Tenant
 from hplm.core.settings import REDUCTION_FACTOR
 from hplm.core.wire import LabelledSpan
-from hplm.engine.encode import UpperEngine, UpperRequest
+from hplm.engine.encode import EncodeEngine, EngineRequest
 from hplm.engine.kernels.int8 import LEAST_RANGE, MARGIN, Ranges, channels_apart, check_int8, widest_inner
 from hplm.engine.kernels.int8_ranges import FEED_FORWARD, measure_ranges, product_inputs
-from hplm.engine.open_domain import COMPUTED, PlotLookup
+from hplm.engine.open_domain import COMPUTED, OpenDomain
 from hplm.models import base as bases
 from hplm.models.base import Base
 from hplm.models.device import CPU, choose_dtype, computing_in, in_dtype
@@ -94,7 +94,7 @@ class Int8Judge:
 
     def _answers(self, tenant: Tenant, examples: Sequence[Prepared], *, is_int8: bool) -> list[list[LabelledSpan]]:
         """Decoded answers, in the order of `examples`."""
-        engine = UpperEngine(
+        engine = EncodeEngine(
             self._base.config,
             self._base.load_upper(),
             num_slots=2,
@@ -109,7 +109,7 @@ class Int8Judge:
                 found
                 for start in range(0, len(examples), BATCH)
                 for found in engine.run(
-                    [UpperRequest(tenant, one.features.numpy()) for one in examples[start : start + BATCH]]
+                    [EngineRequest(tenant, one.features.numpy()) for one in examples[start : start + BATCH]]
                 )
             ]
         return [
@@ -118,7 +118,7 @@ class Int8Judge:
         ]
 
 
-def computed_share(lookup: PlotLookup) -> float:
+def computed_share(lookup: OpenDomain) -> float:
     """Of the windows looked up since the last call, those that no table had, each as often as it came."""
     found, total = lookup.windows_by_level, sum(lookup.windows_by_level.values())
     missed = sum(found[level] for level in COMPUTED)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from hplm.adapters.tenant import Head
-from hplm.engine.open_domain import COMPUTED, PlotLookup
+from hplm.engine.open_domain import COMPUTED, OpenDomain
 from hplm_builder.data.labelled import LabelledData
 from hplm_builder.evaluation.search.tasks import EvalTask
 from hplm_builder.tables.pruned_tables import OWN_TABLE, VersionTree
@@ -87,7 +87,7 @@ class TableJudge:
         return uses
 
 
-def hit_rates(lookup: PlotLookup) -> tuple[float, float]:
+def hit_rates(lookup: OpenDomain) -> tuple[float, float]:
     """Shares of the windows looked up so far that some table of whole n-grams had, and that the tree's own had."""
     levels = lookup.windows_by_level
     total = sum(levels.values())

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from hplm.core.settings import Quantization
 from hplm.engine import lower_layers as lowers
-from hplm.engine.encode import UpperEngine
+from hplm.engine.encode import EncodeEngine
 from hplm.engine.kernels.int8 import check_int8
 from hplm.engine.kernels.int8_ranges import measure_ranges
 from hplm.engine.open_domain import compute_windows
@@ -46,7 +46,7 @@ def int8(models: Path, rounds: int, seconds: float, picture: Path | None, *, loo
     """Requests/s of both halves in-process and through Triton, in turn, and how far logits and windows move.
 
     New text is of words in random order: hardly any of its n-grams is in a table. In-process all of them are computed, by one
-    thread; through Triton by `look_up_threads`, see `PlotSettings.num_threads`.
+    thread; through Triton by `look_up_threads`, see `LookupSettings.num_threads`.
     """
     check_picture(picture)
     check_int8(CPU)
@@ -60,7 +60,7 @@ def int8(models: Path, rounds: int, seconds: float, picture: Path | None, *, loo
     batch, to_warm = new.take(BATCH), new.take(2 * BATCH)
     names: tuple[Quantization, ...] = ("none", "int8")
     engines = {
-        name: UpperEngine(
+        name: EncodeEngine(
             base.config,
             base.load_upper(),
             num_slots=BATCH + 1,

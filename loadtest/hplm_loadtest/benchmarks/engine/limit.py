@@ -7,7 +7,7 @@ from math import ceil
 from pathlib import Path
 from statistics import median
 
-from hplm.engine.encode import UpperEngine
+from hplm.engine.encode import EncodeEngine
 from hplm.models.device import choose_device, choose_dtype, choose_threads, use_threads
 from hplm.reporting.benchmark_result import Goal, Report
 from hplm.reporting.progress import progress_bars
@@ -40,7 +40,7 @@ def limit(models: Path, rounds: int, seconds: float, device_name: str, picture: 
     dtype = choose_dtype("auto", device)
     load = saturated(models, served)
     tokens = load.tokens
-    engine = UpperEngine(
+    engine = EncodeEngine(
         config,
         served.base.load_upper(),
         num_slots=BATCH + 1,

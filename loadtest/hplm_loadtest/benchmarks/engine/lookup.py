@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from hplm.core.text import TextEncoder
 from hplm.engine import reference
-from hplm.engine.open_domain import PlotLookup, open_lookup
+from hplm.engine.open_domain import OpenDomain, open_lookup
 from hplm.errors import ConfigError
 from hplm.models.device import use_threads
 from hplm.plot.windows import windows
@@ -71,7 +71,7 @@ def plot_lookup(models: Path, rounds: int) -> Report:
     )
 
 
-def as_dictionary(lookup: PlotLookup, texts: list[npt.NDArray[np.int64]]) -> dict[tuple[int, ...], reference.Vectors]:
+def as_dictionary(lookup: OpenDomain, texts: list[npt.NDArray[np.int64]]) -> dict[tuple[int, ...], reference.Vectors]:
     """All windows of `texts` with their vectors, as the slow reference looks them up."""
     config = lookup.config
     stored: dict[tuple[int, ...], reference.Vectors] = {}

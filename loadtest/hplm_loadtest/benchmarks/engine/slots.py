@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from rich.progress import Progress
 
-from hplm.engine.encode import UpperEngine, UpperRequest
+from hplm.engine.encode import EncodeEngine, EngineRequest
 from hplm.models.device import choose_device, choose_dtype, use_threads
 from hplm_loadtest.benchmarks.models import Served
 from hplm_loadtest.benchmarks.timing import interleaved
@@ -29,7 +29,7 @@ def slot_speeds(served: Served, rounds: int, progress: Progress) -> list[dict[st
     use_threads(THREADS)
     base, device = served.base, choose_device("auto")
     members = served.some(TENANTS)
-    engine = UpperEngine(
+    engine = EncodeEngine(
         base.config,
         base.load_upper(),
         num_slots=TENANTS + 1,
@@ -44,7 +44,7 @@ def slot_speeds(served: Served, rounds: int, progress: Progress) -> list[dict[st
         for count in ROWS:
             texts = count * ROW_TOKENS // TEXT_TOKENS
             hidden = rng.normal(size=(texts, TEXT_TOKENS, base.config.hidden_size)).astype(np.float16)
-            requests = [UpperRequest(members[i % len(members)], one) for i, one in enumerate(hidden)]
+            requests = [EngineRequest(members[i % len(members)], one) for i, one in enumerate(hidden)]
             variants = {str(slots): partial(engine.run, requests, ROW_TOKENS // slots) for slots in SLOTS}
             timed = interleaved(variants, rounds, 1, progress, f"slots, {count} rows")
             rows += [

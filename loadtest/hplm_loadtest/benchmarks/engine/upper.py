@@ -14,10 +14,10 @@ from torch import Tensor
 
 from hplm.adapters.packed import widen
 from hplm.adapters.tenant import Pooling, Tenant
-from hplm.core.settings import BaseConfig, UpperSettings
-from hplm.engine.encode import UpperEngine, UpperRequest, count_read
+from hplm.core.settings import BaseConfig, EncodeSettings
+from hplm.engine.encode import EncodeEngine, EngineRequest, count_read
 from hplm.models.device import choose_device, choose_dtype, computing_in, in_dtype, use_threads
-from hplm.models.layers import UpperEncoder
+from hplm.models.layers import UpperLayers
 from hplm.reporting.benchmark_result import Report
 from hplm.reporting.progress import progress_bars
 from hplm_loadtest.benchmarks.models import read
@@ -38,7 +38,7 @@ def upper_layers(models: Path, rounds: int, num_threads: int, device_name: str) 
     device = choose_device(device_name)
     dtype = choose_dtype("auto", device)
     members = served.some(BATCH)
-    wide = base.config.reduced_size(UpperSettings.reduction_factor)
+    wide = base.config.reduced_size(EncodeSettings.reduction_factor)
     reduced = max(wide, *(member.packed.reduced_size for member in members))
     fleets = {
         "packed": [_reading(member, "mean") for member in members],
@@ -47,7 +47,7 @@ def upper_layers(models: Path, rounds: int, num_threads: int, device_name: str) 
     for name, every in {"a quarter wide": 4, "all wide": 1}.items():
         # Filled up with zeros, which take as long as other numbers.
         fleets[name] = [_widened(one, reduced) if i % every == 0 else one for i, one in enumerate(fleets["packed"])]
-    engine = UpperEngine(
+    engine = EncodeEngine(
         base.config, base.load_upper(), num_slots=BATCH + 1, reduced_size=reduced, device=device, dtype=dtype
     )
     padded = in_dtype(base.load_upper(), dtype).to(device)
@@ -59,7 +59,7 @@ def upper_layers(models: Path, rounds: int, num_threads: int, device_name: str) 
             lengths = NormalLengths(variance=variance).draw(BATCH, rng)
             hidden = [rng.normal(size=(n, base.config.hidden_size)).astype(np.float16) for n in lengths]
             asked = {
-                name: [UpperRequest(own[i % len(own)], states) for i, states in enumerate(hidden)]
+                name: [EngineRequest(own[i % len(own)], states) for i, states in enumerate(hidden)]
                 for name, own in fleets.items()
             }
             requests = asked["packed"]
@@ -116,7 +116,7 @@ def peak_product(dtype: torch.dtype, device: torch.device) -> tuple[Callable[[],
     return product, 2 * side**3
 
 
-def product_flop_of(config: BaseConfig, requests: Sequence[UpperRequest]) -> int:
+def product_flop_of(config: BaseConfig, requests: Sequence[EngineRequest]) -> int:
     """Multiplications and additions of the shared layers' matrix products; attention scores are left out.
 
     After its attention the last layer goes on with what heads read alone, which may be `[CLS]`.
@@ -129,7 +129,7 @@ def product_flop_of(config: BaseConfig, requests: Sequence[UpperRequest]) -> int
     return 2 * (layers * tokens * into_attention + ((layers - 1) * tokens + read) * behind_it)
 
 
-def run_padded(upper: UpperEncoder, requests: list[UpperRequest], dtype: torch.dtype, device: torch.device) -> Tensor:
+def run_padded(upper: UpperLayers, requests: list[EngineRequest], dtype: torch.dtype, device: torch.device) -> Tensor:
     """The shared layers as a padded batch computes them: `[texts, longest, H]` with a mask. No adapters, no heads."""
     lengths = [len(request.hidden) for request in requests]
     longest, hidden_size = max(lengths), upper.config.hidden_size

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from hplm.adapters.bank_file import BankFile
-from hplm.core.settings import UpperSettings
+from hplm.core.settings import EncodeSettings
 from hplm.engine.adapter_slots import AdapterSlots
 from hplm.errors import ConfigError
 from hplm.models.device import choose_device, choose_dtype
@@ -60,7 +60,7 @@ def _sum(parts: Sequence[Memory]) -> Memory:
     return Memory(*(sum(getattr(part, field) for part in parts) for field in Memory.__dataclass_fields__))
 
 
-def slot_bytes(fleet: Fleet, settings: UpperSettings, counts: Sequence[int]) -> dict[int, int]:
+def slot_bytes(fleet: Fleet, settings: EncodeSettings, counts: Sequence[int]) -> dict[int, int]:
     """Device memory that adapters take after each number of tenants has been through the slots."""
     base = fleet.base.config
     device = choose_device(settings.device)

@@ -34,7 +34,7 @@ IN_FLIGHT = 64
 def pipeline(models: Path, rounds: int, seconds: float, picture: Path | None, *, look_up_threads: int = 0) -> Report:
     """Throughput with everything at the same time, without either kind of it, and with nothing.
 
-    `look_up_threads` compute what no table has, see `PlotSettings.num_threads`: with more than one, what does one after
+    `look_up_threads` compute what no table has, see `LookupSettings.num_threads`: with more than one, what does one after
     another uses several cores too.
     """
     check_picture(picture)

@@ -73,7 +73,8 @@ def throughput_by_tenants(
 ) -> Report:
     """Every system as a real server of its own, started and stopped in turn; medians over the rounds.
 
-    `kind` of `hplm_loadtest.workloads.texts`: the tables know every n-gram of those of the pool. `upper`: settings of hBERT's upper stage
+    `kind` of `hplm_loadtest.workloads.texts`: the tables know every n-gram of those of the pool.
+    `upper`: settings of hBERT's upper stage
     that are not the fleet's. All compute where the fleet's hBERT
     does, but `onnxruntime` always on the processor. Raises ConfigError where they could not be compared.
     """

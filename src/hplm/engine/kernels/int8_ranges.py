@@ -13,7 +13,7 @@ from torch import Tensor
 from hplm.core.text import TextOrPair
 from hplm.engine.kernels.int8 import Ranges
 from hplm.models.base import Base
-from hplm.models.layers import UpperEncoder, WindowEncoder, merge_windows
+from hplm.models.layers import UpperLayers, WindowEncoder, merge_windows
 from hplm.plot.windows import windows
 
 # Beside strings of any of the vocabulary's tokens, for bases of other languages.
@@ -52,7 +52,7 @@ LONG = 2
 WINDOWS = 256
 
 
-def measure_ranges(base: Base, upper: UpperEncoder) -> list[Ranges]:
+def measure_ranges(base: Base, upper: UpperLayers) -> list[Ranges]:
     """Ranges of each upper layer, `upper` of no tenant and on the CPU, on TEXTS, pairs of them and strings of random tokens.
 
     In float32 wherever bfloat16 is faster too: from start to start the same, whatever is tried there.
@@ -76,7 +76,7 @@ def measure_window_ranges(base: Base, lower: WindowEncoder) -> list[Ranges]:
     return _ranges_of(lower, lambda: lower(torch.from_numpy(unique[some])))
 
 
-def _ranges_of(encoder: UpperEncoder | WindowEncoder, run: Callable[[], object]) -> list[Ranges]:
+def _ranges_of(encoder: UpperLayers | WindowEncoder, run: Callable[[], object]) -> list[Ranges]:
     """Ranges of each of its layers while `run` runs it."""
     # Kept whole the inputs would be as large as a batch of each layer.
     seen: dict[int, Tensor] = {}
@@ -93,7 +93,7 @@ def _ranges_of(encoder: UpperEncoder | WindowEncoder, run: Callable[[], object])
 
 @contextmanager
 def product_inputs(
-    encoder: UpperEncoder | WindowEncoder, names: Sequence[str], see: Callable[[int, Tensor], None]
+    encoder: UpperLayers | WindowEncoder, names: Sequence[str], see: Callable[[int, Tensor], None]
 ) -> Iterator[None]:
     """While it lasts, `see` gets what goes into the products of those names: the n of layer i are numbers n i and on."""
     products = [getattr(layer, name) for layer in encoder.layers for name in names]

@@ -18,7 +18,7 @@ from hplm.models.layers import TransformerLayer
 
 @dataclass(frozen=True)
 class Int8WindowLayer:
-    """A layer as `hplm.engine.kernels.run_windows.RunWindows` takes it; the slow twin is `hplm.engine.reference.int8_window_layer`.
+    """A layer as `run_windows.RunWindows` takes it; the slow twin is `hplm.engine.reference.int8_window_layer`.
 
     `products`: of the queries, keys and values, of what attention goes through and of the feed-forward half's first product
     factor, rounding (see `static_codes`) and matrix; of its second the matrix alone. `scales` and `zeros`: of the codes that go

@@ -230,7 +230,7 @@ class RunLayers(nn.Module):
         return F.gelu(F.linear(tokens, weight, bias))
 
     def _int8_by_token(self, given: list[Tensor], tokens: Tensor) -> Tensor:
-        """`[N, in]` -> fp32 `[N, out]`, `given` by `Int8TokenLinear.packed`. Slow twin: `hplm.engine.reference.int8_by_token`."""
+        """`[N, in]` -> fp32 `[N, out]`, `given` by `Int8TokenLinear.packed`. Slow twin: `reference.int8_by_token`."""
         scaled = tokens.float() * given[0]
         most = scaled.abs().amax(1, keepdim=True).clamp_(min=self.least_token)
         codes = cut_off(scaled.div_(most).mul_(self.largest).add_(self.rounding))

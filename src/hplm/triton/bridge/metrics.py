@@ -12,7 +12,7 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 
 from hplm.runtime.process import end_if_orphaned
-from hplm.runtime.rate_limited_log import complain
+from hplm.runtime.rate_limited_log import log_rate_limited
 
 # As a stub starts: the server that it belongs to.
 SERVER = os.getppid()
@@ -20,7 +20,7 @@ PERIOD_S = 1.0
 
 
 @dataclass(frozen=True)
-class Family:
+class MetricFamily:
     """A metric's name and description; `label` tells its values apart, empty where there is one, named ""."""
 
     name: str
@@ -38,8 +38,8 @@ class Published:
 
     def __init__(
         self,
-        counters: Mapping[Family, Callable[[], Counter[str]]],
-        gauges: Mapping[Family, Callable[[], Mapping[str, float]]],
+        counters: Mapping[MetricFamily, Callable[[], Counter[str]]],
+        gauges: Mapping[MetricFamily, Callable[[], Mapping[str, float]]],
         instance: str = "",
     ) -> None:
         end_if_orphaned(SERVER)
@@ -63,7 +63,7 @@ class Published:
         self._gauges.clear()
         self._counters.clear()
 
-    def _family(self, family: Family, kind: Any) -> Any:
+    def _family(self, family: MetricFamily, kind: Any) -> Any:
         return pb_utils.MetricFamily(name=family.name, description=family.description, kind=kind)
 
     def _loop(self) -> None:
@@ -76,7 +76,7 @@ class Published:
             self._publish()
         except Exception as error:
             # As with shared memory full for a moment: the next time publishes what this one did not.
-            complain("metrics are not up to date", error)
+            log_rate_limited("metrics are not up to date", error)
 
     def _publish(self) -> None:
         for made, family, read in self._counters:
@@ -88,7 +88,7 @@ class Published:
             for value, number in read_gauge().items():
                 self._metric(made, family, value).set(number)
 
-    def _metric(self, made: Any, family: Family, value: str) -> Any:
+    def _metric(self, made: Any, family: MetricFamily, value: str) -> Any:
         if (metric := self._metrics.get((family.name, value))) is None:
             labels = {family.label: value} if family.label else {}
             metric = self._metrics[family.name, value] = made.Metric(labels={**labels, **self._labels})

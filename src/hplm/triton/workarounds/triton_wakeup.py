@@ -15,9 +15,9 @@ import triton_python_backend_utils as pb_utils
 
 from hplm.core import wire
 from hplm.errors import from_wire
-from hplm.runtime.daemon_threads import Daemons
-from hplm.triton.bridge import requests as translate
-from hplm.triton.workarounds.wakeup_times import Wakes
+from hplm.runtime.daemon_threads import DaemonThreads
+from hplm.triton.bridge import translate
+from hplm.triton.workarounds.wakeup_times import WakeupTimes
 
 # A request that comes during a call is answered only when a later one has Triton look.
 MOST_WAITING = 16
@@ -31,7 +31,7 @@ MOST_HANDED_OVER = 20
 STOP_S = 2.0
 
 
-class Waker:
+class TritonWakeup:
     """Sends its model a request after a call that no other follows, where Triton may keep others.
 
     That is where their queue is bounded: who comes while a call lasts Triton 24.10 hands over when somebody comes after its
@@ -42,7 +42,7 @@ class Waker:
     def __init__(self, args: Mapping[str, str], inputs: Mapping[str, npt.NDArray[Any]]) -> None:
         self._model, self._version = args["model_name"], int(args["model_version"])
         self._inputs = inputs
-        self._wakes = Wakes()
+        self._wakes = WakeupTimes()
         self._changed = threading.Condition()
         policy = translate.queue_policy(args)
         expires = (
@@ -56,7 +56,7 @@ class Waker:
         self._unanswered: dict[int, float] = {}
         # Until when the loop waits.
         self._awake_s = math.inf
-        self._senders = Daemons(MOST_WAITING, "hplm-wake")
+        self._senders = DaemonThreads(MOST_WAITING, "hplm-wake")
         self._thread = threading.Thread(target=self._loop, name="hplm-waker", daemon=True)
         self._thread.start()
 

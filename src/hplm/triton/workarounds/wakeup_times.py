@@ -8,7 +8,7 @@ AFTER_S, AFTER_OF_MANY_S = 0.001, 0.01
 AGAIN_AFTER_S = (0.005, 0.02, 0.1)
 
 
-class Wakes:
+class WakeupTimes:
     """Triton may keep who comes while a call lasts until somebody comes after its end: is that so now?
 
     `due_s` is when it is to be asked to look next, None for not before another call has ended. Times are of one clock.

@@ -26,7 +26,7 @@ from typer.testing import CliRunner
 
 from hplm.engine import lower_layers as lowers
 from hplm.engine import reference
-from hplm.engine.open_domain import PlotLookup, compute_windows, open_lineage
+from hplm.engine.open_domain import OpenDomain, compute_windows, open_lineage
 from hplm.errors import (
     ConfigError,
     CorpusTooSmallError,
@@ -534,5 +534,5 @@ def test_the_command_publishes_version_after_version_and_children(
     assert later.about["rows"] >= child.about["rows"]
     made = domain_build.bases.load(store.base("tiny"))
     lookup = open_lineage(store, made, lineage)
-    assert isinstance(lookup, PlotLookup)
+    assert isinstance(lookup, OpenDomain)
     lookup.hidden_states(np.arange(5, 30), [25])

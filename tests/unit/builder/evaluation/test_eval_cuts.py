@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from hplm.engine.open_domain import open_lookup
 from hplm.errors import ConfigError, MissingArtifactError
-from tests import evaluated, tiny
-from tests.evaluated import Place, report_of
+from tests.unit.builder.evaluation import evaluated, tiny
+from tests.unit.builder.evaluation.evaluated import Place, report_of
 
 
 @pytest.fixture(scope="module")

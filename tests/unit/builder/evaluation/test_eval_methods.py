@@ -33,8 +33,8 @@ from typer.testing import CliRunner
 from hplm.errors import ConfigError, DataError, HplmError
 from hplm.models.device import computing_in
 from hplm.reporting.progress import silent
-from tests import evaluated, tiny
-from tests.evaluated import Place, report_of, reports_of_two, trained
+from tests.unit.builder.evaluation import evaluated, tiny
+from tests.unit.builder.evaluation.evaluated import Place, report_of, reports_of_two, trained
 
 BIN = Path(sys.executable).parent
 KEY = RunKey("task", "hbert", 0, 0.001)

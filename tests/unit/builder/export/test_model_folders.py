@@ -12,14 +12,13 @@ import pytest
 from hplm_builder.convert.base import DEFAULT_BASE
 from hplm_builder.export.model_folders import export
 
-from hplm.core import settings as config
-from hplm.core.settings import ManagerSettings, PlotSettings, UpperSettings
+from hplm.core.settings import EncodeSettings, LookupSettings, ManagerSettings, load_settings
 from hplm.errors import DataError, MissingArtifactError
 from hplm.store.layout import Store
 from hplm.triton.launcher.server import MANAGER_ROLES, ROLES, STAGES, share_folder
 
-PLOT = PlotSettings(store="", base="b", table="t", miss="backoff")
-UPPER = UpperSettings(store="", base="b")
+PLOT = LookupSettings(store="", base="b", table="t", miss="backoff")
+UPPER = EncodeSettings(store="", base="b")
 
 
 def store_at(folder: Path, registry: str = "") -> Store:
@@ -36,7 +35,7 @@ def test_every_role_has_its_config_a_version_and_settings_that_find_the_store(tm
         assert f'name: "{role}"' in (tmp_path / "models" / role / "config.pbtxt").read_text()
         assert any((tmp_path / "models" / role / "1").iterdir())
     folder = tmp_path / "models" / "hbert_plot" / "1"
-    settings = config.load(PlotSettings, folder / "settings.json")
+    settings = load_settings(LookupSettings, folder / "settings.json")
     assert (folder / settings.store).resolve() == tmp_path / "store"
 
 
@@ -63,12 +62,12 @@ def test_settings_that_are_kept_are_those_of_the_models_before_but_for_what_is_g
     make_folders(tmp_path / "store")
     command = ["build", "export", "--store", str(tmp_path / "store"), "--models", str(models)]
 
-    def exported(*options: str) -> tuple[PlotSettings, UpperSettings]:
+    def exported(*options: str) -> tuple[LookupSettings, EncodeSettings]:
         done = hplm(*command, *options)
         assert done.returncode == 0, done.stderr
         return (
-            config.load(PlotSettings, models / "hbert_plot" / "1" / "settings.json"),
-            config.load(UpperSettings, models / "hbert_upper" / "1" / "settings.json"),
+            load_settings(LookupSettings, models / "hbert_plot" / "1" / "settings.json"),
+            load_settings(EncodeSettings, models / "hbert_upper" / "1" / "settings.json"),
         )
 
     exported("--slots", "16", "--miss", "backoff", "--base", "mine")
@@ -76,12 +75,16 @@ def test_settings_that_are_kept_are_those_of_the_models_before_but_for_what_is_g
     path.write_text(json.dumps(json.loads(path.read_text()) | {"tenant_weights": {"acme": 3}}))
     plot, upper = exported("--keep-settings", "--slots", "32")
     assert (plot.miss, plot.base, upper.num_slots, upper.tenant_weights) == ("backoff", "mine", 32, {"acme": 3})
-    manager = config.load(ManagerSettings, models / "manager" / "1" / "settings.json")
-    assert (manager.miss, manager.base, manager.reduction_factor) == ("backoff", "mine", UpperSettings.reduction_factor)
+    manager = load_settings(ManagerSettings, models / "manager" / "1" / "settings.json")
+    assert (manager.miss, manager.base, manager.reduction_factor) == (
+        "backoff",
+        "mine",
+        EncodeSettings.reduction_factor,
+    )
     exported("--keep-settings", "--reduction-factor", "8")
     exported("--keep-settings", "--quantization", "int8")
     plot, upper = exported("--keep-settings")
-    manager = config.load(ManagerSettings, models / "manager" / "1" / "settings.json")
+    manager = load_settings(ManagerSettings, models / "manager" / "1" / "settings.json")
     assert (upper.reduction_factor, manager.reduction_factor) == (8, 8)
     assert (plot.quantization, upper.quantization) == ("int8", "int8")
     pbtxt = models / "hbert_upper" / "config.pbtxt"
@@ -108,7 +111,7 @@ def test_settings_that_are_kept_are_those_of_the_models_before_but_for_what_is_g
     exported("--keep-settings", "--miss", "backoff")
     assert not any((models / role).exists() for role in MANAGER_ROLES)
     exported("--keep-settings", "--manager")
-    manager = config.load(ManagerSettings, models / "manager" / "1" / "settings.json")
+    manager = load_settings(ManagerSettings, models / "manager" / "1" / "settings.json")
     assert (manager.miss, manager.base) == ("backoff", "mine")
     path.write_text(json.dumps(json.loads(path.read_text()) | {"slots_of_yore": 1}))
     done = hplm(*command, "--keep-settings")
@@ -116,7 +119,7 @@ def test_settings_that_are_kept_are_those_of_the_models_before_but_for_what_is_g
     assert "unknown key 'slots_of_yore'" in done.stderr
     # Whose width nobody can read any more either.
     plot, upper = exported()
-    assert (plot.miss, upper.num_slots, upper.tenant_weights) == ("compute", UpperSettings.num_slots, {})
+    assert (plot.miss, upper.num_slots, upper.tenant_weights) == ("compute", EncodeSettings.num_slots, {})
 
 
 @pytest.mark.parametrize(
@@ -150,7 +153,7 @@ def test_slots_are_narrowed_only_by_who_says_so(
     assert "--reduction-factor 2" in done.stderr
     assert path.read_text() == before
     assert hplm(*command, "--reduction-factor", "16").returncode == 0
-    assert config.load(UpperSettings, path).reduction_factor == 16
+    assert load_settings(EncodeSettings, path).reduction_factor == 16
     assert hplm(*command).returncode == 0
 
 
@@ -160,7 +163,7 @@ def test_a_managed_repository_has_both_of_the_managers_models_with_its_settings(
     for role in MANAGER_ROLES:
         assert f'name: "{role}"' in (tmp_path / "models" / role / "config.pbtxt").read_text()
         folder = tmp_path / "models" / role / "1"
-        settings = config.load(ManagerSettings, folder / "settings.json")
+        settings = load_settings(ManagerSettings, folder / "settings.json")
         assert settings.keep_versions == 7
         assert settings.miss == PLOT.miss
         assert settings.reduction_factor == 8
@@ -176,7 +179,7 @@ def test_a_repository_exported_again_without_a_manager_has_none(tmp_path: Path) 
 
 def test_exporting_again_replaces_the_models_and_leaves_no_litter(tmp_path: Path) -> None:
     export(store_at(tmp_path / "store"), tmp_path / "models", PLOT, UPPER)
-    export(store_at(tmp_path / "store"), tmp_path / "models", PLOT, UpperSettings(store="", base="b", num_slots=9))
+    export(store_at(tmp_path / "store"), tmp_path / "models", PLOT, EncodeSettings(store="", base="b", num_slots=9))
     written = json.loads((tmp_path / "models" / "hbert_upper" / "1" / "settings.json").read_text())
     assert written["num_slots"] == 9
     assert {path.name for path in tmp_path.iterdir()} == {"models", "store"}

@@ -48,10 +48,10 @@ from hplm.adapters import tenant as tenants
 from hplm.adapters.packed import Place
 from hplm.adapters.tenant import Tenant
 from hplm.core.names import check_name
-from hplm.core.settings import REDUCTION_FACTOR, UpperSettings
+from hplm.core.settings import REDUCTION_FACTOR, EncodeSettings
 from hplm.core.text import TextEncoder
 from hplm.engine import reference
-from hplm.engine.open_domain import PlotLookup, open_lineage
+from hplm.engine.open_domain import OpenDomain, open_lineage
 from hplm.errors import (
     ConfigError,
     ConflictError,
@@ -68,7 +68,7 @@ from hplm.models.base import Base
 from hplm.models.device import computing_in
 from hplm.registry.registry import Registry
 from hplm.runtime.memory import count_memory
-from hplm.serving.encode_stage import UpperAnswer, UpperInput, UpperStage
+from hplm.serving.encode_stage import EncodeAnswer, EncodeRequest, EncodeStage
 from hplm.store.layout import Store
 from hplm.tasks.decode import word_logits, word_ranges
 from tests import tiny
@@ -82,7 +82,7 @@ SHORT = replace(FAST, epochs=3)
 
 
 @pytest.fixture(scope="module")
-def lookup(tiny_store: Store, tiny_base: Base) -> PlotLookup:
+def lookup(tiny_store: Store, tiny_base: Base) -> OpenDomain:
     return open_lineage(tiny_store, tiny_base, ["plots/general"], dtype=torch.float32)
 
 
@@ -106,19 +106,19 @@ def test_a_tenant_learns_its_task_and_serving_answers_as_the_test_scored(
     metric = METRICS[data.task]
     assert card.about["scores"][f"test_{metric}"] > 0.6
     assert (card.task, card.labels, card.texts) == (data.task, data.labels, data.texts)
-    settings = UpperSettings(store="../../../store", base="tiny", dtype="float32")
-    stage = UpperStage(settings, models / "hbert_upper" / "1")
+    settings = EncodeSettings(store="../../../store", base="tiny", dtype="float32")
+    stage = EncodeStage(settings, models / "hbert_upper" / "1")
     lookup = open_lineage(store, base, ["plots/general"], dtype=torch.float32)
     examples = prepare(data.test, data, TextEncoder(base.tokenizer_path, 40), plot_features(lookup))
-    found = find_labels(stage, [UpperInput(one.features.numpy(), one.tokens, name.encode()) for one in examples])
+    found = find_labels(stage, [EncodeRequest(one.features.numpy(), one.tokens, name.encode()) for one in examples])
     # What is served keeps nothing of how it was trained.
     assert stage._cache.get(stage._bank.resolve(name.encode())).card.about == {}
-    served = scores_of(data, examples, [one.spans for one in found if isinstance(one, UpperAnswer)])[metric]
+    served = scores_of(data, examples, [one.spans for one in found if isinstance(one, EncodeAnswer)])[metric]
     # Training and serving round differently; a sentence or two may tip over.
     assert abs(served - card.about["scores"][f"test_{metric}"]) < 0.08
 
 
-def test_values_of_a_regression_come_as_they_were_given(tiny_base: Base, lookup: PlotLookup) -> None:
+def test_values_of_a_regression_come_as_they_were_given(tiny_base: Base, lookup: OpenDomain) -> None:
     data = count_data()
     made = train_tenant(tiny_base, lookup, "count", data, FAST)
     # Weights alone, however trained, would have to reach 100 from near 0.
@@ -126,7 +126,7 @@ def test_values_of_a_regression_come_as_they_were_given(tiny_base: Base, lookup:
     assert set(made.card.about["scores"]) == {f"{p}_{m}" for p in ("dev", "test") for m in ("pearson", "spearman")}
 
 
-def test_the_card_tells_how_training_went_in_json_values(tiny_base: Base, lookup: PlotLookup) -> None:
+def test_the_card_tells_how_training_went_in_json_values(tiny_base: Base, lookup: OpenDomain) -> None:
     data = colour_data()
     made = train_tenant(tiny_base, lookup, "colour", data, replace(SHORT, learning_rates=(1e-2, 1e-3)))
     about = made.card.about
@@ -146,7 +146,7 @@ def test_the_card_tells_how_training_went_in_json_values(tiny_base: Base, lookup
             assert sum(counts[label].values()) == sum(example.label == label for example in examples)
 
 
-def test_the_card_of_a_tagging_has_figures_of_each_type(tiny_base: Base, lookup: PlotLookup) -> None:
+def test_the_card_of_a_tagging_has_figures_of_each_type(tiny_base: Base, lookup: OpenDomain) -> None:
     data = place_data()
     about = train_tenant(tiny_base, lookup, "places", data, SHORT).card.about
     assert set(about["types"]["test"]) == {"PLACE"}
@@ -154,7 +154,7 @@ def test_the_card_of_a_tagging_has_figures_of_each_type(tiny_base: Base, lookup:
     assert about["types"]["dev"]["PLACE"]["f1"] == pytest.approx(about["scores"]["dev_f1"])
 
 
-def test_training_ends_when_dev_gets_no_better_and_keeps_the_best_epoch(tiny_base: Base, lookup: PlotLookup) -> None:
+def test_training_ends_when_dev_gets_no_better_and_keeps_the_best_epoch(tiny_base: Base, lookup: OpenDomain) -> None:
     rng = np.random.default_rng(0)
     noise = [LabelledText(text, str(rng.choice(["x", "y"]))) for text in tiny.sentences(80, words=(2, 6))]
     data = check_data(noise[:40], noise[40:], [])
@@ -180,7 +180,7 @@ def test_training_ends_when_dev_gets_no_better_and_keeps_the_best_epoch(tiny_bas
 def test_of_a_tagging_the_last_epoch_is_kept_that_is_below_the_best_by_chance_alone(
     monkeypatch: pytest.MonkeyPatch,
     tiny_base: Base,
-    lookup: PlotLookup,
+    lookup: OpenDomain,
     data: LabelledData,
     dev_scores: list[float],
     kept: int,
@@ -194,7 +194,7 @@ def test_of_a_tagging_the_last_epoch_is_kept_that_is_below_the_best_by_chance_al
 
 @pytest.mark.parametrize(("dev_scores", "kept"), [([0.8, 0.79, 0.8, 0.78], 0), ([0.8, 0.79, 0.85, 0.82], 3)])
 def test_an_update_of_a_tagging_keeps_nothing_that_is_no_better_than_the_version_before(
-    monkeypatch: pytest.MonkeyPatch, tiny_base: Base, lookup: PlotLookup, dev_scores: list[float], kept: int
+    monkeypatch: pytest.MonkeyPatch, tiny_base: Base, lookup: OpenDomain, dev_scores: list[float], kept: int
 ) -> None:
     start = train_tenant(tiny_base, lookup, "places", place_data(), SHORT)
     told = iter(dev_scores)
@@ -202,7 +202,7 @@ def test_an_update_of_a_tagging_keeps_nothing_that_is_no_better_than_the_version
     assert train_tenant(tiny_base, lookup, "places", place_data(), SHORT, start=start).card.about["best_epoch"] == kept
 
 
-def test_a_tagging_that_finds_nothing_yet_goes_on(tiny_base: Base, lookup: PlotLookup) -> None:
+def test_a_tagging_that_finds_nothing_yet_goes_on(tiny_base: Base, lookup: OpenDomain) -> None:
     whole = LabelledText("Paris Berlin Paris Berlin Paris", None, (Entity("PLACE", 0, 31),))
     train, _, test = place_data().labelled.values()
     settings = replace(FAST, learning_rates=(1e-7,), epochs=6, patience=1)
@@ -211,7 +211,7 @@ def test_a_tagging_that_finds_nothing_yet_goes_on(tiny_base: Base, lookup: PlotL
     assert any("nothing was learned: on dev it is no better" in said for said in about["warnings"])
 
 
-def test_batches_are_of_so_many_texts_and_of_fewer_long_ones(tiny_base: Base, lookup: PlotLookup) -> None:
+def test_batches_are_of_so_many_texts_and_of_fewer_long_ones(tiny_base: Base, lookup: OpenDomain) -> None:
     def sizes(texts: Sequence[str]) -> list[int]:
         labelled = [LabelledText(text, "ab"[i % 2]) for i, text in enumerate(texts)]
         data = check_data(labelled, labelled, [])
@@ -226,7 +226,7 @@ def test_batches_are_of_so_many_texts_and_of_fewer_long_ones(tiny_base: Base, lo
 
 @pytest.mark.parametrize("is_update", [False, True])
 def test_progress_is_told_step_by_step_and_never_goes_back(
-    tiny_base: Base, lookup: PlotLookup, is_update: bool
+    tiny_base: Base, lookup: OpenDomain, is_update: bool
 ) -> None:
     told: list[tuple[str, float]] = []
     data = colour_data()
@@ -245,7 +245,7 @@ def test_progress_is_told_step_by_step_and_never_goes_back(
     assert len(told) > 20
 
 
-def test_a_report_that_raises_ends_the_work_at_once(tiny_base: Base, lookup: PlotLookup) -> None:
+def test_a_report_that_raises_ends_the_work_at_once(tiny_base: Base, lookup: OpenDomain) -> None:
     class Stop(HplmError):
         code = "STOP"
 
@@ -265,7 +265,7 @@ def test_a_report_that_raises_ends_the_work_at_once(tiny_base: Base, lookup: Plo
 
 @pytest.mark.parametrize("data", [colour_data(), count_data()], ids=["classification", "regression"])
 def test_an_update_goes_on_from_the_version_before_and_keeps_nothing_worse(
-    tiny_base: Base, lookup: PlotLookup, data: LabelledData
+    tiny_base: Base, lookup: OpenDomain, data: LabelledData
 ) -> None:
     first = train_tenant(tiny_base, lookup, "acme", data, FAST)
     useless = replace(SHORT, epochs=1, learning_rates=(1e-9,))
@@ -288,7 +288,7 @@ def test_adapters_train_where_they_are_served(tiny_base: Base, place: Place) -> 
     torch.testing.assert_close(trained, served, atol=0.1, rtol=0.05)
 
 
-def test_an_update_keeps_the_place_of_the_version_before(tiny_base: Base, lookup: PlotLookup) -> None:
+def test_an_update_keeps_the_place_of_the_version_before(tiny_base: Base, lookup: OpenDomain) -> None:
     first = train_tenant(tiny_base, lookup, "acme", colour_data(), SHORT)
     assert first.card.adapter_at == ADAPTER_AT
     old = replace(first, card=replace(first.card, adapter_at="attention"))
@@ -296,14 +296,14 @@ def test_an_update_keeps_the_place_of_the_version_before(tiny_base: Base, lookup
 
 
 def test_training_that_diverges_is_refused_and_publishes_nothing(
-    tmp_path: Path, tiny_base: Base, lookup: PlotLookup
+    tmp_path: Path, tiny_base: Base, lookup: OpenDomain
 ) -> None:
     with pytest.raises(ConfigError, match="diverged at learning rates"):
         train_tenant(tiny_base, lookup, "colour", colour_data(), replace(SHORT, learning_rates=(1e30,)))
 
 
 def test_an_estimate_is_about_what_it_takes(
-    tiny_base: Base, lookup: PlotLookup, monkeypatch: pytest.MonkeyPatch
+    tiny_base: Base, lookup: OpenDomain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert 0 < estimate_fine_tune(colour_data(), SHORT, tiny_base, lookup) < 60
     # So long that taking features, which is measured, is nothing beside it.
@@ -314,7 +314,7 @@ def test_an_estimate_is_about_what_it_takes(
 
 
 def test_an_estimate_is_no_longer_for_a_pause_while_it_is_measured(
-    tiny_base: Base, lookup: PlotLookup, monkeypatch: pytest.MonkeyPatch
+    tiny_base: Base, lookup: OpenDomain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = ManualClock()
     monkeypatch.setattr("hplm_builder.tenants.tenant_build.time", SimpleNamespace(perf_counter=clock))
@@ -336,7 +336,7 @@ def test_an_estimate_is_no_longer_for_a_pause_while_it_is_measured(
     assert estimated_s([1.0, 2.0]) == pytest.approx(200 * usual_s)
 
 
-def test_a_text_without_a_token_is_refused(tiny_base: Base, lookup: PlotLookup) -> None:
+def test_a_text_without_a_token_is_refused(tiny_base: Base, lookup: OpenDomain) -> None:
     examples = [LabelledText("cat", "x"), LabelledText("\x01\x02", "y")]
     with pytest.raises(DataError, match="nothing but white space and control characters"):
         train_tenant(
@@ -344,7 +344,7 @@ def test_a_text_without_a_token_is_refused(tiny_base: Base, lookup: PlotLookup) 
         )
 
 
-def test_a_pair_of_which_one_text_has_no_token_is_refused_with_both(tiny_base: Base, lookup: PlotLookup) -> None:
+def test_a_pair_of_which_one_text_has_no_token_is_refused_with_both(tiny_base: Base, lookup: OpenDomain) -> None:
     examples = [LabelledText("cat", "x", pair="dog"), LabelledText("bird", "y", pair="\x01")]
     data = LabelledData("classification", ("x", "y"), examples, examples, [])
     with pytest.raises(DataError, match=r"control characters: 'bird', '\\x01'"):
@@ -506,7 +506,7 @@ def test_tenants_of_a_bank_tell_how_they_were_made(tmp_path: Path) -> None:
 
 
 def test_data_whose_features_the_memory_cannot_hold_are_refused_before_and_while_they_are_computed(
-    tiny_base: Base, lookup: PlotLookup
+    tiny_base: Base, lookup: OpenDomain
 ) -> None:
     data, encoder = colour_data(), TextEncoder(tiny_base.tokenizer_path, 40)
     features = plot_features(lookup)
@@ -604,7 +604,7 @@ def test_a_tagging_from_before_is_served_and_a_server_from_before_reads_that_it_
 
 
 def test_a_tagging_learns_which_tags_follow_each_other_and_goes_on_from_a_head_that_has_none(
-    tiny_base: Base, lookup: PlotLookup
+    tiny_base: Base, lookup: OpenDomain
 ) -> None:
     data = place_data()
     made = train_tenant(tiny_base, lookup, "places", data, SHORT)
@@ -626,7 +626,7 @@ def test_a_tagging_learns_which_tags_follow_each_other_and_goes_on_from_a_head_t
     assert train_tenant(tiny_base, lookup, "colour", colour_data(), SHORT).head.transitions is None
 
 
-def test_the_learning_rate_of_a_tagging_goes_up_for_longer(tiny_base: Base, lookup: PlotLookup) -> None:
+def test_the_learning_rate_of_a_tagging_goes_up_for_longer(tiny_base: Base, lookup: OpenDomain) -> None:
     settings = replace(SHORT, epochs=10, patience=10)
     highest = {}
     for data in (place_data(), colour_data()):
@@ -664,7 +664,7 @@ def test_tags_are_learned_from_the_words_beside_them() -> None:
     assert scores[1] < 0.8
 
 
-def test_training_tells_words_as_serving_does(tiny_base: Base, lookup: PlotLookup) -> None:
+def test_training_tells_words_as_serving_does(tiny_base: Base, lookup: OpenDomain) -> None:
     data = place_data()
     examples = prepare(data.test[:7], data, TextEncoder(tiny_base.tokenizer_path, 40), plot_features(lookup))
     head = finetune.TaskHead(tiny_base.config.hidden_size, data)
@@ -693,7 +693,7 @@ def test_a_reduction_factor_that_cannot_be_is_refused() -> None:
         TrainSettings(reduction_factor=0)
 
 
-def test_an_update_reads_as_many_words_as_the_version_before(tiny_base: Base, lookup: PlotLookup) -> None:
+def test_an_update_reads_as_many_words_as_the_version_before(tiny_base: Base, lookup: OpenDomain) -> None:
     data = place_data()
     first = train_tenant(tiny_base, lookup, "places", data, SHORT)
     assert first.card.word_window == finetune.WORD_WINDOW

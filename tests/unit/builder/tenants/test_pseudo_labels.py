@@ -20,7 +20,7 @@ from hplm_builder.tenants.prepared import Prepared, prepare, prepare_all
 from hplm_builder.tenants.pseudo_labels import TEACHER_RATE, pseudo_labelled
 from hplm_builder.tenants.tenant_build import estimate_fine_tune, plot_features, train_tenant
 
-from hplm.engine.open_domain import PlotLookup, open_lineage
+from hplm.engine.open_domain import OpenDomain, open_lineage
 from hplm.errors import ConfigError, DataError
 from hplm.models.base import Base
 from hplm.store.layout import Store
@@ -31,7 +31,7 @@ ROWS = "text,label\n" + "".join(f"text {i},{'xy'[i % 2]}\n" for i in range(30))
 
 
 @pytest.fixture(scope="module")
-def lookup(tiny_store: Store, tiny_base: Base) -> PlotLookup:
+def lookup(tiny_store: Store, tiny_base: Base) -> OpenDomain:
     return open_lineage(tiny_store, tiny_base, ["plots/general"], dtype=torch.float32)
 
 
@@ -91,7 +91,7 @@ def teachers(monkeypatch: pytest.MonkeyPatch) -> list[Trained]:
 
 @pytest.mark.parametrize("data", [colour_data(), place_data(), count_data(), count_data(pairs=True)])
 def test_a_teacher_labels_every_text_as_it_answers_it(
-    tiny_base: Base, lookup: PlotLookup, data: LabelledData, teachers: list[Trained]
+    tiny_base: Base, lookup: OpenDomain, data: LabelledData, teachers: list[Trained]
 ) -> None:
     data = partly(data)
     encoder, featurise = tiny_base.load_text_encoder(), plot_features(lookup)
@@ -122,7 +122,7 @@ def test_a_teacher_labels_every_text_as_it_answers_it(
     assert all(torch.equal(one.targets, two.targets) for one, two in zip(taught.examples, again, strict=True))
 
 
-def test_what_a_teacher_says_is_mostly_right(tiny_base: Base, lookup: PlotLookup) -> None:
+def test_what_a_teacher_says_is_mostly_right(tiny_base: Base, lookup: OpenDomain) -> None:
     data = partly(colour_data(), 120)
     encoder, featurise = tiny_base.load_text_encoder(), plot_features(lookup)
     parts = prepare_all(data, encoder, featurise)
@@ -133,7 +133,7 @@ def test_what_a_teacher_says_is_mostly_right(tiny_base: Base, lookup: PlotLookup
 
 
 def test_a_teacher_that_learned_nothing_labels_nothing(
-    tiny_base: Base, lookup: PlotLookup, monkeypatch: pytest.MonkeyPatch
+    tiny_base: Base, lookup: OpenDomain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pseudo_labels, "TEACHER_RATE", 1e-12)
     # Where it began it says the same of nearly every text.
@@ -142,7 +142,7 @@ def test_a_teacher_that_learned_nothing_labels_nothing(
 
 
 def test_a_teacher_that_does_not_train_is_named(
-    tiny_base: Base, lookup: PlotLookup, monkeypatch: pytest.MonkeyPatch
+    tiny_base: Base, lookup: OpenDomain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pseudo_labels, "TEACHER_RATE", 1e38)
     with pytest.raises(ConfigError, match=r"what labels the unlabelled texts diverged .* train without them"):
@@ -150,7 +150,7 @@ def test_a_teacher_that_does_not_train_is_named(
 
 
 def test_a_tenant_learns_from_both_and_its_card_tells(
-    tiny_base: Base, lookup: PlotLookup, monkeypatch: pytest.MonkeyPatch
+    tiny_base: Base, lookup: OpenDomain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = partly(place_data())
     seen: list[list[Prepared]] = []
@@ -178,7 +178,7 @@ def test_a_tenant_learns_from_both_and_its_card_tells(
 
 
 def test_the_time_is_estimated_with_the_teachers(
-    tiny_base: Base, lookup: PlotLookup, monkeypatch: pytest.MonkeyPatch
+    tiny_base: Base, lookup: OpenDomain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # So long that taking features, which is measured, is nothing beside it.
     monkeypatch.setattr(builder, "_token_s", lambda *given: 1e6)

@@ -9,8 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from hplm.core import settings as config
-from hplm.core.settings import BaseConfig, ManagerSettings, PlotSettings, UpperSettings
+from hplm.core.settings import (
+    BaseConfig,
+    EncodeSettings,
+    LookupSettings,
+    ManagerSettings,
+    load_settings,
+    parse_settings,
+)
 from hplm.errors import ConfigError
 from hplm.models import device
 from hplm.models.device import choose_threads, count_cores
@@ -38,62 +44,62 @@ GOOD = {"store": "s", "base": "b", "table": "t"}
 )
 def test_a_wrong_setting_is_refused_by_name(change: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        config.parse(PlotSettings, {**GOOD, **change}, "here")
+        parse_settings(LookupSettings, {**GOOD, **change}, "here")
 
 
 def test_a_quantization_that_is_not_there_is_refused() -> None:
     with pytest.raises(ConfigError, match="quantization must be one of 'none', 'int8'"):
-        config.parse(UpperSettings, {"store": "s", "base": "b", "quantization": "int4"}, "here")
+        parse_settings(EncodeSettings, {"store": "s", "base": "b", "quantization": "int4"}, "here")
 
 
 def test_a_priority_that_cannot_be_is_refused() -> None:
     with pytest.raises(ConfigError, match="compute_nice must be -20 to 19"):
-        config.parse(UpperSettings, {"store": "s", "base": "b", "compute_nice": -21}, "here")
+        parse_settings(EncodeSettings, {"store": "s", "base": "b", "compute_nice": -21}, "here")
 
 
 def test_a_manager_of_before_goes_by_the_width_that_its_server_had() -> None:
-    assert config.parse(ManagerSettings, {"store": "s", "base": "b", "domain": "d"}, "here").reduction_factor == 16
+    assert parse_settings(ManagerSettings, {"store": "s", "base": "b", "domain": "d"}, "here").reduction_factor == 16
 
 
 def test_a_reduction_factor_that_cannot_be_is_refused_by_the_upper_stage_and_the_manager() -> None:
     manager = {"store": "s", "base": "b", "domain": "d"}
-    for settings, given in ((UpperSettings, {"store": "s", "base": "b"}), (ManagerSettings, manager)):
+    for settings, given in ((EncodeSettings, {"store": "s", "base": "b"}), (ManagerSettings, manager)):
         with pytest.raises(ConfigError, match="reduction_factor must be at least 1"):
-            config.parse(settings, {**given, "reduction_factor": 0}, "here")
+            parse_settings(settings, {**given, "reduction_factor": 0}, "here")
 
 
 @pytest.mark.parametrize(
     "weight", [0, -1.0, float("nan"), float("inf"), True, "three", 1e306, pytest.param(10**400, id="huge"), 1e-320]
 )
 def test_a_share_that_cannot_be_is_refused_in_both_stages(weight: object) -> None:
-    for settings, given in ((PlotSettings, GOOD), (UpperSettings, {"store": "s", "base": "b"})):
+    for settings, given in ((LookupSettings, GOOD), (EncodeSettings, {"store": "s", "base": "b"})):
         with pytest.raises(ConfigError, match="the weight of 'acme' must be a number from 1e-06 to 1,000,000, got "):
-            config.parse(settings, {**given, "tenant_weights": {"acme": weight}}, "here")
+            parse_settings(settings, {**given, "tenant_weights": {"acme": weight}}, "here")
 
 
 @pytest.mark.parametrize("weight", [1e-6, 1, 1e6])
 def test_the_largest_and_the_smallest_share_are_taken(weight: float) -> None:
     given = {"store": "s", "base": "b", "tenant_weights": {"acme": weight}}
-    assert config.parse(UpperSettings, given, "here").tenant_weights == {"acme": weight}
+    assert parse_settings(EncodeSettings, given, "here").tenant_weights == {"acme": weight}
 
 
 @pytest.mark.parametrize("name", ["Acme", "acme/2", "", "a" * 10_000], ids=["upper-case", "slash", "empty", "long"])
 def test_a_share_of_a_tenant_that_cannot_be_is_refused_in_both_stages(name: str) -> None:
-    for settings, given in ((PlotSettings, GOOD), (UpperSettings, {"store": "s", "base": "b"})):
+    for settings, given in ((LookupSettings, GOOD), (EncodeSettings, {"store": "s", "base": "b"})):
         with pytest.raises(ConfigError, match=r"here: tenant_weights: .*a tenant name is 1 to 64 lower-case") as caught:
-            config.parse(settings, {**given, "tenant_weights": {"acme": 2, name: 1}}, "here")
+            parse_settings(settings, {**given, "tenant_weights": {"acme": 2, name: 1}}, "here")
         assert len(str(caught.value)) < 300
 
 
 def test_a_missing_setting_is_named() -> None:
     with pytest.raises(ConfigError, match="missing base"):
-        config.parse(UpperSettings, {"store": "s"}, "here")
+        parse_settings(EncodeSettings, {"store": "s"}, "here")
 
 
 def test_a_file_that_is_not_json_is_named(tmp_path: Path) -> None:
     (tmp_path / "settings.json").write_text("{")
     with pytest.raises(ConfigError, match=r"settings\.json"):
-        config.load(PlotSettings, tmp_path / "settings.json")
+        load_settings(LookupSettings, tmp_path / "settings.json")
 
 
 @pytest.mark.parametrize(
@@ -114,7 +120,7 @@ def test_a_base_that_cannot_be_is_refused(change: dict[str, int], words: str) ->
 def test_every_setting_is_in_the_documents_with_its_default() -> None:
     page = (Path(__file__).parents[4] / "docs" / "settings.md").read_text()
     of_both, plot, upper, manager = (part.partition("\n")[2] for part in page.split("\n## ")[1:])
-    for kind, part in ((PlotSettings, of_both + plot), (UpperSettings, of_both + upper), (ManagerSettings, manager)):
+    for kind, part in ((LookupSettings, of_both + plot), (EncodeSettings, of_both + upper), (ManagerSettings, manager)):
         rows = dict(re.findall(r"^\| `(\w+)` \| (.+?) \| .+ \|$", part, flags=re.MULTILINE))
         wanted = {}
         for one in dataclasses.fields(kind):

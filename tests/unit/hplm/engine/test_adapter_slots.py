@@ -19,17 +19,17 @@ import torch
 from hplm.adapters.host_cache import HostCache
 from hplm.adapters.packed import PackedAdapter, packed_width, widen
 from hplm.adapters.tenant import Tenant
-from hplm.core.settings import UpperSettings
+from hplm.core.settings import EncodeSettings
 from hplm.engine import reference
 from hplm.engine.adapter_slots import SLOTS_SHARE, USUAL_SLOTS, AdapterSlots, Fill, choose_slots, slot_size
-from hplm.engine.encode import UpperRequest
+from hplm.engine.encode import EngineRequest
 from hplm.engine.kernels.scripted import scripted
 from hplm.engine.slot_fill import fill_slots, fill_slots_from_pinned, pieces, place_for
 from hplm.errors import CorruptArtifactError, DeadlineError, HplmError, QueueFullError, StoppingError
 from hplm.models import base as bases
 from hplm.models.base import Base
 from hplm.registry.records import ServedTenant
-from hplm.serving.encode_stage import UpperAnswer, UpperInput, UpperStage, looks_ahead
+from hplm.serving.encode_stage import EncodeAnswer, EncodeRequest, EncodeStage, looks_ahead
 from hplm.store.layout import Store
 from tests import tiny
 from tests.submitting import Started, submit
@@ -130,7 +130,7 @@ def test_batches_equal_the_reference_while_other_threads_fill_slots(
                 chosen = rng.integers(MEMBERS, size=rng.integers(1, 2 * num_slots))
                 texts = rng.integers(len(hidden), size=len(chosen))
                 pairs = list(zip(chosen, texts, strict=True))
-                logits = engine.run([UpperRequest(mixed[member], hidden[text]) for member, text in pairs])
+                logits = engine.run([EngineRequest(mixed[member], hidden[text]) for member, text in pairs])
                 for (member, text), got in zip(pairs, logits, strict=True):
                     np.testing.assert_allclose(got[0], wanted[member, text], atol=2e-3)
         finally:
@@ -186,11 +186,11 @@ def test_a_filling_that_fails_is_reported_and_forgotten(
     for _ in range(3):
         # From TorchScript a RuntimeError.
         with pytest.raises((IndexError, RuntimeError), match="out of range"):
-            engine.run([UpperRequest(broken, hidden[1])])
+            engine.run([EngineRequest(broken, hidden[1])])
         with pytest.raises((IndexError, RuntimeError), match="out of range"):
             engine.slots.prefetch([broken])
         assert engine.slots.find(broken) is None
-    got = engine.run([UpperRequest(fleet[0], hidden[1]), UpperRequest(fleet[1], hidden[1])])
+    got = engine.run([EngineRequest(fleet[0], hidden[1]), EngineRequest(fleet[1], hidden[1])])
     np.testing.assert_allclose(np.concatenate(got), wanted[:2, 1], atol=2e-3)
     assert engine.slots.tables[0].num_unpinned == 2
     engine.close()
@@ -219,15 +219,15 @@ def test_a_closed_cache_ends_what_runs_and_fails_what_waits_and_comes_later() ->
             future.result(SOON_S)
 
 
-def stage_of(store: Store, **settings: Any) -> UpperStage:
+def stage_of(store: Store, **settings: Any) -> EncodeStage:
     values: dict[str, Any] = {"num_slots": 8, "dtype": "float32", "device": "cpu", "num_threads": 1, **settings}
-    return UpperStage(UpperSettings(str(store.root), "tiny", **values), Path("/"))
+    return EncodeStage(EncodeSettings(str(store.root), "tiny", **values), Path("/"))
 
 
-Found = list["Future[UpperAnswer | HplmError]"]
+Found = list["Future[EncodeAnswer | HplmError]"]
 
 
-def submit_all(stage: UpperStage, inputs: list[UpperInput]) -> Found:
+def submit_all(stage: EncodeStage, inputs: list[EncodeRequest]) -> Found:
     """A future an input; fails where one is answered twice."""
     futures: Found = [Future() for _ in inputs]
     for given, future in zip(inputs, futures, strict=True):
@@ -235,9 +235,9 @@ def submit_all(stage: UpperStage, inputs: list[UpperInput]) -> Found:
     return futures
 
 
-def inputs_of(hidden: list[npt.NDArray[Any]], pairs: list[tuple[int, int]]) -> list[UpperInput]:
+def inputs_of(hidden: list[npt.NDArray[Any]], pairs: list[tuple[int, int]]) -> list[EncodeRequest]:
     return [
-        UpperInput(hidden[text], np.zeros((len(hidden[text]), 3), np.int32), f"t{member}".encode())
+        EncodeRequest(hidden[text], np.zeros((len(hidden[text]), 3), np.int32), f"t{member}".encode())
         for member, text in pairs
     ]
 
@@ -263,7 +263,7 @@ def test_submitted_requests_get_the_reference_s_answers_with_and_without_prefetc
     stage.start()
     for (member, text), future in zip(pairs, futures, strict=True):
         answer = future.result(SOON_S)
-        assert isinstance(answer, UpperAnswer)
+        assert isinstance(answer, EncodeAnswer)
         np.testing.assert_allclose(answer.logits[0], wanted[member, text], atol=2e-3)
         assert answer.spans[0].label.startswith(f"t{member}-")
     stage.stop()
@@ -282,7 +282,7 @@ def test_submitted_requests_get_the_reference_s_answers_with_and_without_prefetc
 def test_slots_are_filled_ahead_on_a_gpu_and_where_that_was_asked_for(
     wanted: bool | None, device: str, ahead: bool
 ) -> None:
-    settings = UpperSettings(store="", base="tiny", coarse_prefetch=wanted)
+    settings = EncodeSettings(store="", base="tiny", coarse_prefetch=wanted)
     assert looks_ahead(settings, torch.device(device)) == ahead
 
 
@@ -323,7 +323,7 @@ def test_a_stage_that_stops_while_tenants_are_loaded_answers_everybody(
     stage.stop()
     futures += submit_all(stage, inputs_of(hidden, [(0, 0), (39, 0)]))
     answers = [future.result(SOON_S) for future in futures]
-    assert all(isinstance(answer, UpperAnswer | StoppingError) for answer in answers)
+    assert all(isinstance(answer, EncodeAnswer | StoppingError) for answer in answers)
     assert isinstance(answers[-1], StoppingError)
 
 
@@ -335,11 +335,11 @@ def test_a_tenant_with_too_few_layers_fails_alone(
     cut = PackedAdapter(packed.weights[:1], packed.hidden_size, packed.reduced_size)
     tiny.publish(store, base, tiny.PLOT, replace(fleet[0], card=card, packed=cut))
     stage = stage_of(store)
-    given = UpperInput(np.zeros((3, base.config.hidden_size), np.float16), np.zeros((3, 3), np.int32), b"t1")
+    given = EncodeRequest(np.zeros((3, base.config.hidden_size), np.float16), np.zeros((3, 3), np.int32), b"t1")
     futures = submit_all(stage, [given, replace(given, tenant=b"short"), given])
     started.add(stage)
     answers = [future.result(SOON_S) for future in futures]
-    assert [type(answer) for answer in answers] == [UpperAnswer, CorruptArtifactError, UpperAnswer]
+    assert [type(answer) for answer in answers] == [EncodeAnswer, CorruptArtifactError, EncodeAnswer]
 
 
 def test_tenants_in_memory_are_answered_however_many_wait_for_one_that_loads(
@@ -347,7 +347,7 @@ def test_tenants_in_memory_are_answered_however_many_wait_for_one_that_loads(
 ) -> None:
     stage = started.add(stage_of(store, queue_capacity=20))
     warm, cold = inputs_of(hidden, [(0, 0), (1, 0)])
-    assert isinstance(submit_all(stage, [warm])[0].result(SOON_S), UpperAnswer)
+    assert isinstance(submit_all(stage, [warm])[0].result(SOON_S), EncodeAnswer)
     opened, load = threading.Event(), stage._bank.load
 
     def slow(key: ServedTenant) -> Tenant:
@@ -362,9 +362,9 @@ def test_tenants_in_memory_are_answered_however_many_wait_for_one_that_loads(
     others = inputs_of(hidden, [(i, 0) for i in range(2, 12)])
     waiting += submit_all(stage, others[:1])
     assert stage.counts["queue_full"] == 1
-    assert isinstance(submit_all(stage, [warm])[0].result(SOON_S), UpperAnswer)
+    assert isinstance(submit_all(stage, [warm])[0].result(SOON_S), EncodeAnswer)
     opened.set()
-    assert all(isinstance(one.result(SOON_S), UpperAnswer) for one in waiting)
+    assert all(isinstance(one.result(SOON_S), EncodeAnswer) for one in waiting)
 
 
 def test_what_is_too_late_already_loads_nothing(
@@ -406,7 +406,7 @@ def test_a_tenant_too_large_for_the_slots_is_the_operators_affair(
     large = widen(fleet[0].packed, slot_size(1) + 1)
     tiny.publish(store, base, tiny.PLOT, replace(fleet[0], card=card, packed=large))
     stage = started.add(stage_of(store, reduction_factor=base.config.hidden_size))
-    given = UpperInput(np.zeros((3, base.config.hidden_size), np.float16), np.zeros((3, 3), np.int32), b"large")
+    given = EncodeRequest(np.zeros((3, base.config.hidden_size), np.float16), np.zeros((3, 3), np.int32), b"large")
     (answer,) = submit_all(stage, [given])
     error = answer.result(SOON_S)
     assert isinstance(error, CorruptArtifactError)
@@ -445,7 +445,7 @@ def test_what_is_refused_before_the_queue_is_counted(
 ) -> None:
     stage = started.add(stage_of(store))
     width = base.config.hidden_size
-    given = UpperInput(np.zeros((3, width), np.float16), np.zeros((3, 3), np.int32), b"nobody")
+    given = EncodeRequest(np.zeros((3, width), np.float16), np.zeros((3, 3), np.int32), b"nobody")
     wide = replace(given, hidden=np.full((3, width + 1), 1, np.float16))
     odd = [np.full((3, width), value, np.float16) for value in (np.nan, np.inf, -np.inf)]
     asked = [given, wide, *(replace(given, tenant=b"t1", hidden=hidden) for hidden in odd)]

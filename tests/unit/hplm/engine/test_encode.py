@@ -17,7 +17,7 @@ from hplm.engine import encode as uppers
 from hplm.engine import reference
 from hplm.engine.adapter_plan import OWN_PRODUCT_TOKENS, gathers, own_product_tokens, plan_adapters
 from hplm.engine.adapter_slots import AdapterSlots
-from hplm.engine.encode import UpperEngine, UpperRequest
+from hplm.engine.encode import EncodeEngine, EngineRequest
 from hplm.engine.kernels.adapt import AdapterPlan, adapt_planned
 from hplm.engine.kernels.onednn import can_pack, rounded
 from hplm.engine.kernels.run_layers import RunLayers
@@ -31,11 +31,11 @@ from tests import tiny
 CPU = torch.device("cpu")
 
 
-def requests_of(base: Base, store: Store, lengths: list[int], seed: int = 0) -> list[UpperRequest]:
+def requests_of(base: Base, store: Store, lengths: list[int], seed: int = 0) -> list[EngineRequest]:
     rng = np.random.default_rng(seed)
     members = [tiny.load_tenant(store, base, name) for name in sorted(tiny.TASKS)]
     return [
-        UpperRequest(members[i % len(members)], rng.normal(size=(n, base.config.hidden_size)).astype(np.float16))
+        EngineRequest(members[i % len(members)], rng.normal(size=(n, base.config.hidden_size)).astype(np.float16))
         for i, n in enumerate(lengths)
     ]
 
@@ -44,7 +44,7 @@ def reading_cls(tenant: Tenant) -> Tenant:
     return replace(tenant, card=replace(tenant.card, pooling="cls"))
 
 
-def wanted(base: Base, request: UpperRequest) -> np.ndarray:
+def wanted(base: Base, request: EngineRequest) -> np.ndarray:
     return reference.logits(
         base.load_upper(), torch.from_numpy(request.hidden.astype(np.float32)), request.tenant
     ).numpy()
@@ -166,14 +166,14 @@ def test_in_float32_on_one_core_adapters_are_applied_text_by_text(
 
 
 def check_neighbours_change_nothing(
-    engine: UpperEngine, base: Base, tenants: int, cls_from: int, shortest: int = 1
+    engine: EncodeEngine, base: Base, tenants: int, cls_from: int, shortest: int = 1
 ) -> None:
     """Sixty texts of so many tenants, of which those from `cls_from` on read `[CLS]`: to the bit, whoever is beside them."""
     rng = np.random.default_rng(0)
     members = tiny.fleet_of(base, tenants, factors=(16, 16, 4, 4))
     members[cls_from:] = [reading_cls(one) for one in members[cls_from:]]
     requests = [
-        UpperRequest(members[i % tenants], rng.normal(size=(n, base.config.hidden_size)).astype(np.float16))
+        EngineRequest(members[i % tenants], rng.normal(size=(n, base.config.hidden_size)).astype(np.float16))
         for i, n in enumerate(rng.integers(shortest, 41, 60))
     ]
     alone = [engine.run([request])[0] for request in requests]
@@ -205,7 +205,7 @@ def test_the_last_layer_goes_on_with_what_heads_read_alone(
     hidden = [request.hidden for request in requests_of(tiny_base, tiny_store, lengths)]
     # Of alpha and beta adapters stand at either place.
     members = [reading_cls(tiny.load_tenant(tiny_store, tiny_base, name)) for name in names]
-    requests = [UpperRequest(member, states) for member, states in zip(members, hidden, strict=True)]
+    requests = [EngineRequest(member, states) for member, states in zip(members, hidden, strict=True)]
     for request, got in zip(requests, tiny.engine_of(tiny_base).run(requests), strict=True):
         np.testing.assert_allclose(got, wanted(tiny_base, request), atol=2e-4, rtol=2e-4)
     size = rounded if can_pack(CPU, torch.float32) else int
@@ -222,7 +222,7 @@ def test_bfloat16_stays_near_the_reference(tiny_base: Base, tiny_store: Store) -
 def test_one_text_gets_each_tenants_own_answer(tiny_base: Base, tiny_store: Store) -> None:
     hidden = requests_of(tiny_base, tiny_store, [9])[0].hidden
     members = [tiny.load_tenant(tiny_store, tiny_base, name) for name in ("alpha", "gamma")]
-    logits = tiny.engine_of(tiny_base).run([UpperRequest(member, hidden) for member in members])
+    logits = tiny.engine_of(tiny_base).run([EngineRequest(member, hidden) for member in members])
     assert not np.allclose(logits[0], logits[1])
 
 
@@ -231,7 +231,7 @@ def test_an_empty_adapter_is_the_identity(tiny_base: Base, tiny_store: Store) ->
     zeros = Adapter(*(np.zeros_like(array) for array in vars(member.adapter).values()))
     plain = Tenant(member.card, pack(zeros), member.head)
     request = requests_of(tiny_base, tiny_store, [11])[0]
-    got = tiny.engine_of(tiny_base, 2).run([UpperRequest(plain, request.hidden)])[0]
+    got = tiny.engine_of(tiny_base, 2).run([EngineRequest(plain, request.hidden)])[0]
     hidden = torch.from_numpy(request.hidden.astype(np.float32))
     last = reference.upper(tiny_base.load_upper(), hidden, None).mean(0).numpy()
     np.testing.assert_allclose(got[0], plain.head.weight @ last + plain.head.bias, atol=2e-4, rtol=2e-4)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rich.progress import Progress
 
 from hplm.engine import reference
-from hplm.engine.open_domain import PlotLookup, compute_windows, open_lineage, open_lookup
+from hplm.engine.open_domain import OpenDomain, compute_windows, open_lineage, open_lookup
 from hplm.models.base import Base
 from hplm.plot import table
 from hplm.plot.keys import pack
@@ -78,7 +78,7 @@ def test_a_window_is_looked_for_in_the_branch_then_the_parent_then_the_root_then
     root = level("root", [[pad, 5, 6], [5, 6, 7], [6, 7, 8]], 4.0)
     bigram = level("bigram", [[6, 7], [8, 9]], 8.0)
     unigram = level("unigram", [[i] for i in range(config.vocab_size)], 16.0)
-    lookup = PlotLookup(config, [branch, parent, root], [bigram, unigram], None)
+    lookup = OpenDomain(config, [branch, parent, root], [bigram, unigram], None)
     got = lookup.hidden_states(text, [5])[:, 0].tolist()
     assert dict(lookup.windows_by_level) == {"branch": 1, "parent": 1, "root": 1, "bigram": 1, "unigram": 1}
     # Token 9 has the second vector of bigram 89 and its own unigram; the others likewise, by hand.

@@ -79,8 +79,8 @@ def _child(command: dict[str, Any]) -> None:
 
 def main() -> None:
     import torch
-
     from hplm_builder.jobs import handlers
+
     from tests.unit.hplm.manage import making
 
     assert handlers

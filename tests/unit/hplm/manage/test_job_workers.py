@@ -25,7 +25,7 @@ from hplm_builder.tenants import tenant_job
 
 from hplm.adapters import tenant as tenants
 from hplm.core.text import TextEncoder
-from hplm.engine.open_domain import PlotLookup
+from hplm.engine.open_domain import OpenDomain
 from hplm.errors import (
     DataError,
     JobCancelledError,
@@ -109,7 +109,7 @@ def test_two_workers_do_two_jobs_at_once_and_one_after_the_other_for_one_tenant(
 ) -> None:
     really = tenant_job.train_tenant
 
-    def train_tenant(base: Base, lookup: PlotLookup, name: str, *given: Any, **options: Any) -> tenants.Tenant:
+    def train_tenant(base: Base, lookup: OpenDomain, name: str, *given: Any, **options: Any) -> tenants.Tenant:
         data, settings, *others = given
         # Two at once in one process draw from the same random numbers: without, an update always learns the same.
         return really(base, lookup, name, data, replace(settings, dropout=0.0), *others, **options)

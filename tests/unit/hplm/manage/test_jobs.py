@@ -17,7 +17,7 @@ from hplm_builder.jobs.worker import Worker
 from hplm_builder.tenants import tenant_job
 
 from hplm.adapters import tenant as tenants
-from hplm.engine.open_domain import PlotLookup, open_lineage
+from hplm.engine.open_domain import OpenDomain, open_lineage
 from hplm.errors import ConfigError, ConflictError, DataError, UnknownDomainError
 from hplm.housekeeping import garbage_collection
 from hplm.manage.service import ManageService
@@ -78,7 +78,7 @@ def test_a_tenant_is_trained_over_what_it_will_be_served(
     opened: list[str] = []
     really = tenant_job.open_lineage
 
-    def open_lineage(*given: Any, **options: Any) -> PlotLookup:
+    def open_lineage(*given: Any, **options: Any) -> OpenDomain:
         opened.append(options["miss"])
         return really(*given, **options)
 

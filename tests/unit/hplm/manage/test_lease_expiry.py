@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hplm.manage.lease_expiry import Lapses
+from hplm.manage.lease_expiry import LeaseExpiry
 from tests.doubles import ManualClock
 
 WATCH_S = 10.0
@@ -16,11 +16,11 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def lapses(clock: ManualClock) -> Lapses:
-    return Lapses(WATCH_S, clock)
+def lapses(clock: ManualClock) -> LeaseExpiry:
+    return LeaseExpiry(WATCH_S, clock)
 
 
-def test_a_lease_that_stays_over_has_lapsed_after_a_while(lapses: Lapses, clock: ManualClock) -> None:
+def test_a_lease_that_stays_over_has_lapsed_after_a_while(lapses: LeaseExpiry, clock: ManualClock) -> None:
     assert lapses({"j": 1.0}) == set()
     clock.now_s = WATCH_S - 0.1
     assert lapses({"j": 1.0, "k": 5.0}) == set()
@@ -32,13 +32,13 @@ def test_a_lease_that_stays_over_has_lapsed_after_a_while(lapses: Lapses, clock:
     assert not lapses.is_watching
 
 
-def test_one_that_is_renewed_has_not_though_it_is_over_by_this_clock(lapses: Lapses, clock: ManualClock) -> None:
+def test_one_that_is_renewed_has_not_though_it_is_over_by_this_clock(lapses: LeaseExpiry, clock: ManualClock) -> None:
     for second in range(100):
         clock.now_s = float(second)
         assert lapses({"j": second // 5 * 5.0}) == set()
 
 
-def test_one_that_was_good_again_is_watched_anew(lapses: Lapses, clock: ManualClock) -> None:
+def test_one_that_was_good_again_is_watched_anew(lapses: LeaseExpiry, clock: ManualClock) -> None:
     assert lapses({"j": 1.0}) == set()
     assert lapses({}) == set()
     assert not lapses.is_watching
@@ -47,4 +47,4 @@ def test_one_that_was_good_again_is_watched_anew(lapses: Lapses, clock: ManualCl
 
 
 def test_without_a_watch_it_has_lapsed_at_once(clock: ManualClock) -> None:
-    assert Lapses(0.0, clock)({"j": 1.0}) == {"j"}
+    assert LeaseExpiry(0.0, clock)({"j": 1.0}) == {"j"}

@@ -11,14 +11,14 @@ import weakref
 import pytest
 
 from hplm.adapters.host_cache import HostCache
-from hplm.runtime.daemon_threads import Daemons
+from hplm.runtime.daemon_threads import DaemonThreads
 from tests.waiting import until
 
 SOON_S = 60
 
 
 def test_what_is_given_runs_side_by_side_up_to_so_many() -> None:
-    daemons, go = Daemons(2, "test"), threading.Event()
+    daemons, go = DaemonThreads(2, "test"), threading.Event()
     began: list[int] = []
 
     def work(number: int) -> None:
@@ -35,7 +35,7 @@ def test_what_is_given_runs_side_by_side_up_to_so_many() -> None:
 
 
 def test_what_is_given_runs_in_order() -> None:
-    daemons, go, done = Daemons(1, "test"), threading.Event(), threading.Event()
+    daemons, go, done = DaemonThreads(1, "test"), threading.Event(), threading.Event()
     began: list[int] = []
     daemons.run(lambda: go.wait(SOON_S))
     for number in range(5):
@@ -49,7 +49,7 @@ def test_what_is_given_runs_in_order() -> None:
 
 
 def test_a_free_thread_is_used_before_another_is_started() -> None:
-    daemons = Daemons(8, "test")
+    daemons = DaemonThreads(8, "test")
     names: list[str] = []
     for done in range(1, 20):
         daemons.run(lambda: names.append(threading.current_thread().name))
@@ -60,7 +60,7 @@ def test_a_free_thread_is_used_before_another_is_started() -> None:
 
 @pytest.mark.parametrize("error", [ValueError("no such weights"), SystemExit("no such weights")])
 def test_an_error_is_logged_and_the_thread_goes_on(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
-    daemons = Daemons(1, "test")
+    daemons = DaemonThreads(1, "test")
     done = threading.Event()
 
     def fail() -> None:
@@ -78,7 +78,7 @@ def test_what_has_run_is_not_held() -> None:
         def load(self) -> None:
             pass
 
-    daemons, weights = Daemons(1, "test"), Weights()
+    daemons, weights = DaemonThreads(1, "test"), Weights()
     held = weakref.ref(weights)
     daemons.run(weights.load)
     del weights
@@ -87,7 +87,7 @@ def test_what_has_run_is_not_held() -> None:
 
 
 def test_once_closed_what_runs_goes_on_what_waits_is_dropped_and_nothing_is_taken() -> None:
-    daemons, go = Daemons(1, "test"), threading.Event()
+    daemons, go = DaemonThreads(1, "test"), threading.Event()
     began, ended = threading.Event(), threading.Event()
     dropped: list[int] = []
 
@@ -115,7 +115,7 @@ def test_where_no_thread_can_be_started_those_there_are_do_the_work(
     def exhausted(_: threading.Thread) -> None:
         raise error
 
-    daemons, go, done = Daemons(2, "test"), threading.Event(), threading.Event()
+    daemons, go, done = DaemonThreads(2, "test"), threading.Event(), threading.Event()
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", exhausted)
         with pytest.raises(RuntimeError, match=f"no thread could be started: {error}"):
@@ -186,9 +186,9 @@ def test_a_load_that_computes_when_the_process_ends_does_not_abort_it() -> None:
 
 INTERRUPTED = """
 import os, signal, threading, time
-from hplm.runtime.daemon_threads import Daemons
+from hplm.runtime.daemon_threads import DaemonThreads
 
-daemons = Daemons(1, "test")
+daemons = DaemonThreads(1, "test")
 
 def interrupt():
     while not daemons._is_closed:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from hplm.runtime.rate_limited_log import MOST_SAID, WINDOW_S, Complaints
+from hplm.runtime.rate_limited_log import MOST_SAID, WINDOW_S, RateLimitedLog
 from tests.doubles import ManualClock
 
 
 def test_a_fault_that_each_request_has_is_in_the_log_once_in_half_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     clock = ManualClock()
-    complaints = Complaints(clock)
+    complaints = RateLimitedLog(clock)
     for _ in range(1000):
         complaints.say("tenant acme: torn")
     complaints.say("tenant other: torn", ValueError("so"))
@@ -25,7 +25,7 @@ def test_a_fault_that_each_request_has_is_in_the_log_once_in_half_a_minute(caplo
 
 def test_however_many_tenants_a_torn_bank_has_the_log_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
     clock = ManualClock()
-    complaints = Complaints(clock)
+    complaints = RateLimitedLog(clock)
     for second in range(60):
         clock.now_s = float(second)
         for number in range(300):

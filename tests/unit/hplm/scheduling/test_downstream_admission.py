@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hplm.scheduling.cost import CostModel
-from hplm.scheduling.downstream_admission import Ahead, Backlog, combine, steps
+from hplm.scheduling.downstream_admission import Backlog, DownstreamAdmission, combine, steps
 from hplm.scheduling.policies import Das
 from hplm.scheduling.policy import Budget, Waiting
 from hplm.scheduling.queue import RequestQueue
@@ -25,8 +25,8 @@ TEN = Backlog(
 UNKNOWN = Backlog(0.0, 0.0, 0, 0.0, -math.inf, (), (), {})
 
 
-def ahead_of(backlog: Backlog | None) -> Ahead:
-    return Ahead(lambda _: backlog, {})
+def ahead_of(backlog: Backlog | None) -> DownstreamAdmission:
+    return DownstreamAdmission(lambda _: backlog, {})
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.integers(1, 256)), max_size=300), st.floats(-1, 101))
@@ -107,7 +107,7 @@ def test_with_two_batches_before_it_the_next_stage_says_itself_what_is_late() ->
 
 def test_what_was_passed_on_counts_until_the_next_stage_has_seen_it_or_it_must_be_lost() -> None:
     told = [replace(TEN, at_s=1.0, free_s=1.0, deadlines_s=(), tokens=(), of_tenant={})]
-    ahead = Ahead(lambda _: told[0], {})
+    ahead = DownstreamAdmission(lambda _: told[0], {})
     for number in range(10):
         ahead.passed("t", BATCH, arrived_s=0.1 * number, now_s=1.0)
     assert ahead.is_too_much("t", 1, 8.0, 1.0)
@@ -122,7 +122,7 @@ def test_what_was_passed_on_counts_until_the_next_stage_has_seen_it_or_it_must_b
 
 def test_of_several_processes_each_takes_the_others_to_have_passed_on_as_much() -> None:
     empty = replace(TEN, at_s=1.0, free_s=1.0, deadlines_s=(), tokens=(), of_tenant={})
-    alone, one_of_four = (Ahead(lambda _: empty, {}, processes) for processes in (1, 4))
+    alone, one_of_four = (DownstreamAdmission(lambda _: empty, {}, processes) for processes in (1, 4))
     for ahead in (alone, one_of_four):
         for number in range(3):
             ahead.passed("t", BATCH, arrived_s=0.1 * number, now_s=1.0)
@@ -145,7 +145,7 @@ def test_what_the_next_stage_has_seen_by_a_clock_of_whole_nanoseconds_is_not_on_
 
 def test_who_asks_for_look_ups_alone_does_not_count_as_waiting_behind_them() -> None:
     told = [replace(TEN, at_s=1.0, free_s=1.0, deadlines_s=(), tokens=(), of_tenant={})]
-    ahead = Ahead(lambda _: told[0], {})
+    ahead = DownstreamAdmission(lambda _: told[0], {})
     ahead.passed("t", 10 * BATCH, arrived_s=0.9, now_s=1.0)
     assert ahead.is_too_much("t", 1, 3.0, 1.2)
     told[0] = replace(told[0], at_s=1.4, free_s=1.4)
@@ -156,7 +156,7 @@ def test_who_asks_for_look_ups_alone_does_not_count_as_waiting_behind_them() -> 
 
 def test_who_floods_refuses_itself_alone_and_a_weight_is_worth_turns() -> None:
     flood = replace(TEN, deadlines_s=(1.0,), tokens=(10 * BATCH,), of_tenant={"flood": 9 * BATCH, "b": BATCH})
-    ahead = Ahead(lambda _: flood, {"heavy": 3.0})
+    ahead = DownstreamAdmission(lambda _: flood, {"heavy": 3.0})
 
     def latest(tenant: str, tokens: int) -> float:
         """Seconds from now by which it must be due to be let in: four fifths of the batches before it."""

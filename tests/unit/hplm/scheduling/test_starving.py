@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hplm.core.settings import UpperSettings
+from hplm.core.settings import EncodeSettings
 from hplm.scheduling.policy import Budget, Waiting
 from hplm.scheduling.policy_loader import BUILT_IN, load_policy
 from hplm.scheduling.simulator import Outcome, simulate
@@ -32,7 +32,7 @@ def outcomes_of(policy: str, long: Waiting, load: float, deadline_s: float) -> l
         for i, (tokens, arrived_s) in enumerate(zip(lengths.tolist(), at.tolist(), strict=True))
     ]
     queue = queue_of(
-        load_policy(policy, {}), Budget(1, 100, 64, 64), capacity=300, starve_after_s=UpperSettings.starve_after_s
+        load_policy(policy, {}), Budget(1, 100, 64, 64), capacity=300, starve_after_s=EncodeSettings.starve_after_s
     )
     outcomes = simulate(sorted([long, *others], key=lambda one: one.arrived_s), queue, service_s)
     return sorted(outcomes, key=lambda one: one.request.id)
@@ -62,7 +62,7 @@ def test_beyond_capacity_a_long_request_is_answered_while_short_ones_keep_coming
     long = outcomes_of(policy, long_request(tenant, tokens), 3.0, HASTY_S)[0]
     assert long.in_time
     # As soon as it has waited too long, and the batch that runs then has ended.
-    assert long.ended_s < LONG_ARRIVES_S + UpperSettings.starve_after_s + 1.0
+    assert long.ended_s < LONG_ARRIVES_S + EncodeSettings.starve_after_s + 1.0
 
 
 @policies

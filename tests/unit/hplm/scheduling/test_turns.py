@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hplm.scheduling.weighted_fair import Turns
+from hplm.scheduling.weighted_fair import WeightedFair
 
 NAMES = st.sampled_from("abcdefghijkl")
 
@@ -23,4 +23,4 @@ def test_of_each_other_tenant_as_much_by_weight_as_the_newcomers_would_have(
     own = waiting.get(tenant, 0) + more
     level = own / weights.get(tenant, 1.0)
     others = (min(has, level * weights.get(name, 1.0)) for name, has in waiting.items() if name != tenant)
-    assert Turns(waiting, weights).before(tenant, own) == pytest.approx(own + sum(others))
+    assert WeightedFair(waiting, weights).before(tenant, own) == pytest.approx(own + sum(others))

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hplm.core.settings import PlotSettings
+from hplm.core.settings import LookupSettings
 from hplm.scheduling.cost import CostModel
 from hplm.scheduling.policies import Das, Fcfs
 from hplm.scheduling.policy import Budget, Waiting
@@ -26,7 +26,7 @@ def goodput(load: float, deadlines_s: tuple[float, float], seconds: float = 10.0
     rng = np.random.default_rng(0)
     count = int(load * NEW * seconds)
     at, whole = np.sort(rng.uniform(0, seconds, count)), rng.uniform(*deadlines_s, count)
-    reserve = np.minimum(whole / 2, PlotSettings.reserve_s)
+    reserve = np.minimum(whole / 2, LookupSettings.reserve_s)
     deadline = (at + whole).tolist()
     arrivals = [
         Waiting(i, f"t{i % 50}", TOKENS, a, by)

@@ -36,7 +36,7 @@ from hplm.scheduling.cost import CostModel
 from hplm.scheduling.policies import Fcfs
 from hplm.scheduling.policy import Batch, Budget, Policy, Waiting
 from hplm.scheduling.queue import RequestQueue, Taken
-from hplm.serving.batch_loop import Run, Worker
+from hplm.serving.batch_loop import BatchLoop, Run
 from hplm.serving.pending_requests import ASK_CANCELLED_AFTER_S
 from hplm.serving.replies import Job, never
 from tests.doubles import Panic
@@ -113,7 +113,7 @@ def worker_of(
     crowded_nice: int | None = None,
     is_told_to_stop: Callable[[], bool] = lambda: False,
     is_fatal: Callable[[BaseException], bool] = lambda error: False,
-) -> Worker[int, int]:
+) -> BatchLoop[int, int]:
     queue = RequestQueue(
         policy or Fcfs(),
         Budget(1, batch, batch, batch),
@@ -123,7 +123,7 @@ def worker_of(
         starve_after_s=SOON_S,
     )
     tracer = tracer or Tracer(None, "test")
-    return Worker(
+    return BatchLoop(
         *("test", queue, run),
         tracer=tracer,
         upcoming=upcoming,
@@ -136,7 +136,7 @@ def worker_of(
 
 
 def submit(
-    worker: Worker[int, int],
+    worker: BatchLoop[int, int],
     inbox: Inbox,
     item: int,
     *,
@@ -420,7 +420,7 @@ def test_when_no_batch_can_be_chosen_whoever_waits_is_told_and_the_stage_goes_on
     queue = FailsOnce(
         Fcfs(), Budget(1, 8, 8, 8), CostModel.fit([(1, 1, 1e-6)]), capacity=9, weights={}, starve_after_s=SOON_S
     )
-    worker = Worker("test", queue, double, tracer=Tracer(None, "test"))
+    worker = BatchLoop("test", queue, double, tracer=Tracer(None, "test"))
     for item in range(3):
         submit(worker, inbox, item)
     worker.start()
@@ -575,7 +575,7 @@ def test_without_a_path_nothing_is_traced(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-# So many at once that `Pace` takes more for granted.
+# So many at once that `BatchPacing` takes more for granted.
 MANY = 20
 
 

@@ -9,14 +9,14 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hplm.serving.load_permits import Places
+from hplm.serving.load_permits import LoadPermits
 
 
 @given(most=st.integers(1, 40), asked=st.lists(st.tuples(st.sampled_from("abcd"), st.booleans()), max_size=200))
 def test_places_are_bounded_and_a_newcomer_finds_one_while_any_is_free(
     most: int, asked: list[tuple[str, bool]]
 ) -> None:
-    places, held = Places(most), Counter[str]()
+    places, held = LoadPermits(most), Counter[str]()
     for tenant, comes in asked:
         free = most - held.total()
         if comes:
@@ -32,7 +32,7 @@ def test_places_are_bounded_and_a_newcomer_finds_one_while_any_is_free(
 
 
 def test_one_tenant_alone_takes_half() -> None:
-    places = Places(20)
+    places = LoadPermits(20)
     assert [places.take("flood") for _ in range(20)] == [True] * 10 + [False] * 10
     assert sum(places.take(f"t{i}") for i in range(20)) == 10
     places.leave("flood")
@@ -40,7 +40,7 @@ def test_one_tenant_alone_takes_half() -> None:
 
 
 def test_no_more_are_inside_than_there_are_places_however_many_threads_come() -> None:
-    places, begin, most = Places(3), threading.Barrier(8), 0
+    places, begin, most = LoadPermits(3), threading.Barrier(8), 0
     inside: list[str] = []
 
     def come_and_go(name: str) -> None:

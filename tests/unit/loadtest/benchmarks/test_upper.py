@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from hplm.adapters.tenant import Pooling
-from hplm.engine.encode import UpperRequest
+from hplm.engine.encode import EngineRequest
 from hplm.models.base import Base
 from hplm.models.layers import TransformerLayer
 from hplm.store.layout import Store
@@ -30,7 +30,7 @@ def test_products_of_the_upper_layers_are_those_that_are_computed(
     tiny.make_tenant(store, tiny_base, "alpha", 1)
     tenant = tiny.load_tenant(store, tiny_base, "alpha")
     tenant = replace(tenant, card=replace(tenant.card, pooling=pooling))
-    requests = [UpperRequest(tenant, np.zeros((length, config.hidden_size), np.float16)) for length in lengths]
+    requests = [EngineRequest(tenant, np.zeros((length, config.hidden_size), np.float16)) for length in lengths]
     starts, state = [0, 3, 10], torch.zeros(sum(lengths), config.hidden_size)
     layers = nn.ModuleList(TransformerLayer(config) for _ in range(config.upper_layers))
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from hplm.adapters.packed import pack
 from hplm.engine import reference
-from hplm.engine.encode import UpperEngine
+from hplm.engine.encode import EncodeEngine
 from hplm.engine.kernels.int8 import (
     APART,
     Int8TokenLinear,
@@ -29,7 +29,7 @@ from hplm.engine.layouts import Batching
 from hplm.errors import ConfigError
 from hplm.models.base import Base
 from hplm.models.device import has_bfloat16
-from hplm.models.layers import TransformerLayer, UpperEncoder, layer_weights
+from hplm.models.layers import TransformerLayer, UpperLayers, layer_weights
 from hplm.store.layout import Store
 from tests import tiny
 from tests.unit.hplm.engine.test_encode import CPU, check_neighbours_change_nothing, requests_of, wanted
@@ -43,13 +43,13 @@ def ranges(tiny_base: Base) -> list[Ranges]:
 
 
 @pytest.fixture
-def engine(tiny_base: Base, ranges: list[Ranges]) -> Iterator[UpperEngine]:
+def engine(tiny_base: Base, ranges: list[Ranges]) -> Iterator[EncodeEngine]:
     made = tiny.engine_of(tiny_base, int8=ranges)
     yield made
     made.close()
 
 
-def layers_of(upper: UpperEncoder) -> list[TransformerLayer]:
+def layers_of(upper: UpperLayers) -> list[TransformerLayer]:
     return [layer for layer in upper.layers if isinstance(layer, TransformerLayer)]
 
 
@@ -294,7 +294,7 @@ def test_inner_channels_are_apart_where_a_few_are_far_larger(
 
 @needs_vnni
 def test_the_engine_stays_near_the_reference_and_says_something_else_than_without(
-    engine: UpperEngine, tiny_base: Base, tiny_store: Store
+    engine: EncodeEngine, tiny_base: Base, tiny_store: Store
 ) -> None:
     requests = requests_of(tiny_base, tiny_store, [5, 30, 12, 1])
     found = engine.run(requests)
@@ -308,7 +308,7 @@ def test_the_engine_stays_near_the_reference_and_says_something_else_than_withou
 
 @needs_vnni
 def test_a_tenant_whose_adapter_is_far_stronger_than_any_trained_one_stays_near_too(
-    engine: UpperEngine, tiny_base: Base, tiny_store: Store
+    engine: EncodeEngine, tiny_base: Base, tiny_store: Store
 ) -> None:
     request = requests_of(tiny_base, tiny_store, [20])[0]
     adapter = request.tenant.adapter

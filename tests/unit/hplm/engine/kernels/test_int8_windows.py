@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from hplm.core.settings import PlotSettings, Quantization
+from hplm.core.settings import LookupSettings, Quantization
 from hplm.engine import lower_layers as lowers
 from hplm.engine import reference
 from hplm.engine.kernels.int8 import APART, Ranges, channels_apart
@@ -27,7 +27,7 @@ from hplm.models.base import Base
 from hplm.models.device import has_bfloat16
 from hplm.models.layers import TransformerLayer, WindowEncoder
 from hplm.plot.table import PlotTable
-from hplm.serving.lookup_stage import PlotStage
+from hplm.serving.lookup_stage import LookupStage
 from hplm.store.layout import Store
 from tests import tiny
 from tests.rounding import assert_same_windows, skip_without_avx512
@@ -240,9 +240,9 @@ def test_a_lookup_computes_in_integers_what_no_table_has_and_that_alone(tiny_sto
 
 def test_a_stage_on_a_processor_without_it_does_not_start(tiny_models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
-    settings = PlotSettings(store="../../../store", base="tiny", table="general", quantization="int8")
+    settings = LookupSettings(store="../../../store", base="tiny", table="general", quantization="int8")
     with pytest.raises(ConfigError, match="wants a CPU with AVX-512 VNNI"):
-        PlotStage(settings, tiny_models / "hbert_plot" / "1")
+        LookupStage(settings, tiny_models / "hbert_plot" / "1")
 
 
 def test_a_batch_of_windows_is_measured(tiny_base: Base) -> None:

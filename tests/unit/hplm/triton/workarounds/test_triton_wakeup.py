@@ -53,7 +53,7 @@ def triton(monkeypatch: pytest.MonkeyPatch) -> Iterator[Triton]:
     for name in names:
         monkeypatch.delitem(sys.modules, name, raising=False)
     # From the package it would be the one that another test has left there.
-    importlib.import_module("hplm.triton.bridge.requests")
+    importlib.import_module("hplm.triton.bridge.translate")
     yield triton
     for name in names:
         sys.modules.pop(name, None)
@@ -67,7 +67,9 @@ def make(triton: Triton) -> Iterator[Callable[..., Any]]:
         config = {"dynamic_batching": {"default_queue_policy": {**POLICY, **policy}}}
         args = {"model_name": "stage", "model_version": "3", "model_config": json.dumps(config)}
         made.append(
-            importlib.import_module("hplm.triton.workarounds.triton_wakeup").Waker(args, {"TENANT": np.zeros((1, 1))})
+            importlib.import_module("hplm.triton.workarounds.triton_wakeup").TritonWakeup(
+                args, {"TENANT": np.zeros((1, 1))}
+            )
         )
         return made[-1]
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from hplm.triton.workarounds.wakeup_times import AFTER_OF_MANY_S, AFTER_S, AGAIN_AFTER_S, Wakes
+from hplm.triton.workarounds.wakeup_times import AFTER_OF_MANY_S, AFTER_S, AGAIN_AFTER_S, WakeupTimes
 
 
-def after_a_call(*, of_many: bool = False) -> Wakes:
-    wakes = Wakes()
+def after_a_call(*, of_many: bool = False) -> WakeupTimes:
+    wakes = WakeupTimes()
     wakes.began()
     wakes.ended(10.0, of_many=of_many)
     return wakes
 
 
 def test_it_is_asked_soon_after_a_call_and_later_where_many_come() -> None:
-    assert Wakes().due_s is None
+    assert WakeupTimes().due_s is None
     assert after_a_call().due_s == 10.0 + AFTER_S
     assert after_a_call(of_many=True).due_s == 10.0 + AFTER_OF_MANY_S
 

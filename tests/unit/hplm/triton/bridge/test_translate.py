@@ -52,9 +52,9 @@ def translate(monkeypatch: pytest.MonkeyPatch) -> Any:
     # Without room it takes no line either.
     module.Logger.log_error = MagicMock(side_effect=RuntimeError("no room"))
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", module)
-    monkeypatch.delitem(sys.modules, "hplm.triton.bridge.requests", raising=False)
-    yield importlib.import_module("hplm.triton.bridge.requests")
-    sys.modules.pop("hplm.triton.bridge.requests", None)
+    monkeypatch.delitem(sys.modules, "hplm.triton.bridge.translate", raising=False)
+    yield importlib.import_module("hplm.triton.bridge.translate")
+    sys.modules.pop("hplm.triton.bridge.translate", None)
 
 
 def test_nobody_asks_about_a_request_that_has_had_its_last_response(translate: Any) -> None:
@@ -308,6 +308,8 @@ def test_a_model_that_another_version_exported_is_refused_with_what_to_do(transl
         tensors = [{"name": name} for name in names]
         return {"model_name": "hbert_plot", "model_config": json.dumps({"input": tensors[:1], "output": tensors[1:]})}
 
-    translate.check_tensors(args_of("TEXT", "ABOUT"), ["TEXT", "ABOUT"])
-    with pytest.raises(errors.ConfigError, match=r"hbert_plot has no ABOUT.*`hplm build export --keep-settings`"):
-        translate.check_tensors(args_of("TEXT", "HIDDEN"), ["ABOUT"])
+    translate.check_tensors(args_of("TEXT", "REQUEST_META"), ["TEXT", "REQUEST_META"])
+    with pytest.raises(
+        errors.ConfigError, match=r"hbert_plot has no REQUEST_META.*`hplm build export --keep-settings`"
+    ):
+        translate.check_tensors(args_of("TEXT", "HIDDEN"), ["REQUEST_META"])
