@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 
 from hplm.engine.open_domain import open_lookup
 from hplm.errors import ConfigError, MissingArtifactError
-from tests.unit.builder.evaluation import evaluated, tiny
+from tests import tiny
+from tests.unit.builder.evaluation import evaluated
 from tests.unit.builder.evaluation.evaluated import Place, report_of
 
 

@@ -29,7 +29,8 @@ from hplm.errors import ConfigError, DataError
 from hplm.models.base import Base
 from hplm.models.device import computing_in
 from hplm.reporting.progress import silent
-from tests.unit.builder.evaluation import evaluated, tiny
+from tests import tiny
+from tests.unit.builder.evaluation import evaluated
 from tests.unit.builder.evaluation.evaluated import Place, report_of, reports_of_two, trained
 
 SETTINGS = DomainSettings(total_tokens=2048, warmup_tokens=512, batch_tokens=128, min_corpus_tokens=0)

@@ -17,7 +17,8 @@ from hplm_builder.tenants.prepared import Prepared
 from hplm.engine.kernels.int8 import APART
 from hplm.engine.kernels.int8_ranges import measure_ranges
 from hplm.models.base import Base
-from tests.unit.builder.evaluation import evaluated, tiny
+from tests import tiny
+from tests.unit.builder.evaluation import evaluated
 from tests.unit.builder.evaluation.evaluated import report_of
 from tests.unit.hplm.engine.kernels.test_int8 import needs_vnni
 

@@ -33,7 +33,8 @@ from typer.testing import CliRunner
 from hplm.errors import ConfigError, DataError, HplmError
 from hplm.models.device import computing_in
 from hplm.reporting.progress import silent
-from tests.unit.builder.evaluation import evaluated, tiny
+from tests import tiny
+from tests.unit.builder.evaluation import evaluated
 from tests.unit.builder.evaluation.evaluated import Place, report_of, reports_of_two, trained
 
 BIN = Path(sys.executable).parent

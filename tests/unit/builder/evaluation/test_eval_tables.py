@@ -29,7 +29,8 @@ from hplm.core.text import EncodedText, TextEncoder, TextOrPair
 from hplm.engine.open_domain import open_lineage
 from hplm.errors import ConfigError, HplmError, UnknownTenantError
 from hplm.reporting.progress import silent
-from tests.unit.builder.evaluation import evaluated, tiny
+from tests import tiny
+from tests.unit.builder.evaluation import evaluated
 from tests.unit.builder.evaluation.evaluated import Place, report_of
 
 DOMAIN = DomainSettings(total_tokens=1024, warmup_tokens=512, batch_tokens=128, top_percent=100.0, min_corpus_tokens=0)
