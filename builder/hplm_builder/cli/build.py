@@ -285,7 +285,7 @@ def tenant(
     ] = None,
 ) -> None:
     """Fine-tune adapters and a head on labelled data: columns text and label (a class or a number), of pairs also
-    text_pair, or tokens and IOB tags. docs/tasks.md has all of it.
+    text_pair, or tokens and IOB tags. docs/data.md has all of it.
 
     Examples:
 

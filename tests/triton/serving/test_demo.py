@@ -120,15 +120,39 @@ def test_an_example_runs(served: Served, name: str) -> None:
     assert served.run([sys.executable, str(ROOT / "examples" / name)]).strip()
 
 
+def shown_code(page: str, heading: str) -> list[tuple[str, str]]:
+    """Return the language and the code of each shell and Python block of a page, from a heading on."""
+    text = (ROOT / page).read_text()
+    return re.findall(r"```(sh|python)\n(.*?)```", text[text.index(heading) :], flags=re.DOTALL)
+
+
+def run_shown(served: Served, kind: str, code: str) -> str:
+    """Run a page's block against the server of this test and return what it prints."""
+    code = code.replace("127.0.0.1:8000", f"127.0.0.1:{served.ports.http}")
+    code = code.replace("127.0.0.1:8001", f"127.0.0.1:{served.ports.grpc}")
+    return served.run([sys.executable, "-c", code] if kind == "python" else code)
+
+
 def test_the_first_lines_of_the_readme_run(served: Served) -> None:
-    readme = (ROOT / "README.md").read_text()
-    section = readme[readme.index("## Call it") :]
-    blocks = re.findall(r"```(sh|python)\n(.*?)```", section, flags=re.DOTALL)[:3]
-    assert [kind for kind, _ in blocks] == ["sh", "python", "sh"]
+    blocks = shown_code("README.md", "## Call it")[:4]
+    assert [kind for kind, _ in blocks] == ["sh", "python", "sh", "sh"]
     for kind, code in blocks:
-        code = code.replace("127.0.0.1:8000", f"127.0.0.1:{served.ports.http}")
-        code = code.replace("127.0.0.1:8001", f"127.0.0.1:{served.ports.grpc}")
-        assert re.search("positive|negative", served.run([sys.executable, "-c", code] if kind == "python" else code))
+        assert re.search("positive|negative", run_shown(served, kind, code))
+
+
+def test_the_lines_that_the_page_on_calling_has_for_the_demo_run(served: Served) -> None:
+    blocks = [(kind, code) for kind, code in shown_code("docs/calling.md", "## With curl") if '"films"' in code]
+    assert [kind for kind, _ in blocks] == ["sh", "sh", "python", "python", "python"]
+    for kind, code in blocks:
+        assert re.search("positive|negative", run_shown(served, kind, code))
+
+
+def test_the_quickstart_makes_a_tenant_that_answers(served: Served) -> None:
+    ask, create, change = (run_shown(served, *block) for block in shown_code("docs/quickstart.md", "## 3. "))
+    assert re.search("positive|negative", ask)
+    assert "tenant support is at version 1" in create
+    assert create.rstrip().splitlines()[-1].split()[0] == "billing"
+    assert "support" in change
 
 
 def test_hplm_predict_reads_lines_and_prints_json(served: Served) -> None:

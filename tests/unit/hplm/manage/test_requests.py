@@ -41,7 +41,7 @@ WHOLE: list[dict[str, Any]] = [
     {"action": "upload.list", "after": "u1", "limit": 5},
     {"action": "upload.drop", "upload": "u1"},
 ]
-MANUAL = (Path(__file__).parents[4] / "docs" / "managing.md").read_text()
+MANUAL = (Path(__file__).parents[4] / "docs" / "tenants-and-domains.md").read_text()
 
 
 def parse(values: Any) -> requests.ManageRequest:
