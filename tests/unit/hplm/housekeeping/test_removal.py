@@ -291,10 +291,10 @@ def test_a_collection_that_was_killed_goes_on_at_the_next(
     registry.delete_tenant("a", NOW_S)
     registry.delete_tenant("b", NOW_S)
     code = (
-        "import sys, time\nfrom pathlib import Path\nfrom hplm.store import caretaker\n"
+        "import sys, time\nfrom pathlib import Path\nfrom hplm.housekeeping import garbage_collection\n"
         "from hplm.store.layout import Store\nfrom hplm.registry.registry import Registry\n"
         "store = Store(Path(sys.argv[1]))\n"
-        "caretaker.collect(store, Registry.open(store), time.time() + 1000)\n"
+        "garbage_collection.collect(store, Registry.open(store), time.time() + 1000)\n"
     )
     done = subprocess.run([sys.executable, "-c", code, str(store.root)], env={"HPLM_CRASH_AT": point}, check=False)
     assert done.returncode == 137
