@@ -17,10 +17,19 @@ from hplm.core.settings import REDUCTION_FACTOR, EncodeSettings, LookupSettings,
 from hplm.errors import ConfigError, MissingArtifactError
 from hplm.models import base as bases
 from hplm.reporting.progress import bar_report, progress_bars
+from hplm.reporting.terminal_text import say
 from hplm.store.layout import Store
 from hplm.triton.launcher.server import find_triton, shell_command
 from hplm_builder.cli.options import DEFAULT_STORE, BaseOption, PlotOption, StoreOption
-from hplm_builder.convert.base import DEFAULT_BASE, convert_base, install_shipped, model_folder, origin_of, ship
+from hplm_builder.convert.base import (
+    DEFAULT_BASE,
+    check_model,
+    convert_base,
+    install_shipped,
+    model_folder,
+    origin_of,
+    ship,
+)
 from hplm_builder.convert.checkpoint import work_place
 from hplm_builder.convert.mixture import SHARES, read_to_count
 from hplm_builder.convert.training import ConvertSettings
@@ -71,7 +80,10 @@ def is_given(context: typer.Context, option: str) -> bool:
 def base(
     context: typer.Context,
     model: Annotated[
-        Path, typer.Option(help="`minilm`, `mpnet` (440 MB), or a BERT or MPNet folder in Hugging Face format.")
+        Path,
+        typer.Option(
+            help="`minilm`, `mpnet` (440 MB), or the folder of a BERT or MPNet in Hugging Face's layout (safetensors)."
+        ),
     ] = Path("minilm"),
     store: StoreOption = DEFAULT_STORE,
     name: Annotated[str, typer.Option(help="Name of the base.")] = DEFAULT_BASE,
@@ -110,6 +122,7 @@ def base(
       hplm build base --name minilm-longer --start minilm-l6 --learning-rate 5e-4 --seed 1
     """
     target = Store.at(store)
+    head = None if shipped else check_model(model)
     if name == DEFAULT_BASE and origin_of(model) != origin_of(Path("minilm")):
         raise ConfigError(f"{DEFAULT_BASE} is MiniLM's: give another --name, or the base that is served is replaced")
     if shipped:
@@ -120,6 +133,11 @@ def base(
             raise ConfigError(f"--shipped trains nothing: leave it out, or --{given[0].replace('_', '-')}")
         report = install_shipped(target)
     else:
+        if head is not None:
+            say(
+                f"{model} is a {head}: its encoder is converted, its head is left out. A tenant gets its head from "
+                "labelled data: `hplm build tenant`"
+            )
         with progress_bars() as progress:
             report = convert_base(
                 target,

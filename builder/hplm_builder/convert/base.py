@@ -28,7 +28,7 @@ from hplm.store import artifact
 from hplm.store.layout import Store
 from hplm_builder.convert.checkpoint import work_place
 from hplm_builder.convert.mixture import mixture
-from hplm_builder.convert.original import base_config, load_original
+from hplm_builder.convert.original import base_config, check_folder, head_of, load_original
 from hplm_builder.convert.training import Converted, ConvertSettings, distance, train
 from hplm_builder.export.register import check_unused
 
@@ -57,6 +57,17 @@ def model_folder(model: Path) -> Path:
     return KNOWN_MODELS[str(model)][1]() if _is_known(model) else model
 
 
+def check_model(model: Path) -> str | None:
+    """Refuse what cannot be converted, before anything is downloaded; returns the architecture whose head is left out, if any.
+
+    Raises DataError.
+    """
+    if _is_known(model):
+        return None
+    check_folder(model)
+    return head_of(model)
+
+
 def origin_of(model: Path) -> str:
     """What a base's manifest says that it was converted from."""
     return KNOWN_MODELS[str(model)][0] if _is_known(model) else model.name
@@ -64,14 +75,6 @@ def origin_of(model: Path) -> str:
 
 def _is_known(model: Path) -> bool:
     return str(model) in KNOWN_MODELS and not model.is_dir()
-
-
-def tokenizer_of(folder: Path) -> Path:
-    """The `tokenizer.json` of a model folder. Raises DataError."""
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise DataError(f"{folder} has no tokenizer.json: save it with a fast tokenizer of transformers")
-    return path
 
 
 def convert_base(
@@ -104,7 +107,7 @@ def convert_base(
         raise ConfigError(
             f"base {start.config.name} has another shape than what is asked for: {start.config} and {config}"
         )
-    tokenizer = tokenizer_of(folder)
+    tokenizer = folder / "tokenizer.json"
     if (highest := TextEncoder(tokenizer, max_tokens).highest_id) >= config.vocab_size:
         raise DataError(
             f"{tokenizer} gives token ids up to {highest}, the model has embeddings below {config.vocab_size} only: "
@@ -188,7 +191,7 @@ def install_shipped(store: Store) -> dict[str, Any]:
     ]
 
     def save(target: Store) -> None:
-        tokenizer = tokenizer_of(folder).read_bytes()
+        tokenizer = (folder / "tokenizer.json").read_bytes()
         bases.save(target.base(DEFAULT_BASE), config, halves["lower"], halves["upper"], tokenizer, about)
 
     with tempfile.TemporaryDirectory(prefix="hplm-base-") as apart:

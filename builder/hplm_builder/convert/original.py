@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModel
@@ -29,22 +31,96 @@ PARTS = {
     ),
 }
 
+TAKEN = (
+    "--model takes minilm, mpnet, or the folder of a whole BERT or MPNet in Hugging Face's layout: config.json, "
+    "tokenizer.json and model.safetensors (or pytorch_model.bin)"
+)
+# Files that transformers loads weights from.
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+ENCODERS = ("BertModel", "MPNetModel")
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a path that is no folder of a whole BERT or MPNet. Raises DataError: what was found and what is taken."""
+    if found := _fault(folder):
+        raise DataError(f"{folder} {found}. {TAKEN}")
+
+
+def head_of(folder: Path) -> str | None:
+    """Return the architecture in a checked folder's config.json if that architecture has a head, which is not converted."""
+    named = _config(folder).get("architectures") or []
+    return next((str(one) for one in named if one not in ENCODERS), None)
+
+
+def _fault(folder: Path) -> str | None:
+    """Return what a path is, if it cannot be converted."""
+    if not folder.is_dir():
+        return _other_than_a_folder(folder)
+    if (folder / "adapter_config.json").is_file():
+        return (
+            f"holds {_adapter(folder)}, not a whole model. Adapters that were trained elsewhere cannot be imported yet"
+        )
+    if not (folder / "config.json").is_file():
+        return f"is no folder of a model in Hugging Face's layout: it has no config.json{_gguf(folder)}"
+    try:
+        kind = _config(folder).get("model_type")
+    except ValueError as error:
+        return f"has a config.json that cannot be read: {error}"
+    if kind not in FIRST_POSITION:
+        return f"holds a model of type {kind!r}" if kind else "has a config.json without model_type"
+    if not any((folder / name).is_file() for name in WEIGHTS):
+        return f"has no weights that can be read: no {WEIGHTS[0]}{_gguf(folder)}"
+    if not (folder / "tokenizer.json").is_file():
+        return "has no tokenizer.json: save it with a fast tokenizer of transformers"
+    return None
+
+
+def _other_than_a_folder(path: Path) -> str:
+    if path.is_file():
+        return "is a GGUF file, not a folder" if path.suffix == ".gguf" else "is a file, not a folder"
+    if HUB_NAME.fullmatch(str(path)):
+        return (
+            "is no folder, and models of Hugging Face's hub are not downloaded by name: run "
+            f"`hf download {path} --local-dir DIR`, then give --model DIR"
+        )
+    return "is no folder"
+
+
+def _adapter(folder: Path) -> str:
+    """Return which library's adapter a folder holds: only PEFT's say their type."""
+    try:
+        kind = json.loads((folder / "adapter_config.json").read_bytes()).get("peft_type")
+    except (ValueError, AttributeError):
+        return "an adapter whose adapter_config.json cannot be read"
+    return f"a PEFT adapter ({kind})" if kind else "an AdapterHub adapter"
+
+
+def _gguf(folder: Path) -> str:
+    """Return words that name a folder's GGUF file, if it has one."""
+    return next((f", but the GGUF file {path.name}" for path in sorted(folder.glob("*.gguf"))), "")
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    """Return a folder's config.json. Raises ValueError."""
+    found = json.loads((folder / "config.json").read_bytes())
+    if not isinstance(found, dict):
+        raise ValueError("it is no JSON object")
+    return found
+
 
 def base_config(
     folder: Path, *, name: str, lower_layers: int, window: int, window_layers: int, max_tokens: int
 ) -> BaseConfig:
     """The shape of the base that converting `folder` gives. Raises DataError where the model is no BERT and no MPNet."""
-    if not (folder / "config.json").is_file():
-        raise DataError(f"{folder} is no folder of a model in Hugging Face format: it has no config.json")
+    check_folder(folder)
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError) as error:
         raise DataError(f"{folder / 'config.json'} cannot be read: {error}") from None
     activation = getattr(config, "hidden_act", "no")
-    if config.model_type not in FIRST_POSITION or activation != "gelu":
-        raise DataError(
-            f"{folder}: a BERT or MPNet with gelu is wanted, this is {config.model_type} with {activation} activation"
-        )
+    if activation != "gelu":
+        raise DataError(f"{folder}: a BERT or MPNet with gelu is wanted, this one has {activation}")
     buckets = getattr(config, "relative_attention_num_buckets", 0)
     if config.model_type == "mpnet" and buckets != MPNET_BUCKETS:
         raise DataError(

@@ -28,7 +28,7 @@ from hplm.registry.registry import Registry
 from hplm.reporting.progress import bar_report
 from hplm.reporting.samples import unseen_paragraphs
 from hplm.store.layout import Store
-from hplm_builder.convert.base import ensure_base, minilm_folder, tokenizer_of
+from hplm_builder.convert.base import ensure_base, minilm_folder
 from hplm_builder.export.model_folders import export
 from hplm_builder.export.register import banks_of, fresh_bank, name_root, publish_bank, served
 from hplm_builder.fleet.bootstrap import DATA, TaskFleet, tune_fleet
@@ -122,7 +122,7 @@ def make_bert_base(store: Store, seed: int) -> Base:
         for module in half.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=0.02)
-    tokenizer = tokenizer_of(minilm_folder()).read_bytes()
+    tokenizer = (minilm_folder() / "tokenizer.json").read_bytes()
     about = {"original": "none: seeded weights", "seed": seed}
     bases.save(store.base(BERT_BASE), config, lower.state_dict(), upper.state_dict(), tokenizer, about)
     return bases.load(store.base(BERT_BASE))

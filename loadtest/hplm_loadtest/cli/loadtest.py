@@ -13,8 +13,9 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from hplm.errors import ConfigError
-from hplm.reporting.benchmark_result import Goal, JsonOption, Report
+from hplm.core.names import check_name
+from hplm.errors import ConfigError, DataError, TenantNameError, TextCountError
+from hplm.reporting.benchmark_result import Goal, JsonOption, Report, plain
 from hplm.reporting.command_options import with_shared
 from hplm.reporting.progress import progress_bars
 from hplm_loadtest.scenarios.run import LATE_S, NOT_SENT, Run, goals_of
@@ -73,9 +74,21 @@ class Load:
         ),
     ] = "http://127.0.0.1:8000"
     protocol: Annotated[str | None, typer.Option(help="http or grpc, where the address does not say it.")] = None
-    models: Annotated[Path, typer.Option(help="Model repository whose tenants are asked.")] = Path("build/demo/models")
-    tenants_file: Annotated[
-        Path | None, typer.Option("--tenants", help="Tenants to ask instead, a name a line, none of pairs.")
+    models: Annotated[
+        Path | None,
+        typer.Option(
+            help="Model repository whose tenants are asked, with two texts those of pairs.",
+            show_default="ask the server",
+        ),
+    ] = None
+    tenants_given: Annotated[
+        str | None,
+        typer.Option(
+            "--tenants",
+            metavar="NAME,NAME|FILE",
+            help="Tenants to ask, none of pairs: names, or a file with a name a line.",
+            show_default="all that the server's manager lists",
+        ),
     ] = None
     zipf: Annotated[
         float, typer.Option(help="Tenant at rank r asked 1/r^ZIPF as often as the first; 0: all alike.")
@@ -119,26 +132,47 @@ class Load:
 
     def mix(self) -> Mix:
         """What is sent. Raises ConfigError or DataError."""
-        # Reading a store imports torch, which a load of files does not need.
-        from hplm_loadtest.workloads import texts
+        from hplm_loadtest.workloads.texts import lines, unseen_sentences
 
-        of_pairs: list[str] = []
-        if self.tenants_file is not None:
-            names = texts.lines(self.tenants_file)
-        else:
-            from hplm_loadtest.benchmarks.models import names_by_texts
-
-            if not self.models.is_dir():
-                raise ConfigError(
-                    f"there is no {self.models}: `make serve` makes the demo, --models names other models, --tenants "
-                    "names tenants without any"
-                )
-            names, of_pairs = names_by_texts(self.models)
-            names = sorted([*names, *of_pairs])
-        sent = texts.lines(self.text_file) if self.text_file is not None else texts.texts("unseen", self.models)
+        names, of_pairs = self._names()
+        sent = lines(self.text_file) if self.text_file is not None else unseen_sentences(200)
         tenants: Tenants = ZipfTenants(names, self.zipf) if self.zipf else UniformTenants(names)
         deadlines = DeadlineClasses.parse(self.deadlines) if self.deadlines is not None else None
         return Mix(tenants, sent, deadlines, frozenset(of_pairs))
+
+    def _names(self) -> tuple[list[str], list[str]]:
+        """Return the names of all tenants to ask, and of those of pairs. Raises ConfigError, DataError or UnreachableError."""
+        if self.tenants_given is not None and self.models is not None:
+            raise ConfigError("--tenants and --models both say which tenants to ask: leave one out")
+        if self.tenants_given is not None:
+            return given_names(self.tenants_given), []
+        if self.models is None:
+            from hplm_loadtest.scenarios.locustfile import names_of_server
+
+            return names_of_server(self.address, self.timeout_s), []
+        # Reading a store imports torch, which other loads do not need.
+        from hplm_loadtest.benchmarks.models import names_by_texts
+
+        if not self.models.is_dir():
+            raise ConfigError(
+                f"there is no {self.models}: without --models the server names its tenants, --tenants names some of them"
+            )
+        single, of_pairs = names_by_texts(self.models)
+        return sorted([*single, *of_pairs]), of_pairs
+
+
+def given_names(given: str) -> list[str]:
+    """Return the lines of a file, or else the names between commas. Raises DataError if `given` is neither."""
+    from hplm_loadtest.workloads.texts import lines
+
+    # A misspelt path is refused here. A tenant called `a.txt` is named by `a.txt,`.
+    if Path(given).is_file() or "/" in given or given.endswith(".txt"):
+        return lines(Path(given))
+    names = [name.strip() for name in given.split(",") if name.strip()]
+    try:
+        return [check_name(name) for name in names]
+    except TenantNameError as error:
+        raise DataError(f"--tenants {given!r} is neither a file nor names with commas between: {error}") from None
 
 
 def perform(scenario: Scenario, load: Load) -> None:
@@ -167,8 +201,8 @@ def perform(scenario: Scenario, load: Load) -> None:
     is_good = judge(outcome.run)
     if not outcome.is_whole:
         log_rate_limited(
-            f"stopped after {outcome.run.duration_s:.1f} of {scenario.duration_s:g} s, "
-            f"{len(outcome.run)} of {outcome.planned} requests: these are figures of that part"
+            f"stopped after {outcome.run.duration_s:.1f} of {plain(scenario.duration_s)} s, "
+            f"{len(outcome.run):,} of {outcome.planned:,} requests: these are figures of that part"
         )
         raise typer.Exit(128 + outcome.signal if outcome.signal else 1)
     if not is_good:
@@ -188,12 +222,12 @@ def report(scenario: Scenario, load: Load, mix: Mix, outcome: Outcome) -> Report
         for name, (deadline_s, _) in mix.deadlines.classes.items():
             chosen = run.deadlines_s == deadline_s
             if chosen.any():
-                rows.append({"requests_of": f"{name} ({deadline_s:g} s)", **run.select(chosen).row()})
+                rows.append({"requests_of": f"{name} ({plain(deadline_s)} s)", **run.select(chosen).row()})
     edges_s = np.linspace(0.0, run.duration_s, scenario.slices + 1).tolist()
     for start_s, end_s in itertools.pairwise(edges_s):
         if len(part := run.between(start_s, end_s)):
             figures = part.row()
-            rows.append({"seconds": f"{start_s:.4g}-{end_s:.4g}", **{key: figures[key] for key in OF_A_SLICE}})
+            rows.append({"seconds": f"{plain(start_s)}-{plain(end_s)}", **{key: figures[key] for key in OF_A_SLICE}})
     about = {
         "url": outcome.url,
         "arrivals": str(scenario.arrivals),
@@ -214,20 +248,47 @@ def report(scenario: Scenario, load: Load, mix: Mix, outcome: Outcome) -> Report
 
 
 def judge(run: Run) -> bool:
-    """Whether the figures mean anything; says loudly why not."""
+    """Return whether the figures mean anything; print one line if requests were lost or failed, or if one side fell behind."""
     bad = run.kinds["lost"] + run.kinds["failed"]
-    if bad:
-        log_rate_limited(f"{run.kinds['lost']} requests lost, {run.kinds['failed']} failed")
-    if crowded := run.codes.count(NOT_SENT):
-        log_rate_limited(
-            f"{crowded} of them were not sent, for too many were under way: the server is slower than the load"
-        )
-    if not run.kept_up:
-        log_rate_limited(
-            f"the load fell behind its plan ({100 * run.sent_within(LATE_S):.1f} % of the requests were sent "
-            "within 20 ms of it): this run measured the load generator; lower the rate or free a core for it"
-        )
+    if (words := verdict(run)) is not None:
+        log_rate_limited(words)
     return bad == 0 and run.kept_up
+
+
+def verdict(run: Run) -> str | None:
+    """Return what went wrong, on which side, and what to do; None if nothing did."""
+    crowded, kinds = run.codes.count(NOT_SENT), run.kinds
+    lost = kinds["lost"] - crowded
+    counts = [
+        f"{count:,} {what}"
+        for count, what in (
+            (crowded, "not sent because too many were under way"),
+            (lost, "lost"),
+            (kinds["refused"], "refused"),
+            (kinds["failed"], "failed"),
+        )
+        if count
+    ]
+    of_all = f"of {len(run):,} requests {', '.join(counts)}" if counts else ""
+    match run.fell_behind:
+        case "generator":
+            late = f"{100 * (1 - run.sent_within(LATE_S)):.1f} % of the requests were sent more than 20 ms late"
+            return (
+                f"the load generator fell behind: {'; '.join(filter(None, [late, of_all]))}. These figures are of the "
+                "generator, not of the server: lower the rate, free a core for it, or run it on another machine"
+            )
+        case "server":
+            slow = f"half of its answers took more than {np.median(run.answer_s):,.1f} s" if run.is_server_slow else ""
+            return (
+                f"the server fell behind: {'; '.join(filter(None, [of_all, slow]))}. Lower the rate, or give the server more "
+                "cores or processes"
+            )
+    if kinds["lost"] + kinds["failed"] == 0:
+        return None
+    of_pairs = (
+        "tenants of pairs take two texts, so name tenants by --models" if TextCountError.code in run.codes else ""
+    )
+    return f"{of_all}: {of_pairs or 'the row `errors` has their codes'}"
 
 
 command = partial(with_shared, Load)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
 from hplm.errors import ConfigError
+from hplm.reporting.benchmark_result import plain
 
 # Okabe and Ito's colours, told apart by colour-blind readers too; markers and dashes tell them apart in grey.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -42,11 +44,11 @@ def line_chart(
     if log:
         axes.set_xscale("log")
         points = sorted({value for x, _ in series.values() for value in x})
-        axes.set_xticks(points, [f"{value:,g}" for value in points])
+        axes.set_xticks(points, [plain(value) for value in points])
         axes.minorticks_off()
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+        axes.yaxis.set_major_formatter(lambda value, _: plain(value))
         axes.yaxis.set_minor_locator(NullLocator())
     else:
         axes.set_ylim(bottom=0)
@@ -103,7 +105,7 @@ def bars(
     for index, (name, values) in enumerate(series.items()):
         places = np.arange(len(groups)) + (index - (len(series) - 1) / 2) * width
         drawn = axes.bar(places, values, width * 0.94, label=name, color=COLOURS[index % len(COLOURS)])
-        axes.bar_label(drawn, fmt="%.3g", fontsize=8, padding=2, rotation=turn)
+        axes.bar_label(drawn, fmt=partial(plain, digits=3), fontsize=8, padding=2, rotation=turn)
     axes.set_xticks(np.arange(len(groups)), groups)
     axes.margins(y=0.2 if turn else 0.12)
     _finish(path, figure, named=len(series) > 1)

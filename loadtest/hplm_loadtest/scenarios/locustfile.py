@@ -14,6 +14,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import ClassVar
 
 import gevent
@@ -21,13 +22,15 @@ import locust
 from gevent.pool import Group
 from gevent.queue import SimpleQueue
 from hplm_client import Client
+from hplm_client.manage.answers import Tenant
+from hplm_client.manage.client import PAGE, ManageClient
 from hplm_client.transport.address import split_url
 from hplm_client.transport.connection import headers_of_environment
 from locust.env import Environment
 from locust.exception import StopUser
 from rich.progress import Progress
 
-from hplm.errors import HplmError, StartError, UnreachableError
+from hplm.errors import ConfigError, HplmError, StartError, UnreachableError
 from hplm.reporting.terminal_text import visible
 from hplm_loadtest.scenarios.run import ANSWERED, NOT_SENT, Recorder, Run
 from hplm_loadtest.scenarios.stop import STOPS, stopped
@@ -147,6 +150,46 @@ class PlannedUser(locust.User):
         )
 
 
+@cache
+def init_grpc() -> None:
+    """Make gRPC wait by gevent, once, before the first channel is opened."""
+    from grpc.experimental import gevent as grpc_gevent  # type: ignore[import-untyped]
+
+    grpc_gevent.init_gevent()
+    # A channel that only the interpreter's last collection closes may wait for ever, for a gevent that is gone.
+    atexit.register(gc.collect)
+
+
+def names_of_server(url: str, timeout_s: float) -> list[str]:
+    """Return the names of all tenants that the manager at `url` lists.
+
+    Raises UnreachableError if the manager does not answer, ConfigError if it lists none, or tenants of several bases.
+    """
+    if split_url(url).protocol == "grpc":
+        init_grpc()
+    found: list[Tenant] = []
+    try:
+        with ManageClient(url, timeout_s=timeout_s, headers=headers_of_environment()) as client:
+            while not found or len(found) % PAGE == 0:
+                after = found[-1].name if found else ""
+                if not (page := client.list_tenants(after=after, limit=PAGE)):
+                    break
+                found += page
+    except HplmError as error:
+        raise UnreachableError(
+            f"the server's manager does not list its tenants: name them with --tenants NAME,NAME or --tenants FILE, or by "
+            f"--models FOLDER ({error.code}: {error})"
+        ) from None
+    if not found:
+        raise ConfigError(f"{url} serves no tenants yet: `hplm tenant create` makes one")
+    if len(bases := sorted({one.base for one in found})) > 1:
+        raise ConfigError(
+            f"the manager at {url} lists tenants of several bases ({', '.join(bases)}), and a server answers those of one: "
+            "name them with --tenants NAME,NAME or --tenants FILE, or by --models FOLDER"
+        )
+    return [one.name for one in found]
+
+
 def check_page(port: int) -> None:
     """Raises StartError where the port is not to be had: Locust would say so in a traceback, and wait for ever."""
     with socket.socket() as probe:
@@ -169,11 +212,7 @@ def follow(url: str, name: str, errand: Errand, web_port: int | None) -> Outcome
     was measured is still to be reported. Raises UnreachableError where hBERT does not answer at `url`.
     """
     if web_port is not None or split_url(url).protocol == "grpc":
-        from grpc.experimental import gevent as grpc_gevent  # type: ignore[import-untyped]
-
-        grpc_gevent.init_gevent()
-        # A channel that only the interpreter's last collection closes may wait for ever, for a gevent that is gone.
-        atexit.register(gc.collect)
+        init_grpc()
     with Client(url, timeout_s=errand.timeout_s, headers=headers_of_environment()) as client:
         if not client.is_ready():
             raise UnreachableError(f"{url}: the model hbert is not ready")

@@ -18,12 +18,16 @@ from hplm.reporting.benchmark_result import Goal
 
 Seconds = npt.NDArray[np.float64]
 Kind = Literal["answered", "refused", "failed", "lost"]
+Side = Literal["generator", "server"]
 
 ANSWERED = "OK"
 NO_ANSWER = "NO_ANSWER"  # the run ended first
 NOT_SENT = "NOT_SENT"  # too many others were under way
 LATE_S = 0.020
 KEPT_UP_SHARE = 0.99
+SLOW_S = 1.0  # a server that takes longer for half of its answers has a backlog: an answer takes milliseconds
+# Share of one core from which the generator, a Python process with one running thread, has no time left.
+BUSY_SHARE = 0.9
 _STATUS = {leaf.code: leaf.status for leaf in leaves()}
 
 
@@ -101,8 +105,49 @@ class Run:
 
     @property
     def kept_up(self) -> bool:
-        """Whether the generator did what was planned: 99 % sent within 20 ms. If not, the run measured the generator."""
+        """Whether the generator did what was planned: 99 % sent within 20 ms."""
         return self.sent_within(LATE_S) >= KEPT_UP_SHARE
+
+    @property
+    def answer_s(self) -> Seconds:
+        """Time from sending to the answer, of the answered requests only."""
+        return (self.done_s - self.sent_s)[self.answered]
+
+    @property
+    def is_server_slow(self) -> bool:
+        """Whether half of the answers took longer than `SLOW_S` after the request was sent."""
+        answer_s = self.answer_s
+        return bool(answer_s.size and np.median(answer_s) > SLOW_S)
+
+    @property
+    def is_server_overloaded(self) -> bool:
+        """Whether the server left out more than 1 % of the requests.
+
+        Those are refused requests, requests not sent because 768 were under way, and requests lost later than `SLOW_S`. A
+        request that is lost sooner found no server.
+        """
+        timed_out = (self.done_s - self.sent_s > SLOW_S) & np.array(
+            [code == UnreachableError.code for code in self.codes]
+        )
+        left_out = self.kinds["refused"] + self.codes.count(NOT_SENT) + np.count_nonzero(timed_out)
+        return bool(left_out > (1 - KEPT_UP_SHARE) * len(self))
+
+    @property
+    def generator_share(self) -> float:
+        """Processor time of the generator, as a share of one core until the last answer."""
+        return self.generator_s / max(self.duration_s, float(np.nanmax(self.done_s, initial=0.0)))
+
+    @property
+    def fell_behind(self) -> Side | None:
+        """The side that fell behind: the generator sent late, or the server left requests out.
+
+        If both happened, or answers were slow too, the generator is at fault only if it used a whole core: such a generator
+        also reads answers late. Otherwise the server is the slower side.
+        """
+        if self.kept_up:
+            return "server" if self.is_server_overloaded else None
+        is_server_behind = self.is_server_overloaded or self.is_server_slow
+        return "server" if is_server_behind and self.generator_share < BUSY_SHARE else "generator"
 
     @property
     def kinds(self) -> Counter[Kind]:

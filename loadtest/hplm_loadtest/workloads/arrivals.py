@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hplm.errors import ConfigError, DataError
+from hplm.reporting.benchmark_result import plain
 
 Seconds = npt.NDArray[np.float64]
 
@@ -52,7 +53,7 @@ class PoissonArrivals:
         require_positive(rate_per_s=self.rate_per_s)
 
     def __str__(self) -> str:
-        return f"{self.rate_per_s:g} requests/s, independent of each other (Poisson)"
+        return f"{plain(self.rate_per_s)} requests/s, independent of each other (Poisson)"
 
     def expected(self, duration_s: float) -> float:
         return self.rate_per_s * duration_s
@@ -72,7 +73,7 @@ class GammaArrivals:
         require_positive(rate_per_s=self.rate_per_s, cv=self.cv)
 
     def __str__(self) -> str:
-        return f"{self.rate_per_s:g} requests/s, gaps with a coefficient of variation of {self.cv:g} (gamma)"
+        return f"{plain(self.rate_per_s)} requests/s, gaps with a coefficient of variation of {self.cv:g} (gamma)"
 
     def expected(self, duration_s: float) -> float:
         return self.rate_per_s * duration_s
@@ -104,7 +105,7 @@ class PeriodicArrivals:
         require_positive(clients=self.clients, period_s=self.period_s)
 
     def __str__(self) -> str:
-        return f"{self.clients} senders, a request of each every {self.period_s:g} s"
+        return f"{self.clients:,} senders, a request of each every {plain(self.period_s)} s"
 
     def expected(self, duration_s: float) -> float:
         return self.clients * duration_s / self.period_s
@@ -128,7 +129,7 @@ class RampArrivals:
             raise ConfigError(f"a ramp from {self.from_per_s} to {self.to_per_s} requests/s has no arrivals")
 
     def __str__(self) -> str:
-        return f"a ramp from {self.from_per_s:g} to {self.to_per_s:g} requests/s"
+        return f"a ramp from {plain(self.from_per_s)} to {plain(self.to_per_s)} requests/s"
 
     def expected(self, duration_s: float) -> float:
         return (self.from_per_s + self.to_per_s) / 2 * duration_s
@@ -157,8 +158,8 @@ class BurstArrivals:
 
     def __str__(self) -> str:
         return (
-            f"{self.clients} senders, one started every {self.stagger_s:g} s, "
-            f"{self.count} requests of each, one every {self.period_s:g} s"
+            f"{self.clients:,} senders, one started every {plain(self.stagger_s)} s, "
+            f"{self.count:,} requests of each, one every {plain(self.period_s)} s"
         )
 
     def expected(self, duration_s: float) -> float:
@@ -195,7 +196,7 @@ class TraceArrivals:
             raise ConfigError(f"burstiness is {self.burstiness}; it must be from 0 to 10")
 
     def __str__(self) -> str:
-        return f"{self.path.name} at {self.rate_per_s:g} requests/s, burstiness {self.burstiness:g}"
+        return f"{self.path.name} at {plain(self.rate_per_s)} requests/s, burstiness {self.burstiness:g}"
 
     def expected(self, duration_s: float) -> float:
         return self.rate_per_s * duration_s

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hplm.errors import ConfigError
+from hplm.reporting.benchmark_result import plain
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class DeadlineClasses:
         if not all(0 < value < math.inf for value in (*deadlines, *shares)):
             raise ConfigError("deadlines and shares must be above 0")
         if (longest_s := max(deadlines)) > LONGEST_DEADLINE_S:
-            raise ConfigError(f"a deadline is {LONGEST_DEADLINE_S:.0f} seconds at most, not {longest_s:g}")
+            raise ConfigError(f"a deadline is {LONGEST_DEADLINE_S:,.0f} seconds at most, not {plain(longest_s)}")
         if not math.isclose(sum(shares), 1.0, abs_tol=1e-6):
             raise ConfigError(f"the shares of the deadline classes add up to {sum(shares):g}, not to 1")
         if len(set(deadlines)) < len(deadlines):

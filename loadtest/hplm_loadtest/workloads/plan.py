@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hplm.errors import ConfigError
+from hplm.reporting.benchmark_result import plain
 from hplm_loadtest.workloads.arrivals import Arrivals, require_positive
 from hplm_loadtest.workloads.deadlines import DeadlineClasses
 from hplm_loadtest.workloads.tenants import Tenants
@@ -78,10 +79,10 @@ class Mix:
         require_positive(duration_s=duration_s)
         if (expected := arrivals.expected(duration_s)) > MOST_REQUESTS:
             raise ConfigError(
-                f"{expected:.3g} requests would arrive within {duration_s:g} s of {arrivals}, and a plan has {MOST_REQUESTS:,} "
-                "at most: make it shorter, or its rate lower, or of fewer senders"
+                f"{plain(expected)} requests would arrive within {plain(duration_s)} s of {arrivals}, and a plan has "
+                f"{MOST_REQUESTS:,} at most: make it shorter, or its rate lower, or of fewer senders"
             )
         times_s = arrivals.times(duration_s, rng)
         if len(times_s) == 0:
-            raise ConfigError(f"no request arrives within {duration_s:g} s of {arrivals}")
+            raise ConfigError(f"no request arrives within {plain(duration_s)} s of {arrivals}")
         return Plan(times_s, self.draw(len(times_s), rng), duration_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import shlex
@@ -22,6 +23,7 @@ from hplm.core.numbers import finite
 from hplm.errors import ConfigError
 
 WIDE = 9
+MOST_WRITTEN_OUT = 1e15  # larger numbers have exponents: nobody counts their digits
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,9 @@ class Report:
             console.print(_table(self.name, rows))
         for goal in self.goals:
             mark = "met" if goal.met else "MISSED"
-            console.print(f"{mark}: {goal.text}: {goal.value:.4g} {goal.unit} (goal {goal.goal:g})", highlight=False)
+            console.print(
+                f"{mark}: {goal.text}: {plain(goal.value)} {goal.unit} (goal {plain(goal.goal)})", highlight=False
+            )
 
     def _alike(self) -> list[list[Mapping[str, Any]]]:
         """Rows of the same thing that share most of their columns: one table of all would be mostly empty and too wide to read.
@@ -149,6 +153,17 @@ def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
+def plain(value: float, digits: int = 4) -> str:
+    """Write a number for people: thousands separators, no exponent below 1e15, at least `digits` digits where it has them."""
+    if isinstance(value, int):
+        return f"{value:,}"
+    if not 0 < abs(value) < MOST_WRITTEN_OUT:
+        return f"{value:.{digits}g}"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    written = f"{value:,.{decimals}f}"
+    return written.rstrip("0").rstrip(".") if decimals else written
+
+
 def machine() -> dict[str, Any]:
     """What the figures were measured on."""
     model = platform.processor() or platform.machine()
@@ -173,4 +188,6 @@ def machine() -> dict[str, Any]:
 def _shown(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {_shown(each)}" for key, each in value.items())
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    return plain(value)

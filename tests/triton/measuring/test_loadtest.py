@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hplm_client import AsyncClient, Client
+from hplm_client.manage.client import ManageClient
 from hplm_loadtest.benchmarks.models import examples, served_names
 from hplm_loadtest.scenarios.open_loop import closed_loop, open_loop
 from hplm_loadtest.workloads.arrivals import BurstArrivals, PoissonArrivals
@@ -25,7 +26,7 @@ from hplm_loadtest.workloads.texts import mean_tokens
 
 from hplm.errors import ConfigError, UnreachableError
 from hplm.triton.launcher.server import TritonServer, free_ports
-from tests import tiny
+from tests import managed, tiny
 from tests.waiting import until
 
 pytestmark = pytest.mark.triton
@@ -92,7 +93,7 @@ def test_the_loops_refuse_what_they_cannot_reach(server: TritonServer, mix: Mix)
         ("http", "--models", ["steady", "--rate", "30", "--duration", "2", "--deadlines", "a=60:0.5,b=90:0.5"], None),
         ("grpc", "--models", ["steady", "--rate", "30", "--duration", "2", "--deadlines", "a=60:0.5,b=90:0.5"], None),
         ("http", "--tenants", ["burst", "--clients", "10", "--count", "3", "--every", "0.5", "--zipf", "1"], 30),
-        ("grpc", "--tenants", ["ramp", "--from", "5", "--to", "40", "--duration", "2"], None),
+        ("grpc", "NAME,NAME", ["ramp", "--from", "5", "--to", "40", "--duration", "2"], None),
         ("http", "--tenants", ["steady", "--rate", "30", "--cv", "4", "--duration", "2"], None),
         (
             "grpc",
@@ -120,7 +121,11 @@ def test_locust_loses_nothing(
     trace.write_text("TIMESTAMP,ContextTokens\n" + "".join(recorded))
     scenario = [str(trace) if one == "TRACE" else one for one in scenario]
     (tmp_path / "names.txt").write_text("\n".join(MEMBERS))
-    tenants = [names, str({"--models": tiny_models, "--tenants": tmp_path / "names.txt"}[names])]
+    tenants = {
+        "--models": ["--models", str(tiny_models)],
+        "--tenants": ["--tenants", str(tmp_path / "names.txt")],
+        "NAME,NAME": ["--tenants", ",".join(MEMBERS)],
+    }[names]
     options = [*tenants, "--text", str(tmp_path / "texts.txt"), "--json", str(tmp_path / "r.json")]
     command = [str(Path(sys.executable).parent / "hplm"), "loadtest", *scenario, "--url", url, *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -145,7 +150,35 @@ def test_locust_ends_with_status_1_when_requests_fail(server: TritonServer, tmp_
     command = [str(Path(sys.executable).parent / "hplm"), "loadtest", "steady", *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert "failed" in done.stderr
+    assert " failed: the row `errors` has their codes" in done.stderr or "failed. These figures" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_in_an_empty_folder_the_tenants_are_those_that_the_manager_lists(
+    place: managed.Place, tmp_path: Path, protocol: str
+) -> None:
+    (tmp_path / "texts").write_text("the red cat\n")
+    (tmp_path / "empty").mkdir()
+    files = ["--text", str(tmp_path / "texts"), "--json", str(tmp_path / "r.json")]
+    options = ["--url", place.url(protocol), "--rate", "20", "--duration", "1", *files]
+    command = [str(Path(sys.executable).parent / "hplm"), "loadtest", "steady", *options]
+    with ManageClient(place.url(protocol)) as manage:
+        listed = len(manage.list_tenants(limit=1000))
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path / "empty")
+    assert "Traceback" not in done.stderr
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert report["settings"]["tenants"] == listed > 0
+    assert report["rows"][0]["errors"] == {}
+
+
+def test_where_the_server_has_no_manager_it_is_said_which_option_names_tenants(server: TritonServer) -> None:
+    command = [str(Path(sys.executable).parent / "hplm"), "loadtest", "steady", "--url", server.ports.grpc_url]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "the server's manager does not list its tenants: name them with --tenants NAME,NAME" in done.stderr
+    assert "or has none" in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 def ask_page(port: int, path: str, body: bytes | None = None) -> str:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from hplm_loadtest.cli.loadtest import given_names
 
 from hplm.triton.launcher.server import free_ports
 
@@ -76,11 +77,47 @@ def test_an_option_that_there_is_not_or_out_of_the_range_that_help_shows_is_stat
     assert option.partition("=")[0] in done.stderr
 
 
-def test_where_no_models_are_it_is_said_which_options_name_some() -> None:
+def test_where_no_models_are_it_is_said_what_else_names_tenants() -> None:
     done = hplm("loadtest", "steady", "--models", "no/models")
     assert done.returncode == 1
-    assert done.stderr.startswith("hplm: BAD_CONFIG: there is no no/models: `make serve`")
-    assert {"--models", "--tenants"} <= {*done.stderr.split()}
+    assert done.stderr == (
+        "hplm: BAD_CONFIG: there is no no/models: without --models the server names its tenants, --tenants names some of them\n"
+    )
+
+
+@pytest.mark.parametrize("scheme", ["http", "grpc"])
+def test_where_no_manager_answers_it_is_said_which_option_names_tenants(scheme: str) -> None:
+    done = hplm("loadtest", "steady", "--url", f"{scheme}://127.0.0.1:{free_ports().http}")
+    assert done.returncode == 1
+    assert done.stderr.startswith(
+        "hplm: UNREACHABLE: the server's manager does not list its tenants: name them with --tenants NAME,NAME"
+    )
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("no/names", "BAD_DATA: no/names cannot be read"),
+        ("names.txt", "BAD_DATA: names.txt cannot be read"),
+        ("alpha,BETA!", "BAD_DATA: --tenants 'alpha,BETA!' is neither a file nor names with commas between"),
+    ],
+)
+def test_tenants_that_are_neither_a_file_nor_names_are_refused(given: str, words: str) -> None:
+    done = hplm("loadtest", "steady", "--tenants", given)
+    assert done.returncode == 1
+    assert words in done.stderr
+
+
+def test_tenants_by_two_options_are_refused() -> None:
+    done = hplm("loadtest", "steady", "--tenants", "alpha", "--models", "models")
+    assert "BAD_CONFIG: --tenants and --models both say which tenants to ask" in done.stderr
+
+
+def test_tenants_are_the_lines_of_a_file_or_the_names_between_commas(tmp_path: Path) -> None:
+    (tmp_path / "names").write_text("alpha\n\nbeta\n")
+    assert given_names(str(tmp_path / "names")) == given_names("alpha, beta,") == ["alpha", "beta"]
+    assert given_names("alpha") == ["alpha"]
 
 
 def test_a_benchmark_refuses_a_report_that_cannot_be_written_before_it_measures() -> None:

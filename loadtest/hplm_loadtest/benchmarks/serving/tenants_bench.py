@@ -13,7 +13,7 @@ import numpy as np
 from rich.progress import Progress
 
 from hplm.errors import ConfigError
-from hplm.reporting.benchmark_result import Goal, Report
+from hplm.reporting.benchmark_result import Goal, Report, plain
 from hplm.reporting.progress import progress_bars
 from hplm_loadtest.figures.pictures import check_picture, line_chart
 from hplm_loadtest.peers.systems import Fleet, Limits, Shape, SystemName, Systems, open_fleet
@@ -112,7 +112,7 @@ def throughput_by_tenants(
                 "measure": "throughput",
                 **dict(zip(("system", "popularity", "tenants"), point, strict=True)),
                 "requests_per_s": median(found),
-                "spread": f"{min(found):.4g}-{max(found):.4g}",
+                "spread": f"{plain(min(found))}-{plain(max(found))}",
                 "start_left_out": steady[point],
                 "errors": dict(errors[point]),
             }

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hplm.errors import ConfigError
-from hplm.reporting.benchmark_result import Goal, Report, machine, writable
+from hplm.reporting.benchmark_result import Goal, Report, machine, plain, writable
 
 
 @pytest.mark.parametrize(
@@ -132,3 +132,32 @@ def test_rows_of_another_kind_have_a_table_of_their_own(capsys: pytest.CaptureFi
     assert not any("who" in line and "why" in line for line in lines)
     first, second = (next(i for i, line in enumerate(lines) if word in line) for word in ("first", "second"))
     assert second == first + 1
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        (16430.4, "16,430"),
+        (16430, "16,430"),
+        (9999.7, "10,000"),
+        (1e7, "10,000,000"),
+        (1234.5678, "1,235"),
+        (12.3456, "12.35"),
+        (0.99, "0.99"),
+        (-0.000012345678, "-0.00001235"),
+        (0.0, "0"),
+        (60.0, "60"),
+        (1e300, "1e+300"),
+        (float("inf"), "inf"),
+    ],
+)
+def test_a_number_for_people_has_separators_and_no_exponent(value: float, written: str) -> None:
+    assert plain(value) == written
+
+
+def test_a_report_shows_large_counts_as_plain_digits(capsys: pytest.CaptureFixture[str]) -> None:
+    goal = Goal("lost", "requests lost", 0, 16430, "requests", "lower")
+    Report("name", {}, [{"requests": 1234567, "offered_per_s": 16430.7, "is_good": True}], [goal]).publish(None)
+    shown = capsys.readouterr().out
+    assert "requests lost: 16,430 requests (goal 0)" in shown
+    assert {"1,234,567", "16,431", "True"} <= {*shown.split()}

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from hplm.reporting.benchmark_result import plain
 from hplm.triton.launcher.server import free_ports
 from tests.unit.clients.answering import answering
 from tests.waiting import until
@@ -69,7 +70,7 @@ def test_a_ramp_has_a_row_for_each_tenth_of_its_time(tmp_path: Path) -> None:
     with answering() as server, loading(tmp_path, server.url, *options) as running:
         running.communicate(timeout=60)
     whole, *slices = read_report(tmp_path)["rows"]
-    assert [row["seconds"] for row in slices] == [f"{0.3 * i:.4g}-{0.3 * (i + 1):.4g}" for i in range(10)]
+    assert [row["seconds"] for row in slices] == [f"{plain(0.3 * i)}-{plain(0.3 * (i + 1))}" for i in range(10)]
     offered = [row["offered_per_s"] for row in slices]
     assert sum(offered) * 0.3 == pytest.approx(whole["requests"])
     assert offered[0] < 40 < offered[-1]

@@ -188,13 +188,65 @@ def test_answers_after_the_plan_lower_the_goodput() -> None:
     assert run.row()["goodput_per_s"] == pytest.approx(4 / 7)
 
 
-def test_a_load_that_fell_behind_says_so_loudly(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_load_in_which_nothing_went_wrong_prints_no_verdict(capsys: pytest.CaptureFixture[str]) -> None:
     assert judge(run_of([0.0] * 100))
     assert capsys.readouterr().err == ""
-    assert not judge(run_of([0.0] * 50 + [0.1] * 50))
-    assert "fell behind its plan (50.0 %" in capsys.readouterr().err
-    assert not judge(run_of([0.0] * 2, codes=[ANSWERED, NO_ANSWER]))
-    assert "1 requests lost" in capsys.readouterr().err
+
+
+LATE = [0.0] * 50 + [0.1] * 50
+
+
+@pytest.mark.parametrize(
+    ("run", "words"),
+    [
+        (run_of(LATE), "the load generator fell behind: 50.0 % of the requests were sent more than 20 ms late. "),
+        (
+            run_of(LATE, codes=[*["QUEUE_FULL"] * 60, *[ANSWERED] * 40]),
+            "the server fell behind: of 100 requests 60 refused. Lower the rate",
+        ),
+        (run_of(LATE, took_s=7.5), "the server fell behind: half of its answers took more than 7.5 s. Lower the rate"),
+        (
+            replace(run_of(LATE, codes=[*["QUEUE_FULL"] * 60, *[ANSWERED] * 40]), generator_s=99.0),
+            "the load generator fell behind: 50.0 % of the requests were sent more than 20 ms late; of 100 requests 60 ref",
+        ),
+        (
+            run_of([0.0] * 2000, took_s=30.0, codes=[*[NOT_SENT] * 1200, *["UNREACHABLE"] * 3, *[ANSWERED] * 797]),
+            "the server fell behind: of 2,000 requests 1,200 not sent because too many were under way, 3 lost; half",
+        ),
+        (
+            run_of([0.0] * 100, codes=[*["UNREACHABLE"] * 60, *[ANSWERED] * 40]),
+            "of 100 requests 60 lost: the row `errors` has their codes",
+        ),
+        (run_of([0.0] * 2, codes=[ANSWERED, NO_ANSWER]), "of 2 requests 1 lost: the row `errors` has their codes"),
+        (
+            run_of([0.0] * 2, codes=[ANSWERED, "TEXT_COUNT"]),
+            "of 2 requests 1 failed: tenants of pairs take two texts, so name tenants by --models",
+        ),
+    ],
+    ids=[
+        "sent-late",
+        "sent-late-and-refused",
+        "sent-late-and-answered-late",
+        "generator-without-time-left",
+        "too-many-under-way",
+        "nobody-there",
+        "stopped",
+        "pairs",
+    ],
+)
+def test_a_load_that_went_wrong_prints_one_line_that_names_one_side(
+    run: Run, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert not judge(run)
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"hplm loadtest: {words}")
+    assert printed.count("\n") == 1
+    assert ("generator fell behind" in printed) + ("server fell behind" in printed) == (run.fell_behind is not None)
+
+
+def test_a_server_that_refuses_is_named_but_the_load_is_good(capsys: pytest.CaptureFixture[str]) -> None:
+    assert judge(run_of([0.0] * 100, codes=[*["QUEUE_FULL"] * 2, *[ANSWERED] * 98]))
+    assert "the server fell behind: of 100 requests 2 refused. " in capsys.readouterr().err
 
 
 def test_one_round_in_which_the_generator_fell_behind_spoils_a_point() -> None:

@@ -90,11 +90,14 @@ def test_a_plan_of_nothing_is_refused() -> None:
 @pytest.mark.parametrize(
     ("arrivals", "words"),
     [
-        (PoissonArrivals(1e12), "1e+15 requests would arrive within 1000 s of 1e+12 requests/s"),
+        (PoissonArrivals(1e12), "1e+15 requests would arrive within 1,000 s of 1,000,000,000,000 requests/s"),
         (GammaArrivals(1e12, 2), "1e+15 requests would arrive"),
-        (RampArrivals(0, 1e5), "5e+07 requests would arrive within 1000 s of a ramp from 0 to 100000 requests/s"),
-        (BurstArrivals(10**6, count=10**6), "1e+12 requests would arrive"),
-        (TraceArrivals(Path("t.csv"), 1e300), "1e+303 requests would arrive within 1000 s of t.csv at 1e+300"),
+        (
+            RampArrivals(0, 1e5),
+            "50,000,000 requests would arrive within 1,000 s of a ramp from 0 to 100,000 requests/s",
+        ),
+        (BurstArrivals(10**6, count=10**6), "1,000,000,000,000 requests would arrive"),
+        (TraceArrivals(Path("t.csv"), 1e300), "1e+303 requests would arrive within 1,000 s of t.csv at 1e+300"),
     ],
     ids=["poisson", "gamma", "ramp", "burst", "trace"],
 )
@@ -119,7 +122,7 @@ def test_deadline_classes_have_their_shares() -> None:
         ("a=1:0.5", "add up to 0.5"),
         ("a=0:1", "above 0"),
         ("a=nan:1", "above 0"),
-        ("a=100000:1", "86400 seconds at most, not 100000"),
+        ("a=100000:1", "86,400 seconds at most, not 100,000"),
         ("a=1:0.5,b=1:0.5", "same deadline"),
         ("a=1:0.5,a=2:0.5", "name of its own"),
         ("=1:1", "name of its own"),
