@@ -20,7 +20,7 @@ try:
     # Microseconds that the server has: what it cannot answer by then it refuses immediately.
     result = client.infer("hbert", inputs, outputs=outputs, timeout=2_000_000)
 except InferenceServerException as error:
-    # "CODE: message", perhaps with Triton's words in front; docs/api.md lists the codes, and what Triton refuses without one.
+    # The message is "CODE: ...", perhaps with Triton's words in front. docs/calling.md lists the codes.
     raise SystemExit(f"refused: {error.message()}") from None
 except OSError as error:
     raise SystemExit(f"nobody answers at {scheme}://{host}: {error}") from None

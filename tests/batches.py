@@ -6,43 +6,43 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
+from hplm.core.text import check_text_count, decode_texts
+from hplm.engine.encode import EngineRequest
 from hplm.errors import HplmError
-from hplm.nn.upper import UpperRequest
 from hplm.scheduling.policy import Batch
-from hplm.serving import plot_stage, upper_stage
-from hplm.serving.plot_stage import LookedUp, PlotStage
+from hplm.serving import encode_stage, lookup_stage
+from hplm.serving.encode_stage import EncodeAnswer, EncodeRequest, EncodeStage
+from hplm.serving.lookup_stage import LookupAnswer, LookupStage
 from hplm.serving.refusal import for_the_wire
-from hplm.serving.upper_stage import UpperAnswer, UpperInput, UpperStage
-from hplm.text import check_text_count, decode_texts
 
 Answer = TypeVar("Answer")
 
 
-def look_up(stage: PlotStage, requests: Sequence[tuple[Sequence[bytes], bytes]]) -> list[LookedUp | HplmError]:
+def look_up(stage: LookupStage, requests: Sequence[tuple[Sequence[bytes], bytes]]) -> list[LookupAnswer | HplmError]:
     """Answers to `(texts, tenant)`, in order; what is wrong with one request is that request's answer alone."""
     refused: dict[int, HplmError] = {}
-    ready: dict[int, plot_stage._Ready] = {}
+    ready: dict[int, lookup_stage._Ready] = {}
     for index, (raw, name) in enumerate(requests):
         try:
             tenant = stage._bank.resolve(name)
             text = decode_texts(raw, stage._settings.max_text_bytes)
             check_text_count(text, stage._texts.fetch(tenant).result())
             lookup = stage._domains.fetch(tenant.lineage).result()
-            ready[index] = plot_stage._Ready(tenant, text, lookup, time.monotonic(), is_together=False)
+            ready[index] = lookup_stage._Ready(tenant, text, lookup, time.monotonic(), is_together=False)
         except HplmError as error:
             refused[index] = for_the_wire(error, name)
     return _in_order(refused, list(ready), stage._run(list(ready.values()), Batch(())))
 
 
-def find_labels(stage: UpperStage, inputs: Sequence[UpperInput]) -> list[UpperAnswer | HplmError]:
+def find_labels(stage: EncodeStage, inputs: Sequence[EncodeRequest]) -> list[EncodeAnswer | HplmError]:
     """Answers in order; what is wrong with one request is that request's answer alone."""
     refused: dict[int, HplmError] = {}
-    ready: dict[int, upper_stage._Ready] = {}
+    ready: dict[int, encode_stage._Ready] = {}
     for index, given in enumerate(inputs):
         try:
             stage._check(given)
             tenant = stage._cache.fetch(stage._bank.resolve(given.tenant, given.version_id)).result()
-            ready[index] = upper_stage._Ready(UpperRequest(tenant, given.hidden), given.tokens)
+            ready[index] = encode_stage._Ready(EngineRequest(tenant, given.hidden), given.tokens)
         except HplmError as error:
             refused[index] = for_the_wire(error, given.tenant)
     return _in_order(refused, list(ready), stage._run(list(ready.values()), Batch(())))

@@ -16,12 +16,12 @@ from hplm_client import ManageClient
 from hypothesis import HealthCheck, settings
 
 import hplm_cli
-from hplm import complaints
-from hplm.nn import base as bases
-from hplm.nn.base import Base
+from hplm.models import base as bases
+from hplm.models.base import Base
+from hplm.runtime import rate_limited_log
 from hplm.store.layout import Store
-from hplm.triton import server as launcher
-from hplm.triton.server import TritonServer, free_ports
+from hplm.triton.launcher import server as launcher
+from hplm.triton.launcher.server import TritonServer, free_ports
 from tests import managed, tiny
 from tests.postgres import PostgresServer, find_postgres
 from tests.submitting import Started
@@ -38,7 +38,7 @@ settings.load_profile("hplm")
 @pytest.fixture(autouse=True)
 def fresh_complaints(monkeypatch: pytest.MonkeyPatch) -> None:
     """What an earlier test had in the log is said again."""
-    monkeypatch.setattr(complaints, "COMPLAINTS", complaints.Complaints())
+    monkeypatch.setattr(rate_limited_log, "COMPLAINTS", rate_limited_log.RateLimitedLog())
 
 
 @pytest.fixture

@@ -12,18 +12,18 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from hplm_builder.job_report import LeaseTimes
-from hplm_builder.worker import Worker
+from hplm_builder.jobs.job_progress import LeaseTimes
+from hplm_builder.jobs.worker import Worker
 from hplm_client import Client
 
+from hplm.core.text import TextOrPair
+from hplm.engine import reference
 from hplm.errors import UnknownTenantError
-from hplm.nn import base as bases
-from hplm.nn import reference
-from hplm.nn.base import Base
+from hplm.models import base as bases
+from hplm.models.base import Base
+from hplm.registry.registry import Registry
 from hplm.store.layout import Store
-from hplm.store.registry import Registry
-from hplm.text import TextOrPair
-from hplm.triton.server import TritonServer, free_ports
+from hplm.triton.launcher.server import TritonServer, free_ports
 from tests import tiny
 from tests.waiting import until
 

@@ -14,11 +14,11 @@ import torch
 import tritonclient.grpc
 import tritonclient.http
 from hplm_client.answers import tensors_of
-from hplm_loadtest.infer_message import METHOD
+from hplm_loadtest.scenarios.infer_message import METHOD
 from tritonclient.grpc import service_pb2
 
-from hplm import wire
-from hplm.triton.server import TritonServer
+from hplm.core import wire
+from hplm.triton.launcher.server import TritonServer
 from tests import tiny
 
 TEXTS = tiny.sentences(3, seed=5, words=(3, 12))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from hplm_builder.labelled import Entity, LabelledData, LabelledText
-from hplm_builder.labelled_checks import check_data
+from hplm_builder.data.labelled import Entity, LabelledData, LabelledText
+from hplm_builder.data.labelled_checks import check_data
 
 
 def colour_data() -> LabelledData:

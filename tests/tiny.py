@@ -11,9 +11,9 @@ from typing import Any, get_args
 import numpy as np
 import numpy.typing as npt
 import torch
-from hplm_builder import register
-from hplm_builder.export import export
-from hplm_builder.plots import build_plot
+from hplm_builder.export import register
+from hplm_builder.export.model_folders import export
+from hplm_builder.tables.plot_tables import build_plot
 from rich.progress import Progress
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
@@ -21,13 +21,13 @@ from hplm.adapters import bank_file
 from hplm.adapters import tenant as tenants
 from hplm.adapters.packed import Adapter, PackedAdapter, Place, pack, to_bfloat16
 from hplm.adapters.tenant import Head, Task, Tenant, TenantCard
-from hplm.config import REDUCTION_FACTOR, BaseConfig, ManagerSettings, PlotSettings, UpperSettings
-from hplm.nn import base as bases
-from hplm.nn.encoder import UpperEncoder, WindowEncoder
-from hplm.nn.upper import UpperEngine
+from hplm.core.settings import REDUCTION_FACTOR, BaseConfig, EncodeSettings, LookupSettings, ManagerSettings
+from hplm.engine.encode import EncodeEngine
+from hplm.models import base as bases
+from hplm.models.layers import UpperLayers, WindowEncoder
+from hplm.registry.records import TenantVersion
+from hplm.registry.registry import Registry
 from hplm.store.layout import Store
-from hplm.store.records import TenantVersion
-from hplm.store.registry import Registry
 
 PLOT = "general"
 WORDS = [
@@ -101,7 +101,7 @@ def sentences(count: int, seed: int = 0, words: tuple[int, int] = (1, 30)) -> li
 def make_base(store: Store, shape: BaseConfig, seed: int = 0) -> bases.Base:
     """A base of random weights, large enough that every part shows in the answer."""
     torch.manual_seed(seed)
-    lower, upper = WindowEncoder(shape), UpperEncoder(shape)
+    lower, upper = WindowEncoder(shape), UpperLayers(shape)
     for module in (lower, upper):
         for name, parameter in module.named_parameters():
             if "norm" not in name:
@@ -117,10 +117,10 @@ def opened(folder: Path) -> tuple[Store, bases.Base]:
     return store, bases.load(store.base("tiny"))
 
 
-def engine_of(base: bases.Base, num_slots: int = 8, **changed: Any) -> UpperEngine:
+def engine_of(base: bases.Base, num_slots: int = 8, **changed: Any) -> EncodeEngine:
     """On the CPU in fp32, with slots of two widths, of 8 and of 16 for what is wider than 8; but for what is `changed`."""
     usual: dict[str, Any] = {"reduced_size": 12, "device": torch.device("cpu"), "dtype": torch.float32}
-    return UpperEngine(base.config, base.load_upper(), num_slots=num_slots, **{**usual, **changed})
+    return EncodeEngine(base.config, base.load_upper(), num_slots=num_slots, **{**usual, **changed})
 
 
 def some_windows(of: bases.Base | WindowEncoder, count: int, seed: int = 0) -> npt.NDArray[np.int64]:
@@ -259,8 +259,8 @@ def make_repository(
     for seed, name in [*enumerate(TASKS, 1), *enumerate(OTHER_TASKS if other_tasks else ())]:
         make_tenant(store, base, name, seed)
     common: dict[str, Any] = {"store": "", "base": "tiny", "dtype": dtype}
-    plot = PlotSettings(**{**common, "table": PLOT, "miss": miss, "overlay_windows": 64, **(plot_settings or {})})
-    upper = UpperSettings(**{**common, "num_slots": num_slots, **(upper_settings or {})})
+    plot = LookupSettings(**{**common, "table": PLOT, "miss": miss, "overlay_windows": 64, **(plot_settings or {})})
+    upper = EncodeSettings(**{**common, "num_slots": num_slots, **(upper_settings or {})})
     manager = None if manager_settings is None else ManagerSettings("", "tiny", PLOT, **manager_settings)
     models = folder / "models"
     export(store, models, plot, upper, manager, instances=instances, look_up_instances=look_up_instances)

@@ -7,9 +7,9 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
-from hplm.config import BaseConfig
-from hplm.triton import stubs
-from hplm.triton.server import TritonServer
+from hplm.core.settings import BaseConfig
+from hplm.triton.launcher import stubs
+from hplm.triton.launcher.server import TritonServer
 
 # `max_batch_size` of hbert_upper, and by how many bytes its segment grows at a time.
 TRITON_BATCH = 64

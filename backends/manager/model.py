@@ -5,20 +5,21 @@ from functools import partial
 
 import numpy as np
 
-from hplm import config, wire
+from hplm.core import wire
+from hplm.core.settings import ManagerSettings, load_settings
 from hplm.manage.job_counts import JobCounts
 from hplm.manage.service import ManageService
-from hplm.process import is_told_to_stop
+from hplm.runtime.process import is_told_to_stop
 from hplm.serving.manage_stage import ManageStage
 from hplm.serving.watch_stage import WatchStage
 from hplm.store.layout import Store
-from hplm.triton import metrics, translate
+from hplm.triton.bridge import metrics, translate
 
 
 class TritonPythonModel:
     def initialize(self, args):
         folder = translate.version_folder(args)
-        settings = config.load(config.ManagerSettings, folder / "settings.json")
+        settings = load_settings(ManagerSettings, folder / "settings.json")
         told = partial(is_told_to_stop, os.getppid())
         store = Store((folder / settings.store).resolve(), settings.registry)
         self._service = ManageService(store, settings, is_told_to_stop=told)
@@ -29,10 +30,10 @@ class TritonPythonModel:
         else:
             self._stage, name, about = ManageStage(self._service.handle), "manager", "Manage requests by outcome"
             self._jobs = JobCounts(store)
-            gauges[metrics.Family("hplm_jobs", "Jobs in the registry", "state")] = self._jobs.read
-        waiting = metrics.Family(f"hplm_{name}_waiting", "Requests not yet answered", "")
+            gauges[metrics.MetricFamily("hplm_jobs", "Jobs in the registry", "state")] = self._jobs.read
+        waiting = metrics.MetricFamily(f"hplm_{name}_waiting", "Requests not yet answered", "")
         self._metrics = metrics.Published(
-            counters={metrics.Family(f"hplm_{name}_events_total", about, "event"): lambda: self._stage.counts},
+            counters={metrics.MetricFamily(f"hplm_{name}_events_total", about, "event"): lambda: self._stage.counts},
             gauges={waiting: lambda: {"": self._stage.waiting}, **gauges},
         )
 

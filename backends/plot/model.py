@@ -1,4 +1,4 @@
-"""Triton backend `plot`: TEXT, TENANT -> HIDDEN, TOKENS, TRUNCATED, ABOUT."""
+"""Triton backend `plot`: TEXT, TENANT -> HIDDEN, TOKENS, TRUNCATED, REQUEST_META."""
 
 import json
 import time
@@ -6,13 +6,14 @@ from functools import partial
 
 import numpy as np
 
-from hplm import config, wire
-from hplm.scheduling.pace import Hold
-from hplm.serving.intake import Intake
-from hplm.serving.plot_stage import PlotInput, PlotStage
-from hplm.serving.together import pack, submit_together
-from hplm.triton import metrics, translate
-from hplm.triton.waking import Waker
+from hplm.core import wire
+from hplm.core.settings import LookupSettings, load_settings
+from hplm.scheduling.batch_pacing import ReplyHold
+from hplm.serving.lookup_stage import LookupRequest, LookupStage
+from hplm.serving.multi_text import pack, submit_together
+from hplm.serving.triton_queue_time import TritonQueueTime
+from hplm.triton.bridge import metrics, translate
+from hplm.triton.workarounds.triton_wakeup import TritonWakeup
 
 # What a look-up of a call takes where the tables know its text.
 LOOK_UP_S = 0.003
@@ -22,31 +23,31 @@ MOST_HOLD_S = 0.015
 
 class TritonPythonModel:
     def initialize(self, args):
-        translate.check_tensors(args, [wire.ABOUT])
+        translate.check_tensors(args, [wire.REQUEST_META])
         folder = translate.version_folder(args)
-        settings = config.load(config.PlotSettings, folder / "settings.json")
+        settings = load_settings(LookupSettings, folder / "settings.json")
         instances = translate.instances(args)
-        self._stage = PlotStage(settings, folder, instances)
+        self._stage = LookupStage(settings, folder, instances)
         most = json.loads(args["model_config"])["max_batch_size"]
-        self._intake = Intake(most, translate.queue_size(args), instances)
-        self._hold = Hold(min(settings.batch_every_ms / 1000 + LOOK_UP_S, MOST_HOLD_S), most)
+        self._intake = TritonQueueTime(most, translate.queue_size(args), instances)
+        self._hold = ReplyHold(min(settings.batch_every_ms / 1000 + LOOK_UP_S, MOST_HOLD_S), most)
         nothing = np.array([[b""]], dtype=np.object_)
-        self._waker = Waker(args, {wire.TEXT: nothing, wire.TENANT: nothing})
+        self._waker = TritonWakeup(args, {wire.TEXT: nothing, wire.TENANT: nothing})
         translate.log(f"{args['model_name']}: what no table has is {self._stage.about}")
         self._metrics = metrics.Published(
             counters={
-                metrics.Family("hplm_plot_windows_total", "Windows looked up, by the level that answered", "level"): (
-                    lambda: self._stage.windows_by_level
-                ),
-                metrics.Family("hplm_plot_events_total", "Answers by outcome, batches, tokens looked up", "event"): (
-                    lambda: self._stage.counts + self._waker.counts
-                ),
+                metrics.MetricFamily(
+                    "hplm_plot_windows_total", "Windows looked up, by the level that answered", "level"
+                ): (lambda: self._stage.windows_by_level),
+                metrics.MetricFamily(
+                    "hplm_plot_events_total", "Answers by outcome, batches, tokens looked up", "event"
+                ): (lambda: self._stage.counts + self._waker.counts),
             },
             gauges={
-                metrics.Family("hplm_plot_tenants", "Tenants there are", ""): lambda: {"": self._stage.tenants},
-                metrics.Family("hplm_plot_waiting", "Requests that wait to be looked up or for files", ""): lambda: (
-                    {"": self._stage.waiting}
-                ),
+                metrics.MetricFamily("hplm_plot_tenants", "Tenants there are", ""): lambda: {"": self._stage.tenants},
+                metrics.MetricFamily(
+                    "hplm_plot_waiting", "Requests that wait to be looked up or for files", ""
+                ): lambda: ({"": self._stage.waiting}),
             },
             instance=args["model_instance_name"],
         )
@@ -72,7 +73,7 @@ class TritonPythonModel:
         inputs, deadline_s = translate.inputs(request), translate.deadline_s(request)
         texts, tenants = translate.texts(inputs, wire.TEXT), translate.texts(inputs, wire.TENANT)
         return [
-            PlotInput(tuple(text), tenant, deadline_s, self._arrived_s, len(texts) > 1)
+            LookupRequest(tuple(text), tenant, deadline_s, self._arrived_s, len(texts) > 1)
             for text, (tenant,) in zip(texts, tenants, strict=True)
         ]
 
@@ -84,7 +85,9 @@ class TritonPythonModel:
                 HIDDEN=pack([answer.hidden for answer in answers]),
                 TOKENS=pack([answer.tokens for answer in answers]),
                 TRUNCATED=np.array([[answer.truncated] for answer in answers], dtype=bool),
-                ABOUT=np.array([(len(answer.tokens), answer.version_id, arrived_ns) for answer in answers], np.int64),
+                REQUEST_META=np.array(
+                    [(len(answer.tokens), answer.version_id, arrived_ns) for answer in answers], np.int64
+                ),
             )
 
         return write

@@ -1,4 +1,4 @@
-"""Triton backend `upper`: HIDDEN, TOKENS, TENANT, ABOUT -> LABEL, SCORE, SPAN, LOGITS."""
+"""Triton backend `upper`: HIDDEN, TOKENS, TENANT, REQUEST_META -> LABEL, SCORE, SPAN, LOGITS."""
 
 import json
 import time
@@ -6,12 +6,13 @@ from functools import partial
 
 import numpy as np
 
-from hplm import config, wire
-from hplm.scheduling.pace import Hold
-from hplm.serving.together import fill_up, labelled, submit_together, unpack
-from hplm.serving.upper_stage import UpperInput, UpperStage
-from hplm.triton import metrics, translate
-from hplm.triton.waking import Waker
+from hplm.core import wire
+from hplm.core.settings import EncodeSettings, load_settings
+from hplm.scheduling.batch_pacing import ReplyHold
+from hplm.serving.encode_stage import EncodeRequest, EncodeStage
+from hplm.serving.multi_text import fill_up, labelled, submit_together, unpack
+from hplm.triton.bridge import metrics, translate
+from hplm.triton.workarounds.triton_wakeup import TritonWakeup
 
 # Of a call, for what the look-up passes on together to come in few. Who comes meanwhile may miss a batch that begins.
 HOLD_S = 0.005
@@ -19,11 +20,11 @@ HOLD_S = 0.005
 
 class TritonPythonModel:
     def initialize(self, args):
-        translate.check_tensors(args, [wire.ABOUT])
+        translate.check_tensors(args, [wire.REQUEST_META])
         folder = translate.version_folder(args)
-        settings = config.load(config.UpperSettings, folder / "settings.json")
-        self._stage = UpperStage(settings, folder, int(args["model_instance_device_id"]), translate.instances(args))
-        self._waker = Waker(
+        settings = load_settings(EncodeSettings, folder / "settings.json")
+        self._stage = EncodeStage(settings, folder, int(args["model_instance_device_id"]), translate.instances(args))
+        self._waker = TritonWakeup(
             args,
             {
                 wire.HIDDEN: np.zeros((1, 1, 1), np.float16),
@@ -33,20 +34,20 @@ class TritonPythonModel:
         )
         self._metrics = metrics.Published(
             counters={
-                metrics.Family("hplm_upper_events_total", "Answers by outcome, batches, tokens, loads", "event"): (
-                    lambda: self._stage.counts + self._waker.counts
-                )
+                metrics.MetricFamily(
+                    "hplm_upper_events_total", "Answers by outcome, batches, tokens, loads", "event"
+                ): (lambda: self._stage.counts + self._waker.counts)
             },
             gauges={
-                metrics.Family("hplm_upper_waiting", "Requests that wait for a batch or for weights", ""): lambda: (
-                    {"": self._stage.waiting}
-                )
+                metrics.MetricFamily(
+                    "hplm_upper_waiting", "Requests that wait for a batch or for weights", ""
+                ): lambda: ({"": self._stage.waiting})
             },
             instance=args["model_instance_name"],
         )
         # A GPU is done with a batch in less: nobody's requests would be read meanwhile.
         hold_s = HOLD_S if self._stage.engine.device.type == "cpu" else 0.0
-        self._hold = Hold(hold_s, json.loads(args["model_config"])["max_batch_size"])
+        self._hold = ReplyHold(hold_s, json.loads(args["model_config"])["max_batch_size"])
         # What `auto` has come to: a GPU that torch does not see is no error.
         translate.log(f"{args['model_name']}: computing {self._stage.about}")
         self._stage.start()
@@ -66,13 +67,13 @@ class TritonPythonModel:
 
     def _read(self, request):
         inputs, deadline_s = translate.inputs(request), translate.deadline_s(request)
-        tenants, about = translate.texts(inputs, wire.TENANT), translate.optional(inputs, wire.ABOUT)
+        tenants, about = translate.texts(inputs, wire.TENANT), translate.optional(inputs, wire.REQUEST_META)
         known = [(-1, -1)] * len(tenants) if about is None else about[:, 1:].tolist()
         lengths = None if about is None else about[:, 0].tolist()
         hidden = unpack(translate.tensor(inputs, wire.HIDDEN), lengths)
         tokens = unpack(translate.tensor(inputs, wire.TOKENS), lengths)
         return [
-            UpperInput(
+            EncodeRequest(
                 *own,
                 tenant,
                 deadline_s,

@@ -1,10 +1,10 @@
 """Client of hplm: `Client`, `AsyncClient`, for operators `ManageClient`, and typed answers; errors are `hplm.errors`'."""
 
-from hplm.wire import LabelledSpan
+from hplm.core.wire import LabelledSpan
 from hplm_client.answers import Prediction
 from hplm_client.async_client import AsyncClient
 from hplm_client.client import Client
-from hplm_client.manage import ManageClient
-from hplm_client.manage_answers import JobEvent
+from hplm_client.manage.answers import JobEvent
+from hplm_client.manage.client import ManageClient
 
 __all__ = ["AsyncClient", "Client", "JobEvent", "LabelledSpan", "ManageClient", "Prediction"]

@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from hplm import wire
+from hplm.core import wire
+from hplm.core.wire import LabelledSpan
 from hplm.errors import BadInputError, HplmError, TextEncodingError, about_text
-from hplm.wire import LabelledSpan
 
 # Of several: (tenant, text) or (tenant, text, pair). A list that mixes the two has no narrower type than this.
 Request: TypeAlias = "tuple[str | None, ...] | list[str] | list[str | None]"

@@ -8,9 +8,8 @@ from typing import Any
 
 from tritonclient.utils import InferenceServerException
 
-from hplm import wire
+from hplm.core import wire
 from hplm.errors import ConfigError, UnreachableError
-from hplm_client.address import split_url
 from hplm_client.answers import (
     Parts,
     Prediction,
@@ -21,9 +20,10 @@ from hplm_client.answers import (
     predictions_of,
     tensors_of,
 )
-from hplm_client.connection import LAST_ANSWERS_S, USUAL_TIMEOUT_S, connect
-from hplm_client.faults import typed_answer, typed_errors
-from hplm_client.owner import CLOSED, Owner
+from hplm_client.transport.address import split_url
+from hplm_client.transport.client_ownership import CLOSED, Owner
+from hplm_client.transport.connection import LAST_ANSWERS_S, USUAL_TIMEOUT_S, connect
+from hplm_client.transport.faults import typed_answer, typed_errors
 
 
 class AsyncClient:

@@ -11,9 +11,8 @@ from queue import SimpleQueue
 from typing import Any, Literal, overload
 from weakref import finalize
 
-from hplm import wire
+from hplm.core import wire
 from hplm.errors import ConfigError, ForbiddenError, HplmError
-from hplm_client.address import split_url
 from hplm_client.answers import (
     Parts,
     Prediction,
@@ -25,10 +24,11 @@ from hplm_client.answers import (
     predictions_of,
     tensors_of,
 )
-from hplm_client.connection import LAST_ANSWERS_S, USUAL_TIMEOUT_S, bounded, connect
-from hplm_client.courier import Courier
-from hplm_client.faults import typed_answer, typed_errors
-from hplm_client.owner import Owner
+from hplm_client.transport.address import split_url
+from hplm_client.transport.client_ownership import Owner
+from hplm_client.transport.connection import LAST_ANSWERS_S, USUAL_TIMEOUT_S, bounded, connect
+from hplm_client.transport.faults import typed_answer, typed_errors
+from hplm_client.transport.http_worker_thread import Courier
 
 # Of one of many: tenant, text, pair, and an error or what the answer comes out of.
 _Begun = tuple[str, str, "str | None", Any]

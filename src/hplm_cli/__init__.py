@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from hplm.errors import HplmError
-from hplm.visible import visible
+from hplm.reporting.terminal_text import visible
 
 
 class Command(NamedTuple):
@@ -26,17 +26,19 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "serve": Command("hplm_cli.serve:serve", "serve", "Start Triton over a model repository; builds the demo if none."),
-    "build": Command("hplm_builder.cli:app", "build", "Convert a base, make tables, fine-tune tenants, export models."),
+    "build": Command(
+        "hplm_builder.cli.build:app", "build", "Convert a base, make tables, fine-tune tenants, export models."
+    ),
     "store": Command("hplm_cli.store:app", "serve", "Check a store, remove what nobody uses, register what is there."),
     "worker": Command("hplm_cli.worker:worker", "build", "Do the jobs that manage requests queue; serve starts one."),
-    "domain": Command("hplm_client.domain_cli:app", "client", "Create, update and delete domains of a running server."),
-    "tenant": Command("hplm_client.tenant_cli:app", "client", "Create, update, delete and roll back its tenants."),
-    "job": Command("hplm_client.job_cli:app", "client", "Watch, list and cancel the jobs that make them."),
-    "upload": Command("hplm_client.upload_cli:app", "client", "List and drop files that were sent for them."),
-    "predict": Command("hplm_client.cli:predict", "client", "Ask a tenant's model on a running server."),
-    "bench": Command("hplm_loadtest.cli:app", "loadtest", "Measure look-up, upper layers and whole requests."),
-    "loadtest": Command("hplm_loadtest.loadtest_cli:app", "loadtest", "Put load on a running server with Locust."),
-    "eval": Command("hplm_builder.evaluate:app", "build", "Measure quality beside plain fine-tuning."),
+    "domain": Command("hplm_client.cli.domain:app", "client", "Create, update and delete domains of a running server."),
+    "tenant": Command("hplm_client.cli.tenant:app", "client", "Create, update, delete and roll back its tenants."),
+    "job": Command("hplm_client.cli.job:app", "client", "Watch, list and cancel the jobs that make them."),
+    "upload": Command("hplm_client.cli.upload:app", "client", "List and drop files that were sent for them."),
+    "predict": Command("hplm_client.cli.predict:predict", "client", "Ask a tenant's model on a running server."),
+    "bench": Command("hplm_loadtest.cli.bench:app", "loadtest", "Measure look-up, upper layers and whole requests."),
+    "loadtest": Command("hplm_loadtest.cli.loadtest:app", "loadtest", "Put load on a running server with Locust."),
+    "eval": Command("hplm_builder.cli.evaluate:app", "build", "Measure quality beside plain fine-tuning."),
 }
 # serve passes what it does not know to tritonserver.
 PASSING = {"allow_extra_args": True, "ignore_unknown_options": True}

@@ -17,20 +17,22 @@ from typing import Annotated, Any
 
 import typer
 from hplm_client import Client
-from hplm_client.connection import headers_of_environment
+from hplm_client.transport.connection import headers_of_environment
 from rich.console import Console
 from rich.markup import escape
 
-from hplm import base_folder, config, wire
 from hplm.adapters.bank import TenantBank, is_banked
 from hplm.adapters.tenant import TenantCard
+from hplm.core import wire
+from hplm.core.settings import EncodeSettings, ManagerSettings, load_settings
 from hplm.errors import ArtifactError, HplmError, RegistryError, StartError
-from hplm.store.catalog import Catalog
+from hplm.models import base_folder
+from hplm.registry.catalog import Catalog
+from hplm.registry.registry import Registry
 from hplm.store.layout import Store
-from hplm.store.registry import Registry
-from hplm.triton.logs import CrashWatch, is_plain
-from hplm.triton.server import DIRECT, Ports, TritonServer, check_free, find_triton, free_ports
-from hplm.triton.stubs import StubKeeper
+from hplm.triton.launcher.log_files import CrashWatch, is_plain
+from hplm.triton.launcher.server import DIRECT, Ports, TritonServer, check_free, find_triton, free_ports
+from hplm.triton.launcher.stubs import StubKeeper
 from hplm_cli.supervisor import Supervisor
 
 DEFAULT_MODELS = Path("build/demo/models")
@@ -122,10 +124,10 @@ def serve(
             f"--worker: {models} has no manager, so there are no jobs; `hplm build export --manager` adds it"
         )
     if models == DEFAULT_MODELS and not models.is_dir():
-        from hplm_builder.cli import show_scores
-        from hplm_builder.demo import DEMO_FOLDER, build_demo
+        from hplm_builder.cli.build import show_scores
+        from hplm_builder.fleet.demo import DEMO_FOLDER, build_demo
 
-        from hplm.progress import progress_bars
+        from hplm.reporting.progress import progress_bars
 
         console.print(f"No models in {models} yet: building them, a few minutes once.")
         with progress_bars() as progress:
@@ -197,7 +199,7 @@ def start_worker(models: Path, *, wanted: bool | None, log: Path) -> Supervisor 
     folder = models / "manager" / "1"
     if not folder.is_dir():
         return None
-    settings = config.load(config.ManagerSettings, folder / "settings.json")
+    settings = load_settings(ManagerSettings, folder / "settings.json")
     if not (settings.worker if wanted is None else wanted):
         return None
     store = str((folder / settings.store).resolve())
@@ -214,7 +216,7 @@ def served_tenants(models: Path) -> tuple[list[TenantCard], int, int]:
     Raises before Triton starts where settings, registry or base are not sound.
     """
     folder = models / "hbert_upper" / "1"
-    settings = config.load(config.UpperSettings, folder / "settings.json")
+    settings = load_settings(EncodeSettings, folder / "settings.json")
     store = Store((folder / settings.store).resolve(), settings.registry)
     bring_up_to_date(store)
     base = base_folder.read(store.base(settings.base), verify=False)

@@ -11,9 +11,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from hplm.store import caretaker
+from hplm.housekeeping import garbage_collection
+from hplm.registry.registry import Registry
 from hplm.store.layout import Store
-from hplm.store.registry import Registry
 from hplm_cli.options import DEFAULT_STORE, RegistryOption, StoreOption
 
 app = typer.Typer(
@@ -27,7 +27,7 @@ GraceOption = Annotated[float, typer.Option(min=0, help="Leave alone what change
 
 @app.command()
 def verify(
-    store: StoreOption = DEFAULT_STORE, registry: RegistryOption = "", grace_s: GraceOption = caretaker.GRACE_S
+    store: StoreOption = DEFAULT_STORE, registry: RegistryOption = "", grace_s: GraceOption = garbage_collection.GRACE_S
 ) -> None:
     """Hold the registry against the files, checksums included; status 1 where something is wrong. Changes nothing.
 
@@ -35,7 +35,7 @@ def verify(
     """
     place = Store(store, registry)
     with closing(Registry.open_read_only(place)) as opened:
-        verdict = caretaker.verify(place, opened, time.time(), grace_s=grace_s)
+        verdict = garbage_collection.verify(place, opened, time.time(), grace_s=grace_s)
     console = _console()
     for problem in verdict.problems:
         console.print(f"{problem.where}: {problem.what}", style="red", markup=False)
@@ -55,10 +55,10 @@ def verify(
 def gc(
     store: StoreOption = DEFAULT_STORE,
     registry: RegistryOption = "",
-    grace_s: GraceOption = caretaker.GRACE_S,
+    grace_s: GraceOption = garbage_collection.GRACE_S,
     upload_s: Annotated[
         float, typer.Option(min=0, help="Remove uploads this many seconds old that no job waits for.")
-    ] = caretaker.UPLOAD_S,
+    ] = garbage_collection.UPLOAD_S,
 ) -> None:
     """Remove retired versions, what killed processes left, and uploads that nobody used. Safe while serving.
 
@@ -68,7 +68,7 @@ def gc(
     """
     place = Store(store, registry)
     with closing(Registry.open(place)) as opened:
-        removed = caretaker.collect(place, opened, time.time(), grace_s=grace_s, upload_s=upload_s)
+        removed = garbage_collection.collect(place, opened, time.time(), grace_s=grace_s, upload_s=upload_s)
     console = _console()
     for path in removed.retired:
         console.print(f"{path}: retired", markup=False)
@@ -98,7 +98,7 @@ def adopt(
     place = Store(store, registry)
     place.bases()  # refuses what is no store before a registry is made in it
     with closing(Registry.open(place, create=True)) as opened:
-        plan = caretaker.adopt(place, opened, time.time(), root=domain)
+        plan = garbage_collection.adopt(place, opened, time.time(), root=domain)
     console = _console()
     for skipped in plan.skipped:
         console.print(f"{skipped.path}: not adopted, {skipped.why}", style="yellow", markup=False)

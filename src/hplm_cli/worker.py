@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 import typer
 
 from hplm.errors import MissingArtifactError
-from hplm.process import end_with_parent, give_way_for_memory
+from hplm.runtime.process import end_with_parent, give_way_for_memory
 from hplm.store.layout import Store
 from hplm_cli.options import DEFAULT_STORE, RegistryOption, StoreOption
 
@@ -53,7 +53,7 @@ def worker(
     logging.Formatter.converter = time.gmtime
     logging.basicConfig(level=logging.INFO, format="%(asctime)sZ %(levelname)s %(message)s")
     logging.getLogger("alembic").setLevel(logging.WARNING)
-    from hplm_builder.worker import Worker
+    from hplm_builder.jobs.worker import Worker
 
     name = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
     found = Worker(Store(store.resolve(), registry), name, device=device)

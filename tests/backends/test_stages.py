@@ -22,25 +22,25 @@ import pytest
 import threadpoolctl  # type: ignore[import-untyped]
 import torch
 
-from hplm import config, errors
+from hplm import errors
 from hplm.adapters import tenant as tenants
 from hplm.adapters.bank import TenantBank
-from hplm.config import PlotSettings, UpperSettings
-from hplm.nn import base as bases
-from hplm.nn import reference
-from hplm.nn.base import Base
-from hplm.nn.lookup import verify_domain
-from hplm.scheduling.backlog import Backlog
-from hplm.serving import plot_stage as plot_stages
-from hplm.serving.answers import Job, never
+from hplm.core.settings import EncodeSettings, LookupSettings, load_settings
+from hplm.core.wire import LabelledSpan
+from hplm.engine import reference
+from hplm.engine.open_domain import verify_domain
+from hplm.models import base as bases
+from hplm.models.base import Base
+from hplm.registry import catalog
+from hplm.registry.records import ServedTenant
+from hplm.registry.registry import Registry
+from hplm.scheduling.downstream_admission import Backlog
+from hplm.serving import lookup_stage as plot_stages
 from hplm.serving.backlog_file import READ_EVERY_S, BacklogFile
-from hplm.serving.plot_stage import LookedUp, PlotInput, PlotStage, _Asked, device_of
-from hplm.serving.upper_stage import UpperAnswer, UpperInput, UpperStage
-from hplm.store import catalog
+from hplm.serving.encode_stage import EncodeAnswer, EncodeRequest, EncodeStage
+from hplm.serving.lookup_stage import LookupAnswer, LookupRequest, LookupStage, _Asked, device_of
+from hplm.serving.replies import Job, never
 from hplm.store.layout import Store
-from hplm.store.records import ServedTenant
-from hplm.store.registry import Registry
-from hplm.wire import LabelledSpan
 from tests import tiny
 from tests.batches import find_labels, look_up
 from tests.doubles import Panic
@@ -68,39 +68,39 @@ SOON_S = 60.0
 HIDDEN, TOKENS = np.zeros((4, tiny.config().hidden_size), np.float16), np.zeros((4, 3), np.int32)
 
 
-def plot_stage_of(models: Path, **changed: Any) -> PlotStage:
+def plot_stage_of(models: Path, **changed: Any) -> LookupStage:
     """As it was exported, but for settings that are `changed`."""
     folder = models / "hbert_plot" / "1"
-    return PlotStage(replace(config.load(PlotSettings, folder / "settings.json"), **changed), folder)
+    return LookupStage(replace(load_settings(LookupSettings, folder / "settings.json"), **changed), folder)
 
 
-def upper_stage_of(models: Path, **changed: Any) -> UpperStage:
+def upper_stage_of(models: Path, **changed: Any) -> EncodeStage:
     """As it was exported, but for settings that are `changed`."""
     folder = models / "hbert_upper" / "1"
-    return UpperStage(replace(config.load(UpperSettings, folder / "settings.json"), **changed), folder)
+    return EncodeStage(replace(load_settings(EncodeSettings, folder / "settings.json"), **changed), folder)
 
 
 @pytest.fixture(scope="module")
-def plot_stage(tiny_models: Path) -> PlotStage:
+def plot_stage(tiny_models: Path) -> LookupStage:
     return plot_stage_of(tiny_models)
 
 
 @pytest.fixture(scope="module")
-def upper_stage(tiny_models: Path) -> UpperStage:
+def upper_stage(tiny_models: Path) -> EncodeStage:
     return upper_stage_of(tiny_models)
 
 
-def plot_input(name: str, deadline_s: float | None = None) -> PlotInput:
+def plot_input(name: str, deadline_s: float | None = None) -> LookupRequest:
     """A request that arrives now."""
-    return PlotInput((b"the red cat",), name.encode(), deadline_s, time.monotonic())
+    return LookupRequest((b"the red cat",), name.encode(), deadline_s, time.monotonic())
 
 
-def upper_input(name: str, deadline_s: float | None = None, version_id: int | None = None) -> UpperInput:
-    return UpperInput(HIDDEN, TOKENS, name.encode(), deadline_s, version_id=version_id)
+def upper_input(name: str, deadline_s: float | None = None, version_id: int | None = None) -> EncodeRequest:
+    return EncodeRequest(HIDDEN, TOKENS, name.encode(), deadline_s, version_id=version_id)
 
 
 def asked(
-    stage: PlotStage | UpperStage, given: PlotInput | UpperInput, *is_cancelled: Callable[[], bool]
+    stage: LookupStage | EncodeStage, given: LookupRequest | EncodeRequest, *is_cancelled: Callable[[], bool]
 ) -> Future[Any]:
     """What becomes of a request."""
     answer: Future[Any] = Future()
@@ -108,21 +108,21 @@ def asked(
     return answer
 
 
-def test_each_bad_request_of_a_batch_gets_its_error_and_the_good_ones_their_answer(plot_stage: PlotStage) -> None:
+def test_each_bad_request_of_a_batch_gets_its_error_and_the_good_ones_their_answer(plot_stage: LookupStage) -> None:
     alone = look_up(plot_stage, [GOOD_REQUEST])[0]
-    assert isinstance(alone, LookedUp)
+    assert isinstance(alone, LookupAnswer)
     requests = [one for text, tenant, _ in BAD_REQUESTS for one in (((text,), tenant), GOOD_REQUEST)]
     answers = look_up(plot_stage, requests)
     for (_, _, error), bad, good in zip(BAD_REQUESTS, answers[::2], answers[1::2], strict=True):
         assert type(bad) is error
         assert len(bad.wire()) < 300
-        assert isinstance(good, LookedUp)
+        assert isinstance(good, LookupAnswer)
         np.testing.assert_allclose(good.hidden, alone.hidden, atol=2e-3, rtol=2e-3)
 
 
-@pytest.mark.parametrize("stage_of", [plot_stage_of, upper_stage_of], ids=["PlotStage", "UpperStage"])
+@pytest.mark.parametrize("stage_of", [plot_stage_of, upper_stage_of], ids=["LookupStage", "EncodeStage"])
 def test_no_thread_of_a_stage_looks_for_small_products_to_share(
-    stage_of: Callable[[Path], PlotStage | UpperStage], tiny_models: Path, restored_threads: None, started: Started
+    stage_of: Callable[[Path], LookupStage | EncodeStage], tiny_models: Path, restored_threads: None, started: Started
 ) -> None:
     with threadpoolctl.threadpool_limits(4, user_api="blas"):
         started.add(stage_of(tiny_models))
@@ -133,7 +133,7 @@ def test_what_is_too_late_already_opens_nothing(
     tiny_models: Path, monkeypatch: pytest.MonkeyPatch, started: Started
 ) -> None:
     stage = started.add(plot_stage_of(tiny_models))
-    given = PlotInput((b"the red cat",), b"alpha", 1e-6, time.monotonic() - 0.001)
+    given = LookupRequest((b"the red cat",), b"alpha", 1e-6, time.monotonic() - 0.001)
     monkeypatch.setattr(stage._texts, "fetch", pytest.fail)
     assert isinstance(asked(stage, given).result(SOON_S), errors.DeadlineError)
 
@@ -142,7 +142,7 @@ def test_what_the_upper_stage_could_not_answer_in_time_is_refused_before_it_is_l
     tmp_path: Path, started: Started
 ) -> None:
     stage = started.add(plot_stage_of(tiny.make_repository(tmp_path)))
-    assert isinstance(asked(stage, plot_input("alpha", 30.0)).result(SOON_S), LookedUp)
+    assert isinstance(asked(stage, plot_input("alpha", 30.0)).result(SOON_S), LookupAnswer)
     told = BacklogFile((tmp_path / "store").resolve(), "tiny")
     now_s = time.monotonic()
     # Of late for as long as this test lasts.
@@ -151,7 +151,7 @@ def test_what_the_upper_stage_could_not_answer_in_time_is_refused_before_it_is_l
     batches = stage.counts["batches"]
     assert isinstance(asked(stage, plot_input("alpha", 30.0)).result(SOON_S), errors.DeadlineError)
     assert stage.counts["batches"] == batches
-    assert isinstance(asked(stage, plot_input("alpha", 300.0)).result(SOON_S), LookedUp)
+    assert isinstance(asked(stage, plot_input("alpha", 300.0)).result(SOON_S), LookupAnswer)
     told.remove()
 
 
@@ -174,11 +174,11 @@ def test_windows_are_computed_by_as_many_threads_as_asked_for(
     stage._lower.register_forward_pre_hook(see)
     requests = [((text.encode(),), b"alpha") for text in tiny.sentences(200, seed=77)]
     found = look_up(stage, requests)
-    assert all(isinstance(one, LookedUp) for one in found)
+    assert all(isinstance(one, LookupAnswer) for one in found)
     assert len(names) == threads
 
 
-def test_no_error_names_another_tenant(plot_stage: PlotStage) -> None:
+def test_no_error_names_another_tenant(plot_stage: LookupStage) -> None:
     for text, tenant, _ in BAD_REQUESTS:
         answer = look_up(plot_stage, [((text,), tenant)])[0]
         assert isinstance(answer, errors.HplmError)
@@ -187,14 +187,14 @@ def test_no_error_names_another_tenant(plot_stage: PlotStage) -> None:
 
 
 @pytest.fixture(scope="module")
-def other_tenants(tmp_path_factory: pytest.TempPathFactory) -> tuple[PlotStage, UpperStage, Store, Base]:
+def other_tenants(tmp_path_factory: pytest.TempPathFactory) -> tuple[LookupStage, EncodeStage, Store, Base]:
     """Both stages over a store that also has the tenants of OTHER_TASKS."""
     models = tiny.make_repository(tmp_path_factory.mktemp("other"), other_tasks=True)
     return plot_stage_of(models), upper_stage_of(models), *tiny.opened(models.parent)
 
 
 def test_a_pair_is_looked_up_as_the_tokenizer_joins_it_and_answered_as_the_reference_does(
-    other_tenants: tuple[PlotStage, UpperStage, Store, Base],
+    other_tenants: tuple[LookupStage, EncodeStage, Store, Base],
 ) -> None:
     plot, upper, store, base = other_tenants
     vocabulary = tiny.tokenizer().get_vocab()
@@ -202,10 +202,10 @@ def test_a_pair_is_looked_up_as_the_tokenizer_joins_it_and_answered_as_the_refer
     merged = reference.merged([vocabulary[piece] for piece in pieces], base.config, [], base.load_lower())
     for name in ("alike", "follows"):
         found = look_up(plot, [(PAIR, name.encode())])[0]
-        assert isinstance(found, LookedUp)
+        assert isinstance(found, LookupAnswer)
         np.testing.assert_allclose(found.hidden, merged.numpy(), atol=5e-3, rtol=5e-3)
-        answer = find_labels(upper, [UpperInput(found.hidden, found.tokens, name.encode())])[0]
-        assert isinstance(answer, UpperAnswer)
+        answer = find_labels(upper, [EncodeRequest(found.hidden, found.tokens, name.encode())])[0]
+        assert isinstance(answer, EncodeAnswer)
         member = tiny.load_tenant(store, base, name)
         wanted = reference.logits(base.load_upper(), merged, member).numpy()
         np.testing.assert_allclose(answer.logits, wanted, atol=0.05, rtol=0.02)
@@ -214,13 +214,13 @@ def test_a_pair_is_looked_up_as_the_tokenizer_joins_it_and_answered_as_the_refer
 
 
 def test_a_regression_answers_its_value_under_one_label(
-    other_tenants: tuple[PlotStage, UpperStage, Store, Base],
+    other_tenants: tuple[LookupStage, EncodeStage, Store, Base],
 ) -> None:
     plot, upper, _, _ = other_tenants
     found = look_up(plot, [((b"the red cat",), b"grade")])[0]
-    assert isinstance(found, LookedUp)
-    answer = find_labels(upper, [UpperInput(found.hidden, found.tokens, b"grade")])[0]
-    assert isinstance(answer, UpperAnswer)
+    assert isinstance(found, LookupAnswer)
+    answer = find_labels(upper, [EncodeRequest(found.hidden, found.tokens, b"grade")])[0]
+    assert isinstance(answer, EncodeAnswer)
     assert answer.spans == [LabelledSpan("score", float(answer.logits[0, 0]), 0, 11)]
 
 
@@ -234,16 +234,16 @@ def test_a_regression_answers_its_value_under_one_label(
     ],
 )
 def test_a_wrong_number_of_texts_gets_one_clear_error_and_the_rest_of_the_batch_its_answer(
-    other_tenants: tuple[PlotStage, UpperStage, Store, Base], texts: tuple[bytes, ...], tenant: bytes, words: str
+    other_tenants: tuple[LookupStage, EncodeStage, Store, Base], texts: tuple[bytes, ...], tenant: bytes, words: str
 ) -> None:
     bad, good = look_up(other_tenants[0], [(texts, tenant), (PAIR, b"alike")])
     assert isinstance(bad, errors.TextCountError)
     assert words in str(bad)
-    assert isinstance(good, LookedUp)
+    assert isinstance(good, LookupAnswer)
 
 
 def test_a_pair_of_which_one_text_is_empty_or_both_are_too_large_is_refused(
-    other_tenants: tuple[PlotStage, UpperStage, Store, Base],
+    other_tenants: tuple[LookupStage, EncodeStage, Store, Base],
 ) -> None:
     large = b"cat " * 10_000
     answers = look_up(
@@ -275,7 +275,7 @@ def test_a_tenant_whose_card_is_slow_to_read_or_broken_keeps_nobody_waiting(
     stage = started.add(plot_stage_of(tiny.make_repository(tmp_path)))
     may_go_on = held(monkeypatch, "card", "alpha", "gamma", "tagger", then=errors.CorruptArtifactError("broken"))
     answers = {name: asked(stage, plot_input(name)) for name in ("alpha", "gamma", "tagger", "beta")}
-    assert isinstance(answers["beta"].result(SOON_S), LookedUp)
+    assert isinstance(answers["beta"].result(SOON_S), LookupAnswer)
     slow = [answer for name, answer in answers.items() if name != "beta"]
     assert not any(answer.done() for answer in slow)
     may_go_on.set()
@@ -289,50 +289,50 @@ def test_a_flood_for_a_tenant_whose_card_does_not_come_leaves_room_for_others(
     may_go_on = held(monkeypatch, "card", "alpha")
     flood = [asked(stage, plot_input("alpha")) for _ in range(15)]
     assert all(isinstance(one.result(SOON_S), errors.QueueFullError) for one in flood[10:])
-    assert isinstance(asked(stage, plot_input("beta")).result(SOON_S), LookedUp)
+    assert isinstance(asked(stage, plot_input("beta")).result(SOON_S), LookupAnswer)
     assert not any(one.done() for one in flood[:10])
     may_go_on.set()
-    assert all(isinstance(one.result(SOON_S), LookedUp) for one in flood[:10])
+    assert all(isinstance(one.result(SOON_S), LookupAnswer) for one in flood[:10])
 
 
 def test_a_tenant_that_becomes_one_of_pairs_is_asked_for_pairs_from_then_on(tmp_path: Path, started: Started) -> None:
     stage = started.add(plot_stage_of(tiny.make_repository(tmp_path)))
-    assert isinstance(look_up(stage, [GOOD_REQUEST])[0], LookedUp)
+    assert isinstance(look_up(stage, [GOOD_REQUEST])[0], LookupAnswer)
     before = stage._bank.resolve(b"alpha").version_id
     tiny.make_tenant(*tiny.opened(tmp_path), "alpha", 9, like="follows")
     until(lambda: stage._bank.resolve(b"alpha").version_id != before)
     single, pair = look_up(stage, [GOOD_REQUEST, (PAIR, b"alpha")])
     assert isinstance(single, errors.TextCountError)
-    assert isinstance(pair, LookedUp)
+    assert isinstance(pair, LookupAnswer)
 
 
-def bad_inputs(good: UpperInput) -> list[UpperInput]:
+def bad_inputs(good: EncodeRequest) -> list[EncodeRequest]:
     nan, infinite = good.hidden.copy(), good.hidden.copy()
     nan[1, 1] = np.nan
     infinite[0, 0] = np.inf
     long = np.zeros((41, good.hidden.shape[1]), dtype=np.float16)
     return [
-        UpperInput(nan, good.tokens, good.tenant),
-        UpperInput(infinite, good.tokens, good.tenant),
-        UpperInput(good.hidden[:, :-1], good.tokens, good.tenant),
-        UpperInput(good.hidden[:0], good.tokens[:0], good.tenant),
-        UpperInput(long, np.zeros((41, 3), dtype=np.int32), good.tenant),
-        UpperInput(good.hidden, good.tokens[:-1], good.tenant),
+        EncodeRequest(nan, good.tokens, good.tenant),
+        EncodeRequest(infinite, good.tokens, good.tenant),
+        EncodeRequest(good.hidden[:, :-1], good.tokens, good.tenant),
+        EncodeRequest(good.hidden[:0], good.tokens[:0], good.tenant),
+        EncodeRequest(long, np.zeros((41, 3), dtype=np.int32), good.tenant),
+        EncodeRequest(good.hidden, good.tokens[:-1], good.tenant),
     ]
 
 
 def test_bad_hidden_states_are_refused_and_the_rest_of_the_batch_answered(
-    plot_stage: PlotStage, upper_stage: UpperStage
+    plot_stage: LookupStage, upper_stage: EncodeStage
 ) -> None:
     found = look_up(plot_stage, [GOOD_REQUEST])[0]
-    assert isinstance(found, LookedUp)
-    good = UpperInput(found.hidden, found.tokens, b"alpha")
+    assert isinstance(found, LookupAnswer)
+    good = EncodeRequest(found.hidden, found.tokens, b"alpha")
     bad = bad_inputs(good)
     answers = find_labels(upper_stage, [good, *bad, good])
-    assert [type(a) for a in answers] == [UpperAnswer, *[errors.HiddenStatesError] * len(bad), UpperAnswer]
+    assert [type(a) for a in answers] == [EncodeAnswer, *[errors.HiddenStatesError] * len(bad), EncodeAnswer]
     first, last = answers[0], answers[-1]
-    assert isinstance(first, UpperAnswer)
-    assert isinstance(last, UpperAnswer)
+    assert isinstance(first, EncodeAnswer)
+    assert isinstance(last, EncodeAnswer)
     np.testing.assert_allclose(first.logits, last.logits, atol=1e-4, rtol=1e-4)
 
 
@@ -340,14 +340,14 @@ def test_a_tenant_with_a_broken_file_fails_alone(tmp_path: Path) -> None:
     models = tiny.make_repository(tmp_path)
     tiny.flip_last_byte(tiny.folder_of(Store(tmp_path / "store"), "beta") / "weights.safetensors")
     answers = find_labels(upper_stage_of(models), [upper_input(name) for name in ("alpha", "beta", "gamma")])
-    assert [type(a) for a in answers] == [UpperAnswer, errors.CorruptArtifactError, UpperAnswer]
+    assert [type(a) for a in answers] == [EncodeAnswer, errors.CorruptArtifactError, EncodeAnswer]
 
 
 def test_a_domain_and_a_tenant_that_cannot_be_opened_now_are_as_soon_as_they_can(tmp_path: Path) -> None:
     models = tiny.make_repository(tmp_path)
     plot_stage, upper_stage = plot_stage_of(models), upper_stage_of(models)
     lineage = plot_stage._bank.resolve(b"alpha").lineage
-    assert isinstance(look_up(plot_stage, [GOOD_REQUEST])[0], LookedUp)
+    assert isinstance(look_up(plot_stage, [GOOD_REQUEST])[0], LookupAnswer)
     plot_stage._domains.drop([lineage])
     plot_stage._open_now.clear()
 
@@ -357,7 +357,7 @@ def test_a_domain_and_a_tenant_that_cannot_be_opened_now_are_as_soon_as_they_can
     with limited(resource.RLIMIT_NOFILE, 3):
         refused = answers()
     assert [type(one) for one in refused] == [errors.StoreUnavailableError] * 2
-    assert [type(one) for one in answers()] == [LookedUp, UpperAnswer]
+    assert [type(one) for one in answers()] == [LookupAnswer, EncodeAnswer]
 
 
 def test_a_bank_that_was_replaced_is_open_no_longer_than_it_may_be_asked_for(
@@ -372,14 +372,14 @@ def test_a_bank_that_was_replaced_is_open_no_longer_than_it_may_be_asked_for(
     def ask() -> None:
         # Through queues and threads: none of them may keep the last it had.
         for _ in range(8):
-            looked_up: queue.SimpleQueue[LookedUp | errors.HplmError] = queue.SimpleQueue()
+            looked_up: queue.SimpleQueue[LookupAnswer | errors.HplmError] = queue.SimpleQueue()
             submit(plot_stage, plot_input("t1"), looked_up.put)
             found = looked_up.get(timeout=SOON_S)
-            assert isinstance(found, LookedUp)
-            answered: queue.SimpleQueue[UpperAnswer | errors.HplmError] = queue.SimpleQueue()
-            given = UpperInput(found.hidden, found.tokens, b"t1", version_id=found.version_id)
+            assert isinstance(found, LookupAnswer)
+            answered: queue.SimpleQueue[EncodeAnswer | errors.HplmError] = queue.SimpleQueue()
+            given = EncodeRequest(found.hidden, found.tokens, b"t1", version_id=found.version_id)
             submit(upper_stage, given, answered.put)
-            assert isinstance(answered.get(timeout=SOON_S), UpperAnswer)
+            assert isinstance(answered.get(timeout=SOON_S), EncodeAnswer)
 
     def is_open(bank: str) -> bool:
         return any(store.bank(bank) in one.parents for one in open_files())
@@ -398,11 +398,11 @@ def test_tenants_whose_weights_are_slow_to_read_keep_nobody_waiting(
     stage = started.add(upper_stage_of(tiny.make_repository(tmp_path)))
     may_go_on = held(monkeypatch, "load", "alpha", "gamma", "tagger")
     answers = {name: asked(stage, upper_input(name)) for name in ("alpha", "gamma", "tagger", "beta")}
-    assert isinstance(answers["beta"].result(SOON_S), UpperAnswer)
+    assert isinstance(answers["beta"].result(SOON_S), EncodeAnswer)
     slow_ones = [answer for name, answer in answers.items() if name != "beta"]
     assert not any(answer.done() for answer in slow_ones)
     may_go_on.set()
-    assert all(isinstance(answer.result(SOON_S), UpperAnswer) for answer in slow_ones)
+    assert all(isinstance(answer.result(SOON_S), EncodeAnswer) for answer in slow_ones)
 
 
 def over_a_registry_that_hangs(
@@ -411,7 +411,7 @@ def over_a_registry_that_hangs(
     started: Started,
     then: errors.HplmError | None = None,
     **changed: Any,
-) -> tuple[UpperStage, threading.Event]:
+) -> tuple[EncodeStage, threading.Event]:
     """A started stage that hears of other versions than its own, or `then`, at the event."""
     stage, may_go_on = upper_stage_of(tiny.make_repository(tmp_path), **changed), threading.Event()
 
@@ -430,7 +430,7 @@ def test_a_version_that_a_registry_is_asked_for_which_hangs_keeps_nobody_waiting
     unknown = asked(stage, upper_input("alpha", version_id=999))
     late = asked(stage, upper_input("alpha", 0.4, version_id=999))
     known = asked(stage, upper_input("alpha"))
-    assert isinstance(known.result(SOON_S), UpperAnswer)
+    assert isinstance(known.result(SOON_S), EncodeAnswer)
     assert isinstance(late.result(SOON_S), errors.DeadlineError)
     assert not unknown.done()
     may_go_on.set()
@@ -443,7 +443,7 @@ def test_a_flood_of_names_that_nobody_has_leaves_room_for_tenants(
     stage, may_go_on = over_a_registry_that_hangs(tmp_path, monkeypatch, started, queue_capacity=20)
     flood = [asked(stage, upper_input(f"made-up-{number}", version_id=999)) for number in range(40)]
     assert all(isinstance(one.result(SOON_S), errors.QueueFullError) for one in flood[10:])
-    assert isinstance(asked(stage, upper_input("alpha")).result(SOON_S), UpperAnswer)
+    assert isinstance(asked(stage, upper_input("alpha")).result(SOON_S), EncodeAnswer)
     may_go_on.set()
     assert all(isinstance(one.result(SOON_S), errors.UnknownVersionError) for one in flood[:10])
 
@@ -463,14 +463,14 @@ def test_a_load_that_fails_says_as_much_however_many_wait_for_it(
     assert len(list(traceback.walk_tb(error.__traceback__))) < 20
 
 
-def stage_that_loads(kind: str, tmp_path: Path, **changed: Any) -> PlotStage | UpperStage:
+def stage_that_loads(kind: str, tmp_path: Path, **changed: Any) -> LookupStage | EncodeStage:
     """The stage that reads tenants' cards, or that loads their weights."""
     stage_of = plot_stage_of if kind == "card" else upper_stage_of
     return stage_of(tiny.make_repository(tmp_path), **changed)
 
 
-def input_for(stage: PlotStage | UpperStage, name: str, deadline_s: float | None) -> PlotInput | UpperInput:
-    return plot_input(name, deadline_s) if isinstance(stage, PlotStage) else upper_input(name, deadline_s)
+def input_for(stage: LookupStage | EncodeStage, name: str, deadline_s: float | None) -> LookupRequest | EncodeRequest:
+    return plot_input(name, deadline_s) if isinstance(stage, LookupStage) else upper_input(name, deadline_s)
 
 
 @pytest.mark.parametrize("kind", ["card", "load"])
@@ -496,7 +496,7 @@ def test_who_waits_for_files_that_hang_is_answered_at_the_deadline_or_when_the_c
     assert stage.waiting == 4
     over.set()
     assert isinstance(answers["over"].result(SOON_S), errors.CancelledError)
-    monkeypatch.setattr(stage._worker._held, "_clock", lambda: time.monotonic() + 200)
+    monkeypatch.setattr(stage._batch_loop._held, "_clock", lambda: time.monotonic() + 200)
     assert isinstance(answers["late"].result(SOON_S), errors.DeadlineError)
     # Others may come in its place: what hangs must not hold on to all that were ever refused.
     until(lambda: requests["late"]() is None)
@@ -521,7 +521,7 @@ def test_no_more_wait_for_files_that_hang_than_may_wait_at_all_also_where_all_we
     def ask(name: str, deadline_s: float | None) -> Any:
         return asked(stage, input_for(stage, name, deadline_s)).result(SOON_S)
 
-    places = stage._opening if isinstance(stage, PlotStage) else stage._loads
+    places = stage._opening if isinstance(stage, LookupStage) else stage._loads
     # One that comes too late already takes no place.
     while places._held["alpha"] < 10:
         assert isinstance(ask("alpha", 0.05), errors.DeadlineError)
@@ -536,7 +536,7 @@ def test_a_weight_is_worth_places_in_the_queue_of_the_look_up(tmp_path: Path, st
     stage = plot_stage_of(models)
     # Their cards are known then: what follows is queued at once, and nothing takes it out before `start`.
     look_up(stage, [((b"the red cat",), name) for name in (b"alpha", b"beta")])
-    answers: dict[bytes, list[LookedUp | errors.HplmError]] = {b"alpha": [], b"beta": []}
+    answers: dict[bytes, list[LookupAnswer | errors.HplmError]] = {b"alpha": [], b"beta": []}
     for name, got in answers.items():
         for _ in range(8):
             submit(stage, plot_input(name.decode()), got.append)
@@ -557,9 +557,9 @@ def test_a_tenant_of_another_base_is_refused(tmp_path: Path) -> None:
 def test_a_base_of_short_texts_answers(tmp_path: Path, max_tokens: int) -> None:
     models = tiny.make_repository(tmp_path, shape=tiny.config(max_tokens=max_tokens))
     (looked_up,) = look_up(plot_stage_of(models), [((b"the cat",), b"alpha")])
-    assert isinstance(looked_up, LookedUp)
-    (answer,) = find_labels(upper_stage_of(models), [UpperInput(looked_up.hidden, looked_up.tokens, b"alpha")])
-    assert isinstance(answer, UpperAnswer)
+    assert isinstance(looked_up, LookupAnswer)
+    (answer,) = find_labels(upper_stage_of(models), [EncodeRequest(looked_up.hidden, looked_up.tokens, b"alpha")])
+    assert isinstance(answer, EncodeAnswer)
 
 
 def test_a_missing_base_is_named_at_the_start(tmp_path: Path) -> None:
@@ -616,12 +616,12 @@ def test_a_broken_bank_tells_a_client_nothing_of_where_it_lies(tmp_path: Path) -
     answer, other = look_up(plot_stage_of(models), [GOOD_REQUEST, ((b"the red cat",), b"beta")])
     assert isinstance(answer, errors.CorruptArtifactError)
     assert str(tmp_path) not in answer.wire()
-    assert isinstance(other, LookedUp)
+    assert isinstance(other, LookupAnswer)
 
 
 @pytest.mark.parametrize("error", [Panic, ValueError])
 def test_a_text_that_the_tokenizer_fails_on_fails_alone(
-    plot_stage: PlotStage, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+    plot_stage: LookupStage, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:
     encode = plot_stage._encoder.encode
 
@@ -632,10 +632,10 @@ def test_a_text_that_the_tokenizer_fails_on_fails_alone(
 
     monkeypatch.setattr(plot_stage._encoder, "encode", failing)
     answers = look_up(plot_stage, [GOOD_REQUEST, ((b"poison",), b"alpha"), GOOD_REQUEST])
-    assert [type(one) for one in answers] == [LookedUp, errors.InternalError, LookedUp]
+    assert [type(one) for one in answers] == [LookupAnswer, errors.InternalError, LookupAnswer]
 
 
-def test_a_text_that_the_look_up_fails_on_fails_alone(plot_stage: PlotStage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_that_the_look_up_fails_on_fails_alone(plot_stage: LookupStage, monkeypatch: pytest.MonkeyPatch) -> None:
     encode, vocab_size = plot_stage._encoder.encode, plot_stage._base.config.vocab_size
 
     def beyond(texts: Any) -> Any:
@@ -644,11 +644,11 @@ def test_a_text_that_the_look_up_fails_on_fails_alone(plot_stage: PlotStage, mon
 
     monkeypatch.setattr(plot_stage._encoder, "encode", beyond)
     answers = look_up(plot_stage, [GOOD_REQUEST, ((b"poison",), b"alpha"), GOOD_REQUEST])
-    assert [type(one) for one in answers] == [LookedUp, errors.InternalError, LookedUp]
+    assert [type(one) for one in answers] == [LookupAnswer, errors.InternalError, LookupAnswer]
 
 
 def test_the_log_says_why_texts_fail_together_that_do_not_fail_alone(
-    plot_stage: PlotStage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    plot_stage: LookupStage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     encode = plot_stage._encoder.encode
     lookup = plot_stage._domains.fetch(plot_stage._bank.resolve(b"alpha").lineage).result()
@@ -666,7 +666,7 @@ def test_the_log_says_why_texts_fail_together_that_do_not_fail_alone(
 
     monkeypatch.setattr(plot_stage._encoder, "encode", encode_few)
     monkeypatch.setattr(lookup, "hidden_states", look_up_few)
-    assert all(isinstance(answer, LookedUp) for answer in look_up(plot_stage, [GOOD_REQUEST] * 2))
+    assert all(isinstance(answer, LookupAnswer) for answer in look_up(plot_stage, [GOOD_REQUEST] * 2))
     assert "too many texts" in caplog.text
     assert "too many tokens" in caplog.text
 
@@ -679,7 +679,7 @@ def test_a_tokenizer_with_tokens_that_the_base_does_not_have_is_refused_at_the_s
 
 
 def test_a_domain_whose_look_up_fails_fails_its_own_requests(
-    plot_stage: PlotStage, monkeypatch: pytest.MonkeyPatch
+    plot_stage: LookupStage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lookup = plot_stage._domains.fetch(plot_stage._bank.resolve(b"alpha").lineage).result()
     monkeypatch.setattr(lookup, "hidden_states", lambda *_: 1 / 0)
@@ -701,7 +701,7 @@ def test_windows_are_computed_where_the_settings_say_and_by_default_on_a_gpu_but
     changed: dict[str, Any], device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    settings = PlotSettings(store="store", base="tiny", table="general", **changed)
+    settings = LookupSettings(store="store", base="tiny", table="general", **changed)
     assert device_of(settings) == torch.device(device)
 
 
@@ -714,7 +714,7 @@ def test_a_look_up_that_wants_a_gpu_does_not_start_without_one(tiny_models: Path
 
 
 def test_a_look_up_whose_gpu_is_lost_tries_no_text_again_and_tells_the_worker(
-    plot_stage: PlotStage, monkeypatch: pytest.MonkeyPatch
+    plot_stage: LookupStage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
 
@@ -729,7 +729,7 @@ def test_a_look_up_whose_gpu_is_lost_tries_no_text_again_and_tells_the_worker(
         look_up(plot_stage, [GOOD_REQUEST] * 2)
     assert asked[0] == 2
     assert 1 not in asked
-    assert plot_stage._worker._is_fatal(caught.value)
+    assert plot_stage._batch_loop._is_fatal(caught.value)
 
 
 def test_a_gpu_that_is_lost_while_a_domain_is_opened_ends_the_process_once_who_asked_knows(
@@ -753,13 +753,15 @@ def test_a_gpu_that_is_lost_while_a_domain_is_opened_ends_the_process_once_who_a
     assert ended.wait(SOON_S)
 
 
-def test_a_long_text_counts_as_what_is_looked_up_of_it(plot_stage: PlotStage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_text_counts_as_what_is_looked_up_of_it(
+    plot_stage: LookupStage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     counted: list[int] = []
     monkeypatch.setattr(plot_stage._worker, "submit", lambda job, *, tokens, **_: counted.append(tokens))
     lookup = plot_stage._domains.fetch(plot_stage._bank.resolve(b"alpha").lineage).result()
     most = plot_stage._base.config.max_tokens
     for size in (8, 4 * most, 65_536):
-        given = PlotInput((b"a" * size,), b"alpha", arrived_s=time.monotonic())
+        given = LookupRequest((b"a" * size,), b"alpha", arrived_s=time.monotonic())
         tenant = plot_stage._bank.resolve(b"alpha")
         plot_stage._queue(plot_stage_asked(given, tenant), 1, lookup)
     short, full, long = counted
@@ -769,16 +771,16 @@ def test_a_long_text_counts_as_what_is_looked_up_of_it(plot_stage: PlotStage, mo
 def test_the_look_up_counts_the_tokens_it_looked_up_as_many_as_there_are(tiny_models: Path, started: Started) -> None:
     stage = started.add(plot_stage_of(tiny_models))
     texts = (b"the", b"the red cat sleeps over the river", b"\x01")
-    answers = [asked(stage, PlotInput((text,), b"alpha", arrived_s=time.monotonic())) for text in texts]
+    answers = [asked(stage, LookupRequest((text,), b"alpha", arrived_s=time.monotonic())) for text in texts]
     short, long, _ = (answer.result(SOON_S) for answer in answers)
     assert stage.counts["tokens"] == len(short.hidden) + len(long.hidden)
 
 
-def plot_stage_asked(given: PlotInput, tenant: ServedTenant) -> Job[_Asked, LookedUp]:
+def plot_stage_asked(given: LookupRequest, tenant: ServedTenant) -> Job[_Asked, LookupAnswer]:
     return Job(_Asked(given, tenant, given.texts[0].decode()), lambda _: None, lambda: False)
 
 
-def test_a_domain_that_requests_still_hold_is_opened_once(plot_stage: PlotStage) -> None:
+def test_a_domain_that_requests_still_hold_is_opened_once(plot_stage: LookupStage) -> None:
     lineage = plot_stage._bank.resolve(b"alpha").lineage
     first = plot_stage._domains.fetch(lineage).result()
     plot_stage._domains.drop([lineage])
@@ -803,7 +805,7 @@ def test_a_domain_whose_files_were_damaged_since_is_refused_when_it_is_opened_ag
         stage._open_now.clear()
         return look_up(stage, [GOOD_REQUEST])[0]
 
-    assert isinstance(reopened(), LookedUp)
+    assert isinstance(reopened(), LookupAnswer)
     assert not checked, "nothing changed since the start"
     values = max(stage._store.path(lineage[0]).rglob("values.f16"), key=lambda path: path.stat().st_size)
     with values.open("r+b") as file:

@@ -9,7 +9,7 @@ import torch
 from transformers import BertModel
 
 from hplm.store.layout import Store
-from tests.unit.test_convert import converted, save_model
+from tests.unit.builder.convert.test_convert import converted, save_model
 
 pytestmark = [
     pytest.mark.gpu,

@@ -6,16 +6,16 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hplm_builder.bodies import ConvertedModel, HeadModel, UpperModel, adapter_body
-from hplm_builder.finetune import TrainSettings, fine_tune
-from hplm_builder.labelled import LabelledData
-from hplm_builder.prepared import prepare_all
-from hplm_builder.tenants import plot_features, token_ids
+from hplm_builder.data.labelled import LabelledData
+from hplm_builder.tenants.bodies import ConvertedModel, HeadModel, UpperModel, adapter_body
+from hplm_builder.tenants.finetune import TrainSettings, fine_tune
+from hplm_builder.tenants.prepared import prepare_all
+from hplm_builder.tenants.tenant_build import plot_features, token_ids
 from torch import nn
 
-from hplm.config import REDUCTION_FACTOR
-from hplm.nn.base import Base
-from hplm.nn.lookup import open_lookup
+from hplm.core.settings import REDUCTION_FACTOR
+from hplm.engine.open_domain import open_lookup
+from hplm.models.base import Base
 from hplm.store.layout import Store
 from tests import tiny
 from tests.tasks import colour_data, place_data

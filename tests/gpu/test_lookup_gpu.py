@@ -10,14 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hplm_builder.plots import write_windows
+from hplm_builder.tables.plot_tables import write_windows
 
-from hplm import config
-from hplm.config import PlotSettings
-from hplm.nn import lower as lowers
-from hplm.nn.dtype import CPU
-from hplm.nn.lookup import CUDA_WINDOWS, open_lineage
-from hplm.serving.plot_stage import LookedUp, PlotInput, PlotStage
+from hplm.core.settings import LookupSettings, load_settings
+from hplm.engine import lower_layers as lowers
+from hplm.engine.open_domain import CUDA_WINDOWS, open_lineage
+from hplm.models.device import CPU
+from hplm.serving.lookup_stage import LookupAnswer, LookupRequest, LookupStage
 from tests import tiny
 from tests.batches import look_up
 from tests.submitting import Started, submit
@@ -73,23 +72,25 @@ def test_a_domain_s_own_layers_are_on_the_gpu_beside_the_base_s_with_whom_they_s
 
 def test_a_stage_answers_from_the_gpu_what_it_answers_from_the_cpu(tiny_models: Path) -> None:
     folder = tiny_models / "hbert_plot" / "1"
-    settings = config.load(PlotSettings, folder / "settings.json")
+    settings = load_settings(LookupSettings, folder / "settings.json")
     requests = [((text.encode(),), b"alpha") for text in tiny.sentences(20, seed=11)]
     answers = {}
     for device in ("auto", "cpu"):
-        stage = PlotStage(replace(settings, device=device, dtype="float32"), folder)
+        stage = LookupStage(replace(settings, device=device, dtype="float32"), folder)
         assert stage._device == (GPU if device == "auto" else CPU)
         answers[device] = look_up(stage, requests)
     for got, exact in zip(answers["auto"], answers["cpu"], strict=True):
-        assert isinstance(got, LookedUp)
-        assert isinstance(exact, LookedUp)
+        assert isinstance(got, LookupAnswer)
+        assert isinstance(exact, LookupAnswer)
         np.testing.assert_allclose(got.hidden, exact.hidden, atol=5e-3)
 
 
 def test_a_stage_says_where_it_computes_and_runs_its_own_threads(tiny_models: Path, started: Started) -> None:
     folder = tiny_models / "hbert_plot" / "1"
-    stage = started.add(PlotStage(replace(config.load(PlotSettings, folder / "settings.json"), num_threads=2), folder))
+    stage = started.add(
+        LookupStage(replace(load_settings(LookupSettings, folder / "settings.json"), num_threads=2), folder)
+    )
     assert stage.about.startswith("computed on cuda:0 in ")
     answer: Future[object] = Future()
-    submit(stage, PlotInput((b"zebra crossing",), b"alpha", arrived_s=time.monotonic()), answer.set_result)
-    assert isinstance(answer.result(60), LookedUp)
+    submit(stage, LookupRequest((b"zebra crossing",), b"alpha", arrived_s=time.monotonic()), answer.set_result)
+    assert isinstance(answer.result(60), LookupAnswer)

@@ -12,17 +12,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hplm.nn import reference
-from hplm.nn.adapters import Fill
-from hplm.nn.attend import attend_at_once, ends_of
-from hplm.nn.base import Base
-from hplm.nn.dtype import choose_device
-from hplm.nn.layouts import Batching
-from hplm.nn.scripted import scripted
-from hplm.nn.upper import UpperRequest
+from hplm.engine import reference
+from hplm.engine.adapter_slots import Fill
+from hplm.engine.encode import EngineRequest
+from hplm.engine.kernels.attention import attend_at_once, ends_of
+from hplm.engine.kernels.scripted import scripted
+from hplm.engine.layouts import Batching
+from hplm.models.base import Base
+from hplm.models.device import choose_device
 from hplm.store.layout import Store
 from tests import tiny
-from tests.unit.test_upper import requests_of, wanted
+from tests.unit.hplm.engine.test_encode import requests_of, wanted
 
 pytestmark = [
     pytest.mark.gpu,
@@ -60,7 +60,7 @@ def test_heads_that_attend_in_one_call_and_all_batching_modes_answer_as_the_refe
     engine = tiny.engine_of(base, reduced_size=4, device=GPU, dtype=dtype, batching=batching, row_tokens=40)
     rng = np.random.default_rng(0)
     requests = [
-        UpperRequest(members[n % len(members)], rng.normal(size=(n, shape.hidden_size)).astype(np.float16))
+        EngineRequest(members[n % len(members)], rng.normal(size=(n, shape.hidden_size)).astype(np.float16))
         for n in range(1, 41)
     ]
     assert engine._layers.attends_at_once == (not relative_buckets)
@@ -101,7 +101,7 @@ def test_batches_equal_the_reference_while_a_thread_fills_slots_ahead(tmp_path: 
         for _ in range(200):
             # More tenants than slots: the engine cuts the batch.
             pairs = [(rng.integers(count), rng.integers(len(texts))) for _ in range(rng.integers(1, 2 * num_slots))]
-            logits = engine.run([UpperRequest(fleet[member], texts[text]) for member, text in pairs])
+            logits = engine.run([EngineRequest(fleet[member], texts[text]) for member, text in pairs])
             for (member, text), got in zip(pairs, logits, strict=True):
                 np.testing.assert_allclose(got[0], exact[member, text], atol=5e-3)
     finally:

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from hplm.adapters.tenant import Tenant
-from hplm.config import BaseConfig
-from hplm.decode import Logits
+from hplm.core.settings import BaseConfig
+from hplm.engine.encode import EncodeEngine, EngineRequest, count_read, head_logits
 from hplm.errors import ConfigError
-from hplm.nn.upper import UpperEngine, UpperRequest, count_read, head_logits
+from hplm.tasks.decode import Logits
 from hplm_loadtest.peers.files import file_of, model_files
 from hplm_loadtest.peers.plain import FlatModel, PeerRequest
 from hplm_loadtest.peers.settings import PeerSettings, System
@@ -83,7 +83,7 @@ class AdapterBody(Body):
         self._layers = config.upper_layers
         # A copy: what it was read into holds the whole model.
         self._embeddings = nn.Embedding.from_pretrained(flat.model.word_embeddings.weight.clone())
-        self._engine = UpperEngine(
+        self._engine = EncodeEngine(
             config,
             flat.model.body,
             num_slots=settings.num_slots,
@@ -103,7 +103,7 @@ class AdapterBody(Body):
             # As large as what hBERT's look-up hands on.
             embedded = self._embeddings(ids).half().numpy()
         parts = np.split(embedded, np.cumsum([len(request.ids) for request in requests])[:-1])
-        texts = [UpperRequest(r.tenant, part) for r, part in zip(requests, parts, strict=True)]
+        texts = [EngineRequest(r.tenant, part) for r, part in zip(requests, parts, strict=True)]
         return self._engine.run(texts)
 
 

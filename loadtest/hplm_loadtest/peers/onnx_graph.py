@@ -12,7 +12,7 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper
 
-from hplm.config import BaseConfig
+from hplm.core.settings import BaseConfig
 from hplm_loadtest.peers.plain import PlainModel
 
 MICROSOFT = "com.microsoft"

@@ -16,16 +16,16 @@ import torch
 from torch import Tensor, nn
 
 from hplm.adapters.tenant import Tenant
-from hplm.config import BaseConfig
-from hplm.decode import Logits
+from hplm.core.settings import BaseConfig
+from hplm.engine.encode import count_read, head_logits, places_of
+from hplm.engine.kernels.adapt import UNCHANGED
+from hplm.engine.kernels.onednn import can_pack
+from hplm.engine.kernels.run_layers import RunLayers
+from hplm.engine.kernels.scripted import scripted
 from hplm.errors import ConfigError, CorruptArtifactError
-from hplm.nn.adapt import UNCHANGED
-from hplm.nn.dtype import CPU
-from hplm.nn.encoder import UpperEncoder, equal_runs, layer_weights
-from hplm.nn.onednn import can_pack
-from hplm.nn.run_layers import RunLayers
-from hplm.nn.scripted import scripted
-from hplm.nn.upper import count_read, head_logits, places_of
+from hplm.models.device import CPU
+from hplm.models.layers import UpperLayers, equal_runs, layer_weights
+from hplm.tasks.decode import Logits
 
 # Direct reads want blocks of the disk, vector loads want cache lines: a page is both.
 ALIGNMENT = 4096
@@ -57,7 +57,7 @@ class PlainModel(nn.Module):
     def __init__(self, config: BaseConfig) -> None:
         super().__init__()
         self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.body = UpperEncoder(config)
+        self.body = UpperLayers(config)
 
     def forward(self, ids: Tensor, lengths: Sequence[int]) -> Tensor:
         """Packed `ids` `[N]` -> hidden states `[N, H]`."""

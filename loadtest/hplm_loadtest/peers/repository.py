@@ -6,9 +6,9 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from hplm import wire
-from hplm.triton.instances import with_instances
-from hplm.triton.server import TritonServer, free_ports
+from hplm.core import wire
+from hplm.triton.launcher.instances import with_instances
+from hplm.triton.launcher.server import TritonServer, free_ports
 from hplm_loadtest.peers.settings import PeerSettings
 
 BACKENDS = Path(__file__).parent / "backends"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from hplm.config import at_least
+from hplm.core.settings import at_least
 
 System = Literal["dedicated", "shared", "adapter", "onnxruntime"]
 

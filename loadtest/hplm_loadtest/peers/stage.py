@@ -15,17 +15,17 @@ import numpy.typing as npt
 from hplm.adapters.bank import TenantBank
 from hplm.adapters.host_cache import HostCache
 from hplm.adapters.tenant import Tenant
-from hplm.decode import Logits, answer_of
+from hplm.core.text import EncodedText, check_not_empty, decode_utf8, tokenise_in_one_thread
+from hplm.core.wire import LabelledSpan
 from hplm.errors import ArtifactError, HplmError, InternalError
-from hplm.nn import base as bases
-from hplm.nn.dtype import choose_device, choose_dtype, use_threads
-from hplm.nn.memory import stop_searching_what_stays
-from hplm.serving.threads import SWITCH_INTERVAL_S
-from hplm.store.catalog import Catalog
+from hplm.models import base as bases
+from hplm.models.device import choose_device, choose_dtype, use_threads
+from hplm.registry.catalog import Catalog
+from hplm.registry.records import ServedTenant
+from hplm.runtime.memory import stop_searching_what_stays
+from hplm.runtime.thread_priority import SWITCH_INTERVAL_S
 from hplm.store.layout import Store
-from hplm.store.records import ServedTenant
-from hplm.text import EncodedText, check_not_empty, decode_utf8, tokenise_in_one_thread
-from hplm.wire import LabelledSpan
+from hplm.tasks.decode import Logits, answer_of
 from hplm_loadtest.peers.bodies import BODIES
 from hplm_loadtest.peers.plain import PeerRequest, whole
 from hplm_loadtest.peers.settings import PeerSettings

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from hplm.serving.threads import be_nice
+from hplm.runtime.thread_priority import be_nice
 
 Item = TypeVar("Item")
 

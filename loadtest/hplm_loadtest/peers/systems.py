@@ -12,22 +12,22 @@ from typing import Any, Literal
 import torch
 from rich.progress import Progress
 
-from hplm.config import UpperSettings, load
+from hplm.core.settings import EncodeSettings, load_settings
+from hplm.engine.adapter_slots import USUAL_SLOTS
 from hplm.errors import ConfigError, MissingArtifactError
-from hplm.nn.adapters import USUAL_SLOTS
-from hplm.nn.base import Base
-from hplm.nn.dtype import choose_device, choose_dtype, count_cores
-from hplm.triton.instances import with_instances
-from hplm.triton.server import TritonServer, free_ports
-from hplm_loadtest.models import read, served_names
-from hplm_loadtest.page_cache import into_page_cache
+from hplm.models.base import Base
+from hplm.models.device import choose_device, choose_dtype, count_cores
+from hplm.triton.launcher.instances import with_instances
+from hplm.triton.launcher.server import TritonServer, free_ports
+from hplm_loadtest.benchmarks.models import read, served_names
+from hplm_loadtest.benchmarks.page_cache import into_page_cache
 from hplm_loadtest.peers import onnx_graph, plain
 from hplm_loadtest.peers.plain import file_bytes, whole
 from hplm_loadtest.peers.repository import serve_peer, write_repository
 from hplm_loadtest.peers.settings import PeerSettings
 from hplm_loadtest.peers.settings import System as Peer
 from hplm_loadtest.peers.weights import write_models
-from hplm_loadtest.texts import texts
+from hplm_loadtest.workloads.texts import texts
 
 Shape = Literal["minilm", "bert-base"]
 SystemName = Literal["hbert", "dedicated", "dedicated-disk", "shared", "adapter", "onnxruntime"]
@@ -54,18 +54,18 @@ class Fleet:
         return self.folder / "models"
 
     @property
-    def upper(self) -> UpperSettings:
+    def upper(self) -> EncodeSettings:
         """Of its upper stage. Raises ConfigError."""
-        return load(UpperSettings, self.models / "hbert_upper" / "1" / "settings.json")
+        return load_settings(EncodeSettings, self.models / "hbert_upper" / "1" / "settings.json")
 
 
-def slots_of(upper: UpperSettings) -> int:
+def slots_of(upper: EncodeSettings) -> int:
     """How many `Systems` serves with: of a GPU's memory no more than peers have, unless that is asked for."""
     return upper.num_slots or USUAL_SLOTS
 
 
 def open_fleet(folder: Path, shape: Shape, tenants: int, kind: str = "pool") -> Fleet:
-    """With texts of a `kind` of `hplm_loadtest.texts`.
+    """With texts of a `kind` of `hplm_loadtest.workloads.texts`.
 
     Raises MissingArtifactError with the command that builds it where it is not there or has too few tenants.
     """

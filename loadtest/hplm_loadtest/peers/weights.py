@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from rich.progress import Progress
 
-from hplm.config import BaseConfig
+from hplm.core.settings import BaseConfig
 from hplm.errors import ConfigError
 from hplm_loadtest.peers import onnx_graph
 from hplm_loadtest.peers.files import model_files

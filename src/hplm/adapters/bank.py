@@ -11,11 +11,11 @@ from pathlib import Path
 from hplm.adapters import tenant as tenants
 from hplm.adapters.bank_file import BankFile, signature
 from hplm.adapters.tenant import Tenant, TenantCard
+from hplm.core.names import check_name
 from hplm.errors import CorruptArtifactError, MissingArtifactError, unusable
-from hplm.names import check_name
-from hplm.store.catalog import Catalog
+from hplm.registry.catalog import Catalog
+from hplm.registry.records import ServedTenant
 from hplm.store.layout import Store
-from hplm.store.records import ServedTenant
 
 
 class TenantBank:

@@ -23,8 +23,8 @@ import xxhash
 from hplm.adapters.buffers import Buffers
 from hplm.adapters.packed import PackedAdapter, packed_width, to_bfloat16
 from hplm.adapters.tenant import Head, Tenant, TenantCard, card_meta, parse_card
+from hplm.core.names import check_name
 from hplm.errors import ConfigError, CorruptArtifactError, WrongBaseError
-from hplm.names import check_name
 from hplm.store import artifact
 
 KIND = "bank"

@@ -10,9 +10,9 @@ from concurrent.futures import Future, wait
 from functools import partial
 from typing import Generic, TypeVar
 
-from hplm.complaints import complain
-from hplm.daemons import Daemons
 from hplm.errors import HplmError, QueueFullError, StoppingError
+from hplm.runtime.daemon_threads import DaemonThreads
+from hplm.runtime.rate_limited_log import log_rate_limited
 
 # What is slow to load holds one of them, and the others go on.
 LOAD_THREADS = 8
@@ -47,7 +47,7 @@ class HostCache(Generic[Key, Value]):
         self._loading: dict[Key, Future[Value]] = {}
         self._running: set[Key] = set()  # of those that load; the others wait for a thread
         self._unwanted: set[Key] = set()  # dropped while they were loading
-        self._threads = Daemons(num_threads, "hplm-load")
+        self._threads = DaemonThreads(num_threads, "hplm-load")
         # As of a stage that failed to start.
         weakref.finalize(self, self._threads.close)
         self._is_closed = False
@@ -109,7 +109,7 @@ class HostCache(Generic[Key, Value]):
     def _unstarted(self, error: RuntimeError) -> HplmError:
         if self._is_closed:
             return StoppingError("the server is shutting down")
-        complain(f"a load could not be started: {error}")
+        log_rate_limited(f"a load could not be started: {error}")
         return QueueFullError("the server cannot start to load what this request needs now; try again later")
 
     def _give_up(self, keys: Sequence[Key], error: HplmError) -> None:

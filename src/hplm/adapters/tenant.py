@@ -14,9 +14,9 @@ from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as packed_arrays
 
 from hplm.adapters.packed import Adapter, Float32, PackedAdapter, Place, all_finite, pack, unpack
+from hplm.core.wire import REGRESSION_LABEL
 from hplm.errors import CorruptArtifactError, WrongBaseError, unusable
 from hplm.store import artifact
-from hplm.wire import REGRESSION_LABEL
 
 KIND = "tenant"
 Task = Literal["classification", "tagging", "regression"]
@@ -29,7 +29,7 @@ MOST_WORDS = 9
 class Head:
     """A linear layer over a token or the pooled text: `weight` `[n * labels, H]`, `bias` `[n * labels]`.
 
-    n is the card's `word_window`: a tagging's outputs for so many words, see `hplm.decode.word_logits`.
+    n is the card's `word_window`: a tagging's outputs for so many words, see `hplm.tasks.decode.word_logits`.
 
     `transitions` `[1 + labels, labels]` of a tagging: how much the first word's tag, and each tag after each, is preferred
     (a linear-chain CRF); None for other tasks, and for taggings from before it was trained.

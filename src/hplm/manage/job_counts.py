@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from contextlib import closing, suppress
 
 from hplm.errors import RegistryError
-from hplm.manage.lapses import WATCH_S, Lapses
+from hplm.manage.lease_expiry import WATCH_S, LeaseExpiry
+from hplm.registry.registry import Registry
 from hplm.store.layout import Store
-from hplm.store.registry import Registry
 
 STATES = ("queued", "running", "lost", "done", "failed", "cancelled")
 EVERY_S = 5.0
@@ -36,7 +36,7 @@ class JobCounts:
         self._stopped.set()
 
     def _loop(self) -> None:
-        lapses = Lapses(self._watch_s)
+        lapses = LeaseExpiry(self._watch_s)
         while True:
             # Opened each time: SQLite has one view of a file for a whole process, and a connection that was opened while the
             # disk could only be read would keep the manager from writing after.

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hplm.adapters.tenant import Task
-from hplm.config import parse
+from hplm.core.names import check_name_of
+from hplm.core.settings import parse_settings
 from hplm.errors import BadManageRequestError, ConfigError
-from hplm.manage.parts import DataFiles, PretrainSettings, Source, TuneSettings, between, check_id
-from hplm.names import check_name_of
-from hplm.store.records import JobState
+from hplm.manage.request_parts import DataFiles, PretrainSettings, Source, TuneSettings, between, check_id
+from hplm.registry.records import JobState
 
 MOST_LISTED = 1000
 MOST_INTEGER = 1 << 62
@@ -184,7 +184,7 @@ def parse_request(raw: bytes, actions: Mapping[str, type[ManageRequest]]) -> tup
     if not isinstance(action, str) or action not in actions:
         raise BadManageRequestError(f"`action` must be one of {', '.join(actions)}")
     try:
-        return action, parse(actions[action], values, action)
+        return action, parse_settings(actions[action], values, action)
     except ConfigError as error:
         raise BadManageRequestError(str(error)) from None
 

@@ -9,8 +9,8 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, ClassVar
 
-from hplm.config import ManagerSettings
-from hplm.crash import crash_point
+from hplm.core.settings import ManagerSettings
+from hplm.core.wire import CORPUS_ENDINGS, DATA_ENDINGS, UPLOAD_ENDINGS
 from hplm.errors import (
     AlreadyThereError,
     BadManageRequestError,
@@ -25,16 +25,16 @@ from hplm.errors import (
     from_stored,
 )
 from hplm.manage import requests, views
-from hplm.manage.inputs import locate, pinned
-from hplm.manage.parts import Source, given
+from hplm.manage.file_survey import survey
+from hplm.manage.job_inputs import locate, pinned
+from hplm.manage.request_parts import Source, given
 from hplm.manage.requests import parse_request
-from hplm.manage.survey import survey
 from hplm.manage.uploads import Uploads
+from hplm.registry.records import PLAN, UNFINISHED, Job
+from hplm.registry.registry import Registry
+from hplm.registry.uploads import dropped_with
+from hplm.runtime.crash_points import crash_point
 from hplm.store.layout import Store
-from hplm.store.records import PLAN, UNFINISHED, Job
-from hplm.store.registry import Registry
-from hplm.store.registry_uploads import dropped_with
-from hplm.wire import CORPUS_ENDINGS, DATA_ENDINGS, UPLOAD_ENDINGS
 
 Answer = dict[str, Any]
 # A dry run is a short job; who asks for one mostly gets its result at once.

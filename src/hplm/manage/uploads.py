@@ -13,15 +13,15 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from hplm.config import ManagerSettings
-from hplm.crash import crash_point
+from hplm.core.settings import ManagerSettings
 from hplm.errors import QueueFullError, StoreUnavailableError, UnknownUploadError, UploadError
+from hplm.housekeeping.garbage_collection import drop_expired, remove
 from hplm.manage.requests import StartUpload, UploadChunk
+from hplm.registry.records import Upload
+from hplm.registry.registry import Registry
+from hplm.runtime.crash_points import crash_point
 from hplm.store.artifact import sha256, sync
-from hplm.store.caretaker import drop_expired, remove
 from hplm.store.layout import Store
-from hplm.store.records import Upload
-from hplm.store.registry import Registry
 
 # Files that wait: three of each of MOST_QUEUED jobs, and more. Each is a folder and a row.
 MOST_UPLOADS = 40_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hplm.store.records import PLAN, DomainRecord, DomainVersion, Job, TenantRecord, TenantVersion, Upload
+from hplm.registry.records import PLAN, DomainRecord, DomainVersion, Job, TenantRecord, TenantVersion, Upload
 
 _JOB_KEYS = ("kind", "state", "step", "progress", "eta_s", "error", "result", "attempts", "cancel_requested")
 

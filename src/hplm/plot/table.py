@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hplm.config import BaseConfig
+from hplm.core.settings import BaseConfig
 from hplm.errors import CorruptArtifactError, WrongBaseError, unusable
 from hplm.plot import keys as key_codec
 from hplm.plot.arena import Arena, Vectors

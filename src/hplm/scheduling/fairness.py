@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 
 from hplm.scheduling.policy import Batch, Budget, Filler, Policy, Waiting, check, tokens_of
-from hplm.scheduling.served import Served
+from hplm.scheduling.service_history import Served
 
 # How often the policy is asked over all that wait before it is asked for each tenant.
 TRIES = 4

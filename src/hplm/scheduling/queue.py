@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from hplm.scheduling.backlog import Backlog, by_tenant, steps
 from hplm.scheduling.cost import CostModel
+from hplm.scheduling.downstream_admission import Backlog, by_tenant, steps
 from hplm.scheduling.fairness import fair_select
 from hplm.scheduling.policies import Fcfs
 from hplm.scheduling.policy import Batch, Budget, Policy, Waiting, tokens_of
-from hplm.scheduling.served import Served
-from hplm.scheduling.turns import Turns
+from hplm.scheduling.service_history import Served
+from hplm.scheduling.weighted_fair import WeightedFair
 
 # A batch takes at most this share of the time that requests are given, so that who comes while one runs can go with the next.
 _SHARE_OF_TIME = 0.5
@@ -100,7 +100,7 @@ class RequestQueue:
         self._of_tenant: dict[str, dict[int, Waiting]] = {}
         self._tokens_of: dict[str, int] = {}
         # Of all tenants, by requests and by tokens, when so many requests waited.
-        self._turns: tuple[Turns, Turns] | None = None
+        self._turns: tuple[WeightedFair, WeightedFair] | None = None
         self._turns_of = 0
         # What each had left when it came, which of a second stage is less than it was given.
         self._given_s: dict[int, float] = {}
@@ -306,10 +306,10 @@ class RequestQueue:
         budget = self._in_time
         return max(tokens / budget.tokens, requests / budget.max_requests, len(self._of_tenant) / budget.max_tenants)
 
-    def _taking_turns(self) -> tuple[Turns, Turns]:
+    def _taking_turns(self) -> tuple[WeightedFair, WeightedFair]:
         if self._turns is None or len(self._waiting) > _TURNS_UP_TO * self._turns_of:
             requests = {tenant: len(own) for tenant, own in self._of_tenant.items()}
-            self._turns = Turns(requests, self._weights), Turns(self._tokens_of, self._weights)
+            self._turns = WeightedFair(requests, self._weights), WeightedFair(self._tokens_of, self._weights)
             self._turns_of = len(self._waiting)
         return self._turns
 

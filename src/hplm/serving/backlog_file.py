@@ -10,10 +10,10 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from hplm import config
+from hplm.core.settings import parse_settings
 from hplm.errors import ConfigError
-from hplm.process import SHARED_MEMORY, at_once, backlogs_of
-from hplm.scheduling.backlog import Backlog, combine
+from hplm.runtime.process import SHARED_MEMORY, at_once, backlogs_of
+from hplm.scheduling.downstream_admission import Backlog, combine
 
 # As a stub starts: the server that it belongs to.
 SERVER = os.getppid()
@@ -79,7 +79,7 @@ class BacklogFile:
                 about = os.fstat(file.fileno())
                 if about.st_uid != os.geteuid() or not stat.S_ISREG(about.st_mode):
                     raise PermissionError("another user wrote it, or it is no file")
-                return config.parse(Backlog, json.load(file), str(path))
+                return parse_settings(Backlog, json.load(file), str(path))
         except FileNotFoundError:
             # Its stage has just ended.
             return None

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
-from hplm.complaints import complain
 from hplm.errors import BadManageRequestError, CancelledError, HplmError, InternalError, QueueFullError, StoppingError
-from hplm.serving.answers import is_gone
+from hplm.runtime.rate_limited_log import log_rate_limited
 from hplm.serving.counts import Counts
+from hplm.serving.replies import is_gone
 
 Handle = Callable[[bytes], dict[str, Any]]
 Reply = Callable[[bytes | HplmError], None]
@@ -134,7 +134,7 @@ class ManageStage:
         try:
             reply(answer)
         except Exception as error:
-            complain("manager: an answer could not be sent", error)
+            log_rate_limited("manager: an answer could not be sent", error)
             self._counts.add("failed_answers")
 
 
@@ -147,5 +147,5 @@ def answered(handle: Handle, raw: bytes) -> bytes | HplmError:
         return error
     except BaseException as error:
         # Also what is no Exception, as a panic in Rust: its thread would answer nobody any more.
-        complain(f"a manage request failed ({type(error).__name__})", error)
+        log_rate_limited(f"a manage request failed ({type(error).__name__})", error)
         return InternalError("the server failed on this manage request; its log says why")

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from hplm import wire
-from hplm.complaints import complain
+from hplm.core import wire
 from hplm.errors import BadManageRequestError, HplmError, InternalError, QueueFullError, StoppingError
 from hplm.manage.requests import OfJob, parse_request
+from hplm.runtime.rate_limited_log import log_rate_limited
 from hplm.serving.counts import Counts
 from hplm.serving.manage_stage import Handle
 
@@ -144,7 +144,7 @@ class WatchStage:
         except HplmError as error:
             return error, True
         except Exception as error:
-            complain(f"job {job} could not be looked up", error)
+            log_rate_limited(f"job {job} could not be looked up", error)
             return InternalError("the server failed to look this job up; its log says why"), True
 
     def _tell(self, watcher: Watcher, event: bytes | HplmError, is_last: bool, now_s: float) -> bool:
@@ -171,5 +171,5 @@ class WatchStage:
         try:
             watcher.reply(answer, is_last=is_last)
         except Exception as error:
-            complain("a watcher could not be told", error)
+            log_rate_limited("a watcher could not be told", error)
             self._counts.add("failed_answers")

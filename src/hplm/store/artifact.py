@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hplm.crash import crash_point
 from hplm.errors import CorruptArtifactError, MissingArtifactError
+from hplm.runtime.crash_points import crash_point
 
 FORMAT = 1
 MANIFEST = "manifest.json"

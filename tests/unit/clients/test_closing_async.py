@@ -11,7 +11,7 @@ from hplm_client import AsyncClient
 
 from hplm.errors import UnreachableError
 from tests.unit.clients.answering import answering
-from tests.unit.clients.frozen import frozen_grpc
+from tests.unit.clients.transport.frozen import frozen_grpc
 
 
 @pytest.fixture(params=["http", "grpc"])

@@ -13,7 +13,7 @@ import tritonclient.grpc
 import tritonclient.http
 from hplm_client import LabelledSpan, Prediction
 from hplm_client.answers import tensors_of
-from hplm_client.asked import Asked, texts_asked
+from hplm_client.cli.predict_input import Asked, texts_asked
 
 from hplm.errors import BadInputError, TextEncodingError
 

@@ -11,7 +11,7 @@ from typing import Any
 import gevent
 import pytest
 from hplm_client import Client, Prediction
-from hplm_client.courier import Courier
+from hplm_client.transport.http_worker_thread import Courier
 from tritonclient.utils import InferenceServerException
 
 from hplm.errors import BadInputError, ConfigError, HplmError, TextEncodingError, UnreachableError

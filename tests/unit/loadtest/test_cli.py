@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hplm.triton.server import free_ports
+from hplm.triton.launcher.server import free_ports
 
 
 def hplm(*arguments: str) -> subprocess.CompletedProcess[str]:

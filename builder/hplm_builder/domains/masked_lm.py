@@ -1,0 +1,243 @@
+"""Masked language modelling through windows: further pretraining of a base's lower layers, upper layers frozen (HMI 5.1).
+
+The bases carry no head for it: one is tied to the word embeddings and warmed up first, with everything else frozen.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hplm.core.settings import at_least
+from hplm.errors import ConfigError
+from hplm.models.device import choose_dtype, computing_in
+from hplm.models.layers import UpperLayers, WindowEncoder
+from hplm.reporting.progress import Report
+from hplm_builder.convert.checkpoint import Checkpoint
+from hplm_builder.convert.learning_rate import triangle
+from hplm_builder.convert.training import Ids, PackedText, batches, merged_texts
+from hplm_builder.domains.masking import Masked, Vocabulary, mask_tokens
+
+CHECKPOINT_STEPS = 20
+HELD_OUT_ROUNDS = 4
+HEAD_LEARNING_RATE, HEAD_PLACES = 2e-3, 64
+RISE_SHARE = 0.06
+WARM_UP, PRETRAIN = "warm up the head", "further pretrain"
+# Steps of their own, so that nobody is told of training that has ended for as long as this takes.
+MEASURE_BEFORE, MEASURE_AFTER = "measure before", "measure after"
+
+
+# `loss` and `accuracy`; None of a text too short to mask a token in.
+Losses = dict[str, float | None]
+
+
+@dataclass(frozen=True)
+class MaskedLmSettings:
+    """How to train: `warmup_tokens` for the head alone, then `total_tokens` for the lower layers and the head.
+
+    The upper layers stay, and know the lower ones as they were: at ten times this `learning_rate` a domain's vectors move
+    by more than they vary, and a tenant over it lost seven points (docs/decisions.md).
+    """
+
+    total_tokens: int = 2_000_000
+    warmup_tokens: int = 400_000
+    learning_rate: float = 5e-5
+    batch_tokens: int = 2048
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        at_least(self, 1, "total_tokens", "warmup_tokens", "batch_tokens")
+        at_least(self, 0, "seed")
+        if not 0 < self.learning_rate <= 1:
+            raise ConfigError(f"learning_rate must be above 0 and at most 1, got {self.learning_rate:g}")
+
+    @property
+    def warmup_steps(self) -> int:
+        return max(1, self.warmup_tokens // self.batch_tokens)
+
+    @property
+    def steps(self) -> int:
+        """Of the head and then of the lower layers."""
+        return self.warmup_steps + max(1, self.total_tokens // self.batch_tokens)
+
+
+class MaskedLmHead(nn.Module):
+    """Names tokens: dense, gelu, LayerNorm, then the word embeddings and a bias."""
+
+    words: Tensor
+
+    def __init__(self, words: Tensor, counts: Ids, eps: float, seed: int) -> None:
+        """`words` `[vocabulary, H]` stay as they are. `counts` `[vocabulary]`: as often as this the head says each at first."""
+        super().__init__()
+        self.dense = nn.Linear(words.shape[1], words.shape[1])
+        self.norm = nn.LayerNorm(words.shape[1], eps=eps)
+        self.bias = nn.Parameter(torch.from_numpy(np.log((counts + 1) / (counts + 1).sum())).float())
+        self.register_buffer("words", words, persistent=False)
+        nn.init.normal_(self.dense.weight, std=0.02, generator=torch.Generator().manual_seed(seed))
+        nn.init.zeros_(self.dense.bias)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """`[M, H]` -> `[M, vocabulary]`."""
+        return F.linear(self.norm(F.gelu(self.dense(hidden))), self.words, self.bias)
+
+
+class MaskedLm(nn.Module):
+    """A base with a head tied to its word embeddings.
+
+    Of the base only the lower layers train, and of those not the word embeddings: a domain needs no copy of its own of
+    them, and words that its corpus lacks keep their meaning.
+    """
+
+    def __init__(self, lower: WindowEncoder, upper: UpperLayers, counts: Ids, seed: int) -> None:
+        """`counts` `[vocabulary]`: how often each token is in the corpus."""
+        super().__init__()
+        self.lower, self.upper = lower, upper.requires_grad_(False)
+        words = lower.word_embeddings.requires_grad_(False).weight
+        self.head = MaskedLmHead(words.detach(), counts, lower.config.layer_norm_eps, seed)
+
+    def lower_parameters(self) -> list[nn.Parameter]:
+        return [p for p in self.lower.parameters() if p is not self.lower.word_embeddings.weight]
+
+    def forward(self, masked: Masked, lengths: list[int]) -> Tensor:
+        """Last hidden states of the places to predict `[M, H]`. A masked token is masked in every window that has it."""
+        places = torch.from_numpy(masked.places).to(self.head.bias.device)
+        hidden: Tensor = self.upper(merged_texts(self.lower, masked.ids, lengths), lengths)[places]
+        return hidden
+
+    def trained(self) -> dict[str, Tensor]:
+        """What training may change."""
+        return {
+            name: value
+            for name, value in self.state_dict().items()
+            if not name.startswith("upper.") and name != "lower.word_embeddings.weight"
+        }
+
+
+def held_out_loss(
+    model: MaskedLm, held: PackedText, known: Vocabulary, batch_tokens: int, report: Callable[[float], None]
+) -> Losses:
+    """Mean cross-entropy (`loss`) and `accuracy` over several maskings of the text, the same at every call.
+
+    `report` is told at each of many batches how much is done, and may raise what ends the work.
+    """
+    device = model.head.bias.device
+    loss, right, count = 0.0, 0, 0
+    source = batches(held, batch_tokens, np.random.default_rng(0))
+    total = HELD_OUT_ROUNDS * math.ceil(held.num_tokens / batch_tokens)
+    for number in range(total):
+        report(number / total)
+        ids, lengths = next(source)
+        masked = mask_tokens(ids, known, np.random.default_rng([0, number]))
+        targets = torch.from_numpy(masked.targets).to(device)
+        with torch.inference_mode(), computing_in(choose_dtype("auto", device), device):
+            logits = model.head(model(masked, lengths)).float()
+        loss += float(F.cross_entropy(logits, targets, reduction="sum"))
+        right += int((logits.argmax(1) == targets).sum())
+        count += len(targets)
+    return {"loss": loss / count, "accuracy": right / count} if count else {"loss": None, "accuracy": None}
+
+
+def learning_rates(step: int, settings: MaskedLmSettings) -> tuple[float, float]:
+    """Of the head and of the lower layers at a step: each phase rises shortly, then falls to zero."""
+    first = settings.warmup_steps
+    if step < first:
+        return HEAD_LEARNING_RATE * triangle(step, first, RISE_SHARE), 0.0
+    rate = settings.learning_rate * triangle(step - first, settings.steps - first, RISE_SHARE)
+    return rate, rate
+
+
+def train(
+    model: MaskedLm,
+    text: PackedText,
+    held: PackedText,
+    known: Vocabulary,
+    settings: MaskedLmSettings,
+    report: Report,
+    checkpoint: Checkpoint | None = None,
+) -> dict[str, Losses]:
+    """Train in place; returns the held-out loss with the head warmed up (`before`) and at the end (`after`).
+
+    Goes on from `checkpoint` and leaves it as of the end: whoever keeps the result removes it.
+    """
+    optimizer = make_optimizer(model)
+    saved = checkpoint.load(model.head.bias.device) if checkpoint else None
+    first, losses = 0, {}
+    if checkpoint and saved is None and checkpoint.path.is_file():
+        logging.getLogger(__name__).warning(
+            "%s is of another corpus, parent or settings, or damaged: this run begins anew and replaces it",
+            checkpoint.path,
+        )
+    if saved:
+        first, losses = saved["step"], saved["losses"]
+        model.load_state_dict(saved["model"], strict=False)
+        optimizer.load_state_dict(saved["optimizer"])
+    source = batches(text, settings.batch_tokens, np.random.default_rng(settings.seed))
+    for _ in range(first):
+        next(source)
+
+    def measured(step: str) -> Losses:
+        return held_out_loss(model, held, known, settings.batch_tokens, lambda done: report(step, done))
+
+    for step in range(first, settings.steps):
+        if step == settings.warmup_steps:
+            losses["before"] = measured(MEASURE_BEFORE)
+        report(*progress_at(step, settings))
+        for group, rate in zip(optimizer.param_groups, learning_rates(step, settings), strict=True):
+            group["lr"] = rate
+        ids, lengths = next(source)
+        masked = mask_tokens(ids, known, np.random.default_rng([settings.seed, step]))
+        if len(masked.places):
+            (warmup_step if step < settings.warmup_steps else train_step)(model, optimizer, masked, lengths)
+        if checkpoint and ((step + 1) % CHECKPOINT_STEPS == 0 or step + 1 == settings.steps):
+            state = {"model": model.trained(), "optimizer": optimizer.state_dict()}
+            checkpoint.save({**state, "step": step + 1, "losses": losses})
+    return {**losses, "after": measured(MEASURE_AFTER)}
+
+
+def make_optimizer(model: MaskedLm) -> torch.optim.Optimizer:
+    """AdamW over the head and the lower layers, a group each."""
+    groups: list[dict[str, Any]] = [{"params": [*model.head.parameters()]}, {"params": model.lower_parameters()}]
+    return torch.optim.AdamW(groups, betas=(0.9, 0.98), eps=1e-6)
+
+
+def warmup_step(model: MaskedLm, optimizer: torch.optim.Optimizer, masked: Masked, lengths: list[int]) -> None:
+    """Steps of the head alone. The hidden states cost most and are the same for each: few places a step, many steps."""
+    device = model.head.bias.device
+    with torch.no_grad(), computing_in(choose_dtype("auto", device), device):
+        hidden = model(masked, lengths)
+    targets = torch.from_numpy(masked.targets).to(device)
+    for part, wanted in zip(hidden.split(HEAD_PLACES), targets.split(HEAD_PLACES), strict=True):
+        _learn(model, optimizer, part, wanted)
+
+
+def train_step(model: MaskedLm, optimizer: torch.optim.Optimizer, masked: Masked, lengths: list[int]) -> None:
+    """One step of lower layers and head."""
+    device = model.head.bias.device
+    with computing_in(choose_dtype("auto", device), device):
+        hidden = model(masked, lengths)
+    _learn(model, optimizer, hidden, torch.from_numpy(masked.targets).to(device))
+
+
+def _learn(model: MaskedLm, optimizer: torch.optim.Optimizer, hidden: Tensor, targets: Tensor) -> None:
+    with computing_in(choose_dtype("auto", hidden.device), hidden.device):
+        logits = model.head(hidden)
+    optimizer.zero_grad(set_to_none=True)
+    F.cross_entropy(logits.float(), targets).backward()
+    nn.utils.clip_grad_norm_([p for p in model.parameters() if p.grad is not None], 1.0)
+    optimizer.step()
+
+
+def progress_at(step: int, settings: MaskedLmSettings) -> tuple[str, float]:
+    """What `train` is doing at a step of training, and how much of that is done."""
+    first = settings.warmup_steps
+    if step < first:
+        return WARM_UP, step / first
+    return PRETRAIN, (step - first) / (settings.steps - first)

@@ -1,0 +1,93 @@
+"""How much an evaluation may spend: examples, epochs and learning rates, the same for every method."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from hplm.errors import ConfigError
+from hplm_builder.tenants.finetune import TrainSettings
+
+# What grids are stretches of: times a variant's own learning rate.
+LADDER = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """`most_*`: examples of a part, None for all of them.
+
+    `factors` times a variant's own rate are the learning rates that are searched; while the best on dev is at an end of them,
+    one more beyond that end, at most `widened` times: the same rule for all. Epochs are searched by keeping one by dev.
+    With `search_every_seed` each seed has a search of its own, else the first seed's rate is taken for the others too.
+    """
+
+    name: str
+    most_train: int | None
+    most_dev: int | None
+    most_test: int | None
+    epochs: int
+    patience: int
+    factors: tuple[float, ...]
+    search_every_seed: bool
+    widened: int = 2
+    batch_examples: int = 16
+
+    def __post_init__(self) -> None:
+        for key in ("most_train", "most_dev", "most_test"):
+            most = getattr(self, key)
+            if most is not None and most < 2:
+                raise ConfigError(f"{key} must be at least 2, got {most}")
+
+    def rates(self, centre: float, best_of: Callable[[Sequence[float]], float | None]) -> tuple[float, ...]:
+        """The grid of a variant whose own learning rate is `centre`, as far as it is known.
+
+        `best_of` says which of some rates is the best on dev, None while that is not known.
+        """
+        first, last = LADDER.index(self.factors[0]), LADDER.index(self.factors[-1])
+
+        def grid() -> tuple[float, ...]:
+            return tuple(float(f"{centre * factor:.2g}") for factor in LADDER[first : last + 1])
+
+        for _ in range(self.widened):
+            best = best_of(grid())
+            if best == grid()[0]:
+                first -= 1
+            elif best == grid()[-1]:
+                last += 1
+            else:
+                break
+        return grid()
+
+    def train_settings(self, seed: int, rate: float, pooling: str) -> TrainSettings:
+        """How to train a run. Raises ConfigError."""
+        return TrainSettings(
+            epochs=self.epochs,
+            learning_rates=(rate,),
+            batch_examples=self.batch_examples,
+            pooling=pooling,
+            seed=seed,
+            patience=self.patience,
+        )
+
+
+# `cpu` keeps six tasks, five methods and three seeds within three hours on two cores: measured, see docs/quality.md.
+# `full` trains as long as the paper does (HMI 7.1: 15 epochs); its grid spans two decades, as the paper's.
+BUDGETS: Mapping[str, Budget] = {
+    "cpu": Budget("cpu", 900, 400, None, 10, 5, (0.3, 1.0, 3.0), search_every_seed=False),
+    "full": Budget("full", None, None, None, 15, 5, (0.1, 0.3, 1.0, 3.0, 10.0), search_every_seed=True),
+    "quick": Budget("quick", 48, 24, 24, 1, 1, (0.3, 1.0), search_every_seed=False, widened=0),
+}
+
+
+def budget_of(
+    name: str, examples: int | None = None, epochs: int | None = None, search_every_seed: bool | None = None
+) -> Budget:
+    """A budget by name, with another number of train examples, epochs or searches where given. Raises ConfigError."""
+    if name not in BUDGETS:
+        raise ConfigError(f"--budget is one of {', '.join(BUDGETS)}, got {name!r}")
+    budget = BUDGETS[name]
+    if examples is not None:
+        budget = replace(budget, most_train=examples)
+    if search_every_seed is not None:
+        budget = replace(budget, search_every_seed=search_every_seed)
+    return budget if epochs is None else replace(budget, epochs=epochs)

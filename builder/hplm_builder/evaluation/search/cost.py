@@ -1,0 +1,127 @@
+"""What an evaluation will take, from a few measured steps of each variant."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from hplm.reporting.progress import Report, silent
+from hplm_builder.data.cautions import leaks
+from hplm_builder.evaluation.search.results import Results
+from hplm_builder.evaluation.search.study import Board, Study
+from hplm_builder.evaluation.search.tasks import EvalTask
+from hplm_builder.evaluation.search.variants import Variant, plot_body
+from hplm_builder.tenants.finetune import Scale, TaskHead, Trainer
+from hplm_builder.tenants.judging import predict
+from hplm_builder.tenants.prepared import count_tokens, mean_tokens, packed_batches, prepare, sample_of
+
+MEASURED_EXAMPLES = 32
+
+
+@dataclass(frozen=True)
+class TokenCost:
+    """Seconds a token: to take its features, to train on it, to predict it."""
+
+    feature_s: float
+    train_s: float
+    predict_s: float
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """`run_s`: of a training of each variant on each task. `left_s`: of all that is not finished, features included."""
+
+    run_s: Mapping[tuple[str, str], float]
+    left_s: float
+
+    def show(self, study: Study, console: Console) -> None:
+        """Print it."""
+        names = [variant.name for variant in study.variants]
+        table = Table(
+            "task",
+            "train / dev / test",
+            *map(escape, names),
+            title=f"Minutes for {study.runs_each} runs each, as estimated",
+        )
+        for task in study.tasks:
+            data = task.within(study.budget, study.seeds[0])
+            sizes = " / ".join(f"{len(part):,}" for part in (data.train, data.dev, data.test))
+            minutes = (f"{study.runs_each * self.run_s[task.name, name] / 60:.1f}" for name in names)
+            table.add_row(escape(task.name), sizes, *minutes)
+        console.print(table)
+        for task in study.tasks:
+            for words in leaks(task.within(study.budget, study.seeds[0])):
+                console.print(f"{task.name}: {words}", style="yellow", markup=False, soft_wrap=True)
+        threads = torch.get_num_threads()
+        console.print(
+            f"about {self.left_s / 60:,.0f} minutes are left for one process with {threads} thread{'s' * (threads > 1)}; "
+            "several with one --resume folder and --threads 1 share them, a core each",
+            highlight=False,
+        )
+
+
+def estimate(study: Study, results: Results, report: Report) -> Estimate:
+    """From a few steps of every variant on every task, measured. Early stopping takes less."""
+    board, budget = Board(study, results), study.budget
+    run_s: dict[tuple[str, str], float] = {}
+    left_s = 0.0
+    costs: dict[tuple[str, str], TokenCost] = {}
+    for number, task in enumerate(study.tasks):
+        sources: set[str] = set()
+        for variant in study.variants:
+            report("estimate the time", (number + len(sources) / len(study.variants)) / len(study.tasks))
+            measured, encoder = variant.costs_as or variant, variant.base.load_text_encoder()
+            data = study.data(task, variant, study.seeds[0])
+            if (task.name, measured.name) not in costs:
+                costs[task.name, measured.name] = measure(study, task, measured)
+            cost = costs[task.name, measured.name]
+            train, dev, test = (len(part) * mean_tokens(part, encoder) for part in data.labelled.values())
+            more = len(data.unlabelled) * mean_tokens(data.unlabelled, encoder) if data.unlabelled else 0.0
+            one_s = (
+                budget.epochs * ((train + more) * cost.train_s + dev * cost.predict_s) + (dev + test) * cost.predict_s
+            )
+            one_s += variant.more_tests * test * cost.predict_s
+            run_s[task.name, variant.name] = one_s
+            if unfinished := board.total(task, variant) - board.finished(task, variant):
+                left_s += unfinished * one_s + variant.more_tests * test * cost.feature_s
+                if variant.source.name not in sources:
+                    left_s += (test + len(study.seeds) * (train + dev)) * cost.feature_s
+                    sources.add(variant.source.name)
+                if variant.taught:
+                    teacher = measure(study, task, replace(variant, body=plot_body(variant.base)))
+                    teacher_s = budget.epochs * (train * teacher.train_s + dev * teacher.predict_s)
+                    left_s += len(study.seeds) * (teacher_s + more * (teacher.predict_s + cost.feature_s))
+    report("estimate the time", 1.0)
+    return Estimate(run_s, left_s)
+
+
+def measure(study: Study, task: EvalTask, variant: Variant) -> TokenCost:
+    """What a token costs on this machine now."""
+    data, encoder, featurise = task.data, variant.base.load_text_encoder(), variant.source.open(task, silent)
+    settings = study.train_settings(study.seeds[0], variant.rate)
+    some = sample_of(data.train, MEASURED_EXAMPLES)
+    prepare(some[:2], data, encoder, featurise)  # the first pays for what the others find warm
+    start_s = time.perf_counter()
+    sample = prepare(some[2:] or some, data, encoder, featurise)
+    feature_s = (time.perf_counter() - start_s) / count_tokens(sample)
+    body = variant.body(task)().to(study.device)
+    head = TaskHead(variant.base.config.hidden_size, data).to(study.device)
+    scale = Scale.of(data.task, sample)
+    trainer = Trainer(data.task, settings, variant.rate, body, head, scale)
+    batch, *_ = packed_batches(sample, settings.batch_examples, np.random.default_rng(0))
+    seconds = []
+    for _ in range(2):
+        start_s = time.perf_counter()
+        trainer.step(batch, variant.rate)
+        middle_s = time.perf_counter()
+        predict(body, scale.to_served(head), data, batch, study.pooling, device=study.device)
+        seconds.append((middle_s - start_s, time.perf_counter() - middle_s))
+    train_s, predict_s = (min(column) / count_tokens(batch) for column in zip(*seconds, strict=True))
+    return TokenCost(feature_s, train_s, predict_s)

@@ -1,0 +1,103 @@
+"""Trained models judged with tables of several sizes, and with both ways of a miss."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from hplm.adapters.tenant import Head
+from hplm.engine.open_domain import COMPUTED, OpenDomain
+from hplm_builder.data.labelled import LabelledData
+from hplm_builder.evaluation.search.tasks import EvalTask
+from hplm_builder.tables.pruned_tables import OWN_TABLE, VersionTree
+from hplm_builder.tenants.finetune import Trained
+from hplm_builder.tenants.judging import predict, scores_of
+from hplm_builder.tenants.prepared import Prepared, chunks, prepare
+from hplm_builder.tenants.tenant_build import plot_features
+
+MISSES = ("compute", "backoff")
+SHORTER = ("bigram", "unigram")
+
+
+@dataclass(frozen=True)
+class TableUse:
+    """A task's test part looked up with one table. `own_hit_rate`: windows that it had; `hit_rate`: it or those above it."""
+
+    percent: float
+    miss: str
+    hit_rate: float
+    own_hit_rate: float
+    examples: list[Prepared]
+
+
+class TableJudge:
+    """Of a tree's own table at each of `percents`. Features lie in `folder`, as files: of long tests they are gigabytes."""
+
+    def __init__(self, tree: VersionTree, percents: Sequence[float], folder: Path, pooling: str, device: torch.device):
+        self._tree = tree
+        self._percents = percents
+        self._folder = folder
+        self._pooling = pooling
+        self.device = device
+        self._uses: dict[str, list[TableUse]] = {}
+
+    def of_trained(self, task: EvalTask, data: LabelledData, trained: Trained) -> dict[str, Any]:
+        """As `Variant.more`: the rows of `judge` under `tables`."""
+        return {"tables": self.judge(task, data, trained.body, trained.head, self._pooling)}
+
+    def judge(
+        self, task: EvalTask, data: LabelledData, body: nn.Module, head: Head, pooling: str
+    ) -> list[dict[str, Any]]:
+        """Of each size and way: `percent`, `miss`, `hit_rate`, `own_hit_rate` and `test`, the task's metric."""
+        if task.name not in self._uses:
+            self._uses = {task.name: self._look_up(task, data)}
+        rows = []
+        for use in self._uses[task.name]:
+            answers = predict(body, head, data, use.examples, pooling, device=self.device)
+            rows.append(
+                {
+                    "percent": use.percent,
+                    "miss": use.miss,
+                    "hit_rate": use.hit_rate,
+                    "own_hit_rate": use.own_hit_rate,
+                    "test": scores_of(data, use.examples, answers)[task.metric],
+                }
+            )
+        return rows
+
+    def _look_up(self, task: EvalTask, data: LabelledData) -> list[TableUse]:
+        encoder = self._tree.base.load_text_encoder()
+        texts = [one.ids for chunk in chunks(data.test) for one in encoder.encode([example.asked for example in chunk])]
+        uses = []
+        for percent in self._percents:
+            for miss in MISSES:
+                # A new one: the search may come back to a task whose looked up texts were let go.
+                folder = Path(tempfile.mkdtemp(prefix=f"{task.name}-{percent:g}-{miss}-", dir=self._folder))
+                lookup = self._tree.open(folder, percent, miss, texts)
+                examples = prepare(data.test, data, encoder, plot_features(lookup))
+                rates = hit_rates(lookup)
+                uses.append(TableUse(percent, miss, *rates, _on_disk(examples, folder / "features.npy")))
+        return uses
+
+
+def hit_rates(lookup: OpenDomain) -> tuple[float, float]:
+    """Shares of the windows looked up so far that some table of whole n-grams had, and that the tree's own had."""
+    levels = lookup.windows_by_level
+    total = sum(levels.values())
+    hits = total - sum(levels[name] for name in (*SHORTER, *COMPUTED))
+    return hits / total, levels[OWN_TABLE] / total
+
+
+def _on_disk(examples: list[Prepared], path: Path) -> list[Prepared]:
+    """The same examples with their features mapped from a file."""
+    np.save(path, torch.cat([one.features for one in examples]).numpy())
+    mapped = torch.from_numpy(np.load(path, mmap_mode="c"))
+    parts = mapped.split([len(one.tokens) for one in examples])
+    return [replace(one, features=part) for one, part in zip(examples, parts, strict=True)]

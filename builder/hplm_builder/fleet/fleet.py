@@ -1,0 +1,246 @@
+"""Thousands of made-up tenants over a real base, and whole repositories of them to measure on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from rich.progress import Progress
+from torch import nn
+
+from hplm.adapters import bank_file
+from hplm.adapters.packed import PackedAdapter, packed_width
+from hplm.adapters.tenant import Head, Pooling, Tenant, TenantCard
+from hplm.core.settings import REDUCTION_FACTOR, BaseConfig, EncodeSettings, LookupSettings
+from hplm.core.text import TextEncoder
+from hplm.engine.open_domain import open_lookup
+from hplm.errors import ArtifactError, ConfigError, CorruptArtifactError
+from hplm.models import base as bases
+from hplm.models.base import Base
+from hplm.models.device import CPU, choose_dtype
+from hplm.models.layers import UpperLayers, WindowEncoder
+from hplm.registry.registry import Registry
+from hplm.reporting.progress import bar_report
+from hplm.reporting.samples import unseen_paragraphs
+from hplm.store.layout import Store
+from hplm_builder.convert.base import ensure_base, minilm_folder, tokenizer_of
+from hplm_builder.export.model_folders import export
+from hplm_builder.export.register import banks_of, fresh_bank, name_root, publish_bank, served
+from hplm_builder.fleet.bootstrap import DATA, TaskFleet, tune_fleet
+from hplm_builder.tables.plot_tables import count_grams, has_plot, write_windows
+from hplm_builder.tenants.bodies import ADAPTER_AT
+
+Shape = Literal["minilm", "bert-base"]
+BERT_BASE = "bert-base"
+BANK = "fleet"
+PLOT = "pool"
+TEXTS = "texts.txt"
+ABOUT = "fleet.json"
+MOST_LABELS = 20
+# The pool: so many sentences, of about 20 tokens each.
+POOL_TEXTS, POOL_SHORTEST, POOL_LONGEST = 400, 8, 30
+# Large enough that swapping two tenants shows in every logit, small enough that activations stay where they were.
+ADAPTER_STD = 0.08
+HEAD_STD = 0.1
+
+
+def draw_texts(encoder: TextEncoder, seed: int) -> list[str]:
+    """What the benchmarks send: distinct sentences of WikiText that no table was counted on, in a seeded order."""
+    sentences = sorted({s.strip() for p in unseen_paragraphs() for s in p.split(" . ")})
+    order = np.random.default_rng(seed).permutation(len(sentences))
+    candidates = [sentences[i] for i in order[: 8 * POOL_TEXTS]]
+    lengths = [len(one.ids) for one in encoder.encode(candidates)]
+    fitting = [t for t, n in zip(candidates, lengths, strict=True) if POOL_SHORTEST <= n <= POOL_LONGEST]
+    return fitting[:POOL_TEXTS]
+
+
+def make_fleet(
+    store: Store,
+    base: Base,
+    name: str,
+    count: int,
+    seed: int,
+    progress: Progress,
+    *,
+    pooling: Pooling = "mean",
+    reduction_factor: int = REDUCTION_FACTOR,
+) -> int:
+    """Publish a bank of `count` tenants `tenant-00000` ..., seeded: random adapters of a bottleneck of the hidden size over
+    `reduction_factor`, 2 to 20 labels, heads that read what `pooling` says. No two are equal.
+    """
+    if count < 1:
+        raise ConfigError(f"a fleet needs at least one tenant, got {count}")
+    members = _perturbed(base, count, np.random.default_rng(seed), pooling, reduction_factor)
+    told = progress.track(members, total=count, description=f"{name}: tenants")
+    return bank_file.write(store.bank(name), base.fingerprint, told)
+
+
+def _perturbed(
+    base: Base, count: int, rng: np.random.Generator, pooling: Pooling, reduction_factor: int
+) -> Iterator[Tenant]:
+    config = base.config
+    hidden = config.hidden_size
+    reduced = config.reduced_size(reduction_factor)
+    layers, width = config.upper_layers, packed_width(hidden, reduced)
+    # One stream of noise, read from another place for each tenant: drawing it anew would take minutes.
+    noise = torch.from_numpy(rng.standard_normal(layers * width + 8 * count, dtype=np.float32) * ADAPTER_STD)
+    starts = rng.choice(8 * count, count, replace=False)
+    for number, start in enumerate(starts):
+        weights = noise[start : start + layers * width].view(layers, width)
+        labels = tuple(f"label-{i:02d}" for i in range(rng.integers(2, MOST_LABELS + 1)))
+        name = f"tenant-{number:05d}"
+        card = TenantCard(name, "classification", labels, base.fingerprint, pooling, adapter_at=ADAPTER_AT)
+        head = Head(
+            rng.standard_normal((len(card.labels), hidden), dtype=np.float32) * np.float32(HEAD_STD),
+            rng.standard_normal(len(card.labels), dtype=np.float32) * np.float32(HEAD_STD),
+        )
+        bits = weights.to(torch.bfloat16).view(torch.uint16).numpy()
+        yield Tenant(card, PackedAdapter(bits, hidden, reduced), head)
+
+
+def make_bert_base(store: Store, seed: int) -> Base:
+    """A base of BERT-base's shape, MiniLM's tokenizer and seeded weights, scaled as BERT starts: to measure, not to ask."""
+    # Cut in the middle.
+    config = BaseConfig(
+        name=BERT_BASE,
+        vocab_size=30_522,
+        hidden_size=768,
+        num_heads=12,
+        intermediate_size=3072,
+        window_layers=6,
+        upper_layers=6,
+        max_tokens=256,
+    )
+    torch.manual_seed(seed)
+    lower, upper = WindowEncoder(config), UpperLayers(config)
+    for half in (lower, upper):
+        for module in half.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=0.02)
+    tokenizer = tokenizer_of(minilm_folder()).read_bytes()
+    about = {"original": "none: seeded weights", "seed": seed}
+    bases.save(store.base(BERT_BASE), config, lower.state_dict(), upper.state_dict(), tokenizer, about)
+    return bases.load(store.base(BERT_BASE))
+
+
+def make_pool_plot(store: Store, base: Base, texts: Sequence[str], progress: Progress) -> None:
+    """Publish a PLOT that has every n-gram of `texts`, and nothing shorter: what else comes is computed."""
+    lower = base.load_lower()
+    grams = count_grams(texts, base, progress).grams
+    bar = progress.add_task("compute root windows", total=len(grams))
+    for level, rows in (("bigram", grams[:0, :2]), ("unigram", grams[:0, :1]), ("root", grams)):
+        write_windows(
+            store.table(PLOT, level),
+            level,
+            rows,
+            lower,
+            base.fingerprint,
+            {"corpus": {"texts": len(texts)}},
+            choose_dtype("auto", CPU),
+            lambda count: progress.update(bar, advance=count),
+        )
+
+
+def make_bench_repository(
+    folder: Path,
+    shape: Shape,
+    tenants: int,
+    seed: int,
+    progress: Progress,
+    tuned: TaskFleet | None,
+    pooling: Pooling,
+    reduction_factor: int,
+) -> Path:
+    """Build what `folder` lacks of `store/`, `texts.txt` and `models/`; what is there and sound is kept. Returns `models`.
+
+    `texts.txt` holds the pool, a sentence a line. `tuned` are tenants to fine-tune, as its settings say, instead of made-up
+    ones, whose heads read what `pooling` says and whose adapters are as wide as `reduction_factor` has them. Raises
+    ConfigError where the folder is of another shape, seed, pooling, width or fleet, also one of other data.
+    """
+    if tuned and shape == BERT_BASE:
+        raise ConfigError("bert-base has seeded weights, which learn no task: tune tenants of shape minilm")
+    if tuned:
+        reduction_factor = tuned.settings.reduction_factor
+    about: dict[str, Any] = {"shape": shape, "seed": seed}
+    if tuned:
+        about |= tuned.about
+    else:  # folders from before they were choices do not say
+        about |= {"pooling": pooling} if pooling != "mean" else {}
+        about |= {"reduction_factor": reduction_factor} if reduction_factor != REDUCTION_FACTOR else {}
+    check_same(folder, about)
+    store = Store(folder / "store")
+    steps = progress.add_task(f"{shape}: base, tables, {tenants:,} tenants, models", total=4)
+    base = _bench_base(store, shape, seed)
+    progress.update(steps, advance=1)
+    texts = draw_texts(base.load_text_encoder(), seed)
+    listed = "\n".join(texts) + "\n"
+    path = folder / TEXTS
+    if not has_plot(store, base, PLOT) or not path.is_file() or path.read_text() != listed:
+        path.unlink(missing_ok=True)
+        make_pool_plot(store, base, texts, progress)
+        path.write_text(listed)
+    progress.update(steps, advance=1)
+    name_root(store, base, PLOT)
+    if (bank := _whole_fleet(store, base, tenants)) is None:
+        bank = fresh_bank(store, BANK)
+        if tuned:
+            tune_fleet(store, base, open_lookup(store, base, PLOT), bank, tuned, bar_report(progress, BANK))
+        else:
+            make_fleet(store, base, bank, tenants, seed, progress, pooling=pooling, reduction_factor=reduction_factor)
+    if not any(one.path == store.relative(store.bank(bank)) for one in served(store)):
+        publish_bank(store, base, PLOT, bank)
+    progress.update(steps, advance=1)
+    models = folder / "models"
+    plot = LookupSettings(store="", base=base.config.name, table=PLOT)
+    export(store, models, plot, EncodeSettings(store="", base=base.config.name, reduction_factor=reduction_factor))
+    progress.update(steps, advance=1)
+    return models
+
+
+def check_same(folder: Path, wanted: dict[str, Any]) -> None:
+    """That a folder holds no other fleet than that; a new one is marked as its. Raises ConfigError, CorruptArtifactError."""
+    path = folder / ABOUT
+    if path.is_file():
+        tasks = [{key: value for key, value in task.items() if key != DATA} for task in wanted.get("tasks", ())]
+        # Fleets from before do not say which data they learned from.
+        before = {**wanted, "tasks": tasks} if tasks else wanted
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise CorruptArtifactError(
+                f"{path} is damaged ({error}), so which fleet {folder} holds cannot be told: "
+                "remove the folder to build it anew, or choose another folder"
+            ) from None
+        if found not in (wanted, before):
+            raise ConfigError(f"{folder} holds a fleet of {found}, {wanted} was asked for: choose another folder")
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{ABOUT}")
+    partial.write_text(json.dumps(wanted) + "\n")
+    partial.rename(path)
+
+
+def _bench_base(store: Store, shape: Shape, seed: int) -> Base:
+    if shape == "minilm":
+        return ensure_base(store)
+    try:
+        return bases.load(store.base(BERT_BASE))
+    except ArtifactError:
+        return make_bert_base(store, seed)
+
+
+def _whole_fleet(store: Store, base: Base, tenants: int) -> str | None:
+    """A bank of so many that is served, or that was built and never published; not one that another has replaced."""
+    with closing(Registry.open_read_only(store)) as registry:
+        known = registry.snapshot().paths
+    paths = {one.path for one in served(store)}
+    for folder, names in banks_of(store, base).items():
+        path = store.relative(folder)
+        if len(names) == tenants and (path in paths or path not in known):
+            return folder.name
+    return None

@@ -1,0 +1,211 @@
+"""Building PLOT tables: count the n-grams of a corpus, keep the most frequent, compute their windows (HMI 3.2.1, 5.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from rich.progress import Progress
+from tokenizers import Tokenizer
+
+from hplm.core.names import check_name_of
+from hplm.core.settings import BaseConfig
+from hplm.engine.open_domain import compute_windows
+from hplm.errors import ArtifactError, ConfigError, DataError
+from hplm.models import base as bases
+from hplm.models import base_folder
+from hplm.models.base import Base
+from hplm.models.device import CPU, choose_dtype
+from hplm.models.layers import WindowEncoder
+from hplm.plot import table as tables
+from hplm.plot.keys import fits, pack, unpack
+from hplm.plot.windows import Ids, centre, windows
+from hplm.store import artifact
+from hplm.store.layout import Store, levels
+from hplm_builder.data.portions import tokenised
+
+CHUNK = 4096
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Distinct n-grams `[D, n]`, most frequent first, and how often each occurs `[D]`."""
+
+    grams: Ids
+    counts: npt.NDArray[np.int64]
+
+    def top(self, percent: float) -> Ids:
+        """The most frequent `percent` of the distinct n-grams."""
+        return self.grams[: max(1, round(len(self.grams) * percent / 100))]
+
+    def share_of(self, grams: Ids, vocab_size: int) -> float:
+        """Which part of all occurrences the n-grams `[any, n]` are."""
+        known = np.isin(pack(self.grams, vocab_size), pack(grams, vocab_size))
+        return int(self.counts[known].sum()) / int(self.counts.sum())
+
+    def bigrams(self, vocab_size: int) -> Ids:
+        """The distinct bigrams of centre and right neighbour, which the back-off looks up; most frequent first."""
+        start = centre(self.grams.shape[1]) - centre(2)
+        grams, counts = _unique(self.grams[:, start : start + 2], self.counts, vocab_size)
+        return grams[np.argsort(-counts, kind="stable")]
+
+
+def count_grams(documents: Sequence[str], base: Base, progress: Progress) -> Counted:
+    """All windows of the corpus, with how often they occur; ties in the order of the ids."""
+    tokenizer = Tokenizer.from_file(str(base.tokenizer_path))
+    told = progress.track(documents, description="count n-grams")
+    parts = tokenised(told, tokenizer, base.config.max_tokens)
+    return count_packed(((ids, lengths.tolist()) for ids, lengths in parts), base.config)
+
+
+def count_packed(texts: Iterable[tuple[Ids, Sequence[int]]], config: BaseConfig) -> Counted:
+    """`count_grams` of texts that are token ids already: packed `ids` `[N]` and `lengths` that sum to N, part by part."""
+    parts = (windows(ids, lengths, config.window, config.pad_id)[0] for ids, lengths in texts)
+    if fits(config.window, config.vocab_size):
+        # A key an occurrence, sorted in place: a corpus of 64 M tokens has tens of millions of distinct n-grams.
+        keys = np.concatenate([pack(part, config.vocab_size) for part in parts])
+        keys.sort()
+        first = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))
+        counts, distinct = np.diff(first, append=len(keys)), keys[first]
+        del keys
+        order = np.argsort(-counts, kind="stable")
+        return Counted(unpack(distinct[order], config.window, config.vocab_size), counts[order])
+    counted = [np.unique(part, axis=0, return_counts=True) for part in parts]
+    every, found = (np.concatenate(both) for both in zip(*counted, strict=True))
+    grams, counts = _unique(every, found, config.vocab_size)
+    order = np.argsort(-counts, kind="stable")
+    return Counted(grams[order], counts[order])
+
+
+def _unique(grams: Ids, counts: npt.NDArray[np.int64], vocab_size: int) -> tuple[Ids, npt.NDArray[np.int64]]:
+    """Distinct n-grams in the order of their ids, counts added up."""
+    if fits(grams.shape[1], vocab_size):
+        _, first, inverse = np.unique(pack(grams, vocab_size), return_index=True, return_inverse=True)
+    else:
+        _, first, inverse = np.unique(grams, axis=0, return_index=True, return_inverse=True)
+    return grams[first], np.bincount(inverse.ravel(), weights=counts).astype(np.int64)
+
+
+def check_top(percent: float) -> None:
+    """Raises ConfigError for what is no share of n-grams to keep."""
+    if not 0 < percent <= 100:
+        raise ConfigError(f"--top is a share in percent, above 0 and at most 100; got {percent:g}")
+
+
+def build_plot(
+    store: Store,
+    base_name: str,
+    plot_name: str,
+    documents: Sequence[str],
+    percent: float,
+    progress: Progress,
+    dtype: str = "auto",
+) -> dict[str, Any]:
+    """Publish root, bigram and unigram tables of a base; returns how large they became.
+
+    The root keeps the top `percent` of the distinct n-grams; as many bigrams are kept, and every unigram. Tables of that
+    name are replaced. Raises DataError where they are another base's, whose tenants stand on them.
+    """
+    check_name_of("--plot", plot_name)
+    check_top(percent)
+    if not documents:
+        raise DataError("the corpus holds no text")
+    base = bases.load(store.base(base_name))
+    _check_own(store, base, plot_name)
+    lower = base.load_lower()
+    counted = count_grams(documents, base, progress)
+    kept = counted.top(percent)
+    seen = int(counted.counts[: len(kept)].sum())
+    report: dict[str, Any] = {
+        "tokens": int(counted.counts.sum()),
+        "distinct": len(counted.grams),
+        "top_percent": percent,
+        "corpus_hit_rate": seen / int(counted.counts.sum()),
+    }
+    unigrams = np.arange(base.config.vocab_size, dtype=np.int64)[:, None]
+    grams_of = {"unigram": unigrams, "root": kept}
+    if base.config.window > 2:
+        grams_of["bigram"] = counted.bigrams(base.config.vocab_size)[: len(kept)]
+    for level, grams in grams_of.items():
+        bar = progress.add_task(f"compute {level} windows", total=len(grams))
+        report[f"{level}_rows"] = write_windows(
+            store.table(plot_name, level),
+            level,
+            grams,
+            lower,
+            base.fingerprint,
+            {"corpus": report},
+            choose_dtype(dtype, CPU),
+            partial(progress.advance, bar),
+        )
+    return report
+
+
+def has_plot(store: Store, base: Base, plot_name: str) -> bool:
+    """Whether all tables of a PLOT are there, sound and of this base."""
+    try:
+        for level in levels(base.config.window):
+            tables.load(store.table(plot_name, level), fingerprint=base.fingerprint)
+    except ArtifactError:
+        return False
+    return True
+
+
+def _check_own(store: Store, base: Base, plot_name: str) -> None:
+    over = None
+    with suppress(ArtifactError):
+        over = artifact.read(store.table(plot_name, "root"), "plot-table").meta.get("base")
+    if over in (None, base.fingerprint):
+        return
+    for other in base.folder.parent.iterdir():
+        with suppress(ArtifactError):
+            if artifact.read(other, base_folder.KIND).fingerprint == over:
+                raise DataError(f"the tables {plot_name!r} are of base {other.name!r}: choose another name with --plot")
+
+
+def write_windows(
+    folder: Path,
+    name: str,
+    grams: Ids,
+    lower: WindowEncoder,
+    fingerprint: str,
+    meta: dict[str, Any],
+    dtype: torch.dtype,
+    advance: Callable[[int], None],
+) -> int:
+    """Publish the table of n-grams `[D, size]`, most frequent first, computed by `lower`; returns its rows.
+
+    `advance(count)` is told after every chunk how many were computed; what it raises leaves no table behind.
+    """
+    config = lower.config
+    grams = tables.sort_grams(grams, config.vocab_size)
+    size = grams.shape[1]
+    start = centre(config.window) - centre(size)
+
+    def chunks() -> Iterator[tables.Values]:
+        for first in range(0, len(grams), CHUNK):
+            part = grams[first : first + CHUNK]
+            whole = np.full((len(part), config.window), config.pad_id, dtype=np.int64)
+            whole[:, start : start + size] = part
+            values = compute_windows(lower, whole, dtype)
+            yield values[:, start : start + size]
+            advance(len(part))
+
+    tables.write(
+        folder,
+        name,
+        grams,
+        chunks(),
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        fingerprint=fingerprint,
+        meta=meta,
+    )
+    return len(grams)

@@ -1,0 +1,142 @@
+"""What fine-tuning trains below a head: adapters in frozen upper layers, and the comparisons of the evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hplm.adapters.packed import Adapter, Place
+from hplm.models.device import CPU, choose_dtype, in_dtype
+from hplm.models.layers import OriginalEncoder, UpperLayers, WindowEncoder
+from hplm_builder.convert.training import merged_texts
+
+Half = Literal["lower", "higher"]
+# Where new tenants' adapters stand: docs/decisions.md has what that gives over HMI's place.
+ADAPTER_AT: Place = "input"
+
+
+class AdapterModel(nn.Module):
+    """Frozen upper layers with one trainable adapter each, `at` a place in the layer, new or going on from `start`."""
+
+    def __init__(
+        self, upper: UpperLayers, reduction_factor: int, start: Adapter | None = None, at: Place = ADAPTER_AT
+    ) -> None:
+        super().__init__()
+        self.at = at
+        config = upper.config
+        layers, hidden = config.upper_layers, config.hidden_size
+        reduced = config.reduced_size(reduction_factor) if start is None else start.down.shape[1]
+        self._upper = [upper.requires_grad_(False)]  # in a list: not a parameter of this module
+        # Small random down, zero up: training starts from the identity.
+        self.down = nn.Parameter(torch.randn(layers, reduced, hidden) * hidden**-0.5)
+        self.down_bias = nn.Parameter(torch.zeros(layers, reduced))
+        self.up = nn.Parameter(torch.zeros(layers, hidden, reduced))
+        self.up_bias = nn.Parameter(torch.zeros(layers, hidden))
+        if start is not None:
+            self.load_state_dict({name: torch.tensor(array) for name, array in vars(start).items()})
+
+    @property
+    def upper(self) -> UpperLayers:
+        """The frozen layers."""
+        return self._upper[0]
+
+    def forward(self, features: Tensor, lengths: Sequence[int]) -> Tensor:
+        hidden: Tensor = self.upper(features.float(), lengths, self._adapt)
+        return hidden
+
+    def _adapt(self, place: Place, layer: int, tokens: Tensor) -> Tensor:
+        if place != self.at:
+            return tokens
+        reduced = F.relu(F.linear(tokens, self.down[layer], self.down_bias[layer]))
+        return tokens + F.linear(reduced, self.up[layer], self.up_bias[layer])
+
+    def adapter(self) -> Adapter:
+        """The trained weights."""
+        return Adapter(*(p.detach().cpu().numpy().copy() for p in (self.down, self.down_bias, self.up, self.up_bias)))
+
+
+class UpperModel(nn.Module):
+    """All upper layers trainable, over PLOT features."""
+
+    def __init__(self, upper: UpperLayers) -> None:
+        super().__init__()
+        self.upper = upper
+
+    def forward(self, features: Tensor, lengths: Sequence[int]) -> Tensor:
+        hidden: Tensor = self.upper(features.float(), lengths)
+        return hidden
+
+
+class ConvertedModel(nn.Module):
+    """Both halves of a base over token ids, either or both trainable; word embeddings stay as they are."""
+
+    def __init__(self, lower: WindowEncoder, upper: UpperLayers, halves: Collection[Half]) -> None:
+        super().__init__()
+        self.lower = lower.requires_grad_("lower" in halves)
+        self.upper = upper.requires_grad_("higher" in halves)
+        self.lower.word_embeddings.requires_grad_(False)
+
+    def forward(self, features: Tensor, lengths: Sequence[int]) -> Tensor:
+        hidden: Tensor = self.upper(merged_texts(self.lower, features.cpu().numpy(), lengths), lengths)
+        return hidden
+
+
+class FullModel(nn.Module):
+    """The unconverted model, everything trainable, over token ids."""
+
+    def __init__(self, original: OriginalEncoder) -> None:
+        super().__init__()
+        self.original = original
+
+    def forward(self, features: Tensor, lengths: Sequence[int]) -> Tensor:
+        return self.original(features, lengths)[-1]
+
+
+class OriginalUpper(UpperLayers):
+    """The unconverted model's upper layers over its own hidden states at the cut, which know their positions already."""
+
+    @classmethod
+    def of(cls, original: OriginalEncoder) -> OriginalUpper:
+        """Its last layers, as many as the base has upper layers."""
+        upper = cls(original.config)
+        last = original.layers[len(original.layers) - len(upper.layers) :]
+        upper.layers.load_state_dict(last.state_dict())
+        if upper.relative is not None and original.relative is not None:
+            upper.relative.load_state_dict(original.relative.state_dict())
+        return upper
+
+    def embed(self, merged: Tensor, positions: Tensor) -> Tensor:
+        return merged
+
+
+class HeadModel(nn.Module):
+    """Nothing trains below the head: the features are last hidden states."""
+
+    def forward(self, features: Tensor, lengths: Sequence[int]) -> Tensor:
+        return features.float()
+
+
+def fastest_format(device: torch.device = CPU) -> tuple[torch.dtype, torch.device]:
+    """What training on a device computes in, for `computing_in`."""
+    return choose_dtype("auto", device), device
+
+
+def adapter_body(
+    upper: UpperLayers,
+    reduction_factor: int,
+    start: Adapter | None = None,
+    device: torch.device = CPU,
+    at: Place = ADAPTER_AT,
+) -> Callable[[], nn.Module]:
+    """Makes a fresh `AdapterModel` over upper layers prepared once, on `device`."""
+    frozen = in_dtype(upper.to(device), fastest_format(device)[0])
+    return lambda: AdapterModel(frozen, reduction_factor, start, at)
+
+
+def copy_state(module: nn.Module) -> dict[str, Tensor]:
+    """The module's weights as they are now."""
+    return {name: value.detach().clone() for name, value in module.state_dict().items()}

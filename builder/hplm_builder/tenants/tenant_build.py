@@ -1,0 +1,279 @@
+"""Making a tenant: fine-tune over the features that serving will see, publish adapter and head."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from contextlib import closing, suppress
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from rich.progress import Progress
+from torch import Tensor, nn
+
+from hplm.adapters import tenant as tenants
+from hplm.adapters.bank import is_banked
+from hplm.adapters.bank_file import BankFile
+from hplm.adapters.packed import pack
+from hplm.adapters.tenant import Head, Tenant, TenantCard
+from hplm.core.names import check_name
+from hplm.core.settings import Miss
+from hplm.core.text import EncodedText
+from hplm.engine.open_domain import OpenDomain, open_lookup
+from hplm.errors import ArtifactError, DataError
+from hplm.models import base as bases
+from hplm.models.base import Base
+from hplm.registry.records import TenantVersion
+from hplm.reporting.progress import Report, bar_report, silent
+from hplm.store.layout import Store
+from hplm_builder.data.cautions import cautions, nothing_learned
+from hplm_builder.data.labelled import LabelledData
+from hplm_builder.export.register import check_base, name_root, open_registry, parent_of, publish_tenant, published
+from hplm_builder.tenants.bodies import ADAPTER_AT, AdapterModel, adapter_body
+from hplm_builder.tenants.finetune import TRAINING_COST, Scale, TaskHead, Trainer, TrainSettings, fine_tune
+from hplm_builder.tenants.prepared import (
+    Featurise,
+    Parts,
+    Prepared,
+    Room,
+    count_tokens,
+    counted,
+    mean_tokens,
+    packed_batches,
+    prepare,
+    prepare_all,
+    sample_of,
+)
+from hplm_builder.tenants.pseudo_labels import pseudo_labelled, upper_body
+
+MEASURED_EXAMPLES = 64
+# The least of several counts: any may have waited for other work of the machine. A long one is hardly the longer for it.
+FEATURE_MEASUREMENTS = 3
+MOST_STEPS = 5
+STEPS_S = 0.5
+
+
+def plot_features(lookup: OpenDomain) -> Featurise:
+    """Merged window vectors of each text."""
+
+    def featurise(encoded: list[EncodedText]) -> list[Tensor]:
+        lengths = [len(one.ids) for one in encoded]
+        hidden = lookup.hidden_states(np.concatenate([one.ids for one in encoded]), lengths)
+        return list(torch.from_numpy(hidden).split(lengths))
+
+    return featurise
+
+
+def token_ids(encoded: list[EncodedText]) -> list[Tensor]:
+    """Features of the unconverted model: the ids themselves."""
+    return [torch.from_numpy(one.ids) for one in encoded]
+
+
+def train_tenant(
+    base: Base,
+    lookup: OpenDomain,
+    name: str,
+    data: LabelledData,
+    settings: TrainSettings,
+    report: Report = silent,
+    *,
+    example: str = "",
+    start: Tenant | None = None,
+) -> Tenant:
+    """A tenant fine-tuned over what `lookup` gives, not published yet; with `start`, going on from that version of it.
+
+    Its card's `about` has `scores`, `examples`, `bottleneck`, `learning_rate`, `epochs`, `best_epoch`, `patience`, `seed`,
+    `miss`, `curve`, and `confusion` or `types`, see `Trained`; of unlabelled texts their `teacher` too, of odd data or where
+    nothing was learned `warnings`, see `cautions`. Raises TenantNameError, DataError or ConfigError, and what `report` raises.
+    """
+    check_name(name)
+    encoder, featurise, room = base.load_text_encoder(), plot_features(lookup), Room()
+    room.expect(data, encoder, base.config.hidden_size)
+    warnings = cautions(data, encoder)
+    parts = prepare_all(data, encoder, featurise, report, room)
+    about: dict[str, Any] = {"examples": data.counts, "miss": lookup.miss}
+    if data.unlabelled:
+        tick = counted("unlabelled", len(data.unlabelled), report)
+        unlabelled = prepare(data.unlabelled, data, encoder, featurise, tick, room)
+        taught = pseudo_labelled(base, data, parts, unlabelled, settings, report)
+        parts = [*parts[0], *taught.examples], *parts[1:]
+        about["teacher"] = {"scores": taught.scores, "best_epoch": taught.best_epoch}
+    made = tune(base, name, data, parts, settings, report, example=example, start=start)
+    warnings += nothing_learned(data, made.card.about["scores"], made.card.about["learning_rate"])
+    if warnings:
+        about["warnings"] = warnings
+    return replace(made, card=replace(made.card, about={**made.card.about, **about}))
+
+
+def tune(
+    base: Base,
+    name: str,
+    data: LabelledData,
+    parts: Parts,
+    settings: TrainSettings,
+    report: Report = silent,
+    *,
+    example: str = "",
+    start: Tenant | None = None,
+) -> Tenant:
+    """As `train_tenant`, on examples that have their features already."""
+    # What was trained for one place is nothing at another.
+    at = start.card.adapter_at if start else ADAPTER_AT
+    make_body = adapter_body(base.load_upper(), settings.reduction_factor, start.adapter if start else None, at=at)
+    head = start.head if start else None
+    trained = fine_tune(make_body, base.config.hidden_size, data, parts, settings, report, start=head)
+    assert isinstance(trained.body, AdapterModel)
+    about = {
+        "scores": trained.scores,
+        "examples": {"train": len(parts[0]), "dev": len(parts[1]), "test": len(parts[2])},
+        "bottleneck": trained.body.down.shape[1],
+        "learning_rate": trained.learning_rate,
+        "epochs": settings.epochs,
+        "best_epoch": trained.best_epoch,
+        "patience": settings.patience,
+        "seed": settings.seed,
+        "curve": trained.curve,
+        **trained.mistakes,
+    }
+    return tenant_of(base, name, data, trained.body, trained.head, settings.pooling, example=example, about=about)
+
+
+def tenant_of(
+    base: Base, name: str, data: LabelledData, body: AdapterModel, head: Head, pooling: str, **told: Any
+) -> Tenant:
+    """What was trained, as it is served; `told`: the card's `example` and `about`."""
+    card = TenantCard(
+        name=name,
+        task=data.task,
+        labels=data.labels,
+        base=base.fingerprint,
+        pooling=pooling,
+        texts=data.texts,
+        adapter_at=body.at,
+        transitions=head.transitions is not None,
+        word_window=head.word_window(data.labels),
+        **told,
+    )
+    return Tenant(card, pack(body.adapter()), head)
+
+
+def load_version(store: Store, version: TenantVersion, base: Base) -> Tenant:
+    """With its weights, from its folder or its bank. Raises an ArtifactError, and OSError where the disk fails."""
+    folder = store.path(version.path)
+    if is_banked(store, folder):
+        return BankFile(folder, base.fingerprint).load(version.tenant)
+    return tenants.load(folder, fingerprint=base.fingerprint, name=version.tenant)
+
+
+def load_card(store: Store, version: TenantVersion, base: Base) -> TenantCard:
+    """Without its weights, likewise."""
+    folder = store.path(version.path)
+    if is_banked(store, folder):
+        return BankFile(folder, base.fingerprint).card(version.tenant)
+    return tenants.load_card(folder)
+
+
+def build_tenant(
+    store: Store,
+    base_name: str,
+    plot_name: str,
+    name: str,
+    data: LabelledData,
+    settings: TrainSettings,
+    progress: Progress,
+    *,
+    example: str = "",
+    miss: Miss = "compute",
+    keep_width: bool = False,
+) -> TenantCard:
+    """Fine-tune a tenant over the base's root domain and publish its next version; its card carries the scores.
+
+    `miss` as it will be served. With `keep_width` the adapter is as wide as that of the version there is, if that can be read.
+    Raises DataError where the version there is has other labels or stands on another base, MissingRegistryError where the
+    store has tenants and no registry, ConflictError where another is published while this one is trained.
+    """
+    check_name(name)
+    base = bases.load(store.base(base_name))
+    before = published(store, name)
+    check_base(before, base)
+    if before is not None and parent_of(store, before.base, before.domain) is not None:
+        raise DataError(
+            f"tenant {name!r} stands on domain {before.domain!r}: `hplm tenant update` goes on there; a build is over a root"
+        )
+    if before is not None:
+        # One whose files are damaged or gone is made again.
+        with suppress(ArtifactError):
+            card = load_card(store, before.current, base)
+            if (card.task, card.labels, card.texts) != (data.task, data.labels, data.texts):
+                raise DataError(f"tenant {name!r} exists with other labels, or another kind of task: delete it first")
+            if keep_width:
+                reduced = load_version(store, before.current, base).packed.reduced_size
+                settings = replace(settings, reduction_factor=base.config.hidden_size // reduced)
+    lookup = open_lookup(store, base, plot_name, miss=miss)
+    # Now, for what keeps it from being published is to be known before an hour of training.
+    name_root(store, base, plot_name)
+    with closing(open_registry(store)) as registry:
+        registry.check_next_number(name, lambda number: store.tenant_version(name, number))
+    made = train_tenant(base, lookup, name, data, settings, bar_report(progress, name), example=example)
+    publish_tenant(store, base, plot_name, made, expected=before.current.number if before else None)
+    return made.card
+
+
+def estimate_fine_tune(
+    data: LabelledData, settings: TrainSettings, base: Base, lookup: OpenDomain, *, start: Tenant | None = None
+) -> float:
+    """Seconds that `train_tenant` would take on this machine now, from a few measured examples; early stopping takes less.
+
+    Raises DataError for more than a job may take of the machine's memory.
+    """
+    encoder, featurise = base.load_text_encoder(), plot_features(lookup)
+    Room().expect(data, encoder, base.config.hidden_size)
+    some = sample_of(data.train, MEASURED_EXAMPLES)
+    prepare(some[:2], data, encoder, featurise)  # the first pays for what the others find warm
+    sample: list[Prepared] = []
+    feature_s = math.inf
+    # Other examples each time: the look-up has the windows of the same ones in memory.
+    for first in range(min(FEATURE_MEASUREMENTS, len(some))):
+        start_s = time.perf_counter()
+        part = prepare(some[first::FEATURE_MEASUREMENTS], data, encoder, featurise)
+        feature_s = min(feature_s, (time.perf_counter() - start_s) / count_tokens(part))
+        sample += part
+    labelled, unlabelled = count_tokens(sample) / len(sample), 0.0
+    if data.unlabelled:
+        # They may be of another length.
+        unlabelled = len(data.unlabelled) * mean_tokens(data.unlabelled, encoder)
+    train, dev, test = (labelled * len(part) for part in data.labelled.values())
+
+    def training_s(
+        make_body: Callable[[], nn.Module], epochs: int, trained: float, judged: float, head: Head | None = None
+    ) -> float:
+        """Of so many epochs over so many tokens, dev after each, and of predicting `judged` tokens."""
+        token_s = _token_s(make_body(), TaskHead(base.config.hidden_size, data, head), data, sample, settings)
+        return token_s * (epochs * (TRAINING_COST * trained + dev) + judged)
+
+    seconds = feature_s * (train + dev + test + unlabelled)
+    if unlabelled:
+        seconds += training_s(upper_body(base), settings.epochs, train, dev + unlabelled)
+    adapter, head = (start.adapter, start.head) if start else (None, None)
+    make_adapters = adapter_body(base.load_upper(), settings.reduction_factor, adapter)
+    epochs = settings.epochs * len(settings.learning_rates)
+    return seconds + training_s(make_adapters, epochs, train + unlabelled, dev + test, head)
+
+
+def _token_s(
+    body: nn.Module, head: TaskHead, data: LabelledData, sample: list[Prepared], settings: TrainSettings
+) -> float:
+    """Seconds that predicting a token takes, from measured steps of training."""
+    rate = settings.learning_rates[0]
+    trainer = Trainer(data.task, settings, rate, body, head, Scale.of(data.task, sample))
+    batch, *_ = packed_batches(sample, settings.batch_examples, np.random.default_rng(0))
+    trainer.step(batch, rate)  # the first pays for what the others find warm
+    took_s: list[float] = []
+    while len(took_s) < MOST_STEPS and sum(took_s) < STEPS_S:
+        start_s = time.perf_counter()
+        trainer.step(batch, rate)
+        took_s.append(time.perf_counter() - start_s)
+    return min(took_s) / count_tokens(batch) / TRAINING_COST

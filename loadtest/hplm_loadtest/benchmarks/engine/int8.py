@@ -1,0 +1,203 @@
+"""`hplm bench int8`: products with layers' matrices in int8 beside the engine's own format, both stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from math import ceil
+from pathlib import Path
+from statistics import median
+from textwrap import fill
+
+import numpy as np
+import numpy.typing as npt
+
+from hplm.core.settings import Quantization
+from hplm.engine import lower_layers as lowers
+from hplm.engine.encode import EncodeEngine
+from hplm.engine.kernels.int8 import check_int8
+from hplm.engine.kernels.int8_ranges import measure_ranges
+from hplm.engine.open_domain import compute_windows
+from hplm.models.base import Base
+from hplm.models.device import CPU, choose_dtype, choose_threads, use_threads
+from hplm.plot.windows import windows
+from hplm.reporting.benchmark_result import Report
+from hplm.reporting.progress import progress_bars
+from hplm_loadtest.benchmarks.models import read
+from hplm_loadtest.benchmarks.saturated import BATCH, saturated
+from hplm_loadtest.benchmarks.timing import interleaved
+from hplm_loadtest.benchmarks.variants import serving
+from hplm_loadtest.figures.pictures import bars, check_picture
+from hplm_loadtest.scenarios.open_loop import closed_loop
+from hplm_loadtest.scenarios.run import Run, unanswered
+from hplm_loadtest.scenarios.steady import enough_requests, steady_rate
+from hplm_loadtest.workloads.plan import Requests
+from hplm_loadtest.workloads.texts import texts
+
+UPPER = "upper layers, in-process"
+LOWER = "lower layers for new text, in-process"
+KNOWN = "known text through Triton, gRPC"
+NEW = "new text through Triton, gRPC"
+IN_FLIGHT = 2 * BATCH
+
+
+def int8(models: Path, rounds: int, seconds: float, picture: Path | None, *, look_up_threads: int = 0) -> Report:
+    """Requests/s of both halves in-process and through Triton, in turn, and how far logits and windows move.
+
+    New text is of words in random order: hardly any of its n-grams is in a table. In-process all of them are computed, by one
+    thread; through Triton by `look_up_threads`, see `LookupSettings.num_threads`.
+    """
+    check_picture(picture)
+    check_int8(CPU)
+    threads = choose_threads(0)
+    use_threads(threads)
+    served = read(models)
+    base = served.base
+    dtype = choose_dtype("auto", CPU)
+    load = saturated(models, served)
+    new = _NewText(texts("shuffled", models), load.names)
+    batch, to_warm = new.take(BATCH), new.take(2 * BATCH)
+    names: tuple[Quantization, ...] = ("none", "int8")
+    engines = {
+        name: EncodeEngine(
+            base.config,
+            base.load_upper(),
+            num_slots=BATCH + 1,
+            reduced_size=load.reduced_size,
+            device=CPU,
+            dtype=choose_dtype("auto", CPU, name),
+            int8=measure_ranges(base, base.load_upper()) if name == "int8" else (),
+        )
+        for name in names
+    }
+    lower_layers = {name: base.load_lower() for name in names}
+    for name, layers in lower_layers.items():
+        lowers.pack(layers, dtype, base if name == "int8" else None)
+    grams = unique_windows(base, batch.texts)
+    logits = {
+        name: np.concatenate([one.ravel() for one in engine.run(load.requests)]) for name, engine in engines.items()
+    }
+    vectors = {
+        name: compute_windows(layers, grams, dtype)[grams != base.config.pad_id].astype(np.float32)
+        for name, layers in lower_layers.items()
+    }
+    run_upper: dict[str, Callable[[], object]] = {
+        name: partial(engine.run, load.requests) for name, engine in engines.items()
+    }
+    run_lower: dict[str, Callable[[], object]] = {
+        name: partial(compute_windows, layers, grams, dtype) for name, layers in lower_layers.items()
+    }
+    runs: list[Run] = []
+    rates: dict[str, dict[Quantization, list[float]]] = {
+        where: {name: [] for name in names} for where in (UPPER, LOWER, KNOWN, NEW)
+    }
+    steady = {KNOWN: True, NEW: True}
+    with ExitStack() as stack:
+        for engine in engines.values():
+            stack.callback(engine.close)
+        progress = stack.enter_context(progress_bars())
+        servers = {}
+        for name in names:
+            plot = {"miss": "compute", "quantization": name, "num_threads": look_up_threads, "device": "cpu"}
+            upper = {"num_slots": BATCH + 1, "device": "cpu", "quantization": name}
+            log = f"triton-bench-{name}.log"
+            servers[name] = stack.enter_context(serving(models, plot=plot, upper=upper, log=log))
+            closed_loop(servers[name].ports.grpc_url, load.sent(2), IN_FLIGHT)
+            closed_loop(servers[name].ports.grpc_url, to_warm, IN_FLIGHT)
+        bar = progress.add_task("int8", total=rounds)
+        for turn in range(rounds):
+            in_process = {
+                UPPER: interleaved(run_upper, 3, 2, progress, UPPER),
+                LOWER: interleaved(run_lower, 3, 1, progress, LOWER),
+            }
+            for where, timed in in_process.items():
+                for name in names:
+                    rates[where][name].append(BATCH / timed[name].median_s)
+            known, fresh = rates[UPPER]["int8"][-1], min(rates[where]["int8"][-1] for where in (UPPER, LOWER))
+            # Both are asked the same, and no server what it was asked before: it would remember.
+            sent = {
+                KNOWN: load.sent(_batches(known, seconds)),
+                NEW: new.take(_batches(fresh, seconds) * BATCH),
+            }
+            for name in names[:: 1 if turn % 2 else -1]:
+                for where, requests in sent.items():
+                    run = closed_loop(servers[name].ports.grpc_url, requests, IN_FLIGHT)
+                    rate, is_steady = steady_rate(run)
+                    rates[where][name].append(rate)
+                    steady[where] &= is_steady
+                    runs.append(run)
+            progress.update(bar, advance=1)
+    if picture is not None:
+        bars(
+            picture,
+            [fill(where, 18, break_on_hyphens=False) for where in rates],
+            {name: [median(found[name]) for found in rates.values()] for name in names},
+            title=f"{base.config.name} in {str(dtype).removeprefix('torch.')}, and both stages in int8",
+            x_label="",
+            y_label="requests/s",
+        )
+    about = {
+        "base": base.config.name,
+        "dtype": str(dtype),
+        "threads": threads,
+        "look_up_threads": look_up_threads or 1,
+        "batch": BATCH,
+        "rounds": rounds,
+        "mean_tokens": round(load.tokens / BATCH, 1),
+        "distinct_windows_a_text": round(len(grams) / BATCH, 1),
+        "logits_moved_of_variance": _moved(logits),
+        "windows_moved_of_variance": _moved(vectors),
+    }
+    rows = [
+        {**_row(where, found), **({"start_left_out": steady[where]} if where in steady else {})}
+        for where, found in rates.items()
+    ]
+    return Report("int8", about, rows, [unanswered("int8", runs)])
+
+
+def _batches(rate_per_s: float, seconds: float) -> int:
+    return ceil(enough_requests(rate_per_s, seconds, IN_FLIGHT) / BATCH)
+
+
+class _NewText:
+    """Texts that come once each, in random order, as long as there are any, of tenants in turn."""
+
+    def __init__(self, some: Sequence[str], names: Sequence[str]) -> None:
+        # One sentence's orders would lie side by side.
+        self._texts, self._names = np.random.default_rng(0).permutation(some).tolist(), names
+        self._next = 0
+
+    def take(self, count: int) -> Requests:
+        """The next `count`."""
+        places = range(self._next, self._next + count)
+        self._next += count
+        return Requests(
+            [self._names[i % len(self._names)] for i in places],
+            [self._texts[i % len(self._texts)] for i in places],
+            np.full(count, np.nan),
+        )
+
+
+def unique_windows(base: Base, some: Sequence[str]) -> npt.NDArray[np.int64]:
+    """Those of texts of one batch, each once: `[W, n]`."""
+    config = base.config
+    ids = [one.ids for one in base.load_text_encoder().encode(some)]
+    grams, _ = windows(np.concatenate(ids), [len(one) for one in ids], config.window, config.pad_id)
+    return np.unique(grams.reshape(-1, config.window), axis=0)
+
+
+def _moved(found: Mapping[Quantization, npt.NDArray[np.float32]]) -> float:
+    """Mean squared difference over the variance."""
+    return float(np.square(found["int8"] - found["none"]).mean() / found["none"].var())
+
+
+def _row(where: str, rates: Mapping[Quantization, Sequence[float]]) -> dict[str, float | str]:
+    ratios = [one / other for one, other in zip(rates["int8"], rates["none"], strict=True)]
+    return {
+        "where": where,
+        "requests_per_s": median(rates["none"]),
+        "int8_requests_per_s": median(rates["int8"]),
+        "ratio": median(ratios),
+        "spread": f"{min(ratios):.2f}-{max(ratios):.2f}",
+    }

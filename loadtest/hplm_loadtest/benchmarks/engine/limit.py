@@ -1,0 +1,114 @@
+"""`hplm bench limit`: how far the upper layers are from the machine, and Triton from the upper layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import ceil
+from pathlib import Path
+from statistics import median
+
+from hplm.engine.encode import EncodeEngine
+from hplm.models.device import choose_device, choose_dtype, choose_threads, use_threads
+from hplm.reporting.benchmark_result import Goal, Report
+from hplm.reporting.progress import progress_bars
+from hplm_loadtest.benchmarks.engine.upper import peak_product, product_flop_of
+from hplm_loadtest.benchmarks.models import read
+from hplm_loadtest.benchmarks.saturated import BATCH, saturated
+from hplm_loadtest.benchmarks.timing import interleaved
+from hplm_loadtest.benchmarks.variants import serving
+from hplm_loadtest.figures.pictures import bars, check_picture
+from hplm_loadtest.scenarios.open_loop import closed_loop
+from hplm_loadtest.scenarios.run import Run, unanswered
+from hplm_loadtest.scenarios.steady import enough_requests, steady_rate
+
+PEAK_GOAL = 0.8
+SERVED_GOAL = 0.9
+IN_FLIGHT = 2 * BATCH
+
+
+def limit(models: Path, rounds: int, seconds: float, device_name: str, picture: Path | None) -> Report:
+    """In-process: the saturated engine's share of the matrix peak of the cores that it computes on.
+
+    Then the same texts through Triton, as a share of it.
+    """
+    check_picture(picture)
+    threads = choose_threads(0)
+    use_threads(threads)
+    served = read(models)
+    config = served.base.config
+    device = choose_device(device_name)
+    dtype = choose_dtype("auto", device)
+    load = saturated(models, served)
+    tokens = load.tokens
+    engine = EncodeEngine(
+        config,
+        served.base.load_upper(),
+        num_slots=BATCH + 1,
+        reduced_size=load.reduced_size,
+        device=device,
+        dtype=dtype,
+    )
+    work = product_flop_of(config, load.requests)
+    product, product_flop = peak_product(dtype, device)
+    variants: dict[str, Callable[[], object]] = {"engine": lambda: engine.run(load.requests), "matrix product": product}
+    rates: list[float] = []
+    runs: list[Run] = []
+    steady = True
+    inside: list[float] = []
+    shares: list[float] = []
+    peaks: list[float] = []
+    # On the device that it is compared on.
+    upper = {"num_slots": BATCH + 1, "device": device.type}
+    with progress_bars() as progress, serving(models, plot={"device": device.type}, upper=upper) as server:
+        bar = progress.add_task("limit", total=rounds)
+        closed_loop(server.ports.grpc_url, load.sent(2), IN_FLIGHT)
+        for _ in range(rounds):
+            timed = interleaved(variants, 3, 2, progress, "in-process")
+            peak = product_flop / timed["matrix product"].median_s
+            peaks.append(peak)
+            shares.append(work / timed["engine"].median_s / peak)
+            inside.append(BATCH / timed["engine"].median_s)
+            times = ceil(enough_requests(inside[-1], seconds, IN_FLIGHT) / BATCH)
+            run = closed_loop(server.ports.grpc_url, load.sent(times), IN_FLIGHT)
+            rate, is_steady = steady_rate(run)
+            rates.append(rate)
+            steady = steady and is_steady
+            runs.append(run)
+            progress.update(bar, advance=1)
+    engine.close()
+    served_share = median(rates) / median(inside)
+    rows = [
+        {
+            "what": "engine in-process",
+            "requests_per_s": median(inside),
+            "tokens_per_s": median(inside) * tokens / BATCH,
+            "share": median(shares),
+            "of": f"matrix peak ({median(peaks) / 1e9:.0f} GFLOP/s)",
+            "spread": f"{min(shares):.2f}-{max(shares):.2f}",
+        },
+        {
+            "what": "through Triton, gRPC",
+            "requests_per_s": median(rates),
+            "tokens_per_s": median(rates) * tokens / BATCH,
+            "share": served_share,
+            "of": "engine in-process",
+            "spread": f"{min(rates):.1f}-{max(rates):.1f} requests/s",
+            "start_left_out": steady,
+        },
+    ]
+    goals = [
+        Goal("matrix-peak", "engine's share of the matrix peak", PEAK_GOAL, median(shares), "", "higher"),
+        Goal("served", "served throughput over the engine's in-process", SERVED_GOAL, served_share, "", "higher"),
+        unanswered("limit", runs),
+    ]
+    if picture is not None:
+        bars(
+            picture,
+            ["matrix product", "engine in-process", "through Triton, gRPC"],
+            {"share of peak": [1.0, median(shares), median(shares) * served_share]},
+            title=f"How far from the machine: upper layers of {config.name}, {BATCH} texts a batch",
+            x_label="",
+            y_label="share of the measured matrix peak",
+        )
+    about = {"base": config.name, "threads": threads, "dtype": str(dtype), "device": device.type, "batch": BATCH}
+    return Report("limit", {**about, "mean_tokens": round(tokens / BATCH, 1), "rounds": rounds}, rows, goals)

@@ -1,0 +1,63 @@
+"""What cutting rows into slots is worth (TCB 4.2, Figs. 13 and 14), in-process."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+from rich.progress import Progress
+
+from hplm.engine.encode import EncodeEngine, EngineRequest
+from hplm.models.device import choose_device, choose_dtype, use_threads
+from hplm_loadtest.benchmarks.models import Served
+from hplm_loadtest.benchmarks.timing import interleaved
+
+ROWS = (10, 32)
+ROW_TOKENS = 100
+TEXT_TOKENS = 10  # so that ten slots hold a text each
+SLOTS = (1, 2, 5, 10)
+TENANTS = 8
+THREADS = 1
+
+
+def slot_speeds(served: Served, rounds: int, progress: Progress) -> list[dict[str, Any]]:
+    """A batch of full rows of `ROW_TOKENS` tokens cut into so many slots, over the same uncut: one slot is `concat`.
+
+    On `THREADS` thread, as served on two cores.
+    """
+    use_threads(THREADS)
+    base, device = served.base, choose_device("auto")
+    members = served.some(TENANTS)
+    engine = EncodeEngine(
+        base.config,
+        base.load_upper(),
+        num_slots=TENANTS + 1,
+        reduced_size=max(member.packed.reduced_size for member in members),
+        device=device,
+        dtype=choose_dtype("auto", device),
+        batching="slotted",
+    )
+    rng = np.random.default_rng(0)
+    rows = []
+    try:
+        for count in ROWS:
+            texts = count * ROW_TOKENS // TEXT_TOKENS
+            hidden = rng.normal(size=(texts, TEXT_TOKENS, base.config.hidden_size)).astype(np.float16)
+            requests = [EngineRequest(members[i % len(members)], one) for i, one in enumerate(hidden)]
+            variants = {str(slots): partial(engine.run, requests, ROW_TOKENS // slots) for slots in SLOTS}
+            timed = interleaved(variants, rounds, 1, progress, f"slots, {count} rows")
+            rows += [
+                {
+                    "mode": "slotted, in-process",
+                    "rows": count,
+                    "slots": slots,
+                    "batch_ms": 1000 * timed[str(slots)].median_s,
+                    "speed_up": timed["1"].median_s / timed[str(slots)].median_s,
+                    "spread": timed[str(slots)].spread,
+                }
+                for slots in SLOTS
+            ]
+    finally:
+        engine.close()
+    return rows

@@ -1,0 +1,152 @@
+"""`hplm bench upper`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hplm.adapters.packed import widen
+from hplm.adapters.tenant import Pooling, Tenant
+from hplm.core.settings import BaseConfig, EncodeSettings
+from hplm.engine.encode import EncodeEngine, EngineRequest, count_read
+from hplm.models.device import choose_device, choose_dtype, computing_in, in_dtype, use_threads
+from hplm.models.layers import UpperLayers
+from hplm.reporting.benchmark_result import Report
+from hplm.reporting.progress import progress_bars
+from hplm_loadtest.benchmarks.models import read
+from hplm_loadtest.benchmarks.timing import interleaved
+from hplm_loadtest.workloads.workload import NormalLengths
+
+BATCH = 64
+
+
+def upper_layers(models: Path, rounds: int, num_threads: int, device_name: str) -> Report:
+    """Tokens/s of the upper stage packed, beside the same texts padded to the longest, and the machine's matrix peak.
+
+    Packed once more with heads that read `[CLS]` alone, and with wide adapters, as taggings have them, in some or all places.
+    """
+    use_threads(num_threads)
+    served = read(models)
+    base = served.base
+    device = choose_device(device_name)
+    dtype = choose_dtype("auto", device)
+    members = served.some(BATCH)
+    wide = base.config.reduced_size(EncodeSettings.reduction_factor)
+    reduced = max(wide, *(member.packed.reduced_size for member in members))
+    fleets = {
+        "packed": [_reading(member, "mean") for member in members],
+        "packed, [CLS] read": [_reading(member, "cls") for member in members],
+    }
+    for name, every in {"a quarter wide": 4, "all wide": 1}.items():
+        # Filled up with zeros, which take as long as other numbers.
+        fleets[name] = [_widened(one, reduced) if i % every == 0 else one for i, one in enumerate(fleets["packed"])]
+    engine = EncodeEngine(
+        base.config, base.load_upper(), num_slots=BATCH + 1, reduced_size=reduced, device=device, dtype=dtype
+    )
+    padded = in_dtype(base.load_upper(), dtype).to(device)
+    product, product_flop = peak_product(dtype, device)
+    rng = np.random.default_rng(0)
+    rows = []
+    with progress_bars() as progress:
+        for variance in (20.0, 100.0, 400.0):
+            lengths = NormalLengths(variance=variance).draw(BATCH, rng)
+            hidden = [rng.normal(size=(n, base.config.hidden_size)).astype(np.float16) for n in lengths]
+            asked = {
+                name: [EngineRequest(own[i % len(own)], states) for i, states in enumerate(hidden)]
+                for name, own in fleets.items()
+            }
+            requests = asked["packed"]
+            variants: dict[str, Callable[[], object]] = {
+                **{name: partial(engine.run, own) for name, own in asked.items()},
+                "padded": partial(run_padded, padded, requests, dtype, device),
+                "matrix product": product,
+            }
+            timed = interleaved(variants, rounds, 5, progress, f"variance {variance:g}")
+            real = int(lengths.sum())
+            work = product_flop_of(base.config, requests)
+            peak = product_flop / timed["matrix product"].median_s
+            packed, full = timed["packed"].median_s, timed["padded"].median_s
+            rows.append(
+                {
+                    "length_variance": variance,
+                    "packed_tokens_per_s": real / packed,
+                    "padded_tokens_per_s": real / full,
+                    "ratio": full / packed,
+                    "cls_over_packed": packed / timed["packed, [CLS] read"].median_s,
+                    "quarter_wide_over_packed": packed / timed["a quarter wide"].median_s,
+                    "all_wide_over_packed": packed / timed["all wide"].median_s,
+                    "padded_over_real_tokens": float(BATCH * lengths.max() / real),
+                    "share_of_matrix_peak": work / packed / peak,
+                    "peak_gflop_per_s": peak / 1e9,
+                    "spread": timed["packed"].spread,
+                }
+            )
+    settings = {"batch": BATCH, "mean_length": 20, "threads": num_threads, "dtype": str(dtype), "device": device.type}
+    return Report("upper", {**settings, "tenants": len(members), "rounds": rounds}, rows)
+
+
+def _reading(member: Tenant, pooling: Pooling) -> Tenant:
+    return replace(member, card=replace(member.card, pooling=pooling))
+
+
+def _widened(member: Tenant, reduced_size: int) -> Tenant:
+    return replace(member, packed=widen(member.packed, reduced_size), version=f"{member.version}-wide")
+
+
+def peak_product(dtype: torch.dtype, device: torch.device) -> tuple[Callable[[], object], int]:
+    """A square product large enough to run at the machine's peak, and its multiplications and additions.
+
+    A GPU is done with one of a processor's size before the next is asked for.
+    """
+    side = 8192 if device.type == "cuda" else 2048
+    left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+
+    def product() -> None:
+        F.linear(left, right)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+
+    return product, 2 * side**3
+
+
+def product_flop_of(config: BaseConfig, requests: Sequence[EngineRequest]) -> int:
+    """Multiplications and additions of the shared layers' matrix products; attention scores are left out.
+
+    After its attention the last layer goes on with what heads read alone, which may be `[CLS]`.
+    """
+    lengths = [len(request.hidden) for request in requests]
+    read = sum(count_read(request.tenant, length) for request, length in zip(requests, lengths, strict=True))
+    into_attention = 3 * config.hidden_size**2
+    behind_it = config.hidden_size**2 + 2 * config.hidden_size * config.intermediate_size
+    tokens, layers = sum(lengths), config.upper_layers
+    return 2 * (layers * tokens * into_attention + ((layers - 1) * tokens + read) * behind_it)
+
+
+def run_padded(upper: UpperLayers, requests: list[EngineRequest], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The shared layers as a padded batch computes them: `[texts, longest, H]` with a mask. No adapters, no heads."""
+    lengths = [len(request.hidden) for request in requests]
+    longest, hidden_size = max(lengths), upper.config.hidden_size
+    batch = np.zeros((len(requests), longest, hidden_size), dtype=np.float32)
+    for row, request in zip(batch, requests, strict=True):
+        row[: len(request.hidden)] = request.hidden
+    mask = torch.arange(longest)[None] < torch.tensor(lengths)[:, None]
+    bias = mask[:, None, None, :].to(device)
+    shape = (len(requests), longest, upper.config.num_heads, -1)
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        query, key, value = (part.view(shape).transpose(1, 2) for part in (query, key, value))
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=bias).transpose(1, 2).flatten(2)
+
+    with torch.inference_mode(), computing_in(dtype, device):
+        positions = torch.arange(longest, device=device).expand(len(requests), -1)
+        state = upper.embed(torch.from_numpy(batch).to(device), positions)
+        for layer in upper.layers:
+            state = layer(state, attend)
+        return state[:, 0].float().cpu()

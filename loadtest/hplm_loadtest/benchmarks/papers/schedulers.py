@@ -1,0 +1,265 @@
+"""`hplm bench schedulers`: TCB's Figs. 15 and 16, policies on real servers that differ in nothing else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from hplm.core.text import TextEncoder
+from hplm.reporting.benchmark_result import Goal, Report
+from hplm.reporting.progress import progress_bars
+from hplm.scheduling.fairness import fair_select
+from hplm.scheduling.policy import Budget, Waiting
+from hplm.scheduling.policy_loader import BUILT_IN, load_policy
+from hplm.scheduling.service_history import Served
+from hplm_loadtest.benchmarks.models import read, served_names
+from hplm_loadtest.benchmarks.papers.slot_model import SlotModel
+from hplm_loadtest.benchmarks.variants import serving
+from hplm_loadtest.figures.pictures import bars, check_picture
+from hplm_loadtest.scenarios.open_loop import closed_loop, open_loop
+from hplm_loadtest.scenarios.run import LATE_S, Run, across
+from hplm_loadtest.scenarios.run import goals_of as load_goals
+from hplm_loadtest.scenarios.steady import LEAST_WAVES, steady_rate
+from hplm_loadtest.workloads.arrivals import PoissonArrivals
+from hplm_loadtest.workloads.lengths import texts_of_lengths, token_counts
+from hplm_loadtest.workloads.plan import Mix, Plan, Requests
+from hplm_loadtest.workloads.tenants import UniformTenants
+from hplm_loadtest.workloads.texts import pool
+from hplm_loadtest.workloads.workload import NormalLengths
+
+POLICIES = tuple(BUILT_IN)
+TEXTS = 256
+DEADLINES_S = (0.5, 3.0)
+OVERLOAD = 2.0
+STARVE_AFTER_S = 2.0
+UTILITY_GOAL = 1.4
+SHARE_GOAL = 0.02
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One point of Fig. 15: rows of a batch, tokens of a row, variance of the lengths."""
+
+    rows: int = 16
+    row_tokens: int = 100
+    variance: float = 100.0
+
+    @property
+    def in_flight(self) -> int:
+        """Twice what a full batch holds of texts of 20 tokens."""
+        return 2 * self.rows * self.row_tokens // 20
+
+
+SETTINGS = (
+    Setting(rows=4),
+    Setting(),
+    Setting(variance=20.0),
+    Setting(variance=400.0),
+    Setting(row_tokens=50),
+    Setting(row_tokens=200),
+)
+
+
+def schedulers(
+    models: Path,
+    policies: Sequence[str],
+    settings: Sequence[Setting],
+    rounds: int,
+    seconds: float,
+    picture: Path | None,
+) -> Report:
+    """Utility and deadlines met at twice the capacity, by policy; the policy's own time beside a batch's.
+
+    Beside them what TCB's model says, with the capacity that was measured: what the policies reach in it, and what none can.
+    """
+    check_picture(picture)
+    served = read(models)
+    encoder = served.base.load_text_encoder()
+    names = served_names(models)
+    rng = np.random.default_rng(0)
+    found: dict[tuple[Setting, str], list[dict[str, float]]] = {}
+    capacity: dict[Setting, float] = {}
+    with progress_bars() as progress:
+        bar = progress.add_task("policies", total=rounds * len(policies) * len(settings))
+        for turn in range(rounds):
+            for setting in settings:
+                lengths = NormalLengths(variance=setting.variance).draw(TEXTS, np.random.default_rng(1))
+                texts = texts_of_lengths(lengths.tolist(), pool(models), encoder, np.random.default_rng(2))
+                for policy in policies:
+                    with serving(models, plot={}, upper=_upper(setting, policy)) as server:
+                        url = server.ports.grpc_url
+                        warm = Requests(UniformTenants(names).draw(TEXTS, rng), texts, np.full(TEXTS, np.nan))
+                        closed_loop(url, warm, setting.in_flight)
+                        if setting not in capacity:
+                            count = LEAST_WAVES * setting.in_flight
+                            many = Mix(UniformTenants(names), texts).draw(count, rng)
+                            capacity[setting] = steady_rate(closed_loop(url, many, setting.in_flight))[0]
+                        plan = _plan(texts, names, OVERLOAD * capacity[setting], seconds, turn)
+                        run = open_loop(url, plan)
+                    found.setdefault((setting, policy), []).append(_row(run, plan, encoder))
+                    progress.update(bar, advance=1)
+        batch_s = 1000.0 / (20.0 * max(capacity.values()))  # a batch of 1,000 tokens of mean length 20
+        costs = policy_costs(policies, batch_s, progress)
+        modelled = [_modelled(setting, policies, rate, seconds) for setting, rate in capacity.items()]
+    rows: list[dict[str, Any]] = []
+    for (setting, policy), values in found.items():
+        rows.append(
+            {
+                "policy": policy,
+                **_keys(setting),
+                **across(values),
+                "spread": "{:.2f}-{:.2f}".format(*(f(v["utility_per_s"] for v in values) for f in (min, max))),
+            }
+        )
+    if picture is not None:
+        groups = [f"{s.rows}x{s.row_tokens}\nvar {s.variance:g}" for s in settings]
+        utility = {
+            policy: [median(v["utility_per_s"] for v in found[setting, policy]) for setting in settings]
+            for policy in policies
+        }
+        bars(
+            picture,
+            groups,
+            utility,
+            title="Utility at twice the capacity",
+            x_label="rows x tokens of a batch, variance of lengths",
+            y_label="utility (1/s)",
+        )
+    about = {
+        "base": served.base.config.name,
+        "tenants": len(names),
+        "overload": OVERLOAD,
+        "deadlines_s": DEADLINES_S,
+        "seconds": seconds,
+        "rounds": rounds,
+        "capacity_per_s": {f"{s.rows}x{s.row_tokens} var {s.variance:g}": round(c, 1) for s, c in capacity.items()},
+    }
+    return Report("schedulers", about, [*rows, *modelled, *costs], goals_of(rows, modelled, costs))
+
+
+def _modelled(setting: Setting, policies: Sequence[str], capacity_per_s: float, seconds: float) -> dict[str, Any]:
+    """Utility a second in TCB's model, where the setting's full batch takes as long as that many requests did here.
+
+    Of as many requests as a run has: in a short one more of them end behind the last arrival.
+    """
+    mean = NormalLengths(variance=setting.variance).drawn_mean
+    batch_s = setting.rows * setting.row_tokens / (mean * capacity_per_s)
+    requests = max(1, int(OVERLOAD * capacity_per_s * seconds))
+    model = SlotModel(setting.rows, setting.row_tokens, setting.variance, batch_s, OVERLOAD, DEADLINES_S, requests)
+    return {
+        "model": "all batches equally long",
+        **_keys(setting),
+        **{policy: model.utility_per_s(load_policy(policy, {})) for policy in policies},
+        "no_policy_exceeds": model.most_per_s(),
+    }
+
+
+def _keys(setting: Setting) -> dict[str, Any]:
+    return {"rows": setting.rows, "row_tokens": setting.row_tokens, "length_variance": setting.variance}
+
+
+def policy_costs(policies: Sequence[str], batch_s: float, progress: Any) -> list[dict[str, Any]]:
+    """In-process: seconds that a choice takes with so many of 10,000 tenants waiting, and its share of a batch of 1,000 tokens.
+
+    With shares, those who waited too long, a third of them here, those whose tenants had nothing in the last batch, which every
+    second one had, and then the policy. For one row, as packed batches have it, and for ten.
+    """
+    rows = []
+    bar = progress.add_task("cost of choosing", total=2 * 3 * len(policies))
+    for count, batch_rows in product((400, 2_000, 10_000), (1, 10)):
+        budget = Budget(batch_rows, 1000 // batch_rows, 64, 64)
+        rng = np.random.default_rng(3)
+        lengths = NormalLengths().draw(count, rng)
+        now_s = 1.5 * STARVE_AFTER_S
+        waiting = [
+            Waiting(i, f"t{rng.integers(10_000)}", int(n), now_s * i / count, now_s + float(rng.uniform(*DEADLINES_S)))
+            for i, n in enumerate(lengths)
+        ]
+        served = Served()
+        served.add((one.tenant for one in waiting[::2]), now_s)
+        for policy in policies:
+            chosen = load_policy(policy, {})
+            taken = []
+            for _ in range(9):
+                start = time.perf_counter()
+                fair_select(chosen, waiting, now_s, budget, {}, STARVE_AFTER_S, served)
+                taken.append(time.perf_counter() - start)
+            seconds = median(taken)
+            rows.append(
+                {
+                    "policy": policy,
+                    "waiting": count,
+                    "batch_rows": batch_rows,
+                    "choose_ms": 1000 * seconds,
+                    "share_of_batch": seconds / batch_s,
+                }
+            )
+            progress.update(bar, advance=1)
+    return rows
+
+
+def _upper(setting: Setting, policy: str) -> dict[str, Any]:
+    return {
+        "policy": policy,
+        "batching": "slotted" if policy == "slotted_das" else "packed",
+        "batch_rows": setting.rows,
+        "row_tokens": setting.row_tokens,
+        "batch_requests": 1024,
+        "num_slots": 257,
+        "starve_after_s": 600.0,
+    }
+
+
+def _plan(texts: Sequence[str], names: Sequence[str], rate_per_s: float, seconds: float, turn: int) -> Plan:
+    """The same arrivals and deadlines for every policy of a round."""
+    rng = np.random.default_rng(100 + turn)
+    times_s = PoissonArrivals(rate_per_s).times(seconds, rng)
+    chosen = [texts[i] for i in rng.integers(len(texts), size=len(times_s))]
+    deadlines_s = rng.uniform(*DEADLINES_S, len(times_s))
+    return Plan(times_s, Requests(UniformTenants(names).draw(len(times_s), rng), chosen, deadlines_s), seconds)
+
+
+def _row(run: Run, plan: Plan, encoder: TextEncoder) -> dict[str, float]:
+    lengths = token_counts(plan.requests.texts, encoder)
+    return {
+        "offered_per_s": len(run) / run.duration_s,
+        "utility_per_s": run.utility_per_s(lengths, run.deadlines_s),
+        "in_time": run.in_time / len(run),
+        "kept_up": run.sent_within(LATE_S),
+        "lost": float(run.kinds["lost"] + run.kinds["failed"]),
+    }
+
+
+def goals_of(
+    rows: Sequence[dict[str, Any]], modelled: Sequence[dict[str, Any]], costs: Sequence[dict[str, Any]]
+) -> list[Goal]:
+    """What the rows answer."""
+    goals = load_goals("schedulers", rows)
+    for model in modelled:
+        keys = {key: model[key] for key in ("rows", "row_tokens", "length_variance")}
+        utility = {row["policy"]: row["utility_per_s"] for row in rows if keys.items() <= row.items()}
+        if "das" in utility and utility.get("sjf"):
+            count, tokens, variance = keys.values()
+            text = f"utility of das over sjf, {count} rows of {tokens} tokens, variance {variance:g}"
+            if model["sjf"]:  # not where a batch takes longer than any deadline
+                text += f" (in TCB's model no policy can exceed {model['no_policy_exceeds'] / model['sjf']:.2f})"
+            ratio = utility["das"] / utility["sjf"]
+            goals.append(Goal(f"das-{count}x{tokens}-{variance:g}", text, UTILITY_GOAL, ratio, "x", "higher"))
+    das = {(row["waiting"], row["batch_rows"]): row for row in costs if row["policy"] == "das"}
+    if das:
+        # The dearer of one row and ten.
+        share = max(row["share_of_batch"] for (waiting, _), row in das.items() if waiting == 400)
+        text = "das's own time as a share of a batch of 1,000 tokens, 400 waiting"
+        goals.append(Goal("das-cost", text, SHARE_GOAL, share, "", "lower"))
+        ratios = [das[10_000, n]["choose_ms"] / das[400, n]["choose_ms"] for waiting, n in das if waiting == 400]
+        growth = max(ratios) / (10_000 * np.log(10_000) / (400 * np.log(400)))
+        text = "growth of das's time from 400 to 10,000 waiting over that of n log n"
+        goals.append(Goal("das-growth", text, 1.0, float(growth), "", "lower"))
+    return goals

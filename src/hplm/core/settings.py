@@ -1,0 +1,341 @@
+"""Typed settings: frozen dataclasses read once from JSON; an unknown, missing or ill-typed key is refused by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import reprlib
+import types
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from hplm.core.names import check_name
+from hplm.errors import ConfigError, TenantNameError
+
+Settings = TypeVar("Settings")
+
+# A chunk travels as base64 in one JSON request, and the manager takes requests of at most 12 MiB.
+MOST_CHUNK_BYTES = 8 << 20
+# Of a tenant. With numbers near the largest or the smallest there are, shares would be infinite or nothing.
+LEAST_WEIGHT, MOST_WEIGHT = 1e-6, 1e6
+# An adapter's bottleneck is the hidden size over this, as HMI has it, but for a tagging's, which is as wide as the slots.
+REDUCTION_FACTOR = 16
+# What a window that no table has gets.
+Miss = Literal["backoff", "compute"]
+# Format of products with the upper layers' matrices, where it is not that of the rest.
+Quantization = Literal["none", "int8"]
+# How texts of a batch lie in one tensor, see `hplm.engine.layouts`.
+Batching = Literal["packed", "naive", "turbo", "concat", "slotted"]
+
+
+@dataclass(frozen=True)
+class BaseConfig:
+    """The shape of a converted base. `window` is n of the n-grams; `window_layers` may exceed the layers it replaces.
+
+    `relative_buckets`: of distances, for a model that adds to its attention scores what they say, as MPNet; else 0.
+    """
+
+    name: str
+    vocab_size: int
+    hidden_size: int
+    num_heads: int
+    intermediate_size: int
+    window_layers: int
+    upper_layers: int
+    max_tokens: int
+    window: int = 3
+    layer_norm_eps: float = 1e-12
+    pad_id: int = 0
+    relative_buckets: int = 0
+
+    def __post_init__(self) -> None:
+        at_least(
+            self, 1, "vocab_size", "hidden_size", "num_heads", "intermediate_size", "window_layers", "upper_layers"
+        )
+        at_least(self, 3, "max_tokens")
+        if self.hidden_size % self.num_heads:
+            raise ConfigError(f"hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}")
+        if not 2 <= self.window <= 8:
+            raise ConfigError(f"window must be 2 to 8, got {self.window}")
+        if self.relative_buckets % 4 or not 0 <= self.relative_buckets < 512:
+            raise ConfigError(f"relative_buckets must be a multiple of 4 below 512, got {self.relative_buckets}")
+
+    def reduced_size(self, reduction_factor: int) -> int:
+        """The bottleneck of adapters with this reduction factor."""
+        return max(1, self.hidden_size // reduction_factor)
+
+
+@dataclass(frozen=True)
+class LookupSettings:
+    """Of the `plot` backend. Paths are relative to the folder of the settings file.
+
+    `registry`: URL of a shared registry, "" for the store's own SQLite file. `table` is the base's root domain; at most
+    `most_domains` domain versions are open at once, roots too, each with an overlay of `overlay_windows`.
+
+    Windows that no table has are computed on `device`, where that is the CPU by `num_threads`; 0: one, for the upper stage
+    computes beside it. `device` auto is a GPU where there is one, but the CPU with `quantization`. After a batch of several
+    requests the next begins `batch_every_ms` after it at the earliest, where two or more come in such a time: fewer and fuller
+    ones cost less a request. `tenant_weights` are shares of this queue, as in EncodeSettings. Of a request's time `reserve_s`,
+    at most half of it, is kept for the upper stage.
+
+    `quantization` int8: what no table has is computed with products in 8-bit integers, see `hplm.engine.kernels.int8_windows`.
+
+    For measuring: `trace`, a file for the stage's spans; `exclusive_lock`, a file whose lock is held while computing, so
+    that stages that name the same one never compute at the same time.
+    """
+
+    store: str
+    base: str
+    table: str
+    registry: str = ""
+    miss: Miss = "compute"
+    overlay_windows: int = 65_536
+    most_domains: int = 16
+    max_text_bytes: int = 65_536
+    num_threads: int = 0
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    quantization: Quantization = "none"
+    verify: bool = True
+    batch_tokens: int = 2048
+    batch_requests: int = 64
+    batch_every_ms: float = 7.0
+    queue_capacity: int = 4096
+    default_deadline_s: float = 30.0
+    reserve_s: float = 0.5
+    tenant_weights: dict[str, Any] = field(default_factory=dict)
+    trace: str = ""
+    exclusive_lock: str = ""
+
+    def __post_init__(self) -> None:
+        at_least(self, 1, "overlay_windows", "most_domains", "max_text_bytes")
+        at_least(self, 1, "batch_tokens", "batch_requests", "queue_capacity")
+        at_least(self, 0, "num_threads", "reserve_s")
+        _within(self, "batch_every_ms", 0, 100)
+        _positive(self, "default_deadline_s")
+        _weights(self.tenant_weights)
+
+
+@dataclass(frozen=True)
+class EncodeSettings:
+    """Of the `upper` backend. Paths are relative to the folder of the settings file; `registry` as in LookupSettings.
+
+    Adapters: `num_slots` counts the identity slot, None chooses by the device (`hplm.engine.adapter_slots.choose_slots`);
+    `reduction_factor` bounds an adapter's size; those that are wider than REDUCTION_FACTOR has them have as many slots of
+    their own. `host_cache_mb` is the memory for loaded tenants.
+    `coarse_prefetch` fills slots for waiting requests while a batch computes, where it is None on a GPU alone.
+    `fine_prefetch` fills layer i + 1 while layer i computes, on a GPU all others while the first does (HMI 6.2).
+
+    Scheduling: `policy` with its `policy_settings` (see `hplm.scheduling`); a batch is `batch_rows` rows of `row_tokens`
+    tokens (TCB's B and L; `packed` has one row of both multiplied) and at most `batch_requests` requests. A request
+    without a deadline of its own has `default_deadline_s`. `tenant_weights` give shares, 1 where not named. Requests that
+    waited `starve_after_s` go first whatever the policy says.
+
+    `quantization` int8: products with the layers' matrices in 8-bit integers, see `hplm.engine.kernels.int8`;
+    `dtype` auto is float32 then.
+
+    `num_threads` 0: chosen from the machine. `compute_nice`, -20 to 19: how much the computing thread and those that torch
+    starts for it matter beside others, -20 most; 0, and where they would leave no core to the others, as the process was
+    started. Below -5 it is -5 while more than two batches wait, where one thread computes. For measuring: `pad_to`, at least
+    this many tokens a row in mode `naive`; `trace` and `exclusive_lock` as in LookupSettings.
+    """
+
+    store: str
+    base: str
+    registry: str = ""
+    num_slots: int | None = None
+    reduction_factor: int = 4
+    host_cache_mb: int = 2048
+    coarse_prefetch: bool | None = None
+    fine_prefetch: bool = True
+    batching: Batching = "packed"
+    policy: str = "das"
+    policy_settings: dict[str, Any] = field(default_factory=dict)
+    batch_rows: int = 8
+    row_tokens: int = 128
+    batch_requests: int = 64
+    queue_capacity: int = 4096
+    default_deadline_s: float = 30.0
+    starve_after_s: float = 2.0
+    tenant_weights: dict[str, Any] = field(default_factory=dict)
+    num_threads: int = 0
+    compute_nice: int = -20
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    quantization: Quantization = "none"
+    verify: bool = True
+    pad_to: int = 0
+    trace: str = ""
+    exclusive_lock: str = ""
+
+    def __post_init__(self) -> None:
+        at_least(self, 0, "num_threads", "pad_to")
+        if self.num_slots is not None:
+            at_least(self, 2, "num_slots")
+        at_least(
+            self, 1, "reduction_factor", "host_cache_mb", "batch_rows", "row_tokens", "batch_requests", "queue_capacity"
+        )
+        _within(self, "compute_nice", -20, 19)
+        _positive(self, "default_deadline_s", "starve_after_s")
+        _weights(self.tenant_weights)
+
+
+@dataclass(frozen=True)
+class ManagerSettings:
+    """Of the `manager` backend. `store` is relative to the folder of the settings file.
+
+    `registry`: URL of a shared registry, "" for the store's own SQLite file. `base` and `domain` (a root's name) are what a
+    request means that names none. Files may be named by path only with `allow_paths`, and only inside `data_root`, which
+    is an absolute path.
+
+    `max_upload_bytes` bounds one upload, `max_uploads_bytes` all of them together, `upload_chunk_bytes` one chunk. A
+    labelled file has at most `max_data_bytes`, a corpus at least `min_corpus_tokens`. The `keep_versions` of a tenant that
+    were served last stay for a roll-back, and of a domain the newest. `miss` is the look-up stage's: tenants are trained
+    over what they will be served, in floats where that is in int8. `reduction_factor` is the upper stage's: a new
+    tagging's adapters are as wide as it serves, others' at most as wide as REDUCTION_FACTOR has them. `worker`: `hplm serve`
+    starts one.
+    """
+
+    store: str
+    base: str
+    domain: str
+    registry: str = ""
+    allow_paths: bool = False
+    data_root: str = ""
+    max_upload_bytes: int = 256 << 20
+    max_uploads_bytes: int = 4 << 30
+    upload_chunk_bytes: int = 4 << 20
+    max_data_bytes: int = 64 << 20
+    min_corpus_tokens: int = 50_000
+    keep_versions: int = 3
+    miss: Miss = "compute"
+    # Exports write the upper stage's. Those that did not had slots of this width.
+    reduction_factor: int = REDUCTION_FACTOR
+    worker: bool = True
+
+    def __post_init__(self) -> None:
+        at_least(self, 1, "max_upload_bytes", "max_uploads_bytes", "upload_chunk_bytes", "max_data_bytes")
+        at_least(self, 1, "min_corpus_tokens", "keep_versions", "reduction_factor")
+        if self.upload_chunk_bytes > MOST_CHUNK_BYTES:
+            raise ConfigError(f"upload_chunk_bytes must be at most {MOST_CHUNK_BYTES}, got {self.upload_chunk_bytes}")
+        if (self.allow_paths or self.data_root) and not Path(self.data_root).is_absolute():
+            raise ConfigError(f"data_root must be the absolute path of the folder for files, got {self.data_root!r}")
+
+
+def _positive(settings: object, *keys: str) -> None:
+    for key in keys:
+        if not (value := getattr(settings, key)) > 0:
+            raise ConfigError(f"{key} must be above 0, got {value}")
+
+
+def _weights(weights: dict[str, Any]) -> None:
+    for tenant, weight in weights.items():
+        try:
+            check_name(tenant)
+        except TenantNameError as error:
+            raise ConfigError(f"tenant_weights: {reprlib.repr(tenant)} names no tenant: {error}") from None
+        is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
+        if not is_number or not LEAST_WEIGHT <= weight <= MOST_WEIGHT:
+            raise ConfigError(
+                f"tenant_weights: the weight of {tenant!r} must be a number from {LEAST_WEIGHT:g} to {MOST_WEIGHT:,.0f}, "
+                f"got {reprlib.repr(weight)}"
+            )
+
+
+def at_least(settings: object, least: int, *keys: str) -> None:
+    """Raise ConfigError where the setting of one of `keys` is below `least`."""
+    for key in keys:
+        if (value := getattr(settings, key)) < least:
+            raise ConfigError(f"{key} must be at least {least}, got {value}")
+
+
+def _within(settings: object, key: str, least: float, most: float) -> None:
+    if not least <= (value := getattr(settings, key)) <= most:
+        raise ConfigError(f"{key} must be {least:g} to {most:g}, got {value}")
+
+
+def parse_settings(kind: type[Settings], values: Any, where: str) -> Settings:
+    """Build settings of `kind` from JSON values. Raises ConfigError naming `where` and the key."""
+    assert dataclasses.is_dataclass(kind)
+    if not isinstance(values, dict):
+        raise ConfigError(f"{where}: expected an object, got {type(values).__name__}")
+    fields = {known.name: known for known in dataclasses.fields(kind)}
+    hints = _hints(kind)
+    for key in values:
+        if key not in fields:
+            raise ConfigError(f"{where}: unknown key {reprlib.repr(key)}; known are {', '.join(fields)}")
+    built = {key: _built(value, hints[key], where, key) for key, value in values.items()}
+    missing = [
+        name
+        for name, known in fields.items()
+        if known.default is dataclasses.MISSING and known.default_factory is dataclasses.MISSING and name not in values
+    ]
+    if missing:
+        raise ConfigError(f"{where}: missing {', '.join(missing)}")
+    try:
+        return kind(**built)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    """Worked out once: a backlog is read twenty times a second."""
+    return get_type_hints(kind)
+
+
+def load_settings(kind: type[Settings], path: Path) -> Settings:
+    """Read settings of `kind` from a JSON file. Raises ConfigError naming the file and the key."""
+    try:
+        values = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{path} is not there: `hplm build export` writes model folders with their settings"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read as JSON: {error}") from error
+    return parse_settings(kind, values, str(path))
+
+
+def _built(value: Any, hint: Any, where: str, key: str) -> Any:
+    """A JSON value as its field holds it: objects become settings of their own, lists become tuples."""
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        return parse_settings(hint, value, f"{where}: {key}")
+    if _is_optional(hint) and value is not None:
+        (hint,) = (each for each in get_args(hint) if each is not types.NoneType)
+        return _built(value, hint, where, key)
+    if get_origin(hint) is tuple and isinstance(value, list):
+        each_hint = get_args(hint)[0]
+        # Numbers are looked at together: of a backlog there are a hundred, twenty times a second.
+        if each_hint in (int, float) and {*map(type, value)} <= {int, each_hint}:
+            return tuple(value)
+        return tuple(_built(each, each_hint, where, key) for each in value)
+    if not _fits(value, hint):
+        raise ConfigError(f"{where}: {key} must be {_words(hint)}, got {reprlib.repr(value)}")
+    return value
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    if get_origin(hint) is Literal:
+        return isinstance(value, str) and value in get_args(hint)
+    if _is_optional(hint):
+        return value is None
+    if hint is float:
+        # JSON as Python reads it has NaN and Infinity.
+        return (isinstance(value, float) and math.isfinite(value)) or _fits(value, int)
+    hint = get_origin(hint) or hint
+    return isinstance(value, hint) and not (hint is int and isinstance(value, bool))
+
+
+def _is_optional(hint: Any) -> bool:
+    """Of the kind `X | None`; of a Literal Python makes another class of it."""
+    return get_origin(hint) in (types.UnionType, Union)
+
+
+def _words(hint: Any) -> str:
+    if get_origin(hint) is Literal:
+        return f"one of {', '.join(map(repr, get_args(hint)))}"
+    return "a list" if get_origin(hint) is tuple else str(getattr(hint, "__name__", hint))

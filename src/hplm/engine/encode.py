@@ -1,0 +1,273 @@
+"""The upper stage: hidden states of many tenants' texts -> logits, shared layers once, each text's own adapter and head."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import get_args
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hplm.adapters.packed import Place
+from hplm.adapters.slots import IDENTITY
+from hplm.adapters.tenant import Tenant
+from hplm.core.settings import BaseConfig, Batching
+from hplm.engine.adapter_plan import gathers, own_product_tokens, plan_adapters
+from hplm.engine.adapter_slots import AdapterSlots, AssignedSlots
+from hplm.engine.kernels.adapt import AdapterPlan
+from hplm.engine.kernels.int8 import Ranges, check_int8, quantise_layer
+from hplm.engine.kernels.run_layers import RunLayers
+from hplm.engine.kernels.scripted import scripted
+from hplm.engine.layouts import Layout, lay_out
+from hplm.models.layers import UpperLayers, layer_weights
+from hplm.runtime.tracing import Tracer
+from hplm.tasks.decode import Logits
+
+
+@dataclass(frozen=True)
+class EngineRequest:
+    """One text after the look-up: `hidden` `[T, H]`."""
+
+    tenant: Tenant
+    hidden: npt.NDArray[np.float16] | npt.NDArray[np.float32]
+
+
+class EncodeEngine:
+    """Runs batches over one set of upper layers. Not thread-safe, but `slots.prefetch` may run beside it.
+
+    `row_tokens` and `pad_to` are those of `hplm.engine.layouts`. With ranges of each layer, `int8`, products
+    with their matrices are computed so, see `hplm.engine.kernels.int8`. Raises ConfigError where the device cannot.
+    """
+
+    def __init__(
+        self,
+        config: BaseConfig,
+        upper: UpperLayers,
+        *,
+        num_slots: int,
+        reduced_size: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        batching: Batching = "packed",
+        row_tokens: int = 128,
+        pad_to: int = 0,
+        fine_prefetch: bool = True,
+        int8: Sequence[Ranges] = (),
+        tracer: Tracer | None = None,
+    ) -> None:
+        if int8:
+            check_int8(device)
+        self.config = config
+        self.device = device
+        self.dtype = dtype
+        self.slots = AdapterSlots(
+            config,
+            num_slots,
+            reduced_size,
+            device,
+            dtype,
+            fine_prefetch=fine_prefetch,
+            # Beside matrices in integers a bank's format is fine enough too, at half the memory.
+            keep_bfloat16=dtype == torch.bfloat16 or bool(int8),
+            tracer=tracer,
+        )
+        self._tracer = tracer or Tracer(None, "")
+        # Of all batches so far, padding and fillers with them.
+        self.computed_tokens = 0
+        self._gathers = gathers(device, dtype)
+        self._batching: Batching = batching
+        self._row_tokens = row_tokens
+        self._pad_to = pad_to
+        self._upper = upper.to(device).eval().requires_grad_(False)
+        pairs = zip(self._upper.layers, int8, strict=True) if int8 else ()
+        quantised = [quantise_layer(layer, ranges) for layer, ranges in pairs]
+        # All of the layers in one format: the residual stream is normalised after every sub-layer, so rounding does not
+        # add up, and casting it to and fro took a tenth of the time.
+        self._upper.layers.to(dtype)
+        weights = [layer_weights(layer) for layer in self._upper.layers]
+        relative = None
+        if self._upper.relative is not None:
+            # A CPU's attention is in fp32, see RunLayers.
+            longest = max(config.max_tokens, row_tokens, pad_to)
+            relative = self._upper.relative(longest).to(dtype if device.type == "cuda" else torch.float32)
+        self._layers = scripted(
+            RunLayers(
+                weights,
+                self.slots.parts,
+                config.layer_norm_eps,
+                config.num_heads,
+                relative,
+                int8=quantised,
+            )
+        )
+        # Their matrices may lie in another order now: once is enough.
+        self._upper.layers = nn.ModuleList()
+
+    def close(self) -> None:
+        """End the thread that fills slots."""
+        self.slots.close()
+
+    def run(self, requests: Sequence[EngineRequest], slot_tokens: int | None = None) -> list[Logits]:
+        """Logits of each request, in order: `[1, labels]` of a classification, `[T, n * labels]` of a tagging."""
+        logits: list[Logits | None] = [None] * len(requests)
+        for indices, answers in self.run_each(requests, slot_tokens):
+            for index, answer in zip(indices, answers, strict=True):
+                logits[index] = answer
+        return [answer for answer in logits if answer is not None]
+
+    def run_each(
+        self, requests: Sequence[EngineRequest], slot_tokens: int | None = None
+    ) -> Iterator[tuple[list[int], list[Logits]]]:
+        """As `run`, part by part as each is ready: which requests, and their logits. A part's memory is let go with it."""
+        for part in self._parts(requests):
+            members = [requests[i] for i in part]
+            with self.slots.assigned([member.tenant for member in members]) as assigned:
+                lengths = [len(member.hidden) for member in members]
+                for layout in lay_out(self._batching, lengths, self._row_tokens, slot_tokens, self._pad_to):
+                    yield [part[i] for i in layout.texts], self._run_layout(members, layout, assigned)
+
+    def _parts(self, requests: Sequence[EngineRequest]) -> list[list[int]]:
+        """Positions sorted by length, so that attention goes in few calls; by tenant and cut where the slots are too few."""
+        most = self.slots.num_slots - 1
+        order = sorted(range(len(requests)), key=lambda i: len(requests[i].hidden))
+        if len({request.tenant.key for request in requests}) <= most:
+            return [order] if order else []
+        parts: list[list[int]] = [[]]
+        tenants: set[str] = set()
+        for index in sorted(order, key=lambda i: requests[i].tenant.key):
+            key = requests[index].tenant.key
+            if key not in tenants and len(tenants) == most:
+                parts.append([])
+                tenants = set()
+            parts[-1].append(index)
+            tenants.add(key)
+        return [sorted(part, key=lambda i: len(requests[i].hidden)) for part in parts]
+
+    def _run_layout(self, members: list[EngineRequest], layout: Layout, assigned: AssignedSlots) -> list[Logits]:
+        texts = [members[i] for i in layout.texts]
+        attention, mask = layout.attention, layout.attention.mask
+        with torch.inference_mode():
+            at_input, at_attention = (self._adapters(layout, assigned.at(place)) for place in get_args(Place))
+            counts = [count_read(text.tenant, len(text.hidden)) for text in texts]
+            read, at_attention_of_read = None, at_attention
+            holds_read_alone = sum(counts) < sum(layout.lengths)
+            if holds_read_alone:
+                read = places_of(layout.starts, counts).to(self.device)
+                slots = assigned.at("attention")
+                slots = [slots[i] for i in layout.texts]
+                at_attention_of_read = self._plan(slots, counts)
+            state = self._embed(texts, layout)
+            if mask is not None:
+                mask = mask.to(self.device)
+            run = self._layers
+            run.begin(
+                state,
+                attention.counts,
+                attention.lengths,
+                mask,
+                at_input,
+                at_attention,
+                read,
+                at_attention_of_read,
+            )
+            self.computed_tokens += run.hidden.size(0)
+            # Ours no more: what Python still held would take the lock again and again.
+            del state, mask, at_input, at_attention, read, at_attention_of_read
+            try:
+                first, layers = 0, self.config.upper_layers
+                while first < layers:
+                    # All that are left at once, unless a slot waits for one of them or somebody wants to see each: every
+                    # return has to get the interpreter's lock back from whoever reads and answers.
+                    last = layers if assigned.filled and not self._tracer.is_on else first + 1
+                    for index in range(first, last):
+                        assigned.wait(index)
+                    with self._tracer.span("layer", index=first):
+                        run(first, last)
+                    first = last
+            finally:
+                state = run.end()
+            if not holds_read_alone and not layout.is_packed:
+                state = state.index_select(0, places_of(layout.starts, counts).to(self.device))
+            return head_logits([text.tenant for text in texts], counts, state)
+
+    def _embed(self, texts: list[EngineRequest], layout: Layout) -> Tensor:
+        """The texts' hidden states in their places, positions added: `[size, H]`."""
+        # One copy for all, then one conversion: half the time of converting text by text into place.
+        real = torch.from_numpy(np.concatenate([text.hidden for text in texts])).to(self.device)
+        ends = np.cumsum(layout.lengths)
+        steps = np.arange(ends[-1]) - np.repeat(ends - layout.lengths, layout.lengths)
+        state = self._upper.embed(real.float(), torch.from_numpy(steps).to(self.device))
+        state = state.to(self.dtype)
+        if layout.is_packed:
+            return state
+        places = torch.from_numpy(steps + np.repeat(layout.starts, layout.lengths))
+        return state.new_zeros(layout.size, state.shape[1]).index_copy_(0, places.to(self.device), state)
+
+    def _adapters(self, layout: Layout, slot_of: Sequence[int]) -> AdapterPlan:
+        """Each text's adapter over its own tokens, `slot_of` the layout's text; padding has the identity."""
+        slots: list[int] = []
+        lengths: list[int] = []
+        end = 0
+        for i in sorted(range(len(layout.starts)), key=lambda i: layout.starts[i]):
+            if gap := layout.starts[i] - end:
+                slots.append(IDENTITY)
+                lengths.append(gap)
+            slots.append(slot_of[layout.texts[i]])
+            lengths.append(layout.lengths[i])
+            end = layout.starts[i] + layout.lengths[i]
+        if gap := layout.size - end:
+            slots.append(IDENTITY)
+            lengths.append(gap)
+        return self._plan(slots, lengths)
+
+    def _plan(self, slots: Sequence[int], lengths: Sequence[int]) -> AdapterPlan:
+        return plan_adapters(
+            slots,
+            lengths,
+            self.device,
+            num_slots=self.slots.num_slots,
+            gathered=self._gathers,
+            own_tokens=own_product_tokens(self.device),
+        )
+
+
+def head_logits(tenants: Sequence[Tenant], counts: Sequence[int], state: Tensor) -> list[Logits]:
+    """Of each text its tenant's head over the last hidden states that it reads, `counts` of `state` `[N, H]` a text.
+
+    `[1, labels]`, `[T, n * labels]` of a tagging. Pooled on the device; heads on the host: one is a few KB and serves one text.
+    """
+    state = state.float()
+    every = torch.arange(len(state), device=state.device)
+    ends = np.cumsum(counts)
+    bags = torch.from_numpy(ends - counts).to(state.device)
+    # As `segment_reduce` does it, but fast on a CPU. Of one token, `[CLS]`, it is that token.
+    means = F.embedding_bag(every, state, bags, mode="mean").cpu().numpy()
+    answers = []
+    for i, tenant in enumerate(tenants):
+        seen = means[i : i + 1]
+        if tenant.card.task == "tagging":
+            seen = state[ends[i] - counts[i] : ends[i]].cpu().numpy()
+        answers.append(seen @ tenant.head.weight.T + tenant.head.bias)
+    return answers
+
+
+def count_read(tenant: Tenant, length: int) -> int:
+    """How many of a text's last hidden states its tenant's head reads, from the first on: `[CLS]` alone, or all."""
+    return 1 if tenant.card.task != "tagging" and tenant.card.pooling == "cls" else length
+
+
+def places_of(starts: Sequence[int], counts: Sequence[int]) -> Tensor:
+    """`counts[i]` places from `starts[i]` on, one text after another: int64."""
+    ends = np.cumsum(counts)
+    return torch.from_numpy(np.repeat(starts - (ends - counts), counts) + np.arange(ends[-1]))
+
+
+def pool(task: str, pooling: str, hidden: Tensor) -> Tensor:
+    """What the head sees: every token for a tagging; `[CLS]` or the mean of the tokens for a classification."""
+    if task == "tagging":
+        return hidden
+    return hidden[:1] if pooling == "cls" else hidden.mean(0, keepdim=True)

@@ -1,0 +1,123 @@
+"""Windows through the lower layers as they are served. The same computation, readable, is `WindowEncoder.forward`."""
+
+# No `from __future__ import annotations`, see `hplm.engine.kernels.scripted`.
+
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hplm.engine.kernels.int8_products import gelu_codes, product, static_codes
+from hplm.engine.kernels.int8_windows import Int8WindowLayer
+from hplm.engine.kernels.onednn import pack_matrix
+from hplm.models.layers import WindowEncoder, layer_weights
+from hplm.plot.windows import centre
+
+# Of `layer_weights`.
+NORMS = (4, 5, 10, 11)
+
+
+def _packed_weights(layer: nn.Module, dtype: torch.dtype) -> list[Tensor]:
+    """Those of `layer_weights`: matrices in oneDNN's order and their biases in `dtype`, norms as they are."""
+    return [
+        one if place in NORMS else pack_matrix(one.to(dtype)) if one.dim() == 2 else one.to(dtype)
+        for place, one in enumerate(layer_weights(layer))
+    ]
+
+
+class RunWindows(nn.Module):
+    """`WindowEncoder.forward` with matrices in oneDNN's order, all of it in one call: `windows` int64 `[W, n]` -> `[W, n, H]`.
+
+    Products are computed in `dtype`, or as `int8` has it of each layer. `relative`: `[n, n, heads]`.
+    """
+
+    is_int8: Final[bool]
+    int8_products: list[list[list[Tensor]]]
+    int8_scales: list[list[float]]
+    int8_zeros: list[list[int]]
+    layers: list[list[Tensor]]
+    gate: list[Tensor]
+    relative: Tensor | None
+
+    def __init__(self, lower: WindowEncoder, dtype: torch.dtype, int8: Sequence[Int8WindowLayer] = ()) -> None:
+        super().__init__()
+        config, norm, relative = lower.config, lower.embedding_norm, lower.relative
+        self.words = lower.word_embeddings.weight.detach()
+        self.position = lower.window_position.detach()
+        self.norm = [norm.weight.detach(), norm.bias.detach()]
+        self.is_int8 = len(int8) > 0
+        self.int8_products = [layer.products for layer in int8]
+        self.int8_scales = [layer.scales for layer in int8]
+        self.int8_zeros = [layer.zeros for layer in int8]
+        self.layers = [one.weights for one in int8] or [_packed_weights(layer, dtype) for layer in lower.layers]
+        self.dtype = dtype
+        self.gate = [pack_matrix(weight.to(dtype)) for weight in lower.gate_weight]
+        self.gate_bias = lower.gate_bias.detach()
+        self.relative = None if relative is None else relative(config.window).detach().permute(1, 2, 0)
+        self.eps = config.layer_norm_eps
+        self.num_heads = config.num_heads
+        self.size = config.hidden_size
+        self.pad_id = config.pad_id
+        self.centre = centre(config.window)
+
+    def forward(self, windows: Tensor) -> Tensor:
+        seen = windows != self.pad_id
+        seen[:, self.centre] = True
+        unseen = torch.zeros(windows.shape).masked_fill_(seen.logical_not(), float("-inf"))
+        bias = unseen.unsqueeze(1).unsqueeze(3)
+        relative = self.relative
+        if relative is not None:
+            bias = bias + relative
+        words = F.embedding(windows, self.words)
+        hidden = F.layer_norm(words + self.position, [self.size], self.norm[0], self.norm[1], self.eps)
+        for layer in range(len(self.layers)):
+            hidden = self._int8_layer(layer, hidden, bias) if self.is_int8 else self._layer(layer, hidden, bias)
+        gates: list[Tensor] = []
+        for place in range(len(self.gate)):
+            gates.append(self._linear(hidden[:, place], self.gate[place], None))
+        return 2 * torch.sigmoid(torch.stack(gates, 1) + self.gate_bias) * hidden
+
+    def _layer(self, layer: int, hidden: Tensor, bias: Tensor) -> Tensor:
+        weights = self.layers[layer]
+        attended = self._linear(
+            self._attend(self._linear(hidden, weights[0], weights[1]), bias), weights[2], weights[3]
+        )
+        hidden = F.layer_norm(hidden + attended, [self.size], weights[4], weights[5], self.eps)
+        inner = hidden.to(self.dtype)
+        inner = torch.ops.mkldnn._linear_pointwise(inner, weights[6], weights[7], "gelu", [], "none")
+        outer = self._linear(inner, weights[8], weights[9])
+        return F.layer_norm(hidden + outer, [self.size], weights[10], weights[11], self.eps)
+
+    def _int8_layer(self, layer: int, hidden: Tensor, bias: Tensor) -> Tensor:
+        """`hplm.engine.reference.int8_window_layer`."""
+        products, scales, zeros = self.int8_products[layer], self.int8_scales[layer], self.int8_zeros[layer]
+        weights = self.layers[layer]
+        codes = static_codes(hidden, products[0][0], products[0][1])
+        context = self._attend(product(codes, scales[0], zeros[0], products[0][2:], torch.float32), bias)
+        codes = static_codes(context, products[1][0], products[1][1])
+        attended = product(codes, scales[1], zeros[1], products[1][2:], torch.float32)
+        hidden = F.layer_norm(hidden + attended, [self.size], weights[0], weights[1], self.eps)
+        codes = static_codes(hidden, products[2][0], products[2][1])
+        inner = gelu_codes(codes, scales[2], zeros[2], products[2][2:], scales[3], zeros[3])
+        found = product(inner, scales[3], zeros[3], products[3], torch.float32).add_(hidden)
+        if len(weights) > 4:
+            apart = torch.ops.mkldnn._linear_pointwise(hidden, weights[4], weights[5], "none", [], "")
+            found.add_(torch.ops.mkldnn._linear_pointwise(F.gelu(apart), weights[6], None, "none", [], ""))
+        return F.layer_norm(found, [self.size], weights[2], weights[3], self.eps)
+
+    def _attend(self, qkv: Tensor, bias: Tensor) -> Tensor:
+        """See `WindowEncoder.forward`."""
+        places = qkv.size(1)
+        heads = qkv.view(qkv.size(0), places, 3, self.num_heads, -1)
+        query, key, value = heads[:, :, 0], heads[:, :, 1], heads[:, :, 2]
+        scores = (query.unsqueeze(2) * key.unsqueeze(1)).sum(-1) * query.size(3) ** -0.5
+        weights = (scores + bias.to(scores.dtype)).softmax(2)
+        found = weights[:, :, 0].unsqueeze(3) * value[:, 0].unsqueeze(1)
+        for place in range(1, places):
+            found = found.addcmul_(weights[:, :, place].unsqueeze(3), value[:, place].unsqueeze(1))
+        return found.flatten(2)
+
+    def _linear(self, tokens: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return torch.ops.mkldnn._linear_pointwise(tokens.to(self.dtype), weight, bias, "none", [], "")

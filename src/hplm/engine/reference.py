@@ -1,0 +1,202 @@
+"""Slow and obvious twins of everything fast: one request at a time, fp32, no packing, dictionary look-up, plain loops."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hplm.adapters.tenant import Tenant
+from hplm.core.settings import BaseConfig
+from hplm.engine import lower_layers as lowers
+from hplm.engine.kernels.int8 import (
+    LARGEST,
+    LEAST_TOKEN,
+    Int8Linear,
+    Int8StaticLinear,
+    Int8TokenLinear,
+    Ranges,
+    quantise_half,
+    quantise_static,
+)
+from hplm.models.base import Base
+from hplm.models.layers import Attend, TransformerLayer, UpperLayers, WindowEncoder
+from hplm.plot import table as tables
+from hplm.plot.keys import bits
+from hplm.plot.table import PlotTable
+from hplm.store.layout import Store
+from hplm.tasks.decode import Logits, Tokens
+
+Vectors = npt.NDArray[np.float16]
+Stored = Mapping[tuple[int, ...], Vectors]
+
+
+def level(table: PlotTable) -> Stored:
+    """A table as the dictionary that `merged` looks up."""
+    if table.grams is not None:
+        grams = [tuple(gram) for gram in table.grams.tolist()]
+    else:
+        width = bits(table.vocab_size)
+        places = [width * (table.size - 1 - place) for place in range(table.size)]
+        grams = [tuple((key >> place) & ((1 << width) - 1) for place in places) for key in table.keys.tolist()]
+    return {gram: np.array(value) for gram, value in zip(grams, table.values, strict=True)}
+
+
+def lineage(
+    store: Store, base: Base, folders: Sequence[Path | str], miss: str
+) -> tuple[list[Stored], WindowEncoder | None]:
+    """The `levels` and `lower` that `merged` takes for a domain version, its own folder first and its root's last."""
+    places = [store.root / folder / "branch" for folder in folders[:-1]]
+    root = store.root / folders[-1]
+    places.append(root / "root")
+    if miss == "backoff":
+        places += [root / "bigram", root / "unigram"] if base.config.window > 2 else [root / "unigram"]
+    levels = [level(tables.load(place, fingerprint=base.fingerprint)) for place in places]
+    if miss == "backoff":
+        return levels, None
+    return levels, base.load_lower() if len(folders) == 1 else lowers.load(store.root / folders[0] / "lower", base)
+
+
+def merged(ids: Sequence[int], config: BaseConfig, levels: Sequence[Stored], lower: WindowEncoder | None) -> Tensor:
+    """Hidden states `[T, H]` of one text: the first level that has a window answers, else `lower` computes it.
+
+    `levels` map an n-gram, bigram or unigram to its vectors; shorter ones stand for the window cut to its centre.
+    """
+    n, left = config.window, (config.window - 1) // 2
+    sums = torch.zeros(len(ids), config.hidden_size)
+    counts = torch.zeros(len(ids))
+    for t in range(len(ids)):
+        window = [ids[t + i - left] if 0 <= t + i - left < len(ids) else config.pad_id for i in range(n)]
+        start, vectors = answer(window, config, levels, lower)
+        for place, vector in enumerate(vectors, start):
+            token = t + place - left
+            if 0 <= token < len(ids):
+                sums[token] += torch.from_numpy(vector.astype(np.float32))
+                counts[token] += 1
+    return sums / counts[:, None]
+
+
+def answer(
+    window: list[int], config: BaseConfig, levels: Sequence[Stored], lower: WindowEncoder | None
+) -> tuple[int, Vectors]:
+    """Where in the window the stored vectors start, and the vectors `[size, H]`."""
+    for level in levels:
+        if not level:
+            continue
+        size = len(next(iter(level)))
+        start = (config.window - 1) // 2 - (size - 1) // 2
+        if (key := tuple(window[start : start + size])) in level:
+            return start, level[key]
+    assert lower is not None, f"no level has {window}"
+    with torch.inference_mode():
+        return 0, lower(torch.tensor([window]))[0].to(torch.float16).numpy()
+
+
+def upper(encoder: UpperLayers, hidden: Tensor, tenant: Tenant | None) -> Tensor:
+    """Last hidden states `[T, H]` of one text, with its tenant's adapter in each layer, where its card says."""
+    with torch.inference_mode():
+        state = encoder.embed(hidden, torch.arange(len(hidden)))
+        heads = encoder.config.num_heads
+        bias = torch.zeros(heads, 1, 1) if encoder.relative is None else encoder.relative(len(hidden))
+        for index, layer in enumerate(encoder.layers):
+            assert isinstance(layer, TransformerLayer)
+            if tenant is not None and tenant.card.adapter_at == "input":
+                state = adapt(tenant, index, state)
+            attended = layer.attention_out(attention(layer, state, bias))
+            if tenant is not None and tenant.card.adapter_at == "attention":
+                attended = adapt(tenant, index, attended)
+            state = layer.attention_norm(state + attended)
+            state = layer.ffn_norm(state + layer.ffn_out(F.gelu(layer.ffn_in(state))))
+        return state
+
+
+def attention(layer: TransformerLayer, state: Tensor, bias: Tensor) -> Tensor:
+    """Softmax of scaled products and `bias` `[heads, T, T]`, head by head."""
+    query, key, value = (part.chunk(len(bias), -1) for part in layer.qkv(state).chunk(3, dim=-1))
+    heads = zip(query, key, value, bias, strict=True)
+    return torch.cat([((q @ k.T) / math.sqrt(q.shape[-1]) + b).softmax(-1) @ v for q, k, v, b in heads], dim=-1)
+
+
+def adapt(tenant: Tenant, layer: int, tokens: Tensor) -> Tensor:
+    """HMI eq. 1."""
+    adapter = tenant.adapter
+    down, down_bias = torch.from_numpy(adapter.down[layer]), torch.from_numpy(adapter.down_bias[layer])
+    up, up_bias = torch.from_numpy(adapter.up[layer]), torch.from_numpy(adapter.up_bias[layer])
+    return tokens + F.relu(tokens @ down.T + down_bias) @ up.T + up_bias
+
+
+def logits(encoder: UpperLayers, hidden: Tensor, tenant: Tenant) -> Tensor:
+    """What the head gives: `[1, labels]` of a classification, `[1, 1]` of a regression, `[T, n * labels]` of a tagging."""
+    last = upper(encoder, hidden, tenant)
+    if tenant.card.task != "tagging":
+        last = last[:1] if tenant.card.pooling == "cls" else last.mean(0, keepdim=True)
+    return last @ torch.from_numpy(tenant.head.weight).T + torch.from_numpy(tenant.head.bias)
+
+
+def answered(encoder: UpperLayers, hidden: Tensor, tenant: Tenant, tokens: Tokens) -> Logits:
+    """The logits that an answer is read from: `[1, labels]`, of a tagging `[T, labels]`."""
+    found: Logits = logits(encoder, hidden, tenant).numpy()
+    return word_logits(found, len(tenant.card.labels), tokens) if tenant.card.task == "tagging" else found
+
+
+def word_logits(found: Logits, num_labels: int, tokens: Tokens) -> Logits:
+    """As `hplm.tasks.decode.word_logits`, word by word."""
+    window = found.shape[1] // num_labels
+    if window == 1:
+        return found
+    result = np.zeros((len(found), num_labels), np.float32)
+    numbers = list(dict.fromkeys(int(number) for number in tokens[:, 2] if number >= 0))
+    for at, number in enumerate(numbers):
+        for place in range(window):
+            beside = at + place - window // 2
+            if 0 <= beside < len(numbers):
+                outputs = found[tokens[:, 2] == numbers[beside], place * num_labels : (place + 1) * num_labels]
+                result[tokens[:, 2] == number] += outputs.mean(0)
+    return result
+
+
+def int8_feed_forward(layer: TransformerLayer, ranges: Ranges, hidden: Tensor) -> Tensor:
+    """The feed-forward half of a layer as `kernels.int8` has it, its integers multiplied in fp64: `[N, H]` -> `[N, H]`."""
+    half = quantise_half(layer, ranges)
+    inner = F.gelu(_int8_static(half.first, hidden))
+    codes = (inner / half.second.input_scale + half.second.zero_point).round().clamp(0, 255)
+    apart = F.gelu(F.linear(hidden.float(), layer.ffn_in.weight[half.apart], layer.ffn_in.bias[half.apart]))
+    return _int8_product(half.second, codes).float() + apart @ layer.ffn_out.weight[:, half.apart].T
+
+
+def int8_window_layer(layer: TransformerLayer, ranges: Ranges, hidden: Tensor, attend: Attend) -> Tensor:
+    """A lower layer as `kernels.int8_windows` has it, its integers multiplied in fp64: `[W, n, H]` -> `[W, n, H]`."""
+
+    def product(linear: nn.Linear, channels: Tensor, tokens: Tensor) -> Tensor:
+        return _int8_static(quantise_static(linear.weight, linear.bias, channels), tokens).float()
+
+    query, key, value = product(layer.qkv, ranges.attention, hidden).chunk(3, dim=-1)
+    attended = product(layer.attention_out, ranges.context, attend(query, key, value))
+    hidden = layer.attention_norm(hidden + attended)
+    return layer.ffn_norm(hidden + int8_feed_forward(layer, ranges, hidden))
+
+
+def int8_by_token(linear: Int8TokenLinear, tokens: Tensor) -> Tensor:
+    """A product around attention as `hplm.engine.kernels.int8` has it, token by token: `[N, in]` -> `[N, out]`."""
+    weights = linear.codes.double() * linear.scales[:, None]
+    rows = []
+    for token in tokens.double() * linear.factor:
+        scale = max(float(token.abs().max()), LEAST_TOKEN) / LARGEST
+        rows.append(weights @ (token / scale).round() * scale + linear.bias)
+    return torch.stack(rows).float()
+
+
+def _int8_static(given: Int8StaticLinear, tokens: Tensor) -> Tensor:
+    codes = (tokens.float() * given.factor + given.linear.zero_point + 0.5).clamp(0, 255).floor()
+    return _int8_product(given.linear, codes)
+
+
+def _int8_product(linear: Int8Linear, codes: Tensor) -> Tensor:
+    sums = (codes.double() - linear.zero_point) @ linear.codes.double().T
+    return sums * linear.scales * linear.input_scale + linear.bias

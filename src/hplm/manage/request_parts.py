@@ -1,0 +1,110 @@
+"""What manage requests are made of: sources of files, settings of trainings, checks of names and numbers.
+
+Checks raise ConfigError, which `hplm.core.settings.parse` completes with where the value stood.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from hplm.adapters.tenant import Pooling
+from hplm.errors import ConfigError
+
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file to work on: an `upload`'s id, or a `path` on the server."""
+
+    upload: str | None = None
+    path: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.upload is None) == (self.path is None):
+            raise ConfigError("expected either an upload or a path")
+        if self.upload is not None:
+            check_id("upload", self.upload)
+        if self.path is not None and not (0 < len(self.path) <= 1000 and self.path.isprintable()):
+            raise ConfigError("a path is 1 to 1000 printable characters")
+
+
+@dataclass(frozen=True)
+class DataFiles:
+    """Labelled files of a tenant, and one of texts without labels. Without `dev`, a part of `train` is split off."""
+
+    train: Source
+    dev: Source | None = None
+    test: Source | None = None
+    unlabelled: Source | None = None
+
+    def named(self) -> dict[str, Source]:
+        """The files that there are, by their part."""
+        parts = {"train": self.train, "dev": self.dev, "test": self.test, "unlabelled": self.unlabelled}
+        return {part: source for part, source in parts.items() if source is not None}
+
+
+@dataclass(frozen=True)
+class TuneSettings:
+    """How to fine-tune; what is not given is the builder's default."""
+
+    epochs: int | None = None
+    learning_rates: tuple[float, ...] | None = None
+    patience: int | None = None
+    pooling: Pooling | None = None
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        between("epochs", self.epochs, 1, 1000)
+        between("patience", self.patience, 1, 1000)
+        between("seed", self.seed, 0, 2**31 - 1)
+        if self.learning_rates is not None and not 1 <= len(self.learning_rates) <= 8:
+            raise ConfigError("learning_rates must be 1 to 8 numbers")
+        for rate in self.learning_rates or ():
+            between("learning_rates", rate, 1e-7, 1.0)
+
+
+@dataclass(frozen=True)
+class PretrainSettings:
+    """How to pretrain further; what is not given is the builder's default.
+
+    `tokens` are how many to train on, after `warmup_tokens` for the head that names masked words alone.
+    """
+
+    tokens: int | None = None
+    warmup_tokens: int | None = None
+    learning_rate: float | None = None
+    top_percent: float | None = None
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        between("tokens", self.tokens, 1, 10**10)
+        between("warmup_tokens", self.warmup_tokens, 1, 10**10)
+        between("learning_rate", self.learning_rate, 1e-7, 1.0)
+        between("top_percent", self.top_percent, 1e-3, 100.0)
+        between("seed", self.seed, 0, 2**31 - 1)
+
+
+def given(settings: TuneSettings | PretrainSettings) -> dict[str, Any]:
+    """The settings that the request named."""
+    return {key: value for key, value in dataclasses.asdict(settings).items() if value is not None}
+
+
+def check_id(key: str, found: str) -> None:
+    """Raises ConfigError for what can be no id of a job or upload."""
+    if not _ID.fullmatch(found):
+        raise ConfigError(f"{key} must be the id that the server gave")
+
+
+def between(key: str, value: float | None, least: float, most: float) -> None:
+    """Raises ConfigError for a number out of range, also for one that is none."""
+    if value is not None and not least <= value <= most:
+        raise ConfigError(f"{key} must be {_plain(least)} to {_plain(most)}, got {str(value)[:40]}")
+
+
+def _plain(number: float) -> str:
+    """All its digits, without an exponent."""
+    return f"{number:,}" if isinstance(number, int) else f"{number:.10f}".rstrip("0").rstrip(".")

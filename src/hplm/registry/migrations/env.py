@@ -1,0 +1,11 @@
+"""What Alembic runs for every command: the caller's connection, in the caller's transaction."""
+
+from alembic import context
+
+from hplm.registry import schema
+
+context.configure(
+    connection=context.config.attributes["connection"], target_metadata=schema.metadata, transactional_ddl=True
+)
+with context.begin_transaction():
+    context.run_migrations()

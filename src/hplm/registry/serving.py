@@ -1,0 +1,56 @@
+"""The registry's part for serving processes: what changed since they last looked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Select, select
+
+from hplm.errors import UnknownVersionError
+from hplm.registry.database import RegistryPart
+from hplm.registry.records import Changes, ServedTenant
+from hplm.registry.schema import state, tenant_versions, tenants
+
+
+class Serving(RegistryPart):
+    """Following the registry without reading all of it."""
+
+    def generation(self) -> int:
+        """Grows with every publication, rollback and deletion of a tenant or domain. One row: cheap to ask often."""
+        with self._database.reading() as connection:
+            return connection.execute(select(state.c.generation)).scalar_one()
+
+    def changes_since(self, generation: int) -> Changes:
+        """What changed after `generation`; everything where it is 0 or another registry's."""
+        with self._database.reading() as connection:
+            now, floor = connection.execute(select(state.c.generation, state.c.floor)).one()
+            full = not floor <= generation <= now
+            rows = connection.execute(changed_since(0 if full else generation)).all()
+        return Changes(
+            generation=now,
+            published=tuple(ServedTenant(*row) for row in rows if row.id is not None),
+            removed=() if full else tuple(row.name for row in rows if row.id is None),
+            full=full,
+        )
+
+    def served_version(self, version_id: int) -> ServedTenant:
+        """A version by its id, current or not, as long as its files may be there. Raises UnknownVersionError."""
+        v = tenant_versions.c
+        query = select(v.tenant, v.id, v.number, v.path, v.domain_version_id).where(v.id == version_id)
+        with self._database.reading() as connection:
+            row = connection.execute(query).first()
+        if row is None:
+            raise UnknownVersionError(f"there is no tenant version with id {version_id}")
+        return ServedTenant(*row)
+
+
+def changed_since(generation: int) -> Select[Any]:
+    """The query behind `changes_since`: a walk along the generations, not along the tenants."""
+    v = tenant_versions.c
+    return (
+        select(tenants.c.name, v.id, v.number, v.path, v.domain_version_id)
+        .select_from(tenants)
+        .outerjoin(tenant_versions, v.id == tenants.c.current_id)
+        .where(tenants.c.generation > generation)
+        .order_by(tenants.c.generation, tenants.c.name)
+    )

@@ -1,0 +1,348 @@
+"""The registry's part about tenants and their versions."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from itertools import islice
+from typing import Any
+
+from sqlalchemy import Connection, Select, bindparam, func, insert, or_, select, update
+
+from hplm.errors import ConflictError, UnknownTenantError, UnknownVersionError
+from hplm.registry.database import IN_ONE_QUERY, RegistryPart, bump
+from hplm.registry.domains import check_kept
+from hplm.registry.jobs import at_work_on, cancel_all, let_follow, unfinished_subjects
+from hplm.registry.records import TenantRecord, TenantVersion
+from hplm.registry.schema import domain_versions, domains, tenant_versions, tenants
+from hplm.registry.uploads import leave_uploads
+from hplm.registry.version_numbers import Folder, check_free
+from hplm.runtime.crash_points import crash_point
+
+AFTER_EVERY_NAME = "\x7f"  # names are plain ASCII below it
+
+
+class Tenants(RegistryPart):
+    """Tenants: publish, look up, go back, delete."""
+
+    def check_next_number(self, tenant: str, folder: Folder) -> None:
+        """Raises ConflictError where `next_number` would: before it is trained what could not be published."""
+        with self._database.reading() as connection:
+            check_free(folder, 1 + (_last_number(connection, tenant) or 0))
+
+    def next_number(self, tenant: str, folder: Folder | None = None) -> int:
+        """A number for the next version's folder, given once: what a killed job left there is never built into.
+
+        Raises ConflictError where that `folder` is there.
+        """
+        with self._database.writing() as connection:
+            last = _last_number(connection, tenant)
+            check_free(folder, 1 + (last or 0))
+            if last is None:
+                # Generation 0: serving has nothing to hear of it.
+                connection.execute(insert(tenants).values(name=tenant, last_number=1, generation=0))
+                return 1
+            connection.execute(update(tenants).where(tenants.c.name == tenant).values(last_number=last + 1))
+            return last + 1
+
+    def publish_tenant(
+        self,
+        name: str,
+        domain_version_id: int,
+        path: str,
+        now_s: float,
+        *,
+        about: dict[str, Any],
+        number: int,
+        expected: int | None,
+    ) -> TenantVersion:
+        """A new tenant, or its next version, and what is served from now on.
+
+        `expected` is the current number that the caller started from, None where there must be no such tenant. Raises
+        ConflictError where that, or the domain version, was changed meanwhile.
+        """
+        with self._database.writing() as connection:
+            check_kept(connection, domain_version_id)
+            row = connection.execute(select(tenants).where(tenants.c.name == name)).first()
+            current = _number_of(connection, row.current_id) if row else None
+            if current != expected:
+                raise ConflictError(_overtaken(name, current, expected))
+            taken = select(tenant_versions.c.id).where(
+                tenant_versions.c.tenant == name, tenant_versions.c.number == number
+            )
+            if connection.execute(taken).first():
+                raise ConflictError(f"tenant {name!r} has had a version {number} already: take the next number")
+            if row is None:
+                connection.execute(insert(tenants).values(name=name, last_number=number, generation=0))
+            version_id = connection.execute(
+                insert(tenant_versions)
+                .values(
+                    tenant=name,
+                    number=number,
+                    domain_version_id=domain_version_id,
+                    path=path,
+                    created_s=now_s,
+                    about=about,
+                )
+                .returning(tenant_versions.c.id)
+            ).scalar_one()
+            last = max(row.last_number, number) if row else number
+            _serve(connection, name, version_id, last_number=last)
+            let_follow(connection, f"tenant:{name}", domain_version_id)
+            crash_point("publish.committing")
+        return TenantVersion(version_id, name, number, domain_version_id, path, now_s, about)
+
+    def publish_tenants(
+        self,
+        domain_version_id: int,
+        path: str,
+        names: Iterable[str],
+        now_s: float,
+        *,
+        about: Mapping[str, dict[str, Any]] | None = None,
+        instead_of: Collection[str] = (),
+    ) -> int:
+        """Many tenants in one transaction, all in the bank at `path`; returns how many. `about` is by name.
+
+        Each gets a next version and is served with it. Its versions from what was at `path` before are retired, as
+        those files were replaced; versions elsewhere are kept. Tenants that are not in `names` stay as they are, but for
+        those that are served from banks at `instead_of`: they are deleted, and no version there is kept.
+        """
+        listed = sorted(set(names))
+        with self._database.writing() as connection:
+            check_kept(connection, domain_version_id)
+            generation = bump(connection)
+            rest = iter(listed)
+            while part := list(islice(rest, IN_ONE_QUERY)):
+                _publish_part(connection, part, domain_version_id, path, now_s, generation, about or {})
+            serve_newest(connection, generation)
+            _replace(connection, instead_of, now_s, generation)
+        return len(listed)
+
+    def tenant(self, name: str) -> TenantRecord:
+        """Raises UnknownTenantError."""
+        found = self.find_tenant(name)
+        if found is None:
+            raise UnknownTenantError(f"there is no tenant {name!r}")
+        return found
+
+    def find_tenant(self, name: str) -> TenantRecord | None:
+        """None where there is no such tenant."""
+        with self._database.reading() as connection:
+            query = _records().add_columns(tenant_versions.c.about).where(tenants.c.name == name)
+            row = connection.execute(query).first()
+        return None if row is None else _record(row[:-1], row.about)
+
+    def tenant_versions(self, name: str) -> list[TenantVersion]:
+        """Those that can be gone back to, oldest first. Raises UnknownTenantError."""
+        with self._database.reading() as connection:
+            _current_id(connection, name)
+            query = _versions().where(tenant_versions.c.tenant == name, tenant_versions.c.retired_s.is_(None))
+            return [TenantVersion(*row) for row in connection.execute(query.order_by(tenant_versions.c.number))]
+
+    def tenants(self, *, prefix: str = "", after: str = "", limit: int = 100) -> list[TenantRecord]:
+        """Sorted by name: those that start with `prefix` and come after `after`, at most `limit`.
+
+        Without their `about`, of which a thousand may be a quarter of a gigabyte.
+        """
+        with self._database.reading() as connection:
+            return [_record(row, {}) for row in connection.execute(listing(prefix, after, limit))]
+
+    def tenant_count(self) -> int:
+        with self._database.reading() as connection:
+            query = select(func.count()).select_from(tenants).where(tenants.c.current_id.is_not(None))
+            return connection.execute(query).scalar_one()
+
+    def tenants_by_domain(self) -> dict[tuple[str, str], int]:
+        """How many tenants each domain has, by `(base, name)`; those without tenants are not named."""
+        query = (
+            select(domains.c.base, domains.c.name, func.count())
+            .join(domain_versions, domain_versions.c.domain_id == domains.c.id)
+            .join(tenant_versions, tenant_versions.c.domain_version_id == domain_versions.c.id)
+            .join(tenants, tenants.c.current_id == tenant_versions.c.id)
+            .group_by(domains.c.base, domains.c.name)
+        )
+        with self._database.reading() as connection:
+            return {(row[0], row[1]): row[2] for row in connection.execute(query)}
+
+    def rollback_tenant(self, name: str, number: int | None) -> TenantVersion:
+        """Serve an earlier (or later) kept version again; None is, of the earlier ones, that which was served last.
+
+        Only `current` moves. Raises UnknownTenantError, UnknownVersionError, or ConflictError where an update is under way: it
+        goes on from the current version, and all it has learned would be lost at its end.
+        """
+        versions = tenant_versions.c
+        with self._database.writing() as connection:
+            current = _number_of(connection, _current_id(connection, name))
+            query = _versions().where(versions.tenant == name, versions.retired_s.is_(None))
+            wanted = versions.number == number if number is not None else versions.number < current
+            last = (versions.served.desc(), versions.number.desc())
+            row = connection.execute(query.where(wanted).order_by(*last).limit(1)).first()
+            if row is None:
+                kept = connection.execute(query.order_by(versions.number)).all()
+                raise UnknownVersionError(
+                    f"tenant {name!r} is at version {current} and has no "
+                    + (f"version {number}" if number is not None else "earlier one")
+                    + f"; kept are {', '.join(str(one.number) for one in kept)}"
+                )
+            if (job := at_work_on(connection, f"tenant:{name}")) is not None:
+                raise ConflictError(
+                    f"job {job} is updating tenant {name!r} from version {current}, and could not publish after a roll back: "
+                    "wait for it, or cancel it first"
+                )
+            _serve(connection, name, row.id)
+            let_follow(connection, f"tenant:{name}", row.domain_version_id)
+            return TenantVersion(*row)
+
+    def delete_tenant(self, name: str, now_s: float) -> set[str]:
+        """Serve it no more, retire its versions, cancel its jobs; returns the uploads that go with those.
+
+        Raises UnknownTenantError.
+        """
+        with self._database.writing() as connection:
+            _current_id(connection, name)
+            versions = tenant_versions.c
+            connection.execute(
+                update(tenant_versions)
+                .where(versions.tenant == name, versions.retired_s.is_(None))
+                .values(retired_s=now_s)
+            )
+            _serve(connection, name, None)
+            return cancel_all(connection, f"tenant:{name}", now_s)
+
+
+def listing(prefix: str, after: str, limit: int) -> Select[Any]:
+    """The query behind `tenants`: a walk along the names from where it starts, whatever their number."""
+    query = _records().where(tenants.c.name > after)
+    if prefix:
+        query = query.where(tenants.c.name >= prefix, tenants.c.name < prefix + AFTER_EVERY_NAME)
+    return query.order_by(tenants.c.name).limit(limit)
+
+
+def _records() -> Select[Any]:
+    """Rows of `_record`, of tenants that exist, without `about`."""
+    v = tenant_versions.c
+    return (
+        select(
+            *(v.id, v.tenant, v.number, v.domain_version_id, v.path, v.created_s),
+            *(domains.c.base, domains.c.name, domain_versions.c.number.label("domain_number")),
+        )
+        .select_from(tenants)
+        .join(tenant_versions, v.id == tenants.c.current_id)
+        .join(domain_versions, domain_versions.c.id == v.domain_version_id)
+        .join(domains, domains.c.id == domain_versions.c.domain_id)
+    )
+
+
+def _record(row: Any, about: dict[str, Any]) -> TenantRecord:
+    version = TenantVersion(*(*row[:6], about))
+    base, domain, number = row[6:]
+    return TenantRecord(version.tenant, base, version, domain, number)
+
+
+def _versions() -> Select[Any]:
+    """Rows of TenantVersion."""
+    v = tenant_versions.c
+    return select(v.id, v.tenant, v.number, v.domain_version_id, v.path, v.created_s, v.about)
+
+
+def _current_id(connection: Connection, name: str) -> int:
+    found = connection.execute(select(tenants.c.current_id).where(tenants.c.name == name)).scalar()
+    if found is None:
+        raise UnknownTenantError(f"there is no tenant {name!r}")
+    return found
+
+
+def _last_number(connection: Connection, name: str) -> int | None:
+    found = connection.execute(select(tenants.c.last_number).where(tenants.c.name == name)).scalar()
+    return None if found is None else int(found)
+
+
+def _number_of(connection: Connection, version_id: int | None) -> int | None:
+    return connection.execute(select(tenant_versions.c.number).where(tenant_versions.c.id == version_id)).scalar()
+
+
+def _serve(connection: Connection, name: str, version_id: int | None, **also: int) -> None:
+    """Make a version current, and let serving hear of it."""
+    generation = bump(connection)
+    connection.execute(
+        update(tenants).where(tenants.c.name == name).values(current_id=version_id, generation=generation, **also)
+    )
+    connection.execute(update(tenant_versions).where(tenant_versions.c.id == version_id).values(served=generation))
+
+
+def _overtaken(name: str, current: int | None, expected: int | None) -> str:
+    if expected is None:
+        return f"tenant {name!r} exists already, at version {current}"
+    if current is None:
+        return f"tenant {name!r} was deleted meanwhile"
+    return f"tenant {name!r} is at version {current}, not {expected}: it was changed meanwhile, look again"
+
+
+def _publish_part(
+    connection: Connection,
+    names: list[str],
+    domain_version_id: int,
+    path: str,
+    now_s: float,
+    generation: int,
+    about: Mapping[str, dict[str, Any]],
+) -> None:
+    """Rows of tenants and versions for `names`; `current_id` is set for all parts together."""
+    query = select(tenants.c.name, tenants.c.last_number).where(tenants.c.name.in_(names))
+    numbers = {row.name: row.last_number + 1 for row in connection.execute(query)}
+    if numbers:
+        versions = tenant_versions.c
+        connection.execute(
+            update(tenant_versions)
+            .where(versions.tenant.in_(list(numbers)), versions.path == path, versions.retired_s.is_(None))
+            .values(retired_s=now_s)
+        )
+        connection.execute(
+            update(tenants)
+            .where(tenants.c.name == bindparam("of"))
+            .values(last_number=bindparam("number"), generation=generation),
+            [{"of": name, "number": number} for name, number in numbers.items()],
+        )
+    if new := [name for name in names if name not in numbers]:
+        connection.execute(
+            insert(tenants), [{"name": name, "last_number": 1, "generation": generation} for name in new]
+        )
+    connection.execute(
+        insert(tenant_versions),
+        [
+            {
+                "tenant": name,
+                "number": numbers.get(name, 1),
+                "domain_version_id": domain_version_id,
+                "path": path,
+                "created_s": now_s,
+                "about": about.get(name, {}),
+            }
+            for name in names
+        ],
+    )
+
+
+def _replace(connection: Connection, paths: Collection[str], now_s: float, generation: int) -> None:
+    """Delete the tenants that are served from banks at `paths`, and retire every version there."""
+    v = tenant_versions.c
+    served = (tenants.c.current_id == v.id, v.path.in_(paths))
+    gone = set(connection.execute(select(tenants.c.name).where(*served)).scalars())
+    for unfinished in unfinished_subjects(connection) & {f"tenant:{name}" for name in gone}:
+        leave_uploads(connection, cancel_all(connection, unfinished, now_s))
+    of_gone = v.tenant.in_(select(tenants.c.name).where(*served).correlate(None))
+    retired = update(tenant_versions).where(or_(v.path.in_(paths), of_gone), v.retired_s.is_(None))
+    connection.execute(retired.values(retired_s=now_s))
+    at_paths = select(v.id).where(v.path.in_(paths))
+    connection.execute(
+        update(tenants).where(tenants.c.current_id.in_(at_paths)).values(current_id=None, generation=generation)
+    )
+
+
+def serve_newest(connection: Connection, generation: int) -> None:
+    """Make the newest version current of every tenant that was changed in `generation`."""
+    v = tenant_versions.c
+    newest = select(v.id).where(v.tenant == tenants.c.name, v.number == tenants.c.last_number).scalar_subquery()
+    connection.execute(update(tenants).where(tenants.c.generation == generation).values(current_id=newest))
+    current = select(tenants.c.current_id).where(tenants.c.generation == generation)
+    connection.execute(update(tenant_versions).where(v.id.in_(current)).values(served=generation))

@@ -1,0 +1,95 @@
+"""Counters and gauges on Triton's /metrics page."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import triton_python_backend_utils as pb_utils
+
+from hplm.runtime.process import end_if_orphaned
+from hplm.runtime.rate_limited_log import log_rate_limited
+
+# As a stub starts: the server that it belongs to.
+SERVER = os.getppid()
+PERIOD_S = 1.0
+
+
+@dataclass(frozen=True)
+class MetricFamily:
+    """A metric's name and description; `label` tells its values apart, empty where there is one, named ""."""
+
+    name: str
+    description: str
+    label: str
+
+
+class Published:
+    """Brings metrics up to date every `PERIOD_S`: each update is a round trip to the server.
+
+    `instance` labels all of them where several processes of one model publish: Triton has one value for the same labels, and
+    would let go of it with the first process that ends.
+    Where the server was killed, a round trip would wait for ever, and the stub with it: it ends instead.
+    """
+
+    def __init__(
+        self,
+        counters: Mapping[MetricFamily, Callable[[], Counter[str]]],
+        gauges: Mapping[MetricFamily, Callable[[], Mapping[str, float]]],
+        instance: str = "",
+    ) -> None:
+        end_if_orphaned(SERVER)
+        self._counters = [(self._family(f, pb_utils.MetricFamily.COUNTER), f, read) for f, read in counters.items()]
+        # Triton forgets a family's metrics with the family: all are kept.
+        self._gauges = [(self._family(f, pb_utils.MetricFamily.GAUGE), f, read) for f, read in gauges.items()]
+        self._labels = {"model_instance": instance} if instance else {}
+        self._metrics: dict[tuple[str, str], Any] = {}
+        self._published: dict[str, Counter[str]] = {}
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._loop, name="hplm-metrics", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Publish what is left and end the timer."""
+        self._stopped.set()
+        self._thread.join(timeout=2.0)
+        self._try()
+        # While Triton still listens, and metrics before their families: later, the stub crashes on it.
+        self._metrics.clear()
+        self._gauges.clear()
+        self._counters.clear()
+
+    def _family(self, family: MetricFamily, kind: Any) -> Any:
+        return pb_utils.MetricFamily(name=family.name, description=family.description, kind=kind)
+
+    def _loop(self) -> None:
+        while not self._stopped.wait(PERIOD_S):
+            self._try()
+
+    def _try(self) -> None:
+        end_if_orphaned(SERVER)
+        try:
+            self._publish()
+        except Exception as error:
+            # As with shared memory full for a moment: the next time publishes what this one did not.
+            log_rate_limited("metrics are not up to date", error)
+
+    def _publish(self) -> None:
+        for made, family, read in self._counters:
+            published = self._published.setdefault(family.name, Counter())
+            for value, count in (Counter(read()) - published).items():
+                self._metric(made, family, value).increment(count)
+                published[value] += count
+        for made, family, read_gauge in self._gauges:
+            for value, number in read_gauge().items():
+                self._metric(made, family, value).set(number)
+
+    def _metric(self, made: Any, family: MetricFamily, value: str) -> Any:
+        if (metric := self._metrics.get((family.name, value))) is None:
+            labels = {family.label: value} if family.label else {}
+            metric = self._metrics[family.name, value] = made.Metric(labels={**labels, **self._labels})
+        return metric

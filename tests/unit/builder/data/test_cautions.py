@@ -1,0 +1,133 @@
+"""What is said about odd data before they are learned."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hplm_builder.data.cautions import cautions, nothing_learned
+from hplm_builder.data.labelled import Entity, LabelledData, LabelledText
+
+from hplm.core.text import TextEncoder
+from hplm.errors import DataError
+from hplm.models.base import Base
+
+TEXT = "anna runs to paris"
+WHOLE = LabelledText(TEXT, None, (Entity("PER", 0, 4), Entity("CITY", 13, 18)))
+APART = LabelledText("paris", None, (Entity("CITY", 0, 5),))
+BEGINS_WITHIN = LabelledText(TEXT, None, (Entity("PER", 2, 4),))
+ENDS_WITHIN = LabelledText(TEXT, None, (Entity("CITY", 13, 16),))
+BEYOND = LabelledText("the " * 60 + "paris", None, (Entity("CITY", 240, 245),))
+
+
+@pytest.fixture(scope="module")
+def encoder(tiny_base: Base) -> TextEncoder:
+    return tiny_base.load_text_encoder()
+
+
+def classes(train: dict[str, str], dev: dict[str, str], test: dict[str, str] | None = None) -> LabelledData:
+    parts = [[LabelledText(text, label) for text, label in part.items()] for part in (train, dev, test or {})]
+    return LabelledData("classification", tuple(sorted(set(train.values()))), *parts)
+
+
+def tagging(train: list[LabelledText], dev: list[LabelledText] | None = None) -> LabelledData:
+    return LabelledData("tagging", ("O", "B-CITY", "I-CITY", "B-PER", "I-PER"), train, dev or [APART], [])
+
+
+def test_entities_that_can_be_found_are_no_matter(encoder: TextEncoder) -> None:
+    spaced = replace(WHOLE, text=f"{TEXT} !", entities=(Entity("PER", 0, 5),))
+    assert cautions(tagging([WHOLE, spaced]), encoder) == []
+
+
+def test_entities_that_can_never_be_found_are_counted(encoder: TextEncoder) -> None:
+    said, *_ = cautions(tagging([WHOLE, BEGINS_WITHIN, ENDS_WITHIN, BEYOND]), encoder)
+    assert said.startswith("3 of 5 entities of the train data can never be found: they begin or end within a word")
+    assert f"beyond the {encoder.max_tokens} tokens" in said
+
+
+@pytest.mark.parametrize("one", [BEGINS_WITHIN, ENDS_WITHIN, BEYOND], ids=["begins", "ends", "beyond"])
+def test_a_part_of_which_no_entity_can_be_found_is_refused(encoder: TextEncoder, one: LabelledText) -> None:
+    with pytest.raises(DataError, match="none of the 2 entities of the train data can be learned"):
+        cautions(tagging([one, one]), encoder)
+    with pytest.raises(DataError, match="none of the 1 entities of the dev data"):
+        cautions(tagging([WHOLE], [one]), encoder)
+    said, *_ = cautions(replace(tagging([WHOLE]), test=[one]), encoder)
+    assert said.startswith("1 of 1 entities of the test data can never be found")
+
+
+def test_sound_data_are_not_talked_about(encoder: TextEncoder) -> None:
+    train = {"the cat": "x", "a cat": "x", "the dog": "y", "a dog": "y"}
+    assert cautions(classes(train, {"cat": "x", "dog": "y"}, {"red cat": "x"}), encoder) == []
+
+
+def test_classes_with_too_few_examples_are_named(encoder: TextEncoder) -> None:
+    train = {"the cat": "x", "a cat": "x", "the dog": "y", "the bird": "z"}
+    assert cautions(classes(train, {"cat": "x"}), encoder) == [
+        "2 of 3 classes have one train example: 'y', 'z'",
+        "2 of 3 classes have no dev example, so nothing tells how well they do: 'y', 'z'",
+    ]
+
+
+def test_labels_that_may_be_one_are_named(encoder: TextEncoder) -> None:
+    train = {"the cat": "1", "a cat": "1", "the dog": "1.0", "a dog": "1.0", "a bird": "x", "the bird": "x"}
+    assert cautions(classes(train, {"cat": "1", "dog": "1.0", "bird": "x"}), encoder) == [
+        "labels differ in capitals, white space or how a number is written alone: '1', '1.0'; are they one?"
+    ]
+    train = {"the cat": "1_0", "a cat": "1_0", "the dog": "10", "a dog": "10"}
+    assert cautions(classes(train, {"cat": "1_0", "dog": "10"}), encoder) == []
+    tags = ("O", "B-CITY", "I-CITY", "B-City", "I-City", "B-PER", "I-PER")
+    assert cautions(replace(tagging([WHOLE]), labels=tags), encoder) == [
+        "labels differ in capitals, white space or how a number is written alone: 'CITY', 'City'; are they one?"
+    ]
+
+
+def test_a_test_part_that_tells_nothing_is_told_of(encoder: TextEncoder) -> None:
+    bare = replace(tagging([WHOLE]), test=[LabelledText("the cat runs")])
+    assert cautions(bare, encoder) == ["the test data holds no entity: to find nothing is the best score there"]
+    ratings = [
+        [LabelledText(f"{word} {part}", f"{number}.5") for number, word in enumerate(("one", "two"))] for part in "abc"
+    ]
+    rated = LabelledData("regression", ("score",), *ratings)
+    assert cautions(rated, encoder) == []
+    (said,) = cautions(replace(rated, test=rated.test[:1]), encoder)
+    assert said.startswith("the test data holds one value only")
+
+
+def test_texts_that_are_there_more_than_once_are_counted(encoder: TextEncoder) -> None:
+    train = {"the cat": "x", "a cat": "x", "the dog": "y", "a dog": "y"}
+    data = classes(train, {"cat": "x", "dog": "y"}, {"the cat": "x", "red dog": "y"})
+    twice = replace(
+        data, train=[*data.train, LabelledText("a dog", "y"), LabelledText("a cat", "y", where="train.csv, line 6")]
+    )
+    assert cautions(twice, encoder) == [
+        "4 of 6 train examples have a text that another has too",
+        "1 of 4 train texts have more than one label, as at train.csv, line 6",
+        "1 of 2 test texts are in the train data too: test scores are too good",
+    ]
+
+
+def test_texts_that_are_cut_are_estimated(encoder: TextEncoder) -> None:
+    train = {"the cat": "x", "a cat " * 60: "x", "the dog": "y", "a dog": "y"}
+    (said,) = cautions(classes(train, {"cat": "x", "dog": "y"}), encoder)
+    assert said.startswith("about 25% of the train texts are longer than the")
+
+
+@pytest.mark.parametrize(
+    ("data", "scores", "is_said"),
+    [
+        (classes({}, {"cat": "x", "dog": "x", "hen": "y"}), {"dev_accuracy": 2 / 3}, True),
+        (classes({}, {"cat": "x", "dog": "x", "hen": "y"}), {"dev_accuracy": 1.0}, False),
+        (classes({}, {"cat": "x", "dog": "x"}), {"dev_accuracy": 1.0}, False),
+        (tagging([WHOLE]), {"dev_f1": 0.0}, True),
+        (tagging([WHOLE]), {"dev_f1": 0.01}, False),
+        (LabelledData("regression", ("score",), [], [], []), {"dev_pearson": -0.1}, True),
+        (LabelledData("regression", ("score",), [], [], []), {"dev_pearson": 0.1}, False),
+    ],
+    ids=["majority", "all-right", "one-class", "no-entity", "some-entity", "contrary", "alike"],
+)
+def test_a_tenant_that_is_no_better_than_one_answer_to_everything_has_learned_nothing(
+    data: LabelledData, scores: dict[str, float], is_said: bool
+) -> None:
+    said = nothing_learned(data, scores, 2e-3)
+    assert len(said) == is_said
+    assert all("try other learning rates than 0.002, a lower one first, or more examples" in one for one in said)

@@ -1,0 +1,234 @@
+"""Writing model folders."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hplm_builder.convert.base import DEFAULT_BASE
+from hplm_builder.export.model_folders import export
+
+from hplm.core.settings import EncodeSettings, LookupSettings, ManagerSettings, load_settings
+from hplm.errors import DataError, MissingArtifactError
+from hplm.store.layout import Store
+from hplm.triton.launcher.server import MANAGER_ROLES, ROLES, STAGES, share_folder
+
+PLOT = LookupSettings(store="", base="b", table="t", miss="backoff")
+UPPER = EncodeSettings(store="", base="b")
+
+
+def store_at(folder: Path, registry: str = "") -> Store:
+    """A store that seems to have what the settings name."""
+    store = Store(folder, registry)
+    store.base("b").mkdir(parents=True, exist_ok=True)
+    store.table("t", "root").mkdir(parents=True, exist_ok=True)
+    return store
+
+
+def test_every_role_has_its_config_a_version_and_settings_that_find_the_store(tmp_path: Path) -> None:
+    export(store_at(tmp_path / "store"), tmp_path / "models", PLOT, UPPER)
+    for role in ROLES:
+        assert f'name: "{role}"' in (tmp_path / "models" / role / "config.pbtxt").read_text()
+        assert any((tmp_path / "models" / role / "1").iterdir())
+    folder = tmp_path / "models" / "hbert_plot" / "1"
+    settings = load_settings(LookupSettings, folder / "settings.json")
+    assert (folder / settings.store).resolve() == tmp_path / "store"
+
+
+@pytest.mark.parametrize("role", STAGES)
+def test_before_a_stage_wait_no_more_than_so_many_who_may_expire_and_nobody_is_delayed(role: str) -> None:
+    config = (share_folder("model_repository") / role / "config.pbtxt").read_text()
+    for needed in ("max_queue_size: 1024", "allow_timeout_override: true", "default_timeout_microseconds: "):
+        assert needed in config
+    # Of payloads that a delay lets it merge Triton before 26.08 loses count, and at last hands nothing over.
+    assert "max_queue_delay" not in config
+
+
+def make_folders(store: Path) -> None:
+    """Of bases and tables, empty: an export does not look into them."""
+    for base in ("mine", DEFAULT_BASE):
+        (store / "bases" / base).mkdir(parents=True)
+    (store / "plots" / "general" / "root").mkdir(parents=True)
+
+
+def test_settings_that_are_kept_are_those_of_the_models_before_but_for_what_is_given(
+    tmp_path: Path, hplm: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    models = tmp_path / "models"
+    make_folders(tmp_path / "store")
+    command = ["build", "export", "--store", str(tmp_path / "store"), "--models", str(models)]
+
+    def exported(*options: str) -> tuple[LookupSettings, EncodeSettings]:
+        done = hplm(*command, *options)
+        assert done.returncode == 0, done.stderr
+        return (
+            load_settings(LookupSettings, models / "hbert_plot" / "1" / "settings.json"),
+            load_settings(EncodeSettings, models / "hbert_upper" / "1" / "settings.json"),
+        )
+
+    exported("--slots", "16", "--miss", "backoff", "--base", "mine")
+    path = models / "hbert_upper" / "1" / "settings.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"tenant_weights": {"acme": 3}}))
+    plot, upper = exported("--keep-settings", "--slots", "32")
+    assert (plot.miss, plot.base, upper.num_slots, upper.tenant_weights) == ("backoff", "mine", 32, {"acme": 3})
+    manager = load_settings(ManagerSettings, models / "manager" / "1" / "settings.json")
+    assert (manager.miss, manager.base, manager.reduction_factor) == (
+        "backoff",
+        "mine",
+        EncodeSettings.reduction_factor,
+    )
+    exported("--keep-settings", "--reduction-factor", "8")
+    exported("--keep-settings", "--quantization", "int8")
+    plot, upper = exported("--keep-settings")
+    manager = load_settings(ManagerSettings, models / "manager" / "1" / "settings.json")
+    assert (upper.reduction_factor, manager.reduction_factor) == (8, 8)
+    assert (plot.quantization, upper.quantization) == ("int8", "int8")
+    pbtxt = models / "hbert_upper" / "config.pbtxt"
+    assert "count: 1 kind" in pbtxt.read_text()
+    exported("--keep-settings", "--instances", "2")
+    exported("--keep-settings")
+    assert "count: 2 kind" in pbtxt.read_text()
+    pbtxt.write_text(pbtxt.read_text().replace("count: 2 kind: KIND_AUTO", "kind: KIND_CPU count: 3"))
+    done = hplm(*command, "--keep-settings")
+    assert done.returncode == 1
+    assert "BAD_CONFIG" in done.stderr
+    assert "--instances" in done.stderr
+    exported("--keep-settings", "--instances", "1")
+    look_up = models / "hbert_plot" / "config.pbtxt"
+    assert "count: 1 kind: KIND_CPU" in look_up.read_text()
+    exported("--keep-settings", "--look-up-instances", "3")
+    exported("--keep-settings")
+    assert "count: 3 kind: KIND_CPU" in look_up.read_text()
+    look_up.write_text(look_up.read_text().replace("count: 3 kind: KIND_CPU", "kind: KIND_CPU count: 3"))
+    assert "--look-up-instances" in hplm(*command, "--keep-settings").stderr
+    exported("--keep-settings", "--look-up-instances", "1")
+    assert "count: 1 kind" in pbtxt.read_text()
+    exported("--keep-settings", "--no-manager", "--miss", "compute")
+    exported("--keep-settings", "--miss", "backoff")
+    assert not any((models / role).exists() for role in MANAGER_ROLES)
+    exported("--keep-settings", "--manager")
+    manager = load_settings(ManagerSettings, models / "manager" / "1" / "settings.json")
+    assert (manager.miss, manager.base) == ("backoff", "mine")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"slots_of_yore": 1}))
+    done = hplm(*command, "--keep-settings")
+    assert done.returncode == 1
+    assert "unknown key 'slots_of_yore'" in done.stderr
+    # Whose width nobody can read any more either.
+    plot, upper = exported()
+    assert (plot.miss, upper.num_slots, upper.tenant_weights) == ("compute", EncodeSettings.num_slots, {})
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [(("--base", "nope"), "no base 'nope', it has mine, minilm-l6"), (("--plot", "nope"), "no tables 'nope'")],
+)
+def test_a_base_or_tables_that_the_store_lacks_are_refused_and_models_stay(
+    tmp_path: Path, hplm: Callable[..., subprocess.CompletedProcess[str]], asked: tuple[str, str], words: str
+) -> None:
+    make_folders(tmp_path / "store")
+    command = ["build", "export", "--store", str(tmp_path / "store"), "--models", str(tmp_path / "models")]
+    assert hplm(*command).returncode == 0
+    before = (tmp_path / "models" / "hbert_plot" / "1" / "settings.json").read_text()
+    done = hplm(*command, *asked)
+    assert done.returncode == 1
+    assert words in done.stderr
+    assert (tmp_path / "models" / "hbert_plot" / "1" / "settings.json").read_text() == before
+
+
+def test_slots_are_narrowed_only_by_who_says_so(
+    tmp_path: Path, hplm: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    make_folders(tmp_path / "store")
+    command = ["build", "export", "--store", str(tmp_path / "store"), "--models", str(tmp_path / "models")]
+    assert hplm(*command, "--reduction-factor", "2").returncode == 0
+    path = tmp_path / "models" / "hbert_upper" / "1" / "settings.json"
+    before = path.read_text()
+    done = hplm(*command, "--instances", "2")
+    assert done.returncode == 1
+    assert "BAD_CONFIG" in done.stderr
+    assert "--reduction-factor 2" in done.stderr
+    assert path.read_text() == before
+    assert hplm(*command, "--reduction-factor", "16").returncode == 0
+    assert load_settings(EncodeSettings, path).reduction_factor == 16
+    assert hplm(*command).returncode == 0
+
+
+def test_a_managed_repository_has_both_of_the_managers_models_with_its_settings(tmp_path: Path) -> None:
+    manager = ManagerSettings(store="", base="b", domain="t", keep_versions=7)
+    export(store_at(tmp_path / "store"), tmp_path / "models", PLOT, replace(UPPER, reduction_factor=8), manager)
+    for role in MANAGER_ROLES:
+        assert f'name: "{role}"' in (tmp_path / "models" / role / "config.pbtxt").read_text()
+        folder = tmp_path / "models" / role / "1"
+        settings = load_settings(ManagerSettings, folder / "settings.json")
+        assert settings.keep_versions == 7
+        assert settings.miss == PLOT.miss
+        assert settings.reduction_factor == 8
+        assert (folder / settings.store).resolve() == tmp_path / "store"
+
+
+def test_a_repository_exported_again_without_a_manager_has_none(tmp_path: Path) -> None:
+    manager = ManagerSettings(store="", base="b", domain="t")
+    export(store_at(tmp_path / "store"), tmp_path / "models", PLOT, UPPER, manager)
+    export(store_at(tmp_path / "store"), tmp_path / "models", PLOT, UPPER)
+    assert {path.name for path in (tmp_path / "models").iterdir()} == set(ROLES)
+
+
+def test_exporting_again_replaces_the_models_and_leaves_no_litter(tmp_path: Path) -> None:
+    export(store_at(tmp_path / "store"), tmp_path / "models", PLOT, UPPER)
+    export(store_at(tmp_path / "store"), tmp_path / "models", PLOT, EncodeSettings(store="", base="b", num_slots=9))
+    written = json.loads((tmp_path / "models" / "hbert_upper" / "1" / "settings.json").read_text())
+    assert written["num_slots"] == 9
+    assert {path.name for path in tmp_path.iterdir()} == {"models", "store"}
+
+
+def test_a_store_with_a_shared_registry_says_so_in_settings_that_other_users_cannot_read(tmp_path: Path) -> None:
+    url = "postgresql+psycopg://hplm:secret@db/hplm"
+    export(store_at(tmp_path / "store", url), tmp_path / "models", PLOT, UPPER)
+    for role in ("hbert_plot", "hbert_upper"):
+        path = tmp_path / "models" / role / "1" / "settings.json"
+        assert json.loads(path.read_text())["registry"] == url
+        assert path.stat().st_mode & 0o077 == 0
+
+
+def test_a_folder_of_something_else_is_never_replaced(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "thesis.tex").touch()
+    with pytest.raises(DataError, match=r"thesis\.tex"):
+        export(store_at(tmp_path / "store"), tmp_path / "models", PLOT, UPPER)
+    assert (tmp_path / "models" / "thesis.tex").exists()
+
+
+def test_the_templates_are_never_replaced() -> None:
+    with pytest.raises(DataError, match="templates"):
+        export(Store(Path("store")), share_folder("model_repository"), PLOT, UPPER)
+
+
+def test_settings_that_are_kept_keep_the_registry_where_none_is_given(tmp_path: Path) -> None:
+    url, other = "postgresql+psycopg://hplm:secret@db/hplm", "postgresql+psycopg://hplm:secret@other/hplm"
+    path = tmp_path / "models" / "hbert_upper" / "1" / "settings.json"
+    export(store_at(tmp_path / "store", url), tmp_path / "models", PLOT, UPPER)
+    for name, given, keep, wanted in (
+        ("store", "", {"miss"}, url),
+        ("store", other, {"miss"}, other),
+        ("another", "", {"miss"}, ""),
+        ("store", url, {"miss"}, url),
+        ("store", "", set[str](), ""),
+    ):
+        export(store_at(tmp_path / name, given), tmp_path / "models", PLOT, UPPER, keep=keep)
+        assert json.loads(path.read_text())["registry"] == wanted
+        assert bool(path.stat().st_mode & 0o077) == (not wanted)
+
+
+def test_what_the_store_lacks_is_refused_by_name_also_where_other_settings_are_kept(tmp_path: Path) -> None:
+    store = store_at(tmp_path / "store")
+    export(store, tmp_path / "models", PLOT, UPPER)
+    with pytest.raises(MissingArtifactError, match="no tables 'other': give --plot"):
+        export(store, tmp_path / "models", replace(PLOT, table="other"), UPPER, keep={"miss", "base"})
+    with pytest.raises(MissingArtifactError, match="no base 'c', it has b: give --base"):
+        export(store, tmp_path / "models", replace(PLOT, base="c"), replace(UPPER, base="c"), keep={"miss"})
+    # What is kept is what counts.
+    export(store, tmp_path / "models", replace(PLOT, base="c"), replace(UPPER, base="c"), keep={"base"})

@@ -1,0 +1,61 @@
+"""What Triton says in its own words becomes the error that tells the caller whose fault it is."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hplm_client.transport.faults import from_triton, typed_errors
+from tritonclient.utils import InferenceServerException
+
+from hplm import errors
+
+STOPPED = "Server is stopping, scheduler for model has stopped accepting new inference requests"
+
+
+@pytest.mark.parametrize(
+    ("message", "status", "kind"),
+    [
+        ("Request for unknown model: 'hbert' is not found", "StatusCode.NOT_FOUND", errors.UnreachableError),
+        # A stage that is being loaded again, while a request is between the two.
+        ("in ensemble 'hbert', Request for unknown model: 'x' is not found", "404", errors.UnreachableError),
+        (f"in ensemble 'hbert', [request id: 1] {STOPPED}", "StatusCode.UNAVAILABLE", errors.UnreachableError),
+        # A stage that ended without an answer: no fault of the request.
+        ("in ensemble 'hbert', unexpected deadlock", "StatusCode.INVALID_ARGUMENT", errors.InternalError),
+        ("in ensemble 'hbert', Stub process is not healthy.", "StatusCode.INTERNAL", errors.InternalError),
+        ("in ensemble 'hbert', Request timeout expired", "StatusCode.UNAVAILABLE", errors.DeadlineError),
+        ("[request id: 1] Request timeout expired", "503", errors.DeadlineError),
+        ("in ensemble 'hbert', Exceeds maximum queue size", "StatusCode.UNAVAILABLE", errors.QueueFullError),
+        ("[request id: 1] unexpected shape for input 'TEXT'", "400", errors.BadInputError),
+        (f"in ensemble 'hbert', {errors.EmptyTextError('no text').wire()}", "400", errors.EmptyTextError),
+        # gRPC's own INTERNAL, of what speaks no gRPC.
+        (
+            "failed to connect to all addresses; last error: INTERNAL: ipv4:1.2.3.4:80: Failed parsing HTTP/2",
+            "StatusCode.UNAVAILABLE",
+            errors.UnreachableError,
+        ),
+        # A proxy before gRPC: the status of its page.
+        ("Received http2 header with status: 401", "StatusCode.UNAUTHENTICATED", errors.ForbiddenError),
+        ("Received http2 header with status: 404", "StatusCode.UNIMPLEMENTED", errors.UnreachableError),
+        ("Received http2 header with status: 413", "StatusCode.UNKNOWN", errors.BadInputError),
+        ("Received http2 header with status: 502", "StatusCode.UNAVAILABLE", errors.UnreachableError),
+    ],
+)
+def test_the_error_says_whose_fault_it_is(message: str, status: str, kind: type[errors.HplmError]) -> None:
+    assert type(from_triton(InferenceServerException(message, status), "grpc://host:1")) is kind
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (asyncio.TimeoutError(), "no answer within the client's timeout"),
+        (
+            InferenceServerException("Deadline Exceeded", "StatusCode.DEADLINE_EXCEEDED"),
+            "no answer within the client's",
+        ),
+        (ConnectionResetError(), "ConnectionResetError"),
+    ],
+)
+def test_an_error_without_words_of_use_gets_some(error: Exception, words: str) -> None:
+    with pytest.raises(errors.UnreachableError, match=f"does not answer: {words}"), typed_errors("http://h"):
+        raise error

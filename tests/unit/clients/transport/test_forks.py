@@ -1,0 +1,15 @@
+"""Forks are tried in a process of their own: one that has served gRPC, as other tests here do, does not fork well."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+FORKS = Path(__file__).with_name("forks.py")
+
+
+def test_clients_and_forks() -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", str(FORKS)]
+    done = subprocess.run(command, cwd=FORKS.parents[4], capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stdout

@@ -1,0 +1,107 @@
+"""A server that takes calls and answers none, as one that is frozen."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import socketserver
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from socket import AF_INET, SOCK_STREAM
+from typing import Any
+
+import gevent
+import pytest
+from geventhttpclient.connectionpool import ConnectionPool
+from hplm_client import AsyncClient, Client
+
+from hplm.errors import UnreachableError
+from tests.unit.clients.transport.frozen import frozen_grpc
+
+TIMEOUT_S = 0.2
+
+
+@pytest.fixture
+def frozen() -> Iterator[str]:
+    """The address of one that speaks gRPC."""
+    with frozen_grpc() as server:
+        yield server.url
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda client: client.is_ready(),
+        lambda client: client.predict("films", "good"),
+        lambda client: list(client.predict_many([("films", "good")])),
+    ],
+    ids=["is_ready", "predict", "predict_many"],
+)
+def test_every_call_ends_with_its_timeout(frozen: str, call: Callable[[Client], object]) -> None:
+    with Client(frozen, timeout_s=TIMEOUT_S) as client, pytest.raises(UnreachableError, match=frozen):
+        call(client)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [lambda client: client.is_ready(), lambda client: client.predict("films", "good")],
+    ids=["is_ready", "predict"],
+)
+def test_so_does_every_call_of_the_asynchronous_client(frozen: str, call: Callable[[AsyncClient], Any]) -> None:
+    async def ask() -> None:
+        async with AsyncClient(frozen, timeout_s=TIMEOUT_S) as client:
+            await call(client)
+
+    with pytest.raises(UnreachableError, match=frozen):
+        asyncio.run(ask())
+
+
+@pytest.fixture
+def dripping() -> Iterator[str]:
+    """The address of one that speaks HTTP: its first connection's answer comes byte by byte without end, others' at once."""
+    ended = threading.Event()
+
+    class Dripping(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            is_first = next(self.server.numbers) == 0  # type: ignore[attr-defined]
+            while self.rfile.readline() not in (b"\r\n", b""):
+                pass
+            with suppress(OSError):
+                self.wfile.write(b"HTTP/1.1 200 OK\r\n")
+                while is_first and not ended.wait(TIMEOUT_S / 3):
+                    self.wfile.write(b"x")
+                self.wfile.write(b"Content-Length: 0\r\n\r\n")
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Dripping) as server:
+        server.numbers = itertools.count()  # type: ignore[attr-defined]
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        ended.set()
+        server.shutdown()
+        thread.join()
+
+
+def test_a_call_over_http_ends_with_its_timeout_though_pieces_of_its_answer_come(dripping: str) -> None:
+    with Client(dripping, timeout_s=5) as client:
+        with pytest.raises(UnreachableError, match="timed out"):
+            client.predict("films", "good")
+        # What is left of that answer is nobody else's.
+        assert client.is_ready()
+
+
+def test_a_call_over_http_tries_no_other_address_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def connect(pool: ConnectionPool, socket: Any, address: Any) -> Any:
+        tried.append(address)
+        gevent.sleep(60)
+
+    addresses = [(AF_INET, SOCK_STREAM, 0, "", ("127.0.0.1", port)) for port in (1, 2)]
+    monkeypatch.setattr(ConnectionPool, "_connect_socket", connect)
+    monkeypatch.setattr(ConnectionPool, "_resolve", lambda pool: addresses)
+    said = r"^http://127.0.0.1:1 does not answer: timed out after 0.2 s$"
+    with Client("http://127.0.0.1:1", timeout_s=TIMEOUT_S) as client, pytest.raises(UnreachableError, match=said):
+        client.predict("films", "good")
+    assert tried == [("127.0.0.1", 1)]

@@ -1,0 +1,36 @@
+"""Where the tests of this folder keep tenants."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from hplm.adapters.bank import TenantBank
+from hplm.adapters.tenant import Tenant
+from hplm.models.base import Base
+from hplm.registry.catalog import Catalog
+from hplm.registry.records import ServedTenant
+from hplm.store.layout import Store
+from tests import tiny
+
+
+@dataclass(frozen=True)
+class Place:
+    """A bank over a catalog that looks when it is told to, and what it forgot once it was started."""
+
+    catalog: Catalog
+    bank: TenantBank
+    forgotten: list[ServedTenant]
+
+    def load(self, name: str) -> Tenant:
+        self.catalog.refresh()
+        return self.bank.load(self.bank.resolve(name.encode()))
+
+
+def pack_all(store: Store, base: Base) -> Path:
+    """All tenants of the store in a bank file, their folders gone."""
+    members = [tiny.load_tenant(store, base, name) for name in sorted(tiny.TASKS)]
+    folder = tiny.make_bank(store, base, members)
+    shutil.rmtree(store.root / "tenants")
+    return folder

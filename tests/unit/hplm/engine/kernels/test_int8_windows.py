@@ -1,0 +1,253 @@
+"""Lower layers with products in int8: equal to their slow twin, near what they stand for, blind to a batch's neighbours."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from torch import nn
+
+from hplm.core.settings import LookupSettings, Quantization
+from hplm.engine import lower_layers as lowers
+from hplm.engine import reference
+from hplm.engine.kernels.int8 import APART, Ranges, channels_apart
+from hplm.engine.kernels.int8_products import cut_off
+from hplm.engine.kernels.int8_ranges import WINDOWS, measure_window_ranges
+from hplm.engine.kernels.int8_windows import quantise_window_layer
+from hplm.engine.kernels.run_windows import RunWindows
+from hplm.engine.open_domain import compute_windows, open_lineage
+from hplm.errors import ConfigError
+from hplm.models.base import Base
+from hplm.models.device import has_bfloat16
+from hplm.models.layers import TransformerLayer, WindowEncoder
+from hplm.plot.table import PlotTable
+from hplm.serving.lookup_stage import LookupStage
+from hplm.store.layout import Store
+from tests import tiny
+from tests.rounding import assert_same_windows, skip_without_avx512
+from tests.unit.hplm.engine.kernels.test_int8 import needs_vnni
+
+FORMATS = pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.float32,
+        pytest.param(
+            torch.bfloat16, marks=pytest.mark.skipif(not has_bfloat16(), reason="this processor has no bfloat16")
+        ),
+    ],
+    ids=str,
+)
+
+
+def in_int8(base: Base, lower: WindowEncoder, dtype: torch.dtype = torch.float32) -> WindowEncoder:
+    lowers.pack(lower, dtype, base)
+    return lower
+
+
+def test_codes_are_what_is_before_the_point() -> None:
+    values = torch.arange(0, 256 * 64) / 64
+    assert torch.equal(cut_off(values), values.floor().to(torch.uint8))
+
+
+def enlarge(layer: nn.Module) -> None:
+    """Make some of its inner channels far larger than the others, and weigh them little, as trained models do."""
+    assert isinstance(layer, TransformerLayer)
+    with torch.inference_mode():
+        layer.ffn_in.weight[:APART] *= 60
+        layer.ffn_out.weight[:, :APART] /= 60
+
+
+def moved(found: npt.NDArray[np.float16], exact: npt.NDArray[np.float16]) -> float:
+    """By how much of its variance the vector that moves most does."""
+    off = np.square(found.astype(np.float32) - exact).mean(-1)
+    return float((off / exact.astype(np.float32).var(-1)).max())
+
+
+@needs_vnni
+@pytest.mark.parametrize("scale", [1.0, 30.0], ids=["within", "clipped"])
+def test_a_layer_equals_its_slow_twin(tiny_base: Base, scale: float) -> None:
+    lower = tiny_base.load_lower()
+    # One of the layers has inner channels apart.
+    enlarge(lower.layers[0])
+    found_ranges = measure_window_ranges(tiny_base, lower)
+    assert [bool(channels_apart(ranges)) for ranges in found_ranges] == [True] + [False] * (len(found_ranges) - 1)
+    quantised = [quantise_window_layer(*pair) for pair in zip(lower.layers, found_ranges, strict=True)]
+    run = RunWindows(lower, torch.float32, quantised)
+    unseen = torch.zeros(40, 1, 3, 1)
+    for place, (layer, ranges) in enumerate(zip(lower.layers, found_ranges, strict=True)):
+        assert isinstance(layer, TransformerLayer)
+        hidden = torch.randn(40, 3, tiny_base.config.hidden_size, generator=torch.Generator().manual_seed(0))
+        with torch.inference_mode():
+            hidden = scale * layer.ffn_norm(hidden)
+            found = run._int8_layer(place, hidden, unseen)
+            expected = reference.int8_window_layer(
+                layer, ranges, hidden, lambda *qkv: run._attend(torch.cat(qkv, -1), unseen)
+            )
+        off, most = (found - expected).abs(), expected.abs().max()
+        # A code on the border between two may fall to either side, and moves what is computed from it a little.
+        assert off.max() < 0.05 * most
+        assert (off > 1e-4 * most).float().mean() < 0.2
+
+
+@needs_vnni
+@FORMATS
+def test_windows_stay_near_and_are_not_the_same(tiny_base: Base, dtype: torch.dtype) -> None:
+    windows = tiny.some_windows(tiny_base, 300)
+    windows[:20, 0] = windows[20:40, 2] = tiny_base.config.pad_id
+    plain = tiny_base.load_lower()
+    lowers.pack(plain, dtype)
+    exact = compute_windows(plain, windows, dtype)
+    found = compute_windows(in_int8(tiny_base, tiny_base.load_lower(), dtype), windows, dtype)
+    seen = windows != tiny_base.config.pad_id
+    assert 0 < moved(found[seen], exact[seen]) < 0.05
+
+
+@needs_vnni
+@FORMATS
+@pytest.mark.parametrize("hidden", [384, 768])
+def test_a_window_has_the_same_bits_whatever_others_are_computed_with_it(
+    tmp_path: Path, dtype: torch.dtype, hidden: int
+) -> None:
+    skip_without_avx512(dtype)
+    # Smaller products than any real base has are computed one way or another by their size.
+    base = tiny.make_base(Store(tmp_path), tiny.config(hidden_size=hidden))
+    lower = base.load_lower()
+    enlarge(lower.layers[0])
+    in_int8(base, lower, dtype)
+    # The first has channels apart.
+    assert [len(one) for one in lower.packed.layers] == [7, 4]  # type: ignore[union-attr, arg-type]
+    windows = tiny.some_windows(base, 600)
+    together = compute_windows(lower, windows, dtype)
+    for size in (1, 2, 3, 8, 15, 40, 150, 257):
+        assert_same_windows(compute_windows(lower, windows[:size], dtype), together[:size], dtype)
+
+
+@needs_vnni
+def test_inner_channels_far_larger_than_the_others_take_nothing_from_them(tiny_base: Base) -> None:
+    exact, quantised = tiny_base.load_lower(), tiny_base.load_lower()
+    for lower in (exact, quantised):
+        for layer in lower.layers:
+            enlarge(layer)
+    ranges = measure_window_ranges(tiny_base, quantised)
+    assert [sorted(channels_apart(one)) for one in ranges] == [list(range(APART))] * len(ranges)
+    windows = tiny.some_windows(tiny_base, 200)
+    found = compute_windows(in_int8(tiny_base, quantised), windows, torch.float32)
+    assert moved(found, compute_windows(exact, windows, torch.float32)) < 0.05
+
+
+def test_ranges_are_those_of_the_layers_that_are_given(tiny_base: Base) -> None:
+    ours, domains = tiny_base.load_lower(), tiny_base.load_lower()
+    with torch.no_grad():
+        for layer in domains.layers:
+            assert isinstance(layer, TransformerLayer)
+            layer.ffn_norm.weight *= 3
+    own = measure_window_ranges(tiny_base, ours)
+    wider = measure_window_ranges(tiny_base, domains)
+    # What goes into the first layer is the same; what goes into the next lies behind the first one's norm.
+    assert torch.equal(wider[0].attention, own[0].attention)
+    assert bool((wider[1].attention > 2 * own[1].attention).all())
+    assert not any(part._forward_pre_hooks for part in ours.modules())
+
+
+@needs_vnni
+def test_layers_that_two_open_at_once_are_put_in_integers_once(
+    tiny_base: Base, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lower = tiny_base.load_lower()
+    measured: list[WindowEncoder] = []
+    first_is_in, other_begins, go_on = (threading.Event() for _ in range(3))
+
+    def measure(base: Base, given: WindowEncoder) -> list[Ranges]:
+        measured.append(given)
+        first_is_in.set()
+        assert go_on.wait(10)
+        return measure_window_ranges(base, given)
+
+    def pack_too() -> WindowEncoder:
+        other_begins.set()
+        return in_int8(tiny_base, lower)
+
+    monkeypatch.setattr(lowers, "measure_window_ranges", measure)
+    with ThreadPoolExecutor(2) as pool:
+        one = pool.submit(in_int8, tiny_base, lower)
+        assert first_is_in.wait(10)
+        other = pool.submit(pack_too)
+        assert other_begins.wait(10)
+        # Long enough for it to measure too, were there no lock.
+        assert not wait([other], timeout=0.1).done
+        go_on.set()
+        assert one.result() is other.result() is lower
+    assert len(measured) == 1
+    assert lower.packed is not None
+    assert lower.packed.is_int8
+
+
+@needs_vnni
+def test_beside_a_format_that_cannot_be_put_in_order_integers_are_refused_not_left_out(tiny_base: Base) -> None:
+    lower = tiny_base.load_lower()
+    with pytest.raises(ConfigError, match="cannot be had beside"):
+        in_int8(tiny_base, lower, torch.float16)
+    assert lower.packed is None
+
+
+@needs_vnni
+def test_layers_in_one_format_are_not_silently_served_in_another(tiny_base: Base) -> None:
+    in_floats, in_integers = tiny_base.load_lower(), in_int8(tiny_base, tiny_base.load_lower())
+    lowers.pack(in_floats, torch.float32)
+    for lower, int8_of in ((in_floats, tiny_base), (in_integers, None)):
+        with pytest.raises(ConfigError, match="open already with another quantization"):
+            lowers.pack(lower, torch.float32, int8_of)
+
+
+@needs_vnni
+def test_layers_in_integers_are_not_saved(tiny_base: Base, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="before it is packed"):
+        lowers.save(tmp_path / "lower", tiny_base, in_int8(tiny_base, tiny_base.load_lower()), {})
+    assert not any(tmp_path.iterdir())
+
+
+@needs_vnni
+def test_a_base_that_knows_distances_has_it_too(tmp_path: Path) -> None:
+    base = tiny.make_base(Store(tmp_path), replace(tiny.config(), relative_buckets=16))
+    windows = tiny.some_windows(base, 100)
+    found = compute_windows(in_int8(base, base.load_lower()), windows, torch.float32)
+    assert moved(found, compute_windows(base.load_lower(), windows, torch.float32)) < 0.05
+
+
+@needs_vnni
+def test_a_lookup_computes_in_integers_what_no_table_has_and_that_alone(tiny_store: Store, tiny_base: Base) -> None:
+    root = tiny_store.table(tiny.PLOT, "root").parent
+    names: tuple[Quantization, ...] = ("none", "int8")
+    plain, quantised = (
+        open_lineage(tiny_store, tiny_base, [root], dtype=torch.float32, quantization=name) for name in names
+    )
+    assert isinstance(plain._chain[0], PlotTable)
+    known = np.array(list(reference.level(plain._chain[0]))[:4])
+    np.testing.assert_array_equal(plain.vectors(known), quantised.vectors(known))
+    ids = tiny.some_windows(tiny_base, 8, seed=5).ravel()
+    exact, found = (lookup.hidden_states(ids, [ids.size]) for lookup in (plain, quantised))
+    assert not np.array_equal(found, exact)
+    assert moved(found, exact) < 0.05
+    # What was computed is remembered as it was computed.
+    np.testing.assert_array_equal(quantised.hidden_states(ids, [ids.size]), found)
+
+
+def test_a_stage_on_a_processor_without_it_does_not_start(tiny_models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
+    settings = LookupSettings(store="../../../store", base="tiny", table="general", quantization="int8")
+    with pytest.raises(ConfigError, match="wants a CPU with AVX-512 VNNI"):
+        LookupStage(settings, tiny_models / "hbert_plot" / "1")
+
+
+def test_a_batch_of_windows_is_measured(tiny_base: Base) -> None:
+    counted: list[int] = []
+    lower = tiny_base.load_lower()
+    lower.register_forward_pre_hook(lambda _, given: counted.append(len(given[0])))
+    measure_window_ranges(tiny_base, lower)
+    assert counted == [WINDOWS]

@@ -1,0 +1,321 @@
+"""What is found in a store, and what is removed from it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hplm.adapters import bank_file
+from hplm.adapters import tenant as tenants
+from hplm.engine import lower_layers
+from hplm.errors import MissingArtifactError
+from hplm.housekeeping import garbage_collection
+from hplm.housekeeping.garbage_collection import Removed
+from hplm.housekeeping.inventory import Found, look
+from hplm.housekeeping.removal_plan import Removal, plan_removal
+from hplm.models import base_folder
+from hplm.plot import table
+from hplm.registry.records import DomainVersion, Snapshot
+from hplm.registry.registry import Registry
+from hplm.store.layout import Store
+from tests.unit.hplm.housekeeping.stores import NOTHING, found, paths, publish
+from tests.unit.hplm.registry.making import NOW_S, publish_root, put_bank, put_domain, put_tenant
+
+GRACE_S = 120.0
+STRAY_S = 86_400.0
+
+
+def collect(store: Store, registry: Registry, after_s: float = GRACE_S + 1) -> Removed:
+    """As if `after_s` had gone by since the files were written."""
+    return garbage_collection.collect(store, registry, time.time() + after_s, grace_s=GRACE_S)
+
+
+def planned(*what: Found, known: Snapshot = NOTHING, collectable: tuple[str, ...] = ()) -> Removal:
+    return plan_removal(what, known, collectable, now_s=NOW_S, grace_s=GRACE_S, stray_s=STRAY_S)
+
+
+def test_the_kinds_are_those_that_the_artifacts_are_published_as() -> None:
+    assert (
+        *("base", "plot-table", "lower"),
+        *("tenant", "bank"),
+    ) == (base_folder.KIND, table.KIND, lower_layers.KIND, tenants.KIND, bank_file.KIND)
+
+
+def test_everything_in_a_store_is_found_in_its_place(store: Store, base: str) -> None:
+    put_domain(store, "domains/b/law/2", base)
+    for path in ("tenants/old", "tenants/old/2", "tenants/new/1"):
+        put_tenant(store, path, base)
+    put_bank(store, "fleet", base, ["a"])
+    store.upload("1f").mkdir(parents=True)
+    for place in ("bases", "plots/general", "domains/b/law", "tenants", "tenants/new", "banks"):
+        (store.root / place / f".x.{'0' * 32}.partial").mkdir()
+    (store.root / "tenants" / "notes.txt").touch()
+    (store.root / "tenants" / "new" / "mine").mkdir()
+    assert sorted((one.kind, one.path) for one in look(store) if one.kind != "leftover") == [
+        ("bank", "banks/fleet"),
+        ("base", "bases/b"),
+        ("domain", "domains/b/law/2"),
+        ("plot", "plots/general"),
+        ("tenant", "tenants/new/1"),
+        ("tenant", "tenants/old"),
+        ("tenant", "tenants/old/2"),
+        ("upload", "uploads/1f"),
+    ]
+    assert sum(one.kind == "leftover" for one in look(store)) == 6
+
+
+def test_leftovers_go_when_they_are_old_and_nobody_fills_them() -> None:
+    old = found("tenants/a/.1.x.partial", "leftover")
+    assert planned(old).leftovers == (old,)
+    assert planned(found("tenants/t", "leftover", age_s=60)).count == 0
+    assert planned(found("tenants/t", "leftover", held=True)).count == 0
+    # Another machine's lock is not seen on every file system, its job is.
+    busy = replace(NOTHING, busy=frozenset({"tenant:a"}))
+    assert planned(old, known=busy).count == 0
+    assert planned(found("tenants/b/.1.x.partial", "leftover"), known=busy).count == 1
+
+
+def test_versions_without_a_row_go_only_where_their_name_has_one() -> None:
+    known = replace(NOTHING, given={"tenant:a": 3, "domain:b/law": 3})
+    tenant, domain = found("tenants/a/3", "tenant"), found("domains/b/law/3", "domain")
+    others = (
+        found("tenants/x/1", "tenant"),
+        found("domains/c/law/1", "domain"),
+        found("bases/b", "base"),
+        found("plots/p", "plot"),
+        found("banks/f", "bank"),
+    )
+    assert planned(tenant, domain, *others, known=known).leftovers == (tenant, domain)
+    assert planned(tenant, domain, known=replace(known, paths=frozenset({tenant.path, domain.path}))).count == 0
+    busy = replace(known, busy=frozenset({"tenant:a", "domain:b/law"}))
+    assert planned(tenant, domain, known=busy).count == 0
+
+
+def test_files_of_retired_versions_go_unless_something_new_has_their_path() -> None:
+    assert planned(found("banks/f", "bank"), collectable=("banks/f", "gone")).retired == ("banks/f", "gone")
+    assert planned(found("banks/f", "bank", age_s=5), collectable=("banks/f",)).retired == ()
+
+
+def test_uploads_without_a_row_go() -> None:
+    stray = found("uploads/x", "upload", STRAY_S + 1)
+    # A younger one may be of a server that has another registry.
+    young = found("uploads/z", "upload", STRAY_S - 1)
+    assert planned(
+        stray, young, found("uploads/y", "upload", STRAY_S + 1), known=replace(NOTHING, uploads=frozenset("y"))
+    ).strays == (stray,)
+
+
+def test_retired_versions_are_removed_after_the_grace_and_live_ones_never(
+    store: Store, registry: Registry, base: str, root: DomainVersion
+) -> None:
+    old, live = publish(store, registry, base, "films"), publish(store, registry, base, "films", 1)
+    gone = publish(store, registry, base, "books")
+    now_s = time.time()
+    registry.retire(1, now_s, base="b")
+    registry.delete_tenant("books", now_s)
+    assert collect(store, registry, GRACE_S - 60).count == 0
+    assert set(collect(store, registry).retired) == {old, gone}
+    assert paths(store) == {"bases/b", "plots/general", live}
+    assert registry.snapshot().paths == {"bases/b", "plots/general", live}
+    assert not (store.root / "tenants" / "books").exists()
+    assert collect(store, registry).count == 0
+    assert garbage_collection.verify(store, registry, now_s).problems == ()
+
+
+def test_what_killed_processes_left_is_removed_and_what_a_living_one_fills_is_not(
+    store: Store, registry: Registry, base: str, root: DomainVersion
+) -> None:
+    publish(store, registry, base, "films")
+    code = (
+        "import sys, time\nfrom pathlib import Path\nfrom hplm.store import artifact\n"
+        "with artifact.replacing(Path(sys.argv[1])) as partial:\n"
+        "    (partial / 'half').touch()\n    print('ready', flush=True)\n    time.sleep(600)\n"
+    )
+    folder = store.tenant_version("films", 2)
+    with subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        assert collect(store, registry).count == 0
+        process.kill()
+    (left,) = collect(store, registry).leftovers
+    assert left.kind == "leftover"
+    assert paths(store) == {"bases/b", "plots/general", "tenants/films/1"}
+
+
+def test_a_version_that_was_placed_and_not_published_is_removed_once_no_job_makes_it(
+    store: Store, registry: Registry, base: str, root: DomainVersion
+) -> None:
+    job = registry.submit_job("tenant.create", "tenant:films", {}, NOW_S)
+    registry.claim_job("w", NOW_S, 30.0)
+    registry.next_number("films")
+    put_tenant(store, "tenants/films/1", base)
+    assert collect(store, registry).count == 0
+    registry.finish_job(job.id, "w", NOW_S, cancelled=True)
+    assert [one.path for one in collect(store, registry).leftovers] == ["tenants/films/1"]
+    assert not (store.root / "tenants" / "films").exists()
+
+
+@pytest.mark.parametrize("end", ["queued", "cancelled"])
+def test_what_a_registry_that_is_an_older_copy_knows_from_a_job_alone_is_adopted_and_never_removed(
+    store: Store, registry: Registry, base: str, root: DomainVersion, end: str
+) -> None:
+    job = registry.submit_job("tenant.create", "tenant:films", {}, NOW_S)
+    if end == "cancelled":
+        registry.cancel_job(job.id, NOW_S)
+    put_tenant(store, "tenants/films/1", base)
+    assert collect(store, registry).count == 0
+    garbage_collection.adopt(store, registry, NOW_S)
+    assert [one.path for one in registry.snapshot().tenants] == ["tenants/films/1"]
+
+
+def test_a_job_is_forgotten_a_month_after_its_end_and_never_before_it(store: Store, registry: Registry) -> None:
+    ended = registry.submit_job("tenant.create", "tenant:films", {}, NOW_S)
+    registry.cancel_job(ended.id, NOW_S)
+    waiting = registry.submit_job("tenant.create", "tenant:books", {}, NOW_S)
+    garbage_collection.collect(store, registry, NOW_S + garbage_collection.JOB_S - 1)
+    assert registry.job(ended.id).state == "cancelled"
+    garbage_collection.collect(store, registry, NOW_S + garbage_collection.JOB_S + 1)
+    assert [job.id for job in registry.jobs()] == [waiting.id]
+
+
+def test_the_first_version_of_a_tenant_from_before_the_registry_goes_without_its_later_ones(
+    store: Store, registry: Registry, base: str
+) -> None:
+    put_tenant(store, "tenants/films", base)
+    garbage_collection.adopt(store, registry, NOW_S)
+    second = publish(store, registry, base, "films", 1)
+    assert second == "tenants/films/2"
+    registry.retire(1, time.time(), base="b")
+    assert collect(store, registry).retired == ("tenants/films",)
+    assert paths(store) == {"bases/b", "plots/general", second}
+    assert [path.name for path in store.path("tenants/films").iterdir()] == ["2"]
+    assert garbage_collection.verify(store, registry, NOW_S) == garbage_collection.Verdict((), ())
+
+
+def test_a_bank_built_again_while_its_old_tenants_are_collected_stays(
+    store: Store, registry: Registry, base: str, root: DomainVersion
+) -> None:
+    put_bank(store, "fleet", base, ["a"])
+    registry.publish_tenants(root.id, "banks/fleet", ["a"], NOW_S)
+    registry.delete_tenant("a", NOW_S)
+    put_bank(store, "fleet", base, ["a", "b"])
+    assert collect(store, registry, 0).count == 0
+    registry.publish_tenants(root.id, "banks/fleet", ["a", "b"], NOW_S)
+    assert collect(store, registry).count == 0
+    assert garbage_collection.verify(store, registry, NOW_S).problems == ()
+
+
+def test_versions_that_an_older_copy_of_the_registry_never_gave_out_stay(
+    store: Store, registry: Registry, base: str, root: DomainVersion
+) -> None:
+    first = publish(store, registry, base, "acme")
+    for later in ("tenants/acme/2", "tenants/acme/3"):
+        put_tenant(store, later, base)
+    assert not collect(store, registry).leftovers
+    assert {first, "tenants/acme/2", "tenants/acme/3"} <= paths(store)
+
+
+@pytest.mark.usefixtures("patience")
+def test_two_may_collect_at_once(store: Store, registry: Registry, base: str, root: DomainVersion) -> None:
+    for number in range(20):
+        publish(store, registry, base, f"t{number}")
+        registry.delete_tenant(f"t{number}", NOW_S)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: collect(store, registry), range(4)))
+    assert paths(store) == registry.snapshot().paths == {"bases/b", "plots/general"}
+
+
+def test_uploads_go_when_they_are_old_and_no_job_waits_for_them(store: Store, registry: Registry) -> None:
+    started = [registry.start_upload(1, "a", NOW_S) for _ in range(2)]
+    for upload in started:
+        registry.receive(upload.id, 1)
+        registry.complete_upload(upload.id)
+    used, unused = (registry.upload(upload.id) for upload in started)
+    for name in (used.id, unused.id, "stray"):
+        store.upload(name).mkdir(parents=True)
+        (store.upload(name) / "data.csv").touch()
+    registry.submit_job("tenant.create", "tenant:a", {"data": {"train": {"upload": used.id}}}, NOW_S)
+    removed = garbage_collection.collect(store, registry, time.time() + STRAY_S - 600, grace_s=GRACE_S, upload_s=1e12)
+    assert (removed.uploads, removed.strays) == ((), ())
+    removed = collect(store, registry, STRAY_S + 1)
+    assert removed.uploads == (unused.id,)
+    assert [one.path for one in removed.strays] == ["uploads/stray"]
+    assert paths(store) == {f"uploads/{used.id}"}
+    assert registry.uploads() == [used]
+
+
+def test_with_another_stores_registry_nothing_is_removed(store: Store, base: str, tmp_path: Path) -> None:
+    other = Store(tmp_path / "other")
+    with closing(Registry.open(store, create=True)) as registry:
+        publish_root(registry)
+        for expected in (None, 1, 2):
+            publish(store, registry, base, "acme", expected)
+        put_tenant(other, "tenants/acme/2", base)
+        other.path("plots/general").mkdir(parents=True)  # as most stores have one
+        foreign = Store(other.root, f"sqlite:///{store.root}/registry.sqlite")
+        with (
+            closing(Registry.open(foreign)) as opened,
+            pytest.raises(MissingArtifactError, match="paths that the registry names"),
+        ):
+            collect(other, opened)
+        assert "tenants/acme/2" in paths(other)
+        collect(store, registry)
+        assert {f"tenants/acme/{number}" for number in (1, 2, 3)} < paths(store)
+
+
+def test_what_cannot_be_removed_keeps_nothing_else(store: Store, registry: Registry) -> None:
+    # Too long a name to be renamed out of the way.
+    stuck = f"uploads/{'x' * 250}"
+    for path in (stuck, "uploads/other"):
+        store.path(path).mkdir(parents=True)
+    removed = collect(store, registry, STRAY_S + 1)
+    assert [one.path for one in removed.strays] == ["uploads/other"]
+    assert [problem.where for problem in removed.stuck] == [stuck]
+    assert "File name too long" in removed.stuck[0].what
+
+
+@pytest.mark.parametrize("point", ["collect.removed", "collect.forgotten", "collect.removed:2"])
+def test_a_collection_that_was_killed_goes_on_at_the_next(
+    store: Store, registry: Registry, base: str, root: DomainVersion, point: str
+) -> None:
+    for name in ("a", "b", "c"):
+        publish(store, registry, base, name)
+    registry.delete_tenant("a", NOW_S)
+    registry.delete_tenant("b", NOW_S)
+    code = (
+        "import sys, time\nfrom pathlib import Path\nfrom hplm.housekeeping import garbage_collection\n"
+        "from hplm.store.layout import Store\nfrom hplm.registry.registry import Registry\n"
+        "store = Store(Path(sys.argv[1]))\n"
+        "garbage_collection.collect(store, Registry.open(store), time.time() + 1000)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(store.root)], env={"HPLM_CRASH_AT": point}, check=False)
+    assert done.returncode == 137
+    collect(store, registry)
+    assert paths(store) == registry.snapshot().paths == {"bases/b", "plots/general", "tenants/c/1"}
+    assert list((store.root / "tenants").iterdir()) == [store.path("tenants/c")]
+
+
+def test_a_leftover_that_grows_deep_within_is_not_old(store: Store, registry: Registry) -> None:
+    partial = store.root / "domains" / "b" / "law" / f".5.{'0' * 32}.partial"
+    inner = partial / ".branch.partial"
+    inner.mkdir(parents=True)
+    (inner / "values.f16").write_bytes(b"1")
+    old_s = time.time() - 1000
+    for path in (partial, inner, inner / "values.f16"):
+        os.utime(path, (old_s, old_s))
+    # Its change time cannot be set back: seen from a time ahead of it.
+    (inner / "values.f16").write_bytes(b"12")
+    ahead_s = time.time() + 1000
+    os.utime(inner / "values.f16", (ahead_s, ahead_s))
+    assert garbage_collection.collect(store, registry, time.time() + 1000).leftovers == ()
+    assert [one.path for one in garbage_collection.collect(store, registry, ahead_s + 1000).leftovers] == [
+        f"domains/b/law/{partial.name}"
+    ]

@@ -1,0 +1,117 @@
+"""Answers leave by threads of their own, and none waits behind errors."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from hplm.errors import HplmError, QueueFullError
+from hplm.runtime.tracing import Tracer
+from hplm.serving.replies import MOST_ERRORS_WAITING, Answers, Job
+from tests.waiting import until
+
+SOON_S = 60.0
+Reply = Callable[[int | HplmError], None]
+
+
+class Deaf:
+    """Clients that take nothing before they are told to; `taken` counts, `by` says which threads brought it."""
+
+    def __init__(self) -> None:
+        self.is_asked = threading.Semaphore(0)
+        self.listens = threading.Event()
+        self.by: list[str] = []
+
+    def reply(self, _: int | HplmError) -> None:
+        self.is_asked.release()
+        assert self.listens.wait(SOON_S)
+        self.by.append(threading.current_thread().name)
+
+
+@pytest.fixture
+def deaf() -> Iterator[Deaf]:
+    found = Deaf()
+    yield found
+    found.listens.set()
+
+
+@pytest.fixture
+def answers() -> Iterator[Answers]:
+    found = Answers("test", Tracer(None, "test"))
+    yield found
+    found.stop(time.monotonic() + SOON_S)
+
+
+def job(reply: Reply) -> Job[int, int]:
+    return Job(0, reply, lambda: False)
+
+
+def full() -> QueueFullError:
+    return QueueFullError("full")
+
+
+def test_an_answer_waits_for_no_error_and_who_refuses_waits_for_nobody(answers: Answers, deaf: Deaf) -> None:
+    for _ in range(MOST_ERRORS_WAITING // 2):
+        answers.refuse(deaf.reply, full())
+        answers.give(job(deaf.reply), full())
+    came: list[int | HplmError] = []
+    heard = threading.Event()
+    answers.give(job(lambda answer: (came.append(answer), heard.set())[1]), 7)
+    assert heard.wait(SOON_S)
+    assert came == [7]
+    assert not deaf.by
+
+
+def test_answers_that_cannot_be_sent_are_counted_and_said_once(
+    answers: Answers, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(answer: object) -> None:
+        raise RuntimeError("no shared memory")
+
+    for _ in range(100):
+        answers.give(job(fail), 7)
+    until(lambda: answers.counts.read()["failed_answers"] == 100)
+    assert caplog.text.count("an answer could not be sent") == 1
+    assert "no shared memory" in caplog.text
+
+
+def test_beyond_many_waiting_errors_who_refuses_sends_the_error(answers: Answers, deaf: Deaf) -> None:
+    own = threading.current_thread().name
+    for _ in range(2):
+        # Both threads that send errors are busy: what comes now waits.
+        answers.refuse(deaf.reply, full())
+        assert deaf.is_asked.acquire(timeout=SOON_S)
+    while answers.errors_waiting < MOST_ERRORS_WAITING:
+        answers.refuse(deaf.reply, full())
+    came: list[str] = []
+    answers.refuse(lambda _: came.append(threading.current_thread().name), full())
+    assert came == [own]
+    # An error of the queue is posted all the same: the thread that computes sends nothing itself.
+    answers.give(job(lambda _: came.append(threading.current_thread().name)), full())
+    assert came == [own]
+    deaf.listens.set()
+    answers.stop(time.monotonic() + SOON_S)
+    assert len(came) == 2
+    assert own not in {*deaf.by, came[1]}
+    assert answers.counts.read() == {"queue_full": len(deaf.by) + 2}
+
+
+def test_after_the_end_whoever_answers_sends(answers: Answers) -> None:
+    came: list[int | HplmError] = []
+    answers.stop(time.monotonic() + SOON_S)
+    answers.give(job(came.append), 7)
+    answers.refuse(came.append, full())
+    assert came[0] == 7
+    assert isinstance(came[1], QueueFullError)
+
+
+def test_an_error_that_cannot_be_sent_is_counted_and_raises_nothing(answers: Answers) -> None:
+    def gone(_: int | HplmError) -> None:
+        raise OSError("no room")
+
+    answers.refuse(gone, full())
+    answers.stop(time.monotonic() + SOON_S)
+    assert answers.counts.read() == {"queue_full": 1, "failed_answers": 1}

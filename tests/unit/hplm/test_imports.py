@@ -1,0 +1,106 @@
+"""Imports point one way."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+PLAIN = ("hplm.errors", "hplm.core", "hplm.runtime")
+STORED = (*PLAIN, "hplm.store", "hplm.registry")
+DATA = (*STORED, "hplm.plot", "hplm.adapters", "hplm.scheduling", "hplm.tasks")
+COMPUTING = (*DATA, "hplm.models", "hplm.engine")
+NO_TORCH = ("torch", "tritonclient", "triton_python_backend_utils")
+NO_TRITON = ("tritonclient", "triton_python_backend_utils")
+# Folder -> the prefixes of hplm that it may import besides itself, and the third-party packages that it may not import.
+RULES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "src/hplm/core": (("hplm.errors",), NO_TORCH),
+    "src/hplm/runtime": (("hplm.errors",), NO_TORCH),
+    "src/hplm/reporting": (("hplm.errors", "hplm.core"), NO_TORCH),
+    "src/hplm/store": (PLAIN, NO_TORCH),
+    "src/hplm/registry": ((*PLAIN, "hplm.store"), NO_TORCH),
+    "src/hplm/housekeeping": (STORED, NO_TORCH),
+    "src/hplm/plot": ((*PLAIN, "hplm.store"), NO_TORCH),
+    "src/hplm/adapters": (STORED, NO_TORCH),
+    "src/hplm/tasks": (PLAIN, NO_TORCH),
+    "src/hplm/scheduling": (("hplm.errors",), NO_TORCH),
+    "src/hplm/models": ((*PLAIN, "hplm.store", "hplm.plot", "hplm.adapters"), NO_TRITON),
+    "src/hplm/engine": ((*DATA, "hplm.models"), NO_TRITON),
+    "src/hplm/manage": ((*STORED, "hplm.housekeeping", "hplm.adapters"), NO_TORCH),
+    "src/hplm/serving": ((*COMPUTING, "hplm.manage"), NO_TRITON),
+    "src/hplm/triton/bridge": (PLAIN, ("torch", "tritonclient")),
+    "src/hplm/triton/workarounds": ((*PLAIN, "hplm.triton.bridge"), ("torch", "tritonclient")),
+    "src/hplm/triton/launcher": (PLAIN, NO_TORCH),
+    "backends": (
+        (*STORED, "hplm.scheduling.batch_pacing", "hplm.manage", "hplm.serving", "hplm.triton"),
+        NO_TORCH,
+    ),
+    "clients": (
+        ("hplm.errors", "hplm.core", "hplm.reporting"),
+        ("torch", "tokenizers", "sqlalchemy", "triton_python_backend_utils"),
+    ),
+    "builder": (("hplm.",), NO_TRITON),
+    "loadtest": (("hplm.", "hplm_client"), ("triton_python_backend_utils",)),
+}
+# Modules in one folder: more are hard to find a way in.
+MOST_MODULES = 15
+
+
+def imports_of(path: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names if node.module == "hplm"}
+    return found - {"hplm"}
+
+
+def package_of(folder: str) -> str:
+    """Return the package whose modules lie in a folder."""
+    return {"builder": "hplm_builder", "clients": "hplm_client", "loadtest": "hplm_loadtest"}.get(
+        folder, folder.removeprefix("src/").replace("/", ".")
+    )
+
+
+@pytest.mark.parametrize("folder", RULES)
+def test_a_folder_imports_only_what_lies_below_it(folder: str) -> None:
+    allowed, forbidden = RULES[folder]
+    files = sorted((ROOT / folder).rglob("*.py"))
+    assert files
+    for path in files:
+        for name in imports_of(path):
+            assert name.split(".")[0] not in forbidden, f"{path} imports {name}"
+            if name.startswith("hplm"):
+                assert name.startswith((package_of(folder), *allowed)), f"{path} imports {name}"
+
+
+def test_every_room_of_the_library_has_a_rule() -> None:
+    rooms = {path.parent for path in (ROOT / "src" / "hplm").rglob("*.py") if path.parent != ROOT / "src" / "hplm"}
+    for room in rooms:
+        name = str(room.relative_to(ROOT))
+        assert name == "src/hplm/triton" or any(name == rule or name.startswith(f"{rule}/") for rule in RULES), name
+
+
+@pytest.mark.parametrize("top", ["src", "builder", "clients", "loadtest", "tests"])
+def test_a_room_holds_at_most_fifteen_modules(top: str) -> None:
+    rooms = Counter(path.parent for path in (ROOT / top).rglob("*.py") if path.name != "__init__.py")
+    assert {str(room): count for room, count in rooms.items() if count > MOST_MODULES} == {}
+
+
+def test_only_the_translation_modules_import_tritons_python_module() -> None:
+    users = {
+        p.name for p in ROOT.rglob("*.py") if ".venv" not in p.parts and "triton_python_backend_utils" in imports_of(p)
+    }
+    assert users == {"translate.py", "metrics.py", "triton_wakeup.py"}
+
+
+@pytest.mark.parametrize("command", ["serve", "store", "predict", "tenant", "domain", "job", "upload"])
+def test_a_command_that_computes_nothing_does_not_wait_for_torch(command: str) -> None:
+    program = f"import sys, hplm_cli; hplm_cli.make_app({command!r}); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True)
