@@ -44,7 +44,7 @@ class MaskedLmSettings:
     """How to train: `warmup_tokens` for the head alone, then `total_tokens` for the lower layers and the head.
 
     The upper layers stay, and know the lower ones as they were: at ten times this `learning_rate` a domain's vectors move
-    by more than they vary, and a tenant over it lost seven points (docs/quality.md).
+    by more than they vary, and a tenant over it lost seven points (docs/decisions.md).
     """
 
     total_tokens: int = 2_000_000

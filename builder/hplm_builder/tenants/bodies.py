@@ -15,7 +15,7 @@ from hplm.models.layers import OriginalEncoder, UpperLayers, WindowEncoder
 from hplm_builder.convert.training import merged_texts
 
 Half = Literal["lower", "higher"]
-# Where new tenants' adapters stand: docs/quality.md has what that gives over HMI's place.
+# Where new tenants' adapters stand: docs/decisions.md has what that gives over HMI's place.
 ADAPTER_AT: Place = "input"
 
 

@@ -38,7 +38,7 @@ TRANSITIONS_RATE = 1e-2
 # Of how many words, one of them its own, a new tagging's head tells each tag: an odd number, MOST_WORDS at most.
 WORD_WINDOW = 3
 # For how many of a run's steps the learning rate goes up. With 0.1 one tagging of three over a base of 768 learned nothing:
-# docs/quality.md.
+# docs/decisions.md.
 WARMUP_SHARE, TAGGING_WARMUP_SHARE = 0.1, 0.3
 # By how many standard errors of its dev score an epoch of a tagging may be below the best one and still be kept for being
 # later: later ones were trained at lower rates, and dev tells so few entities apart that the best of ten is one by chance.
@@ -160,12 +160,12 @@ class TaskHead(nn.Linear):
 
 
 def new_word_window(task: str) -> int:
-    """How many words a new tenant's tags are told from: docs/quality.md has what more than the first token gives."""
+    """How many words a new tenant's tags are told from: docs/decisions.md has what more than the first token gives."""
     return WORD_WINDOW if task == "tagging" else 1
 
 
 def reduction_factor_of(task: str, of_slots: int) -> int:
-    """A new tenant's, where slots have `of_slots`: more than the usual width helps named entities alone (docs/quality.md)."""
+    """A new tenant's, where slots have `of_slots`: more than the usual width helps named entities alone (docs/decisions.md)."""
     return of_slots if task == "tagging" else max(of_slots, REDUCTION_FACTOR)
 
 

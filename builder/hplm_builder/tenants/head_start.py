@@ -16,7 +16,7 @@ from hplm_builder.tenants.prepared import Prepared
 # Of two or three labels nothing is gained.
 LEAST_LABELS = 10
 # Of dev texts right by the fitted head alone. Where it does well the body needs little change, and one to three points are
-# gained; where the body must change, adapters lose as much by beginning at a head that is wrong: docs/quality.md.
+# gained; where the body must change, adapters lose as much by beginning at a head that is wrong: docs/decisions.md.
 LEAST_ACCURACY = 0.7
 # More would tell a linear head little, and take long.
 MOST_EXAMPLES = 10_000

@@ -1,7 +1,7 @@
 """Learning from texts that nobody has labelled: all upper layers, trained on the labelled texts, label them first.
 
 An adapter learns less from few examples than all upper layers do. What those say of more texts (pseudo-labels; Lee, 2013)
-makes up for some of the difference; docs/quality.md has how much.
+makes up for some of the difference; docs/decisions.md has how much.
 """
 
 from __future__ import annotations

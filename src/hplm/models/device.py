@@ -42,7 +42,7 @@ def bfloat16_is_fast() -> bool:
     """Whether this CPU multiplies matrices faster in bf16 than in fp32; tried once a process, in a twentieth of a second.
 
     That it has bf16 does not say so: on a Xeon whose host hides AMX from its guests a core does 84 GFLOP/s in bf16 and 164
-    in fp32 (docs/measured.md).
+    in fp32 (docs/decisions.md).
     """
     if not has_bfloat16():
         return False
@@ -85,7 +85,7 @@ def choose_dtype(name: str, device: torch.device, quantization: Quantization = "
     """`auto` is bf16 where the device is faster in it, else fp32.
 
     Of upper layers whose matrices are in integers it is fp32: the rest of a large batch takes as long in either, of a small one
-    less in fp32 (docs/engine-notes.md).
+    less in fp32 (docs/decisions.md).
     """
     if name == "auto":
         if quantization == "int8":

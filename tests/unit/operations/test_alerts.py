@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[3]
 def counted_events() -> set[str]:
     """Answers; refusals by their code; what is no answer's outcome by its name: `add("NAME")`, `Counter(NAME=...)`."""
     folders = (ROOT / "src/hplm/serving", ROOT / "src/hplm/triton")
-    code = "".join(path.read_text() for folder in folders for path in folder.glob("*.py"))
+    code = "".join(path.read_text() for folder in folders for path in folder.rglob("*.py"))
     work = {name for pair in re.findall(r'\badd\("([a-z_]+)"|\b([a-z_]+)=self', code) for name in pair}
     return {"ok"} | {kind.code.lower() for kind in errors.leaves()} | work
 

@@ -5,7 +5,7 @@ every token the same size, whatever a tenant's adapter did. So their scales are 
 the ranges of `hplm.engine.kernels.int8_ranges` are clipped.
 
 What goes into attention's two products an adapter may make as large as it likes: there each token has a scale of its own.
-Finding that takes its time, and pays all the same, beside float32 and beside bfloat16 (docs/engine-notes.md).
+Finding that takes its time, and pays all the same, beside float32 and beside bfloat16 (docs/decisions.md).
 
 The lower layers have no adapters (`hplm.engine.kernels.int8_windows`): there the scales of all products are fixed.
 

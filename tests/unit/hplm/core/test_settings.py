@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
@@ -117,17 +118,70 @@ def test_a_base_that_cannot_be_is_refused(change: dict[str, int], words: str) ->
         BaseConfig(**{**vars(tiny.config()), **change})
 
 
-def test_every_setting_is_in_the_documents_with_its_default() -> None:
+def documented_settings() -> list[tuple[type, dict[str, tuple[str, str]]]]:
+    """Return, for each kind of settings, the default and the range that docs/settings.md has for each key."""
     page = (Path(__file__).parents[4] / "docs" / "settings.md").read_text()
-    of_both, plot, upper, manager = (part.partition("\n")[2] for part in page.split("\n## ")[1:])
-    for kind, part in ((LookupSettings, of_both + plot), (EncodeSettings, of_both + upper), (ManagerSettings, manager)):
-        rows = dict(re.findall(r"^\| `(\w+)` \| (.+?) \| .+ \|$", part, flags=re.MULTILINE))
+    parts = dict(part.split("\n", 1) for part in page.split("\n## ")[1:])
+    both = parts["Both stages"]
+    of_kind = {
+        LookupSettings: both + parts["`hbert_plot`"],
+        EncodeSettings: both + parts["`hbert_upper`"],
+        ManagerSettings: parts["`manager` and `manager_watch`"],
+    }
+    row = re.compile(r"^\| `(\w+)` \| (.+?) \| (.+?) \| .+ \|$", flags=re.MULTILINE)
+    return [
+        (kind, {key: (default, range_) for key, default, range_ in row.findall(part)}) for kind, part in of_kind.items()
+    ]
+
+
+def test_every_setting_is_in_the_documents_with_its_default() -> None:
+    for kind, rows in documented_settings():
         wanted = {}
         for one in dataclasses.fields(kind):
             default = one.default_factory() if one.default_factory is not dataclasses.MISSING else one.default
             shown = json.dumps(default) if default is not dataclasses.MISSING else "written by the export"
             wanted[one.name] = f"`{shown}`" if isinstance(default, str | dict) else shown
-        assert rows == wanted
+        assert {key: default for key, (default, _) in rows.items()} == wanted
+
+
+def documented_values(range_: str) -> tuple[list[Any], list[Any]]:
+    """Return values at the ends of a documented range, and values just outside."""
+    if range_.endswith(" each"):
+        inside, outside = documented_values(range_.removesuffix(" each"))
+        return [{"acme": value} for value in inside], [{"acme": value} for value in outside]
+    if range_.endswith(" or null"):
+        inside, outside = documented_values(range_.removesuffix(" or null"))
+        return [*inside, None], [value for value in outside if value is not None]
+    if range_ == "true, false":
+        return [True, False], [1, None]
+    if choices := re.findall(r'`"(\w+)"`', range_):
+        return choices, ["another", None]
+    if least := re.fullmatch(r"≥ (\d+)", range_):
+        return [int(least[1])], [int(least[1]) - 1, None]
+    if range_ == "> 0":
+        return [0.001], [0, None]
+    ends = re.fullmatch(r"(-?[\d.]+) to (-?[\d.]+)", range_)
+    assert ends, f"no range that this test can read: {range_}"
+    low, high = (json.loads(end) for end in ends.groups())
+    return [low, high], [low - 1, high + 1, None]
+
+
+def test_every_range_in_the_documents_is_that_of_the_code() -> None:
+    for kind, rows in documented_settings():
+        needed = {one.name: "x" for one in dataclasses.fields(kind) if one.default is one.default_factory}
+        if kind is ManagerSettings:
+            needed["data_root"] = "/data"
+        for key, (_, range_) in rows.items():
+            if range_ in ("path", "absolute path", "name", "URL", "of the policy"):
+                continue
+            inside, outside = documented_values(range_)
+            if get_origin(hint := get_type_hints(kind)[key]) is Literal:
+                assert set(inside) == set(get_args(hint)), key
+            for value in inside:
+                parse_settings(kind, {**needed, key: value}, "here")
+            for value in outside:
+                with pytest.raises(ConfigError, match=key):
+                    parse_settings(kind, {**needed, key: value}, "here")
 
 
 @pytest.mark.parametrize(
