@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 from rich.progress import Progress
-from tokenizers import Tokenizer
 
+from hplm.core.text import load_tokenizer
 from hplm.errors import DataError
 from hplm_builder.convert.training import Ids, PackedText
 from hplm_builder.data.corpora import SOURCES, passages
@@ -48,7 +48,7 @@ def mixture(
     shares: Mapping[str, float], tokenizer_json: Path, max_tokens: int, progress: Progress
 ) -> tuple[PackedText, PackedText]:
     """Tokenised passages of all sources: to train on, and held out."""
-    tokenizer = Tokenizer.from_file(str(tokenizer_json))
+    tokenizer = load_tokenizer(tokenizer_json)
     cutting, choosing = np.random.default_rng(0), np.random.default_rng(1)
     train: list[Ids] = []
     held: list[Ids] = []

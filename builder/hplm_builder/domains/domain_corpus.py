@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import Tokenizer
 
+from hplm.core.text import load_tokenizer
 from hplm.errors import CorpusTooSmallError, DataError
 from hplm.models.base import Base
 from hplm.reporting.progress import Report
@@ -50,7 +50,7 @@ def prepare_corpus(documents: Sequence[str], base: Base, least_tokens: int, seed
 
     Raises CorpusTooSmallError below `least_tokens`, and where there is no token; DataError for a single passage.
     """
-    tokenizer = Tokenizer.from_file(str(base.tokenizer_path))
+    tokenizer = load_tokenizer(base.tokenizer_path)
     known = vocabulary(tokenizer, base.config)
     rng = np.random.default_rng(seed)
     size, parts = max(1, sum(map(len, documents))), []

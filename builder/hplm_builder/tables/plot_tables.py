@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from rich.progress import Progress
-from tokenizers import Tokenizer
 
 from hplm.core.names import check_name_of
 from hplm.core.settings import BaseConfig
+from hplm.core.text import load_tokenizer
 from hplm.engine.open_domain import compute_windows
 from hplm.errors import ArtifactError, ConfigError, DataError
 from hplm.models import base as bases
@@ -59,7 +59,7 @@ class Counted:
 
 def count_grams(documents: Sequence[str], base: Base, progress: Progress) -> Counted:
     """All windows of the corpus, with how often they occur; ties in the order of the ids."""
-    tokenizer = Tokenizer.from_file(str(base.tokenizer_path))
+    tokenizer = load_tokenizer(base.tokenizer_path)
     told = progress.track(documents, description="count n-grams")
     parts = tokenised(told, tokenizer, base.config.max_tokens)
     return count_packed(((ids, lengths.tolist()) for ids, lengths in parts), base.config)

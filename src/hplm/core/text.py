@@ -10,13 +10,14 @@ from __future__ import annotations
 import os
 import re
 import unicodedata
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Encoding, Regex, Tokenizer, pre_tokenizers
 from tokenizers.models import WordPiece
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
@@ -55,12 +56,9 @@ class TextEncoder:
     """A base's tokenizer, cutting at `max_tokens` (special tokens included)."""
 
     def __init__(self, tokenizer_json: Path, max_tokens: int) -> None:
-        try:
-            self._tokenizer = Tokenizer.from_file(str(tokenizer_json))
-        except Exception as error:  # the library raises bare Exception
-            raise CorruptArtifactError(f"{tokenizer_json} is not a tokenizer: {error}") from error
-        self._tokenizer.no_padding()
-        self._tokenizer.no_truncation()
+        self._tokenizer = _read_tokenizer(tokenizer_json)
+        self._last_words = _words_that_more_text_may_change(self._tokenizer)
+        _set_apart(self._tokenizer)
         self.max_tokens = max_tokens
         self._single_special = self._tokenizer.num_special_tokens_to_add(is_pair=False)
         # Without a separator, n-gram windows would reach from one text into the other.
@@ -68,7 +66,6 @@ class TextEncoder:
         # Not how many tokens it has: added ones may leave gaps.
         self.highest_id = max(self._tokenizer.get_vocab().values(), default=-1)
         self._portion = CHARACTERS_PER_TOKEN * max_tokens
-        self._last_words = _words_that_more_text_may_change(self._tokenizer)
 
     def encode(self, texts: Sequence[TextOrPair]) -> list[EncodedText]:
         """Tokenise a batch. A text of nothing but white space gives only special tokens; see `check_not_empty`.
@@ -121,6 +118,9 @@ class TextEncoder:
             if not is_all:
                 last_sure = tokens[:, 2].max(initial=-1) - self._last_words
                 sure = int(np.searchsorted(tokens[:, 2], last_sure, side="right"))
+                # A character that the normalizer decomposes may lie in two words: the next portion begins before both.
+                while 0 < sure < len(ids) and tokens[sure, 0] < tokens[sure - 1, 1]:
+                    sure = int(np.searchsorted(tokens[:, 2], tokens[sure - 1, 2]))
             parts.append((ids[:sure], tokens[:sure] + np.array((start, start, first_word), np.int32)))
             count += sure
             if is_all or count > self.max_tokens:
@@ -151,6 +151,71 @@ class TextEncoder:
         return EncodedText(ids, tokens, truncated, is_empty)
 
 
+def load_tokenizer(tokenizer_json: Path) -> Tokenizer:
+    """Return the tokenizer that `TextEncoder` uses, for callers that need all of a long text. Raises CorruptArtifactError.
+
+    `Tokenizer.from_file` alone would give other tokens: the file does not say which characters are set apart.
+    """
+    tokenizer = _read_tokenizer(tokenizer_json)
+    _set_apart(tokenizer)
+    return tokenizer
+
+
+def _read_tokenizer(tokenizer_json: Path) -> Tokenizer:
+    try:
+        tokenizer = Tokenizer.from_file(str(tokenizer_json))
+    except Exception as error:  # the library raises bare Exception
+        raise CorruptArtifactError(f"{tokenizer_json} is not a tokenizer: {error}") from error
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
+
+
+def _set_apart(tokenizer: Tokenizer) -> None:
+    """Set characters apart that would hide the word beside them. Only a WordPiece that splits texts as BERT does is changed.
+
+    WordPiece turns a whole word into one `[UNK]` if the vocabulary lacks one of its characters. Three kinds are set apart:
+
+    - A run of characters that no piece contains is one word, hence one `[UNK]`. An emoji with its joiners, skin tones and
+      variation selectors is such a run, and so is a word in an unknown script.
+    - A symbol that the vocabulary has (category S, such as a heart) is a word, unless a longer piece contains the symbol too
+      (such as the pound sign, because `£10` is a piece of MiniLM).
+    - Any other character that no piece has behind its first place begins a word.
+
+    Other letters, marks and numbers of the vocabulary stay in their word, because they make another word of it. Offsets are
+    not changed, nor is `tokenizer.json`: the fingerprints of bases, tables and tenants stay valid.
+    """
+    model = tokenizer.model
+    if not isinstance(model, WordPiece) or not isinstance(tokenizer.pre_tokenizer, BertPreTokenizer):
+        return
+    first, later, longer = set[str](), set[str](), set[str]()
+    for piece in tokenizer.get_vocab(with_added_tokens=False):
+        body = piece.removeprefix(model.continuing_subword_prefix)
+        # A piece such as [unused1] never matches, because the pre-tokenizer splits at ASCII punctuation.
+        if len(body) > 1 and any(one.isascii() and not one.isalnum() for one in body):
+            continue
+        first |= set(body[:1] if body == piece else "")
+        later |= set(body[1:] if body == piece else body)
+        longer |= set(body if len(body) > 1 else "")
+    symbols = {one for one in first - longer if not one.isascii() and unicodedata.category(one)[0] == "S"}
+    beginnings = {one for one in first - later - symbols if one.isalnum() or not one.isascii()}
+    # The blank is no match, because each match takes time.
+    known = first | later | {" "}
+    kinds = [f"[^{_code_points(known)}]+"]
+    if symbols:
+        kinds.append(f"[{_code_points(symbols)}]")
+    if beginnings:
+        kinds.append(f"[{_code_points(beginnings)}][{_code_points(known - symbols - beginnings)}]*")
+    # Before BERT's splitting, not behind it: one search of a text takes less time than one of each word.
+    apart = pre_tokenizers.Split(Regex("|".join(kinds)), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([apart, tokenizer.pre_tokenizer])
+
+
+def _code_points(characters: Iterable[str]) -> str:
+    """Return the inside of a regex's brackets that match these characters."""
+    return "".join(f"\\x{{{ord(one):x}}}" for one in sorted(characters))
+
+
 def _texts_of(text: TextOrPair) -> tuple[str, ...]:
     return text if isinstance(text, tuple) else (text,)
 
@@ -168,13 +233,16 @@ def _with_marks(text: str, tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.int3
     """Tokens that end behind the combining accents that follow them: a tokenizer that drops those ends before them."""
     if not len(tokens) or not MAY_BE_MARKS.search(text):
         return tokens
-    spans, next_start = tokens[:, :2].tolist(), len(text)
-    for span in reversed(spans):
+    spans = tokens[:, :2].tolist()
+    starts = [*(start for start, end in spans if start < end), len(text)]
+    for span in spans:
         start, end = span
         if start < end:
-            while end < next_start and unicodedata.category(text[end]) == "Mn":
+            # Not the next token's: several tokens may be of one character.
+            until = starts[bisect_left(starts, end)]
+            while end < until and unicodedata.category(text[end]) == "Mn":
                 end += 1
-            span[1], next_start = end, start
+            span[1] = end
     tokens[:, :2] = spans
     return tokens
 

@@ -15,11 +15,14 @@ from pathlib import Path
 
 import pytest
 
+from hplm.core.text import TextEncoder
 from hplm.triton.launcher.server import Ports, free_ports
+from tests.unit.hplm.core.characters import characters_that_hide_words
 
 pytestmark = [pytest.mark.triton, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[3]
 BIN = Path(sys.executable).parent
+TOKENIZER = Path("build/demo/store/bases/minilm-l6/tokenizer.json")
 TENANTS = {"icd10", "films", "spam", "phenotypes"}
 
 
@@ -161,6 +164,29 @@ def test_hplm_predict_reads_lines_and_prints_json(served: Served) -> None:
     command = f"printf '{lines}' | hplm predict -t spam --json --url {url}"
     answers = [json.loads(line) for line in served.run(command).splitlines()]
     assert [answer["label"] for answer in answers] == ["spam", "ham"]
+
+
+def test_no_known_word_is_hidden_by_a_character_beside_it(folder: Path) -> None:
+    # These symbols are in longer pieces of this vocabulary, such as the pound sign of \u00a310.
+    joined = "\u00a3\u00b0\u00b4\u2044\u2212"
+    assert characters_that_hide_words(folder / TOKENIZER, joined) == []
+
+
+def test_a_word_beside_an_emoji_is_the_same_token_with_a_blank_between_or_none(folder: Path) -> None:
+    encoder = TextEncoder(folder / TOKENIZER, 40)
+    word, glued, apart = (
+        one.ids.tolist() for one in encoder.encode(["terrible", "terrible\U0001f44e", "terrible \U0001f44e"])
+    )
+    assert glued == apart
+    assert glued[1] == word[1]
+
+
+def test_a_word_beside_an_emoji_is_answered_the_same_with_a_blank_between_or_none(served: Served) -> None:
+    lines = "terrible\U0001f44e\\nterrible \U0001f44e\\n"
+    command = f"printf '{lines}' | hplm predict -t films --json --url {served.ports.grpc_url}"
+    glued, apart = (json.loads(line) for line in served.run(command).splitlines())
+    assert glued["label"] == apart["label"]
+    assert glued["score"] == pytest.approx(apart["score"], abs=1e-6)
 
 
 def test_hplm_predict_shows_an_error_in_one_line_and_fails(served: Served) -> None:

@@ -104,3 +104,20 @@ def test_only_the_translation_modules_import_tritons_python_module() -> None:
 def test_a_command_that_computes_nothing_does_not_wait_for_torch(command: str) -> None:
     program = f"import sys, hplm_cli; hplm_cli.make_app({command!r}); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_one_module_reads_tokenizers_so_that_all_see_the_same_tokens() -> None:
+    paths = [
+        path
+        for folder in ("src", "backends", "builder", "clients", "loadtest")
+        for path in (ROOT / folder).rglob("*.py")
+    ]
+    readers = (
+        "Tokenizer.from_file",
+        "Tokenizer.from_str",
+        "Tokenizer.from_buffer",
+        "Tokenizer.from_pretrained",
+        "TokenizerFast(",
+    )
+    found = {path for path in paths if any(reader in path.read_text() for reader in readers)}
+    assert found == {ROOT / "src" / "hplm" / "core" / "text.py"}

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from hplm_builder.data import portions
 from hplm_builder.data.corpora import passages
+from hplm_builder.data.portions import tokenised
 from hplm_builder.domains.domain_corpus import prepare_corpus
 from hplm_builder.tables.plot_tables import count_grams, count_packed
 from rich.progress import Progress
 
+from hplm.core.text import load_tokenizer
 from hplm.errors import CorpusTooSmallError, DataError
 from hplm.models.base import Base
 from hplm.plot import keys
@@ -42,6 +44,18 @@ def test_a_document_longer_than_a_text_may_be_is_read_to_its_end(base: Base) -> 
     found = prepare_corpus([words], base, 0, 0, silent)
     assert found.tokens == len(words.split())
     assert max(*found.text.lengths, *found.held.lengths) == base.config.max_tokens
+
+
+def test_tables_and_training_read_a_word_beside_an_emoji_as_serving_does(base: Base) -> None:
+    glued, apart = ["the red cat\U0001f44e", "a dog"], ["the red cat \U0001f44e", "a dog"]
+    served = base.load_text_encoder().encode([glued[0]])[0].ids.tolist()
+    counted = [count_grams(documents, base, Progress(disable=True)) for documents in (glued, apart)]
+    assert counted[0].grams.tolist() == counted[1].grams.tolist()
+    (trained,) = tokenised(glued[:1], load_tokenizer(base.tokenizer_path), 40)
+    assert trained[0].tolist() == served
+    corpora = [prepare_corpus(documents, base, 0, 0, silent) for documents in (glued, apart)]
+    assert corpora[0].token_counts.tolist() == corpora[1].token_counts.tolist()
+    assert corpora[0].token_counts[served].all()
 
 
 def test_a_root_counts_a_text_without_ends_of_sentences_to_its_end_too(base: Base) -> None:

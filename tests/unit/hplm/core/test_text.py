@@ -19,6 +19,7 @@ from hplm.core.text import (
     check_text_count,
     decode_texts,
     decode_utf8,
+    load_tokenizer,
 )
 from hplm.errors import (
     CorruptArtifactError,
@@ -30,6 +31,7 @@ from hplm.errors import (
 )
 from hplm.models.base import Base
 from tests import tiny
+from tests.unit.hplm.core.characters import characters_that_hide_words
 
 
 def test_a_long_text_is_cut_and_says_so(tiny_base: Base) -> None:
@@ -125,8 +127,22 @@ def in_one_piece() -> Tokenizer:
     return made
 
 
+def of_more_letters() -> Tokenizer:
+    """Return a tokenizer whose letters and symbols may continue a word, only begin a word, or be in longer pieces."""
+    vocabulary = tiny.tokenizer().get_vocab()
+    more = ("\u03b2", "##\u03b2", "\u03c9", "\u2665", "##\u2665", "\u00b0", "##\u00b0", "\u00b0c", "\u20bf", "\u20bf5")
+    more += ("\u1100", "##\u1161", "\u4e2d")
+    made = bert()
+    made.model = models.WordPiece(
+        {**vocabulary, **{piece: len(vocabulary) + place for place, piece in enumerate(more)}}, unk_token="[UNK]"
+    )
+    return made
+
+
 TOKENIZERS = {
     "uncased": bert(),
+    "accents-kept": bert(strip_accents=False),
+    "more-letters": of_more_letters(),
     "cased": bert(lowercase=False, strip_accents=False),
     "with-controls": bert(clean_text=False, handle_chinese_chars=False),
     "like-mpnet": like_mpnet(),
@@ -140,6 +156,7 @@ def long_texts(draw: st.DrawFn) -> str:
     """Some pieces many times over, and others between them: with and without white space, of few and of many tokens."""
     letters = (
         "abcxyz ,.\n\t\u00e9\u0130\u00df\ufb01\u0301\u200d\x01\u00a0\u3000\u3002\u4e2d\U0001f469\U0001f3fd\U00020000"
+        "\u03b2\u03c9\u2665\u00b0\u20bf5\uac00\uac01\u1100\u1161"
     )
     words = ("cat", "the cat", " ", "q" * 99, "q" * 101, "\U0001f469\u200d\U0001f680", "a\u0301\u0302", "\x01" * 50)
     added = ("[MASK]", "[MASK", "<mask>", " <mask>", "[SEP]", "the  cat", "a,b", "xa,b")
@@ -181,23 +198,84 @@ def told_by_the_whole(
 
 
 @pytest.fixture(scope="module")
-def encoders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TextEncoder]:
+def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("tokenizers")
     for name, tokenizer in TOKENIZERS.items():
         tokenizer.save(str(folder / name))
-    return {name: TextEncoder(folder / name, 12) for name in TOKENIZERS}
+    return {name: folder / name for name in TOKENIZERS}
+
+
+@pytest.fixture(scope="module")
+def encoders(saved: dict[str, Path]) -> dict[str, tuple[TextEncoder, Tokenizer]]:
+    """Each encoder that reads 12 tokens, with the tokenizer of its slow twin."""
+    return {name: (TextEncoder(path, 12), load_tokenizer(path)) for name, path in saved.items()}
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 @given(texts=st.lists(st.one_of(long_texts(), st.tuples(long_texts(), long_texts())), min_size=1, max_size=3))
 def test_what_is_read_of_a_long_text_is_what_the_whole_would_tell(
-    encoders: dict[str, TextEncoder], name: str, texts: list[TextOrPair]
+    encoders: dict[str, tuple[TextEncoder, Tokenizer]], name: str, texts: list[TextOrPair]
 ) -> None:
-    for text, encoded in zip(texts, encoders[name].encode(texts), strict=True):
-        ids, tokens, truncated = told_by_the_whole(TOKENIZERS[name], text, 12)
+    encoder, whole = encoders[name]
+    for text, encoded in zip(texts, encoder.encode(texts), strict=True):
+        ids, tokens, truncated = told_by_the_whole(whole, text, 12)
         assert encoded.ids.tolist() == ids
         assert encoded.tokens.tolist() == tokens
         assert encoded.truncated == truncated
+
+
+@pytest.mark.parametrize("name", ["uncased", "cased", "accents-kept"])
+def test_no_known_word_is_hidden_by_a_character_beside_it(saved: dict[str, Path], name: str) -> None:
+    assert characters_that_hide_words(saved[name], joined_symbols="") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        ("cat\U0001f44e", ["cat", "[UNK]"]),
+        ("\U0001f44e\U0001f44e\U0001f3fdcat", ["[UNK]", "cat"]),
+        ("cat\U0001f468\u200d\U0001f469\u200d\U0001f467\u2764\ufe0fdog", ["cat", "[UNK]", "dog"]),
+        ("cat\u0442\u0435\u0441\u0442", ["cat", "[UNK]"]),
+        ("\u0442\u0435\u0441\u0442, cat", ["[UNK]", ",", "cat"]),
+        ("cat\u2665\u2665\U0001f44edog", ["cat", "\u2665", "\u2665", "[UNK]", "dog"]),
+        ("5\u00b0 \u00b0c", ["5", "##\u00b0", "\u00b0c"]),
+        ("cat\u03b2", ["cat", "##\u03b2"]),
+        ("cat\u03c9x\u03c9 dog", ["cat", "\u03c9", "##x", "\u03c9", "dog"]),
+        ("cat\u20bf5\u20bf", ["cat", "\u20bf5", "\u20bf"]),
+        ("cat\u4e2ddog", ["cat", "\u4e2d", "dog"]),
+    ],
+    ids=ascii,
+)
+def test_unknown_characters_and_symbols_are_words_of_their_own(
+    saved: dict[str, Path], text: str, read: list[str]
+) -> None:
+    names = {number: piece for piece, number in TOKENIZERS["more-letters"].get_vocab().items()}
+    (encoded,) = TextEncoder(saved["more-letters"], 40).encode([text])
+    assert [names[number] for number in encoded.ids.tolist()[1:-1]] == read
+
+
+def test_unknown_characters_that_stand_together_have_the_offsets_of_all_of_them(tiny_base: Base) -> None:
+    text = "cat\U0001f468\u200d\U0001f469\U0001f3fddog"
+    (encoded,) = TextEncoder(tiny_base.tokenizer_path, 40).encode([text])
+    assert encoded.tokens.tolist()[1:-1] == [[0, 3, 0], [3, 7, 1], [7, 10, 2]]
+
+
+def of_bytes() -> Tokenizer:
+    made = Tokenizer(models.BPE({"a": 0, "b": 1}, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel()
+    return made
+
+
+def of_probabilities() -> Tokenizer:
+    made = Tokenizer(models.Unigram([("<unk>", 0.0), ("\u2581cat", -1.0)], unk_id=0))
+    made.pre_tokenizer = pre_tokenizers.Metaspace()
+    return made
+
+
+@pytest.mark.parametrize("made", [of_bytes(), of_probabilities(), in_one_piece()], ids=["bpe", "unigram", "no-words"])
+def test_another_tokenizer_than_berts_is_left_as_it_is(tmp_path: Path, made: Tokenizer) -> None:
+    made.save(str(tmp_path / "tokenizer.json"))
+    assert load_tokenizer(tmp_path / "tokenizer.json").to_str() == made.to_str()
 
 
 @pytest.mark.parametrize("after", [" ", ",", "\u3002"])
