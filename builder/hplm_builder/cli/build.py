@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hplm.adapters.tenant import Pooling, Task, TenantCard
+from hplm.core.columns import Columns
 from hplm.core.settings import REDUCTION_FACTOR, EncodeSettings, LookupSettings, ManagerSettings, Miss, parse_settings
 from hplm.errors import ConfigError, MissingArtifactError
 from hplm.models import base as bases
@@ -276,6 +277,16 @@ def tenant(
     base: BaseOption = DEFAULT_BASE,
     plot: PlotOption = PLOT,
     task: Annotated[Task | None, typer.Option(help="Default: what the labels look like.")] = None,
+    text_column: Annotated[
+        str | None,
+        typer.Option(help="The column of the text; default: `text`, `sentence` or `sentence1`, in any case."),
+    ] = None,
+    pair_column: Annotated[
+        str | None, typer.Option(help="Of pairs the column of the second text; default: `text_pair` or `sentence2`.")
+    ] = None,
+    label_column: Annotated[
+        str | None, typer.Option(help="The column of the label; default: `label`, `score` or `labels`, in any case.")
+    ] = None,
     epochs: Annotated[int, typer.Option(help="At most; see --patience.")] = TrainSettings.epochs,
     patience: Annotated[
         int, typer.Option(help="End so many epochs after the one that is kept by its dev score.")
@@ -311,6 +322,8 @@ def tenant(
 
       hplm build tenant alike --train pairs.tsv --task regression
 
+      hplm build tenant desk --train tickets.csv --text-column Body --label-column Category
+
       hplm build tenant acme --train train.jsonl --unlabelled more.jsonl
     """
     settings = TrainSettings(
@@ -320,7 +333,8 @@ def tenant(
         seed=seed,
         patience=patience,
     )
-    data = read_data(train, dev, test, unlabelled, task=task, seed=seed)
+    columns = Columns(text_column, pair_column, label_column)
+    data = read_data(train, dev, test, unlabelled, task=task, seed=seed, columns=columns)
     factor = reduction_factor or reduction_factor_of(data.task, EncodeSettings.reduction_factor)
     settings = replace(settings, reduction_factor=factor)
     is_new = published(Store.at(store), name) is None

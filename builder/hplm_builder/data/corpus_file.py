@@ -13,8 +13,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import BinaryIO
 
+from hplm.core.text_lines import BoundedLines
 from hplm.errors import DataError, unreadable
-from hplm_builder.data.rows import BoundedLines
+from hplm_builder.data.json_values import json_values
 
 MOST_CHARACTERS = 1_000_000
 MOST_BYTES = 256 << 20
@@ -40,11 +41,13 @@ def read_corpus(
         raise DataError(f"{name}: a corpus ends in .txt or .jsonl, or in .gz after that")
     documents: dict[str, None] = {}
     try:
-        with _opened(path, is_packed) as file:
-            separated = ending != ".jsonl" and _has_blank_lines(_lines(file, name, most_bytes, most_lines))
-            file.seek(0)
-            lines = _lines(file, name, most_bytes, most_lines)
-            for document in _json_documents(lines, name) if ending == ".jsonl" else _documents(lines, separated):
+        separated = False
+        if ending != ".jsonl":
+            with _opened(path, is_packed) as file, BoundedLines(file, name, most_bytes, most_lines) as lines:
+                separated = _has_blank_lines(_without_ends(lines))
+        with _opened(path, is_packed) as file, BoundedLines(file, name, most_bytes, most_lines) as lines:
+            of_text = _documents(_without_ends(lines), separated) if ending != ".jsonl" else _json_documents(lines)
+            for document in of_text:
                 documents[document] = None
                 if len(documents) > most_documents:
                     raise DataError(f"{name} holds more than the {most_documents:,} documents that are taken")
@@ -62,12 +65,8 @@ def _opened(path: Path, packed: bool) -> AbstractContextManager[BinaryIO]:
     return gzip.open(path, "rb") if packed else path.open("rb")  # type: ignore[return-value]
 
 
-def _lines(file: BinaryIO, name: str, most_bytes: int, most_lines: int) -> Iterator[str]:
-    """Lines without their ends."""
-    lines = BoundedLines(file, name, most_bytes)
-    for number, line in enumerate(lines, 1):
-        if number > most_lines:
-            raise DataError(f"{name} has more than the {most_lines:,} lines that are taken, blank ones too")
+def _without_ends(lines: BoundedLines) -> Iterator[str]:
+    for line in lines:
         lines.end_record()
         yield line.rstrip("\r\n")
 
@@ -100,17 +99,11 @@ def _documents(lines: Iterator[str], separated: bool) -> Iterator[str]:
         yield " ".join(paragraph)
 
 
-def _json_documents(lines: Iterator[str], name: str) -> Iterator[str]:
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{name}, line {number} is not JSON: {error}") from None
+def _json_documents(lines: BoundedLines) -> Iterator[str]:
+    for where, row in json_values(lines, json.JSONDecoder()):
         text = row.get("text") if isinstance(row, dict) else None
         if not isinstance(text, str):
-            raise DataError(f'{name}, line {number}: expected an object with a "text"')
+            raise DataError(f'{where}: expected an object with a "text"')
         # A JSON string may hold half of a surrogate pair, which is no text.
         if text := text.encode("utf-8", "replace").decode().strip():
             yield text

@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 import re
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hplm.adapters.tenant import Task
+from hplm.core.columns import Columns, check_use
 from hplm.errors import DataError
 from hplm_builder.data import whole_task
 from hplm_builder.data.labelled import Entity, LabelledData, LabelledFile, LabelledText
@@ -22,6 +22,8 @@ from hplm_builder.data.rows import READERS, Row, read_rows
 LONGEST_LABEL = 200
 # Controls, ends of lines and paragraphs, and what turns the direction of text around.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+# A tag where the type of an entity is expected.
+_TAGGED = re.compile("[BI]-|O$")
 # Of a file. Each takes some hundred bytes of memory beside its text, and days to train on.
 MOST_EXAMPLES = 1_000_000
 # Categories of Unicode that tokenizers drop: control and format characters, private ones, accents without a letter. Not those
@@ -38,14 +40,20 @@ def read_data(
     task: Task | None = None,
     expected_labels: Sequence[str] | None = None,
     seed: int = 0,
+    columns: Columns | None = None,
 ) -> LabelledData:
     """Read and check the files of one task. Raises DataError saying which file and line, and what was expected.
 
-    Labels that `unlabelled` may have are not read. The rest is as for `check_data`.
+    All files have the `columns` that are named. Labels that `unlabelled` may have are not read. The rest: see `check_data`.
     """
-    parts = [read_file(one, partial(_example, task=task)) if one is not None else [] for one in (train, dev, test)]
+    columns = columns or Columns()
+    files = [_named(one) for one in (train, dev, test, unlabelled) if one is not None]
+    check_use(columns, [file.name for file in files])
+    parts = [read_file(one, columns, task=task) if one is not None else [] for one in (train, dev, test)]
     data = check_data(*parts, task=task, expected_labels=expected_labels, seed=seed)
-    return data if unlabelled is None else with_unlabelled(data, read_file(unlabelled, _text))
+    if unlabelled is None:
+        return data
+    return with_unlabelled(data, read_file(unlabelled, columns, is_labelled=False))
 
 
 def with_unlabelled(data: LabelledData, texts: Sequence[LabelledText]) -> LabelledData:
@@ -65,7 +73,7 @@ def read_folder(folder: Path) -> LabelledData:
     train, dev, test = (_file_of(folder, part) for part in ("train", "dev", "test"))
     if train is None and (folder / whole_task.NAME).is_file():
         rows = whole_task.read_parts(folder / whole_task.NAME)
-        return check_data(*([_example(where, row) for where, row in part] for part in rows))
+        return check_data(*([_example(where, row, Columns()) for where, row in part] for part in rows))
     return read_data(train or folder / "train.jsonl", dev, test)
 
 
@@ -79,17 +87,26 @@ def _file_of(folder: Path, part: str) -> Path | None:
     return next(iter(readable or found), None)
 
 
+def _named(file: Path | LabelledFile) -> LabelledFile:
+    return file if isinstance(file, LabelledFile) else LabelledFile(file, str(file))
+
+
 def read_file(
-    file: Path | LabelledFile, example: Callable[[str, Row], LabelledText] | None = None
+    file: Path | LabelledFile,
+    columns: Columns | None = None,
+    *,
+    task: Task | None = None,
+    is_labelled: bool = True,
 ) -> list[LabelledText]:
-    """Examples of one file; `example` makes one of a row and where it stands. Raises DataError."""
-    example = example or _example
-    if not isinstance(file, LabelledFile):
-        file = LabelledFile(file, str(file))
+    """Read the examples of one file; if it is not `is_labelled`, its texts or pairs alone. Raises DataError."""
+    file, columns = _named(file), columns or Columns()
     name = file.name
-    # Closed here: whoever holds the error of a bad row would hold the file open with it.
-    with closing(read_rows(file.path, name, file.most_bytes)) as rows:
-        examples = [example(where, row) for where, row in itertools.islice(rows, MOST_EXAMPLES + 1)]
+    # Closed here, because the traceback of a bad row's error would keep the file open.
+    with closing(read_rows(file.path, name, file.most_bytes, columns, is_labelled=is_labelled)) as rows:
+        examples = [
+            _example(where, row, columns, task) if is_labelled else _text(where, row, columns)
+            for where, row in itertools.islice(rows, MOST_EXAMPLES + 1)
+        ]
     if not examples:
         raise DataError(f"{name} holds no example")
     if len(examples) > MOST_EXAMPLES:
@@ -97,43 +114,41 @@ def read_file(
     return examples
 
 
-def _text(where: str, row: Row) -> LabelledText:
-    """A text or pair without its label."""
-    keys = ("sentence1", "sentence2") if "sentence1" in row else ("text" if "text" in row else "sentence", "text_pair")
-    if keys[0] not in row:
-        raise DataError(
-            f"{where}: no column `text` or `sentence`, of pairs `text` and `text_pair` or `sentence1` and `sentence2`; "
-            f"{_columns(row)}"
-        )
-    if keys[0] == "sentence1" and "sentence2" not in row:
-        raise DataError(f"{where}: `sentence1` without `sentence2`")
-    text = _checked(where, "text", row[keys[0]])
-    pair = _checked(where, "second text", row[keys[1]]) if row.get(keys[1]) is not None else None
-    return LabelledText(text, pair=pair, where=where)
+def _text(where: str, row: Row, columns: Columns, *, is_labelled: bool = False) -> LabelledText:
+    """Return a text or pair without its label."""
+    found = columns.find(tuple(row), where, is_labelled=is_labelled)
+    text = _checked(where, "text", row[found.text])
+    second = row[found.pair] if found.pair is not None else None
+    return LabelledText(text, pair=None if second is None else _checked(where, "second text", second), where=where)
 
 
-def _example(where: str, row: Row, task: Task | None = None) -> LabelledText:
-    """An example of a `task`; where that is open, a row that has both keeps its label beside its entities."""
-    found = _text(where, row)
-    label = row.get("label", row.get("score"))
-    if "entities" in row and (task == "tagging" or label is None):
-        return replace(found, entities=_entities(where, found.text, row["entities"]))
+def _example(where: str, row: Row, columns: Columns, task: Task | None = None) -> LabelledText:
+    """Return an example of a `task`. If that is open, a row that has both keeps its label beside its entities."""
+    example = _text(where, row, columns, is_labelled=True)
+    found = columns.find(tuple(row), where, is_labelled=True)
+    label = None if found.label is None else row[found.label]
+    if found.entities is None and _are_entities(label):
+        # As annotation tools write them.
+        return replace(example, entities=_entities(where, example.text, label))
+    entities = None if found.entities is None else row[found.entities]
+    if found.entities is not None and (task == "tagging" or label is None):
+        return replace(example, entities=_entities(where, example.text, entities))
     if label is None:
-        is_null = "label" in row or "score" in row
-        raise DataError(f"{where}: no `label`" + (", it is null" if is_null else f" or `score`; {_columns(row)}"))
-    if task is None and row.get("entities"):
-        found = replace(found, entities=_entities(where, found.text, row["entities"]))
+        raise DataError(f"{where}: no `{found.label}`, it is null")
+    if task is None and entities:
+        example = replace(example, entities=_entities(where, example.text, entities))
     return replace(
-        found,
-        is_score="label" not in row,
-        is_tagged="entities" in row,
+        example,
+        is_score=(found.label or "").casefold() == "score",
+        is_tagged=found.entities is not None,
         is_literal=isinstance(label, int | float),
         label=_checked_label(where, str(label) if isinstance(label, int | float) else label),
     )
 
 
-def _columns(row: Row) -> str:
-    return f"there are {', '.join(map(ascii, row))[:200] or 'none'}"
+def _are_entities(label: Any) -> bool:
+    """Whether what stands as a label is a list of entities, which is empty for a text without any."""
+    return isinstance(label, list) and all(isinstance(one, list | dict) for one in label)
 
 
 def may_be_dropped(character: str) -> bool:
@@ -156,6 +171,10 @@ def _checked(where: str, what: str, value: Any) -> str:
 
 
 def _checked_label(where: str, value: Any) -> str:
+    if isinstance(value, list):
+        raise DataError(
+            f"{where}: the label is a list of {len(value)}, and a text has one label: give that without brackets"
+        )
     label = _checked(where, "label", value)
     if (length := len(stripped := label.strip())) > LONGEST_LABEL:
         raise DataError(f"{where}: the label has {length} characters, at most {LONGEST_LABEL} are accepted")
@@ -165,11 +184,31 @@ def _checked_label(where: str, value: Any) -> str:
     return label
 
 
+def _parts(entity: Any) -> tuple[Any, Any, Any]:
+    if isinstance(entity, list):
+        start, end, label = entity
+        return start, end, label
+    return entity["start"], entity["end"], entity["label"]
+
+
+def _checked_type(where: str, value: Any) -> str:
+    """Return the type of an entity. Raises DataError for a tag: tags are made of types, and `B-PER` would become `B-B-PER`."""
+    kind = _checked_label(where, value)
+    if _TAGGED.match(kind.strip()):
+        raise DataError(
+            f"{where}: the entity's label {kind!a} is the tag of a word: give the type of the whole entity, as PER for words "
+            "tagged B-PER and I-PER, and no entity where the tag is O"
+        )
+    return kind
+
+
 def _entities(where: str, text: str, rows: Any) -> tuple[Entity, ...]:
     try:
-        entities = [Entity(_checked_label(where, row["label"]), row["start"], row["end"]) for row in rows]
-    except (TypeError, KeyError):
-        raise DataError(f"{where}: entities must be a list of objects with label, start and end") from None
+        entities = [Entity(_checked_type(where, label), start, end) for start, end, label in map(_parts, rows)]
+    except (TypeError, KeyError, ValueError):
+        raise DataError(
+            f"{where}: entities must be a list of objects with label, start and end, or of lists [start, end, label]"
+        ) from None
     for entity in entities:
         if {type(entity.start), type(entity.end)} != {int}:
             raise DataError(f"{where}: start and end of an entity are numbers of characters")

@@ -1,74 +1,39 @@
-"""Rows of a labelled file, whatever its format, read so that no file can fill the memory with one line of it."""
+"""Readers of labelled files: each yields rows of bounded size, whatever the format."""
 
 from __future__ import annotations
 
 import csv
 import json
 import math
-from collections import Counter
+import re
 from collections.abc import Callable, Generator, Iterator
-from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from hplm.core.columns import Columns, open_table
+from hplm.core.text_lines import MOST_LINE_BYTES, BoundedLines
 from hplm.errors import DataError, unreadable
-from hplm.manage.file_survey import MOST_LINE_BYTES
+from hplm_builder.data.json_values import json_values
 
 LONGEST_RECORD = MOST_LINE_BYTES  # bytes of a line, of a CSV record over several lines, of a CoNLL sentence
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 Row = dict[str, Any]
 BLANKS = " \t\r\n\v\f"
+# A tag of the schemes IOB, BIOES (E ends an entity, S is a single word) and BILOU (L is the last word, U a unit of one).
+_TAG = re.compile("O|[BIESLU]-.+")
 
 
-class BoundedLines:
-    """Lines of a UTF-8 file, with their ends. Raises DataError naming file and line for what is not text or too long.
+def read_rows(
+    path: Path,
+    name: str = "",
+    most_bytes: float = math.inf,
+    columns: Columns | None = None,
+    *,
+    is_labelled: bool = True,
+) -> Generator[tuple[str, Row]]:
+    """Yield rows as JSON lines have them, each with where it stands. `name` is what errors call the file; its ending says the
+    format: .jsonl, .csv, .tsv, .conll. A header is checked for `columns`, for a label only if `is_labelled`.
 
-    Whoever reads says where a record ends; what it may hold is bounded by LONGEST_RECORD, and the whole by `most_bytes`.
-    """
-
-    def __init__(self, file: IO[bytes], name: str, most_bytes: float) -> None:
-        self._file = file
-        self._name = name
-        self._most_bytes, self._bytes = most_bytes, 0
-        self._number = 0
-        self._record_bytes = 0
-
-    @property
-    def where(self) -> str:
-        """File and line just read, for an error."""
-        return f"{self._name}, line {self._number}"
-
-    def end_record(self) -> None:
-        self._record_bytes = 0
-
-    def __iter__(self) -> Iterator[str]:
-        return self
-
-    def __next__(self) -> str:
-        raw = self._file.readline(LONGEST_RECORD + 1 - self._record_bytes)
-        if not raw:
-            raise StopIteration
-        self._number += 1
-        self._record_bytes += len(raw)
-        self._bytes += len(raw)
-        if self._bytes > self._most_bytes:
-            raise DataError(f"{self._name} has more than the {self._most_bytes:,} bytes that are accepted")
-        if self._record_bytes > LONGEST_RECORD:
-            raise DataError(
-                f"{self.where}: more than {LONGEST_RECORD:,} bytes without an end: one text or example is that long; is an end "
-                "of line, a blank line or a closing quote missing?"
-            )
-        if b"\0" in raw:
-            raise DataError(f"{self.where} holds a NUL byte: the file is not UTF-8 text")
-        try:
-            return (raw.removeprefix(BYTE_ORDER_MARK) if self._number == 1 else raw).decode()
-        except UnicodeDecodeError as error:
-            raise DataError(f"{self.where} is not UTF-8 at byte {error.start} of the line") from None
-
-
-def read_rows(path: Path, name: str = "", most_bytes: float = math.inf) -> Generator[tuple[str, Row]]:
-    """Rows as JSON lines have them, each with where it stands. `name` is what errors call the file; its ending says the
-    format: .jsonl, .csv, .tsv, .conll. Raises DataError, also for more than `most_bytes`.
+    Raises DataError, also for more than `most_bytes`.
     """
     name = name or str(path)
     ending = Path(name).suffix.lower()
@@ -77,26 +42,19 @@ def read_rows(path: Path, name: str = "", most_bytes: float = math.inf) -> Gener
     if path.exists() and not path.is_file():
         raise DataError(f"{name} is not a file")
     try:
-        with path.open("rb") as file:
-            lines = BoundedLines(file, name, most_bytes)
-            for row in READERS[ending](lines):
-                yield lines.where, row
+        with path.open("rb") as file, BoundedLines(file, name, most_bytes) as lines:
+            yield from READERS[ending](lines, columns or Columns(), is_labelled)
     except OSError as error:
         raise unreadable(name, error) from error
 
 
-def _jsonl(lines: BoundedLines) -> Iterator[Row]:
-    for line in lines:
-        lines.end_record()
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line, parse_constant=_no_number, parse_float=_finite)
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{lines.where} is not JSON: {error}") from None
+def _jsonl(lines: BoundedLines, columns: Columns, is_labelled: bool) -> Iterator[tuple[str, Row]]:
+    """Yield rows; whether one has the columns is asked of each, because objects may differ."""
+    decoder = json.JSONDecoder(parse_constant=_no_number, parse_float=_finite)
+    for where, row in json_values(lines, decoder):
         if not isinstance(row, dict):
-            raise DataError(f"{lines.where}: expected an object")
-        yield row
+            raise DataError(f"{where}: expected an object")
+        yield where, row
 
 
 def _no_number(said: str) -> float:
@@ -108,69 +66,102 @@ def _finite(said: str) -> float:
     return float(said) if math.isfinite(float(said)) else _no_number(said)
 
 
-def _csv(lines: BoundedLines, delimiter: str, quoting: int) -> Iterator[Row]:
+def _table(lines: BoundedLines, columns: Columns, is_labelled: bool) -> Iterator[tuple[str, Row]]:
     csv.field_size_limit(LONGEST_RECORD)
-    options: Any = {"delimiter": delimiter, "quoting": quoting, "strict": True}
-    reader = csv.DictReader(lines, **options)
+    names, rows = open_table(lines, columns, is_labelled=is_labelled)
+    lines.end_record()
     try:
-        reader.fieldnames = columns = [name.strip() for name in reader.fieldnames or ()]
-        if twice := next((name for name, count in Counter(columns).items() if name and count > 1), None):
-            raise DataError(f"{lines.where}: the header has the column {twice[:80]!r} more than once")
-        if len(columns) == 1 and ";" in columns[0]:
-            # As spreadsheets write it where a comma is part of numbers.
-            raise DataError(f"{lines.where}: columns are divided by commas, in .tsv by tabs, not by semicolons")
-        for row in reader:
+        for values in rows:
             lines.end_record()
-            if None in row or None in row.values():
-                raise DataError(f"{lines.where} has not the {len(reader.fieldnames or [])} columns of the header")
-            yield row
+            if not values:
+                continue
+            if len(values) != len(names):
+                raise DataError(f"{lines.where} has {len(values)} columns, the header has {len(names)}")
+            yield lines.where, dict(zip(names, values, strict=True))
     except csv.Error as error:
-        raise DataError(f"{lines.where} is not valid CSV: {error}") from None
+        said = "line ends are mixed" if "new-line character" in str(error) else str(error)
+        raise DataError(f"{lines.where} is not valid CSV: {said}") from None
 
 
-def _conll(lines: BoundedLines) -> Iterator[Row]:
-    """Columns by tabs, in a line without any by blanks: the token first, its IOB tag last. A blank line ends a sentence.
+def _conll(lines: BoundedLines, columns: Columns, is_labelled: bool) -> Iterator[tuple[str, Row]]:
+    """Yield sentences: a word a line, the word first, its tag last. A blank line ends a sentence.
 
-    A token may hold other spaces than ASCII's, as a no-break space; between tabs any.
+    Columns lie between tabs if the first word's line has one, else between blanks; a line with tabs is always divided by them.
+    All lines have as many columns as the first, or the label of one that lacks its last would be another column's value. A word
+    may hold other spaces than ASCII's, as a no-break space; between tabs any.
     """
-    tokens: list[tuple[str, str]] = []
+    words: list[tuple[str, str]] = []
+    widths = _Widths()
     for line in lines:
         row = line.strip(BLANKS) if line.strip() else ""
-        columns = [column.strip(BLANKS) for column in row.split("\t")] if "\t" in row else row.split(" ")
-        columns = [column for column in columns if column]
-        if columns and columns[0] != "-DOCSTART-":
-            tag = columns[-1]
-            if len(columns) < 2 or not (tag == "O" or (tag[:2] in ("B-", "I-") and tag[2:])):
-                raise DataError(f"{lines.where}: expected a token and an IOB tag, got {line[:80]!r}")
-            tokens.append((columns[0], tag))
+        if "\r" in row or "\n" in row:
+            raise DataError(f"{lines.where}: line ends are mixed")
+        if row and row.split()[0] != "-DOCSTART-":
+            filled = widths.divided(row, lines)
+            tag = filled[-1]
+            if len(filled) < 2 or not _TAG.fullmatch(tag):
+                raise DataError(f"{lines.where}: expected a word and an IOB, BIOES or BILOU tag, got {line[:80]!r}")
+            words.append((filled[0], tag))
             continue
         lines.end_record()
-        if tokens:
-            yield _sentence(tokens)
-            tokens = []
-    if tokens:
-        yield _sentence(tokens)
+        if words:
+            yield lines.where, _sentence(words)
+            words = []
+    if words:
+        yield lines.where, _sentence(words)
 
 
-def _sentence(tokens: list[tuple[str, str]]) -> Row:
+class _Widths:
+    """Divides the lines of a .conll into columns, and refuses a line with another number of them than the first."""
+
+    def __init__(self) -> None:
+        self._first_line, self._is_tabbed = 0, False
+        # The first line's columns, and those of them that are not empty; None where a later line has another number.
+        self._all: int | None = None
+        self._filled: int | None = None
+
+    def divided(self, row: str, lines: BoundedLines) -> list[str]:
+        """Return the columns of a line that are not empty. Raises DataError.
+
+        Between tabs a column may be empty, or several tabs align columns: either number may be the one that stays.
+        """
+        if not self._first_line:
+            self._is_tabbed = "\t" in row
+        is_tabbed = self._is_tabbed or "\t" in row
+        columns = row.split("\t") if is_tabbed else [word for word in row.split(" ") if word.strip()]
+        filled = [column.strip(BLANKS) for column in columns if column.strip()]
+        if not self._first_line:
+            self._first_line, self._all, self._filled = lines.number, len(columns), len(filled)
+        expected = self._all if self._all is not None else self._filled
+        self._all = self._all if self._all == len(columns) else None
+        self._filled = self._filled if self._filled == len(filled) else None
+        if self._all is None and self._filled is None:
+            between = "tabs" if self._is_tabbed else "blanks"
+            raise DataError(
+                f"{lines.where} has {len(columns)} columns, line {self._first_line} has {expected}, between {between}: is a "
+                "column missing, or does a word hold a blank? (A word may hold some if tabs divide columns.)"
+            )
+        return filled
+
+
+def _sentence(words: list[tuple[str, str]]) -> Row:
     entities: list[Row] = []
-    position, previous = 0, "O"
-    for token, tag in tokens:
-        end = position + len(token)
-        if tag != "O":
-            goes_on = tag[0] == "I" and previous != "O" and previous[2:] == tag[2:]
-            if goes_on:
-                entities[-1]["end"] = end
-            else:
-                entities.append({"label": tag[2:], "start": position, "end": end})
-        previous, position = tag, end + 1
-    return {"text": " ".join(token for token, _ in tokens), "entities": entities}
+    position, goes_on = 0, ""  # the type of an entity that may go on with this word
+    for word, tag in words:
+        end = position + len(word)
+        scheme, _, kind = tag.partition("-")
+        if scheme in ("I", "E", "L") and goes_on == kind:
+            entities[-1]["end"] = end
+        elif scheme != "O":
+            entities.append({"label": kind, "start": position, "end": end})
+        goes_on = kind if scheme in ("B", "I") else ""
+        position = end + 1
+    return {"text": " ".join(word for word, _ in words), "entities": entities}
 
 
-# TSV files of this kind do not quote: a lone quote is a character.
-READERS: dict[str, Callable[[BoundedLines], Iterator[Row]]] = {
+READERS: dict[str, Callable[[BoundedLines, Columns, bool], Iterator[tuple[str, Row]]]] = {
     ".jsonl": _jsonl,
-    ".csv": partial(_csv, delimiter=",", quoting=csv.QUOTE_MINIMAL),
-    ".tsv": partial(_csv, delimiter="\t", quoting=csv.QUOTE_NONE),
+    ".csv": _table,
+    ".tsv": _table,
     ".conll": _conll,
 }

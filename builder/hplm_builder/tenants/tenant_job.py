@@ -9,6 +9,7 @@ from typing import Any
 from hplm.adapters import tenant as tenants
 from hplm.adapters.packed import packed_width
 from hplm.adapters.tenant import Tenant, TenantCard
+from hplm.core.columns import Columns
 from hplm.core.settings import REDUCTION_FACTOR, Miss
 from hplm.engine.open_domain import OpenDomain, open_lineage
 from hplm.errors import AlreadyThereError, BadManageRequestError, ConflictError, DataError, UnknownTenantError
@@ -138,6 +139,8 @@ class _Task:
             task=start.card.task if start else request["task"],
             expected_labels=start.card.labels if start else None,
             seed=settings.seed,
+            # Jobs from before were queued without.
+            columns=Columns(**request.get("columns", {})),
         )
         if start and data.texts != start.card.texts:
             raise DataError(f"the tenant was trained on {_texts(start.card.texts)}, the data has {_texts(data.texts)}")

@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
+from hplm.core.columns import Columns, check_header, check_use
 from hplm.core.wire import CORPUS_ENDINGS, DATA_ENDINGS
 from hplm.errors import HplmError, UnknownJobError, check_ending
 from hplm.reporting.command_options import with_shared
@@ -83,20 +84,29 @@ def bars() -> Progress:
 
 def opened(url: str, *, as_json: bool = False) -> ManageClient:
     """With the headers that commands send. `as_json`: an error is printed so too."""
-    with _errors_shown(as_json):
+    with errors_shown(as_json):
         return ManageClient(url, headers=headers_of_environment())
 
 
-def send(client: ManageClient, files: Mapping[str, Path | None], way: Way) -> dict[str, Source]:
-    """The files that there are, by their part, uploaded unless they lie on the server."""
+def send(
+    client: ManageClient, files: Mapping[str, Path | None], way: Way, columns: Columns | None = None
+) -> dict[str, Source]:
+    """The files that there are, by their part, uploaded unless they lie on the server.
+
+    Labelled files have `columns`: a header without them is refused before anything is sent.
+    """
     named = {part: path for part, path in files.items() if path is not None}
     if way.on_server:
         return {part: client.on_server(str(path)) for part, path in named.items()}
     sources: dict[str, Source] = {}
-    with _errors_shown(way.as_json):
+    with errors_shown(way.as_json):
         for part, path in named.items():
             check_ending(path.name, CORPUS_ENDINGS if part == "corpus" else DATA_ENDINGS)
-    with _errors_shown(way.as_json), bars() as progress:
+        if columns is not None:
+            check_use(columns, [path.name for path in named.values()])
+            for part, path in named.items():
+                check_header(path, columns, is_labelled=part != "unlabelled")
+    with errors_shown(way.as_json), bars() as progress:
         for part, path in named.items():
             task = progress.add_task(f"upload {path.name}", total=None, left="")
 
@@ -119,7 +129,7 @@ def submit(client: ManageClient, action: str, request: Mapping[str, Any], way: W
     given = {key: value for key, value in request.items() if value not in (None, {})}
     job = ""
     try:
-        with _errors_shown(way.as_json):
+        with errors_shown(way.as_json):
             if way.dry_run:
                 _show_plan(client.plan(action, told=_tell_waiting, **given, drop_uploads=True), way.as_json)
                 return None
@@ -188,7 +198,7 @@ def follow(client: ManageClient, job: str, about: str, *, as_json: bool = False)
 
 
 @contextmanager
-def _errors_shown(as_json: bool) -> Iterator[None]:
+def errors_shown(as_json: bool) -> Iterator[None]:
     """With `as_json` an error is printed so before it goes on."""
     try:
         yield

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from hplm.core.columns import Columns
 from hplm.reporting.terminal_text import say, visible
 from hplm_client.cli.manage_commands import (
     DEFAULT_URL,
@@ -15,6 +16,7 @@ from hplm_client.cli.manage_commands import (
     Way,
     YesOption,
     cell,
+    errors_shown,
     job_command,
     opened,
     send,
@@ -41,6 +43,15 @@ UnlabelledOption = Annotated[
         help="More texts of the kind, without labels: a model that trains all upper layers labels them first."
     ),
 ]
+TextColumnOption = Annotated[
+    str | None, typer.Option(help="The column of the text; without it `text`, `sentence` or `sentence1`, in any case.")
+]
+PairColumnOption = Annotated[
+    str | None, typer.Option(help="Of pairs the column of the second text; without it `text_pair` or `sentence2`.")
+]
+LabelColumnOption = Annotated[
+    str | None, typer.Option(help="The column of the label; without it `label`, `score` or `labels`, in any case.")
+]
 EpochsOption = Annotated[int | None, typer.Option(help="At most.")]
 RatesOption = Annotated[list[float] | None, typer.Option("--learning-rate", help="Repeat for a search.")]
 PatienceOption = Annotated[
@@ -64,6 +75,9 @@ def create(
     epochs: EpochsOption = None,
     learning_rates: RatesOption = None,
     patience: PatienceOption = None,
+    text_column: TextColumnOption = None,
+    pair_column: PairColumnOption = None,
+    label_column: LabelColumnOption = None,
     pooling: Annotated[str | None, typer.Option(help="What a classification's head reads: mean or cls.")] = None,
     base: Annotated[
         str | None,
@@ -78,6 +92,8 @@ def create(
 
       hplm tenant create notes --train notes.conll --domain medical --epochs 20 --learning-rate 1e-3 --learning-rate 3e-3
 
+      hplm tenant create desk --train tickets.csv --text-column Body --label-column Category
+
       hplm tenant create acme --train train.jsonl --unlabelled more.jsonl --dry-run
 
       hplm tenant create acme --train acme/train.csv --path-on-server --detach
@@ -85,7 +101,8 @@ def create(
     settings = {"epochs": epochs, "learning_rates": learning_rates, "patience": patience, "pooling": pooling}
     request = {"tenant": name, "domain": domain, "task": task, "base": base}
     files = {"train": train, "dev": dev, "test": test, "unlabelled": unlabelled}
-    _make("tenant.create", request, files, settings, way)
+    columns = {"text": text_column, "pair": pair_column, "label": label_column}
+    _make("tenant.create", request, files, columns, settings, way)
 
 
 @app.command()
@@ -103,6 +120,9 @@ def update(
     epochs: EpochsOption = None,
     learning_rates: RatesOption = None,
     patience: PatienceOption = None,
+    text_column: TextColumnOption = None,
+    pair_column: PairColumnOption = None,
+    label_column: LabelColumnOption = None,
 ) -> None:
     """Fine-tune a tenant's next version on the same labels; the one before is served until it is there.
 
@@ -117,7 +137,8 @@ def update(
     settings = {"epochs": epochs, "learning_rates": learning_rates, "patience": patience}
     files = {"train": train, "dev": dev, "test": test, "unlabelled": unlabelled}
     request = {"tenant": name, "domain": domain}
-    _make("tenant.update", request, files, settings, way)
+    columns = {"text": text_column, "pair": pair_column, "label": label_column}
+    _make("tenant.update", request, files, columns, settings, way)
 
 
 @app.command(name="show")
@@ -208,12 +229,20 @@ def rollback(
 
 
 def _make(
-    action: str, request: dict[str, Any], files: dict[str, Path | None], settings: dict[str, Any], way: Way
+    action: str,
+    request: dict[str, Any],
+    files: dict[str, Path | None],
+    columns: dict[str, str | None],
+    settings: dict[str, Any],
+    way: Way,
 ) -> None:
     given = {key: value for key, value in {**settings, "seed": way.seed}.items() if value not in (None, [])}
     with opened(way.url, as_json=way.as_json) as client:
-        data = send(client, files, way)
-        event = submit(client, action, {**request, "data": data, "settings": given}, way)
+        with errors_shown(way.as_json):
+            named = Columns(**columns)
+        data = send(client, files, way, named)
+        asked = {**request, "data": data, "columns": named.named, "settings": given}
+        event = submit(client, action, asked, way)
         if event is not None and not way.as_json:
             result = event.result or {}
             warn(result)

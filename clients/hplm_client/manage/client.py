@@ -103,16 +103,20 @@ class ManageClient:
         domain: str | None = None,
         base: str | None = None,
         task: str | None = None,
+        text_column: str | None = None,
+        pair_column: str | None = None,
+        label_column: str | None = None,
         settings: Mapping[str, Any] | None = None,
     ) -> str:
         """Fine-tune a new tenant over a domain, by default the root; returns the job's id.
 
         A model that trains all upper layers on the labelled files labels the `unlabelled` texts, which are learned too.
+        `text_column`, `pair_column` and `label_column` name columns of the files that have other names than the usual ones.
         `settings`: epochs, learning_rates, patience, pooling, seed. Raises AlreadyThereError, DataError and more.
         """
-        data = _sources(train=train, dev=dev, test=test, unlabelled=unlabelled)
+        files = _files(train, dev, test, unlabelled, text_column, pair_column, label_column)
         return self._job(
-            "tenant.create", tenant=tenant, data=data, domain=domain, base=base, task=task, settings=settings
+            "tenant.create", tenant=tenant, **files, domain=domain, base=base, task=task, settings=settings
         )
 
     def update_tenant(
@@ -124,14 +128,18 @@ class ManageClient:
         test: GivenSource | None = None,
         unlabelled: GivenSource | None = None,
         domain: str | None = None,
+        text_column: str | None = None,
+        pair_column: str | None = None,
+        label_column: str | None = None,
         settings: Mapping[str, Any] | None = None,
     ) -> str:
         """Fine-tune a tenant's next version on the same labels, by default over its domain; returns the job's id.
 
-        Where that is no better on dev nothing is published: `published` of the job's result is false, and `why` says it.
+        Names of columns are as for `create_tenant`; those of the version before are not remembered. Where that is no better on
+        dev nothing is published: `published` of the job's result is false, and `why` says it.
         """
-        data = _sources(train=train, dev=dev, test=test, unlabelled=unlabelled)
-        return self._job("tenant.update", tenant=tenant, data=data, domain=domain, settings=settings)
+        files = _files(train, dev, test, unlabelled, text_column, pair_column, label_column)
+        return self._job("tenant.update", tenant=tenant, **files, domain=domain, settings=settings)
 
     def plan(self, action: str, *, told: Callable[[JobEvent], None] = lambda event: None, **request: Any) -> Plan:
         """A dry run of `tenant.create`, `tenant.update`, `domain.create` or `domain.update`: what it would cost.
@@ -312,6 +320,21 @@ def _source(name: str, given: Any) -> Source:
 
 def _sources(**given: Any) -> dict[str, Source]:
     return {name: _source(name, one) for name, one in given.items() if one is not None}
+
+
+def _files(
+    train: GivenSource,
+    dev: GivenSource | None,
+    test: GivenSource | None,
+    unlabelled: GivenSource | None,
+    text_column: str | None,
+    pair_column: str | None,
+    label_column: str | None,
+) -> dict[str, Any]:
+    """Return the keys of a request that say what a tenant learns from."""
+    columns = _given(text=text_column, pair=pair_column, label=label_column)
+    data = _sources(train=train, dev=dev, test=test, unlabelled=unlabelled)
+    return {"data": data, "columns": columns or None}
 
 
 def _given(**request: Any) -> dict[str, Any]:

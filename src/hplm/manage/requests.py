@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hplm.adapters.tenant import Task
+from hplm.core.columns import Columns
 from hplm.core.names import check_name_of
 from hplm.core.settings import parse_settings
 from hplm.errors import BadManageRequestError, ConfigError
@@ -49,11 +50,12 @@ class ManageRequest:
 class FineTune(ManageRequest):
     """Fine-tune a new tenant over the current version of a domain; or a tenant's next version, whose labels stay.
 
-    `drop_uploads`: its uploads go however the job ends.
+    `columns` names those of all files. `drop_uploads`: its uploads go however the job ends.
     """
 
     tenant: str
     data: DataFiles
+    columns: Columns = field(default_factory=Columns)
     domain: str | None = None
     base: str | None = None
     task: Task | None = None

@@ -120,6 +120,7 @@ class ManageService:
             "stays": kind == "tenant.update" and request.domain is None,  # on whatever domain it is then
             "task": request.task,
             "data": {part: pinned(source, self._settings) for part, source in files.items()},
+            "columns": request.columns.named,
             "most_data_bytes": self._settings.max_data_bytes,
         }
         return self._submit(kind, f"tenant:{name}", request, base, domain, details)

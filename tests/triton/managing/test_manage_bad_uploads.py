@@ -118,7 +118,7 @@ def test_a_zip_bomb_is_not_unpacked(manage: ManageClient, place: Place, tmp_path
 LINE = ("the red cat sings in Paris " * 20).encode() + b"\n"
 CORPORA: dict[str, tuple[str, bytes, str]] = {
     "latin-1": ("c.txt", "ein grüner Hügel und ein Fluß\n".encode("latin-1") * 100, "not UTF-8"),
-    "utf-16": ("c.txt", LINE.decode().encode("utf-16"), "not UTF-8"),
+    "utf-16 without its mark": ("c.txt", LINE.decode().encode("utf-16-le"), "NUL byte"),
     "binary": ("c.txt", LINE + bytes(range(128)) * 10, "NUL byte"),
     "a zip": ("c.txt", ZIP_BOMB, r"packed \(zip\)"),
     "no gzip": ("c.txt.gz", LINE * 10, "is no gzip file"),

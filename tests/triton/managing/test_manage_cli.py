@@ -22,7 +22,14 @@ from hplm_builder.tenants import pseudo_labels
 from hplm_client import Client, ManageClient
 from typer.testing import CliRunner, Result
 
-from hplm.errors import DomainInUseError, JobCancelledError, UnknownDomainError, UnknownTenantError, UnknownUploadError
+from hplm.errors import (
+    DataError,
+    DomainInUseError,
+    JobCancelledError,
+    UnknownDomainError,
+    UnknownTenantError,
+    UnknownUploadError,
+)
 from hplm.models import base as bases
 from hplm.registry.registry import Registry
 from hplm_cli import make_app
@@ -131,6 +138,25 @@ def test_a_tenant_learns_from_texts_without_labels_too(
     assert shown["about"]["examples"]["unlabelled"] == 2
     assert shown["about"]["teacher"]["scores"].keys() >= {"dev_accuracy"}
     terminal.out("tenant", "delete", "helped", "--yes")
+
+
+def test_a_spreadsheet_of_tickets_is_learned_by_the_names_of_its_columns(
+    terminal: Terminal, place: Place, tmp_path: Path
+) -> None:
+    tickets = tmp_path / "tickets.csv"
+    rows = [line.rpartition(",") for line in place.rows.read_text().splitlines()[1:]]
+    body = "".join(f'"printer";"{text}; please";"{label}"\r\n' for text, _, label in rows)
+    tickets.write_bytes(f"Subject;Body;Category\r\n{body}".encode("utf-16"))
+    create = ["tenant", "create", "desk", "--train", str(tickets), *FAST]
+    refused = terminal.run(*create)
+    assert isinstance(refused.exception, DataError)
+    assert "there are 'Subject', 'Body', 'Category': name others with --text-column, " in str(refused.exception)
+    with place.working():
+        (event,) = terminal.json(*create, "--text-column", "body", "--label-column", "category")
+    assert event["state"] == "done"
+    (shown,) = terminal.json("tenant", "show", "desk")
+    assert set(shown["about"]["labels"]) == {label for _, _, label in rows}
+    terminal.out("tenant", "delete", "desk", "--yes")
 
 
 def test_a_detached_job_is_listed_shown_and_cancelled(terminal: Terminal, place: Place) -> None:

@@ -137,7 +137,8 @@ def test_files_may_be_named_by_path_inside_the_operators_folder_only(manage: Man
 
 USELESS = {
     "not UTF-8": "text,label\nnaïve cat,cat\nred dog,none\n".encode("latin-1"),
-    "UTF-16": "text,label\nred cat,cat\nred dog,none\n".encode("utf-16"),
+    "UTF-16 without its mark": "text,label\nred cat,cat\nred dog,none\n".encode("utf-16-le"),
+    "no column of texts": b"Body,label\nred cat,cat\nred dog,none\n",
     "one class": b"text,label\nred cat,cat\nblue cat,cat\nsmall cat,cat\n",
     "one example": b"text,label\nred cat,cat\n",
     "no rows": b"text,label\n",

@@ -93,6 +93,15 @@ def test_a_room_holds_at_most_fifteen_modules(top: str) -> None:
     assert {str(room): count for room, count in rooms.items() if count > MOST_MODULES} == {}
 
 
+def test_what_reads_a_file_for_clients_too_needs_the_standard_library_alone() -> None:
+    for name in ("columns", "text_lines"):
+        for found in imports_of(ROOT / "src" / "hplm" / "core" / f"{name}.py"):
+            if found.startswith("hplm"):
+                assert found in ("hplm.errors", "hplm.core.text_lines")
+            else:
+                assert found.split(".")[0] in sys.stdlib_module_names
+
+
 def test_only_the_translation_modules_import_tritons_python_module() -> None:
     users = {
         p.name for p in ROOT.rglob("*.py") if ".venv" not in p.parts and "triton_python_backend_utils" in imports_of(p)

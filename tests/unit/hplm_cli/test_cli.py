@@ -132,6 +132,41 @@ def test_an_error_that_is_asked_for_as_json_goes_to_standard_output_also_where_b
     assert done.returncode == 1
 
 
+CREATE, UPDATE, BUILD = ["tenant", "create"], ["tenant", "update"], ["build", "tenant"]
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "words"),
+    [
+        (CREATE, ["--train", "tickets.csv"], "tickets.csv, line 1: no column `text` or `sentence`"),
+        (
+            CREATE,
+            ["--train", "good.csv", "--dev", "tickets.csv"],
+            "tickets.csv, line 1: no column `text` or `sentence`",
+        ),
+        (CREATE, ["--train", "words.conll", "--text-column", "Body"], "columns of a .conll have no names"),
+        (CREATE, ["--train", "good.csv", "--text-column", ""], "the name of a column is 1 to 200 printable characters"),
+        (UPDATE, ["--train", "tickets.csv", "--text-column", "body"], "tickets.csv, line 1: no `label` or `score`; "),
+        (BUILD, ["--train", "tickets.csv", "--label-column", "Kind"], "tickets.csv, line 1: no column `text` or `sent"),
+        (BUILD, ["--train", "tickets.csv", "--text-column", "body"], "tickets.csv, line 1: no `label` or `score`; "),
+    ],
+    ids=["no-text", "in-dev", "no-names", "no-name", "update", "build-no-text", "build-no-label"],
+)
+def test_a_header_without_the_columns_is_refused_with_those_it_has_before_a_server_is_asked(
+    hplm: Run, tmp_path: Path, command: list[str], options: list[str], words: str
+) -> None:
+    (tmp_path / "tickets.csv").write_text("Subject;Body;Category\nprinter;burns;hardware\n", "utf-16")
+    (tmp_path / "good.csv").write_text("text,label\nburns,hardware\n")
+    (tmp_path / "words.conll").write_text("burns B-x\n")
+    files = [str(tmp_path / one) if one.endswith((".csv", ".conll")) else one for one in options]
+    url = [] if command == BUILD else ["--url", "http://127.0.0.1:1"]
+    done = hplm(*command, "desk", *files, *url)
+    assert done.returncode == 1
+    assert words in done.stderr
+    if words.startswith("tickets"):
+        assert "there are 'Subject', 'Body', 'Category': name others with --text-column, " in done.stderr
+
+
 @pytest.mark.parametrize("name", ["plot-lookup", "upper", "request"])
 def test_no_rounds_are_refused_by_name(hplm: Run, name: str) -> None:
     done = hplm("bench", name, "--rounds", "0")

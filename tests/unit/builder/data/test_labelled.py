@@ -14,7 +14,8 @@ from hplm_builder.data.labelled_checks import check_data
 from hplm_builder.data.labelled_files import read_data, read_file, read_folder
 from hplm_builder.data.rows import LONGEST_RECORD
 
-from hplm.errors import DataError
+from hplm.core.columns import Columns, check_header
+from hplm.errors import ConfigError, DataError
 from tests.open_files import open_files
 
 
@@ -53,19 +54,185 @@ def test_conll_tags_become_entities_over_characters(tmp_path: Path) -> None:
 
 
 def test_conll_words_may_hold_spaces_between_tabs_and_others_than_asciis_anywhere(tmp_path: Path) -> None:
-    text = "New York\tB-LOC\nhas  \tNN\tO\r\n100\u00a0000 B-NUM\nBad \u3000 O\n\u00a0\nso\tO \n"
+    text = "New York\tNP\tB-LOC\nhas  \tNN\tO\r\n\u00a0\nso\t\tO \n"
     first, second = read_file(write(tmp_path, "a.conll", text))
-    assert first.text == "New York has 100\u00a0000 Bad"
-    assert first.entities == (Entity("LOC", 0, 8), Entity("NUM", 13, 20))
+    assert (first.text, first.entities) == ("New York has", (Entity("LOC", 0, 8),))
     assert second.text == "so"
+    text = "100\u00a0000 B-NUM\nBad \u3000 O\nNew York\tB-LOC\n"
+    (only,) = read_file(write(tmp_path, "b.conll", text))
+    assert only.text == "100\u00a0000 Bad New York"
+    assert only.entities == (Entity("NUM", 0, 7), Entity("LOC", 12, 20))
+
+
+def test_bioes_and_bilou_are_read_as_the_same_entities_as_iob(tmp_path: Path) -> None:
+    words = "Anna Lee met Bo and Ed Al Roy there"
+    tags = {
+        "iob": "B-PER I-PER O B-PER O B-PER B-PER I-PER O",
+        "bioes": "B-PER E-PER O S-PER O S-PER B-PER E-PER O",
+        "bilou": "B-PER L-PER O U-PER O U-PER B-PER L-PER O",
+    }
+    read = []
+    for name, row in tags.items():
+        lines = "".join(f"{word} {tag}\n" for word, tag in zip(words.split(), row.split(), strict=True))
+        read.append(read_file(write(tmp_path, f"{name}.conll", lines)))
+    assert read[0] == read[1] == read[2]
+    assert [(one.start, one.end) for one in read[0][0].entities] == [(0, 8), (13, 15), (20, 22), (23, 29)]
+    # What ends an entity is not gone on from.
+    (one,) = read_file(write(tmp_path, "a.conll", "Anna S-PER\nLee I-PER\nRoy E-PER\nBo I-PER\n"))
+    assert [(each.start, each.end) for each in one.entities] == [(0, 4), (5, 12), (13, 15)]
+
+
+def test_columns_of_a_conll_may_be_aligned_by_several_tabs_or_be_empty_between_two(tmp_path: Path) -> None:
+    for text in ("Anna\t\tB-PER\nAlexandra\tB-PER\n", "Anna\t\tB-PER\nAlexandra\tNP\tB-PER\n"):
+        (one,) = read_file(write(tmp_path, "a.conll", text))
+        assert one.text == "Anna Alexandra"
+        assert len(one.entities) == 2
+
+
+ROWS = {
+    "a.jsonl": '{"text": "one", "label": "x"}\n{"text": "zwölf", "label": "y"}\n',
+    "a.csv": 'text,label\none,x\n"zwölf",y\n',
+    "a.tsv": "text\tlabel\none\tx\nzwölf\ty\n",
+    "a.conll": "one B-x\n\nzwölf B-y\n",
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r", "\r\r\n"], ids=["lf", "crlf", "cr", "crcrlf"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-be"])
+def test_encoding_and_line_ends_are_no_part_of_the_data(tmp_path: Path, name: str, end: str, encoding: str) -> None:
+    plain = read_file(write(tmp_path, name, ROWS[name]))
+    assert [one.text for one in plain] == ["one", "zwölf"]
+    mark = b"\xfe\xff" if encoding == "utf-16-be" else b""
+    assert read_file(write(tmp_path, name, mark + ROWS[name].replace("\n", end).encode(encoding))) == plain
+
+
+def test_a_cell_of_two_lines_stays_whole_in_a_file_whose_rows_end_with_carriage_returns(tmp_path: Path) -> None:
+    (one,) = read_file(write(tmp_path, "a.csv", 'text,label\r"two\nlines",x\r'))
+    assert one == LabelledText("two\nlines", "x")
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_a_json_list_is_read_as_json_lines_are(tmp_path: Path, indent: int | None, encoding: str) -> None:
+    rows = [{"text": f"text {i} [1] \u00e4 \U0001f600", "label": "ab"[i % 2]} for i in range(30_000)]
+    lines = read_file(write(tmp_path, "a.jsonl", "".join(json.dumps(row) + "\n" for row in rows)))
+    listed = json.dumps(rows, indent=indent, ensure_ascii=False)
+    # More than a line may have.
+    assert len(listed) > LONGEST_RECORD
+    read = read_file(write(tmp_path, "b.jsonl", f"\n {listed}\n".encode(encoding)))
+    assert read == lines
+    assert read[2].where.endswith(f"line {2 if indent is None else 11}, entry 3")
+    with pytest.raises(DataError, match="more than the 5,000 bytes"):
+        read_file(LabelledFile(tmp_path / "b.jsonl", "b.jsonl", 5000))
+
+
+def test_a_fault_in_a_long_json_list_is_told_where_it_is(tmp_path: Path) -> None:
+    rows = ['{"text": "a", "label": "x"},\n'] * 100_000
+    rows[50_000] = '{"text": "a" "label": "x"},\n'
+    with pytest.raises(DataError, match=r"line 50002, entry 50001 is not JSON: Expecting ',' delimiter"):
+        read_file(write(tmp_path, "a.jsonl", "[\n" + "".join(rows) + "]"))
+
+
+@pytest.mark.parametrize("key", ["label", "labels", "entities", "Labels"])
+def test_entities_are_read_as_annotation_tools_write_them(tmp_path: Path, key: str) -> None:
+    rows = [{"id": 1, "text": "Anna left", key: [[0, 4, "PER"]]}, {"id": 2, "text": "so", key: []}]
+    first, second = read_file(write(tmp_path, "a.jsonl", "".join(json.dumps(row) + "\n" for row in rows)))
+    assert (first.label, first.entities) == (None, (Entity("PER", 0, 4),))
+    assert (second.label, second.entities) == (None, ())
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "Text,LABEL\na,x\n",
+        '"text";"label"\n"a";"x"\n',
+        "id;Text ;Label;note, more\n1;a;x;\n",
+        "text\tlabel\na\tx\n",
+        '"text"\t"labels"\n"a"\tx\n',
+    ],
+)
+def test_a_csv_is_divided_by_what_makes_the_needed_columns_whatever_their_case(tmp_path: Path, content: str) -> None:
+    assert read_file(write(tmp_path, "a.csv", content)) == [LabelledText("a", "x")]
+
+
+TICKETS = Columns(text="body", label="Category")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.csv", "\ufeffSubject,Body,Category,label\r\nprinter,it burns,hardware,7\r\n"),
+        ("a.csv", "Subject;Body;Category\nprinter;it burns;hardware\n"),
+        ("a.tsv", "Body\tCategory\nit burns\thardware\n"),
+        ("a.jsonl", '{"Body": "it burns", "Category": "hardware", "label": 7, "entities": [[0, 2, "x"]]}'),
+    ],
+)
+def test_columns_may_have_any_name_that_is_given(tmp_path: Path, name: str, content: str) -> None:
+    assert read_file(write(tmp_path, name, content), TICKETS) == [LabelledText("it burns", "hardware")]
+
+
+def test_columns_of_pairs_may_have_any_name_and_unlabelled_texts_need_no_label_column(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.csv", "Question,Answer,Good\nwhy?,so,1\nhow?,so,0\n")
+    columns = Columns("question", "answer", "good")
+    assert read_file(path, columns)[0] == LabelledText("why?", "1", (), "so")
+    more = write(tmp_path, "more.csv", "Question,Answer\nwhen?,now\n")
+    assert read_file(more, columns, is_labelled=False) == [LabelledText("when?", pair="now")]
+    data = read_data(path, path, unlabelled=more, columns=columns)
+    assert data.unlabelled == [LabelledText("when?", pair="now")]
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        (Columns(text="Body"), r"a\.csv, line 1: no column 'Body'; there are 'id', 'text', 'label': .*--text-column, "),
+        (Columns(pair="other"), r"a\.csv, line 1: no column 'other'; there are 'id', 'text', 'label'"),
+        (Columns(label="Category"), r"a\.csv, line 1: no column 'Category'; there are 'id', 'text', 'label'"),
+        (Columns(text="id", pair="ID"), r"a\.csv, line 1: column 'id' is named for two things"),
+        (Columns(text="label"), r"a\.csv, line 1: no `label` or `score`"),
+    ],
+)
+def test_a_named_column_that_is_not_there_is_refused_with_those_that_are(
+    tmp_path: Path, columns: Columns, words: str
+) -> None:
+    path = write(tmp_path, "a.csv", "id,text,label\n1,a,x\n")
+    with pytest.raises(DataError, match=words):
+        read_file(LabelledFile(path, "a.csv"), columns)
+    with pytest.raises(DataError, match=words):
+        check_header(path, columns, is_labelled=True)
+
+
+def test_a_header_is_checked_for_a_label_only_where_there_must_be_one(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.csv", "text\nhello\n".encode("utf-16"))
+    check_header(path, Columns(label="Category"), is_labelled=False)
+    with pytest.raises(DataError, match=r"a\.csv, line 1: no column 'Category'"):
+        check_header(path, Columns(label="Category"), is_labelled=True)
+
+
+def test_names_for_columns_that_have_none_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.conll", "Anna B-PER\nso O\n")
+    with pytest.raises(DataError, match=r"columns of a \.conll have no names, but a name was given for text"):
+        read_data(path, path, columns=Columns(text="Body"))
+    for name in ("", " ", "a\nb", "x" * 201):
+        with pytest.raises(ConfigError, match="1 to 200 printable characters"):
+            Columns(label=name)
 
 
 BROKEN: list[tuple[str, str | bytes, str]] = [
     ("a.txt", "x", "ending must be one of"),
     ("a.jsonl", "", "no example"),
     ("a.jsonl", '{"text": "a", "label": "x"}\n{"text"', "line 2 is not JSON"),
-    ("a.jsonl", "[" * 100_000, "line 1 is not JSON"),
-    ("a.jsonl", '["a"]', "line 1: expected an object"),
+    ("a.jsonl", '{"a":' * 100_000, "line 1 is not JSON"),
+    ("a.jsonl", "7\n", "line 1: expected an object"),
+    ("a.jsonl", '{\n"text": "a",\n"label": "x"\n}\n', "line 1 is not JSON.* takes one line, or all .* in one list"),
+    ("a.jsonl", '["a"]', "line 1, entry 1: expected an object, got '\"'"),
+    ("a.jsonl", "[" * 100_000, "line 1, entry 1: expected an object, got '\\['"),
+    ("a.jsonl", '[{"text": "a", "label": "x"}\n,\n{"text": }]', "line 3, entry 2 is not JSON"),
+    ("a.jsonl", '[{"text": "a", "score": 1},\n {"text": "a", "score": NaN}]', "line 2, entry 2 is not JSON: NaN is no"),
+    ("a.jsonl", '[{"text": "a", "label": "x"},]', "entry 2: expected an object, got '\\]'"),
+    ("a.jsonl", '[{"text": "a", "label": "x"} {', "entry 1: expected a comma or \\] after an object, got '{'"),
+    ("a.jsonl", '[{"text": "a", "label": "x"}', "entry 1: expected a comma or \\] .* got 'the end of the file'"),
+    ("a.jsonl", '[{"text": "a", "label": "x"}]\n[]', "line 2, entry 1: more text after the end of the list"),
     ("a.jsonl", '{"label": "x"}', "no column `text`"),
     ("a.jsonl", '{"text": " ", "label": "x"}', "the text is empty"),
     ("a.jsonl", '{"text": 7, "label": "x"}', "the text is empty or no text"),
@@ -79,10 +246,27 @@ BROKEN: list[tuple[str, str | bytes, str]] = [
     ("a.jsonl", r'{"text": "a\u0000", "label": "x"}', "line 1: the text holds a NUL"),
     ("a.jsonl", '{"text": "a"}', "no `label` or `score`; there are 'text'"),
     ("a.jsonl", '{"text": "a", "label": null}', "no `label`, it is null"),
-    ("a.csv", "text,Label\na,x\n", "no `label` or `score`; there are 'text', 'Label'"),
-    ("a.csv", "text;label\na, b;x\n", "line 1: columns are divided by commas, in .tsv by tabs"),
-    ("a.tsv", "text;label\na, b;x\n", "line 1: columns are divided by commas, in .tsv by tabs"),
-    ("a.jsonl", '{"text": "a", "label": ["x"]}', "the label is empty or no text"),
+    ("a.csv", "Text,Category\na,x\n", "line 1: no `label` or `score`; there are 'Text', 'Category': .* --label-column"),
+    ("a.csv", "Größe;Titel\n1;x\n", "line 1: no column `text`.* 'Größe', 'Titel'.* read as divided by semicolons"),
+    ("a.csv", "text|label\na|x\n", "line 1: no column `text`.* there are 'text|label'"),
+    ("a.csv", "TEXT,Text,label\na,b,x\n", "line 1: columns 'TEXT' and 'Text' differ in case alone"),
+    ("a.csv", "text,label\na,x\rb,y\n", "line 2 is not valid CSV: line ends are mixed"),
+    ("a.tsv", "text;label\na, b;x\n", "line 1: no column `text`.*'text;label'.* divided by tabs and has no quotes"),
+    ("a.tsv", '"text"\t"label"\na\tx\n', "line 1: no column `text`.* divided by tabs and has no quotes: is it a .csv"),
+    ("a.jsonl", '{"text": "a", "label": ["x"]}', "line 1: the label is a list of 1, and a text has one label"),
+    ("a.jsonl", '{"text": "a", "labels": ["x", "y"]}', "line 1: the label is a list of 2, and a text has one label"),
+    ("a.jsonl", '{"text": "a", "label": {"x": 1}}', "the label is empty or no text"),
+    ("a.jsonl", '{"text": "a", "label": [[0, 1]]}', "must be a list of objects .* or of lists .start, end, label."),
+    ("a.jsonl", '{"text": "a", "label": [[0, 9, "x"]]}', "outside the text"),
+    *(
+        (
+            "a.jsonl",
+            json.dumps({"text": "a", "entities": [{"label": tag, "start": 0, "end": 1}]}),
+            "is the tag of a word",
+        )
+        for tag in ("B-PER", "I-PER", "O")
+    ),
+    ("a.jsonl", '{"text": "a", "labels": [[0, 1, "B-PER"]]}', "label 'B-PER' is the tag of a word"),
     ("a.jsonl", '{"text": "a", "label": "' + "x" * 201 + '"}', "the label has 201 characters"),
     ("a.jsonl", r'{"text": "a", "label": "x\ny"}', "has a line break or another control character"),
     ("a.jsonl", r'{"text": "a", "label": "\u001b[31mx"}', "has a line break or another control character"),
@@ -106,15 +290,32 @@ BROKEN: list[tuple[str, str | bytes, str]] = [
         "entities 0-3 and 2-5 overlap",
     ),
     ("a.csv", 'text,label\n"open,x\n', "not valid CSV"),
-    ("a.csv", "text,label\na,b,c\n", "columns of the header"),
-    ("a.csv", "text,label\na\n", "columns of the header"),
+    ("a.csv", "text,label\na,b,c\n", "line 2 has 3 columns, the header has 2"),
+    ("a.csv", "text,label\na\n", "line 2 has 1 columns, the header has 2"),
     ("a.csv", "sentence1,label\na,b\n", "`sentence1` without `sentence2`"),
     ("a.csv", b"text,label\n\xff\xfe,x\n", "line 2 is not UTF-8 at byte 0"),
-    ("a.csv", "text,label\na,x\n".encode("utf-16"), "line 1 holds a NUL byte"),
+    ("a.csv", b"text,label\ra,x\r\xff\xfe,x\r", "line 3 is not UTF-8 at byte 0"),
+    (
+        "a.csv",
+        "text,label\na,x\n".encode("utf-16-le"),
+        "line 1 holds a NUL byte.* UTF-16 begins with a byte order mark",
+    ),
+    ("a.csv", "text,label\na,x\n".encode("utf-32"), "a.csv is UTF-32: save it as UTF-8"),
+    ("a.csv", "text,label\na,x\n".encode("utf-16") + b"x", "a.csv is not UTF-16 at its end"),
+    ("a.csv", "text,label\na,x\nab\udc80,x\n".encode("utf-16", "surrogatepass"), "line 3 is not UTF-16 at character 2"),
     ("a.csv", b"text,label\na,x\nb\0,x\n", "line 3 holds a NUL byte"),
-    ("a.conll", "Anna\n", "expected a token and an IOB tag"),
-    ("a.conll", "Anna NN PER\n", "expected a token and an IOB tag"),
-    ("a.conll", "Anna NN B-\n", "expected a token and an IOB tag"),
+    ("a.conll", "Anna\n", "expected a word and an IOB, BIOES or BILOU tag"),
+    ("a.conll", "Anna NN PER\n", "expected a word and an IOB, BIOES or BILOU tag"),
+    ("a.conll", "Anna NN B-\n", "expected a word and an IOB, BIOES or BILOU tag"),
+    ("a.conll", "She PRP B-NP O\nlives VBZ B-VP\n", "line 2 has 3 columns, line 1 has 4, between blanks"),
+    ("a.conll", "-DOCSTART- O\n\nin O\n\nNew York B-LOC\n", "line 5 has 3 columns, line 3 has 2, between blanks"),
+    ("a.conll", "Rome\tNP\tB-LOC\nNew York O\n", "line 2 has 1 columns, line 1 has 3, between tabs"),
+    ("a.conll", "Rome NP B-LOC\nNew York\tO\n", "line 2 has 2 columns, line 1 has 3, between blanks"),
+    ("a.conll", "Rome\tNP\tB-LOC\nis\tV\t\n", "line 2 has 2 columns, line 1 has 3, between tabs"),
+    ("a.conll", "Rome\t\tB-LOC\nis\tV\tO\nso\tO\n", "line 3 has 2 columns, line 1 has 3, between tabs"),
+    ("a.conll", "Rome B-LOC\nis O\rso O\n", "line 2: line ends are mixed"),
+    ("a.conll", "Rome B-LOC\ris O\nso O\r", "line 2: line ends are mixed"),
+    ("a.conll", "Rome B-B-LOC\n", "label 'B-LOC' is the tag of a word"),
 ]
 
 
@@ -128,13 +329,15 @@ def test_a_broken_file_says_what_and_where(tmp_path: Path, name: str, content: s
     ("name", "head", "repeated"),
     [
         ("a.jsonl", b'{"text": "a", "label": "b"}\n{"text": "', b"x" * 1000),
+        ("a.jsonl", b'[{"text": "a", "label": "b"}, {"text": "', b"x" * 1000),
+        ("a.jsonl", b'[{"text": [', b"[], " * 250),
         ("a.csv", b"text,label\na,b\n", b"x" * 1000),
         # Every line is short, but the quotes never let the record end.
         ("a.csv", b'text,label\na,b\n"', b"x\n" * 500),
         ("a.csv", b'text,label\na,b\n"', b'","\n' * 250),
         ("a.conll", b"", b"word O\n" * 150),
     ],
-    ids=["json-line", "csv-line", "quoted-lines", "quoted-fields", "conll-sentence"],
+    ids=["json-line", "json-list", "json-list-of-lists", "csv-line", "quoted-lines", "quoted-fields", "conll-sentence"],
 )
 def test_an_example_without_an_end_is_refused_before_it_is_in_memory(
     tmp_path: Path, name: str, head: bytes, repeated: bytes
@@ -315,7 +518,7 @@ def test_a_headers_names_are_without_blanks_and_stand_there_once(tmp_path: Path)
 @pytest.mark.parametrize(
     ("header", "words"),
     [
-        (",".join(f"c{number}" for number in range(100_000)), "line 2: no column `text`.* there are 'c0', 'c1', "),
+        (",".join(f"c{number}" for number in range(100_000)), "line 1: no column `text`.* there are 'c0', 'c1', "),
         (",".join("c" * 100_000), "line 1: the header has the column 'c' more than once"),
     ],
     ids=["distinct", "alike"],

@@ -71,7 +71,7 @@ def test_a_file_of_texts_needs_no_labels_and_none_is_read(tmp_path: Path, name: 
 def test_a_file_that_holds_no_text_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_text(ROWS)
     (tmp_path / "more.csv").write_text("label\nx\n")
-    with pytest.raises(DataError, match=r"more\.csv, line 2: no column `text`"):
+    with pytest.raises(DataError, match=r"more\.csv, line 1: no column `text`"):
         read_data(tmp_path / "train.csv", unlabelled=tmp_path / "more.csv")
 
 

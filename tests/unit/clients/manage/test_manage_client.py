@@ -135,6 +135,24 @@ def test_a_file_is_uploaded_in_chunks_and_arrives_whole(manage: ManageClient, st
     assert {total_bytes for _, total_bytes in told} == {total}
 
 
+@pytest.mark.parametrize("action", ["create", "update"])
+def test_names_of_columns_are_part_of_the_request_where_some_are_given(
+    manage: ManageClient, transport: InProcess, registry: Registry, rows: Path, action: str
+) -> None:
+    if action == "update":
+        publish(registry, "acme")
+    make = {"create": manage.create_tenant, "update": manage.update_tenant}[action]
+    for names, expected in (
+        ({}, None),
+        ({"text_column": "Body", "label_column": "Category"}, {"text": "Body", "label": "Category"}),
+        ({"pair_column": "Answer"}, {"pair": "Answer"}),
+    ):
+        job = make("acme", train=manage.upload(rows), **names)
+        assert json.loads(transport.asked[-1]).get("columns") == expected
+        assert registry.job(job).request["columns"] == (expected or {})
+        manage.cancel_job(job)
+
+
 def test_a_chunk_that_meets_a_full_server_is_sent_again(
     manage: ManageClient, transport: InProcess, store: Store, rows: Path
 ) -> None:

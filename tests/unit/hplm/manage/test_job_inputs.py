@@ -12,9 +12,10 @@ from hplm_builder.data.corpus_file import read_corpus
 from hplm_builder.data.rows import read_rows
 
 from hplm.core.settings import ManagerSettings
+from hplm.core.text_lines import MOST_LINE_BYTES
 from hplm.core.wire import CORPUS_ENDINGS, DATA_ENDINGS
 from hplm.errors import DataError, ForbiddenError, HplmError, StoreUnavailableError
-from hplm.manage.file_survey import MOST_LINE_BYTES, survey
+from hplm.manage.file_survey import survey
 from hplm.manage.job_inputs import inside, pinned
 from hplm.manage.request_parts import Source
 
@@ -75,8 +76,13 @@ def test_text_that_begins_like_a_packed_file_is_text(tmp_path: Path) -> None:
         ("a.csv", b"", "is empty"),
         ("a.csv", b"text,label\nb\xe4d,x\n", "a.csv, line 2 is not UTF-8"),
         ("a.csv", b"text,label\n" + b"good,x\n" * 200_000 + b"b\xe4d,x\n", "a.csv, line 200002 is not UTF-8"),
-        ("a.csv", "text,label\nä,x".encode("utf-16"), "not UTF-8"),
-        ("a.csv", b"text,label\nbad \xc3", "not UTF-8 at its end"),
+        ("a.csv", "text,label\nä,x".encode("utf-16-le"), "line 1 holds a NUL byte .UTF-16 is read if it begins with"),
+        ("a.csv", "text,label\nä,x".encode("utf-32"), "a.csv is UTF-32"),
+        ("a.csv", "text,label\nä,x".encode("utf-16") + b"x", "a.csv is not UTF-16 at its end"),
+        ("a.csv", b"text,label\rgood,x\rb\xe4d,x\r", "a.csv, line 3 is not UTF-8"),
+        ("a.csv", b"text,label\nbad \xc3", "a.csv, line 2 is not UTF-8"),
+        ("a.csv", b"text,label\r" + b"x" * (MOST_LINE_BYTES + 1), "line 2 has more than 1,000,000 bytes"),
+        ("a.csv", b"[text],label\n" + b"x" * (MOST_LINE_BYTES + 1), "line 2 has more than 1,000,000 bytes"),
         ("a.csv", b"text,label\na\0b,x\n", "line 2 holds a NUL byte"),
         ("a.csv", b"PK\x03\x04rest", r"is packed \(zip\)"),
         ("a.jsonl", gzip.compress(b"x" * 1000), r"is packed \(gzip\)"),
@@ -90,8 +96,13 @@ def test_text_that_begins_like_a_packed_file_is_text(tmp_path: Path) -> None:
             "empty",
             "latin-1",
             "latin-1-late",
-            "utf-16",
+            "utf-16-without-mark",
+            "utf-32",
+            "utf-16-cut",
+            "carriage-returns",
             "cut",
+            "long-line-of-carriage-returns",
+            "long-line-after-a-bracket",
             "zero",
             "zip",
             "gzip",
@@ -106,6 +117,22 @@ def test_a_file_that_cannot_be_labelled_data_is_refused_at_first_sight(
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=words):
         survey(tmp_path / name, DATA_ENDINGS, 2_000_000)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.csv", "text,label\r\nä,x\r\n".encode("utf-16")),
+        ("a.csv", "text,label\rä,x\r".encode()),
+        ("a.csv", b"text,label\r" + b"good,x\r" * 200_000),
+        ("a.jsonl", ("[" + '{"text": "ä", "label": "x"}, ' * 60_000 + '{"text": "ä", "label": "y"}]').encode()),
+    ],
+    ids=["utf-16", "carriage-returns", "many-carriage-returns", "list-on-one-line"],
+)
+def test_what_the_first_look_takes_the_job_reads(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert survey(tmp_path / name, DATA_ENDINGS, 2_000_000) > 0
+    assert list(read_rows(tmp_path / name))
 
 
 def test_a_line_of_a_gigabyte_is_refused_without_reading_it(tmp_path: Path) -> None:

@@ -127,6 +127,26 @@ def test_an_uploads_ending_may_be_in_capitals(service: ManageService, store: Sto
     assert registry.tenant("acme").current.number == 1
 
 
+def test_a_job_reads_the_columns_that_its_request_named_and_one_from_before_the_usual_ones(
+    service: ManageService, store: Store, registry: Registry
+) -> None:
+    tickets = "\ufeff" + colours().replace("text,label", "Body;Category").replace(",", ";").replace("\n", "\r")
+    columns = {"text": "body", "label": "CATEGORY"}
+    job = create_tenant(service, "tickets", tickets, columns=columns)
+    assert registry.job(job).request["columns"] == columns
+    work(store)
+    assert sorted(registry.tenant("tickets").current.about["labels"]) == ["blue", "red"]
+    job = update(service, "tickets", tickets.replace("Body", "Text"))
+    work(store)
+    assert "there are 'Text', 'Category'" in failure(registry, job, "BAD_DATA")
+    # As before requests had columns.
+    before = {key: value for key, value in registry.job(create_tenant(service)).request.items() if key != "columns"}
+    source = {"train": {"upload": upload(service, colours())}}
+    registry.submit_job("tenant.create", "tenant:old", {**before, "tenant": "old", "data": source}, time.time())
+    work(store)
+    assert registry.tenant("old").current.number == 1
+
+
 def test_an_update_is_a_new_version_that_goes_on_from_the_one_before(
     service: ManageService, store: Store, registry: Registry
 ) -> None:

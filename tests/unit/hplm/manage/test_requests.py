@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hplm.core.columns import Columns
 from hplm.errors import BadManageRequestError, TenantNameError, leaves
 from hplm.manage import request_parts, requests
 from hplm.manage.requests import FineTune, parse_request
@@ -22,7 +23,13 @@ CREATE = {"action": "tenant.create", "tenant": "acme", "data": {"train": {"uploa
 SHA = "0" * 64
 WHOLE: list[dict[str, Any]] = [
     CREATE,
-    {**CREATE, "action": "tenant.update", "settings": {"epochs": 3, "learning_rates": [0.001, 0.01]}, "dry_run": True},
+    {
+        **CREATE,
+        "action": "tenant.update",
+        "columns": {"text": "Body"},
+        "settings": {"epochs": 3, "learning_rates": [0.001, 0.01]},
+        "dry_run": True,
+    },
     {"action": "tenant.delete", "tenant": "acme"},
     {"action": "tenant.rollback", "tenant": "acme", "version": 2},
     {"action": "tenant.show", "tenant": "acme"},
@@ -87,6 +94,11 @@ def test_the_manual_has_every_setting_of_a_training(settings: type) -> None:
     assert {one.name for one in dataclasses.fields(settings)} <= set(re.findall(r"`(\w+)`", said))
 
 
+def test_the_manual_has_every_column_that_a_request_names() -> None:
+    said = MANUAL[MANUAL.index("- `columns` ") :].split("\n- ")[0]
+    assert {one.name for one in dataclasses.fields(Columns)} <= set(re.findall(r"`(\w+)`", said))
+
+
 def test_nested_parts_become_classes_and_what_is_not_given_stays_open() -> None:
     found = parse({**CREATE, "settings": {"learning_rates": [0.1]}})
     assert isinstance(found, FineTune)
@@ -114,6 +126,10 @@ def test_nested_parts_become_classes_and_what_is_not_given_stays_open() -> None:
         ({"settings": {"learning_rates": [2]}}, r"learning_rates must be 0\.0000001 to 1, got 2"),
         ({"settings": {"learning_rates": 0.1}}, "learning_rates must be a list"),
         ({"settings": {"pooling": "max"}}, "pooling must be one of 'cls', 'mean'"),
+        ({"columns": {"texts": "Body"}}, "columns: unknown key 'texts'; known are text, pair, label"),
+        ({"columns": {"text": 1}}, "columns: text must be str"),
+        ({"columns": {"label": "a\nb"}}, "columns: the name of a column is 1 to 200 printable characters"),
+        ({"columns": ["Body"]}, "columns: expected an object"),
         ({"task": "poetry"}, "task must be one of 'classification'"),
         ({"domain": "../law"}, "domain: a name is 1 to 64"),
         ({"dry_run": "yes"}, "dry_run must be bool"),

@@ -72,7 +72,7 @@ def test_a_dry_run_counts_them(service: ManageService, store: Store, registry: R
     [
         (colours(60), "no text that is not in the labelled data"),
         ("text,text_pair\na,b\n", "1 of 1 unlabelled texts are not single texts"),
-        ("label\nred\n", "more.csv, line 2: no column `text`"),
+        ("label\nred\n", "more.csv, line 1: no column `text`"),
     ],
 )
 def test_what_cannot_be_learned_from_is_refused(
