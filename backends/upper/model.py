@@ -89,7 +89,7 @@ class TritonPythonModel:
         def write(answers):
             outputs = labelled([answer.spans for answer in answers])
             if with_logits:
-                outputs[wire.LOGITS] = fill_up([answer.logits for answer in answers], 0)
+                outputs[wire.LOGITS] = fill_up([answer.logits for answer in answers], wire.LOGITS_FILLER)
             return translate.respond(**outputs)
 
         return write

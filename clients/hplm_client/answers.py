@@ -145,12 +145,18 @@ def predictions_of(result: Any, asked: Sequence[Parts], logits: bool) -> list[Pr
             text,
             _spans_of(*(of_all[i] for of_all in found)),
             bool(truncated[i, 0]),
-            # Not a view: one that is kept would keep those of all.
-            None if raw is None else raw[i].copy(),
+            None if raw is None else _logits_of(raw[i]),
             pair,
         )
         for i, (tenant, text, pair) in enumerate(asked)
     ]
+
+
+def _logits_of(filled: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Return one text's logits without the rows and columns that fill them up to another text's."""
+    is_own = filled != np.float32(wire.LOGITS_FILLER)
+    # Not a view: one that is kept would keep the logits of all texts.
+    return filled[is_own.any(axis=1)][:, is_own.any(axis=0)].copy()
 
 
 def _spans_of(labels: Any, scores: Any, spans: Any) -> tuple[LabelledSpan, ...]:

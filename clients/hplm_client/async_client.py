@@ -22,7 +22,7 @@ from hplm_client.answers import (
 )
 from hplm_client.transport.address import split_url
 from hplm_client.transport.client_ownership import CLOSED, Owner
-from hplm_client.transport.connection import LAST_ANSWERS_S, USUAL_TIMEOUT_S, connect
+from hplm_client.transport.connection import LAST_ANSWERS_S, LATE_ANSWER_S, USUAL_TIMEOUT_S, connect, overdue
 from hplm_client.transport.faults import typed_answer, typed_errors
 
 
@@ -89,7 +89,7 @@ class AsyncClient:
             call = {"outputs": outputs_of(self._module, logits), **options_of(deadline_s), **self._bounded}
         with typed_answer(self.url):
             async with self._room:
-                result = await self._made(lambda: self._triton.infer(wire.MODEL, inputs, **call))
+                result = await self._made(lambda: self._triton.infer(wire.MODEL, inputs, **call), deadline_s)
             return predictions_of(result, asked, logits)
 
     async def close(self) -> None:
@@ -108,22 +108,38 @@ class AsyncClient:
         if _running_loop() is not self._loop:
             raise ConfigError("the client was made in another loop: make one in each, as in each `asyncio.run`")
 
-    async def _made(self, call: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-        """What a call comes to. Raises UnreachableError where the client is closed before it has ended."""
+    async def _made(self, call: Callable[[], Coroutine[Any, Any, Any]], deadline_s: float | None = None) -> Any:
+        """Return the result of a call.
+
+        Raises UnreachableError where the client is closed before it has ended, and DeadlineError soon after the deadline.
+        """
         self._owner.check_open()
         # A task of its own: gRPC cancels what is under way when it is closed, and that is no cancellation of our caller.
         task = asyncio.ensure_future(call())
         self._under_way.add(task)
+        task.add_done_callback(self._forget)
+        is_left = False
         try:
-            await asyncio.wait([task])
+            await asyncio.wait([task], timeout=None if deadline_s is None else deadline_s + LATE_ANSWER_S)
+            # A call over gRPC is not cancelled at its deadline: Triton before 24.12 may die of a request that is cancelled as
+            # its answer leaves.
+            is_left = self._protocol == "grpc" and deadline_s is not None and not task.done()
         finally:
-            self._under_way.discard(task)
-            task.cancel()
+            if not is_left:
+                task.cancel()
+        if deadline_s is not None and not task.done():
+            raise overdue(deadline_s)
         if self._owner.is_closed and (
             task.cancelled() or not isinstance(task.exception(), InferenceServerException | None)
         ):
             raise UnreachableError(CLOSED)
         return task.result()
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        """Have asyncio log no error of a call that nobody waits for any more."""
+        self._under_way.discard(task)
+        if not task.cancelled():
+            task.exception()
 
     async def __aenter__(self) -> AsyncClient:
         return self

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, Literal, overload
 from weakref import finalize
 
@@ -26,12 +28,49 @@ from hplm_client.answers import (
 )
 from hplm_client.transport.address import split_url
 from hplm_client.transport.client_ownership import Owner
-from hplm_client.transport.connection import LAST_ANSWERS_S, USUAL_TIMEOUT_S, bounded, connect
+from hplm_client.transport.connection import (
+    LAST_ANSWERS_S,
+    LATE_ANSWER_S,
+    USUAL_TIMEOUT_S,
+    bounded,
+    connect,
+    overdue,
+)
 from hplm_client.transport.faults import typed_answer, typed_errors
 from hplm_client.transport.http_worker_thread import Courier
 
 # Of one of many: tenant, text, pair, and an error or what the answer comes out of.
 _Begun = tuple[str, str, "str | None", Any]
+
+
+@dataclass(frozen=True)
+class _Call:
+    """The options of tritonclient's infer calls, and the deadline that is among them as Triton's `timeout`."""
+
+    options: dict[str, Any]
+    deadline_s: float | None
+
+
+class _GrpcAnswer:
+    """The outcome of a call over gRPC: its result and its error, one of them None. gRPC's thread puts it."""
+
+    def __init__(self, deadline_s: float | None) -> None:
+        self._outcome: SimpleQueue[tuple[Any, Any]] = SimpleQueue()
+        self._deadline_s, self._sent_s = deadline_s, time.monotonic()
+        self.put, self.empty = self._outcome.put, self._outcome.empty
+
+    def get(self) -> tuple[Any, Any]:
+        """Wait for the outcome. Raises DeadlineError soon after the deadline.
+
+        The call itself is not cancelled then: Triton before 24.12 may die of a request that is cancelled as its answer leaves.
+        """
+        if self._deadline_s is None:
+            return self._outcome.get()
+        left_s = self._sent_s + self._deadline_s + LATE_ANSWER_S - time.monotonic()
+        try:
+            return self._outcome.get(timeout=max(0.0, left_s))
+        except Empty:
+            raise overdue(self._deadline_s) from None
 
 
 class Client:
@@ -46,6 +85,7 @@ class Client:
 
     `deadline_s` counts from the request's arrival at the server and travels as Triton's own `timeout`. A request that cannot be
     answered by then is refused with UNAVAILABLE and the code DEADLINE_UNMEETABLE. BadInputError where it is 0, negative or NaN.
+    A server that does not answer by then either is waited for LATE_ANSWER_S longer; then the client raises DeadlineError.
 
     `timeout_s` bounds each call.
 
@@ -101,8 +141,8 @@ class Client:
     ) -> list[Prediction]:
         """Answers to up to 64 `(tenant, text)`, or `(tenant, text, pair)`, that go as one request: less work for all.
 
-        They come together, or the first error of any, which says whose it is. `logits` are filled up with zeros to as many
-        rows and columns as any has: take no more columns than the tenant has labels, and one row unless it is a tagging.
+        They come together, or the first error of any, which says whose it is. With `logits` each answer has its own
+        `[1, labels]`, or `[tokens, labels]` of a tagging, as `predict` gives it.
         """
         self._owner.check()
         asked = parts_of_all(requests)
@@ -157,7 +197,7 @@ class Client:
         return self._answers(iter(requests), self._call(logits, deadline_s), logits, is_raised=on_error == "raise")
 
     def _answers(
-        self, source: Iterator[Request], call: dict[str, Any], logits: bool, *, is_raised: bool
+        self, source: Iterator[Request], call: _Call, logits: bool, *, is_raised: bool
     ) -> Iterator[Prediction | HplmError]:
         pending: deque[_Begun] = deque()
         failure: Exception | None = None
@@ -204,7 +244,7 @@ class Client:
         with suppress(ForbiddenError), typed_errors(self.url), self._owner.calling(), self._in_time():
             self._triton.is_server_live(**self._bounded)
 
-    def _begin(self, request: Any, call: dict[str, Any]) -> _Begun:
+    def _begin(self, request: Any, call: _Call) -> _Begun:
         """One of many, sent; in any thread. What cannot be sent has its error instead of an answer to come."""
         parts: tuple[str, str, str | None] = "", "", None
         try:
@@ -214,14 +254,15 @@ class Client:
         except HplmError as error:
             return (*parts, error)
 
-    def _in_time(self) -> AbstractContextManager[Any]:
-        """Ends a call over HTTP after `timeout_s`; gRPC does so itself."""
-        return bounded(self._timeout_s) if self._protocol == "http" else nullcontext()
+    def _in_time(self, deadline_s: float | None = None) -> AbstractContextManager[Any]:
+        """Ends a call over HTTP after `timeout_s`, or soon after its deadline; gRPC does so itself, or `_GrpcAnswer`."""
+        return bounded(self._timeout_s, deadline_s) if self._protocol == "http" else nullcontext()
 
-    def _call(self, logits: bool, deadline_s: float | None) -> dict[str, Any]:
-        return {"outputs": outputs_of(self._module, logits), **options_of(deadline_s), **self._bounded}
+    def _call(self, logits: bool, deadline_s: float | None) -> _Call:
+        options = {"outputs": outputs_of(self._module, logits), **options_of(deadline_s), **self._bounded}
+        return _Call(options, deadline_s)
 
-    def _start(self, inputs: list[Any], call: dict[str, Any]) -> Any:
+    def _start(self, inputs: list[Any], call: _Call) -> Any:
         """Something whose `get` waits for the result and the error, one of them None."""
         self._owner.check_open()
         if self._protocol == "http":
@@ -231,24 +272,31 @@ class Client:
                 # Its thread would outlive a client that nobody closes.
                 finalize(self, self._courier.close)
             return self._courier.send(lambda triton: self._infer(triton, inputs, call))
-        # gRPC hands its answer to a callback; a queue of one makes it something to wait for.
-        answer: SimpleQueue[tuple[Any, Any]] = SimpleQueue()
+        return self._start_grpc(self._triton, inputs, call)
+
+    def _start_grpc(self, triton: Any, inputs: list[Any], call: _Call) -> _GrpcAnswer:
+        answer = _GrpcAnswer(call.deadline_s)
 
         def put(result: Any, error: Any) -> None:
             answer.put((result, error))
             self._count(-1)
 
-        self._triton.async_infer(wire.MODEL, inputs, callback=put, **call)
+        triton.async_infer(wire.MODEL, inputs, callback=put, **call.options)
         self._count(1)
         return answer
 
-    def _infer(self, triton: Any, inputs: list[Any], call: dict[str, Any]) -> Any:
-        with typed_answer(self.url), self._owner.calling(), self._in_time():
+    def _infer(self, triton: Any, inputs: list[Any], call: _Call) -> Any:
+        with typed_answer(self.url), self._owner.calling(), self._in_time(call.deadline_s):
             if self._protocol == "http":
-                return triton.infer(wire.MODEL, inputs, **call)
+                return triton.infer(wire.MODEL, inputs, **call.options)
+            if call.deadline_s is not None:
+                result, error = self._start_grpc(triton, inputs, call).get()
+                if error is not None:
+                    raise error
+                return result
             self._count(1)
             try:
-                return triton.infer(wire.MODEL, inputs, **call)
+                return triton.infer(wire.MODEL, inputs, **call.options)
             finally:
                 self._count(-1)
 

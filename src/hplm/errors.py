@@ -17,6 +17,7 @@
     |  |- DeadlineError            DEADLINE_UNMEETABLE     UNAVAILABLE
     |  |- CancelledError           CANCELLED               UNAVAILABLE
     |  |- StoppingError            STOPPING                UNAVAILABLE
+    |  |- StageDownError           STAGE_DOWN              UNAVAILABLE
     |- ArtifactError               (a file is at fault)
     |  |- CorruptArtifactError     CORRUPT_ARTIFACT        INTERNAL
     |  |- WrongBaseError           WRONG_BASE              INTERNAL
@@ -45,7 +46,8 @@
     |- DataError                   BAD_DATA                INVALID_ARG
     |- DownloadError               DOWNLOAD_FAILED         UNAVAILABLE
     |- TritonNotFoundError         TRITON_NOT_FOUND        UNAVAILABLE
-    `- StartError                  START_FAILED            UNAVAILABLE
+    |- StartError                  START_FAILED            UNAVAILABLE
+    `- TritonEndedError            TRITON_ENDED            UNAVAILABLE
 
 On the wire an error is `CODE: message`; the client turns it back into the same class.
 """
@@ -135,7 +137,7 @@ class QueueFullError(ServerError):
 
 
 class DeadlineError(ServerError):
-    """The deadline is past, or cannot be met: it was not computed."""
+    """The deadline is past, or cannot be met: it was not computed. Or the client waits no longer after its deadline."""
 
     code = "DEADLINE_UNMEETABLE"
 
@@ -150,6 +152,12 @@ class StoppingError(ServerError):
     """The server is shutting down."""
 
     code = "STOPPING"
+
+
+class StageDownError(ServerError):
+    """The process of a stage has died; `hplm serve` loads its model again within seconds."""
+
+    code = "STAGE_DOWN"
 
 
 class ArtifactError(HplmError):
@@ -304,6 +312,13 @@ class TritonNotFoundError(HplmError):
 
 class StartError(HplmError):
     code = "START_FAILED"
+    status = "UNAVAILABLE"
+
+
+class TritonEndedError(HplmError):
+    """Triton has ended by itself after it was ready."""
+
+    code = "TRITON_ENDED"
     status = "UNAVAILABLE"
 
 

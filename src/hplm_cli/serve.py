@@ -159,9 +159,7 @@ def serve(
                     "the process that ends what a killed server leaves has ended: starting another", style="yellow"
                 )
             time.sleep(0.2)
-        if watch.has_hung:
-            raise StartError(f"Triton crashed and hung: it was ended; see {server.log_path}")
-        raise StartError(f"Triton ended by itself with status {server.status}; see {server.log_path}")
+        raise server.ended(was_hung=watch.has_hung)
     except KeyboardInterrupt:
         console.print("Stopping ...")
         if check:

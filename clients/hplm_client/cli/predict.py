@@ -77,7 +77,7 @@ def predict(
         else:
             _print("\n".join(lines))
 
-    # An answer just within the deadline has to come back too.
+    # Also bounds the connecting, which comes before the client counts a deadline.
     timeout_s = USUAL_TIMEOUT_S if deadline_s is None else min(LONGEST_TIMEOUT_S, max(0.0, deadline_s) + 5.0)
     try:
         asked = texts_asked(_typed(), text, pair, jsonl=jsonl)

@@ -8,8 +8,8 @@ import os
 import re
 import ssl
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from ipaddress import ip_address
 from numbers import Real
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 from gevent import Timeout, reinit
 from gevent.ssl import create_default_context as gevent_context
 
-from hplm.errors import ConfigError, UnreachableError
+from hplm.errors import ConfigError, DeadlineError, UnreachableError
 from hplm_client.transport.address import Address
 
 HEADERS_VARIABLE = "HPLM_HEADERS"
@@ -27,6 +27,9 @@ CERTIFICATES_VARIABLE = "SSL_CERT_FILE"
 LONGEST_TIMEOUT_S = 100_000.0
 # Longer than servers' deadline where a request has none: a call that ended with it would be cancelled as its answer leaves.
 USUAL_TIMEOUT_S = 35.0
+# Seconds that a client waits after a request's deadline. The server counts a deadline from the request's arrival, so this is
+# for the way there and back.
+LATE_ANSWER_S = 1.0
 # Of `close`, for answers to what is under way over gRPC: Triton before 24.12 may die of a request that is cancelled as its
 # answer leaves.
 LAST_ANSWERS_S = 0.5
@@ -80,10 +83,29 @@ class _Elapsed(TimeoutError):
     """A call's time is over, as nothing but `bounded` says."""
 
 
-def bounded(timeout_s: float) -> Timeout:
-    """A context that raises TimeoutError after so long, of what gevent waits for: a connection's own time begins anew with each
-    piece of an answer."""
-    return Timeout(timeout_s, _Elapsed(f"timed out after {timeout_s:g} s"))
+def overdue(deadline_s: float) -> DeadlineError:
+    """Return the error of a request whose answer is not waited for any longer."""
+    return DeadlineError(
+        f"no answer came within the deadline of {deadline_s:g} s and {LATE_ANSWER_S:g} s more; "
+        "the request may be computed all the same"
+    )
+
+
+@contextmanager
+def bounded(timeout_s: float, deadline_s: float | None = None) -> Iterator[None]:
+    """End what gevent waits for after `timeout_s` with TimeoutError, or soon after `deadline_s` with DeadlineError.
+
+    A connection's own time begins anew with each piece of an answer.
+    """
+    ends_s = timeout_s if deadline_s is None else min(timeout_s, deadline_s + LATE_ANSWER_S)
+    elapsed = _Elapsed(f"timed out after {ends_s:g} s")
+    try:
+        with Timeout(ends_s, elapsed):
+            yield
+    except _Elapsed as error:
+        if error is elapsed and deadline_s is not None and ends_s < timeout_s:
+            raise overdue(deadline_s) from None
+        raise
 
 
 def _once(step: Callable[..., Any], address: Address) -> Callable[..., Any]:

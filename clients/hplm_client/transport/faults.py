@@ -23,6 +23,7 @@ from hplm.errors import (
     HplmError,
     InternalError,
     QueueFullError,
+    StageDownError,
     UnreachableError,
     from_wire,
 )
@@ -38,6 +39,11 @@ NEVER_TRITONS = re.compile("3..|408|413|429")
 # headers is missing.
 STEP = re.compile(r"\Ain ensemble '[^']*', ")
 UNKNOWN_MODEL = "Request for unknown model"
+# What Triton 24.10 says, with the status INTERNAL, of a model whose process has died. The second text is for a process that
+# died while it held the lock of its health. The third is for a step of the ensemble that ended without an answer.
+DEAD_STUB = re.compile(
+    r"Stub process ('[^']*' )?is not healthy|Failed to obtain the health mutex|in ensemble '[^']*', unexpected deadlock"
+)
 # gRPC's own words of a call that its client has given up.
 GRPC_TIMED_OUT = "Deadline Exceeded"
 TIMED_OUT = "no answer within the client's timeout"
@@ -102,6 +108,11 @@ def from_triton(error: Any, url: str) -> HplmError:
         return QueueFullError(f"{url}: more requests wait before a stage than Triton takes; try again later")
     if wire.TRITON_EXPIRED in message:
         return DeadlineError("the request waited for a stage until its deadline; it was not computed")
+    if DEAD_STUB.search(message):
+        return StageDownError(
+            f"{url}: a stage's process has died; `hplm serve` loads the stage again within seconds: try again then "
+            f"(Triton: {message})"
+        )
     if message.startswith(RESTRICTED) or any(word in status.upper() for word in ("UNAUTH", "PERMISSION", "401", "403")):
         return ForbiddenError(f"{url} refuses who asks: {message}")
     said = STEP.sub("", message, count=1)

@@ -29,6 +29,8 @@ MAY_BE_MARKS = re.compile("[\u0300-\U0010ffff]")
 SPECIAL_TOKENS = 2  # [CLS] and [SEP] of a single text
 # A longer text is tokenised in portions until enough of it is read. English has 4 to 5 characters a token.
 CHARACTERS_PER_TOKEN = 8
+# Ends the refusal of a wrong number of texts.
+SHAPES = "n texts have the shape [n, 1], n pairs [n, 2], and TENANT [n, 1] with either"
 TextOrPair = str | tuple[str, str]
 Ids = npt.NDArray[np.int64]
 Tokens = npt.NDArray[np.int32]
@@ -282,7 +284,7 @@ def _words_that_more_text_may_change(tokenizer: Tokenizer) -> int | None:
 def decode_texts(raw: Sequence[bytes], max_text_bytes: int) -> TextOrPair:
     """The text or pair of a request. Raises TextCountError and what `decode_utf8` raises."""
     if len(raw) not in (1, 2):
-        raise TextCountError(f"{len(raw)} texts came: send one text, or two as a pair")
+        raise TextCountError(f"{len(raw)} texts came in one row of TEXT: {SHAPES}")
     if (num_bytes := sum(map(len, raw))) > max_text_bytes:
         raise TextTooLargeError(f"{num_bytes} bytes of text came, at most {max_text_bytes} are accepted")
     if len(raw) == 1:
@@ -310,11 +312,8 @@ def decode_utf8(raw: bytes, max_text_bytes: int, name: str = "the text") -> str:
 def check_text_count(given: TextOrPair, wanted: int) -> TextOrPair:
     """Raises TextCountError where a tenant that was trained on `wanted` texts got another number of them."""
     if isinstance(given, tuple) != (wanted == 2):
-        raise TextCountError(
-            "this tenant was trained on pairs: send two texts"
-            if wanted == 2
-            else "this tenant was trained on single texts: send one, not a pair"
-        )
+        trained, came = ("pairs", "one text") if wanted == 2 else ("single texts", "two texts")
+        raise TextCountError(f"this tenant was trained on {trained}, and {came} came in one row of TEXT: {SHAPES}")
     return given
 
 

@@ -14,6 +14,9 @@ SCORE = "SCORE"  # FP32 [k]: probability of the label; of an entity, mean over i
 SPAN = "SPAN"  # INT32 [k, 2]: character offsets, end exclusive; a pair's count on over the second text, see `hplm.core.text`
 TRUNCATED = "TRUNCATED"  # BOOL [1]: the text was longer than the base's maximum and was cut
 LOGITS = "LOGITS"  # FP32 [1 or tokens, labels], when asked for
+# Fills the logits of several texts up to the largest. It is the least float32, which no head computes: JSON has it, unlike
+# NaN, and a softmax gives it 0.
+LOGITS_FILLER = -(2.0 - 2.0**-23) * 2.0**127
 
 # The one label of a regression.
 REGRESSION_LABEL = "score"

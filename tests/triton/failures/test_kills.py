@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import queue
 import re
@@ -11,6 +12,8 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +26,8 @@ from typing import Any
 import numpy as np
 import pytest
 from hplm_client import Client, ManageClient
+from hplm_client.transport.connection import LATE_ANSWER_S
+from hplm_client.transport.retry import patiently
 from tritonclient.grpc import InferenceServerClient, InferInput
 
 from hplm import errors
@@ -58,6 +63,12 @@ TOLERANCE = 1e-2
 # Any two versions' answers to a text differ by so much.
 APART = 2 * TOLERANCE
 SOON_S = 60.0
+# Triton tells of a dead stage after 1 to 4 s.
+DEADLINE_S = 10.0
+# Kills of a stub; about one of fifteen takes Triton along.
+TRIES = 4
+# Seconds that a busy machine may take to run what is due.
+SLACK_S = 1.0
 
 
 def children(parent: int) -> dict[int, str]:
@@ -303,7 +314,7 @@ def check_answers(answers: Answers, published: Published) -> None:
             assert path.startswith(f"tenants/{name}/"), f"{name} got the answer of {path}"
     # No server, one that stops, or a stage that is dead; a tenant of a lane may be deleted just then, or not known yet to a
     # stage whose look at the registry takes long.
-    away = {errors.UnreachableError, errors.StoppingError, errors.InternalError}
+    away = {errors.UnreachableError, errors.StoppingError, errors.StageDownError}
     not_there = {errors.UnknownTenantError, errors.RegistryUnavailableError}
     assert {kind for _, kind in answers.refused} <= {*away, *not_there}, answers.refused
     assert {kind for name, kind in answers.refused if name in STEADY} <= away, answers.refused
@@ -374,7 +385,68 @@ def test_triton_killed_while_it_loads_a_model_again_ends_hplm_serve(service: Ser
     started = stubs_of(triton)
     os.kill(triton, signal.SIGKILL)
     assert service.process.wait(SOON_S) == 1
+    said = (service.models.parent / "serve.log").read_text()
+    log = service.models.parent / "triton.log"
+    assert re.search(
+        rf"TRITON_ENDED: Triton ended by itself, by signal 9 \(SIGKILL\), \d+ s after it was ready; its log is {log}",
+        said,
+    )
     until(lambda: not any(runs(one) for one in started))
+
+
+@pytest.mark.parametrize("model", ["hbert_plot", "hbert_upper"])
+def test_requests_under_way_when_a_stage_dies_get_stage_down_by_their_deadline(service: Service, model: str) -> None:
+    urls = [service.ports.http_url, service.ports.grpc_url]
+
+    def until_refused(url: str) -> tuple[HplmError, float]:
+        """Return the first error that our client gets, and how long it took."""
+        with Client(url) as client:
+            while True:
+                sent_s = time.monotonic()
+                try:
+                    client.predict("alpha", TEXTS[0], deadline_s=DEADLINE_S)
+                except HplmError as error:
+                    return error, time.monotonic() - sent_s
+
+    def plainly() -> tuple[int, str] | None:
+        """Return the first error that a program without our client gets over HTTP, None where no answer comes."""
+        inputs = [
+            {"name": name, "shape": [1, 1], "datatype": "BYTES", "data": [value]}
+            for name, value in (("TEXT", TEXTS[0]), ("TENANT", "alpha"))
+        ]
+        request = urllib.request.Request(f"{urls[0]}/v2/models/hbert/infer", json.dumps({"inputs": inputs}).encode())
+        while True:
+            try:
+                urllib.request.urlopen(request, timeout=DEADLINE_S).close()
+            except urllib.error.HTTPError as error:
+                with error:
+                    return error.code, json.loads(error.read())["error"]
+            except OSError:
+                return None
+
+    # A stub that is killed while it holds a lock takes Triton along: then another one is killed.
+    for _ in range(TRIES):
+        triton = service.pid("triton")
+        with ThreadPoolExecutor(12) as pool:
+            ours = [pool.submit(until_refused, url) for url in urls * 4]
+            plain = [pool.submit(plainly) for _ in range(4)]
+            service.kill(model, lambda: time.sleep(1.0))
+            found = [one.result(SOON_S) for one in ours]
+            plainly_found = {one.result(SOON_S) for one in plain}
+        if service.pid("triton") != triton:
+            continue
+        # Triton forgets a request now and then: our client ends that one at its deadline.
+        assert {type(error) for error, _ in found} <= {errors.StageDownError, errors.DeadlineError}, found
+        assert [type(error) for error, _ in found].count(errors.StageDownError) > len(found) // 2
+        assert max(taken_s for _, taken_s in found) <= DEADLINE_S + LATE_ANSWER_S + SLACK_S
+        said = (500, f"in ensemble 'hbert', Stub process '{model}_0_0' is not healthy.")
+        assert {said} <= plainly_found <= {said, None}
+        break
+    else:
+        pytest.fail(f"each of {TRIES} kills took Triton along")
+    # The retry that the page recommends is answered.
+    with Client(urls[1]) as client:
+        assert patiently(lambda: client.predict("alpha", TEXTS[0])).label
 
 
 def test_a_triton_that_crashed_and_hangs_is_ended(service: Service) -> None:

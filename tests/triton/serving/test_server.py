@@ -6,6 +6,8 @@ import asyncio
 import fcntl
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 import time
@@ -26,6 +28,7 @@ from hplm_loadtest.scenarios.metrics import metric
 from tritonclient.utils import InferenceServerException
 
 from hplm import errors
+from hplm.core import wire
 from hplm.core.text import TextOrPair
 from hplm.engine import reference
 from hplm.models.base import Base
@@ -246,8 +249,6 @@ def test_texts_of_all_tenants_and_lengths_in_one_request_are_answered_as_each_al
             ]
             assert [span.score for span in one.spans] == pytest.approx([span.score for span in other.spans], abs=0.02)
             assert (one.tenant, one.text, one.truncated) == (other.tenant, other.text, other.truncated)
-    shapes = {one.logits.shape for one in together if one.logits is not None}
-    assert shapes == {(40, len(tiny.TASKS["tagger"][1]))}, "as many tokens and labels as any text has"
     assert client.predict_batch([]) == []
     with pytest.raises(errors.BadInputError, match="not both"):
         client.predict_batch([("alpha", "a cat"), ("alpha", "a cat", "a dog")])
@@ -275,8 +276,53 @@ def test_what_several_answers_lack_is_filled_up(raw: tuple[Any, Any], client: Cl
         assert alone.logits is not None
         rows, columns = alone.logits.shape
         np.testing.assert_allclose(found["LOGITS"][i, :rows, :columns], alone.logits, atol=0.05, rtol=0.02)
-        assert not found["LOGITS"][i, rows:].any()
-        assert not found["LOGITS"][i, :, columns:].any()
+        assert (found["LOGITS"][i, rows:] == np.float32(wire.LOGITS_FILLER)).all()
+        assert (found["LOGITS"][i, :, columns:] == np.float32(wire.LOGITS_FILLER)).all()
+
+
+def test_each_of_several_texts_has_its_own_logits_without_what_fills_them(client: Client) -> None:
+    pairs = mixed_pairs()[:64]
+
+    async def ask() -> list[Prediction]:
+        async with AsyncClient(client.url) as asynchronous:
+            return await asynchronous.predict_batch(pairs, logits=True)
+
+    alone = list(client.predict_many(pairs, logits=True))
+    assert len({one.logits.shape for one in alone if one.logits is not None}) > 3, "or there is nothing to fill up"
+    for answers in (client.predict_batch(pairs, logits=True), asyncio.run(ask())):
+        for one, other in zip(answers, alone, strict=True):
+            assert one.logits is not None
+            assert other.logits is not None
+            assert one.logits.shape == other.logits.shape
+            np.testing.assert_allclose(one.logits, other.logits, atol=0.05, rtol=0.02)
+
+
+def test_several_texts_sent_as_a_pair_are_told_the_shape_that_several_have(raw: tuple[Any, Any]) -> None:
+    two = np.array([[b"a cat", b"a dog"]], dtype=np.object_)
+    with pytest.raises(
+        InferenceServerException, match=r"TEXT_COUNT: .* two texts came .* n texts have the shape \[n, 1\]"
+    ):
+        raw_infer(*raw, "hbert", {"TEXT": two, "TENANT": as_bytes(b"alpha")})
+    # Triton says these two in its own words before any stage is asked.
+    with pytest.raises(InferenceServerException, match=r"'TENANT' .*Expected \[-1,1\], got \[1,2\]"):
+        raw_infer(*raw, "hbert", {"TEXT": two, "TENANT": np.array([[b"alpha"] * 2], dtype=np.object_)})
+    with pytest.raises(InferenceServerException, match=r"batch size does not match"):
+        raw_infer(*raw, "hbert", {"TEXT": as_bytes(b"a cat", b"a dog"), "TENANT": as_bytes(b"alpha")})
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs Node.js 18 or later")
+def test_the_page_s_javascript_gets_an_answer_to_each_of_its_texts(server: TritonServer) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "calling.md").read_text()
+    (code,) = re.findall(r"```js\n(.*?)```", page, flags=re.DOTALL)
+    texts = json.loads(re.search(r"const texts = (\[.*?\]);", code, flags=re.DOTALL)[1])  # type: ignore[index]
+    assert len(texts) == 3
+    code = code.replace("http://127.0.0.1:8000", server.ports.http_url).replace('"films"', '"alpha"')
+    command = ["node", "--input-type=module", "-e", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.split(" ", 1)[1] for line in lines] == texts
+    assert {line.split(" ", 1)[0] for line in lines} <= {"yes", "no"}
 
 
 def test_many_requests_of_several_texts_are_all_answered(server: TritonServer) -> None:

@@ -39,7 +39,7 @@ def test_what_is_under_way_is_answered_before_the_connection_closes_or_given_up(
     client._triton.close()
     client._triton = connection
     for _ in range(2):
-        client._start([], {})
+        client._start([], client._call(False, None))
     answering = [threading.Timer(0.05, connection.answer) for _ in range(2 * are_answered)]
     for timer in answering:
         timer.start()
@@ -60,7 +60,7 @@ def test_a_call_of_another_thread_is_answered_before_the_connection_closes(monke
         connection.answered += 1
 
     connection.infer = infer  # type: ignore[attr-defined]
-    calling = threading.Thread(target=client._infer, args=(connection, [], {}))
+    calling = threading.Thread(target=client._infer, args=(connection, [], client._call(False, None)))
     calling.start()
     assert asked.wait(60)
     threading.Timer(0.05, may_answer.set).start()

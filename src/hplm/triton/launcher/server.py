@@ -31,7 +31,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
-from hplm.errors import StartError, TritonNotFoundError
+from hplm.errors import StartError, TritonEndedError, TritonNotFoundError
 from hplm.runtime.process import end_with_parent, file_limits, stack_limits, tell_to_stop
 from hplm.triton.launcher import leftovers, log_files
 from hplm.triton.launcher.reaper import start_reaper
@@ -320,6 +320,8 @@ class TritonServer:
         self._let_go = weakref.finalize(self, os.close, leftovers.hold(self._folder))
         process = self._reaper = None
         self._is_stopped = False
+        # On the monotonic clock; None until it was ready.
+        self._ready_s: float | None = None
         self._renewed_s = -math.inf
         try:
             with _signals_wait():
@@ -407,7 +409,7 @@ class TritonServer:
         urls = [f"{self.ports.http_url}/v2/models/{name}/ready" for name in self._models]
         while time.monotonic() < deadline:
             if self.has_ended:
-                raise self._failed(f"Triton ended with status {self.status} while starting")
+                raise self._failed(f"Triton ended while starting, {self._how_it_ended()}")
             try:
                 while urls:
                     with DIRECT.open(urls[-1], timeout=2) as answer:
@@ -416,6 +418,7 @@ class TritonServer:
                     urls.pop()
                 if not urls:
                     self.hide_texts()
+                    self._ready_s = time.monotonic()
                     return
             except (urllib.error.URLError, http.client.HTTPException, OSError):
                 # Where somebody else has the port, Triton ends by itself.
@@ -432,6 +435,22 @@ class TritonServer:
             return StartError(said)
         self.log_path = log_files.set_apart(self.log_path)
         return StartError(f"{said}; {self.log_path} says:\n{log_files.errors_in(self.log_path)}")
+
+    def ended(self, *, was_hung: bool = False) -> TritonEndedError:
+        """Return the error of a server that was ready and has ended: by itself, or because it `was_hung`."""
+        assert self._ready_s is not None
+        after = f"{time.monotonic() - self._ready_s:.0f} s after it was ready"
+        how = "crashed and hung, and was ended" if was_hung else f"ended by itself, {self._how_it_ended()},"
+        log = f"its log is {self.log_path}" if self.log_path else "it has no log"
+        return TritonEndedError(f"Triton {how} {after}; {log}")
+
+    def _how_it_ended(self) -> str:
+        status = self.status or 0
+        if status >= 0:
+            return f"with status {status}"
+        with contextlib.suppress(ValueError):
+            return f"by signal {-status} ({signal.Signals(-status).name})"
+        return f"by signal {-status}"
 
     @property
     def status(self) -> int | None:

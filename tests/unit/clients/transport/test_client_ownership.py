@@ -49,7 +49,7 @@ def test_calls_under_way_over_grpc_say_that_the_client_was_closed() -> None:
     with frozen_grpc() as server, ThreadPoolExecutor(2) as pool:
         client = Client(server.url)
         calls = [pool.submit(call) for call in (client.is_ready, lambda: client.predict("films", "good"))]
-        many = client._start([], {"client_timeout": 30.0})
+        many = client._start([], client._call(False, None))
         threading.Event().wait(0.2)
         client.close()
         for call in calls:

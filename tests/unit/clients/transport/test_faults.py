@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 from hplm_client.transport.faults import from_triton, typed_errors
+from hplm_client.transport.retry import passes
 from tritonclient.utils import InferenceServerException
 
 from hplm import errors
@@ -20,9 +21,18 @@ STOPPED = "Server is stopping, scheduler for model has stopped accepting new inf
         # A stage that is being loaded again, while a request is between the two.
         ("in ensemble 'hbert', Request for unknown model: 'x' is not found", "404", errors.UnreachableError),
         (f"in ensemble 'hbert', [request id: 1] {STOPPED}", "StatusCode.UNAVAILABLE", errors.UnreachableError),
-        # A stage that ended without an answer: no fault of the request.
-        ("in ensemble 'hbert', unexpected deadlock", "StatusCode.INVALID_ARGUMENT", errors.InternalError),
-        ("in ensemble 'hbert', Stub process is not healthy.", "StatusCode.INTERNAL", errors.InternalError),
+        # A stage whose process has died: no fault of the request, and worth another try.
+        ("in ensemble 'hbert', unexpected deadlock", "StatusCode.INVALID_ARGUMENT", errors.StageDownError),
+        ("in ensemble 'hbert', Stub process is not healthy.", "StatusCode.INTERNAL", errors.StageDownError),
+        ("in ensemble 'hbert', Stub process 'hbert_upper_0_0' is not healthy.", "500", errors.StageDownError),
+        (
+            "Failed to process the request(s) for model instance 'manager_0_0', message: Stub process 'manager_0_0' is "
+            "not healthy.",
+            "StatusCode.INTERNAL",
+            errors.StageDownError,
+        ),
+        ("in ensemble 'hbert', Failed to obtain the health mutex.", "500", errors.StageDownError),
+        ("Failed to increase the shared memory pool size for key 'x'", "StatusCode.INTERNAL", errors.InternalError),
         ("in ensemble 'hbert', Request timeout expired", "StatusCode.UNAVAILABLE", errors.DeadlineError),
         ("[request id: 1] Request timeout expired", "503", errors.DeadlineError),
         ("in ensemble 'hbert', Exceeds maximum queue size", "StatusCode.UNAVAILABLE", errors.QueueFullError),
@@ -43,6 +53,14 @@ STOPPED = "Server is stopping, scheduler for model has stopped accepting new inf
 )
 def test_the_error_says_whose_fault_it_is(message: str, status: str, kind: type[errors.HplmError]) -> None:
     assert type(from_triton(InferenceServerException(message, status), "grpc://host:1")) is kind
+
+
+def test_a_dead_stage_is_worth_a_retry_and_the_message_has_tritons_words() -> None:
+    said = "in ensemble 'hbert', Stub process 'hbert_plot_0_0' is not healthy."
+    error = from_triton(InferenceServerException(said, "500"), "http://host:1")
+    assert (error.code, error.status) == ("STAGE_DOWN", "UNAVAILABLE")
+    assert passes(error)
+    assert said in str(error)
 
 
 @pytest.mark.parametrize(

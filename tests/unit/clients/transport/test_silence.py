@@ -6,8 +6,9 @@ import asyncio
 import itertools
 import socketserver
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from socket import AF_INET, SOCK_STREAM
 from typing import Any
 
@@ -15,8 +16,10 @@ import gevent
 import pytest
 from geventhttpclient.connectionpool import ConnectionPool
 from hplm_client import AsyncClient, Client
+from hplm_client.transport.connection import LATE_ANSWER_S
 
-from hplm.errors import UnreachableError
+from hplm.errors import DeadlineError, UnreachableError
+from tests.unit.clients.answering import answering
 from tests.unit.clients.transport.frozen import frozen_grpc
 
 TIMEOUT_S = 0.2
@@ -105,3 +108,62 @@ def test_a_call_over_http_tries_no_other_address_when_its_time_is_over(monkeypat
     with Client("http://127.0.0.1:1", timeout_s=TIMEOUT_S) as client, pytest.raises(UnreachableError, match=said):
         client.predict("films", "good")
     assert tried == [("127.0.0.1", 1)]
+
+
+@pytest.fixture(params=["http", "grpc"])
+def silent(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The address of a server that takes requests and answers none of them."""
+    ended = threading.Event()
+    with ExitStack() as stack:
+        if request.param == "grpc":
+            yield stack.enter_context(frozen_grpc()).url
+        else:
+            yield stack.enter_context(answering(lambda text: ended.wait())).url
+            ended.set()
+
+
+def test_a_client_waits_no_longer_than_the_deadline_and_its_stated_grace(silent: str) -> None:
+    begun_s = time.monotonic()
+    with Client(silent, timeout_s=60) as client:
+        with pytest.raises(DeadlineError, match=r"within the deadline of 0\.2 s and 1 s more"):
+            client.predict("films", "good", deadline_s=TIMEOUT_S)
+        taken_s = time.monotonic() - begun_s
+    assert TIMEOUT_S + LATE_ANSWER_S <= taken_s < TIMEOUT_S + 3 * LATE_ANSWER_S
+
+
+def test_the_asynchronous_client_waits_no_longer_either(silent: str) -> None:
+    async def ask() -> list[object]:
+        async with AsyncClient(silent, timeout_s=60) as client:
+            calls = (client.predict("films", "good", deadline_s=TIMEOUT_S) for _ in range(3))
+            return [type(answer) for answer in await asyncio.gather(*calls, return_exceptions=True)]
+
+    begun_s = time.monotonic()
+    assert asyncio.run(ask()) == [DeadlineError] * 3
+    assert time.monotonic() - begun_s < TIMEOUT_S + 4 * LATE_ANSWER_S
+
+
+def test_each_of_many_has_its_deadline() -> None:
+    ended = threading.Event()
+    with (
+        answering(lambda text: ended.wait() if text == "never" else None) as server,
+        Client(server.url, timeout_s=60) as client,
+    ):
+        asked = [("films", text) for text in ("never", "soon", "never")]
+        answers = list(client.predict_many(asked, deadline_s=TIMEOUT_S, on_error="yield"))
+        ended.set()
+    assert [type(answer).__name__ for answer in answers] == ["DeadlineError", "Prediction", "DeadlineError"]
+
+
+def test_each_of_many_over_grpc_has_its_deadline(frozen: str) -> None:
+    begun_s = time.monotonic()
+    with Client(frozen, timeout_s=60) as client:
+        # Of a server that is silent altogether nothing more is asked.
+        client._check_live = lambda: None  # type: ignore[method-assign]
+        answers = list(client.predict_many([("films", "good")] * 3, deadline_s=TIMEOUT_S, on_error="yield"))
+    assert [type(answer) for answer in answers] == [DeadlineError] * 3
+    assert time.monotonic() - begun_s < TIMEOUT_S + 4 * LATE_ANSWER_S
+
+
+def test_a_timeout_before_the_deadline_counts(silent: str) -> None:
+    with Client(silent, timeout_s=TIMEOUT_S) as client, pytest.raises(UnreachableError, match="does not answer"):
+        client.predict("films", "good", deadline_s=60)

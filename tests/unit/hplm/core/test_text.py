@@ -356,9 +356,18 @@ def test_an_error_says_which_text_of_a_pair_it_is_about(raw: tuple[bytes, ...], 
 def test_one_text_stays_a_text_and_two_become_a_pair() -> None:
     assert decode_texts((b"a",), 10) == "a"
     assert decode_texts((b"a", "ö".encode()), 10) == ("a", "ö")
-    for text, wanted in (("a", 2), (("a", "b"), 1)):
-        with pytest.raises(TextCountError):
-            check_text_count(text, wanted)
+    assert check_text_count("a", 1) == "a"
+    assert check_text_count(("a", "b"), 2) == ("a", "b")
+
+
+def test_a_wrong_number_of_texts_is_refused_with_what_came_and_the_shapes_to_send() -> None:
+    shapes = r": n texts have the shape \[n, 1\], n pairs \[n, 2\], and TENANT \[n, 1\]"
+    with pytest.raises(TextCountError, match=f"trained on single texts, and two texts came in one row of TEXT{shapes}"):
+        check_text_count(("a", "b"), 1)
+    with pytest.raises(TextCountError, match=f"trained on pairs, and one text came in one row of TEXT{shapes}"):
+        check_text_count("a", 2)
+    with pytest.raises(TextCountError, match=f"^3 texts came in one row of TEXT{shapes}"):
+        decode_texts((b"a", b"b", b"c"), 1000)
 
 
 @pytest.mark.parametrize(

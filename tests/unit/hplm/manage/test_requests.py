@@ -79,7 +79,8 @@ def test_the_manual_has_every_action_with_its_keys(action: str) -> None:
 # Of inference, of the command line, of clients alone, or between workers.
 ELSEWHERE = {
     *("EMPTY_TEXT", "TEXT_NOT_UTF8", "TEXT_TOO_LARGE", "TEXT_COUNT", "BAD_HIDDEN_STATES", "DEADLINE_UNMEETABLE"),
-    *("CANCELLED", "UNREACHABLE", "LEASE_LOST", "DOWNLOAD_FAILED", "TRITON_NOT_FOUND", "START_FAILED"),
+    *("CANCELLED", "UNREACHABLE", "STAGE_DOWN", "LEASE_LOST", "DOWNLOAD_FAILED", "TRITON_NOT_FOUND"),
+    *("START_FAILED", "TRITON_ENDED"),
 }
 
 

@@ -50,7 +50,7 @@ class TritonPythonModel:
             outputs = labelled([answer.spans for answer in answers])
             outputs[wire.TRUNCATED] = np.array([[answer.truncated] for answer in answers], dtype=bool)
             if with_logits:
-                outputs[wire.LOGITS] = fill_up([answer.logits for answer in answers], 0)
+                outputs[wire.LOGITS] = fill_up([answer.logits for answer in answers], wire.LOGITS_FILLER)
             return translate.respond(**outputs)
 
         return write
