@@ -20,8 +20,9 @@ from hplm.models import base as bases
 from hplm.models.base import Base
 from hplm.runtime import rate_limited_log
 from hplm.store.layout import Store
-from hplm.triton.launcher import server as launcher
-from hplm.triton.launcher.server import TritonServer, free_ports
+from hplm.triton.launcher import ports
+from hplm.triton.launcher.ports import free_ports
+from hplm.triton.launcher.server import TritonServer
 from tests import managed, tiny
 from tests.postgres import PostgresServer, find_postgres
 from tests.submitting import Started
@@ -38,7 +39,7 @@ settings.load_profile("hplm")
 @pytest.fixture(autouse=True)
 def fresh_complaints(monkeypatch: pytest.MonkeyPatch) -> None:
     """What an earlier test had in the log is said again."""
-    monkeypatch.setattr(rate_limited_log, "COMPLAINTS", rate_limited_log.RateLimitedLog())
+    monkeypatch.setattr(rate_limited_log, "PROCESS_LOG", rate_limited_log.RateLimitedLog())
 
 
 @pytest.fixture
@@ -93,7 +94,7 @@ def own_ports() -> Iterator[None]:
     count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     with pytest.MonkeyPatch.context() as patch:
         # One that takes the place of a crashed one has a higher number.
-        patch.setattr(launcher, "PORTS", launcher.PORTS[number % count :: count])
+        patch.setattr(ports, "PORTS", ports.PORTS[number % count :: count])
         yield
 
 

@@ -8,8 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from hplm.core.settings import BaseConfig
-from hplm.triton.launcher import stubs
 from hplm.triton.launcher.server import TritonServer
+from hplm.triton.workarounds import dead_stubs
 
 # `max_batch_size` of hbert_upper, and by how many bytes its segment grows at a time.
 TRITON_BATCH = 64
@@ -58,4 +58,4 @@ def session_of(server: TritonServer) -> dict[int, str]:
 
 def stubs_of(server: TritonServer) -> dict[str, int]:
     """Process of each of our two stages."""
-    return {model: pid for pid, model in stubs.stubs_of(server.process.pid).items()}
+    return {model: pid for pid, model in dead_stubs.stubs_of(server.process.pid).items()}

@@ -32,7 +32,7 @@ class TritonPythonModel:
             self._jobs = JobCounts(store)
             gauges[metrics.MetricFamily("hplm_jobs", "Jobs in the registry", "state")] = self._jobs.read
         waiting = metrics.MetricFamily(f"hplm_{name}_waiting", "Requests not yet answered", "")
-        self._metrics = metrics.Published(
+        self._metrics = metrics.MetricsPublisher(
             counters={metrics.MetricFamily(f"hplm_{name}_events_total", about, "event"): lambda: self._stage.counts},
             gauges={waiting: lambda: {"": self._stage.waiting}, **gauges},
         )

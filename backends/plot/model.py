@@ -13,7 +13,7 @@ from hplm.serving.lookup_stage import LookupRequest, LookupStage
 from hplm.serving.multi_text import pack, submit_together
 from hplm.serving.triton_queue_time import TritonQueueTime
 from hplm.triton.bridge import metrics, translate
-from hplm.triton.workarounds.triton_wakeup import TritonWakeup
+from hplm.triton.workarounds.kept_requests import TritonWakeup
 
 # What a look-up of a call takes where the tables know its text.
 LOOK_UP_S = 0.003
@@ -32,9 +32,9 @@ class TritonPythonModel:
         self._intake = TritonQueueTime(most, translate.queue_size(args), instances)
         self._hold = ReplyHold(min(settings.batch_every_ms / 1000 + LOOK_UP_S, MOST_HOLD_S), most)
         nothing = np.array([[b""]], dtype=np.object_)
-        self._waker = TritonWakeup(args, {wire.TEXT: nothing, wire.TENANT: nothing})
+        self._waker = TritonWakeup(args, translate.queue_policy(args), {wire.TEXT: nothing, wire.TENANT: nothing})
         translate.log(f"{args['model_name']}: what no table has is {self._stage.about}")
-        self._metrics = metrics.Published(
+        self._metrics = metrics.MetricsPublisher(
             counters={
                 metrics.MetricFamily(
                     "hplm_plot_windows_total", "Windows looked up, by the level that answered", "level"
@@ -54,14 +54,14 @@ class TritonPythonModel:
         self._stage.start()
 
     def execute(self, requests):
-        self._waker.began()
+        self._waker.call_began()
         now_s = time.monotonic()
         self._arrived_s = now_s - self._intake.waited_s(len(requests), now_s, self._waker.oldest_s)
         hold_s = self._hold.seconds(len(requests), now_s)
         submit, count = partial(submit_together, self._stage.submit), self._stage.count_refused
         found = translate.submit_all(requests, self._read, submit, self._writer, count, hold_s=hold_s)
         self._intake.returned(time.monotonic())
-        self._waker.ended(of_many=hold_s > 0)
+        self._waker.call_ended(is_busy=hold_s > 0)
         return found
 
     def finalize(self):

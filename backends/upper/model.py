@@ -12,7 +12,7 @@ from hplm.scheduling.batch_pacing import ReplyHold
 from hplm.serving.encode_stage import EncodeRequest, EncodeStage
 from hplm.serving.multi_text import fill_up, labelled, submit_together, unpack
 from hplm.triton.bridge import metrics, translate
-from hplm.triton.workarounds.triton_wakeup import TritonWakeup
+from hplm.triton.workarounds.kept_requests import TritonWakeup
 
 # Of a call, for what the look-up passes on together to come in few. Who comes meanwhile may miss a batch that begins.
 HOLD_S = 0.005
@@ -26,13 +26,14 @@ class TritonPythonModel:
         self._stage = EncodeStage(settings, folder, int(args["model_instance_device_id"]), translate.instances(args))
         self._waker = TritonWakeup(
             args,
+            translate.queue_policy(args),
             {
                 wire.HIDDEN: np.zeros((1, 1, 1), np.float16),
                 wire.TOKENS: np.zeros((1, 1, 3), np.int32),
                 wire.TENANT: np.array([[b""]], dtype=np.object_),
             },
         )
-        self._metrics = metrics.Published(
+        self._metrics = metrics.MetricsPublisher(
             counters={
                 metrics.MetricFamily(
                     "hplm_upper_events_total", "Answers by outcome, batches, tokens, loads", "event"
@@ -53,11 +54,11 @@ class TritonPythonModel:
         self._stage.start()
 
     def execute(self, requests):
-        self._waker.began()
+        self._waker.call_began()
         hold_s = self._hold.seconds(len(requests), time.monotonic())
         submit, count = partial(submit_together, self._stage.submit), self._stage.count_refused
         found = translate.submit_all(requests, self._read, submit, self._writer, count, hold_s=hold_s)
-        self._waker.ended(of_many=hold_s > 0)
+        self._waker.call_ended(is_busy=hold_s > 0)
         return found
 
     def finalize(self):

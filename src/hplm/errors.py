@@ -1,4 +1,4 @@
-"""Every error a user can meet, one tree:
+"""All errors that a user can meet, in one tree:
 
     HplmError                      code on the wire        Triton / exit status
     |- RequestError                (an infer request is at fault)
@@ -27,7 +27,7 @@
     |  |- RegistryUnavailableError REGISTRY_UNAVAILABLE    UNAVAILABLE
     |  |- CorruptRegistryError     CORRUPT_REGISTRY        INTERNAL
     |  |- MissingRegistryError     MISSING_REGISTRY        INTERNAL
-    |- ManageError                 (a manage request is at fault, or who asks)
+    |- ManageError                 (a manage request is at fault, or its sender may not do it)
     |  |- UnknownDomainError       UNKNOWN_DOMAIN          NOT_FOUND
     |  |- UnknownVersionError      UNKNOWN_VERSION         NOT_FOUND
     |  |- UnknownJobError          UNKNOWN_JOB             NOT_FOUND
@@ -49,7 +49,7 @@
     |- StartError                  START_FAILED            UNAVAILABLE
     `- TritonEndedError            TRITON_ENDED            UNAVAILABLE
 
-On the wire an error is `CODE: message`; the client turns it back into the same class.
+On the wire an error is `CODE: message`. The client turns it back into an error of the same class.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ Status = Literal["INVALID_ARG", "NOT_FOUND", "UNAVAILABLE", "INTERNAL"]
 
 
 class HplmError(Exception):
-    """Base of all errors. Leaves set `code`; `status` is the Triton status it travels with."""
+    """Base of all errors. Each leaf sets `code`; `status` is the Triton status that the error has on the wire."""
 
     code: ClassVar[str] = ""
     status: ClassVar[Status] = "INTERNAL"
 
     def wire(self) -> str:
-        """`CODE: message`, the form in which Triton carries it."""
+        """Return `CODE: message`, the form of the error on the wire."""
         return f"{self.code}: {self}"
 
 
@@ -91,7 +91,7 @@ class TextTooLargeError(RequestError):
 
 
 class TextCountError(RequestError):
-    """Neither a text nor a pair, or one of them where the tenant was trained on the other."""
+    """The request has neither one text nor a pair, or the tenant was trained on the other of the two."""
 
     code = "TEXT_COUNT"
 
@@ -110,13 +110,13 @@ class HiddenStatesError(RequestError):
 
 
 class BadInputError(RequestError):
-    """A tensor's name, dtype or shape is not the model's."""
+    """A tensor of the request has a name, dtype or shape that the model does not take."""
 
     code = "BAD_INPUT"
 
 
 class ServerError(HplmError):
-    """The request is fine, the server cannot answer it now."""
+    """The request is valid, but the server cannot answer it now."""
 
     status: ClassVar[Status] = "UNAVAILABLE"
 
@@ -131,19 +131,19 @@ class InternalError(ServerError):
 
 
 class QueueFullError(ServerError):
-    """Too much waits already, of this tenant or of all; try again later."""
+    """Too many requests wait already, of this tenant or of all tenants; try again later."""
 
     code = "QUEUE_FULL"
 
 
 class DeadlineError(ServerError):
-    """The deadline is past, or cannot be met: it was not computed. Or the client waits no longer after its deadline."""
+    """The deadline is past or cannot be met, so the request was not computed; or the client stopped waiting after it."""
 
     code = "DEADLINE_UNMEETABLE"
 
 
 class CancelledError(ServerError):
-    """Nobody waits for the answer any more."""
+    """The client no longer waits for the answer."""
 
     code = "CANCELLED"
 
@@ -177,24 +177,25 @@ class MissingArtifactError(ArtifactError):
 
 
 class StoreUnavailableError(ArtifactError):
-    """The store's disk is full, read-only or away, or the system has no memory left to open it: trying again may help."""
+    """The store's disk is full, read-only or gone, or the system has no memory or files left. A later try may succeed."""
 
     code = "STORE_UNAVAILABLE"
     status = "UNAVAILABLE"
 
 
-# Of a disk or a process: it may have room, be there, or take writes again. A file that is missing or forbidden stays so.
+# Errors that may pass: a disk or a process may get room again, a disk may come back or accept writes again. A file that is
+# missing or forbidden stays so.
 PASSING = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 )
 
 
 class RegistryError(HplmError):
-    """The registry cannot be used; serving goes on with what it knows."""
+    """The registry cannot be used. Tenants that the server knows already are still served."""
 
 
 class RegistryUnavailableError(RegistryError):
-    """Locked, unreachable, read-only, of another version, or its disk is full: trying again may help."""
+    """The registry is locked, unreachable, read-only or of another version, or its disk is full. A later try may succeed."""
 
     code = "REGISTRY_UNAVAILABLE"
     status = "UNAVAILABLE"
@@ -209,13 +210,13 @@ class MissingRegistryError(RegistryError):
 
 
 class ManageError(HplmError):
-    """A manage request is at fault, or came too late, or who asks may not."""
+    """A manage request is at fault, came too late, or is not allowed."""
 
     status: ClassVar[Status] = "INVALID_ARG"
 
 
 class UnknownDomainError(ManageError):
-    """There is no such domain, or no such base."""
+    """The domain or the base does not exist."""
 
     code = "UNKNOWN_DOMAIN"
     status = "NOT_FOUND"
@@ -237,13 +238,13 @@ class UnknownUploadError(ManageError):
 
 
 class DomainInUseError(ManageError):
-    """Tenants or other domains stand on the domain; the message names them, so it is for operators only."""
+    """Tenants or other domains use the domain. The message names them, so it is for operators only."""
 
     code = "DOMAIN_IN_USE"
 
 
 class ConflictError(ManageError):
-    """What the request started from was changed meanwhile; look again, then decide."""
+    """The state that the request started from has changed meanwhile: read it again, then decide."""
 
     code = "CONFLICT"
 
@@ -253,7 +254,7 @@ class AlreadyThereError(ManageError):
 
 
 class LeaseLostError(ManageError):
-    """The job is another worker's by now, or has ended: stop, publish nothing."""
+    """Another worker process has the job by now, or the job has ended: stop, and publish nothing."""
 
     code = "LEASE_LOST"
 
@@ -263,13 +264,13 @@ class BadManageRequestError(ManageError):
 
 
 class UploadError(ManageError):
-    """What was uploaded is not what was announced."""
+    """The uploaded bytes differ from what the upload announced."""
 
     code = "BAD_UPLOAD"
 
 
 class ForbiddenError(ManageError):
-    """The operator's settings, or whoever guards the server, do not allow it."""
+    """The operator's settings, or a proxy before the server, do not allow the request."""
 
     code = "FORBIDDEN"
 
@@ -283,7 +284,7 @@ class JobCancelledError(ManageError):
 
 
 class WorkerLostError(ManageError):
-    """The job's worker died, several times."""
+    """The worker process of the job died several times."""
 
     code = "WORKER_LOST"
     status = "INTERNAL"
@@ -294,7 +295,7 @@ class ConfigError(HplmError):
 
 
 class DataError(HplmError):
-    """Labelled data or a corpus cannot be used as it is."""
+    """Labelled data or a corpus cannot be used in this form."""
 
     code = "BAD_DATA"
     status = "INVALID_ARG"
@@ -323,26 +324,32 @@ class TritonEndedError(HplmError):
 
 
 def check_ending(name: str, endings: tuple[str, ...]) -> None:
-    """Raises DataError for a file whose name has none of the endings, which say the format."""
+    """Raise DataError if a file's name has none of the endings, which name the format."""
     if not name.lower().endswith(endings):
         raise DataError(f"{name}: the ending must be one of {', '.join(endings)}")
 
 
 def unreadable(name: str, error: OSError) -> HplmError:
-    """The error of data that cannot be read: theirs, or of the disk where that may pass. Raise it from `error`."""
+    """Return the error for data that cannot be read: DataError, or StoreUnavailableError if `error` may pass.
+
+    Raise it from `error`.
+    """
     kind = StoreUnavailableError if error.errno in PASSING else DataError
     return kind(f"{name} cannot be read: {error.strerror}")
 
 
-def unusable(said: str, error: OSError) -> ArtifactError:
-    """The error of a file of the store: its own, or of the disk or process where that may pass. Raise it from `error`."""
+def unusable(problem: str, error: OSError) -> ArtifactError:
+    """Return the error for a file of the store: CorruptArtifactError, or StoreUnavailableError if `error` may pass.
+
+    Raise it from `error`.
+    """
     if error.errno in PASSING:
-        return StoreUnavailableError(f"{said} now ({error}); try again")
-    return CorruptArtifactError(f"{said} ({error})")
+        return StoreUnavailableError(f"{problem} now ({error}); try again")
+    return CorruptArtifactError(f"{problem} ({error})")
 
 
 def leaves(root: type[HplmError] = HplmError) -> Iterator[type[HplmError]]:
-    """Every error class that is raised, that is, without sub-classes."""
+    """Yield every error class that has no subclasses; only these are raised."""
     for child in root.__subclasses__():
         if child.__subclasses__():
             yield from leaves(child)
@@ -351,14 +358,14 @@ def leaves(root: type[HplmError] = HplmError) -> Iterator[type[HplmError]]:
 
 
 def about_text(error: HplmError, index: int, count: int) -> HplmError:
-    """The error of text `index` of the `count` of a request, which says so where there are several."""
+    """Return the error of text `index` of a request. It names the text if the request has several (`count`)."""
     return error if count == 1 else type(error)(f"text {index + 1} of {count}: {error}")
 
 
 def from_wire(message: str) -> HplmError | None:
-    """The typed error of a wire message, or None where it carries no code of ours.
+    """Return the typed error of a wire message, None if the message has no code of hplm.
 
-    Triton may put words of its own in front ("in ensemble 'hbert', ..."), so the code is looked for, not expected first.
+    Triton may put its own words before the code ("in ensemble 'hbert', ..."), so the code is searched for.
     """
     found = [(position, leaf) for leaf in leaves() if (position := message.find(f"{leaf.code}: ")) >= 0]
     if not found:
@@ -368,6 +375,6 @@ def from_wire(message: str) -> HplmError | None:
 
 
 def from_stored(error: Mapping[str, str]) -> HplmError:
-    """The typed error that a job ended with, of its `code` and `message`."""
+    """Return the typed error that a job ended with, from its `code` and `message`."""
     text = f"{error['code']}: {error['message']}"
     return from_wire(text) or InternalError(text)

@@ -1,4 +1,4 @@
-"""The one command line program, `hplm`. Each sub-command lives with its package and is imported when it is used."""
+"""The command line program `hplm`. Each sub-command is in its own package and is imported when it is used."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from hplm.reporting.terminal_text import visible
 
 
 class Command(NamedTuple):
-    """Where a sub-command's function or application is, the extra that brings what it needs, its line in --help."""
+    """A sub-command: its function or application, the extra with its dependencies, and its line in --help."""
 
     target: str
     extra: str
-    about: str
+    help: str
 
 
 COMMANDS = {
@@ -29,18 +29,22 @@ COMMANDS = {
     "build": Command(
         "hplm_builder.cli.build:app", "build", "Convert a base, make tables, fine-tune tenants, export models."
     ),
-    "store": Command("hplm_cli.store:app", "serve", "Check a store, remove what nobody uses, register what is there."),
-    "worker": Command("hplm_cli.worker:worker", "build", "Do the jobs that manage requests queue; serve starts one."),
+    "store": Command("hplm_cli.store:app", "serve", "Check a store, remove unused files, register artifacts."),
+    "worker": Command(
+        "hplm_cli.worker:worker", "build", "Run the jobs that manage requests queue; serve starts a worker."
+    ),
     "domain": Command("hplm_client.cli.domain:app", "client", "Create, update and delete domains of a running server."),
-    "tenant": Command("hplm_client.cli.tenant:app", "client", "Create, update, delete and roll back its tenants."),
-    "job": Command("hplm_client.cli.job:app", "client", "Watch, list and cancel the jobs that make them."),
-    "upload": Command("hplm_client.cli.upload:app", "client", "List and drop files that were sent for them."),
+    "tenant": Command(
+        "hplm_client.cli.tenant:app", "client", "Create, update, delete and roll back tenants of a server."
+    ),
+    "job": Command("hplm_client.cli.job:app", "client", "Watch, list and cancel the jobs of a running server."),
+    "upload": Command("hplm_client.cli.upload:app", "client", "List and drop files that were uploaded for jobs."),
     "predict": Command("hplm_client.cli.predict:predict", "client", "Ask a tenant's model on a running server."),
-    "bench": Command("hplm_loadtest.cli.bench:app", "loadtest", "Measure look-up, upper layers and whole requests."),
+    "bench": Command("hplm_loadtest.cli.bench:app", "loadtest", "Measure look-ups, upper layers and whole requests."),
     "loadtest": Command("hplm_loadtest.cli.loadtest:app", "loadtest", "Put load on a running server with Locust."),
     "eval": Command("hplm_builder.cli.evaluate:app", "build", "Measure quality beside plain fine-tuning."),
 }
-# serve passes what it does not know to tritonserver.
+# `serve` passes options that it does not know to tritonserver.
 PASSING = {"allow_extra_args": True, "ignore_unknown_options": True}
 EXAMPLES = """Examples:
 
@@ -68,38 +72,38 @@ def _root(
 
 
 def make_app(wanted: str | None) -> typer.Typer:
-    """The program with sub-command `wanted` imported and the others only named: `hplm predict` never waits for torch."""
+    """Make the program. Only sub-command `wanted` is imported, so that `hplm predict` never waits for torch."""
     app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, epilog=EXAMPLES)
     app.callback()(_root)
     for name, command in COMMANDS.items():
         if name != wanted:
-            app.command(name, help=command.about)(lambda: None)
+            app.command(name, help=command.help)(lambda: None)
             continue
         module, _, attribute = command.target.partition(":")
         try:
-            found = getattr(importlib.import_module(module), attribute)
+            loaded = getattr(importlib.import_module(module), attribute)
         except ModuleNotFoundError as error:
-            raise SystemExit(_lacking(name, error)) from error
-        if isinstance(found, typer.Typer):
-            app.add_typer(found, name=name)
+            raise SystemExit(_missing_extra(name, error)) from error
+        if isinstance(loaded, typer.Typer):
+            app.add_typer(loaded, name=name)
         else:
-            app.command(name, context_settings=PASSING if name == "serve" else None)(found)
+            app.command(name, context_settings=PASSING if name == "serve" else None)(loaded)
     return app
 
 
-def _lacking(name: str, error: ModuleNotFoundError) -> str:
+def _missing_extra(name: str, error: ModuleNotFoundError) -> str:
     extra = COMMANDS[name].extra
     return f"hplm {name}: {error}; install hplm with its extra {extra}: `pip install 'PATH/TO/hplm[{extra}]'`"
 
 
-def _said(error: HplmError | OSError) -> str:
+def _message(error: HplmError | OSError) -> str:
     if isinstance(error, HplmError):
         return f"{error.code}: {error}"
     return ": ".join(str(part) for part in (error.filename, error.strerror or error) if part)
 
 
 def _give_up_output() -> None:
-    """What standard output did not take, Python would try again at its end, and complain of."""
+    """Drop output that standard output refused. Otherwise Python would try to write it again at the end, and report it."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -107,24 +111,25 @@ def _give_up_output() -> None:
 
 
 def main() -> None:
-    """Entry point: an HplmError, or a file that cannot be used, ends with status 1 and one line, never a traceback."""
+    """Run the program. An HplmError or an unusable file ends it with status 1 and one line, never a traceback."""
     if sys.stdout is None:
         raise SystemExit("hplm: standard output is closed")
     if not sys.stdout.isatty() and sys.stdout.encoding.lower() != "utf-8":
-        # Into a file or a pipe, on Windows too: answers hold whatever was asked.
+        # A file or a pipe gets UTF-8 on every system, because answers repeat any text.
         cast(TextIOWrapper, sys.stdout).reconfigure(encoding="utf-8")
-    # Names of tenants, which are their keys, are in stores and logs. What the group may do stays the caller's choice.
+    # Stores and logs have the names of tenants, which are their keys, so other users may not read them. The caller's umask
+    # decides what the group may do.
     os.umask(os.umask(0o077) | 0o007)
     wanted = next((argument for argument in sys.argv[1:] if not argument.startswith("-")), None)
     try:
         make_app(wanted)()
     except (HplmError, OSError) as error:
         console = Console(stderr=True, soft_wrap=True, highlight=False)
-        console.print(visible(f"hplm: {_said(error)}"), style="red", markup=False)
+        console.print(visible(f"hplm: {_message(error)}"), style="red", markup=False)
         _give_up_output()
         sys.exit(1)
     except ModuleNotFoundError as error:
-        # What a command imports when it is under way.
+        # A command may import more while it runs.
         if wanted not in COMMANDS or (error.name or "").startswith("hplm"):
             raise
-        raise SystemExit(_lacking(wanted, error)) from error
+        raise SystemExit(_missing_extra(wanted, error)) from error

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-StoreOption = Annotated[Path, typer.Option("--store", help="Folder of the artifacts, the one that is served.")]
+StoreOption = Annotated[Path, typer.Option("--store", help="Folder of the artifacts that are served.")]
 RegistryOption = Annotated[
     str,
     typer.Option(

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import shlex
 import signal
 import sys
 import time
-import urllib.error
-import urllib.request
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,52 +20,34 @@ from rich.markup import escape
 
 from hplm.adapters.bank import TenantBank, is_banked
 from hplm.adapters.tenant import TenantCard
-from hplm.core import wire
 from hplm.core.settings import EncodeSettings, ManagerSettings, load_settings
 from hplm.errors import ArtifactError, HplmError, RegistryError, StartError
 from hplm.models import base_folder
 from hplm.registry.catalog import Catalog
 from hplm.registry.registry import Registry
 from hplm.store.layout import Store
-from hplm.triton.launcher.log_files import CrashWatch, is_plain
-from hplm.triton.launcher.server import DIRECT, Ports, TritonServer, check_free, find_triton, free_ports
-from hplm.triton.launcher.stubs import StubKeeper
+from hplm.triton.launcher.install import find_triton
+from hplm.triton.launcher.log_files import is_plain
+from hplm.triton.launcher.ports import Ports, check_free, free_ports
+from hplm.triton.launcher.server import TritonServer
+from hplm.triton.workarounds.dead_stubs import StubKeeper
+from hplm.triton.workarounds.hung_crash import HangWatch
 from hplm_cli.supervisor import Supervisor
 
 DEFAULT_MODELS = Path("build/demo/models")
 SHOWN_TENANTS = 8
 ANY_TEXT = "A short text, to see an answer."
-# A Triton that has crashed says where it was and ends, or hangs and answers nobody.
-CRASH_ENDS_S, ANSWERS_S = 5.0, 10.0
 
 
-class _Watch:
-    """Sees the end of a Triton, and makes one of a Triton that has crashed and hangs."""
+class _LossyConsole(Console):
+    """A console that drops output that cannot be written, so that a full disk does not end serving."""
 
-    def __init__(self, server: TritonServer, log: Path) -> None:
-        self._server, self._crash = server, CrashWatch(log)
-        self.has_hung = False
-
-    def is_over(self) -> bool:
-        """Whether it has ended, or hung and was ended now."""
-        if self.has_hung or self._server.has_ended:
-            return True
-        if self._crash.has_crashed() and not self._server.ends(CRASH_ENDS_S) and not _answers(self._server):
-            self.has_hung = True
-            with suppress(ProcessLookupError):
-                os.kill(self._server.process.pid, signal.SIGKILL)
-        return self.has_hung
-
-
-class _Told(Console):
-    """Serving goes on where nothing can be said, as on a full disk."""
-
-    def print(self, *said: Any, **how: Any) -> None:
+    def print(self, *objects: Any, **options: Any) -> None:
         with suppress(OSError):
-            super().print(*said, **how)
+            super().print(*objects, **options)
 
     def on_broken_pipe(self) -> None:
-        """Where nobody listens any more rich would end the program."""
+        """Drop all further output. By default rich would end the program when nothing reads the output any more."""
         self.quiet = True
 
 
@@ -79,7 +58,7 @@ def serve(
         bool,
         typer.Option(
             "--check",
-            help="On free ports: print predictions as one JSON list and stop; status 1 where a tenant gives none.",
+            help="Use free ports, print predictions as one JSON list and stop; status 1 if a tenant gives none.",
         ),
     ] = False,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
@@ -88,19 +67,20 @@ def serve(
     metrics_port: Annotated[int, typer.Option(min=1, max=65_535)] = 8002,
     log: Annotated[
         Path | None,
-        typer.Option(help="Triton's log; default: triton.log beside the models, triton-check.log of --check."),
+        typer.Option(help="Triton's log; default: triton.log beside the models, triton-check.log with --check."),
     ] = None,
     start_timeout: Annotated[
         float,
-        typer.Option(min=1.0, help="Seconds until it must be ready: a store of gigabytes is read and checked first."),
+        typer.Option(min=1.0, help="Seconds until Triton must be ready; it first reads and checks the whole store."),
     ] = 120.0,
     worker: Annotated[
-        bool | None, typer.Option("--worker/--no-worker", help="Start a worker for jobs; default: as the models say.")
+        bool | None,
+        typer.Option("--worker/--no-worker", help="Start a worker for jobs; default: as the models' settings say."),
     ] = None,
 ) -> None:
     """Start a real Triton over a model repository and show how to call it, until Ctrl-C.
 
-    Builds the default repository first where it is not there yet. Options it does not know go to tritonserver.
+    Builds the default repository first if it does not exist yet. Unknown options go to tritonserver.
 
     Examples:
 
@@ -110,13 +90,13 @@ def serve(
 
       hplm serve --models build/mine/models --host 0.0.0.0 --log-verbose=1
     """
-    console = _Told(stderr=True, soft_wrap=True, highlight=False)
-    # SIGINT too: a shell without job control has it ignored in what it starts in the background.
+    console = _LossyConsole(stderr=True, soft_wrap=True, highlight=False)
+    # SIGINT too, because a shell without job control starts background processes with SIGINT ignored.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # Where SIGHUP is ignored, nohup asked for it: who closes the terminal means to be served on.
+        # An ignored SIGHUP comes from nohup: serving goes on when the terminal closes.
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler)
-    # `--check` takes free ports: it may run beside a server that holds the usual ones.
+    # `--check` takes free ports, because another server may have the usual ones.
     ports = free_ports() if check else Ports(http_port, grpc_port, metrics_port, host)
     check_free(ports)
     if worker and models.is_dir() and not (models / "manager").is_dir():
@@ -132,7 +112,7 @@ def serve(
         console.print(f"No models in {models} yet: building them, a few minutes once.")
         with progress_bars() as progress:
             show_scores(build_demo(DEMO_FOLDER, progress))
-    cards, left, damaged = served_tenants(models)
+    cards, more, damaged = served_tenants(models)
     install = find_triton()
     console.print(f"Triton: {install.origin} ({install.binary})")
     server = jobs = None
@@ -140,7 +120,7 @@ def serve(
         log = log or models.parent / ("triton-check.log" if check else "triton.log")
         server = TritonServer(models, ports, install=install, flags=context.args, log=log, tied=True)
         server.wait_ready(start_timeout)
-        watch = _Watch(server, log)
+        watch = HangWatch(server, log if is_plain(log) else None)
         stubs = StubKeeper(server, watch.is_over)
         predictions = _predictions(console, ports.http_url, cards)
         if check:
@@ -150,13 +130,13 @@ def serve(
             return
         beside = log if is_plain(log) else models  # not in /dev
         jobs = start_worker(models, wanted=worker, log=beside.with_name("worker.log"))
-        _explain(console, ports, predictions, left)
+        _explain(console, ports, predictions, more)
         while not watch.is_over():
-            for said in stubs.look():
-                console.print(said, style="yellow", markup=False)
+            for message in stubs.look():
+                console.print(message, style="yellow", markup=False)
             if server.renew_reaper():
                 console.print(
-                    "the process that ends what a killed server leaves has ended: starting another", style="yellow"
+                    "the process that cleans up after a killed server has ended: starting another", style="yellow"
                 )
             time.sleep(0.2)
         raise server.ended(was_hung=watch.has_hung)
@@ -165,7 +145,7 @@ def serve(
         if check:
             raise typer.Exit(130) from None
     finally:
-        # An impatient second Ctrl-C must leave neither Triton nor the worker behind.
+        # A second Ctrl-C must leave neither Triton nor the worker behind.
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         try:
@@ -176,24 +156,8 @@ def serve(
                 server.stop()
 
 
-def _answers(server: TritonServer) -> bool:
-    """Whether Triton still answers a request, with an error too, or writes down for an operator what it died of."""
-    inputs = [{"name": name, "shape": [1, 1], "datatype": "BYTES", "data": [""]} for name in (wire.TEXT, wire.TENANT)]
-    url = f"{server.ports.http_url}/v2/models/hbert/infer"
-    request = urllib.request.Request(url, json.dumps({"inputs": inputs}).encode(), {"Content-Type": "application/json"})
-    try:
-        with DIRECT.open(request, timeout=ANSWERS_S):
-            return True
-    except urllib.error.HTTPError:
-        return True
-    except (OSError, http.client.HTTPException):
-        with suppress(OSError):
-            return "CoreDumping:\t1" in Path(f"/proc/{server.process.pid}/status").read_text()
-        return False
-
-
 def start_worker(models: Path, *, wanted: bool | None, log: Path) -> Supervisor | None:
-    """The worker of a repository with a manager, where it is `wanted` or, with None, where the manager's settings say so."""
+    """Start the worker of a repository with a manager. If `wanted` is None, the manager's settings decide."""
     folder = models / "manager" / "1"
     if not folder.is_dir():
         return None
@@ -202,16 +166,16 @@ def start_worker(models: Path, *, wanted: bool | None, log: Path) -> Supervisor 
         return None
     store = str((folder / settings.store).resolve())
     command = [sys.executable, "-m", "hplm_cli", "worker", "--store", store, "--parent", str(os.getpid())]
-    # Not as an argument: everybody on the machine may read those, and the URL may hold a password. Also where it is empty:
-    # a variable of this process's own must not send the worker to another registry than the server's.
+    # The registry is not an argument, because every user may read arguments, and the URL may have a password. An empty URL is
+    # passed too: this process's own variable must not send the worker to another registry than the server's.
     return Supervisor(command, log, environment={"HPLM_REGISTRY": settings.registry})
 
 
 def served_tenants(models: Path) -> tuple[list[TenantCard], int, int]:
-    """The first tenants behind a repository, those with a folder of their own before those in a bank, how many more, and
-    how many were left out because their files are not sound.
+    """Return the first tenants of a repository, how many more there are, and how many were left out as damaged.
 
-    Raises before Triton starts where settings, registry or base are not sound.
+    Tenants with a folder of their own come before tenants in a bank. Raises before Triton starts if settings, registry or
+    base are damaged.
     """
     folder = models / "hbert_upper" / "1"
     settings = load_settings(EncodeSettings, folder / "settings.json")
@@ -222,26 +186,26 @@ def served_tenants(models: Path) -> tuple[list[TenantCard], int, int]:
         bank = TenantBank(store, catalog, base.fingerprint)
         cards: list[TenantCard] = []
         served = catalog.served()
-        left, damaged = len(served), 0
-        for tenant in sorted(served, key=lambda one: (is_banked(store, store.path(one.path)), one.name)):
+        more, damaged = len(served), 0
+        for tenant in sorted(served, key=lambda tenant: (is_banked(store, store.path(tenant.path)), tenant.name)):
             if len(cards) == SHOWN_TENANTS:
                 break
-            left -= 1
+            more -= 1
             try:
                 cards.append(bank.card(tenant))
             except ArtifactError as error:
                 damaged += 1
-                where = _Told(stderr=True, soft_wrap=True)
-                where.print(f"tenant {tenant.name} cannot be served: {error}", style="yellow", markup=False)
-    return cards, left, damaged
+                console = _LossyConsole(stderr=True, soft_wrap=True)
+                console.print(f"tenant {tenant.name} cannot be served: {error}", style="yellow", markup=False)
+    return cards, more, damaged
 
 
 def bring_up_to_date(store: Store) -> None:
-    """The registry's tables, where they are of an older version: the stages only read. Raises RegistryError."""
+    """Migrate the registry's tables from an older version, because the stages only read them. Raises RegistryError."""
     try:
         Registry.open(store).close()
     except RegistryError as error:
-        # What cannot be written may be fit to be read all the same; if not, this says why.
+        # A registry that cannot be written may still be readable; if not, the first error says why.
         try:
             Registry.open_read_only(store).close()
         except RegistryError:
@@ -249,13 +213,13 @@ def bring_up_to_date(store: Store) -> None:
 
 
 def _predictions(console: Console, url: str, cards: list[TenantCard]) -> list[dict[str, object]]:
-    """One real answer of each tenant; a tenant that cannot answer is named and left out."""
+    """Return a real answer of each tenant. A tenant that cannot answer is named and left out."""
     answers = []
-    # Where its own options have it guarded, this asks as the commands do.
+    # The server's options may require headers, which the commands take from the environment too.
     with Client(url, headers=headers_of_environment()) as client:
         for card in cards:
             try:
-                # Jobs once kept a text of their data in the card: it is a customer's, and this is printed.
+                # Older jobs kept a text of their data in the card. It is a customer's text and must not be printed.
                 example = card.example if "job" not in card.about else ""
                 pair = (card.example_pair if example else "") or ANY_TEXT
                 answers.append(client.predict(card.name, example or ANY_TEXT, pair if card.texts == 2 else None))
@@ -265,15 +229,15 @@ def _predictions(console: Console, url: str, cards: list[TenantCard]) -> list[di
     return [{key: a.as_dict()[key] for key in shown if key != "pair" or a.pair is not None} for a in answers]
 
 
-def _explain(console: Console, ports: Ports, predictions: list[dict[str, object]], left: int) -> None:
+def _explain(console: Console, ports: Ports, predictions: list[dict[str, object]], more: int) -> None:
     for p in predictions:
         text = str(p["text"])
         shown = text if len(text) <= 70 else f"{text[:67]}..."
         score = f"{p['score']:.3f}" if isinstance(p["score"], float) else "-"
-        told = escape(f"  {p['tenant']!s:<12} {shown!r} -> ")
-        console.print(f"{told}[bold]{escape(str(p['label']))}[/bold] ({score})")
-    if left:
-        console.print(f"  and {left:,} more tenants")
+        line = escape(f"  {p['tenant']!s:<12} {shown!r} -> ")
+        console.print(f"{line}[bold]{escape(str(p['label']))}[/bold] ({score})")
+    if more:
+        console.print(f"  and {more:,} more tenants")
     if not predictions:
         console.print(
             "  no tenant answers: `hplm build tenant --help`, or `hplm tenant create --help` while this serves"
@@ -287,7 +251,7 @@ def _explain(console: Console, ports: Ports, predictions: list[dict[str, object]
 
 
 def _show_calls(console: Console, ports: Ports, prediction: dict[str, object]) -> None:
-    """How to ask for one of the predictions: with curl, in Python and by our command."""
+    """Show how to request one of the predictions: with curl, in Python and with `hplm predict`."""
     tenant = str(prediction["tenant"])
     texts = [str(prediction[key]) for key in ("text", "pair") if key in prediction]
     body = json.dumps(
@@ -299,9 +263,9 @@ def _show_calls(console: Console, ports: Ports, prediction: dict[str, object]) -
             "outputs": [{"name": "LABEL"}, {"name": "SCORE"}],
         }
     )
-    # JSON strings are Python strings, and double quotes need no quoting inside the shell's single ones.
-    asked = ", ".join(json.dumps(value) for value in (tenant, *texts))
-    code = f"from hplm_client import Client; print(Client({json.dumps(ports.grpc_url)}).predict({asked}).label)"
+    # JSON strings are Python strings, and double quotes need no escape inside the shell's single quotes.
+    arguments = ", ".join(json.dumps(value) for value in (tenant, *texts))
+    code = f"from hplm_client import Client; print(Client({json.dumps(ports.grpc_url)}).predict({arguments}).label)"
     call = ["predict", "--url", ports.http_url, "--tenant", tenant, texts[0]]
     call += ["--pair", *texts[1:]] if len(texts) == 2 else []
     lines = [

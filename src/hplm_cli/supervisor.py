@@ -1,4 +1,4 @@
-"""A child process that is kept running."""
+"""A child process that is started again whenever it ends."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-# A child that ran for so long ends no series of soon endings: the pauses begin anew.
+# Seconds after which a child counts as running well: the next pause is the first again.
 SETTLED_S = 30.0
-# For a child that is killed to end.
+# Seconds for a killed child to end.
 KILLED_S = 5.0
 
 
 class Supervisor:
-    """Runs a command and starts it again whenever it ends, with pauses that double while it keeps ending soon.
+    """Runs a command and starts it again whenever it ends. The pauses double while it keeps ending soon.
 
-    Its output is added to `log`, and `environment` to its own. The child is in a session of its own: Ctrl-C in the terminal
-    is not for it.
+    The child's output is appended to `log`, and `environment` is added to this process's environment. The child has its own
+    session, so that Ctrl-C in the terminal does not reach it.
     """
 
     def __init__(
@@ -39,12 +39,12 @@ class Supervisor:
         self._changing = threading.Condition()
         self._stopping = False
         self._process: subprocess.Popen[bytes] | None = None
-        # One thread starts every child: a child tied to its parent dies with the thread that made it.
+        # One thread starts every child, because a child that is tied to its parent dies with the thread that started it.
         self._thread = threading.Thread(target=self._keep, name="supervisor", daemon=True)
         self._thread.start()
 
     def stop(self, timeout_s: float = 10.0) -> None:
-        """Ask the child to end, kill it where it does not in time, and start no other. Safe to call twice."""
+        """Ask the child to end, kill it if it does not end in time, and start no other. Safe to call twice."""
         with self._changing:
             self._stopping = True
             self._changing.notify_all()
@@ -54,7 +54,7 @@ class Supervisor:
         with self._changing:
             if self._process is not None:
                 self._process.kill()
-        # One that waits for a disk that is gone does not even heed that.
+        # A child that waits for a disk that is gone may outlive even this.
         self._thread.join(KILLED_S)
 
     def _keep(self) -> None:
@@ -70,7 +70,7 @@ class Supervisor:
             pause_s = min(2 * pause_s, self._longest_pause_s)
 
     def _run(self) -> None:
-        """One child, from start to end."""
+        """Start a child process and wait for its end."""
         with self._changing:
             if self._stopping:
                 return
@@ -83,10 +83,10 @@ class Supervisor:
                         stdout=log,
                         stderr=subprocess.STDOUT,
                         start_new_session=True,
-                        # Python takes modules from where it is started first, and anybody may write there.
+                        # Python puts the working directory first on sys.path, and other users may write to the present one.
                         cwd="/",
                     )
-            except OSError as error:  # no memory or no room for the log: as if it had ended at once
+            except OSError as error:  # no memory, or no room for the log: treated as a child that ended at once
                 logging.getLogger(__name__).warning("%s cannot be started: %s", self._command[0], error)
                 return
             self._process = process
@@ -95,7 +95,7 @@ class Supervisor:
             self._process = None
             if self._stopping:
                 return
-        how = f"killed by signal {-status}" if status < 0 else f"status {status}"
+        reason = f"killed by signal {-status}" if status < 0 else f"status {status}"
         logging.getLogger(__name__).warning(
-            "the process that writes %s has ended (%s) and is started again", self._log, how
+            "the process that writes %s has ended (%s) and is started again", self._log, reason
         )

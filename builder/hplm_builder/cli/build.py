@@ -20,7 +20,9 @@ from hplm.models import base as bases
 from hplm.reporting.progress import bar_report, progress_bars
 from hplm.reporting.terminal_text import say
 from hplm.store.layout import Store
-from hplm.triton.launcher.server import find_triton, shell_command
+from hplm.triton.launcher.command_line import shell_command
+from hplm.triton.launcher.install import find_triton
+from hplm.triton.launcher.server import roles_of
 from hplm_builder.cli.options import DEFAULT_STORE, BaseOption, PlotOption, StoreOption
 from hplm_builder.convert.base import (
     DEFAULT_BASE,
@@ -465,7 +467,7 @@ def backends(
         raise MissingArtifactError(f"{models} has no model hbert_plot: `hplm build export --help`")
     write_backends(install, out)
     Console(stderr=True, soft_wrap=True).print(f"wrote {out}, for the Triton of {install.origin}", markup=False)
-    print(shell_command(install, models, out))
+    print(shell_command(install, models, out, roles_of(models)))
 
 
 @app.command()

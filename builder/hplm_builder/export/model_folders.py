@@ -15,8 +15,11 @@ from hplm.errors import ConfigError, DataError, MissingArtifactError, MissingReg
 from hplm.registry.registry import Registry
 from hplm.store import artifact
 from hplm.store.layout import Store
+from hplm.triton.launcher.backend_folder import assemble_backends, share_folder
+from hplm.triton.launcher.install import TritonInstall
 from hplm.triton.launcher.instances import instances_in, with_instances
-from hplm.triton.launcher.server import MANAGER_ROLES, ROLES, TritonInstall, assemble_backends, check_path, share_folder
+from hplm.triton.launcher.server import MANAGER_ROLES, ROLES
+from hplm.triton.workarounds.shell_paths import check_path
 
 Settings = TypeVar("Settings", LookupSettings, EncodeSettings, ManagerSettings)
 # All settings but those that say where the store is.

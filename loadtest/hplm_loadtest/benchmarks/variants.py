@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hplm.triton.launcher.server import ROLES, TritonServer, free_ports
+from hplm.triton.launcher.ports import free_ports
+from hplm.triton.launcher.server import ROLES, TritonServer
 from hplm_loadtest.benchmarks.page_cache import into_page_cache
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from hplm.core import wire
 from hplm.triton.launcher.instances import with_instances
-from hplm.triton.launcher.server import TritonServer, free_ports
+from hplm.triton.launcher.ports import free_ports
+from hplm.triton.launcher.server import TritonServer
 from hplm_loadtest.peers.settings import PeerSettings
 
 BACKENDS = Path(__file__).parent / "backends"

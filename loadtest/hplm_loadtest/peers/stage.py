@@ -22,7 +22,7 @@ from hplm.models import base as bases
 from hplm.models.device import choose_device, choose_dtype, use_threads
 from hplm.registry.catalog import Catalog
 from hplm.registry.records import ServedTenant
-from hplm.runtime.memory import stop_searching_what_stays
+from hplm.runtime.memory import freeze_garbage_collection
 from hplm.runtime.thread_priority import SWITCH_INTERVAL_S
 from hplm.store.layout import Store
 from hplm.tasks.decode import Logits, answer_of
@@ -83,7 +83,7 @@ class PeerStage:
             batch_requests=settings.batch_requests,
             nice=settings.compute_nice,
         )
-        stop_searching_what_stays()
+        freeze_garbage_collection()
 
     def submit(self, requests: Sequence[tuple[bytes, bytes, Reply]]) -> None:
         """Queue requests `(text, tenant, reply)`; each reply is called once, later, from another thread."""

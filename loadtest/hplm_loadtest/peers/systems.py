@@ -18,7 +18,8 @@ from hplm.errors import ConfigError, MissingArtifactError
 from hplm.models.base import Base
 from hplm.models.device import choose_device, choose_dtype, count_cores
 from hplm.triton.launcher.instances import with_instances
-from hplm.triton.launcher.server import TritonServer, free_ports
+from hplm.triton.launcher.ports import free_ports
+from hplm.triton.launcher.server import TritonServer
 from hplm_loadtest.benchmarks.models import read, served_names
 from hplm_loadtest.benchmarks.page_cache import into_page_cache
 from hplm_loadtest.peers import onnx_graph, plain

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from hplm.triton.launcher.server import DIRECT, TritonServer
+from hplm.runtime.local_http import LOCAL_HTTP
+from hplm.triton.launcher.server import TritonServer
 
 # Until what was counted stands on the page: `hplm.triton.bridge.metrics` brings it up to date each second.
 UP_TO_DATE_S = 1.5
@@ -20,6 +21,6 @@ def metric(server: TritonServer, name: str) -> float:
 
 def page(server: TritonServer) -> str:
     """All of them, as Prometheus reads it."""
-    with DIRECT.open(f"http://127.0.0.1:{server.ports.metrics}/metrics", timeout=60) as answer:
+    with LOCAL_HTTP.open(f"http://127.0.0.1:{server.ports.metrics}/metrics", timeout=60) as answer:
         text: str = answer.read().decode()
     return text

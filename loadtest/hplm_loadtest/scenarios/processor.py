@@ -8,7 +8,7 @@ from statistics import median
 
 from hplm.runtime.process import stat_of
 from hplm.triton.launcher.server import TritonServer
-from hplm.triton.launcher.stubs import stubs_of
+from hplm.triton.workarounds.dead_stubs import stubs_of
 from hplm_loadtest.scenarios.run import Run
 
 Milliseconds = Mapping[str, float]

@@ -1,4 +1,4 @@
-"""What a tenant, a base or a domain may be called."""
+"""Valid names of tenants, bases and domains."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _NAME = re.compile(r"[a-z0-9](?:[a-z0-9_.-]{0,62}[a-z0-9])?")
 
 
 def check_name(name: str) -> str:
-    """The name itself, where it may name a tenant. Raises TenantNameError, which does not repeat a long or odd name."""
+    """Return a valid tenant name unchanged. Raises TenantNameError, which does not repeat the name."""
     if not _NAME.fullmatch(name):
         raise TenantNameError(
             "a tenant name is 1 to 64 lower-case letters, digits, '-', '_' or '.', and starts and ends with a letter or digit"
@@ -19,7 +19,7 @@ def check_name(name: str) -> str:
 
 
 def check_name_of(key: str, name: str) -> None:
-    """Raises TenantNameError for a `tenant`'s, ConfigError for another name that is not formed as a tenant's."""
+    """Check a name by the rules for tenants. Raises TenantNameError if `key` is `tenant`, else ConfigError with the key."""
     try:
         check_name(name)
     except TenantNameError as error:

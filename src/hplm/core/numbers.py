@@ -1,4 +1,4 @@
-"""Numbers that JSON has no word for."""
+"""Numbers that JSON cannot write."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 
 def finite(value: Any) -> Any:
-    """JSON values with null where a number is infinite or none: a latency that nobody had, a correlation of equal answers."""
+    """Return JSON values with null for infinity and NaN, for example the latency of no request."""
     if isinstance(value, dict):
-        return {key: finite(one) for key, one in value.items()}
+        return {key: finite(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(one) for one in value]
+        return [finite(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,4 +1,4 @@
-"""Typed settings: frozen dataclasses read once from JSON; an unknown, missing or ill-typed key is refused by name."""
+"""Typed settings: frozen dataclasses, read once from JSON. A key that is unknown, missing or of a wrong type is refused."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from hplm.errors import ConfigError, TenantNameError
 
 Settings = TypeVar("Settings")
 
-# A chunk travels as base64 in one JSON request, and the manager takes requests of at most 12 MiB.
+# Bytes of an upload's chunk. It is sent as base64 in one JSON request, and the manager takes requests of at most 12 MiB.
 MOST_CHUNK_BYTES = 8 << 20
-# Of a tenant. With numbers near the largest or the smallest there are, shares would be infinite or nothing.
+# Limits of a tenant's weight. With extreme floats a share would be infinite or zero.
 LEAST_WEIGHT, MOST_WEIGHT = 1e-6, 1e6
-# An adapter's bottleneck is the hidden size over this, as HMI has it, but for a tagging's, which is as wide as the slots.
+# The hidden size over an adapter's bottleneck, as in HMI. A tagging's adapter is as wide as the adapter slots instead.
 REDUCTION_FACTOR = 16
-# What a window that no table has gets.
+# What is done with a window that no table has.
 Miss = Literal["backoff", "compute"]
-# Format of products with the upper layers' matrices, where it is not that of the rest.
+# Number format of matrix products, if it differs from the rest of the model.
 Quantization = Literal["none", "int8"]
-# How texts of a batch lie in one tensor, see `hplm.engine.layouts`.
+# How the texts of a batch are laid out in one tensor, see `hplm.engine.layouts`.
 Batching = Literal["packed", "naive", "turbo", "concat", "slotted"]
 
 
 @dataclass(frozen=True)
 class BaseConfig:
-    """The shape of a converted base. `window` is n of the n-grams; `window_layers` may exceed the layers it replaces.
+    """The shape of a converted base. `window` is n of the n-grams; `window_layers` may exceed the layers that it replaces.
 
-    `relative_buckets`: of distances, for a model that adds to its attention scores what they say, as MPNet; else 0.
+    `relative_buckets` is the number of distance buckets of a model with relative attention, such as MPNet; else 0.
     """
 
     name: str
@@ -64,27 +64,27 @@ class BaseConfig:
             raise ConfigError(f"relative_buckets must be a multiple of 4 below 512, got {self.relative_buckets}")
 
     def reduced_size(self, reduction_factor: int) -> int:
-        """The bottleneck of adapters with this reduction factor."""
+        """Return the bottleneck of adapters with this reduction factor."""
         return max(1, self.hidden_size // reduction_factor)
 
 
 @dataclass(frozen=True)
 class LookupSettings:
-    """Of the `plot` backend. Paths are relative to the folder of the settings file.
+    """Settings of the `plot` backend. Paths are relative to the folder of the settings file.
 
-    `registry`: URL of a shared registry, "" for the store's own SQLite file. `table` is the base's root domain; at most
-    `most_domains` domain versions are open at once, roots too, each with an overlay of `overlay_windows`.
+    `registry` is the URL of a shared registry, "" for the store's own SQLite file. `table` is the base's root domain. At most
+    `most_domains` domain versions are open at once, roots included. Each has an overlay of `overlay_windows` windows.
 
-    Windows that no table has are computed on `device`, where that is the CPU by `num_threads`; 0: one, for the upper stage
-    computes beside it. `device` auto is a GPU where there is one, but the CPU with `quantization`. After a batch of several
-    requests the next begins `batch_every_ms` after it at the earliest, where two or more come in such a time: fewer and fuller
-    ones cost less a request. `tenant_weights` are shares of this queue, as in EncodeSettings. Of a request's time `reserve_s`,
-    at most half of it, is kept for the upper stage.
+    Windows that no table has are computed on `device`. On the CPU `num_threads` threads compute; 0 means one, because the
+    upper stage computes beside it. `device` auto is a GPU if there is one, but the CPU with `quantization`. `quantization`
+    int8 computes these windows with 8-bit products, see `hplm.engine.kernels.int8_windows`.
 
-    `quantization` int8: what no table has is computed with products in 8-bit integers, see `hplm.engine.kernels.int8_windows`.
+    After a batch of several requests, the next begins after `batch_every_ms` at the earliest if two or more requests arrive
+    in that time: fewer and fuller batches cost less for each request. `tenant_weights` are shares of this queue, as in
+    EncodeSettings. `reserve_s` of a request's time, but at most half of it, is kept for the upper stage.
 
-    For measuring: `trace`, a file for the stage's spans; `exclusive_lock`, a file whose lock is held while computing, so
-    that stages that name the same one never compute at the same time.
+    For measuring: `trace` is a file for the stage's spans. `exclusive_lock` is a file that the stage locks while it computes,
+    so that stages with the same file never compute at the same time.
     """
 
     store: str
@@ -121,26 +121,26 @@ class LookupSettings:
 
 @dataclass(frozen=True)
 class EncodeSettings:
-    """Of the `upper` backend. Paths are relative to the folder of the settings file; `registry` as in LookupSettings.
+    """Settings of the `upper` backend. Paths are relative to the folder of the settings file; `registry` as in LookupSettings.
 
-    Adapters: `num_slots` counts the identity slot, None chooses by the device (`hplm.engine.adapter_slots.choose_slots`);
-    `reduction_factor` bounds an adapter's size; those that are wider than REDUCTION_FACTOR has them have as many slots of
-    their own. `host_cache_mb` is the memory for loaded tenants.
-    `coarse_prefetch` fills slots for waiting requests while a batch computes, where it is None on a GPU alone.
-    `fine_prefetch` fills layer i + 1 while layer i computes, on a GPU all others while the first does (HMI 6.2).
+    Adapters: `num_slots` includes the identity slot; None chooses by the device (`hplm.engine.adapter_slots.choose_slots`).
+    `reduction_factor` bounds the width of adapters. Adapters wider than REDUCTION_FACTOR allows have as many slots of their
+    own. `host_cache_mb` is the memory for loaded tenants. `coarse_prefetch` fills slots for waiting requests while a batch
+    computes; None means only on a GPU. `fine_prefetch` fills the slots of layer i + 1 while layer i computes, on a GPU those
+    of all other layers while the first computes (HMI 6.2).
 
-    Scheduling: `policy` with its `policy_settings` (see `hplm.scheduling`); a batch is `batch_rows` rows of `row_tokens`
-    tokens (TCB's B and L; `packed` has one row of both multiplied) and at most `batch_requests` requests. A request
-    without a deadline of its own has `default_deadline_s`. `tenant_weights` give shares, 1 where not named. Requests that
-    waited `starve_after_s` go first whatever the policy says.
+    Scheduling: `policy` has the settings `policy_settings` (see `hplm.scheduling`). A batch has `batch_rows` rows of
+    `row_tokens` tokens (TCB's B and L; `packed` has one row of B times L tokens) and at most `batch_requests` requests. A
+    request without a deadline has `default_deadline_s`. `tenant_weights` give shares; a tenant without an entry has 1.
+    Requests that waited `starve_after_s` go first whatever the policy prefers.
 
-    `quantization` int8: products with the layers' matrices in 8-bit integers, see `hplm.engine.kernels.int8`;
-    `dtype` auto is float32 then.
+    `quantization` int8 computes the layers' products with 8-bit integers, see `hplm.engine.kernels.int8`; `dtype` auto is
+    float32 then.
 
-    `num_threads` 0: chosen from the machine. `compute_nice`, -20 to 19: how much the computing thread and those that torch
-    starts for it matter beside others, -20 most; 0, and where they would leave no core to the others, as the process was
-    started. Below -5 it is -5 while more than two batches wait, where one thread computes. For measuring: `pad_to`, at least
-    this many tokens a row in mode `naive`; `trace` and `exclusive_lock` as in LookupSettings.
+    `num_threads` 0 chooses by the machine. `compute_nice` is the nice value of computing threads, -20 (highest priority) to
+    19. 0 keeps the process's own value, as does a machine whose cores are all taken by computing threads. If one thread
+    computes, a value below -5 becomes -5 while more than two batches wait. For measuring: `pad_to` is the least number of
+    tokens of a row in mode `naive`; `trace` and `exclusive_lock` as in LookupSettings.
     """
 
     store: str
@@ -185,18 +185,19 @@ class EncodeSettings:
 
 @dataclass(frozen=True)
 class ManagerSettings:
-    """Of the `manager` backend. `store` is relative to the folder of the settings file.
+    """Settings of the `manager` backend. `store` is relative to the folder of the settings file.
 
-    `registry`: URL of a shared registry, "" for the store's own SQLite file. `base` and `domain` (a root's name) are what a
-    request means that names none. Files may be named by path only with `allow_paths`, and only inside `data_root`, which
-    is an absolute path.
+    `registry` is the URL of a shared registry, "" for the store's own SQLite file. `base` and `domain` (a root's name) are the
+    defaults of a request that names none. Requests may name files by path only with `allow_paths`, and only inside
+    `data_root`, which is an absolute path.
 
-    `max_upload_bytes` bounds one upload, `max_uploads_bytes` all of them together, `upload_chunk_bytes` one chunk. A
-    labelled file has at most `max_data_bytes`, a corpus at least `min_corpus_tokens`. The `keep_versions` of a tenant that
-    were served last stay for a roll-back, and of a domain the newest. `miss` is the look-up stage's: tenants are trained
-    over what they will be served, in floats where that is in int8. `reduction_factor` is the upper stage's: a new
-    tagging's adapters are as wide as it serves, others' at most as wide as REDUCTION_FACTOR has them. `worker`: `hplm serve`
-    starts one.
+    `max_upload_bytes` bounds one upload, `max_uploads_bytes` all uploads together, `upload_chunk_bytes` one chunk. A labelled
+    file has at most `max_data_bytes`, a corpus at least `min_corpus_tokens`. `keep_versions` of each tenant and domain stay
+    for a roll-back: the versions of a tenant that were served last, and the newest of a domain.
+
+    `miss` is the look-up stage's setting: tenants are trained on the vectors that they will be served, but in floats if
+    serving uses int8. `reduction_factor` is the upper stage's setting: the adapters of a new tagging are as wide as it allows,
+    other adapters at most as wide as REDUCTION_FACTOR allows. With `worker`, `hplm serve` starts a worker.
     """
 
     store: str
@@ -212,7 +213,7 @@ class ManagerSettings:
     min_corpus_tokens: int = 50_000
     keep_versions: int = 3
     miss: Miss = "compute"
-    # Exports write the upper stage's. Those that did not had slots of this width.
+    # An export writes the upper stage's value. Older exports did not, and had slots of this width.
     reduction_factor: int = REDUCTION_FACTOR
     worker: bool = True
 
@@ -246,7 +247,7 @@ def _weights(weights: dict[str, Any]) -> None:
 
 
 def at_least(settings: object, least: int, *keys: str) -> None:
-    """Raise ConfigError where the setting of one of `keys` is below `least`."""
+    """Raise ConfigError if one of the settings `keys` is below `least`."""
     for key in keys:
         if (value := getattr(settings, key)) < least:
             raise ConfigError(f"{key} must be at least {least}, got {value}")
@@ -283,7 +284,7 @@ def parse_settings(kind: type[Settings], values: Any, where: str) -> Settings:
 
 @cache
 def _hints(kind: type) -> dict[str, Any]:
-    """Worked out once: a backlog is read twenty times a second."""
+    """Return the types of a dataclass's fields. Cached, because a backlog is parsed twenty times a second."""
     return get_type_hints(kind)
 
 
@@ -293,7 +294,7 @@ def load_settings(kind: type[Settings], path: Path) -> Settings:
         values = json.loads(path.read_text())
     except FileNotFoundError:
         raise ConfigError(
-            f"{path} is not there: `hplm build export` writes model folders with their settings"
+            f"{path} does not exist: `hplm build export` writes model folders with their settings"
         ) from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read as JSON: {error}") from error
@@ -314,7 +315,7 @@ def _built(value: Any, hint: Any, where: str, key: str) -> Any:
             return tuple(value)
         return tuple(_built(each, each_hint, where, key) for each in value)
     if not _fits(value, hint):
-        raise ConfigError(f"{where}: {key} must be {_words(hint)}, got {reprlib.repr(value)}")
+        raise ConfigError(f"{where}: {key} must be {_type_name(hint)}, got {reprlib.repr(value)}")
     return value
 
 
@@ -324,18 +325,18 @@ def _fits(value: Any, hint: Any) -> bool:
     if _is_optional(hint):
         return value is None
     if hint is float:
-        # JSON as Python reads it has NaN and Infinity.
+        # Python's JSON reader accepts NaN and Infinity.
         return (isinstance(value, float) and math.isfinite(value)) or _fits(value, int)
     hint = get_origin(hint) or hint
     return isinstance(value, hint) and not (hint is int and isinstance(value, bool))
 
 
 def _is_optional(hint: Any) -> bool:
-    """Of the kind `X | None`; of a Literal Python makes another class of it."""
+    """Return whether a type is `X | None`. Python has two classes for it, one of them for Literals."""
     return get_origin(hint) in (types.UnionType, Union)
 
 
-def _words(hint: Any) -> str:
+def _type_name(hint: Any) -> str:
     if get_origin(hint) is Literal:
         return f"one of {', '.join(map(repr, get_args(hint)))}"
     return "a list" if get_origin(hint) is tuple else str(getattr(hint, "__name__", hint))

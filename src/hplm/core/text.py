@@ -1,8 +1,8 @@
 """Text to token ids, with the character offsets that tagging answers need.
 
-A request has one text, or two: a pair, which the base's tokenizer joins as `[CLS] a [SEP] b [SEP]`. Characters of a pair
-count on: they are those of the two texts with one character between them. So do words, from the first text's last that is
-read.
+A request has one text or a pair of texts, which the base's tokenizer joins as `[CLS] a [SEP] b [SEP]`. Character offsets of a
+pair are those of the two texts with one character between them. Word numbers of the second text follow the last word of the
+first text that is read.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from hplm.errors import CorruptArtifactError, EmptyTextError, TextCountError, TextEncodingError, TextTooLargeError
 
-# All combining marks are among these, and little else of what Europeans write.
+# Contains all combining marks, and few other characters of European texts.
 MAY_BE_MARKS = re.compile("[\u0300-\U0010ffff]")
 SPECIAL_TOKENS = 2  # [CLS] and [SEP] of a single text
-# A longer text is tokenised in portions until enough of it is read. English has 4 to 5 characters a token.
+# A text with more characters for each token that is kept is tokenised in portions until enough is read. English has 4 to 5
+# characters a token.
 CHARACTERS_PER_TOKEN = 8
 # Ends the refusal of a wrong number of texts.
 SHAPES = "n texts have the shape [n, 1], n pairs [n, 2], and TENANT [n, 1] with either"
@@ -40,7 +41,7 @@ Tokens = npt.NDArray[np.int32]
 class EncodedText:
     """`ids` int64 `[T]`; `tokens` int32 `[T, 3]` of start character, end character and word number (-1: special token).
 
-    `is_empty`: a text, or one of a pair, gave no token at all.
+    `is_empty`: the text, or a text of the pair, has no token.
     """
 
     ids: Ids
@@ -50,12 +51,12 @@ class EncodedText:
 
 
 def tokenise_in_one_thread() -> None:
-    """For this process: else each batch of texts wakes a thread a core, whose waking costs more than a few short texts do."""
+    """Make tokenizers of this process use one thread, because waking a thread for each core costs more than short texts."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 class TextEncoder:
-    """A base's tokenizer, cutting at `max_tokens` (special tokens included)."""
+    """A base's tokenizer that cuts texts at `max_tokens`, special tokens included."""
 
     def __init__(self, tokenizer_json: Path, max_tokens: int) -> None:
         self._tokenizer = _read_tokenizer(tokenizer_json)
@@ -63,17 +64,17 @@ class TextEncoder:
         _set_apart(self._tokenizer)
         self.max_tokens = max_tokens
         self._single_special = self._tokenizer.num_special_tokens_to_add(is_pair=False)
-        # Without a separator, n-gram windows would reach from one text into the other.
+        # Without a separator, n-gram windows would span both texts.
         self.takes_pairs = self._tokenizer.num_special_tokens_to_add(is_pair=True) > self._single_special
-        # Not how many tokens it has: added ones may leave gaps.
+        # This is not the number of tokens, because added tokens may leave gaps.
         self.highest_id = max(self._tokenizer.get_vocab().values(), default=-1)
         self._portion = CHARACTERS_PER_TOKEN * max_tokens
 
     def encode(self, texts: Sequence[TextOrPair]) -> list[EncodedText]:
-        """Tokenise a batch. A text of nothing but white space gives only special tokens; see `check_not_empty`.
+        """Tokenise a batch. A text of white space alone gives only special tokens, see `check_not_empty`.
 
-        A text that is too long is cut at its end; of a pair the longer text first, until both are equally long. Pairs need
-        `takes_pairs`. What is cut off is not even tokenised, for that may take a hundred times as long as what is read.
+        A text that is too long is cut at its end. Of a pair the longer text is cut first, until both are equally long. Pairs
+        need `takes_pairs`. The part that is cut off is not tokenised, which could take a hundred times as long as the rest.
         """
         long = {index for index, text in enumerate(texts) if self._is_long(text)}
         if not long:
@@ -83,21 +84,21 @@ class TextEncoder:
         return [self._encoded_long(text) if index in long else next(short) for index, text in enumerate(texts)]
 
     def _is_long(self, text: TextOrPair) -> bool:
-        return self._last_words is not None and any(len(one) > self._portion for one in _texts_of(text))
+        return self._last_words is not None and any(len(part) > self._portion for part in _texts_of(text))
 
     def _encoded(self, text: TextOrPair, encoding: Encoding) -> EncodedText:
         ids, tokens = _arrays(encoding)
         if isinstance(text, str) and len(ids) <= self.max_tokens:
             return EncodedText(ids, _with_marks(text, tokens), False, len(ids) <= self._single_special)
-        # Only asked for where it matters, for it takes a while.
+        # Read only for pairs and cut texts, because `sequence_ids` is slow.
         of_text = np.array([-1 if number is None else number for number in encoding.sequence_ids])
-        for number, one in enumerate(_texts_of(text)):
-            tokens[of_text == number] = _with_marks(one, tokens[of_text == number])
+        for number, part in enumerate(_texts_of(text)):
+            tokens[of_text == number] = _with_marks(part, tokens[of_text == number])
         return self._cut(text, ids, tokens, of_text)
 
     def _encoded_long(self, text: TextOrPair) -> EncodedText:
-        read = [self._read(one) for one in _texts_of(text)]
-        # One token of each text, and the special ones around and between them, which are the same whatever the texts are.
+        read = [self._read(part) for part in _texts_of(text)]
+        # The tokens of one-letter texts show the special tokens around and between them, which are the same for all texts.
         form = self._tokenizer.encode(*"a" * len(read))
         parts = [
             (np.array([token]), np.array([(0, 0, -1)], np.int32)) if number is None else read[number]
@@ -108,7 +109,7 @@ class TextEncoder:
         return self._cut(text, ids, tokens, np.repeat(of_text, [len(ids) for ids, _ in parts]))
 
     def _read(self, text: str) -> tuple[Ids, Tokens]:
-        """The tokens of all of a text, or its first ones, more than `max_tokens` of them."""
+        """Return all tokens of a text, or more than `max_tokens` of its first ones."""
         assert self._last_words is not None
         start, first_word, size, count = 0, 0, self._portion, 0
         parts: list[tuple[Ids, Tokens]] = []
@@ -120,7 +121,7 @@ class TextEncoder:
             if not is_all:
                 last_sure = tokens[:, 2].max(initial=-1) - self._last_words
                 sure = int(np.searchsorted(tokens[:, 2], last_sure, side="right"))
-                # A character that the normalizer decomposes may lie in two words: the next portion begins before both.
+                # A character that the normalizer decomposes may be part of two words. The next portion begins before both.
                 while 0 < sure < len(ids) and tokens[sure, 0] < tokens[sure - 1, 1]:
                     sure = int(np.searchsorted(tokens[:, 2], tokens[sure - 1, 2]))
             parts.append((ids[:sure], tokens[:sure] + np.array((start, start, first_word), np.int32)))
@@ -128,8 +129,8 @@ class TextEncoder:
             if is_all or count > self.max_tokens:
                 break
             if sure:
-                # From the beginning of a word on, what comes before it does not matter. Twice as much now: where words
-                # are long, those that are tokenised again weigh.
+                # The next portion begins with a word, so the text before it does not matter. Portions double, because if
+                # words are long, tokenising the last words again is expensive.
                 start, first_word, size = (
                     start + int(tokens[sure, 0]),
                     first_word + int(tokens[sure, 2]),
@@ -141,7 +142,7 @@ class TextEncoder:
         return np.concatenate(all_ids), np.concatenate(all_tokens)
 
     def _cut(self, text: TextOrPair, ids: Ids, tokens: Tokens, of_text: Ids) -> EncodedText:
-        """Of all or more than enough tokens those that stay; `of_text` `[T]`: each one's text, -1 of special tokens."""
+        """Cut the tokens to `max_tokens`. `of_text` `[T]` has the number of each token's text, -1 for special tokens."""
         texts = _texts_of(text)
         is_empty = not all((of_text == number).any() for number in range(len(texts)))
         if truncated := len(ids) > self.max_tokens:
@@ -223,7 +224,7 @@ def _texts_of(text: TextOrPair) -> tuple[str, ...]:
 
 
 def _arrays(encoding: Encoding) -> tuple[Ids, Tokens]:
-    """As `EncodedText` has them, but a pair's second text counts from 0."""
+    """Return ids and tokens as in `EncodedText`, but with the second text of a pair counted from 0."""
     ids = np.array(encoding.ids, dtype=np.int64)
     tokens = np.empty((len(ids), 3), dtype=np.int32)
     tokens[:, :2] = np.array(encoding.offsets).reshape(-1, 2)
@@ -232,7 +233,7 @@ def _arrays(encoding: Encoding) -> tuple[Ids, Tokens]:
 
 
 def _with_marks(text: str, tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    """Tokens that end behind the combining accents that follow them: a tokenizer that drops those ends before them."""
+    """Extend tokens to the combining accents that follow them. A tokenizer that drops accents ends tokens before them."""
     if not len(tokens) or not MAY_BE_MARKS.search(text):
         return tokens
     spans = tokens[:, :2].tolist()
@@ -240,7 +241,7 @@ def _with_marks(text: str, tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.int3
     for span in spans:
         start, end = span
         if start < end:
-            # Not the next token's: several tokens may be of one character.
+            # The end must not pass the next token's start; several tokens may share one character.
             until = starts[bisect_left(starts, end)]
             while end < until and unicodedata.category(text[end]) == "Mn":
                 end += 1
@@ -250,9 +251,9 @@ def _with_marks(text: str, tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.int3
 
 
 def _kept(of_text: Ids, max_tokens: int, first_is_longer: bool) -> Ids:
-    """Positions that stay of too many tokens: all special ones, and the beginning of each text, the longer one cut first.
+    """Return the positions of tokens that stay: all special tokens, and the beginning of each text. The longer is cut first.
 
-    `first_is_longer` counts where each has more tokens than there is room: nobody may have tokenised all of them.
+    `first_is_longer` decides if each text has more tokens than there is room, because then not all were tokenised.
     """
     first, second = np.flatnonzero(of_text == 0), np.flatnonzero(of_text == 1)
     special = np.flatnonzero(of_text < 0)
@@ -266,23 +267,23 @@ def _kept(of_text: Ids, max_tokens: int, first_is_longer: bool) -> Ids:
 
 
 def _words_that_more_text_may_change(tokenizer: Tokenizer) -> int | None:
-    """How many of the last words of a text may be others where the text goes on; None of a tokenizer where that is not known.
+    """Return how many of a text's last words may change if more text follows, None if that is unknown for the tokenizer.
 
-    BERT's looks at a character alone to see where words begin and end, so the last word may go on. What looks like the
-    words before it may be the beginning of an added token, which has at least a character a word.
+    BERT's tokenizer looks at single characters to split words, so more text may continue the last word. The words before it may be the
+    beginning of an added token, which has at least one character for each word.
     """
     added = tokenizer.get_added_tokens_decoder().values()
     steps = (tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.model)
     is_known = tuple(map(type, steps)) == (BertNormalizer, BertPreTokenizer, WordPiece)
-    # Whether a `single_word` is one depends on what stands before it too.
-    if not is_known or any(one.single_word for one in added):
+    # A `single_word` token depends on the text before it too.
+    if not is_known or any(token.single_word for token in added):
         return None
-    contents = [one.content for one in added]
+    contents = [token.content for token in added]
     return max(map(len, [*contents, *map(tokenizer.normalizer.normalize_str, contents)]), default=1)
 
 
 def decode_texts(raw: Sequence[bytes], max_text_bytes: int) -> TextOrPair:
-    """The text or pair of a request. Raises TextCountError and what `decode_utf8` raises."""
+    """Return the text or the pair of a request. Raises TextCountError, TextTooLargeError and the errors of `decode_utf8`."""
     if len(raw) not in (1, 2):
         raise TextCountError(f"{len(raw)} texts came in one row of TEXT: {SHAPES}")
     if (num_bytes := sum(map(len, raw))) > max_text_bytes:
@@ -297,7 +298,7 @@ def decode_texts(raw: Sequence[bytes], max_text_bytes: int) -> TextOrPair:
 
 
 def decode_utf8(raw: bytes, max_text_bytes: int, name: str = "the text") -> str:
-    """One text, called `name` in errors. Raises TextTooLargeError, TextEncodingError or EmptyTextError."""
+    """Return one text; errors call it `name`. Raises TextTooLargeError, TextEncodingError or EmptyTextError."""
     if len(raw) > max_text_bytes:
         raise TextTooLargeError(f"{name} has {len(raw)} bytes, at most {max_text_bytes} are accepted")
     try:
@@ -310,7 +311,7 @@ def decode_utf8(raw: bytes, max_text_bytes: int, name: str = "the text") -> str:
 
 
 def check_text_count(given: TextOrPair, wanted: int) -> TextOrPair:
-    """Raises TextCountError where a tenant that was trained on `wanted` texts got another number of them."""
+    """Return the text or pair unchanged. Raises TextCountError if the tenant was trained on another number of texts."""
     if isinstance(given, tuple) != (wanted == 2):
         trained, came = ("pairs", "one text") if wanted == 2 else ("single texts", "two texts")
         raise TextCountError(f"this tenant was trained on {trained}, and {came} came in one row of TEXT: {SHAPES}")
@@ -318,9 +319,9 @@ def check_text_count(given: TextOrPair, wanted: int) -> TextOrPair:
 
 
 def check_not_empty(encoded: EncodedText) -> EncodedText:
-    """Raises EmptyTextError where the tokenizer found nothing, as in a text of control characters or lone accents."""
+    """Return the text unchanged. Raises EmptyTextError if it has no token, for example only control characters."""
     if encoded.is_empty:
         raise EmptyTextError(
-            "the text, or one of two, holds nothing but white space, control characters or lone accents"
+            "the text, or one text of the pair, has only white space, control characters or lone accents"
         )
     return encoded

@@ -1,4 +1,4 @@
-"""One shape for every benchmark and evaluation: what ran, where, the rows, the goals and whether they were met."""
+"""The one form of all benchmark results: command, machine, settings, rows, and goals with their verdicts."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ from rich.table import Column, Table
 from hplm.core.numbers import finite
 from hplm.errors import ConfigError
 
+# A table with more columns is too wide for a terminal.
 WIDE = 9
-MOST_WRITTEN_OUT = 1e15  # larger numbers have exponents: nobody counts their digits
+# Larger numbers are written with an exponent, because their digits are hard to count.
+MOST_WRITTEN_OUT = 1e15
 
 
 @dataclass(frozen=True)
 class Goal:
-    """What was aimed at: `value` is measured, `met` is computed from it, never written by hand."""
+    """A goal of a benchmark. `value` is measured, and `met` is computed from it."""
 
     id: str
     text: str
@@ -44,7 +46,7 @@ class Goal:
 
 @dataclass(frozen=True)
 class Report:
-    """A result as measured."""
+    """A measured benchmark result."""
 
     name: str
     settings: Mapping[str, Any]
@@ -52,7 +54,7 @@ class Report:
     goals: Sequence[Goal] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """The JSON form, the same for every benchmark and evaluation."""
+        """Return the JSON form, which is the same for every benchmark and evaluation."""
         goals = [{**asdict(goal), "met": goal.met} for goal in self.goals]
         for goal in goals:
             del goal["better"]
@@ -66,9 +68,9 @@ class Report:
         }
 
     def publish(self, json_file: Path | None) -> None:
-        """Show it, and write it to `json_file` where one is given. Raises ConfigError, once shown, where it cannot be."""
+        """Show the result, and write it to `json_file` if there is one. If that fails, raises ConfigError after showing it."""
         try:
-            # First: who reads what is shown may have gone.
+            # The file comes first, because the reader of standard output may be gone.
             if json_file is not None:
                 self._write(json_file)
         finally:
@@ -93,32 +95,32 @@ class Report:
             )
 
     def _alike(self) -> list[list[Mapping[str, Any]]]:
-        """Rows of the same thing that share most of their columns: one table of all would be mostly empty and too wide to read.
+        """Group rows with the same first column name and mostly equal columns, one table for each group.
 
-        What a row is of is its first column.
+        One table of all rows would be too wide to read and mostly empty.
         """
-        found: list[list[Mapping[str, Any]]] = []
+        tables: list[list[Mapping[str, Any]]] = []
         for row in self.rows:
-            for rows in found:
-                of_the_same = next(iter(row)) == next(iter(rows[0]))
-                if of_the_same and 2 * len(row.keys() & rows[0].keys()) > max(len(row), len(rows[0])):
+            for rows in tables:
+                is_same_kind = next(iter(row)) == next(iter(rows[0]))
+                if is_same_kind and 2 * len(row.keys() & rows[0].keys()) > max(len(row), len(rows[0])):
                     rows.append(row)
                     break
             else:
-                found.append([row])
-        return found
+                tables.append([row])
+        return tables
 
 
 def writable(json_file: Path | None) -> Path | None:
-    """A callback of the option: `json_file`, where it can be written to after what may take hours. Raises ConfigError."""
+    """Check before hours of measuring that `json_file` can be written, and return it. Raises ConfigError."""
     if json_file is None:
         return None
     try:
         json_file.parent.mkdir(parents=True, exist_ok=True)
         is_new = not json_file.exists()
-        if not json_file.is_fifo():  # which would wait for who reads it
+        if not json_file.is_fifo():  # opening a pipe would wait for its reader
             with json_file.open("ab", buffering=0) as opened:
-                opened.write(b"")  # a full device says so even then
+                opened.write(b"")  # a full device refuses even an empty write
         if is_new:
             json_file.resolve().unlink()
     except OSError as error:
@@ -136,25 +138,30 @@ def _unwritable(json_file: Path, error: OSError) -> ConfigError:
 
 
 def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
-    """A line a row; where that is too wide and the rows are few, a line a figure, else without what is no single value."""
+    """Make a table with a line for each row.
+
+    A table that is too wide has a line for each column instead; if it also has many rows, it omits lists and objects.
+    """
     columns = list(dict.fromkeys(key for row in rows for key in row))
     if len(columns) > WIDE and len(rows) > WIDE:
         columns = [key for key in columns if not any(isinstance(row.get(key), list | dict) for row in rows)]
     lines = [[_shown(row.get(column, "")) for row in rows] for column in columns]
     if len(columns) <= WIDE or len(rows) > WIDE:
-        heads, lines = columns, [list(line) for line in zip(*lines, strict=True)]
+        headings, lines = columns, [list(line) for line in zip(*lines, strict=True)]
     else:
-        heads = [columns[0], *lines[0]]
+        headings = [columns[0], *lines[0]]
         lines = [[column, *line] for column, line in zip(columns[1:], lines[1:], strict=True)]
-    # Narrow, and nothing cut: terminals have 80 columns.
-    table = Table(*(Column(escape(head), overflow="fold") for head in heads), title=title, box=SIMPLE_HEAD, padding=0)
+    # The table is narrow and cuts nothing, because terminals have 80 columns.
+    table = Table(
+        *(Column(escape(head), overflow="fold") for head in headings), title=title, box=SIMPLE_HEAD, padding=0
+    )
     for line in lines:
         table.add_row(*map(escape, line))
     return table
 
 
 def plain(value: float, digits: int = 4) -> str:
-    """Write a number for people: thousands separators, no exponent below 1e15, at least `digits` digits where it has them."""
+    """Return a number in readable form: thousands separators, no exponent below 1e15, at least `digits` significant digits."""
     if isinstance(value, int):
         return f"{value:,}"
     if not 0 < abs(value) < MOST_WRITTEN_OUT:
@@ -165,24 +172,24 @@ def plain(value: float, digits: int = 4) -> str:
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
+    """Return the machine on which this process measures."""
     model = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
         first = cpuinfo.read_text().partition("\n\n")[0]
-        about = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
-        if "model name" in about:
-            # Hosts give processors of several generations one name.
-            more = ", ".join(f"{key} {about[key]}" for key in ("cpu family", "model") if key in about)
-            model = f"{about['model name']} ({more})" if more else about["model name"]
+        fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
+        if "model name" in fields:
+            # Cloud hosts give processors of several generations the same name.
+            more = ", ".join(f"{key} {fields[key]}" for key in ("cpu family", "model") if key in fields)
+            model = f"{fields['model name']} ({more})" if more else fields["model name"]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    found = {"cpu": model, "cores": cores, "system": platform.system(), "python": platform.python_version()}
-    # Of what has computed with it, which has loaded it.
+    described = {"cpu": model, "cores": cores, "system": platform.system(), "python": platform.python_version()}
+    # A process that has not loaded torch has not computed with torch.
     if (torch := sys.modules.get("torch")) is not None:
-        found["torch"] = torch.__version__
+        described["torch"] = torch.__version__
         if torch.cuda.is_available():
-            found["gpu"] = torch.cuda.get_device_name()
-    return found
+            described["gpu"] = torch.cuda.get_device_name()
+    return described
 
 
 def _shown(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Options that several commands share: the fields of a dataclass, written once."""
+"""Options that several commands share, as fields of a dataclass."""
 
 from __future__ import annotations
 
@@ -12,20 +12,23 @@ Result = TypeVar("Result")
 
 
 def with_shared(shared: type[Any], run: Callable[..., Result]) -> Callable[..., Result]:
-    """A command for typer that hands `run` an instance of `shared`, a dataclass of annotated options, and options of its own:
-    `run`'s parameters after the first.
+    """Make a typer command that calls `run` with an instance of `shared`, a dataclass of annotated options.
+
+    The parameters of `run` after the first are options of the command too.
     """
 
     @functools.wraps(run)
     def command(**options: Any) -> Result:
         return run(shared(**{field.name: options.pop(field.name) for field in fields(shared)}), **options)
 
-    # Not `get_type_hints` of a function: Python 3.10 hides an option behind an Optional where its default is None.
-    taken = [*inspect.signature(run, eval_str=True).parameters.values()][1:]
+    # `get_type_hints` of a function is no use: Python 3.10 wraps an option with default None in an Optional.
+    parameters = [*inspect.signature(run, eval_str=True).parameters.values()][1:]
     hints = get_type_hints(shared, include_extras=True)
-    taken += [one.replace(annotation=hints[one.name]) for one in inspect.signature(shared).parameters.values()]
-    command.__annotations__ = {one.name: one.annotation for one in taken} | {"return": None}
+    parameters += [
+        option.replace(annotation=hints[option.name]) for option in inspect.signature(shared).parameters.values()
+    ]
+    command.__annotations__ = {option.name: option.annotation for option in parameters} | {"return": None}
     command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in taken]
+        [option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in parameters]
     )
     return command

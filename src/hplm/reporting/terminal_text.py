@@ -1,22 +1,22 @@
-"""Others' text on a terminal."""
+"""Printing text from elsewhere, such as tenants' texts, safely on a terminal."""
 
 from __future__ import annotations
 
 import re
 
-# Controls but tabs and ends of lines, what turns the direction of text around, and what no encoding has.
+# Control characters except tab and newline, marks that change the direction of text, and lone surrogates.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _IN_LINE = re.compile(_CONTROL.pattern + "|[\t\n]")
 
 
 def visible(text: str, *, is_line: bool = False) -> str:
-    """`text` with what would steer a terminal written as JSON writes it: JSON stays the same JSON.
+    """Return `text` with characters that control a terminal as JSON escapes, so that JSON stays the same JSON.
 
-    `is_line`: tabs and ends of lines too, which would forge another column or row.
+    With `is_line`, tabs and newlines are escaped too, because they would forge another column or row.
     """
-    return (_IN_LINE if is_line else _CONTROL).sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return (_IN_LINE if is_line else _CONTROL).sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def say(text: str) -> None:
-    """Print it so, at once, on standard output."""
+    """Print `visible` text on standard output and flush it."""
     print(visible(text), flush=True)

@@ -1,4 +1,4 @@
-"""What this process may use where it stands in a cgroup with limits: a container's, a unit's of systemd."""
+"""The limits of this process's cgroup, for example those of a container or of a systemd unit."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ OWN = Path("/proc/self/cgroup")
 
 
 def limits(name: str, root: Path, own: Path) -> Iterator[list[str]]:
-    """The words of the file `name` of this process's cgroup and of each above it, as far as they have one.
+    """Yield the words of the file `name` in this process's cgroup and in each cgroup above it, if there is such a file.
 
-    A container sees its own as the root. Nothing where cgroups are of version 1.
+    A container sees its own cgroup as the root. With cgroups of version 1 this yields nothing.
     """
     folder = root
     with suppress(OSError):
         for line in own.read_text().splitlines():
             if line.startswith("0::/"):
                 folder = root / line.removeprefix("0::/")
-    for one in (folder, *folder.parents):
-        if one.is_relative_to(root):
+    for cgroup in (folder, *folder.parents):
+        if cgroup.is_relative_to(root):
             with suppress(OSError):
-                yield (one / name).read_text().split()
+                yield (cgroup / name).read_text().split()

@@ -1,4 +1,4 @@
-"""A process's tie to whoever started it, and its place behind those beside it."""
+"""Processes: the tie to a parent, limits, names that are unique on the machine, and signs between processes."""
 
 from __future__ import annotations
 
@@ -13,85 +13,74 @@ from hplm.errors import StartError
 
 PR_SET_PDEATHSIG = 1
 SHARED_MEMORY = Path("/dev/shm")
-# How names there begin, before a Triton process's (`numbered`).
+# Prefixes of file names in shared memory. The name of a Triton process follows (`numbered`).
 BACKLOG, STOPPING = "hplm-backlog-", "hplm-stopping-"
-# Some libraries have a table of as many entries as there may be files, of a limit of a thousand million too.
+# Some libraries allocate a table with an entry for each file that may be open, so the limit must not be a thousand million.
 MOST_FILES = 65_536
-# States of a process that has ended: nobody has asked yet how, or it is gone.
+# States of a process that has ended: its parent has not read the status yet, or the process is gone.
 ENDED = ("Z", "X")
-# Its place in `stat_of`.
+# The index of the start time in `stat_of`.
 BEGUN = 19
-# Loaded here, not between a fork and its exec.
+# Loaded at import, because nothing may be loaded between a fork and its exec.
 _LIBC = ctypes.CDLL(None)
 
 
 def end_with_parent(parent: int) -> None:
-    """Have the system send SIGTERM to this process when `parent` is gone. Raises StartError where it is gone already."""
+    """Have the system send SIGTERM to this process when `parent` is gone. Raises StartError if it is gone already."""
     _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
-        raise StartError(f"process {parent}, which this one should end with, is gone")
-
-
-def stack_limits(wanted_bytes: int) -> tuple[int, int] | None:
-    """Limits with which threads of a process to start have stacks of so much address space; None where the system forbids it.
-
-    Only what is touched takes memory; but a system that does not overcommit would count all of it.
-    """
-    with suppress(OSError):
-        if Path("/proc/sys/vm/overcommit_memory").read_text().strip() == "2":
-            return None
-    _, hard = resource.getrlimit(resource.RLIMIT_STACK)
-    return None if hard != resource.RLIM_INFINITY and hard < wanted_bytes else (wanted_bytes, hard)
+        raise StartError(f"process {parent} is gone, and this process should end with it")
 
 
 def file_limits() -> tuple[int, int]:
-    """Limits with which a process may have as many files and connections open as the system lets it, 65,536 at most."""
+    """Return limits with which a process may open as many files and connections as the system allows, at most MOST_FILES."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
     return (soft if soft == resource.RLIM_INFINITY else max(soft, most)), hard
 
 
 def give_way_for_memory() -> None:
-    """Have the system end this process before any other where memory runs out, as far as the system has such a setting."""
+    """Have the system kill this process before any other if memory runs out, if the system has such a setting."""
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def end_if_orphaned(parent: int) -> None:
-    """End this process at once where `parent`, which started it, is gone, however that came.
+    """End this process at once if `parent`, which started it, is gone.
 
-    For a process whose parent's *threads* come and go: at the end of the one that started it the system would send its signal.
+    `end_with_parent` is no use if threads of the parent end: the system sends its signal when the thread that started the
+    process ends.
     """
     if os.getppid() != parent:
         os._exit(1)
 
 
 def backlogs_of(server: int) -> str:
-    """How the names of files in shared memory begin by which the stubs of a Triton process tell each other what waits."""
+    """Return the prefix of the files in shared memory by which the stubs of a Triton process exchange their backlogs."""
     return f"{BACKLOG}{numbered(server)}-"
 
 
 def stopping_file(server: int) -> Path:
-    """The file in shared memory by which whoever runs a Triton process tells its stubs that it is about to end it.
+    """Return the file in shared memory by which the launcher tells the stubs of a Triton process that it ends Triton.
 
-    Triton itself tells them when no request is under way any more, which under load is never.
+    See `hplm.triton.workarounds.late_finalize`.
     """
     return SHARED_MEMORY / f"{STOPPING}{numbered(server)}"
 
 
 def tell_to_stop(server: int) -> None:
-    """Put the file there: a link to when the server was started, which needs no memory that may be full. Raises OSError."""
-    path, when = stopping_file(server), begun(server)
+    """Make the file: a link to the server's start time, because a link needs no shared memory. Raises OSError."""
+    path, start_time = stopping_file(server), begun(server)
     with suppress(FileNotFoundError):
         path.unlink()
-    path.symlink_to(when)
+    path.symlink_to(start_time)
 
 
 def is_told_to_stop(server: int) -> bool:
-    """Whether the file is there, and of this server. Only our own user's word counts.
+    """Return whether the file exists and is of this server and this user.
 
-    Another one's was for a process of the same number, whose launcher was killed as it ended that one. Clocks are not asked:
-    they may be set back.
+    A file with another start time is of an earlier process with the same number. The start time is in ticks, because clocks
+    may be set back.
     """
     path = stopping_file(server)
     with suppress(OSError):
@@ -100,35 +89,38 @@ def is_told_to_stop(server: int) -> bool:
 
 
 def at_once(path: str, flags: int) -> int:
-    """To open whatever another user may have put there: no link is followed, and a pipe would wait for who writes to it."""
+    """Open a file that another user may have made: follow no link, and do not wait for the writer of a pipe."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def begun(pid: int) -> str:
-    """When a process was started, in ticks since the machine was."""
+    """Return when a process was started, in ticks since the machine started."""
     return stat_of(pid)[BEGUN]
 
 
 def stat_of(pid: int) -> list[str]:
-    """What the system tells of a process behind its name, state and parent first: proc(5). Raises OSError where it is gone.
+    """Return the fields of a process's `stat` file after its name: state, parent and so on, see proc(5).
 
-    The name may be any bytes, cut within a letter too.
+    The name may be any bytes, and may be cut within a letter. Raises OSError if the process is gone.
     """
     return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].decode().split()
 
 
 def state_of(pid: int, since: str | None = None) -> str:
-    """A process's state as a letter of proc(5), "X" where it is gone, "" where it is not the one that has `begun` then.
+    """Return a process's state as a letter of proc(5): "X" if it is gone, "" if it did not start at `since`.
 
-    Raises OSError where the system has no memory or files to tell it.
+    Raises OSError if the system has no memory or files left to tell the state.
     """
     try:
-        told = stat_of(pid)
+        fields = stat_of(pid)
     except (FileNotFoundError, ProcessLookupError):
         return "X"
-    return told[0] if since in (None, told[BEGUN]) else ""
+    return fields[0] if since in (None, fields[BEGUN]) else ""
 
 
 def numbered(server: int) -> str:
-    """A process's name among all: containers may share memory and folders, and each has a process of the same number."""
+    """Return a name of a process that is unique on the machine.
+
+    Containers may share memory and folders, and each may have a process of the same number.
+    """
     return f"{os.stat('/proc/self/ns/pid').st_ino}-{server}"

@@ -1,4 +1,4 @@
-"""Faults that come with each request, in the log."""
+"""A log for faults that may come with every request."""
 
 from __future__ import annotations
 
@@ -7,43 +7,45 @@ import threading
 import time
 from collections.abc import Callable
 
+# Seconds in which a message is logged once.
 WINDOW_S = 30.0
-MOST_SAID = 100
+# The most messages that are logged in WINDOW_S.
+MOST_MESSAGES = 100
 
 
 class RateLimitedLog:
-    """Faults of requests in the log, each once in half a minute, and a hundred at most: who asks on must not fill the disk."""
+    """Logs each message once in WINDOW_S and at most MOST_MESSAGES, so that repeated requests do not fill the disk."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._said: set[str] = set()
-        self._unsaid = 0
+        self._logged: set[str] = set()
+        self._skipped = 0
         self._since_s = clock()
         self._lock = threading.Lock()
 
-    def say(self, words: str, error: BaseException | None = None) -> None:
-        """With `error`'s traceback where it is given. What was left out before is counted in a line of its own."""
-        unsaid = 0
+    def log(self, message: str, error: BaseException | None = None) -> None:
+        """Log a message, with the traceback of `error` if there is one. A line of its own counts skipped messages."""
+        skipped = 0
         with self._lock:
             if self._clock() - self._since_s >= WINDOW_S:
-                unsaid, self._unsaid = self._unsaid, 0
-                self._said.clear()
+                skipped, self._skipped = self._skipped, 0
+                self._logged.clear()
                 self._since_s = self._clock()
-            is_new = words not in self._said and len(self._said) < MOST_SAID
+            is_new = message not in self._logged and len(self._logged) < MOST_MESSAGES
             if is_new:
-                self._said.add(words)
+                self._logged.add(message)
             else:
-                self._unsaid += 1
-        log = logging.getLogger(__name__)
-        if unsaid:
-            log.error("%d more faults of requests, most like those above, were left out", unsaid)
+                self._skipped += 1
+        logger = logging.getLogger(__name__)
+        if skipped:
+            logger.error("%d more faults of requests, most like those above, were left out", skipped)
         if is_new:
-            log.error("%s", words, exc_info=error)
+            logger.error("%s", message, exc_info=error)
 
 
-COMPLAINTS = RateLimitedLog()
+PROCESS_LOG = RateLimitedLog()
 
 
-def log_rate_limited(words: str, error: BaseException | None = None) -> None:
-    """`RateLimitedLog.say` of this process."""
-    COMPLAINTS.say(words, error)
+def log_rate_limited(message: str, error: BaseException | None = None) -> None:
+    """Log with the one `RateLimitedLog` of this process."""
+    PROCESS_LOG.log(message, error)

@@ -1,4 +1,4 @@
-"""How threads that compute share the machine with those that pass requests on."""
+"""How computing threads share the machine with threads that forward requests."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import logging
 import os
 import threading
 
-# How long a Python thread may keep the others waiting. With Python's 5 ms, computing waits that long between layers
-# whenever a request is being read or answered; with 0.1 ms the waiting threads' own waking takes an eighth of the machine.
+# Seconds that a Python thread may hold the interpreter lock. With Python's default of 5 ms, a computing thread waits that long
+# between layers while a request is read or answered. With 0.1 ms, waking threads takes an eighth of the machine.
 SWITCH_INTERVAL_S = 1e-3
 
 
 class ExclusiveLock:
-    """A file lock held while a stage computes, for measuring what it is worth that stages compute at the same time."""
+    """A file lock that a stage holds while it computes, to measure the gain of stages that compute at the same time."""
 
     def __init__(self, path: str) -> None:
-        self._file = open(path, "w")  # noqa: SIM115  kept for the life of the stage
+        self._file = open(path, "w")  # noqa: SIM115  open as long as the stage lives
 
     def __enter__(self) -> None:
         fcntl.flock(self._file, fcntl.LOCK_EX)
@@ -26,18 +26,17 @@ class ExclusiveLock:
 
 
 def be_nice(nice: int, name: str) -> bool:
-    """Tell the system how much this thread matters beside others, and the threads that it starts: -20 most, 19 least.
+    """Set the nice value of this thread and of threads that it starts: -20 is the highest priority, 19 the lowest.
 
-    A thread that computes all the time is made to wait whenever one that only passes a request on wakes on its core, even
-    while another core is idle. Logged, not raised, where the process has no right to: it then computes as any other. Returns
-    whether it had.
+    Without it, a computing thread waits whenever a forwarding thread wakes on its core, even if another core is idle. If the
+    process may not do this, a warning is logged and the priority stays. Returns whether it was set. `name` is the stage.
     """
     try:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), nice)
     except OSError as error:
         logging.getLogger(__name__).warning(
-            "%s: computing at the usual priority, nice %d was refused (%s): under load fewer requests are answered; allow it "
-            "with `--cap-add SYS_NICE`, under systemd `AmbientCapabilities=CAP_SYS_NICE`, or set compute_nice to 0",
+            "%s: computing at the usual priority, because nice %d was refused (%s): fewer requests are answered under load; "
+            "allow it with `--cap-add SYS_NICE`, under systemd `AmbientCapabilities=CAP_SYS_NICE`, or set compute_nice to 0",
             *(name, nice, error.strerror),
         )
         return False

@@ -1,6 +1,6 @@
-"""Spans of what a process did when, for a picture of the pipeline (HMI Fig. 17). One JSON line a span.
+"""Spans of a process's work, for a picture of the pipeline (HMI Fig. 17). Each span is one JSON line.
 
-Times are of the machine's monotonic clock, so the files of several processes can be laid side by side.
+Times are on the machine's monotonic clock, so that the files of several processes can be compared.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _NOTHING = nullcontext()
 
 
 class Tracer:
-    """Writes spans to a file; without a path it does nothing."""
+    """Writes spans to a file. Without a path it does nothing."""
 
     def __init__(self, path: Path | None, process: str) -> None:
         self._process = process
-        # Line by line: a process that is killed loses nothing but its last span.
+        # Written line by line, so that a killed process loses only its last span.
         self._file = path.open("a", buffering=1) if path is not None else None
         self._lock = threading.Lock()
 
@@ -31,12 +31,12 @@ class Tracer:
     def is_on(self) -> bool:
         return self._file is not None
 
-    def span(self, name: str, **about: Any) -> AbstractContextManager[None]:
-        """What happens in the block, on the calling thread."""
-        return self._timed(name, about) if self.is_on else _NOTHING
+    def span(self, name: str, **details: Any) -> AbstractContextManager[None]:
+        """Record the block as a span of the calling thread."""
+        return self._timed(name, details) if self.is_on else _NOTHING
 
     @contextmanager
-    def _timed(self, name: str, about: dict[str, Any]) -> Iterator[None]:
+    def _timed(self, name: str, details: dict[str, Any]) -> Iterator[None]:
         start_ns = time.monotonic_ns()
         try:
             yield
@@ -48,25 +48,25 @@ class Tracer:
                 "thread": threading.current_thread().name,
                 "start_us": start_ns / 1000,
                 "duration_us": (time.monotonic_ns() - start_ns) / 1000,
-                "about": about,
+                "about": details,
             }
             with self._lock:
                 if self._file is not None:
                     try:
                         self._file.write(json.dumps(line) + "\n")
                     except OSError as error:
-                        # What is timed goes on.
-                        logging.getLogger(__name__).error("%s is written no more: %s", self._file.name, error)
+                        # The traced work goes on.
+                        logging.getLogger(__name__).error("%s gets no further spans: %s", self._file.name, error)
                         self._end()
 
     def close(self) -> None:
-        """Spans that end later are lost."""
+        """Close the file. Spans that end later are lost."""
         with self._lock:
             self._end()
 
     def _end(self) -> None:
         if self._file is not None:
-            # It tries once more to write what it could not.
+            # Closing tries once more to write what could not be written.
             with suppress(OSError):
                 self._file.close()
             self._file = None

@@ -1,4 +1,4 @@
-"""What a batch costs: seconds from its tokens, learned while serving."""
+"""The seconds that a batch takes, computed from its tokens and learned while serving."""
 
 from __future__ import annotations
 
@@ -8,30 +8,32 @@ from collections.abc import Sequence
 import numpy as np
 
 Sample = tuple[int, int, float]
-# Features of like size, so that one small ridge steadies all coefficients.
+# Scales the features to similar size, so that one small ridge steadies all coefficients.
 _SCALE = np.array([1.0, 1e-2, 1e-5])
 _RIDGE = 1e-6
-# Samples count by relative error, but none below a millisecond counts more than one of a millisecond.
+# Samples are weighted by relative error; a shorter one is weighted like one of a millisecond.
 _LEAST_S = 1e-3
-# One hiccup moves the model no further than this; a lasting change gets through in a few batches.
+# The most that one batch may differ from the model, as a factor. A lasting change still gets through in a few batches.
 _MOST_OFF = 4.0
-# Of all batches, this share ends within `bound`; one that does not moves it up by a tenth, the others down as slowly as
-# that share asks for.
+# The share of batches that end within `bound`. A batch that takes longer moves the bound up by nearly a tenth; each other
+# batch moves it down so slowly that this share results.
 _WITHIN_BOUND = 0.95
 _BOUND_STEP = 0.1
-# The first batch of a process takes ten times as long as it would later: many would be refused for it that there is time for.
+# Batches to see before the model is used. A process's first batch takes ten times as long as later ones, and the model would
+# refuse requests that have time enough.
 _LEAST_SEEN = 4
-# Tokens of a batch take at least this many times what it costs besides.
+# The least ratio of a batch's time for tokens to its fixed time, so that small batches do not waste the fixed time.
 _LEAST_WORK = 4.0
 
 
 class CostModel:
-    """`seconds = a + b tokens + c sum(length^2)`, none of them negative: least squares that forgets old batches.
+    """`seconds = a + b tokens + c sum(length^2)` with no negative coefficient: least squares that forgets old batches.
 
-    Half of the batches take longer than `predict` says, and under overload the most urgent requests are those that end
-    just in time: promises are made by `bound`, which 19 of 20 batches keep. `forgetting` is what a batch counts beside the one
-    after it. A batch costs nothing until four were seen, or samples measured. `is_linear`: c is 0, for work that no token
-    does for each other one; where all texts are short, few batches say nothing of c, and a long text would look far too dear.
+    Half of the batches take longer than `predict` says. Under overload the most urgent requests end just in time, so deadlines
+    are checked with `bound`, which 19 of 20 batches keep. `forgetting` is the weight of a batch relative to the next one. A
+    batch costs nothing until four batches were seen, or until samples were measured. With `is_linear`, c is 0, for work that
+    does not relate each token to every other. If all texts are short, a few batches say nothing about c, and a long text
+    would look far too expensive.
     """
 
     def __init__(self, forgetting: float = 0.98, *, is_linear: bool = False) -> None:
@@ -39,14 +41,14 @@ class CostModel:
         self._features = [0, 1] if is_linear else [0, 1, 2]
         self._products = np.zeros((3, 3))
         self._targets = np.zeros(3)
-        # Of a batch, a token and a squared length: plain numbers, asked for every request.
+        # Seconds of a batch, a token and a squared length. Plain numbers, because they are read for every request.
         self._seconds = (0.0, 0.0, 0.0)
         self._headroom = 1.0
         self._seen = 0
 
     @classmethod
     def fit(cls, samples: Sequence[Sample]) -> CostModel:
-        """Started from measured `(tokens, sum of squared lengths, seconds)`."""
+        """Make a model from measured samples `(tokens, sum of squared lengths, seconds)`."""
         model = cls()
         for tokens, squares, seconds in samples:
             model._add(tokens, squares, seconds, seconds)
@@ -55,18 +57,18 @@ class CostModel:
         return model
 
     def predict(self, tokens: int, squares: int) -> float:
-        """Seconds of a batch."""
+        """Return the expected seconds of a batch."""
         a, b, c = self._seconds
         return a + b * tokens + c * squares
 
     def bound(self, tokens: int, squares: int) -> float:
-        """Seconds that a batch hardly ever exceeds, as far as was seen."""
+        """Return the seconds that 19 of 20 such batches do not exceed."""
         return self._headroom * self.predict(tokens, squares)
 
     def tokens_within(self, seconds: float, squares_per_token: float) -> float:
-        """Tokens of a batch that ends within `seconds` by `bound`.
+        """Return the tokens of a batch that ends within `seconds` by `bound`.
 
-        But never so few that what a batch costs besides its tokens is more than a fifth of it.
+        The number is never so small that the fixed cost is more than a fifth of the batch's time.
         """
         batch_s, token_s, square_s = self._seconds
         per_token_s = token_s + square_s * squares_per_token
@@ -75,8 +77,9 @@ class CostModel:
         return max(seconds / self._headroom - batch_s, _LEAST_WORK * batch_s) / per_token_s
 
     def relax(self) -> None:
-        """Promise a little less time. For when the model refuses what an idle server could try: it learns from batches
-        only, so a bad hour must not leave it refusing everything for ever.
+        """Lower the bound a little, because the model refuses a request that an idle server could try.
+
+        The model learns from batches only, so without this it could refuse everything for ever after a bad hour.
         """
         if self._headroom > 1.0:
             self._headroom = max(1.0, 0.9 * self._headroom)
@@ -85,7 +88,7 @@ class CostModel:
             self._solve()
 
     def observe(self, tokens: int, squares: int, seconds: float) -> None:
-        """Learn from a batch that has run. What cannot be a time is ignored."""
+        """Learn from a batch that has run. Seconds that are not positive and finite are ignored."""
         if not math.isfinite(seconds) or seconds <= 0:
             return
         expected = self.predict(tokens, squares)
@@ -103,14 +106,14 @@ class CostModel:
 
     def _add(self, tokens: int, squares: int, seconds: float, expected_s: float) -> None:
         features = np.array([1.0, tokens, squares]) * _SCALE
-        # By what was expected: by what it took, of two batches alike the quick one would count more, a hundred times more where
-        # its text was known, and the model would hardly hear of the slow ones.
+        # The weight depends on the expected time. With the measured time a quick batch would count up to a hundred times more
+        # than an equal slow one, and the model would hardly learn from slow batches.
         weight = 1.0 / max(expected_s, _LEAST_S) ** 2
         self._products += weight * np.outer(features, features)
         self._targets += weight * seconds * features
 
     def _solve(self) -> None:
-        """Least squares over the features whose coefficient is not negative."""
+        """Compute the coefficients by least squares, without features whose coefficient would be negative."""
         kept = list(self._features)
         found = np.zeros(3)
         ridge = _RIDGE * np.trace(self._products) * np.eye(3)

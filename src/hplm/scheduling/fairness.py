@@ -1,16 +1,17 @@
-"""Shares of a batch.
+"""Fair shares of a batch.
 
-The rule: while others wait, a tenant gets of a batch's tokens, and of its requests, at most its share, which is its weight
-over the weights of all tenants that wait, but always room for one request. What the others leave free is given back: first
-everybody's shares are filled, then the policy fills what is left with whatever waits. A tenant that sends more than its
-share waits behind its own requests, not before others'.
+1. Shares. While other tenants wait, a tenant gets at most its share of a batch's tokens and of its requests. The share is the
+   tenant's weight over the weights of all tenants that wait, but there is always room for one request. First the shares of
+   all tenants are filled. Then the policy fills the rest of the batch with any requests. A tenant that sends more than its
+   share therefore waits behind its own requests.
 
-Shares alone do not protect a tenant whose one text is longer than its share, or one of more tenants than a batch holds. So a
-tenant that had nothing in the last batch goes before those that had: its oldest request, of the tenants that were served
-longest ago, in place of as much as those have that are served again, up to half of the batch.
+2. Tenants that were passed over. Shares do not protect a tenant whose text is longer than its share, nor a tenant among more
+   tenants than a batch holds. So the oldest request of a tenant that was not in the last batch goes before tenants that were
+   in it. Tenants that were served longest ago go first. Their requests replace at most as much as the tenants of the last
+   batch have in this one, and at most half of the batch.
 
-And nobody starves: requests that have waited longer than `starve_after_s` go first, oldest first, of each tenant within
-its share, into at most half of the batch (but at least one), whatever the policy prefers.
+3. No request starves. Requests that have waited longer than `starve_after_s` go first, oldest first, whatever the policy
+   prefers. They get at most half of the batch, but one request at least, and each tenant stays within its share.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 
 from hplm.scheduling.policy import Batch, Budget, Filler, Policy, Waiting, check, tokens_of
-from hplm.scheduling.service_history import Served
+from hplm.scheduling.service_history import ServiceHistory
 
-# How often the policy is asked over all that wait before it is asked for each tenant.
+# How often the policy chooses among all waiting requests before it has to choose for each tenant apart.
 TRIES = 4
 
 
@@ -34,12 +35,12 @@ def fair_select(
     budget: Budget,
     weights: Mapping[str, float],
     starve_after_s: float,
-    served: Served,
+    history: ServiceHistory,
 ) -> Batch:
-    """A batch by `policy` within the rule. `waiting` is in the order of arrival. Raises PolicyError as `check` does.
+    """Return a batch by `policy` within the rules above. `waiting` is in the order of arrival. Raises PolicyError.
 
-    Where thousands wait, what the policy likes best has little of a tenant beyond its share: it chooses among all of them,
-    and for each tenant apart only where that would not do.
+    If thousands of requests wait, the policy's choice rarely gives a tenant more than its share. So the policy first chooses
+    among all requests, and for each tenant apart only if that breaks a share.
     """
     if not waiting:
         return Batch(())
@@ -48,12 +49,12 @@ def fair_select(
     starving = choice.starving(starve_after_s)
     fill = choice.rows if budget.rows > 1 else choice.row
     batch = fill(starving)
-    left_out = choice.left_out(batch, starving, served)
-    return fill([*left_out, *starving]) if left_out else batch
+    passed_over = choice.passed_over(batch, starving, history)
+    return fill([*passed_over, *starving]) if passed_over else batch
 
 
 class _Shares:
-    """What of a batch is each tenant's while the others wait."""
+    """The share of a batch that each tenant has while the other tenants wait."""
 
     def __init__(self, tenants: Collection[str], budget: Budget, weights: Mapping[str, float]) -> None:
         self._budget = budget
@@ -74,21 +75,21 @@ class _Shares:
 
 
 class _Tally:
-    """What tenants have of a batch, request by request."""
+    """The tokens and requests of each tenant in a batch."""
 
     def __init__(self, shares: _Shares) -> None:
         self._shares = shares
         self._used: dict[str, tuple[int, int]] = {}
 
     def __len__(self) -> int:
-        """How many tenants."""
+        """Return the number of tenants."""
         return len(self._used)
 
     def __contains__(self, tenant: str) -> bool:
         return tenant in self._used
 
     def has_room(self, request: Waiting) -> bool:
-        """Whether it is within its tenant's share, as a tenant's first request always is."""
+        """Return whether the tenant's share has room for a request. There is always room for a tenant's first request."""
         if request.tenant not in self._used:
             return True
         tokens, requests = self._used[request.tenant]
@@ -100,7 +101,7 @@ class _Tally:
         self._used[request.tenant] = tokens + request.tokens, requests + 1
 
     def full(self) -> set[str]:
-        """The tenants whose shares are used up."""
+        """Return the tenants whose shares are used up."""
         shares = self._shares
         return {
             tenant
@@ -111,7 +112,7 @@ class _Tally:
 
 @dataclass(frozen=True)
 class _Choice:
-    """One choice among `waiting`; `counts`: how many requests each tenant has there."""
+    """The choice of one batch from `waiting`. `counts` has the number of waiting requests of each tenant."""
 
     policy: Policy
     waiting: Sequence[Waiting]
@@ -121,7 +122,7 @@ class _Choice:
     shares: _Shares
 
     def starving(self, starve_after_s: float) -> list[Waiting]:
-        """Requests that waited too long, oldest first: half of the budget, of each tenant its share, but one at least."""
+        """Return the requests of rule 3, oldest first."""
         old = [request for request in self.waiting if self.now_s - request.arrived_s > starve_after_s]
         most_tokens, most_requests = self.budget.tokens // 2, max(1, self.budget.max_requests // 2)
         found: list[Waiting] = []
@@ -139,22 +140,23 @@ class _Choice:
             tokens += request.tokens
         return found
 
-    def left_out(self, batch: Batch, starving: Sequence[Waiting], served: Served) -> list[Waiting]:
-        """The oldest request of tenants that are in neither the last batch nor this one, while this has some of the last.
+    def passed_over(self, batch: Batch, starving: Sequence[Waiting], history: ServiceHistory) -> list[Waiting]:
+        """Return the requests of rule 2: the oldest of each tenant that is neither in the last batch nor in `batch`.
 
-        At most as much as those have, and half of the budget; but one at least, where it fits beside `starving`.
+        There are none if `batch` has no tenant of the last batch. Otherwise there is at least one, if it fits beside
+        `starving`.
         """
-        again = [request for request in batch.requests if request.tenant in served.last]
+        again = [request for request in batch.requests if request.tenant in history.last]
         if not again:
             return []
-        known = served.last.union(request.tenant for request in batch.requests)
+        known = history.last.union(request.tenant for request in batch.requests)
         heads: dict[str, Waiting] = {}
         for request in self.waiting:
             if request.tenant not in known:
                 heads.setdefault(request.tenant, request)
 
-        def turn(request: Waiting) -> tuple[float, float, int]:
-            since_s = self.now_s - served.at_s(request.tenant)
+        def order(request: Waiting) -> tuple[float, float, int]:
+            since_s = self.now_s - history.served_s(request.tenant)
             return -since_s * self.shares.weight(request.tenant), request.arrived_s, request.id
 
         most_tokens = min(tokens_of(again), self.budget.tokens // 2)
@@ -162,27 +164,27 @@ class _Choice:
         tokens, tenants = tokens_of(starving), len({request.tenant for request in starving})
         most_tenants = self.budget.max_tenants - tenants
         found: list[Waiting] = []
-        for request in sorted(heads.values(), key=turn):
+        for request in sorted(heads.values(), key=order):
             if len(found) >= min(most_requests, most_tenants, self.budget.max_requests - len(starving)):
                 break
             fits = tokens + tokens_of(found) + request.tokens <= self.budget.tokens
             if found and tokens_of(found) + request.tokens > most_tokens:
                 continue
-            # One that no batch holds runs alone.
+            # A request that is longer than a batch runs alone.
             if fits or not (starving or found):
                 found.append(request)
         return found
 
     def row(self, starving: Sequence[Waiting]) -> Batch:
-        """One row: `starving`, everybody's shares, and what the policy chooses of all that wait for what is left."""
+        """Return a batch of one row: `starving`, then the shares of all tenants, then the policy's choice for the rest."""
         batch = Batch((tuple(starving),))
         candidates = self.waiting
-        # Of few tenants, each is asked for at once.
+        # If there are few tenants, the policy chooses for each of them at once.
         for _ in range(TRIES if len(self.counts) > self.budget.max_requests else 0):
-            kept, served = self._within(batch)
-            if served:
-                candidates = [request for request in self.waiting if request.tenant not in served]
-            # What the policy chooses too much of one tenant is taken out, and its place is asked for again.
+            kept, full = self._within(batch)
+            if full:
+                candidates = [request for request in self.waiting if request.tenant not in full]
+            # Requests beyond a tenant's share are taken out, and the policy chooses others in their place.
             batch = self._add_to_row(kept, candidates)
             if self._keeps_to_shares(batch):
                 break
@@ -192,7 +194,7 @@ class _Choice:
         return self._add_to_row(batch, self.waiting)
 
     def rows(self, starving: Sequence[Waiting]) -> Batch:
-        """Several rows: starving requests have rows of their own, then shares are filled, then what stays empty."""
+        """Return a batch of several rows: rows of starving requests, then rows of shares, then rows for the rest."""
         filler = Filler(replace(self.budget, rows=max(1, self.budget.rows // 2)))
         for request in starving:
             any(filler.put(row, request) for row in range(len(filler.rows)))
@@ -203,7 +205,7 @@ class _Choice:
         return self._add_rows(batch, self.waiting)
 
     def _within(self, batch: Batch) -> tuple[Batch, set[str]]:
-        """A row's first requests within their tenants' shares, and the tenants that can have no more of it."""
+        """Return the requests of a row that are within their tenants' shares, and the tenants whose shares are used up."""
         tally = _Tally(self.shares)
         kept: list[Waiting] = []
         beyond: set[str] = set()
@@ -219,14 +221,14 @@ class _Choice:
         return len(self._within(batch)[0].requests) == len(batch.requests)
 
     def _add_to_row(self, batch: Batch, candidates: Sequence[Waiting]) -> Batch:
-        """What is in the row already, and what the policy chooses of `candidates` for the room that is left."""
+        """Add the policy's choice from `candidates` to the room that is left in the row."""
         chosen = batch.requests
         known = {request.tenant for request in chosen}
         room = Budget(
             rows=1,
             row_tokens=self.budget.row_tokens - tokens_of(chosen),
             max_requests=self.budget.max_requests - len(chosen),
-            # Tenants that are in the batch already cost no slot, so counting them is on the safe side.
+            # Tenants of the batch need no further slot; counting them again is on the safe side.
             max_tenants=self.budget.max_tenants - len(known),
         )
         if room.row_tokens <= 0 or room.max_requests <= 0:
@@ -234,7 +236,7 @@ class _Choice:
         left = candidates
         if chosen:
             taken = {request.id for request in chosen}
-            # A request longer than what is left would be put in "an empty row": here the row is not empty.
+            # A policy puts a request that is too long into an empty row. Here the row is not empty.
             left = [request for request in candidates if request.tokens <= room.row_tokens and request.id not in taken]
             if room.max_tenants == 0:
                 left = [request for request in left if request.tenant in known]
@@ -245,7 +247,7 @@ class _Choice:
         return Batch(((*chosen, *more.requests),), _longer(batch.slot_tokens, more.slot_tokens))
 
     def _add_rows(self, batch: Batch, candidates: Sequence[Waiting]) -> Batch:
-        """The rows there are, and those that the policy fills from `candidates`."""
+        """Add rows that the policy fills from `candidates`."""
         chosen = batch.requests
         taken = {request.id for request in chosen}
         left = [request for request in candidates if request.id not in taken] if taken else candidates
@@ -261,7 +263,7 @@ class _Choice:
         return Batch(batch.rows + more.rows, _longer(batch.slot_tokens, more.slot_tokens))
 
     def _left_of_shares(self, chosen: Sequence[Waiting]) -> list[Waiting]:
-        """Of each tenant, what its share holds beside what `chosen` has of it; the policy chooses where it wants more."""
+        """Return the requests that fill each tenant's share beside `chosen`. The policy chooses if more wait than fit."""
         first = {request.id for request in chosen}
         found: list[Waiting] = []
         several: dict[str, list[Waiting]] = {}
@@ -274,8 +276,10 @@ class _Choice:
             own = [request for request in requests if request.id in first]
             tokens = self.shares.tokens(tenant) - tokens_of(own)
             room = self.shares.requests(tenant) - len(own)
-            # There is always room for one request, however long: `own` may have been that.
-            left = [one for one in requests if one.id not in first and (not own or one.tokens <= tokens)]
+            # A tenant's first request has room however long it is; `own` may be that request.
+            left = [
+                request for request in requests if request.id not in first and (not own or request.tokens <= tokens)
+            ]
             if not left or room <= 0:
                 continue
             fits = len(left) <= room and tokens_of(left) <= tokens
@@ -283,7 +287,7 @@ class _Choice:
         return found
 
     def _checked(self, waiting: Sequence[Waiting], budget: Budget) -> Batch:
-        # A tuple: a policy that takes out what it chose must not take it from those who still wait.
+        # A tuple, because a policy that removes its choice from the sequence must not change the queue.
         batch = self.policy.select(tuple(waiting), self.now_s, budget)
         check(batch, waiting, budget)
         return batch

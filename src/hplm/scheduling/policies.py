@@ -1,4 +1,4 @@
-"""The policies that come with hplm. Ties go to the earlier arrival, then to the smaller id."""
+"""The policies of hplm. Of equal requests the earlier arrival goes first, then the smaller id."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _ID, _ARRIVAL, _LENGTH, _DEADLINE = map(attrgetter, ("id", "arrived_s", "tokens"
 
 
 def _by_arrival(waiting: Sequence[Waiting]) -> list[Waiting]:
-    # Sorting is stable, and by one number at a time several times as fast as by pairs; these two are nearly in order.
+    # Sorting is stable. Two sorts by one number each are several times as fast as one by pairs, and the input is nearly sorted.
     return sorted(sorted(waiting, key=_ID), key=_ARRIVAL)
 
 
 def _first_fit(order: Sequence[Waiting], budget: Budget) -> Batch:
-    """Each request in the first row that has room, in order; ends when nothing that is left can fit."""
+    """Put each request, in order, into the first row that has room, until no further request can fit."""
     filler = Filler(budget)
-    # Of each request and those behind it, so that a full batch is seen without looking at all that wait.
+    # The least length from each request on, so that a full batch is noticed without a look at all waiting requests.
     shortest = list(accumulate(map(_LENGTH, reversed(order)), min))
     for request in order:
         if filler.is_full(shortest.pop()):
@@ -60,9 +60,9 @@ class Edf:
 class Das:
     """Deadline-aware scheduling, TCB Algorithm 1.
 
-    Of each row, a share `eta` goes to the requests of highest utility (the shortest), the rest to the most urgent among
-    those whose utility is at least `q` times the mean of the first. The paper sets eta + q = 1. `reference.das` is the
-    algorithm word by word; here both orders are sorted once for all rows.
+    A share `eta` of each row goes to the requests of highest utility (the shortest). The rest of the row goes to the most
+    urgent requests whose utility is at least `q` times the mean utility of the first. The paper sets eta + q = 1.
+    `reference.das` is the algorithm word by word; here both orders are sorted once for all rows.
     """
 
     eta: float = 0.5
@@ -78,7 +78,7 @@ class Das:
         return self._fill(waiting, budget)[0].batch()
 
     def _fill(self, waiting: Sequence[Waiting], budget: Budget) -> tuple[Filler, int]:
-        """The filled rows, and the length of the longest request chosen for its utility."""
+        """Return the filled rows, and the length of the longest request that was chosen for its utility."""
         filler = Filler(budget)
         by_arrival = _by_arrival(waiting)
         by_length = sorted(by_arrival, key=_LENGTH)
@@ -110,9 +110,9 @@ class Das:
 
 @dataclass(frozen=True)
 class SlottedDas(Das):
-    """TCB Algorithm 2: DAS, then rows are cut into slots as long as the longest request chosen for its utility.
+    """TCB Algorithm 2: DAS, then each row is cut into slots as long as the longest request chosen for its utility.
 
-    What fits in no slot of its row goes on waiting.
+    A request that fits in no slot of its row waits for a later batch.
     """
 
     def select(self, waiting: Sequence[Waiting], now_s: float, budget: Budget) -> Batch:
@@ -132,7 +132,7 @@ class SlottedDas(Das):
 
 
 def _longest_of_utility(least: float) -> int:
-    """The most tokens that a request of at least this utility has."""
+    """Return the most tokens that a request of at least this utility has."""
     tokens = int(1 / least) + 1
     while 1 / tokens < least:
         tokens -= 1
@@ -140,7 +140,7 @@ def _longest_of_utility(least: float) -> int:
 
 
 def _saturating(by_length: Sequence[Waiting], row_tokens: int) -> int:
-    """How many of the first requests saturate a row (s_tk)."""
+    """Return how many of the first requests saturate a row (s_tk)."""
     total = 0
     for count, request in enumerate(by_length):
         total += request.tokens

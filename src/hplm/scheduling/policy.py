@@ -1,7 +1,7 @@
-"""The contract of a scheduling policy: what waits, what a batch may hold, what was chosen (TCB section 5).
+"""The contract of a scheduling policy: waiting requests, the budget of a batch, and the chosen batch (TCB section 5).
 
-A policy is a function of its inputs and the time it is handed. Third parties add theirs by an entry point of the group
-`hplm.policies` that names a class; its settings are the class's keyword arguments:
+A policy is a function of its inputs and the time that it is given. A package adds a policy by an entry point of the group
+`hplm.policies` that names a class. The policy's settings are the class's keyword arguments:
 
     [project.entry-points."hplm.policies"]
     mine = "my_package:MyPolicy"
@@ -15,12 +15,12 @@ from typing import Protocol
 
 
 class PolicyError(Exception):
-    """A policy returned what no batch can be. For the operator's log; never on the wire."""
+    """A policy returned something that is no valid batch. For the operator's log, never on the wire."""
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A request that waits: its length in tokens, when it came and by when it must be answered, of one clock."""
+    """A waiting request: its length in tokens, its arrival and its deadline, both on the same clock."""
 
     id: int
     tenant: str
@@ -30,20 +30,20 @@ class Waiting:
 
     @property
     def utility(self) -> float:
-        """What an answer in time is worth (TCB 5.1)."""
+        """The value of an answer before the deadline (TCB 5.1)."""
         return 1.0 / self.tokens
 
 
 def tokens_of(requests: Iterable[Waiting]) -> int:
-    """Of all of them together."""
+    """Return the tokens of all requests together."""
     return sum(request.tokens for request in requests)
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What one batch may hold: `rows` rows (TCB's B) of `row_tokens` tokens (L), so many requests and tenants.
+    """The limits of one batch: `rows` rows (TCB's B) of `row_tokens` tokens (TCB's L), its requests and its tenants.
 
-    A request longer than a row may have an empty row to itself, or it would wait for ever.
+    A request that is longer than a row may have an empty row to itself; otherwise it would wait for ever.
     """
 
     rows: int
@@ -56,7 +56,10 @@ class Budget:
         return self.rows * self.row_tokens
 
     def holding(self, tokens: float, least_rows: int) -> Budget:
-        """For at most so many tokens, a token at least: a shorter row where there is one, fewer where there are several."""
+        """Return the budget cut to `tokens`, with a token at least.
+
+        A single row gets shorter. Several rows become fewer, but not fewer than `least_rows`.
+        """
         if tokens >= self.tokens:
             return self
         if self.rows == 1:
@@ -66,39 +69,40 @@ class Budget:
 
 @dataclass(frozen=True)
 class Batch:
-    """The requests of each row; `slot_tokens` where a policy cuts rows into slots (TCB 4.2)."""
+    """The requests of each row. `slot_tokens` is set if the policy cuts rows into slots (TCB 4.2)."""
 
     rows: tuple[tuple[Waiting, ...], ...]
     slot_tokens: int | None = None
 
     @property
     def requests(self) -> tuple[Waiting, ...]:
-        """Of all rows."""
+        """The requests of all rows."""
         return tuple(request for row in self.rows for request in row)
 
 
 class Policy(Protocol):
-    """Chooses the next batch. Must choose something when something waits; must not keep or change what it is given.
+    """Chooses the next batch. It must choose at least one request if any wait, and must not keep or change its arguments.
 
-    Must be quick: nobody is let into the queue meanwhile. Called several times a batch, with part of what waits and part of
-    the budget where shares are given out, and by two threads at once: what a batch to come will need is prefetched.
+    It must be quick, because no request enters the queue meanwhile. It is called several times for a batch, also with a part
+    of the waiting requests and of the budget, to fill shares. Two threads may call it at once, because the adapters of
+    the next batch are prefetched.
     """
 
     def select(self, waiting: Sequence[Waiting], now_s: float, budget: Budget) -> Batch: ...
 
 
 def check(batch: Batch, waiting: Sequence[Waiting], budget: Budget) -> None:
-    """Raises PolicyError unless `batch` holds waiting requests, each once, within the budget, and is not empty."""
+    """Raise PolicyError unless `batch` has waiting requests, each once, within the budget, and is not empty."""
     if not isinstance(batch, Batch):
         raise PolicyError(f"select returned {type(batch).__name__}, a Batch was expected")
     chosen = batch.requests
     if waiting and not chosen:
         raise PolicyError(f"select chose nothing while {len(waiting)} requests wait")
     if batch.slot_tokens is not None and not (isinstance(batch.slot_tokens, int) and batch.slot_tokens > 0):
-        raise PolicyError(f"slots of {batch.slot_tokens!r} tokens")
+        raise PolicyError(f"slot_tokens must be a whole number above 0, got {batch.slot_tokens!r}")
     longest = max((request.tokens for request in chosen), default=0)
     if batch.slot_tokens is not None and batch.slot_tokens > max(budget.row_tokens, longest):
-        raise PolicyError(f"slots of {batch.slot_tokens} tokens in rows of {budget.row_tokens}")
+        raise PolicyError(f"slots of {batch.slot_tokens} tokens do not fit into rows of {budget.row_tokens}")
     if not set(map(id, chosen)) <= set(map(id, waiting)):
         raise PolicyError("select chose a request that does not wait")
     if len({request.id for request in chosen}) != len(chosen):
@@ -106,14 +110,14 @@ def check(batch: Batch, waiting: Sequence[Waiting], budget: Budget) -> None:
     if len(batch.rows) > budget.rows or len(chosen) > budget.max_requests:
         raise PolicyError(f"{len(chosen)} requests in {len(batch.rows)} rows are more than the budget {budget}")
     if len({request.tenant for request in chosen}) > budget.max_tenants:
-        raise PolicyError(f"more than {budget.max_tenants} tenants in a batch")
+        raise PolicyError(f"the batch has more than {budget.max_tenants} tenants")
     for row in batch.rows:
         if len(row) > 1 and tokens_of(row) > budget.row_tokens:
-            raise PolicyError(f"a row of {tokens_of(row)} tokens, {budget.row_tokens} fit")
+            raise PolicyError(f"a row has {tokens_of(row)} tokens, at most {budget.row_tokens} fit")
 
 
 class Filler:
-    """A batch being filled within a budget."""
+    """Fills a batch within a budget."""
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
@@ -123,7 +127,7 @@ class Filler:
         self._tenants: set[str] = set()
 
     def put(self, row: int, request: Waiting) -> bool:
-        """Put the request into this row of the batch if it fits; returns whether it did."""
+        """Put the request into this row of the batch if it fits. Return whether it did."""
         if self.count >= self._budget.max_requests:
             return False
         if len(self._tenants) >= self._budget.max_tenants and request.tenant not in self._tenants:
@@ -137,7 +141,7 @@ class Filler:
         return True
 
     def is_full(self, shortest: int) -> bool:
-        """Whether nothing of `shortest` tokens or more can be added anywhere."""
+        """Return whether no row has room for a request of `shortest` tokens or more."""
         return self.count >= self._budget.max_requests or (max(self.free) < shortest and all(self.rows))
 
     def batch(self) -> Batch:

@@ -1,4 +1,4 @@
-"""Policies by name: those of hplm, and third parties' through the entry point group `hplm.policies`."""
+"""Loads policies by name: those of hplm, and others from the entry point group `hplm.policies`."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ BUILT_IN: dict[str, Callable[..., Policy]] = {
 
 
 def load_policy(name: str, settings: Mapping[str, Any]) -> Policy:
-    """A policy with its settings. Raises ConfigError naming the policies there are, or why the settings do not fit."""
-    found = {point.name: point for point in entry_points(group=GROUP)}
+    """Make a policy with its settings. Raises ConfigError for an unknown policy or settings that do not fit."""
+    added = {point.name: point for point in entry_points(group=GROUP)}
     if name in BUILT_IN:
         make = BUILT_IN[name]
-    elif name in found:
+    elif name in added:
         try:
-            make = found[name].load()
+            make = added[name].load()
         except Exception as error:
-            raise ConfigError(f"policy {name!r} ({found[name].value}) cannot be imported: {error}") from error
+            raise ConfigError(f"policy {name!r} ({added[name].value}) cannot be imported: {error}") from error
     else:
-        raise ConfigError(f"there is no policy {name!r}; there are {', '.join([*BUILT_IN, *sorted(found)])}")
+        raise ConfigError(f"there is no policy {name!r}; there are {', '.join([*BUILT_IN, *sorted(added)])}")
     try:
         policy = make(**settings)
     except ConfigError:

@@ -1,7 +1,7 @@
-"""The bounded queue of a stage: who may wait, who is refused at once, what runs next.
+"""The bounded queue of a stage: which requests wait, which are refused, and which run next.
 
-Not thread-safe but for `preview` and `backlog`: its owner holds a lock. Time is handed in, so tests and the simulator
-drive the same code.
+Only `preview` and `backlog` are thread-safe; for all else the caller holds a lock. The time is an argument, so that tests and
+the simulator use the same code.
 """
 
 from __future__ import annotations
@@ -19,63 +19,62 @@ from hplm.scheduling.downstream_admission import Backlog, by_tenant, steps
 from hplm.scheduling.fairness import fair_select
 from hplm.scheduling.policies import Fcfs
 from hplm.scheduling.policy import Batch, Budget, Policy, Waiting, tokens_of
-from hplm.scheduling.service_history import Served
+from hplm.scheduling.service_history import ServiceHistory
 from hplm.scheduling.weighted_fair import WeightedFair
 
-# A batch takes at most this share of the time that requests are given, so that who comes while one runs can go with the next.
+# A batch takes at most this share of the time that requests have, so that a request that arrives during a batch can go with
+# the next.
 _SHARE_OF_TIME = 0.5
-# The time given that counts: this share of those that wait have less, where they are enough. By the least of all, one request
-# in a great hurry would make everybody's batches small.
-_HASTIEST = 0.1
-# Shares of a batch mean nothing where it holds a request or two.
+# The quantile of that time which counts. With the least time, one very urgent request would make all batches small.
+_URGENT_QUANTILE = 0.1
+# A batch has room for at least so many requests, because shares of one or two requests mean nothing.
 _LEAST_REQUESTS = 4
-# Who goes before whom is worked out anew when so many times the requests wait.
-_TURNS_UP_TO = 1.06
+# The order of tenants is computed anew when the number of waiting requests has grown by this factor.
+_FAIR_ORDER_UP_TO = 1.06
 
 
 @dataclass(frozen=True)
-class Refused:
-    """A request that will not be computed: the queue is `full`, or its `deadline` cannot be met."""
+class RefusedRequest:
+    """A request that will not be computed, because the queue is `full` or because its `deadline` cannot be met."""
 
     request: Waiting
     reason: Literal["full", "deadline"]
 
 
 @dataclass(frozen=True)
-class Taken:
-    """The batch to run now, None where nothing is left to run; requests refused on the way; what a policy did wrong."""
+class TakeResult:
+    """The result of `take`: the batch to run now (None if no request is left), refused requests, a policy's failure."""
 
     batch: Batch | None
-    refused: tuple[Refused, ...]
+    refused: tuple[RefusedRequest, ...]
     policy_failure: BaseException | None = None
 
 
 class RequestQueue:
-    """At most `capacity` requests.
+    """A queue of at most `capacity` requests that refuses what it cannot serve in time.
 
-    When it is full, a newcomer whose tenant has less than its share of the queue takes the place of the newest request of
-    the tenant that is furthest above its own; any other newcomer is refused. A tenant that floods the queue so pushes out
-    only itself.
+    Full queue. If the new request's tenant has less than its share of the queue, the request replaces the newest request of
+    the tenant that is furthest above its share. Otherwise the new request is refused. So a tenant that floods the queue
+    pushes out only its own requests.
 
-    A request is refused at once when its deadline is past, or could not be met even if it ran alone right after the
-    batch that runs now. First come, first served, also where it could not be met behind what goes before it, if that is
-    more than two batches: of each tenant as much as its own would have, by weight. (Other policies may prefer a newcomer.)
+    Refused on arrival. A request is refused if its deadline is past, or could not be met even if the request ran alone right
+    after the current batch. With policy `fcfs` it is also refused if more than two batches go before it and make it late.
+    What goes before it is, of each tenant, as much work as its own tenant would have by weight. (Other policies may prefer a
+    new request.)
 
-    In a chosen batch, requests that the whole batch would make late are saved by leaving others for
-    the next batch if that costs less than half of the batch, or if everything that waits fits in two batches anyway;
-    otherwise they are refused, for under overload small batches would make more requests late than they save: unless less
-    would be left of the batch than the small one has.
+    Late requests of a chosen batch. Requests that the whole batch would make late are saved by a smaller batch, if the smaller
+    batch has at least half of the tokens, or if all waiting requests fit in two batches. Otherwise the late requests are
+    refused, because under overload small batches make more requests late than they save. But if refusals leave less than
+    the smaller batch has, the smaller batch runs.
 
-    What would wait past its deadline while the chosen batch runs is refused when that begins.
+    Refused when a batch begins. A request whose deadline passes while the batch runs is refused at once. While more requests
+    wait than two batches hold, a request that a full batch would make late is refused too, unless its deadline was that
+    close on arrival. Otherwise a policy that prefers urgent requests would run only those, in very small batches.
 
-    While more waits than two batches hold, requests that a full batch would make late are refused as well, unless their
-    deadline was that close from the start: a policy that prefers the most urgent would run nothing but those, in batches
-    as small as they are urgent.
-
-    A batch holds less than `budget` where a full one would take longer than half of the time that requests have when they
-    come (of ten or more, but for the tenth that has least): who comes while one batch runs can then still be answered by the
-    next. It holds four requests of mean length all the same, or four rows, and tokens that take four times as long as what a
-    batch costs besides. "Two batches" above are two that take half of the median of that time.
+    Size of a batch. A batch is cut below `budget` if a full one would take longer than half of the time that requests have on
+    arrival (of ten or more requests, the tenth with least time does not count). Then a request that arrives during a batch can
+    still be answered by the next. A batch always has room for four requests of mean length, or four rows, and its tokens take
+    at least four times as long as its fixed cost. "Two batches" above means two that take half of the median of that time.
     """
 
     def __init__(
@@ -89,7 +88,7 @@ class RequestQueue:
         starve_after_s: float,
     ) -> None:
         self._policy = policy
-        # Not of what is derived from it: that may prefer newcomers.
+        # A subclass of Fcfs does not count, because it may prefer new requests.
         self._is_in_order = type(policy) is Fcfs
         self._budget = budget
         self.cost = cost
@@ -99,19 +98,19 @@ class RequestQueue:
         self._waiting: dict[int, Waiting] = {}
         self._of_tenant: dict[str, dict[int, Waiting]] = {}
         self._tokens_of: dict[str, int] = {}
-        # Of all tenants, by requests and by tokens, when so many requests waited.
-        self._turns: tuple[WeightedFair, WeightedFair] | None = None
-        self._turns_of = 0
-        # What each had left when it came, which of a second stage is less than it was given.
-        self._given_s: dict[int, float] = {}
-        # Of the last `take`: what a batch may hold, and what it might if all were given the median of their time.
-        self._in_time = self._usual = budget
-        # A lazily kept heap: entries of counts that are gone are skipped when they come up.
+        # The fair order of tenants, by requests and by tokens, and the number of requests for which it was computed.
+        self._fair_order: tuple[WeightedFair, WeightedFair] | None = None
+        self._fair_order_of = 0
+        # The time that each request had on arrival. In a second stage it is less than the client gave.
+        self._time_s: dict[int, float] = {}
+        # From the last `take`: the budget cut to the urgent requests' time, and the budget cut to the median time.
+        self._urgent_budget = self._median_budget = budget
+        # A heap of tenants by share used. Outdated entries are skipped when they reach the top.
         self._fullest: list[tuple[float, str]] = []
-        self._served = Served()
+        self._history = ServiceHistory()
         self._running: Batch | None = None
         self._running_until_s = 0.0
-        # Of the last `take`: tokens and seconds of a full batch of requests as long as those that waited.
+        # From the last `take`: tokens and seconds of a full batch of requests of mean length.
         self._full = (0, 0.0)
         self._newest_arrived_s = 0.0
         self.waiting_tokens = 0
@@ -120,117 +119,120 @@ class RequestQueue:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def offer(self, request: Waiting, now_s: float) -> list[Refused]:
-        """Let a request wait; returns who is refused for it, which may be the request itself."""
+    def offer(self, request: Waiting, now_s: float) -> list[RefusedRequest]:
+        """Let a request wait. Return the requests that are refused for it, which may include the request itself."""
         self._newest_arrived_s = max(self._newest_arrived_s, request.arrived_s)
         start_s = max(now_s, self._running_until_s if self._running is not None else now_s)
         if start_s + self._seconds((request,)) > request.deadline_s:
             if self._running is None and not self._waiting and request.deadline_s > now_s:
                 self.cost.relax()
-            return [Refused(request, "deadline")]
+            return [RefusedRequest(request, "deadline")]
         if not self._waiting:
-            # What was cut for others says nothing about whoever comes now.
-            self._in_time = self._usual = self._budget
+            # The budget was cut for earlier requests, which says nothing about this one.
+            self._urgent_budget = self._median_budget = self._budget
         if self._is_in_order and self._comes_too_late(request, start_s):
-            return [Refused(request, "deadline")]
+            return [RefusedRequest(request, "deadline")]
         refused = []
         if len(self._waiting) >= self._capacity:
             victim = self._victim(request)
             if victim is request:
-                return [Refused(request, "full")]
+                return [RefusedRequest(request, "full")]
             self._remove(victim)
-            refused.append(Refused(victim, "full"))
+            refused.append(RefusedRequest(victim, "full"))
         self._waiting[request.id] = request
         self._of_tenant.setdefault(request.tenant, {})[request.id] = request
         self._tokens_of[request.tenant] = self._tokens_of.get(request.tenant, 0) + request.tokens
-        self._given_s[request.id] = request.deadline_s - now_s
+        self._time_s[request.id] = request.deadline_s - now_s
         self.waiting_tokens += request.tokens
         self._waiting_squares += request.tokens**2
         heapq.heappush(self._fullest, (-self._fill_of(request.tenant), request.tenant))
         return refused
 
-    def take(self, now_s: float) -> Taken:
+    def take(self, now_s: float) -> TakeResult:
         """Choose the next batch and remove it from the queue; `done` must follow before the next `take`."""
-        refused = [Refused(request, "deadline") for request in self._drop_hopeless(now_s)]
+        refused = [RefusedRequest(request, "deadline") for request in self._drop_hopeless(now_s)]
         if not self._waiting:
-            return Taken(None, tuple(refused))
+            return TakeResult(None, tuple(refused))
         self._cut_budget()
         self._full = self._tokens_of_full_batch, self._seconds_of_full_batch(self.cost.predict)
-        refused += [Refused(request, "deadline") for request in self._drop_pressed(now_s)]
+        refused += [RefusedRequest(request, "deadline") for request in self._drop_pressed(now_s)]
         waiting = self.snapshot()
         failure: BaseException | None = None
         try:
             batch = self._select(self._policy, waiting, now_s)
         except BaseException as error:
-            # A third party's code: whatever it raises, the thread that computes must go on.
+            # The policy may be foreign code. Whatever it raises, the computing thread must go on.
             _raise_on_main_thread(error)
             failure = error
             batch = self._select(Fcfs(), waiting, now_s)
         batch, late = self._fit_deadlines(batch, now_s)
         for request in (*batch.requests, *late):
             self._remove(request)
-        refused += [Refused(request, "deadline") for request in (*late, *self._drop_passing(batch, now_s))]
-        self._turns = None
-        self._served.add((request.tenant for request in batch.requests), now_s)
+        refused += [RefusedRequest(request, "deadline") for request in (*late, *self._drop_passing(batch, now_s))]
+        self._fair_order = None
+        self._history.add((request.tenant for request in batch.requests), now_s)
         self._running = batch
         self._running_until_s = now_s + self._seconds(batch.requests)
-        return Taken(batch, tuple(refused), failure)
+        return TakeResult(batch, tuple(refused), failure)
 
     def snapshot(self) -> list[Waiting]:
-        """All that wait now, in the order of arrival."""
+        """Return all waiting requests in the order of arrival."""
         return list(self._waiting.values())
 
     def preview(self, waiting: list[Waiting], now_s: float) -> tuple[Waiting, ...]:
-        """What `take` would choose of a snapshot, for a head start. Needs no lock: it changes nothing."""
+        """Return what `take` would choose from a snapshot, for prefetching. Needs no lock, because it changes nothing."""
         try:
             return self._select(self._policy, waiting, now_s).requests if waiting else ()
         except BaseException as error:
             _raise_on_main_thread(error)
-            # `take` will meet the same failure and report it.
+            # `take` meets the same failure and reports it.
             return ()
 
     def backlog(self, waiting: list[Waiting], now_s: float) -> Backlog:
-        """Of a snapshot, for the stage before this one. Needs no lock: it changes nothing."""
+        """Return the backlog of a snapshot for the stage before this one. Needs no lock, because it changes nothing."""
         free_s = self._running_until_s if self._running is not None else now_s
-        told = (*self._full, self._newest_arrived_s, *steps(waiting), by_tenant(waiting))
-        return Backlog(now_s, max(now_s, free_s), *told)
+        return Backlog(
+            now_s, max(now_s, free_s), *self._full, self._newest_arrived_s, *steps(waiting), by_tenant(waiting)
+        )
 
     def done(self, seconds: float) -> None:
-        """The batch of the last `take` has ended after `seconds`; 0 where that says nothing about what batches cost."""
+        """Note that the batch of the last `take` took `seconds`; 0 if the time says nothing about other batches."""
         assert self._running is not None
         requests = self._running.requests
         self._running = None
         self.cost.observe(*_work(requests), seconds)
 
     def cancel(self, request_id: int) -> bool:
-        """Take a request out of the queue; False where it does not wait (any more)."""
+        """Take a request out of the queue. Return False if it does not wait there."""
         if request_id not in self._waiting:
             return False
         self._remove(self._waiting[request_id])
         return True
 
     def oldest(self, count: int, after: int = -1) -> list[Waiting]:
-        """The requests that came first, of those with an id above `after`, at most `count`."""
-        return list(itertools.islice((one for one in self._waiting.values() if one.id > after), count))
+        """Return the first requests with an id above `after`, in the order of arrival, at most `count`."""
+        return list(itertools.islice((request for request in self._waiting.values() if request.id > after), count))
 
     def drain(self) -> list[Waiting]:
-        """All that wait, taken out."""
-        left = list(self._waiting.values())
-        for request in left:
+        """Take all requests out of the queue and return them."""
+        drained = list(self._waiting.values())
+        for request in drained:
             self._remove(request)
-        return left
+        return drained
 
     def _select(self, policy: Policy, waiting: list[Waiting], now_s: float) -> Batch:
-        return fair_select(policy, waiting, now_s, self._in_time, self._weights, self._starve_after_s, self._served)
+        return fair_select(
+            policy, waiting, now_s, self._urgent_budget, self._weights, self._starve_after_s, self._history
+        )
 
     def _cut_budget(self) -> None:
-        given_s = sorted(self._given_s.values())
-        self._in_time = self._budget_within(given_s[int(_HASTIEST * len(given_s))])
-        self._usual = self._budget_within(given_s[len(given_s) // 2])
+        times_s = sorted(self._time_s.values())
+        self._urgent_budget = self._budget_within(times_s[int(_URGENT_QUANTILE * len(times_s))])
+        self._median_budget = self._budget_within(times_s[len(times_s) // 2])
 
-    def _budget_within(self, given_s: float) -> Budget:
-        """What a batch may hold where requests have so much time when they come."""
-        tokens = self.cost.tokens_within(_SHARE_OF_TIME * given_s, self._waiting_squares / self.waiting_tokens)
+    def _budget_within(self, time_s: float) -> Budget:
+        """Return the budget of a batch if requests have `time_s` on arrival."""
+        tokens = self.cost.tokens_within(_SHARE_OF_TIME * time_s, self._waiting_squares / self.waiting_tokens)
         least = _LEAST_REQUESTS * self.waiting_tokens / len(self._waiting)
         return self._budget.holding(max(tokens, least), _LEAST_REQUESTS)
 
@@ -238,19 +240,22 @@ class RequestQueue:
         return self.cost.bound(*_work(requests))
 
     def _drop_hopeless(self, now_s: float) -> list[Waiting]:
-        """What could not end in time even alone, by what batches are known to cost now."""
+        """Take out and return requests that could not end in time even alone, by the present cost model."""
         longest = max((request.tokens for request in self._waiting.values()), default=0)
-        # Nobody else needs to be looked at one by one.
+        # No request takes longer alone, so only requests with an earlier deadline need a closer look.
         by_s = now_s + self.cost.bound(longest, longest**2)
-        close = [request for request in self._waiting.values() if request.deadline_s < by_s]
-        found = [request for request in close if request.deadline_s < now_s + self._seconds((request,))]
-        for request in found:
+        urgent = [request for request in self._waiting.values() if request.deadline_s < by_s]
+        hopeless = [request for request in urgent if request.deadline_s < now_s + self._seconds((request,))]
+        for request in hopeless:
             self._remove(request)
-        return found
+        return hopeless
 
     def _drop_pressed(self, now_s: float) -> list[Waiting]:
-        """Of more than two batches, what a full batch would make late, unless its deadline was that close from the start."""
-        found: list[Waiting] = []
+        """If more than two batches wait, take out and return requests that a full batch would make late.
+
+        Requests whose deadline was that close on arrival stay.
+        """
+        dropped: list[Waiting] = []
         if self.fills_two_batches:
             full_s = self._seconds_of_full_batch(self.cost.bound)
             pressed = [request for request in self._waiting.values() if request.deadline_s < now_s + full_s]
@@ -258,28 +263,28 @@ class RequestQueue:
                 if not self.fills_two_batches:
                     break
                 if request.deadline_s - request.arrived_s > 2 * full_s:
-                    found.append(request)
+                    dropped.append(request)
                     self._remove(request)
-        return found
+        return dropped
 
     def _drop_passing(self, batch: Batch, now_s: float) -> list[Waiting]:
-        """What the batch leaves waiting past its deadline: it may as well know now."""
+        """Take out and return requests whose deadline passes while the batch runs."""
         requests = batch.requests
         by_s = now_s + self.cost.predict(*_work(requests))
-        found = [request for request in self._waiting.values() if request.deadline_s <= by_s]
-        for request in found:
+        passing = [request for request in self._waiting.values() if request.deadline_s <= by_s]
+        for request in passing:
             self._remove(request)
-        return found
+        return passing
 
     def _comes_too_late(self, request: Waiting, start_s: float) -> bool:
-        """Whether a newcomer, first come, first served, would be late behind more than two batches that go before it.
+        """Return whether a new request, first come, first served, would be late behind more than two batches.
 
-        Not where it comes late itself, because it waited for files: those who came meanwhile do not go before it.
+        Return False for a request that waited for files before it came here, because later arrivals do not go before it.
         """
         if not self.fills_two_batches:
             return False
         oldest, newest = (
-            next(iter(side)).arrived_s for side in (self._waiting.values(), reversed(self._waiting.values()))
+            next(iter(requests)).arrived_s for requests in (self._waiting.values(), reversed(self._waiting.values()))
         )
         if request.arrived_s < (oldest + newest) / 2:
             return False
@@ -289,49 +294,53 @@ class RequestQueue:
         def is_late(batches: float) -> bool:
             return batches > 2 and last_s + math.floor(batches) * batch_s > request.deadline_s
 
-        # The most it can be is known at once.
+        # The upper limit is known without the order of tenants.
         if not is_late(self._batches(self.waiting_tokens, len(self._waiting))):
             return False
-        by_requests, by_tokens = self._taking_turns()
+        by_requests, by_tokens = self._current_fair_order()
         requests = len(self._of_tenant.get(request.tenant, ())) + 1
         tokens = self._tokens_of.get(request.tenant, 0) + request.tokens
         batches = self._batches(by_tokens.before(request.tenant, tokens), by_requests.before(request.tenant, requests))
-        # There is always room for one request of each tenant, as far as a batch holds so many.
+        # A batch always has room for one request of each tenant, as far as it holds so many.
         tenants = len(self._of_tenant)
         of_each = self._batches(tenants * self.waiting_tokens / len(self._waiting), tenants)
         return is_late(min(batches, requests * max(1.0, of_each)))
 
     def _batches(self, tokens: float, requests: float) -> float:
-        """That hold so much, and something of each tenant."""
-        budget = self._in_time
+        """Return the number of batches for so many tokens and requests, and for a request of each tenant."""
+        budget = self._urgent_budget
         return max(tokens / budget.tokens, requests / budget.max_requests, len(self._of_tenant) / budget.max_tenants)
 
-    def _taking_turns(self) -> tuple[WeightedFair, WeightedFair]:
-        if self._turns is None or len(self._waiting) > _TURNS_UP_TO * self._turns_of:
+    def _current_fair_order(self) -> tuple[WeightedFair, WeightedFair]:
+        if self._fair_order is None or len(self._waiting) > _FAIR_ORDER_UP_TO * self._fair_order_of:
             requests = {tenant: len(own) for tenant, own in self._of_tenant.items()}
-            self._turns = WeightedFair(requests, self._weights), WeightedFair(self._tokens_of, self._weights)
-            self._turns_of = len(self._waiting)
-        return self._turns
+            self._fair_order = WeightedFair(requests, self._weights), WeightedFair(self._tokens_of, self._weights)
+            self._fair_order_of = len(self._waiting)
+        return self._fair_order
 
     @property
     def fills_two_batches(self) -> bool:
-        """Whether more waits than two batches hold."""
-        usual = self._usual
-        tenants = len(self._of_tenant) > 2 * usual.max_tenants
-        return tenants or self.waiting_tokens > 2 * usual.tokens or len(self._waiting) > 2 * usual.max_requests
+        """Whether more requests wait than two batches hold."""
+        budget = self._median_budget
+        has_many_tenants = len(self._of_tenant) > 2 * budget.max_tenants
+        return (
+            has_many_tenants or self.waiting_tokens > 2 * budget.tokens or len(self._waiting) > 2 * budget.max_requests
+        )
 
     def _seconds_of_full_batch(self, seconds_of: Callable[[int, int], float]) -> float:
-        """Of requests as long as those that wait."""
+        """Return the seconds of a full batch whose requests have the mean length of the waiting ones."""
         tokens = self._tokens_of_full_batch
         return seconds_of(tokens, int(tokens * self.waiting_tokens / len(self._waiting)))
 
     @property
     def _tokens_of_full_batch(self) -> int:
-        """Of requests as long as those that wait."""
-        return min(self._in_time.tokens, int(self._in_time.max_requests * self.waiting_tokens / len(self._waiting)))
+        """The tokens of a full batch whose requests have the mean length of the waiting ones."""
+        return min(
+            self._urgent_budget.tokens, int(self._urgent_budget.max_requests * self.waiting_tokens / len(self._waiting))
+        )
 
     def _fit_deadlines(self, batch: Batch, now_s: float) -> tuple[Batch, list[Waiting]]:
-        """The batch without what it would make late, and what of that is refused (the rest goes on waiting)."""
+        """Return the batch without late requests, and the refused ones among these. The other late requests wait."""
         late_of_whole = self._late(batch.requests, now_s)
         if not late_of_whole:
             return batch, []
@@ -344,11 +353,11 @@ class RequestQueue:
             refused += late_of_whole
             large = _without(large, late_of_whole)
             late_of_whole = self._late(large.requests, now_s)
-        # Where whole batches take longer than anybody has, nothing is left of the large one.
+        # If whole batches take longer than any request has, nothing is left of the large one.
         return (large, refused) if tokens_of(large.requests) >= tokens_of(small.requests) else (small, [])
 
     def _ending_in_time(self, requests: tuple[Waiting, ...], now_s: float) -> list[Waiting]:
-        """The most urgent, after those who waited too long: as many as end before the earliest deadline among them."""
+        """Return requests that end together before their earliest deadline: starving requests first, then the most urgent."""
         kept: list[Waiting] = []
         tokens, squares, earliest_s = 0, 0, math.inf
         for request in sorted(
@@ -369,11 +378,14 @@ class RequestQueue:
         return self._weights.get(tenant, 1.0)
 
     def _fill_of(self, tenant: str) -> float:
-        """How much of the queue a tenant has, by its weight."""
+        """Return how many requests a tenant has in the queue, divided by its weight."""
         return len(self._of_tenant.get(tenant, ())) / self._weight(tenant)
 
     def _victim(self, newcomer: Waiting) -> Waiting:
-        """Who gives way in a full queue: the newest request of the tenant furthest above its share, or the newcomer."""
+        """Return the request that gives way in a full queue.
+
+        It is the newest request of the tenant furthest above its share, or the newcomer itself.
+        """
         while True:
             fill, tenant = self._fullest[0]
             if -fill == self._fill_of(tenant):
@@ -393,7 +405,7 @@ class RequestQueue:
         self._tokens_of[request.tenant] -= request.tokens
         if not own:
             del self._of_tenant[request.tenant], self._tokens_of[request.tenant]
-        del self._given_s[request.id]
+        del self._time_s[request.id]
         self.waiting_tokens -= request.tokens
         self._waiting_squares -= request.tokens**2
         if not self._waiting:
@@ -404,13 +416,13 @@ class RequestQueue:
 
 
 def _raise_on_main_thread(error: BaseException) -> None:
-    """There an interrupt is the user's, not the policy's."""
+    """Raise an interrupt again on the main thread, because there it comes from the user, not from the policy."""
     if not isinstance(error, Exception) and threading.current_thread() is threading.main_thread():
         raise error
 
 
 def _work(requests: Iterable[Waiting]) -> tuple[int, int]:
-    """What the cost model asks for: tokens, and the sum of their squares, which attention takes."""
+    """Return the inputs of the cost model: the tokens, and the sum of squared lengths, which attention depends on."""
     lengths = [request.tokens for request in requests]
     return sum(lengths), sum(length**2 for length in lengths)
 

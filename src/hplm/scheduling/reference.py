@@ -1,4 +1,4 @@
-"""TCB's Algorithms 1 and 2 word by word: slow twins of `policies.Das` and `policies.SlottedDas`."""
+"""Algorithms 1 and 2 of the TCB paper, word by word: slow twins of `policies.Das` and `policies.SlottedDas`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from hplm.scheduling.policy import Batch, Budget, Filler, Waiting
 
 
 def das(waiting: Sequence[Waiting], budget: Budget, eta: float, q: float) -> tuple[Filler, list[Waiting]]:
-    """The filled rows, and the requests chosen for their utility."""
+    """Return the filled rows, and the requests that were chosen for their utility."""
     filler = Filler(budget)
     all_dominant: list[Waiting] = []
     left = list(waiting)
     for row in range(budget.rows):
-        most = budget.max_requests - filler.count  # not the paper's: a batch may also be full by number
+        most = (
+            budget.max_requests - filler.count
+        )  # not in the paper: a batch may also be full by its number of requests
         if sum(request.tokens for request in left) <= budget.row_tokens and len(left) <= most:
             dominant = sorted(left, key=lambda r: (r.tokens, r.arrived_s, r.id))
             all_dominant += [request for request in dominant if filler.put(row, request)]
@@ -40,7 +42,7 @@ def das(waiting: Sequence[Waiting], budget: Budget, eta: float, q: float) -> tup
 
 
 def slotted_das(waiting: Sequence[Waiting], budget: Budget, eta: float, q: float) -> Batch:
-    """Algorithm 2 over `das`."""
+    """Return the batch of Algorithm 2, which cuts the rows of `das` into slots."""
     filler, dominant = das(waiting, budget, eta, q)
     slot_tokens = max((request.tokens for request in dominant), default=0)
     rows = []

@@ -1,4 +1,4 @@
-"""Which tenants were served when: what is fair now depends on what was chosen before."""
+"""When each tenant was last served. A fair choice depends on earlier choices."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ import math
 from collections import OrderedDict
 from collections.abc import Iterable
 
-# Tenants whose last batch is remembered; of others it is as if they had never had one.
+# Tenants whose last batch is remembered. Any other tenant counts as never served.
 MOST_TENANTS = 10_000
 
 
-class Served:
-    """`last`: the tenants of the last batch."""
+class ServiceHistory:
+    """When each tenant's last batch began. `last` are the tenants of the last batch of all."""
 
     def __init__(self) -> None:
         self.last: frozenset[str] = frozenset()
-        self._at_s: OrderedDict[str, float] = OrderedDict()
+        self._served_s: OrderedDict[str, float] = OrderedDict()
 
     def add(self, tenants: Iterable[str], now_s: float) -> None:
-        """A batch of theirs begins."""
+        """Note that a batch with these tenants begins."""
         self.last = frozenset(tenants)
         for tenant in self.last:
-            self._at_s[tenant] = now_s
-            self._at_s.move_to_end(tenant)
-        while len(self._at_s) > MOST_TENANTS:
-            self._at_s.popitem(last=False)
+            self._served_s[tenant] = now_s
+            self._served_s.move_to_end(tenant)
+        while len(self._served_s) > MOST_TENANTS:
+            self._served_s.popitem(last=False)
 
-    def at_s(self, tenant: str) -> float:
-        """When the tenant's last batch began, minus infinity where none is remembered."""
-        return self._at_s.get(tenant, -math.inf)
+    def served_s(self, tenant: str) -> float:
+        """Return when the tenant's last batch began, minus infinity if no batch is remembered."""
+        return self._served_s.get(tenant, -math.inf)

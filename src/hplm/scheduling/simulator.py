@@ -1,4 +1,4 @@
-"""Arrivals through the live queue with a formula for the server: the same code that serves, without a clock."""
+"""Simulates a server: requests go through the live queue, and a formula says how long a batch takes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hplm.scheduling.queue import RequestQueue
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a request: answered at `ended_s`, or refused then."""
+    """How a request ended: answered or refused at `ended_s`."""
 
     request: Waiting
     ended_s: float
@@ -24,7 +24,7 @@ class Outcome:
 
 
 def simulate(arrivals: Sequence[Waiting], queue: RequestQueue, service_s: Callable[[Batch], float]) -> list[Outcome]:
-    """Run until all are answered or refused; `arrivals` are in the order of arrival."""
+    """Run until all requests are answered or refused. `arrivals` are in the order of arrival."""
     outcomes: list[Outcome] = []
     now_s = 0.0
     next_arrival = 0

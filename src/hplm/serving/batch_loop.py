@@ -23,7 +23,7 @@ from hplm.runtime.tracing import Tracer
 from hplm.scheduling.batch_pacing import BatchPacing
 from hplm.scheduling.downstream_admission import Backlog
 from hplm.scheduling.policy import Batch, Waiting, tokens_of
-from hplm.scheduling.queue import Refused, RequestQueue, Taken
+from hplm.scheduling.queue import RefusedRequest, RequestQueue, TakeResult
 from hplm.serving.pending_requests import ASK_CANCELLED_AFTER_S, SWEPT_AT_ONCE, PendingRequest, PendingRequests
 from hplm.serving.replies import Answer, Answers, Item, Job, is_gone
 
@@ -194,7 +194,7 @@ class BatchLoop(Generic[Item, Answer]):
                     # All that wait, and what `take` had already taken out: no batch runs now.
                     failed = list(self._jobs.values())
                     self._jobs.clear()
-                    taken = Taken(None, ())
+                    taken = TakeResult(None, ())
                 else:
                     failed = []
                 self._computing = taken.batch is not None
@@ -339,13 +339,13 @@ class BatchLoop(Generic[Item, Answer]):
             log_rate_limited(f"{self._name}: prefetch failed", error)
             self._answers.counts.add("failed_prefetches")
 
-    def _refuse(self, refused: Sequence[Refused], tell: Callable[[Job[Item, Answer], HplmError], None]) -> None:
+    def _refuse(self, refused: Sequence[RefusedRequest], tell: Callable[[Job[Item, Answer], HplmError], None]) -> None:
         for one in refused:
             if (job := self._jobs.pop(one.request.id, None)) is not None:
                 tell(job, _error_of(one))
 
 
-def _error_of(refused: Refused) -> HplmError:
+def _error_of(refused: RefusedRequest) -> HplmError:
     if refused.reason == "full":
         return QueueFullError("too many requests wait; try again later")
     return DeadlineError("the deadline cannot be met; it was not computed")

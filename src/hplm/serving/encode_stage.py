@@ -37,7 +37,7 @@ from hplm.models import base as bases
 from hplm.models.device import choose_device, choose_dtype, choose_threads, count_cores, is_device_lost, use_threads
 from hplm.registry.catalog import Catalog
 from hplm.registry.records import ServedTenant
-from hplm.runtime.memory import stop_searching_what_stays
+from hplm.runtime.memory import freeze_garbage_collection
 from hplm.runtime.process import is_told_to_stop
 from hplm.runtime.rate_limited_log import log_rate_limited
 from hplm.runtime.thread_priority import SWITCH_INTERVAL_S, ExclusiveLock
@@ -179,7 +179,7 @@ class EncodeStage:
 
     def start(self) -> None:
         """Begin to answer what is submitted."""
-        stop_searching_what_stays()
+        freeze_garbage_collection()
         self._catalog.start()
         self._batch_loop.start()
 

@@ -21,7 +21,8 @@ from hplm.errors import RegistryError, StoreUnavailableError, UnknownTenantError
 from hplm.housekeeping import garbage_collection
 from hplm.registry.registry import Registry
 from hplm.store.layout import Store
-from hplm.triton.launcher.server import Ports, TritonServer, free_ports
+from hplm.triton.launcher.ports import Ports, free_ports
+from hplm.triton.launcher.server import TritonServer
 from tests import managed, tiny
 from tests.managed import FAST, swapped
 from tests.waiting import until

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from hplm_client import Client
 
-from hplm.triton.launcher.server import TritonServer, free_ports
+from hplm.triton.launcher.ports import free_ports
+from hplm.triton.launcher.server import TritonServer
 
 pytestmark = pytest.mark.triton
 

@@ -39,9 +39,9 @@ from hplm.models import base as bases
 from hplm.registry.registry import Registry
 from hplm.runtime.process import SHARED_MEMORY, backlogs_of
 from hplm.store.layout import Store
-from hplm.triton.launcher.server import Ports, free_ports
-from hplm.triton.launcher.stubs import stubs_of
-from hplm_cli.serve import CRASH_ENDS_S
+from hplm.triton.launcher.ports import Ports, free_ports
+from hplm.triton.workarounds.dead_stubs import stubs_of
+from hplm.triton.workarounds.hung_crash import CRASH_ENDS_S
 from tests import tiny, unlike
 from tests.waiting import until
 from tests.watching import runs
@@ -106,7 +106,7 @@ class Service:
         commands = {
             "triton": "bin/tritonserver ",
             "worker": "hplm_cli worker ",
-            "reaper": "hplm.triton.launcher.reaper ",
+            "reaper": "hplm.triton.workarounds.surviving_stubs ",
         }
         for child, command in children(self.process.pid).items():
             if what in commands and commands[what] in command:

@@ -11,7 +11,8 @@ from hplm_loadtest.scenarios.open_loop import closed_loop
 from hplm_loadtest.scenarios.run import ANSWERED
 from hplm_loadtest.workloads.plan import Requests
 
-from hplm.triton.launcher.server import TritonServer, free_ports
+from hplm.triton.launcher.ports import free_ports
+from hplm.triton.launcher.server import TritonServer
 from tests import tiny
 from tests.watching import pages_of, stubs_of
 

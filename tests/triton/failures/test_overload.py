@@ -33,7 +33,8 @@ from hplm import errors
 from hplm.core import wire
 from hplm.core.settings import LookupSettings
 from hplm.runtime.process import stopping_file
-from hplm.triton.launcher.server import TritonServer, free_ports
+from hplm.triton.launcher.ports import free_ports
+from hplm.triton.launcher.server import TritonServer
 from tests import tiny
 from tests.messages import served_hidden
 from tests.waiting import until

@@ -26,7 +26,8 @@ from hplm.registry.records import DomainVersion
 from hplm.registry.registry import Registry
 from hplm.reporting.progress import silent
 from hplm.store.layout import Store
-from hplm.triton.launcher.server import TritonServer, free_ports
+from hplm.triton.launcher.ports import free_ports
+from hplm.triton.launcher.server import TritonServer
 from tests import tiny
 from tests.managed import await_seen, expected_logits
 

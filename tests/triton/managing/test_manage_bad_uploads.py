@@ -18,7 +18,7 @@ from hplm_client import Client, ManageClient
 from hplm import errors
 from hplm.errors import HplmError
 from hplm.registry.registry import Registry
-from hplm.triton.launcher import stubs
+from hplm.triton.workarounds import dead_stubs
 from tests.managed import FAST, Place
 from tests.waiting import until
 
@@ -89,7 +89,7 @@ ZIP_BOMB = zip_bomb()
 def test_a_line_of_a_gigabyte_is_refused_at_once_and_never_in_memory(manage: ManageClient, place: Place) -> None:
     endless = gigabyte_line(place.rows.with_name("endless.csv"))
     corpus = gigabyte_line(place.rows.with_name("endless.txt"))
-    pid = next(pid for pid, model in stubs.stubs_of(place.server.process.pid).items() if model == "manager")
+    pid = next(pid for pid, model in dead_stubs.stubs_of(place.server.process.pid).items() if model == "manager")
     try:
         with leaves_nothing(place):
             memory = forget_peak(pid)

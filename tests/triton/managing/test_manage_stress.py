@@ -31,7 +31,8 @@ from hplm.models import base as bases
 from hplm.models.base import Base
 from hplm.registry.registry import Registry
 from hplm.store.layout import Store
-from hplm.triton.launcher.server import MANAGER_ROLES, ROLES, TritonServer, free_ports
+from hplm.triton.launcher.ports import free_ports
+from hplm.triton.launcher.server import MANAGER_ROLES, ROLES, TritonServer
 from tests import tiny, unlike
 from tests.managed import Place, await_seen
 from tests.messages import TEXTS, TOLERANCE, message, read, served_hidden

@@ -27,8 +27,9 @@ from hplm import errors
 from hplm.errors import HplmError
 from hplm.registry.registry import Registry
 from hplm.store.layout import Store
-from hplm.triton.launcher import server as launcher
-from hplm.triton.launcher.server import MANAGER_ROLES, TritonServer, free_ports
+from hplm.triton.launcher.ports import free_ports
+from hplm.triton.launcher.server import MANAGER_ROLES, TritonServer
+from hplm.triton.workarounds import idle_connections
 from tests import tiny
 from tests.managed import FAST, LEARNING, Place, swapped, write_rows
 from tests.waiting import until
@@ -474,7 +475,7 @@ def test_the_managers_processes_hold_no_torch(place: Place) -> None:
 @pytest.fixture
 def no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """A Triton without models that takes long to end is let: on a busy machine its two seconds are many more."""
-    monkeypatch.setattr(launcher, "EMPTY_ENDS_S", 60.0)
+    monkeypatch.setattr(idle_connections, "EMPTY_ENDS_S", 60.0)
 
 
 @pytest.mark.usefixtures("no_hurry")

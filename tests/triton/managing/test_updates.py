@@ -30,7 +30,8 @@ from hplm.models.base import Base
 from hplm.models.layers import UpperLayers
 from hplm.registry.registry import Registry
 from hplm.store.layout import Store
-from hplm.triton.launcher.server import TritonServer, free_ports
+from hplm.triton.launcher.ports import free_ports
+from hplm.triton.launcher.server import TritonServer
 from tests import tiny
 from tests.managed import await_seen
 from tests.messages import TEXTS, TOLERANCE, message, read, served_hidden

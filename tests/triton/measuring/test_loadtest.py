@@ -25,7 +25,8 @@ from hplm_loadtest.workloads.tenants import UniformTenants, ZipfTenants
 from hplm_loadtest.workloads.texts import mean_tokens
 
 from hplm.errors import ConfigError, UnreachableError
-from hplm.triton.launcher.server import TritonServer, free_ports
+from hplm.triton.launcher.ports import free_ports
+from hplm.triton.launcher.server import TritonServer
 from tests import managed, tiny
 from tests.waiting import until
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from hplm.core.text import TextEncoder
-from hplm.triton.launcher.server import Ports, free_ports
+from hplm.triton.launcher.ports import Ports, free_ports
 from tests.unit.hplm.core.characters import characters_that_hide_words
 
 pytestmark = [pytest.mark.triton, pytest.mark.timeout(900)]

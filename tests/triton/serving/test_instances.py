@@ -14,7 +14,8 @@ from hplm_loadtest.scenarios.metrics import metric
 
 from hplm.engine import reference
 from hplm.runtime.process import SHARED_MEMORY, backlogs_of
-from hplm.triton.launcher.server import TritonServer, free_ports
+from hplm.triton.launcher.ports import free_ports
+from hplm.triton.launcher.server import TritonServer
 from tests import tiny
 from tests.messages import TOLERANCE, served_hidden
 from tests.waiting import until

@@ -19,7 +19,8 @@ from hplm.engine.encode import EngineRequest
 from hplm.engine.kernels.int8_ranges import measure_ranges
 from hplm.engine.open_domain import open_lineage
 from hplm.tasks.decode import answer_of
-from hplm.triton.launcher.server import TritonServer, free_ports
+from hplm.triton.launcher.ports import free_ports
+from hplm.triton.launcher.server import TritonServer
 from tests import tiny
 from tests.messages import served_hidden
 from tests.unit.hplm.engine.kernels.test_int8 import needs_vnni

@@ -18,7 +18,8 @@ from hplm_client import Client
 
 from hplm.errors import DeadlineError, HplmError
 from hplm.store.layout import Store
-from hplm.triton.launcher.server import find_triton, free_ports
+from hplm.triton.launcher.install import find_triton
+from hplm.triton.launcher.ports import free_ports
 from tests import tiny
 
 pytestmark = pytest.mark.triton

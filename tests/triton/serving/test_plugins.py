@@ -11,7 +11,8 @@ from hplm_client import Client
 from hplm_loadtest.scenarios.metrics import metric
 
 from hplm.errors import StartError
-from hplm.triton.launcher.server import TritonServer, free_ports
+from hplm.triton.launcher.ports import free_ports
+from hplm.triton.launcher.server import TritonServer
 from tests import tiny
 from tests.waiting import until
 

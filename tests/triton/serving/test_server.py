@@ -33,7 +33,8 @@ from hplm.core.text import TextOrPair
 from hplm.engine import reference
 from hplm.models.base import Base
 from hplm.store.layout import Store
-from hplm.triton.launcher.server import TritonServer, free_ports
+from hplm.triton.launcher.ports import free_ports
+from hplm.triton.launcher.server import TritonServer
 from tests import tiny
 from tests.backends.test_stages import BAD_REQUESTS
 from tests.waiting import until

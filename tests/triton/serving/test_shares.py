@@ -17,7 +17,8 @@ from hplm_loadtest.scenarios.metrics import metric
 from hplm_loadtest.scenarios.open_loop import closed_loop, open_loop_here
 from hplm_loadtest.workloads.plan import Plan, Requests
 
-from hplm.triton.launcher.server import TritonServer, free_ports
+from hplm.triton.launcher.ports import free_ports
+from hplm.triton.launcher.server import TritonServer
 from tests import tiny
 from tests.waiting import until
 

@@ -29,9 +29,13 @@ from hplm_client.transport.connection import HEADERS_VARIABLE
 from hplm.errors import StartError, TritonNotFoundError
 from hplm.runtime.process import SHARED_MEMORY
 from hplm.store.layout import Store
-from hplm.triton.launcher import leftovers
+from hplm.triton.launcher import ports as port_numbers
 from hplm.triton.launcher import server as launcher
-from hplm.triton.launcher.server import Ports, TritonServer, check_free, find_triton, free_ports
+from hplm.triton.launcher.backend_folder import assemble_backends
+from hplm.triton.launcher.install import find_triton
+from hplm.triton.launcher.ports import Ports, check_free, free_ports
+from hplm.triton.launcher.server import TritonServer
+from hplm.triton.workarounds import killed_server_files
 from hplm_cli import serve
 from tests import tiny
 from tests.limits import limited
@@ -174,7 +178,7 @@ def test_what_a_killed_server_left_is_removed_when_the_next_one_starts(tiny_mode
     server = TritonServer(tiny_models, free_ports(), log=tmp_path / "log")
     server.wait_ready()
     # It lives.
-    leftovers.sweep()
+    killed_server_files.sweep()
     folder = server._folder
     assert folder.exists()
     assert [*SHARED_MEMORY.glob(f"{folder.name}.*")]
@@ -193,7 +197,7 @@ def test_free_ports_are_three_that_the_system_gives_to_nobody_else(monkeypatch: 
     assert len({found.http, found.grpc, found.metrics}) == 3
     assert max(found.http, found.grpc, found.metrics) < lowest
     check_free(found)
-    monkeypatch.setattr(launcher, "PORTS", range(1, 1))
+    monkeypatch.setattr(port_numbers, "PORTS", range(1, 1))
     with pytest.raises(StartError, match="there are no free ports"):
         free_ports()
 
@@ -238,7 +242,7 @@ def test_the_wheel_is_found_where_there_is_no_other_triton(monkeypatch: pytest.M
 
 def test_the_backend_folder_links_folders_and_copies_files(tmp_path: Path) -> None:
     folder = tmp_path / "backends"
-    launcher.assemble_backends(find_triton(), folder)
+    assemble_backends(find_triton(), folder)
     assert (folder / "plot").is_symlink()
     assert (folder / "upper" / "model.py").is_file()
     assert os.access(folder / "python" / "triton_python_backend_stub", os.X_OK)
@@ -349,14 +353,14 @@ def test_a_signal_in_the_midst_of_starting_a_process_leaves_no_triton_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     models = tiny.make_repository(tmp_path)
-    prepare, parent = launcher._prepare, os.getpid()
+    prepare, parent = launcher.prepare_child, os.getpid()
 
     def prepare_and_interrupt(*given: Any) -> None:
         """In Triton's process, before it is Triton: whoever starts it waits for that, within Popen."""
         prepare(*given)
         os.kill(parent, signal.SIGINT)
 
-    monkeypatch.setattr(launcher, "_prepare", prepare_and_interrupt)
+    monkeypatch.setattr(launcher, "prepare_child", prepare_and_interrupt)
     with pytest.raises(KeyboardInterrupt):
         TritonServer(models, free_ports(), log=tmp_path / "log", tied=True)
     assert processes_over(models) == ""

@@ -27,7 +27,8 @@ from hplm.core import wire
 from hplm.engine import reference
 from hplm.engine.encode import EngineRequest
 from hplm.models.device import choose_dtype
-from hplm.triton.launcher.server import TritonServer, free_ports
+from hplm.triton.launcher.ports import free_ports
+from hplm.triton.launcher.server import TritonServer
 from tests import tiny
 from tests.messages import TOLERANCE, ask_all, message, read, served_hidden
 from tests.watching import pages_of, segment_growth, stubs_of

@@ -23,7 +23,8 @@ from hplm.models.base import Base
 from hplm.registry.registry import Registry
 from hplm.store import artifact
 from hplm.store.layout import Store
-from hplm.triton.launcher.server import TritonServer, free_ports
+from hplm.triton.launcher.ports import free_ports
+from hplm.triton.launcher.server import TritonServer
 from tests import tiny
 from tests.managed import FAST, LEARNING, Place, at_work, await_seen, expected_logits, swapped, write_rows
 

@@ -33,9 +33,9 @@ RULES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "src/hplm/engine": ((*DATA, "hplm.models"), NO_TRITON),
     "src/hplm/manage": ((*STORED, "hplm.housekeeping", "hplm.adapters"), NO_TORCH),
     "src/hplm/serving": ((*COMPUTING, "hplm.manage"), NO_TRITON),
-    "src/hplm/triton/bridge": (PLAIN, ("torch", "tritonclient")),
-    "src/hplm/triton/workarounds": ((*PLAIN, "hplm.triton.bridge"), ("torch", "tritonclient")),
-    "src/hplm/triton/launcher": (PLAIN, NO_TORCH),
+    "src/hplm/triton/workarounds": (PLAIN, ("torch", "tritonclient")),
+    "src/hplm/triton/bridge": ((*PLAIN, "hplm.triton.workarounds"), ("torch", "tritonclient")),
+    "src/hplm/triton/launcher": ((*PLAIN, "hplm.triton.workarounds"), NO_TORCH),
     "backends": (
         (*STORED, "hplm.scheduling.batch_pacing", "hplm.manage", "hplm.serving", "hplm.triton"),
         NO_TORCH,
@@ -106,7 +106,7 @@ def test_only_the_translation_modules_import_tritons_python_module() -> None:
     users = {
         p.name for p in ROOT.rglob("*.py") if ".venv" not in p.parts and "triton_python_backend_utils" in imports_of(p)
     }
-    assert users == {"translate.py", "metrics.py", "triton_wakeup.py"}
+    assert users == {"translate.py", "metrics.py", "kept_requests.py", "finished_requests.py"}
 
 
 @pytest.mark.parametrize("command", ["serve", "store", "predict", "tenant", "domain", "job", "upload"])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hplm_loadtest.cli.loadtest import given_names
 
-from hplm.triton.launcher.server import free_ports
+from hplm.triton.launcher.ports import free_ports
 
 
 def hplm(*arguments: str) -> subprocess.CompletedProcess[str]:

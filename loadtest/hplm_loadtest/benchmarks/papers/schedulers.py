@@ -18,7 +18,7 @@ from hplm.reporting.progress import progress_bars
 from hplm.scheduling.fairness import fair_select
 from hplm.scheduling.policy import Budget, Waiting
 from hplm.scheduling.policy_loader import BUILT_IN, load_policy
-from hplm.scheduling.service_history import Served
+from hplm.scheduling.service_history import ServiceHistory
 from hplm_loadtest.benchmarks.models import read, served_names
 from hplm_loadtest.benchmarks.papers.slot_model import SlotModel
 from hplm_loadtest.benchmarks.variants import serving
@@ -182,7 +182,7 @@ def policy_costs(policies: Sequence[str], batch_s: float, progress: Any) -> list
             Waiting(i, f"t{rng.integers(10_000)}", int(n), now_s * i / count, now_s + float(rng.uniform(*DEADLINES_S)))
             for i, n in enumerate(lengths)
         ]
-        served = Served()
+        served = ServiceHistory()
         served.add((one.tenant for one in waiting[::2]), now_s)
         for policy in policies:
             chosen = load_policy(policy, {})

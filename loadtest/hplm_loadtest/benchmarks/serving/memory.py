@@ -19,7 +19,7 @@ from hplm.reporting.benchmark_result import Goal, Report
 from hplm.reporting.progress import progress_bars
 from hplm.store import artifact
 from hplm.store.layout import Store
-from hplm.triton.launcher.stubs import stubs_of
+from hplm.triton.workarounds.dead_stubs import stubs_of
 from hplm_loadtest.figures.pictures import check_picture, line_chart
 from hplm_loadtest.peers.plain import file_bytes, whole
 from hplm_loadtest.peers.systems import Fleet, Limits, Shape, Systems, open_fleet, slots_of

@@ -14,26 +14,27 @@ import triton_python_backend_utils as pb_utils
 from hplm.runtime.process import end_if_orphaned
 from hplm.runtime.rate_limited_log import log_rate_limited
 
-# As a stub starts: the server that it belongs to.
+# The server's process: the parent of a stub when it starts.
 SERVER = os.getppid()
+# Seconds between two updates.
 PERIOD_S = 1.0
 
 
 @dataclass(frozen=True)
 class MetricFamily:
-    """A metric's name and description; `label` tells its values apart, empty where there is one, named ""."""
+    """A metric's name, description and label. `label` is empty if the metric has one value only, whose key is ""."""
 
     name: str
     description: str
     label: str
 
 
-class Published:
-    """Brings metrics up to date every `PERIOD_S`: each update is a round trip to the server.
+class MetricsPublisher:
+    """Updates metrics every PERIOD_S, because each update is a round trip to the server.
 
-    `instance` labels all of them where several processes of one model publish: Triton has one value for the same labels, and
-    would let go of it with the first process that ends.
-    Where the server was killed, a round trip would wait for ever, and the stub with it: it ends instead.
+    `instance` is a label of all metrics, for a model with several processes. Triton has one value for equal labels, and
+    drops it when the first process ends.
+    If the server was killed, a round trip would wait for ever, and the stub with it. The process ends itself instead.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class Published:
     ) -> None:
         end_if_orphaned(SERVER)
         self._counters = [(self._family(f, pb_utils.MetricFamily.COUNTER), f, read) for f, read in counters.items()]
-        # Triton forgets a family's metrics with the family: all are kept.
+        # Triton drops a family's metrics with the family, so all families are kept.
         self._gauges = [(self._family(f, pb_utils.MetricFamily.GAUGE), f, read) for f, read in gauges.items()]
         self._labels = {"model_instance": instance} if instance else {}
         self._metrics: dict[tuple[str, str], Any] = {}
@@ -54,11 +55,11 @@ class Published:
         self._thread.start()
 
     def stop(self) -> None:
-        """Publish what is left and end the timer."""
+        """Publish the last values and end the timer."""
         self._stopped.set()
         self._thread.join(timeout=2.0)
-        self._try()
-        # While Triton still listens, and metrics before their families: later, the stub crashes on it.
+        self._try_publish()
+        # Metrics must be dropped before their families, and while Triton still listens; later the stub would crash.
         self._metrics.clear()
         self._gauges.clear()
         self._counters.clear()
@@ -68,14 +69,14 @@ class Published:
 
     def _loop(self) -> None:
         while not self._stopped.wait(PERIOD_S):
-            self._try()
+            self._try_publish()
 
-    def _try(self) -> None:
+    def _try_publish(self) -> None:
         end_if_orphaned(SERVER)
         try:
             self._publish()
         except Exception as error:
-            # As with shared memory full for a moment: the next time publishes what this one did not.
+            # For example, shared memory may be full for a moment. The next update publishes the values.
             log_rate_limited("metrics are not up to date", error)
 
     def _publish(self) -> None:

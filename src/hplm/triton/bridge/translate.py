@@ -1,10 +1,12 @@
-"""Between Triton's requests and plain values. Only this, `metrics` and `waking` import Triton's Python module."""
+"""Translates between Triton's requests and plain values.
+
+Only this module, `metrics` and two workarounds import Triton's Python module.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
-import shutil
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -17,114 +19,111 @@ import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
 from hplm.errors import BadInputError, ConfigError, HplmError, InternalError
-from hplm.runtime.process import SHARED_MEMORY
+from hplm.triton.workarounds import full_shared_memory
+from hplm.triton.workarounds.finished_requests import RequestSender
 
 Input = TypeVar("Input")
 Answer = TypeVar("Answer")
 AnswerIn = TypeVar("AnswerIn", contravariant=True)
-# Of answers that leave with one call: all of them lie in shared memory at once. Where that has no room for one of them, all of
-# the call fail; so where little of it is left, each is sent by itself.
-MOST_BYTES = 4_000_000
-LEAST_ROOM = 4 * MOST_BYTES
-# Triton's tensors by name.
+# A request's tensors by name.
 Inputs = Mapping[str, Any]
 
 
 class Reply(Protocol[AnswerIn]):
-    """Sends an answer or an error; of a decoupled model's request as many as there are, the last one so marked."""
+    """Sends an answer or an error to a request. A request to a decoupled model may have several; the last has `is_last`."""
 
     def __call__(self, answer: AnswerIn | HplmError, *, is_last: bool = True) -> None: ...
 
 
 def version_folder(args: dict[str, str]) -> Path:
-    """The folder of the model's version, where its settings lie."""
+    """Return the folder of the model's version, which has its settings."""
     return Path(args["model_repository"]) / args["model_version"]
 
 
 def instances(args: dict[str, str]) -> int:
-    """How many processes of the model this server runs beside each other, for each device."""
+    """Return how many processes of the model this server runs side by side for each device."""
     return sum(group["count"] for group in json.loads(args["model_config"])["instance_group"])
 
 
 def check_tensors(args: Mapping[str, str], names: Sequence[str]) -> None:
-    """Raises ConfigError where the model's config lacks one of the tensors that it is to have."""
-    of_model = json.loads(args["model_config"])
-    there = {one["name"] for one in (*of_model["input"], *of_model["output"])}
-    if lacking := [name for name in names if name not in there]:
+    """Raise ConfigError if the model's config lacks one of these tensors."""
+    config = json.loads(args["model_config"])
+    known = {tensor["name"] for tensor in (*config["input"], *config["output"])}
+    if missing := [name for name in names if name not in known]:
         raise ConfigError(
-            f"{args['model_name']} has no {lacking[0]}: it was exported by another version of hplm; "
-            "`hplm build export --keep-settings` makes it anew"
+            f"{args['model_name']} has no tensor {missing[0]}, because another version of hplm exported it: "
+            "run `hplm build export --keep-settings`"
         )
 
 
 def queue_policy(args: Mapping[str, str]) -> Mapping[str, Any]:
-    """What the model's config says of requests that wait in Triton, by the names there; of what it leaves out, Triton's."""
+    """Return what the model's config says about requests that wait in Triton, by the config's names. Defaults are left out."""
     batching = json.loads(args["model_config"]).get("dynamic_batching", {})
-    given: Mapping[str, Any] = batching.get("default_queue_policy", {})
-    return given
+    policy: Mapping[str, Any] = batching.get("default_queue_policy", {})
+    return policy
 
 
 def queue_size(args: Mapping[str, str]) -> int:
-    """How many requests may wait in Triton for the model, 0 for any number."""
+    """Return how many requests may wait in Triton for the model, 0 for any number."""
     return int(queue_policy(args).get("max_queue_size", 0))
 
 
 def log(message: str) -> None:
-    """A line of Triton's log that is no warning."""
+    """Write a line into Triton's log that is no warning."""
     pb_utils.Logger.log_info(message)
 
 
 def inputs(request: Any) -> Inputs:
-    """One request's tensors by name. Asked for one by one, Triton's module makes a list of all of them for each."""
-    return {one.name(): one for one in request.inputs()}
+    """Return a request's tensors by name. Triton's own look-up of one tensor makes a list of all of them each time."""
+    return {tensor.name(): tensor for tensor in request.inputs()}
 
 
-def tensor(given: Inputs, name: str) -> npt.NDArray[Any]:
-    """A tensor with its batch dimension, in memory that Triton takes back when `execute` returns."""
-    found: npt.NDArray[Any] = given[name].as_numpy()
-    return found
+def tensor(inputs: Inputs, name: str) -> npt.NDArray[Any]:
+    """Return a tensor with its batch dimension. Triton takes its memory back when `execute` returns."""
+    array: npt.NDArray[Any] = inputs[name].as_numpy()
+    return array
 
 
-def texts(given: Inputs, name: str) -> list[list[bytes]]:
-    """BYTES elements of each text."""
-    found: list[list[bytes]] = tensor(given, name).tolist()
-    return found
+def texts(inputs: Inputs, name: str) -> list[list[bytes]]:
+    """Return the BYTES elements of each row of a tensor."""
+    rows: list[list[bytes]] = tensor(inputs, name).tolist()
+    return rows
 
 
 def single(request: Any, name: str) -> bytes:
-    """The BYTES element of a request to a model without a batch dimension, which Triton has seen to be one."""
+    """Return the one BYTES element of a tensor without a batch dimension. Triton has checked that there is one."""
     return bytes(inputs(request)[name].as_numpy()[0])
 
 
 def is_decoupled(args: dict[str, str]) -> bool:
-    """Whether the model's config lets a request have many answers."""
+    """Return whether a request to the model may have several answers."""
     return bool(pb_utils.using_decoupled_model_transaction_policy(json.loads(args["model_config"])))
 
 
-def optional(given: Inputs, name: str) -> npt.NDArray[Any] | None:
-    """As `tensor`, None where the client sent none."""
-    return tensor(given, name) if name in given else None
+def optional(inputs: Inputs, name: str) -> npt.NDArray[Any] | None:
+    """Return a tensor as `tensor` does, None if the client did not send it."""
+    return tensor(inputs, name) if name in inputs else None
 
 
 def wants(request: Any, name: str) -> bool:
-    """Whether the client asked for an output."""
+    """Return whether the client asked for an output."""
     return name in request.requested_output_names()
 
 
 def respond(**outputs: npt.NDArray[Any]) -> Any:
-    """A response."""
+    """Return a response with these output tensors."""
     tensors = [pb_utils.Tensor(name, np.ascontiguousarray(value)) for name, value in outputs.items()]
     return pb_utils.InferenceResponse(output_tensors=tensors)
 
 
 def refuse(error: HplmError) -> Any:
-    """A response that carries an error's code and message, never a traceback."""
+    """Return a response with an error's code and message, never a traceback."""
     code = getattr(pb_utils.TritonError, error.status)
     return pb_utils.InferenceResponse(error=pb_utils.TritonError(error.wire(), code))
 
 
 def deadline_s(request: Any) -> float | None:
-    """Triton's own `timeout` of an infer call, in seconds; None where the client set none."""
+    """Return the seconds of the request's own `timeout`, None if the client set none."""
     microseconds = request.timeout()
     return microseconds / 1e6 if microseconds > 0 else None
 
@@ -138,148 +137,117 @@ def submit_all(
     *,
     hold_s: float | None = None,
 ) -> list[Any] | None:
-    """Hand requests over to be answered from other threads, exactly once of a model that is not decoupled: `submit` replies
-    whenever its answer is ready, or raises an HplmError instead, which it has counted; `count` is told of other refusals.
+    """Hand the requests of one `execute` over to be answered by other threads. Raises nothing.
 
-    Without `hold_s` every response is sent through its request's sender, a round trip to the server each. With it, for a model
-    that is not decoupled, this waits until all are answered, that long at most, and returns what is there by then, refusals
-    too, as far as shared memory allows: what `execute` returns leaves together at the price of one, the rest is sent. Who
-    comes meanwhile waits in Triton for the next call, which is fuller.
+    `read` returns a request's input. `submit` takes the input, replies when its answer is ready, and may raise an HplmError
+    that it has counted; `count` is called with every other refusal. `writer(request)` is called before this function
+    returns, because Triton then takes the request's memory back; the function that it returns makes a response of an
+    answer. A request to a model that is not decoupled gets exactly one answer.
 
-    `writer(request)` is asked before returning, for Triton takes the request's memory back then. Raises nothing: Triton would
-    end all requests of the call, also those that another thread answers later.
+    Without `hold_s` each response is sent by itself, which costs a round trip to the server. With `hold_s`, for models that
+    are not decoupled, this function waits up to that many seconds until all requests are answered. It returns the responses
+    that are ready, refusals included, as far as shared memory has room. Triton sends these together at the price of one
+    round trip; the others are sent one by one. Requests that arrive meanwhile wait in Triton for the next call, which is
+    fuller.
+
+    An exception would end all requests of the call in Triton, also those that another thread answers later.
     """
-    takes_answers = hold_s is not None and _has_room()
-    call = _Call(len(requests), takes_answers=takes_answers)
+    call = _Call(len(requests), takes_responses=hold_s is not None and full_shared_memory.has_room())
     for index, request in enumerate(requests):
         try:
-            _submit(
-                _Sender(request.get_response_sender(), partial(call.take, index)), request, read, submit, writer, count
-            )
+            sender = RequestSender(request.get_response_sender(), partial(call.take, index))
+            _submit(sender, request, read, submit, writer, count)
         except Exception:
             # Not even an error could be sent.
             log_failure()
     return call.end(hold_s or 0.0)
 
 
-def _has_room() -> bool:
-    try:
-        return shutil.disk_usage(SHARED_MEMORY).free > LEAST_ROOM
-    except OSError:
-        return False
-
-
 class _Call:
-    """The requests of one `execute`, and those of their responses that leave with it. Several threads answer."""
+    """The requests of one `execute`, and the responses that leave with it. Several threads use it."""
 
-    def __init__(self, count: int, *, takes_answers: bool) -> None:
+    def __init__(self, count: int, *, takes_responses: bool) -> None:
         self._responses: list[Any] = [None] * count
-        self._missing = count
+        self._unanswered = count
         self._bytes = 0
-        self._takes_answers = takes_answers
+        self._takes_responses = takes_responses
         self._changed = threading.Condition()
 
     def take(self, index: int, response: Any) -> bool:
-        """Whether a request's response leaves with the call; False where it has to be sent."""
+        """Take a request's response to let it leave with the call. Return False if the response has to be sent."""
         with self._changed:
-            self._missing -= 1
-            if not self._missing:
+            self._unanswered -= 1
+            if not self._unanswered:
                 self._changed.notify()
-            if not self._takes_answers:
+            if not self._takes_responses:
                 return False
-            size = sum(one.as_numpy().nbytes for one in response.output_tensors())
-            if self._bytes + size > MOST_BYTES:
+            num_bytes = sum(tensor.as_numpy().nbytes for tensor in response.output_tensors())
+            if self._bytes + num_bytes > full_shared_memory.MOST_BYTES:
                 return False
-            self._bytes += size
+            self._bytes += num_bytes
             self._responses[index] = response
             return True
 
     def end(self, within_s: float) -> list[Any] | None:
-        """Those taken until all are answered, within so much time; None where there is none."""
+        """Wait up to `within_s` seconds for all answers. Return the responses that were taken, None if there are none."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._missing, within_s)
-            self._takes_answers = False
-            # Senders of what is not answered yet keep the call, which must not keep the others' shared memory.
+            self._changed.wait_for(lambda: not self._unanswered, within_s)
+            self._takes_responses = False
+            # Senders of unanswered requests keep this object; it must not keep the shared memory of the responses.
             responses, self._responses = self._responses, []
-        return responses if any(one is not None for one in responses) else None
+        return responses if any(response is not None for response in responses) else None
 
 
 def _submit(
-    sender: _Sender,
+    sender: RequestSender,
     request: Any,
     read: Callable[[Any], Input],
     submit: Callable[[Input, Reply[Answer], Callable[[], bool]], None],
     writer: Callable[[Any], Callable[[Answer], Any]],
     count: Callable[[HplmError], object],
 ) -> None:
-    """One of `submit_all`. Raises where not even an error could be sent."""
+    """Submit one request as `submit_all` says. Raises if not even an error could be sent."""
 
-    def refuse_uncounted(error: HplmError) -> None:
+    def refuse_and_count(error: HplmError) -> None:
         count(error)
         sender.send(refuse(error))
 
     try:
-        given = read(request)
+        value = read(request)
         reply = _replier(sender, writer(request))
     except HplmError as error:
-        refuse_uncounted(error)
+        refuse_and_count(error)
         return
     except Exception:
         log_failure()
-        refuse_uncounted(BadInputError("the inputs of this request cannot be read"))
+        refuse_and_count(BadInputError("the inputs of this request cannot be read"))
         return
     try:
-        submit(given, reply, sender.is_cancelled)
+        submit(value, reply, sender.is_cancelled)
     except HplmError as error:
         sender.send(refuse(error))
     except Exception:
         log_failure()
-        refuse_uncounted(InternalError("the server failed on this request; its log says why"))
+        refuse_and_count(InternalError("the server failed on this request; its log says why"))
 
 
-def _replier(sender: _Sender, write: Callable[[Answer], Any]) -> Reply[Answer]:
+def _replier(sender: RequestSender, write: Callable[[Answer], Any]) -> Reply[Answer]:
     def reply(answer: Answer | HplmError, *, is_last: bool = True) -> None:
         try:
             response = refuse(answer) if isinstance(answer, HplmError) else write(answer)
         except Exception:
             sender.send(refuse(InternalError("the answer could not be written; the server's log says why")))
-            # Whoever gave the answer logs and counts that it was not sent.
+            # The caller logs and counts that its answer was not sent.
             raise
         sender.send(response, is_last=is_last)
 
     return reply
 
 
-class _Sender:
-    """One request's sender, asked and used by several threads. A last response that `leaves` with its call is not sent.
-
-    Triton forgets a request with its last response: asked about it afterwards, the whole server dies (seen on 24.10).
-    """
-
-    def __init__(self, sender: Any, leaves: Callable[[Any], bool]) -> None:
-        self._sender = sender
-        self._leaves = leaves
-        self._using = threading.Lock()
-        self._is_over = False
-
-    def is_cancelled(self) -> bool:
-        with self._using:
-            return not self._is_over and bool(self._sender.is_cancelled())
-
-    def send(self, response: Any, *, is_last: bool = True) -> None:
-        """Nothing once a last response was sent, or could not be: Triton counts that one all the same."""
-        with self._using:
-            if self._is_over:
-                return
-            self._is_over = is_last
-            if not (is_last and self._leaves(response)):
-                self._sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if is_last else 0)
-
-
 def log_failure() -> None:
-    """The current exception with its traceback, in Triton's log; on standard error where Triton takes nothing now."""
-    said = traceback.format_exc()
+    """Write the current exception and its traceback into Triton's log, or to standard error if Triton refuses it."""
+    trace = traceback.format_exc()
     try:
-        pb_utils.Logger.log_error(said)
+        pb_utils.Logger.log_error(trace)
     except Exception:
-        logging.getLogger(__name__).error("%s", said)
+        logging.getLogger(__name__).error("%s", trace)

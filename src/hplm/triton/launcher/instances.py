@@ -1,4 +1,4 @@
-"""How many processes of a model run beside each other, in its config.pbtxt as hplm writes it."""
+"""How many processes (instances) of a model run side by side, in a config.pbtxt that hplm wrote."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ _COUNT = re.compile(r"\bcount: (\d+) kind")
 
 
 def with_instances(config: str, count: int) -> str:
-    """The text of a config.pbtxt with so many. Raises ConfigError where that is not as it was written."""
-    changed, places = _COUNT.subn(f"count: {count} kind", config)
-    if places != 1:
+    """Return the text of a config.pbtxt with `count` instances. Raises ConfigError if hplm did not write its groups."""
+    changed, groups = _COUNT.subn(f"count: {count} kind", config)
+    if groups != 1:
         raise ConfigError(
-            f"config.pbtxt has {places} groups of instances as hplm writes them, and should have one: export anew"
+            f"config.pbtxt should have one instance group as hplm writes it, and has {groups}: run `hplm build export` again"
         )
     return changed
 
 
 def instances_in(config: str) -> int | None:
-    """As many as it has; None where its groups are no longer as they were written."""
-    found = _COUNT.findall(config)
-    return int(found[0]) if len(found) == 1 else None
+    """Return the number of instances in a config.pbtxt, None if its groups were changed by hand."""
+    counts = _COUNT.findall(config)
+    return int(counts[0]) if len(counts) == 1 else None

@@ -1,10 +1,9 @@
-"""Triton's log: one a server, those of the last ones beside it."""
+"""Triton's log: one file a server, and beside it the logs of the last servers."""
 
 from __future__ import annotations
 
 import fcntl
 import os
-import re
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -12,30 +11,28 @@ from typing import IO
 
 from hplm.errors import StartError
 
-# A server that is started again and again must not lose what the first one said.
+# Logs of earlier servers that stay, so that restarts do not lose what the first server wrote.
 KEPT = 5
-# A Triton whose launcher was killed takes a moment to end.
+# Seconds to wait for the lock: a Triton whose launcher was killed takes a moment to end.
 FREE_WITHIN_S = 6.0
-# A Triton that may open no more files says so a million times a second.
-MOST_READ = 4 << 20
-# Every start without a GPU says these.
+# Bytes of a log that are read: a Triton that may open no more files writes a million lines a second.
+MOST_READ_BYTES = 4 << 20
+# Words of errors that every start without a GPU logs.
 USUAL = ("CudaDriverHelper", "CUDA driver version is insufficient", "Failed to initialize NVML")
+# Lines of the log that an error repeats.
 SHOWN_LINES = 12
-# What Triton says first of a signal that ends it. By 2 and 15 it is asked to stop.
-_CRASH = re.compile(rb"^Signal \((?!2\)|15\))\d+\) received\.", re.MULTILINE)
-_LONGEST_MARK = 64
 
 
 def fresh(log: Path) -> IO[bytes]:
-    """An empty log, locked while it or a copy of it is open; what the last servers wrote, which may say why they ended, stays
-    beside it as `NAME.1` and so on. A device or a pipe is only opened.
+    """Open an empty log, locked while it or a copy of its descriptor is open.
 
-    Raises StartError where another server writes it, or it cannot be written.
+    The logs of the last servers, which may say why they ended, stay beside it as `NAME.1` and so on. A device or a pipe is
+    only opened. Raises StartError if another server writes the log, or if it cannot be written.
     """
     try:
         if log.exists() and not is_plain(log):
             return log.open("ab")
-        # To be appended to, so that it may be cut short while it is written.
+        # Opened for appending, so that a log rotation may cut the file while Triton writes.
         file = _locked(log)
         if os.fstat(file.fileno()).st_size:
             with file:
@@ -52,12 +49,12 @@ def fresh(log: Path) -> IO[bytes]:
 
 
 def is_plain(log: Path) -> bool:
-    """Whether it is a file that may be renamed; /dev/stdout may lead to one."""
+    """Return whether the log is a file that may be renamed. A name such as /dev/stdout may lead to a file, too."""
     return log.is_file() and not {Path("/dev"), Path("/proc")}.intersection(log.absolute().parents)
 
 
 def _locked(log: Path) -> IO[bytes]:
-    """The file, ours alone as far as its file system has such locks."""
+    """Open the log and lock it, if its file system has locks. Raises StartError if another server keeps the lock."""
     file = log.open("ab")
     until_s = time.monotonic() + FREE_WITHIN_S
     while True:
@@ -66,20 +63,22 @@ def _locked(log: Path) -> IO[bytes]:
         except BlockingIOError:
             if time.monotonic() > until_s:
                 file.close()
-                raise StartError(f"another server writes {log}: stop it, or give this one another with --log") from None
+                raise StartError(
+                    f"another server writes {log}: stop that server, or choose another log with --log"
+                ) from None
             time.sleep(0.1)
             continue
         except OSError:
             return file
         if log.exists() and os.path.samestat(os.fstat(file.fileno()), log.stat()):
             return file
-        # Whoever had it before us has put it aside meanwhile.
+        # The server that had the lock has renamed the file meanwhile.
         file.close()
         file = log.open("ab")
 
 
 def set_apart(log: Path) -> Path:
-    """Rename the log of a start that failed: many of them must not push out what servers that served have said."""
+    """Rename the log of a failed start, so that many failed starts do not push out logs of servers that ran."""
     with suppress(OSError):
         if is_plain(log):
             return log.replace(log.with_name(f"{log.name}.failed"))
@@ -87,46 +86,14 @@ def set_apart(log: Path) -> Path:
 
 
 def errors_in(log: Path) -> str:
-    """The lines that say why a start failed, as far as one can tell."""
+    """Return the lines of a log that probably say why a start failed."""
     if not log.is_file():
         return ""
     with log.open(errors="replace") as file:
-        lines = file.read(MOST_READ).splitlines()
-    # After it come pages of help.
+        lines = file.read(MOST_READ_BYTES).splitlines()
+    # After an unknown option Triton prints pages of help.
     unknown = [line for line in lines if "unrecognized option" in line or "requires an argument" in line]
     lines = [line for line in lines if not any(usual in line for usual in USUAL)]
     marks = ("Error:", "[err]", "[warn]")
     errors = [line for line in lines if line.startswith("E") or any(mark in line for mark in marks)]
     return "\n".join([*dict.fromkeys(unknown or errors or lines)][-SHOWN_LINES:])
-
-
-class CrashWatch:
-    """Looks into Triton's log as it grows: has it met a signal that ends it?
-
-    It may not end: it asks for memory to tell where it was, and where that is damaged it waits for ever, says that it is ready,
-    and answers nobody (seen on 24.10).
-    """
-
-    def __init__(self, log: Path | None) -> None:
-        """Nothing can be seen in one that is no file, as /dev/stdout."""
-        self._log = log if log is not None and is_plain(log) else None
-        self._read_bytes = 0
-        self._end = b""
-        self._has_crashed = False
-
-    def has_crashed(self) -> bool:
-        """Whether the log says so by now."""
-        if self._log is None or self._has_crashed:
-            return self._has_crashed
-        with suppress(OSError), self._log.open("rb") as file:
-            if os.fstat(file.fileno()).st_size < self._read_bytes:
-                # Cut short by whoever rotates logs.
-                self._read_bytes, self._end = 0, b""
-            file.seek(self._read_bytes)
-            new = file.read(MOST_READ)
-            self._read_bytes += len(new)
-            said = self._end + new
-            self._has_crashed = _CRASH.search(said) is not None
-            # As the line begins that has no end yet.
-            self._end = said[said.rfind(b"\n") + 1 :][:_LONGEST_MARK]
-        return self._has_crashed

@@ -15,7 +15,8 @@ from hplm_builder.export.model_folders import export
 from hplm.core.settings import EncodeSettings, LookupSettings, ManagerSettings, load_settings
 from hplm.errors import DataError, MissingArtifactError
 from hplm.store.layout import Store
-from hplm.triton.launcher.server import MANAGER_ROLES, ROLES, STAGES, share_folder
+from hplm.triton.launcher.backend_folder import share_folder
+from hplm.triton.launcher.server import MANAGER_ROLES, ROLES, STAGES
 
 PLOT = LookupSettings(store="", base="b", table="t", miss="backoff")
 UPPER = EncodeSettings(store="", base="b")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hplm.runtime.rate_limited_log import MOST_SAID, WINDOW_S, RateLimitedLog
+from hplm.runtime.rate_limited_log import MOST_MESSAGES, WINDOW_S, RateLimitedLog
 from tests.doubles import ManualClock
 
 
@@ -12,13 +12,13 @@ def test_a_fault_that_each_request_has_is_in_the_log_once_in_half_a_minute(caplo
     clock = ManualClock()
     complaints = RateLimitedLog(clock)
     for _ in range(1000):
-        complaints.say("tenant acme: torn")
-    complaints.say("tenant other: torn", ValueError("so"))
+        complaints.log("tenant acme: torn")
+    complaints.log("tenant other: torn", ValueError("so"))
     assert [record.getMessage() for record in caplog.records] == ["tenant acme: torn", "tenant other: torn"]
     assert "ValueError: so" in caplog.text
     caplog.clear()
     clock.now_s = WINDOW_S
-    complaints.say("tenant acme: torn")
+    complaints.log("tenant acme: torn")
     left_out = "999 more faults of requests, most like those above, were left out"
     assert [record.getMessage() for record in caplog.records] == [left_out, "tenant acme: torn"]
 
@@ -29,5 +29,5 @@ def test_however_many_tenants_a_torn_bank_has_the_log_is_bounded(caplog: pytest.
     for second in range(60):
         clock.now_s = float(second)
         for number in range(300):
-            complaints.say(f"tenant {second % 10}-{number}: torn")
-    assert len(caplog.records) == 2 * MOST_SAID + 1
+            complaints.log(f"tenant {second % 10}-{number}: torn")
+    assert len(caplog.records) == 2 * MOST_MESSAGES + 1

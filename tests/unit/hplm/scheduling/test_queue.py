@@ -17,7 +17,7 @@ from hplm.scheduling.fairness import fair_select
 from hplm.scheduling.policies import Das, Edf, Fcfs, Sjf, SlottedDas
 from hplm.scheduling.policy import Batch, Budget, Policy, PolicyError, Waiting, check
 from hplm.scheduling.queue import RequestQueue
-from hplm.scheduling.service_history import Served
+from hplm.scheduling.service_history import ServiceHistory
 from hplm.scheduling.simulator import simulate
 from tests.unit.hplm.scheduling.test_policies import BUDGETS, POLICIES, waiting_requests
 
@@ -98,7 +98,7 @@ def test_every_request_ends_exactly_once_and_no_batch_is_empty(
 def test_a_fair_choice_keeps_to_the_budget(
     waiting: list[Waiting], budget: Budget, policy: Policy, starve_after_s: float
 ) -> None:
-    check(fair_select(policy, waiting, 5.0, budget, {"t1": 3.0}, starve_after_s, Served()), waiting, budget)
+    check(fair_select(policy, waiting, 5.0, budget, {"t1": 3.0}, starve_after_s, ServiceHistory()), waiting, budget)
 
 
 @given(
@@ -110,7 +110,7 @@ def test_a_fair_choice_keeps_to_the_budget(
 def test_nobody_waits_for_what_another_has_beyond_its_share(
     waiting: list[Waiting], budget: Budget, policy: Policy, weights: dict[str, float]
 ) -> None:
-    batch = fair_select(policy, waiting, 5.0, budget, weights, math.inf, Served())
+    batch = fair_select(policy, waiting, 5.0, budget, weights, math.inf, ServiceHistory())
     by_tenant: dict[str, list[int]] = {}
     for chosen in batch.requests:
         by_tenant.setdefault(chosen.tenant, []).append(chosen.tokens)
@@ -142,7 +142,7 @@ def test_of_thousands_of_tenants_a_batch_is_chosen_by_one_call_or_two(policy: Po
             return policy.select(waiting, now_s, budget)
 
     waiting = [request(i, f"t{i}", tokens=3 + i % 90, arrived_s=i / 1000, deadline_s=30.0) for i in range(4000)]
-    batch = fair_select(Counting(), waiting, 4.0, Budget(1, 1024, 64, 63), {}, starve_after_s, Served())
+    batch = fair_select(Counting(), waiting, 4.0, Budget(1, 1024, 64, 63), {}, starve_after_s, ServiceHistory())
     assert len(batch.requests) > 10
     assert len(calls) <= 2
 
@@ -158,7 +158,10 @@ def test_a_batch_is_full_where_enough_waits_however_few_slots_and_many_tenants_t
         request(i, f"t{rng.integers(tenants)}", arrived_s=i / 1000, deadline_s=30.0 + i % 13) for i in range(2000)
     ]
     assert (
-        len(fair_select(policy, waiting, 2.0, Budget(1, 1024, 64, slots), {}, starve_after_s, Served()).requests) == 64
+        len(
+            fair_select(policy, waiting, 2.0, Budget(1, 1024, 64, slots), {}, starve_after_s, ServiceHistory()).requests
+        )
+        == 64
     )
 
 
@@ -166,7 +169,7 @@ def test_a_flooding_tenant_cannot_keep_others_out_of_a_batch() -> None:
     flood = [request(i, "flood", tokens=5) for i in range(90)]
     others = [request(100 + i, f"other{i}", tokens=20) for i in range(4)]
     for policy in (Fcfs(), Sjf(), Edf(), Das()):
-        batch = fair_select(policy, [*flood, *others], 0.0, Budget(1, 100, 64, 64), {}, math.inf, Served())
+        batch = fair_select(policy, [*flood, *others], 0.0, Budget(1, 100, 64, 64), {}, math.inf, ServiceHistory())
         assert {r.tenant for r in batch.requests} == {"flood", *(f"other{i}" for i in range(4))}
         assert sum(r.tokens for r in batch.requests if r.tenant == "flood") <= 20
 
@@ -180,7 +183,7 @@ def test_a_flood_of_short_texts_fills_no_batch_by_its_number(
     flood = [request(i, "flood", tokens=tokens + i % 4, deadline_s=50.0) for i in range(1000)]
     waiting = [*flood, request(5000, "other", tokens=30, arrived_s=1.0, deadline_s=60.0)]
     for now_s in (1.0, 3.0):
-        batch = fair_select(policy, waiting, now_s, Budget(1, 1024, 64, 63), {}, starve_after_s, Served())
+        batch = fair_select(policy, waiting, now_s, Budget(1, 1024, 64, 63), {}, starve_after_s, ServiceHistory())
         assert len(batch.requests) == 64
         assert "other" in {r.tenant for r in batch.requests}
 
@@ -200,13 +203,13 @@ def test_a_quiet_tenant_is_answered_in_time_beside_a_flood_of_short_texts(
 
 def test_what_others_leave_free_is_given_back() -> None:
     waiting = [*(request(i, "flood") for i in range(50)), request(99, "other")]
-    batch = fair_select(Fcfs(), waiting, 0.0, Budget(1, 100, 64, 64), {}, math.inf, Served())
+    batch = fair_select(Fcfs(), waiting, 0.0, Budget(1, 100, 64, 64), {}, math.inf, ServiceHistory())
     assert sum(r.tokens for r in batch.requests) == 100
 
 
 def test_weights_share_out_batches_while_all_wait() -> None:
     waiting = [request(i, "heavy" if i % 2 else "light", tokens=5) for i in range(200)]
-    batch = fair_select(Fcfs(), waiting, 0.0, Budget(1, 100, 64, 64), {"heavy": 3.0}, math.inf, Served())
+    batch = fair_select(Fcfs(), waiting, 0.0, Budget(1, 100, 64, 64), {"heavy": 3.0}, math.inf, ServiceHistory())
     tokens = Counter[str]()
     for chosen in batch.requests:
         tokens[chosen.tenant] += chosen.tokens
@@ -220,7 +223,7 @@ def test_rows_are_shared_out_by_weight_too(policy: Policy, rows: int, starve_aft
     names = [*["flood"] * 300, *["heavy", "light"] * 100]
     waiting = [request(i, name, tokens=5, deadline_s=30.0) for i, name in enumerate(names)]
     budget = Budget(rows, 100 // rows, 64, 64)
-    batch = fair_select(policy, waiting, 4.0, budget, {"heavy": 3.0}, starve_after_s, Served())
+    batch = fair_select(policy, waiting, 4.0, budget, {"heavy": 3.0}, starve_after_s, ServiceHistory())
     tokens = Counter[str]()
     for chosen in batch.requests:
         tokens[chosen.tenant] += chosen.tokens
@@ -497,7 +500,7 @@ def test_a_newcomer_does_not_replace_somebody_who_has_no_more_than_it_would_have
 def test_a_flooding_tenant_has_no_more_than_its_share_by_waiting_long() -> None:
     flood = [request(i, "flood", tokens=5, arrived_s=0.0) for i in range(90)]
     others = [request(100 + i, f"other{i}", tokens=10, arrived_s=9.0) for i in range(9)]
-    batch = fair_select(Fcfs(), [*flood, *others], 10.0, Budget(1, 100, 64, 64), {}, 2.0, Served())
+    batch = fair_select(Fcfs(), [*flood, *others], 10.0, Budget(1, 100, 64, 64), {}, 2.0, ServiceHistory())
     assert {r.tenant for r in batch.requests} == {"flood", *(f"other{i}" for i in range(9))}
     assert sum(r.tokens for r in batch.requests if r.tenant == "flood") <= 10
 

@@ -12,7 +12,7 @@ from hplm.scheduling.fairness import fair_select
 from hplm.scheduling.policies import Das, Fcfs, Sjf
 from hplm.scheduling.policy import Batch, Budget, Policy, Waiting, check
 from hplm.scheduling.queue import RequestQueue
-from hplm.scheduling.service_history import MOST_TENANTS, Served
+from hplm.scheduling.service_history import MOST_TENANTS, ServiceHistory
 from hplm.scheduling.simulator import simulate
 
 SECONDS, BATCH_S, TOKEN_S = 6.0, 1e-3, 30e-6
@@ -64,8 +64,8 @@ def flood(tenants: int, each: int, tokens: int = 10) -> list[Waiting]:
     return [Waiting(i, f"f{i % tenants}", tokens, i * 1e-3, math.inf) for i in range(tenants * each)]
 
 
-def served(*batches: tuple[float, tuple[str, ...]]) -> Served:
-    found = Served()
+def served(*batches: tuple[float, tuple[str, ...]]) -> ServiceHistory:
+    found = ServiceHistory()
     for at_s, tenants in batches:
         found.add(tenants, at_s)
     return found
@@ -105,9 +105,9 @@ def test_a_text_that_no_batch_holds_has_its_turn_alone() -> None:
 
 
 def test_no_more_tenants_are_remembered_than_fit() -> None:
-    found = Served()
+    found = ServiceHistory()
     for i in range(MOST_TENANTS + 5):
         found.add((f"t{i}",), float(i))
-    assert found.at_s("t4") == -math.inf
-    assert found.at_s("t5") == 5.0
+    assert found.served_s("t4") == -math.inf
+    assert found.served_s("t5") == 5.0
     assert found.last == {f"t{MOST_TENANTS + 4}"}

@@ -35,7 +35,7 @@ from hplm.runtime.tracing import Tracer
 from hplm.scheduling.cost import CostModel
 from hplm.scheduling.policies import Fcfs
 from hplm.scheduling.policy import Batch, Budget, Policy, Waiting
-from hplm.scheduling.queue import RequestQueue, Taken
+from hplm.scheduling.queue import RequestQueue, TakeResult
 from hplm.serving.batch_loop import BatchLoop, Run
 from hplm.serving.pending_requests import ASK_CANCELLED_AFTER_S
 from hplm.serving.replies import Job, never
@@ -408,7 +408,7 @@ class FailsOnce(RequestQueue):
 
     failed = False
 
-    def take(self, now_s: float) -> Taken:
+    def take(self, now_s: float) -> TakeResult:
         if self.failed:
             return super().take(now_s)
         self.failed = True
@@ -547,7 +547,7 @@ def test_where_spans_cannot_be_written_what_they_time_goes_on(tmp_path: Path, ca
         tracer.close()
     assert len(path.read_text().splitlines()) == 1
     (said,) = (record.getMessage() for record in caplog.records)
-    assert said.startswith(f"{path} is written no more: ")
+    assert said.startswith(f"{path} gets no further spans: ")
 
 
 def test_a_batch_and_its_answers_are_traced_in_order(inbox: Inbox, tmp_path: Path) -> None:

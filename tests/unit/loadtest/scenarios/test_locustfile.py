@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from hplm.reporting.benchmark_result import plain
-from hplm.triton.launcher.server import free_ports
+from hplm.triton.launcher.ports import free_ports
 from tests.unit.clients.answering import answering
 from tests.waiting import until
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import shutil
 import sys
 import threading
 import time
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 
 from hplm import errors
+from hplm.triton.workarounds.full_shared_memory import LEAST_ROOM, MOST_BYTES
 
 
 class Request:
@@ -52,9 +54,12 @@ def translate(monkeypatch: pytest.MonkeyPatch) -> Any:
     # Without room it takes no line either.
     module.Logger.log_error = MagicMock(side_effect=RuntimeError("no room"))
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", module)
-    monkeypatch.delitem(sys.modules, "hplm.triton.bridge.translate", raising=False)
-    yield importlib.import_module("hplm.triton.bridge.translate")
-    sys.modules.pop("hplm.triton.bridge.translate", None)
+    names = ("hplm.triton.bridge.translate", "hplm.triton.workarounds.finished_requests")
+    for name in names:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    yield importlib.import_module(names[0])
+    for name in names:
+        sys.modules.pop(name, None)
 
 
 def test_nobody_asks_about_a_request_that_has_had_its_last_response(translate: Any) -> None:
@@ -103,7 +108,7 @@ Handed = list[tuple[Any, Any]]
 @pytest.fixture
 def plain(translate: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Errors are written as what they say, and there is shared memory enough."""
-    monkeypatch.setattr(translate.shutil, "disk_usage", lambda path: SimpleNamespace(free=2 * translate.LEAST_ROOM))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2 * LEAST_ROOM))
     translate.pb_utils.InferenceResponse = lambda error: Response(error)
     translate.pb_utils.TritonError = MagicMock(side_effect=lambda message, code: message)
     return translate
@@ -200,7 +205,7 @@ def test_a_call_that_takes_no_answers_returns_nothing_not_even_what_is_refused_a
 
 def test_no_more_than_so_many_bytes_leave_with_a_call(plain: Any) -> None:
     requests = [Request() for _ in range(4)]
-    large = plain.MOST_BYTES // 2
+    large = MOST_BYTES // 2
     found, _ = call(plain, requests, replied("a long one", large), hold_s=1e6)
     assert [response is not None for response in found] == [True, True, False, False]
     assert [request.sent for request in requests] == [0, 0, 1, 1]
@@ -209,7 +214,7 @@ def test_no_more_than_so_many_bytes_leave_with_a_call(plain: Any) -> None:
 def test_where_shared_memory_is_nearly_full_each_answer_is_sent_by_itself(
     plain: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plain.shutil, "disk_usage", lambda path: SimpleNamespace(free=plain.LEAST_ROOM))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=LEAST_ROOM))
     requests = [Request() for _ in range(3)]
     found, _ = call(plain, requests, replied("an answer"), hold_s=1e6)
     assert found is None
@@ -310,6 +315,6 @@ def test_a_model_that_another_version_exported_is_refused_with_what_to_do(transl
 
     translate.check_tensors(args_of("TEXT", "REQUEST_META"), ["TEXT", "REQUEST_META"])
     with pytest.raises(
-        errors.ConfigError, match=r"hbert_plot has no REQUEST_META.*`hplm build export --keep-settings`"
+        errors.ConfigError, match=r"hbert_plot has no tensor REQUEST_META.*`hplm build export --keep-settings`"
     ):
         translate.check_tensors(args_of("TEXT", "HIDDEN"), ["REQUEST_META"])

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from hplm.runtime.process import begun, state_of
-from hplm.triton.launcher import reaper
-from hplm.triton.launcher.reaper import start_reaper
+from hplm.triton.workarounds import surviving_stubs
+from hplm.triton.workarounds.surviving_stubs import start_reaper
 from tests.waiting import until
 from tests.watching import runs
 
@@ -74,9 +74,9 @@ def test_a_server_that_cannot_be_looked_at_for_want_of_files_lives(
         return state_of(pid, since)
 
     lived: list[bool] = []
-    monkeypatch.setattr(reaper, "PERIOD_S", 0.01)
-    monkeypatch.setattr(reaper, "state_of", look)
-    reaper._main(server.pid, begun(server.pid), os.getppid(), folder)
+    monkeypatch.setattr(surviving_stubs, "PERIOD_S", 0.01)
+    monkeypatch.setattr(surviving_stubs, "state_of", look)
+    surviving_stubs._main(server.pid, begun(server.pid), os.getppid(), folder)
     assert lived[0]
     assert not folder.exists()
 
@@ -84,7 +84,7 @@ def test_a_server_that_cannot_be_looked_at_for_want_of_files_lives(
 def test_who_has_the_number_of_a_server_that_is_gone_is_left_alone(
     server: subprocess.Popen[bytes], folder: Path
 ) -> None:
-    reaper._main(server.pid, "0", os.getppid(), folder)
+    surviving_stubs._main(server.pid, "0", os.getppid(), folder)
     assert server.poll() is None
     assert not folder.exists()
 
@@ -93,10 +93,10 @@ def test_who_has_the_number_of_a_server_that_is_gone_is_left_alone(
 def test_a_server_that_does_not_end_though_its_launcher_is_gone_is_ended(
     server: subprocess.Popen[bytes], folder: Path, monkeypatch: pytest.MonkeyPatch, is_launcher_gone: bool
 ) -> None:
-    monkeypatch.setattr(reaper, "PERIOD_S", 0.01)
-    monkeypatch.setattr(reaper, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(surviving_stubs, "PERIOD_S", 0.01)
+    monkeypatch.setattr(surviving_stubs, "ALONE_S", 0.5)
     launcher = -1 if is_launcher_gone else os.getppid()
-    watching = threading.Thread(target=reaper._main, args=(server.pid, begun(server.pid), launcher, folder))
+    watching = threading.Thread(target=surviving_stubs._main, args=(server.pid, begun(server.pid), launcher, folder))
     watching.start()
     watching.join(60 if is_launcher_gone else 2.0)
     assert watching.is_alive() != is_launcher_gone

@@ -14,8 +14,9 @@ from typing import cast
 
 import pytest
 
-from hplm.triton.launcher.server import Ports, TritonServer
-from hplm.triton.launcher.stubs import SETTLED_S, STUB, StubKeeper, stubs_of
+from hplm.triton.launcher.ports import Ports
+from hplm.triton.launcher.server import TritonServer
+from hplm.triton.workarounds.dead_stubs import SETTLED_S, STUB, StubKeeper, stubs_of
 from tests.waiting import until
 
 
@@ -149,6 +150,14 @@ def test_a_model_that_has_lived_for_long_is_loaded_at_once(kept: Kept) -> None:
     kept.server.kill("alpha")
     assert kept.looks(0.7) == []
     assert kept.looks(0.4) == ["alpha"]
+
+
+def test_a_model_that_has_a_new_stub_already_is_not_loaded_again(kept: Kept) -> None:
+    kept.server.kill("alpha")
+    kept.server.load("alpha")
+    assert kept.looks(5.0) == []
+    kept.server.kill("alpha")
+    assert kept.looks(0.1) == ["alpha"]
 
 
 def test_a_load_that_hangs_is_waited_for_no_longer_when_it_is_over_with_triton(kept: Kept) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import math
 import sys
 import threading
@@ -49,14 +48,10 @@ class Triton:
 def triton(monkeypatch: pytest.MonkeyPatch) -> Iterator[Triton]:
     triton = Triton()
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", triton.module)
-    names = [f"hplm.triton.{name}" for name in ("translate", "waking")]
-    for name in names:
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    # From the package it would be the one that another test has left there.
-    importlib.import_module("hplm.triton.bridge.translate")
+    name = "hplm.triton.workarounds.kept_requests"
+    monkeypatch.delitem(sys.modules, name, raising=False)
     yield triton
-    for name in names:
-        sys.modules.pop(name, None)
+    sys.modules.pop(name, None)
 
 
 @pytest.fixture
@@ -64,13 +59,9 @@ def make(triton: Triton) -> Iterator[Callable[..., Any]]:
     made = []
 
     def make(**policy: Any) -> Any:
-        config = {"dynamic_batching": {"default_queue_policy": {**POLICY, **policy}}}
-        args = {"model_name": "stage", "model_version": "3", "model_config": json.dumps(config)}
-        made.append(
-            importlib.import_module("hplm.triton.workarounds.triton_wakeup").TritonWakeup(
-                args, {"TENANT": np.zeros((1, 1))}
-            )
-        )
+        args = {"model_name": "stage", "model_version": "3"}
+        kept_requests = importlib.import_module("hplm.triton.workarounds.kept_requests")
+        made.append(kept_requests.TritonWakeup(args, {**POLICY, **policy}, {"TENANT": np.zeros((1, 1))}))
         return made[-1]
 
     yield make
@@ -79,17 +70,17 @@ def make(triton: Triton) -> Iterator[Callable[..., Any]]:
 
 
 def call(waker: Any) -> None:
-    waker.began()
-    waker.ended(of_many=False)
+    waker.call_began()
+    waker.call_ended(is_busy=False)
 
 
 def test_after_a_call_that_no_other_follows_the_model_gets_a_request_that_expires_at_once(
     triton: Triton, make: Any
 ) -> None:
     waker = make()
-    waker.began()
+    waker.call_began()
     assert not triton.asked
-    waker.ended(of_many=False)
+    waker.call_ended(is_busy=False)
     until(lambda: triton.asked)
     asked = triton.asked[0]
     assert (asked["model_name"], asked["model_version"], asked["timeout"]) == ("stage", 3, 1)
@@ -101,7 +92,7 @@ def test_nothing_is_sent_while_a_call_lasts(triton: Triton, make: Any) -> None:
     triton.answer = lambda: answer("something else")
     lasting, ended = make(), make()
     call(lasting)
-    lasting.began()
+    lasting.call_began()
     before = lasting.counts["wakes"]
     call(ended)
     until(lambda: ended.counts["wakes"] == SENT)
@@ -162,7 +153,7 @@ def test_where_no_thread_can_be_started_the_next_call_is_followed_by_a_look_all_
         call(waker)
         until(lambda: waker.counts["failed_wakes"] == SENT)
     # Else `stop` would wait for what was never sent.
-    assert not waker._waiting
+    assert not waker._unfinished
     call(waker)
     until(lambda: triton.asked)
 
@@ -202,18 +193,18 @@ def test_one_that_is_never_answered_does_not_make_all_who_come_later_look_old(
     may_end = threading.Event()
     triton.answer = lambda: answer(None if may_end.wait(60) else "late")
     waker = make()
-    monkeypatch.setattr(sys.modules["hplm.triton.workarounds.triton_wakeup"], "LOST_AFTER_S", 0.2)
+    monkeypatch.setattr(sys.modules["hplm.triton.workarounds.kept_requests"], "LOST_AFTER_S", 0.2)
     call(waker)
     until(lambda: len(triton.asked) == SENT)
     until(lambda: waker.oldest_s == math.inf)
-    assert waker._unanswered
+    assert waker._sent_at_s
     may_end.set()
 
 
 def test_a_call_that_ends_while_a_later_look_is_due_has_its_own_soon(triton: Triton, make: Any) -> None:
     triton.answer = lambda: answer("something else")
     waker = make()
-    waker._wakes.due_s = time.monotonic() + 3600.0
+    waker._times.due_s = time.monotonic() + 3600.0
     with waker._changed:
         waker._changed.notify_all()
     time.sleep(0.05)
@@ -243,7 +234,7 @@ def test_it_ends_while_it_waits_and_with_one_that_is_never_answered(
     triton: Triton, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     idle, waiting = make(), make()
-    monkeypatch.setattr(sys.modules["hplm.triton.workarounds.triton_wakeup"], "STOP_S", 0.1)
+    monkeypatch.setattr(sys.modules["hplm.triton.workarounds.kept_requests"], "STOP_S", 0.1)
     is_over = threading.Event()
     triton.answer = lambda: is_over.wait() and answer("Request timeout expired")
     call(waiting)

@@ -1,0 +1,73 @@
+"""The ports of a server."""
+
+from __future__ import annotations
+
+import errno
+import random
+import socket
+from dataclasses import dataclass
+
+from hplm.errors import StartError
+
+# Below the ports that the system gives to clients: one of those might be taken before Triton has it.
+PORTS = range(10_000, 32_768)
+
+
+@dataclass(frozen=True)
+class Ports:
+    """The three ports of a server on `host`."""
+
+    http: int
+    grpc: int
+    metrics: int
+    host: str = "127.0.0.1"
+
+    @property
+    def http_url(self) -> str:
+        return f"http://{self.host}:{self.http}"
+
+    @property
+    def grpc_url(self) -> str:
+        return f"grpc://{self.host}:{self.grpc}"
+
+
+def free_ports() -> Ports:
+    """Return three ports on which nothing listens now. Raises StartError if there are none."""
+    free: list[int] = []
+    for port in random.SystemRandom().sample(PORTS, len(PORTS)):
+        with socket.socket() as probe:
+            try:
+                probe.bind((Ports.host, port))
+            except OSError:
+                continue
+        free.append(port)
+        if len(free) == 3:
+            http, grpc, metrics = free
+            return Ports(http, grpc, metrics)
+    raise StartError(f"there are no free ports on {Ports.host} below {PORTS.stop}")
+
+
+def check_free(ports: Ports) -> None:
+    """Check that a server can listen on the ports.
+
+    Raises StartError if a port is taken or named twice, if the host is no address of this machine, or if it is an IPv6
+    address, which the launcher does not support.
+    """
+    if ":" in ports.host:
+        raise StartError(f"--host takes an IPv4 address or a name, not {ports.host}")
+    by_flag = {"--http-port": ports.http, "--grpc-port": ports.grpc, "--metrics-port": ports.metrics}
+    if len({*by_flag.values()}) < len(by_flag):
+        raise StartError(f"{', '.join(by_flag)} must be three ports, got {', '.join(map(str, by_flag.values()))}")
+    for flag, port in by_flag.items():
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((ports.host, port))
+            except OSError as error:
+                if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                    raise StartError(
+                        f"{ports.host} is no address of this machine ({error.strerror}): see --host"
+                    ) from None
+                raise StartError(
+                    f"port {port} of {ports.host} is not free ({error.strerror}); choose another with {flag}"
+                ) from None
