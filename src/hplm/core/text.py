@@ -269,8 +269,8 @@ def _kept(of_text: Ids, max_tokens: int, first_is_longer: bool) -> Ids:
 def _words_that_more_text_may_change(tokenizer: Tokenizer) -> int | None:
     """Return how many of a text's last words may change if more text follows, None if that is unknown.
 
-    BERT's tokenizer looks at single characters to split words, so more text may continue the last word. The words before it may be the
-    beginning of an added token, which has at least one character for each word.
+    BERT's tokenizer looks at single characters to split words, so more text may continue the last word. The words before it
+    may be the beginning of an added token, which has at least one character for each word.
     """
     added = tokenizer.get_added_tokens_decoder().values()
     steps = (tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.model)
