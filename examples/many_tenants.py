@@ -1,4 +1,4 @@
-"""Many texts of many tenants at once over gRPC, asynchronously: .venv/bin/python examples/many_tenants.py"""
+"""Send texts of many tenants at once over gRPC, asynchronously: .venv/bin/python examples/many_tenants.py"""
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ async def main() -> None:
     async with AsyncClient(os.environ.get("HPLM_GRPC", "grpc://127.0.0.1:8001")) as client:
         for answer in await asyncio.gather(*(client.predict(tenant, text) for tenant, text in TEXTS.items())):
             print(f"{answer.tenant:12} {answer.label} ({answer.score:.3f})")
-        # What is there all at once costs less in one request, of 64 texts at most.
+        # Texts that are known at once cost less in one request, of 64 texts at most.
         print([answer.label for answer in await client.predict_batch(TEXTS.items())])
         try:
             await client.predict("nobody", "hello")

@@ -1,4 +1,4 @@
-"""Ask one tenant's model over HTTP. Run it while `make serve` runs: .venv/bin/python examples/one_text.py"""
+"""Classify one text over HTTP. Run this while `make serve` runs: .venv/bin/python examples/one_text.py"""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Without our client, over HTTP, for programs that speak to Triton already: .venv/bin/python examples/plain_tritonclient.py"""
+"""Call hplm over HTTP with Triton's own client, not hplm's: .venv/bin/python examples/plain_tritonclient.py"""
 
 import os
 
@@ -17,13 +17,13 @@ for name, value in (("TEXT", "A moving, beautifully acted film."), ("TENANT", "f
     inputs.append(tensor)
 outputs = [triton.InferRequestedOutput(name) for name in OUTPUTS]
 try:
-    # Microseconds that the server has: what it cannot answer by then it refuses immediately.
+    # `timeout` is the server's time in microseconds. A request that it cannot answer in this time is refused at once.
     result = client.infer("hbert", inputs, outputs=outputs, timeout=2_000_000)
 except InferenceServerException as error:
-    # The message is "CODE: ...", perhaps with Triton's words in front. docs/calling.md lists the codes.
+    # The message is "CODE: ...", perhaps after Triton's own words. docs/calling.md lists the codes.
     raise SystemExit(f"refused: {error.message()}") from None
 except OSError as error:
-    raise SystemExit(f"nobody answers at {scheme}://{host}: {error}") from None
+    raise SystemExit(f"no server answers at {scheme}://{host}: {error}") from None
 for name in OUTPUTS:
     print(name, result.as_numpy(name)[0].tolist())
 client.close()
