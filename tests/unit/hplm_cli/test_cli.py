@@ -1,4 +1,4 @@
-"""The command line: examples in every --help, one line an error."""
+"""Every --help of the command line has examples, and every error is one line."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ COMMANDS = (
 @pytest.mark.usefixtures("restored_signals")
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_help_shows_an_example(command: list[str]) -> None:
-    # In this process: a new one would import torch for every sub-command.
+    # This runs in the test's process, because a new one would import torch for every sub-command.
     done = CliRunner().invoke(make_app(command[0] if command else None), [*command, "--help"])
     assert done.exit_code == 0, done.output
     assert "Example" in done.output
@@ -196,7 +196,7 @@ def test_an_unknown_command_is_refused(hplm: Run) -> None:
 
 @pytest.mark.parametrize("when", ["at once", "under way"])
 def test_what_is_not_installed_is_named_with_the_extra_that_has_it(when: str) -> None:
-    # As in an installation for clients alone, where a benchmark's libraries lack.
+    # An installation for clients alone lacks the libraries of benchmarks.
     lacking = "locust" if when == "under way" else "hplm_loadtest.cli.loadtest"
     code = f"import sys; sys.modules[{lacking!r}] = None; from hplm_cli import main; main()"
     command = [sys.executable, "-c", code, "loadtest", "steady", "--tenants", os.devnull, "--text", os.devnull]

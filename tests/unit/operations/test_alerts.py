@@ -1,4 +1,4 @@
-"""The alert rules and the dashboard that operators are given name events that the stages count."""
+"""The alert rules and the dashboard for operators name events that the stages count."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def counted_events() -> set[str]:
-    """Answers; refusals by their code; what is no answer's outcome by its name: `add("NAME")`, `Counter(NAME=...)`."""
+    """Return the names of events: answers, error codes, and other names in `add("NAME")` and `Counter(NAME=...)`."""
     folders = (ROOT / "src/hplm/serving", ROOT / "src/hplm/triton")
     code = "".join(path.read_text() for folder in folders for path in folder.rglob("*.py"))
     work = {name for pair in re.findall(r'\badd\("([a-z_]+)"|\b([a-z_]+)=self', code) for name in pair}

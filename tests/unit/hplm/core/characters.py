@@ -1,4 +1,4 @@
-"""Every kind of character beside known words, to see whether the words are still read."""
+"""Puts every kind of character beside known words, to see whether the words are still read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from hplm.core.text import TextEncoder
 
-# Scripts of thousands of like characters, and private ones: of these every 61st.
+# Scripts of thousands of similar characters, and private characters: every 61st of these is tried.
 SAMPLED = (
     range(0x3400, 0xA000),
     range(0xAC00, 0xD7A4),
@@ -22,7 +22,7 @@ SAMPLED = (
 
 
 def assigned() -> Iterator[str]:
-    """All assigned characters of the Unicode blocks, but samples of the largest ones."""
+    """Return all assigned characters of the Unicode blocks, but only samples of the largest blocks."""
     for number in range(0x110000):
         sampled = any(number in block for block in SAMPLED)
         if not (sampled and number % 61) and unicodedata.category(chr(number)) not in ("Cn", "Cs"):
@@ -30,7 +30,7 @@ def assigned() -> Iterator[str]:
 
 
 def characters_that_hide_words(tokenizer_json: Path, joined_symbols: Collection[str]) -> list[str]:
-    """The characters beside which `the`, `cat`, `red` or `dog` is not read as that word, with its exact offsets.
+    """Return the characters beside which `the`, `cat`, `red` or `dog` is not read as that word with its exact offsets.
 
     Two classes are exempt, both by their normal form. A letter, mark or number of the vocabulary makes another word of the
     word beside it. So does a symbol that longer pieces of the vocabulary contain: `joined_symbols`. A character that the

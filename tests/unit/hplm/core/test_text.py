@@ -1,4 +1,4 @@
-"""Text in."""
+"""Texts become tokens with exact offsets, long texts are cut, and bad texts are refused."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ TOKENIZERS = {
 
 @st.composite
 def long_texts(draw: st.DrawFn) -> str:
-    """Some pieces many times over, and others between them: with and without white space, of few and of many tokens."""
+    """Return texts of repeated pieces with others between them: with and without white space, of few and of many tokens."""
     letters = (
         "abcxyz ,.\n\t\u00e9\u0130\u00df\ufb01\u0301\u200d\x01\u00a0\u3000\u3002\u4e2d\U0001f469\U0001f3fd\U00020000"
         "\u03b2\u03c9\u2665\u00b0\u20bf5\uac00\uac01\u1100\u1161"
@@ -168,7 +168,7 @@ def long_texts(draw: st.DrawFn) -> str:
 def told_by_the_whole(
     tokenizer: Tokenizer, text: TextOrPair, max_tokens: int
 ) -> tuple[list[int], list[list[int]], bool]:
-    """The slow twin: everything is tokenised, then cut token by token at the longer text's end."""
+    """Encode slowly: tokenise everything, then cut token by token at the end of the longer text."""
     texts = text if isinstance(text, tuple) else (text,)
     encoding = tokenizer.encode(*texts)
     of_text = encoding.sequence_ids
@@ -207,7 +207,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def encoders(saved: dict[str, Path]) -> dict[str, tuple[TextEncoder, Tokenizer]]:
-    """Each encoder that reads 12 tokens, with the tokenizer of its slow twin."""
+    """Return each encoder that reads 12 tokens, with the tokenizer of its slow twin."""
     return {name: (TextEncoder(path, 12), load_tokenizer(path)) for name, path in saved.items()}
 
 

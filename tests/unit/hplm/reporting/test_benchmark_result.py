@@ -1,4 +1,4 @@
-"""The shape of every result file."""
+"""Every benchmark result has the same form, and its tables fit a terminal."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_rows_of_another_kind_have_a_table_of_their_own(capsys: pytest.CaptureFi
     Report("name", {}, rows).publish(None)
     lines = capsys.readouterr().out.splitlines()
     assert [line.split() for line in lines if "name" in line] == [["name"], ["name"]]
-    # Each without the other's columns, but for those that some of its rows lack.
+    # Neither table has a column that only the other one needs.
     assert any({"who", "rate", "spread"} <= {*line.split()} for line in lines)
     assert not any("who" in line and "why" in line for line in lines)
     first, second = (next(i for i, line in enumerate(lines) if word in line) for word in ("first", "second"))

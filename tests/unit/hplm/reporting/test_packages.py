@@ -1,4 +1,4 @@
-"""What packages bring, from a cache that has them already."""
+"""Files of packages are read from wheels in a cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Progress where there is no terminal: lines that a log can keep."""
+"""Progress without a terminal is written as lines of a log."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hplm.reporting.progress import Bars, bar_report, shared_out
 
 
 def lines_of(console: Console, is_enough: Callable[[list[str]], bool]) -> str:
-    """What is written until that is enough, or for a minute."""
+    """Return the output as soon as it is enough, or after a minute."""
     file = console.file
     assert isinstance(file, io.StringIO)
     with Bars(console, line_every_s=0.02) as bars:

@@ -1,4 +1,4 @@
-"""Threads that the interpreter's end does not wait for without limit."""
+"""Daemon threads delay the end of the interpreter only for a limited time."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_threads_of_a_cache_that_nobody_closed_end_with_it() -> None:
     threads = list(cache._threads._threads)
     assert threads
     del cache
-    # What refers to itself goes when memory is swept.
+    # An object that refers to itself is freed by the garbage collector.
     gc.collect()
     for thread in threads:
         thread.join(SOON_S)

@@ -1,4 +1,4 @@
-"""Faults that come with each request: in the log, but it is bounded."""
+"""Faults that come with every request are logged, but the log stays bounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a batch costs: learned from what was seen, never negative, and how much of it fits into a time."""
+"""The cost model learns the seconds of a batch from batches, is never negative, and says how many tokens fit into a time."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_linear_model_knows_what_a_long_text_costs_where_only_short_ones_were_
     rng = np.random.default_rng(1)
 
     def most_off(model: CostModel) -> float:
-        """How much dearer a text of 256 tokens looks than it is, at worst, while batches of short ones come."""
+        """Return how many times too expensive a text of 256 tokens looks at worst, while batches of short texts run."""
         worst = 0.0
         for seen in range(2000):
             lengths = np.clip(rng.normal(20, 10, rng.integers(1, 30)).round(), 3, 100).astype(int)

@@ -1,4 +1,4 @@
-"""Who is refused when it comes: first come, first served, whoever would be late behind what goes before it."""
+"""With first come, first served, a new request is refused if it would be late behind the requests that go before it."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def many(
 
 
 def test_first_come_first_served_who_comes_too_late_behind_others_is_refused_at_once() -> None:
-    # Ten requests are a batch of 0.1 s; a hundred can end within a second.
+    # Ten requests are a batch of 0.1 s, so a hundred can end within a second.
     assert len(admitted(queue_of(Fcfs(), capacity=1000), many(200))) == pytest.approx(100, abs=10)
-    # A policy may prefer whoever comes now.
+    # A policy may prefer the new request.
     assert len(admitted(queue_of(Das(), capacity=1000), many(200))) == 200
 
 
@@ -42,7 +42,7 @@ def test_the_batch_that_runs_is_before_a_newcomer_too() -> None:
 def test_a_newcomer_is_not_refused_for_what_others_have_beyond_their_share(tokens: int) -> None:
     queue = queue_of(Fcfs(), capacity=10_000)
     admitted(queue, many(2000, "flood", tokens=tokens, deadline_s=1e9))
-    # Half of each batch is theirs while two wait: four batches of 0.1 s have room for twenty.
+    # While two tenants wait, each has half of a batch: four batches of 0.1 s have room for twenty requests of each.
     assert len(admitted(queue, many(50, "quiet", first=5000, deadline_s=0.45))) == pytest.approx(20, abs=6)
 
 
@@ -63,14 +63,14 @@ def test_who_has_several_waits_once_for_those_who_have_one_each() -> None:
     queue = queue_of(Fcfs(), Budget(1, 640, 64, 64), capacity=10_000)
     admitted(queue, many(4000, "flood", deadline_s=1e9))
     admitted(queue, [request(5000 + i, f"t{i}", deadline_s=1e9) for i in range(100)])
-    # Before the thirtieth of this tenant: a hundred, thirty of the flood's, and its own; 160 are two and a half batches.
+    # 160 requests go before the thirtieth of this tenant: a hundred, thirty of the flood, and its own thirty.
     assert len(admitted(queue, many(30, "several", first=6000, deadline_s=2.6))) == 30
 
 
 def test_fewer_slots_than_tenants_make_more_batches() -> None:
     queue = queue_of(Fcfs(), Budget(1, 1000, 64, 5), capacity=1000)
     requests = [request(i, f"t{i}", deadline_s=1.0) for i in range(500)]
-    # Of ten tokens each, five at a time.
+    # Requests of ten tokens each, five in a batch.
     for number, one in enumerate(requests[:5]):
         assert not queue.offer(one, 0.0), number
     taken = queue.take(0.0)

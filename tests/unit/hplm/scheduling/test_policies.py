@@ -1,4 +1,4 @@
-"""What each policy chooses."""
+"""Each policy chooses the batch that its definition says."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_a_policy_that_fails_to_begin_is_an_error_of_the_settings(monkeypatch: p
 
 @pytest.mark.parametrize("name", ["fcfs", "sjf", "edf", "das", "slotted_das"])
 def test_a_batch_of_ten_thousand_waiting_is_chosen_with_a_number_of_steps_that_grows_with_them(name: str) -> None:
-    """Steps are counted, not timed: how often a request's length is read."""
+    """Count how often the policy reads a request's length, as a measure of its steps."""
 
     class Counting(Waiting):
         reads = 0

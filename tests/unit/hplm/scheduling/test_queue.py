@@ -1,4 +1,4 @@
-"""The bounded queue: nothing is lost, nobody starves, no tenant takes more than its share, failures are contained."""
+"""The bounded queue: no request is lost or starves, no tenant takes more than its share, a policy's failure is contained."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def service_s(batch: Batch) -> float:
     st.sampled_from(POLICIES),
     st.integers(1, 40),
     st.sampled_from([0.5, math.inf]),
-    # Batches as short beside the deadlines as they should be, and as long as all the time that requests are given.
+    # Batches that are short beside the deadlines, and batches that take all the time that requests have.
     st.sampled_from([1.0, 30.0]),
     st.randoms(use_true_random=False),
 )
@@ -118,7 +118,7 @@ def test_nobody_waits_for_what_another_has_beyond_its_share(
     total = sum(weights.get(tenant, 1.0) for tenant in tenants)
 
     def surplus(tenant: str, tokens: list[int]) -> int:
-        """At least so many tokens of the batch are beyond its share; one request never is."""
+        """Return how many tokens of the batch are beyond the tenant's share at least; a single request never is."""
         part = weights.get(tenant, 1.0) / total
         by_number = len(tokens) - max(1, math.ceil(budget.max_requests * part))
         by_tokens = sum(tokens) - max(budget.tokens * part, max(tokens))
@@ -193,7 +193,7 @@ def test_a_flood_of_short_texts_fills_no_batch_by_its_number(
 def test_a_quiet_tenant_is_answered_in_time_beside_a_flood_of_short_texts(
     policy: Policy, starve_after_s: float
 ) -> None:
-    # Twice what can be computed, 64 requests a batch at most.
+    # Twice as many requests as can be computed, at most 64 in a batch.
     flood = [request(i, "flood", tokens=2 + i % 10, arrived_s=i / 300, deadline_s=i / 300 + 30.0) for i in range(4000)]
     quiet = [request(10_000 + i, "quiet", arrived_s=0.2 * i, deadline_s=0.2 * i + 2.0) for i in range(60)]
     queue = queue_of(policy, Budget(1, 1024, 64, 63), capacity=4096, starve_after_s=starve_after_s)
@@ -242,7 +242,7 @@ def test_a_full_queue_makes_room_for_a_tenant_below_its_share_at_the_cost_of_the
 
 
 def test_no_request_starves_under_shortest_job_first() -> None:
-    # Of one tenant: another's would have its turn before it starves.
+    # One tenant only, because another tenant's request would be chosen before it starves.
     arrivals = [request(0, tokens=90, arrived_s=1.0)]
     arrivals += [request(1 + i, tokens=10, arrived_s=i * 0.005) for i in range(2000)]
 
@@ -260,9 +260,9 @@ def test_no_request_starves_under_shortest_job_first() -> None:
 def test_goodput_under_ten_times_overload_stays_near_capacity(
     policy: Policy, full_batch_s: float, deadlines_s: tuple[float, float], least: float
 ) -> None:
-    """Where a full batch takes a part of the time that requests are given, and where it takes all of it.
+    """Compare batches that take a part of the requests' time with batches that take all of it.
 
-    Capacity is what full batches do; smaller ones waste a share of their time.
+    The capacity is the rate of full batches; smaller batches waste a share of their time.
     """
     rng = np.random.default_rng(0)
     seconds = 20.0
@@ -309,7 +309,7 @@ def test_of_a_second_stage_the_time_that_the_first_took_is_not_given() -> None:
 def test_a_few_requests_in_a_hurry_do_not_make_everybodys_batches_small(hasty: int, tokens: int) -> None:
     queue = queue_of(Sjf())
     for i in range(50):
-        # Longer than the others: they are not chosen themselves.
+        # Longer than the other requests, so that they are not chosen themselves.
         is_hasty = i < hasty
         queue.offer(request(i, tokens=11 if is_hasty else 10, deadline_s=0.12 if is_hasty else 9.0), 0.0)
     assert taken_tokens(queue) == tokens
@@ -342,7 +342,7 @@ def test_a_few_in_a_hurry_do_not_make_a_short_queue_an_overload() -> None:
     queue = queue_of(Das(), Budget(1, 1024, 64, 64))
     for i in range(20):
         queue.offer(request(i, deadline_s=0.1 if i < 4 else 10.0), 0.0)
-    # Came while a batch ran: little of its time is left.
+    # It arrived while a batch ran, so little of its time is left.
     queue.offer(request(20, deadline_s=0.29), 0.04)
     taken = queue.take(0.25)
     assert taken.batch is not None
@@ -360,7 +360,7 @@ def test_rows_become_fewer_where_there_are_several() -> None:
 
     assert filled(1.0) == [50] * 8
     assert filled(0.5) == [50] * 5
-    # A row has room for one request at least, and four are asked for.
+    # A row has room for one request at least, and the least number of requests is four.
     assert filled(0.3) == [50] * 4
 
 
@@ -440,7 +440,7 @@ def test_one_request_that_has_become_hopeless_costs_no_other_its_place() -> None
     queue.offer(request(0, deadline_s=0.0101), 0.0)
     for i in range(1, 9):
         queue.offer(request(i, deadline_s=0.4), 0.0)
-    # Batches take longer than they did when it came.
+    # Batches take longer than at the request's arrival.
     for _ in range(30):
         queue.cost.observe(100, 2000, 0.15)
     taken = queue.take(0.0)

@@ -1,4 +1,4 @@
-"""Nobody is left waiting, whatever the policy prefers: answered, or refused with a reason, by the deadline."""
+"""Every request is answered or refused with a reason by its deadline, whatever the policy prefers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.unit.hplm.scheduling.test_queue import SECONDS_PER_TOKEN, queue_of, s
 TOKENS_PER_S = 1 / SECONDS_PER_TOKEN
 LONG_ARRIVES_S, LONG_DEADLINE_S = 1.5, 7.0
 ENDS_S = 9.0
-# What the short requests are given: less than they would need to starve, or more than anybody waits.
+# The time of short requests: less than the time to starve, or more than any request waits.
 HASTY_S, PATIENT_S = 0.6, 30.0
 
 policies = pytest.mark.parametrize("policy", BUILT_IN)
@@ -23,7 +23,7 @@ deadlines = pytest.mark.parametrize("deadline_s", [HASTY_S, PATIENT_S], ids=["ha
 
 
 def outcomes_of(policy: str, long: Waiting, load: float, deadline_s: float) -> list[Outcome]:
-    """Of a long request, first, and of short ones: `load` times what can be computed, beyond the long one's deadline too."""
+    """Return the arrivals of a long request and, until after its deadline, of short ones at `load` times the capacity."""
     rng = np.random.default_rng(0)
     lengths = rng.integers(3, 12, int(load * TOKENS_PER_S * ENDS_S / 7))
     at = np.sort(rng.uniform(0, ENDS_S, len(lengths)))
@@ -61,7 +61,7 @@ def test_beyond_capacity_a_long_request_is_answered_while_short_ones_keep_coming
 ) -> None:
     long = outcomes_of(policy, long_request(tenant, tokens), 3.0, HASTY_S)[0]
     assert long.in_time
-    # As soon as it has waited too long, and the batch that runs then has ended.
+    # It runs when it has waited too long and the batch of that moment has ended.
     assert long.ended_s < LONG_ARRIVES_S + EncodeSettings.starve_after_s + 1.0
 
 

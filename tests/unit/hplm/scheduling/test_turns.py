@@ -1,4 +1,4 @@
-"""Taking turns: what goes before a newcomer, against counting it tenant by tenant."""
+"""The work that goes before a new request, compared with a count tenant by tenant."""
 
 from __future__ import annotations
 

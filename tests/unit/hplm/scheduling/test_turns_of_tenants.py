@@ -1,4 +1,4 @@
-"""A tenant that asks for little has its turn beside any number of tenants that flood the server."""
+"""A tenant with few requests is served beside any number of tenants that flood the server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def service_s(batch: Batch) -> float:
 
 
 def answered_share(policy: Policy, budget: Budget, flooders: int, flood_tokens: int, quiet_tokens: int) -> float:
-    """Of a tenant's requests, one every quarter of a second, beside others that ask for three times what can be done."""
+    """Simulate a tenant with a request every quarter of a second beside others that send three times the capacity."""
     rng = np.random.default_rng(0)
     each = int(FLOOD * SECONDS / (flood_tokens * TOKEN_S) / flooders)
     asked = [(float(t), f"f{i}", flood_tokens, 30.0) for i in range(flooders) for t in rng.uniform(0, SECONDS, each)]
@@ -75,7 +75,7 @@ def test_who_was_served_longest_ago_goes_first_by_weight() -> None:
     others = [Waiting(1000 + i, name, 10, 1.0, math.inf) for i, name in enumerate(("new", "old", "heavy"))]
     waiting = [*flood(8, 8), *others]
     before = served((1.0, ("old",)), (2.0, ("new", "heavy")), (3.0, tuple(f"f{i}" for i in range(8))))
-    # Half of the batch, so two of them; the heavy one counts its second four times.
+    # Half of the batch holds two of them. The weight of `heavy` makes its one second of waiting count four times.
     batch = fair_select(Fcfs(), waiting, 4.0, Budget(1, 1000, 4, 4), {"heavy": 4.0}, math.inf, before)
     assert [one.tenant for one in batch.requests[:2]] == ["heavy", "old"]
 

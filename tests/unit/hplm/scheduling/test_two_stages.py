@@ -1,4 +1,4 @@
-"""Two stages behind each other under overload: what the first lets through in time the second can still answer."""
+"""Two stages in a row under overload: the second can still answer in time what the first lets through."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hplm.scheduling.policy import Budget, Waiting
 from hplm.scheduling.queue import RequestQueue
 from hplm.scheduling.simulator import simulate
 
-# Requests a second: of new text the look-up computes the windows, of known text it reads them.
+# Requests a second. The look-up computes the windows of new text, and reads those of known text.
 NEW, KNOWN = 137.0, 4000.0
 UPPER = 440.0
 STEP_S = 0.01
@@ -22,7 +22,7 @@ TOKENS = 20
 
 
 def goodput(load: float, deadlines_s: tuple[float, float], seconds: float = 10.0, known_until_s: float = 0.0) -> float:
-    """Answers in time over what the look-up can do with new text; text is known in the first `known_until_s`."""
+    """Return answers in time over the look-up's capacity for new text. Texts are known in the first `known_until_s`."""
     rng = np.random.default_rng(0)
     count = int(load * NEW * seconds)
     at, whole = np.sort(rng.uniform(0, seconds, count)), rng.uniform(*deadlines_s, count)
@@ -66,7 +66,7 @@ def test_under_overload_what_can_be_looked_up_is_answered_in_time(
 
 
 def test_text_that_is_new_from_one_moment_on_does_not_make_everything_late() -> None:
-    # The first seconds are answered all the same: what counts is what is answered beyond them.
+    # Requests of the first seconds are answered in any case, so only later answers count.
     known = goodput(2.0, (0.5, 2.0), seconds=5.0)
     assert known > 0.9
     assert goodput(2.0, (0.5, 2.0), seconds=10.0, known_until_s=5.0) - 2.0 > 0.8

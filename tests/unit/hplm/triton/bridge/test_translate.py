@@ -1,4 +1,4 @@
-"""What is asked of Triton about a request, and when."""
+"""Requests are answered once, answers leave together, and Triton is never asked about a finished request."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hplm.triton.workarounds.full_shared_memory import LEAST_ROOM, MOST_BYTES
 
 
 class Request:
-    """Stands in for Triton's request and for its sender: notes every call, and that it was asked after its end."""
+    """Stands in for Triton's request and its sender. It notes every call, and whether it was asked after its end."""
 
     def __init__(self) -> None:
         self.asked_after_its_end = False
@@ -45,13 +45,13 @@ class Request:
 
 @pytest.fixture
 def translate(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The module, over a stand-in for the one that only Triton's stubs have."""
+    """Return the module over a stand-in for the Python module that only Triton's stubs have."""
     module: Any = ModuleType("triton_python_backend_utils")
     module.Logger = MagicMock()
     module.TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
     module.TritonError = MagicMock()
     module.InferenceResponse = MagicMock()
-    # Without room it takes no line either.
+    # Without room in shared memory the log takes no line either.
     module.Logger.log_error = MagicMock(side_effect=RuntimeError("no room"))
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", module)
     names = ("hplm.triton.bridge.translate", "hplm.triton.workarounds.finished_requests")
@@ -92,7 +92,7 @@ def test_nobody_asks_about_a_request_that_has_had_its_last_response(translate: A
 
 @dataclass(frozen=True)
 class Response:
-    """What an answer or an error is written as: some bytes of shared memory."""
+    """Stands in for a response with an answer or an error; `size` is its bytes of shared memory."""
 
     answer: Any
     size: int = 1
@@ -107,7 +107,7 @@ Handed = list[tuple[Any, Any]]
 
 @pytest.fixture
 def plain(translate: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Errors are written as what they say, and there is shared memory enough."""
+    """Return the module with errors as plain messages and with room in shared memory."""
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2 * LEAST_ROOM))
     translate.pb_utils.InferenceResponse = lambda error: Response(error)
     translate.pb_utils.TritonError = MagicMock(side_effect=lambda message, code: message)
@@ -117,7 +117,7 @@ def plain(translate: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 def call(
     translate: Any, requests: list[Any], then: Callable[[Handed], None] = lambda _: None, **given: Any
 ) -> tuple[Any, Handed]:
-    """What `execute` returns where a thread of its own does `then` once all are handed over; and what was handed over.
+    """Return the result of `execute` and the requests that were submitted. A thread calls `then` after all submissions.
 
     A request of 2 is refused.
     """
@@ -152,7 +152,7 @@ def call(
 
 
 def replied(*given: Any, to: slice = slice(None)) -> Callable[[Handed], None]:
-    """To answer those `to`, each twice."""
+    """Return a function that answers the requests `to`, each twice."""
 
     def reply_to(handed: Handed) -> None:
         for reply, is_cancelled in handed[to]:
@@ -182,7 +182,7 @@ def test_answers_that_come_while_a_call_is_held_leave_with_it_once(plain: Any) -
 
 
 def test_a_held_call_ends_when_all_are_answered(plain: Any) -> None:
-    # Held for as long as this it would not end.
+    # A call that was held so long would not end.
     found, _ = call(plain, [Request() for _ in range(3)], replied("an answer"), hold_s=1e6)
     assert found == [Response("an answer"), Response(errors.QueueFullError(REFUSED).wire()), Response("an answer")]
 
@@ -222,7 +222,7 @@ def test_where_shared_memory_is_nearly_full_each_answer_is_sent_by_itself(
 
 
 class Deaf(Request):
-    """Its sender fails, as where shared memory is full."""
+    """A request whose sender fails, as with full shared memory."""
 
     def send(self, response: Any, flags: int) -> None:
         self.sent += 1
@@ -283,7 +283,7 @@ def test_what_is_refused_without_the_stage_is_told_to_be_counted(translate: Any)
         if given is failing:
             raise ZeroDivisionError
         if given is refused:
-            # The stage has counted it.
+            # The stage has counted this error.
             raise errors.QueueFullError(REFUSED)
         reply("an answer")
 

@@ -1,4 +1,4 @@
-"""The logs of servers, one a server."""
+"""Each server has a log of its own, and earlier logs stay."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_log_that_another_server_writes_is_not_taken_from_it(tmp_path: Path, m
 
 def test_of_two_servers_that_start_at_once_one_has_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_files, "FREE_WITHIN_S", 0.2)
-    # Also before anything is written.
+    # This holds also before anything is written.
     with log_files.fresh(tmp_path / "triton.log"), pytest.raises(StartError, match="another server writes"):
         log_files.fresh(tmp_path / "triton.log")
 
@@ -46,7 +46,7 @@ def test_who_waited_for_a_log_does_not_take_that_of_another_who_waited_too(
         waiting = threading.Thread(target=lambda: got.append(log_files.fresh(log)))
         waiting.start()
         time.sleep(0.3)
-        # Another one had it meanwhile: what is called so now is its own.
+        # Another server had the log meanwhile, and the file of this name is that server's.
         log.rename(tmp_path / "triton.log.1")
         second = log_files.fresh(log)
     time.sleep(0.3)

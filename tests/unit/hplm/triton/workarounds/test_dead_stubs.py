@@ -1,4 +1,4 @@
-"""Models whose stubs die are loaded again, each at its own pace; the stubs are real processes of a small server."""
+"""Models whose stubs die are loaded again, each after its own pauses. The stubs are real processes of a small server."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Process:
 
 
 class SmallTriton:
-    """Loads models as Triton does, each as a process; refuses those of `broken`, and those of `dying` end at once.
+    """Loads each model as a process, as Triton does. Models of `broken` are refused, and models of `dying` end at once.
 
     Whoever has it load one of `hanging` waits until it `is_free`.
     """
@@ -59,7 +59,7 @@ class SmallTriton:
         return False
 
     def hide_texts(self) -> None:
-        """It has none."""
+        """Do nothing: this server has no texts."""
 
     def load(self, model: str) -> bool:
         self.loads.append(model)
@@ -71,7 +71,7 @@ class SmallTriton:
         script.parent.mkdir(parents=True, exist_ok=True)
         script.write_text("read line\n")
         stub = subprocess.Popen([STUB, str(script)], executable="/bin/sh", stdin=subprocess.PIPE)
-        # The system says that it runs a moment before it tells its command.
+        # The process is visible a moment before its command is.
         until(lambda: Path(f"/proc/{stub.pid}/cmdline").read_bytes() != b"")
         self._stubs.append((model, stub))
         if model in self.dying:
@@ -95,7 +95,7 @@ class SmallTriton:
 
 
 class Kept:
-    """Two models, alpha and beta, and a keeper by a manual clock."""
+    """Two models, alpha and beta, and a keeper with a manual clock."""
 
     def __init__(self, server: SmallTriton) -> None:
         self.server = server
@@ -106,7 +106,7 @@ class Kept:
         self._keeper = StubKeeper(cast(TritonServer, server), lambda: self.is_over, clock=lambda: self.now_s)
 
     def looks(self, duration_s: float) -> list[str]:
-        """Which models were loaded by looks each fifth of a second."""
+        """Look every fifth of a second, and return the models that were loaded."""
         self.server.loads.clear()
         until_s = self.now_s + duration_s
         while self.now_s < until_s:
@@ -135,7 +135,7 @@ def test_a_model_that_cannot_be_loaded_does_not_keep_another_waiting(kept: Kept)
 def test_a_model_that_dies_whenever_it_is_loaded_is_loaded_after_pauses_that_double(kept: Kept) -> None:
     kept.server.dying.add("alpha")
     kept.server.kill("alpha")
-    # At once and after 1, 3, 7, 15 and 31 seconds.
+    # Loads happen at once and after 1, 3, 7, 15 and 31 seconds.
     assert kept.looks(35.0) == ["alpha"] * 6
 
 
@@ -169,12 +169,12 @@ def test_a_load_that_hangs_is_waited_for_no_longer_when_it_is_over_with_triton(k
     assert looking.is_alive()
     kept.is_over = True
     until(lambda: not looking.is_alive())
-    # It has given up, not heard of an end.
+    # The load itself has not ended.
     assert not kept.server.is_free.is_set()
 
 
 def test_a_process_of_the_machine_whose_name_is_no_text_is_in_nobodys_way(kept: Kept) -> None:
-    # The system cuts names at 15 bytes, within a letter too.
+    # The system cuts names at 15 bytes, also within a letter.
     code = "import ctypes, sys; ctypes.CDLL(None).prctl(15, b'\\xd0\\xbe\\xd0 ) (', 0, 0, 0); print(flush=True)"
     odd = subprocess.Popen(
         [sys.executable, "-c", f"{code}; sys.stdin.read()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE

@@ -1,4 +1,4 @@
-"""A stage has Triton look after a call that no other follows, where Triton bounds what waits, until it is no Triton we know."""
+"""A stage sends itself a no-op request after a call, if its queue in Triton is bounded and Triton lets the request expire."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 
 from tests.waiting import until
 
-# As Triton has it: what is a long integer comes as a string.
+# The queue policy as Triton passes it: 64-bit integers are strings.
 POLICY = {"max_queue_size": 9, "allow_timeout_override": True, "default_timeout_microseconds": "1000000"}
 SENT = 4  # after a call, where no answer comes
 
@@ -27,7 +27,7 @@ def answer(error: str | None) -> Any:
 
 
 class Triton:
-    """Stands in for the module that only Triton's stubs have; `exec` of a request calls `answer`."""
+    """Stands in for the Python module that only Triton's stubs have. `exec` of a request calls `answer`."""
 
     def __init__(self) -> None:
         self.asked: list[dict[str, Any]] = []
@@ -152,7 +152,7 @@ def test_where_no_thread_can_be_started_the_next_call_is_followed_by_a_look_all_
         broken.setattr(threading.Thread, "start", MagicMock(side_effect=RuntimeError("can't start new thread")))
         call(waker)
         until(lambda: waker.counts["failed_wakes"] == SENT)
-    # Else `stop` would wait for what was never sent.
+    # Otherwise `stop` would wait for a request that was never sent.
     assert not waker._unfinished
     call(waker)
     until(lambda: triton.asked)
@@ -242,7 +242,7 @@ def test_it_ends_while_it_waits_and_with_one_that_is_never_answered(
     try:
         for waker in (idle, waiting):
             waker.stop()
-            # It may be late, but needs no answer to end.
+            # The thread may end late, but it needs no answer to end.
             waker._thread.join(30)
             assert not waker._thread.is_alive()
     finally:

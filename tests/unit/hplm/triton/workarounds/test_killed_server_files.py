@@ -1,4 +1,4 @@
-"""What servers leave behind when they are killed."""
+"""Files of killed servers are removed, and files of other servers stay."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def leave(shared: Path, server: int) -> tuple[Path, set[Path]]:
-    """As a server does, whose mark is closed: its folder and its files in shared memory."""
+    """Make the folder and the files in shared memory that a killed server leaves."""
     folder, mark = killed_server_files.make_folder()
     killed_server_files.write_name(mark, server)
     mark.close()
@@ -39,7 +39,7 @@ def leave(shared: Path, server: int) -> tuple[Path, set[Path]]:
 
 
 def test_what_a_dead_server_left_is_removed_and_nothing_of_one_that_lives_or_begins(shared: Path) -> None:
-    # Its number is beyond what the system gives.
+    # The system gives no process such a high number.
     dead, of_dead = leave(shared, 1 << 23)
     alive, of_alive = leave(shared, 1)
     begun, mark = killed_server_files.make_folder()
@@ -53,7 +53,7 @@ def test_what_a_dead_server_left_is_removed_and_nothing_of_one_that_lives_or_beg
         assert not of_dead & of_alive
     killed_server_files.sweep()
     assert not alive.exists()
-    # Another process has its number by now.
+    # Another process has the number now, so this file may be that process's.
     assert [path.name for path in shared.iterdir()] == [f"{backlogs_of(1)}x.1.json"]
 
 
@@ -93,13 +93,13 @@ def test_stubs_that_hold_the_mark_of_a_triton_that_is_gone_are_ended(shared: Pat
             finally:
                 with suppress(ProcessLookupError):
                     os.killpg(triton.pid, signal.SIGKILL)
-    # The next start removes what this one found held too long.
+    # A later start removes the folder if the lock was still held here.
     killed_server_files.sweep()
     assert not folder.exists()
 
 
 def test_a_group_that_has_the_number_of_a_triton_that_is_gone_and_not_its_mark_is_left_alone(shared: Path) -> None:
-    # Its leader has ended, as that of `a | b` does.
+    # The leader of the group has ended, as in `a | b`.
     with subprocess.Popen(
         ["bash", "-c", "sleep 600 & echo $!"], stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as leader:

@@ -1,4 +1,4 @@
-"""The process that ends what a killed server leaves, over processes that are no Triton."""
+"""The reaper kills what a killed server leaves. The processes here are no Triton."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
 def test_who_is_left_of_a_killed_server_s_group_ends_and_its_folder_goes(
     folder: Path, is_asked_how_it_ended: bool
 ) -> None:
-    # The second gives the first up, and heeds no signal that can be ignored.
+    # The second process leaves its parent, and ignores every signal that can be ignored.
     stub = "trap '' TERM; while :; do sleep 1; done"
     command = ["bash", "-c", f'bash -c "{stub}" & echo $!; wait']
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as server:

@@ -1,4 +1,4 @@
-"""Triton is asked to look at what it may have kept after a call that no other follows, until it has."""
+"""No-op requests are due after a call that no other call follows, until one has expired."""
 
 from __future__ import annotations
 
