@@ -1,4 +1,7 @@
-"""Between Triton's requests and plain values. Only this, `metrics` and `waking` import Triton's Python module."""
+"""Translate between Triton's requests and plain values.
+
+Only this module, `metrics` and `triton_wakeup` import Triton's Python module.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,22 +21,15 @@ import triton_python_backend_utils as pb_utils
 
 from hplm.errors import BadInputError, ConfigError, HplmError, InternalError
 from hplm.runtime.process import SHARED_MEMORY
+from hplm.serving.request import Answer, Client
 
 Input = TypeVar("Input")
-Answer = TypeVar("Answer")
-AnswerIn = TypeVar("AnswerIn", contravariant=True)
 # Of answers that leave with one call: all of them lie in shared memory at once. Where that has no room for one of them, all of
 # the call fail; so where little of it is left, each is sent by itself.
 MOST_BYTES = 4_000_000
 LEAST_ROOM = 4 * MOST_BYTES
 # Triton's tensors by name.
 Inputs = Mapping[str, Any]
-
-
-class Reply(Protocol[AnswerIn]):
-    """Sends an answer or an error; of a decoupled model's request as many as there are, the last one so marked."""
-
-    def __call__(self, answer: AnswerIn | HplmError, *, is_last: bool = True) -> None: ...
 
 
 def version_folder(args: dict[str, str]) -> Path:
@@ -132,30 +128,30 @@ def deadline_s(request: Any) -> float | None:
 def submit_all(
     requests: Sequence[Any],
     read: Callable[[Any], Input],
-    submit: Callable[[Input, Reply[Answer], Callable[[], bool]], None],
+    submit: Callable[[Input, Client[Answer]], None],
     writer: Callable[[Any], Callable[[Answer], Any]],
     count: Callable[[HplmError], object],
     *,
     hold_s: float | None = None,
 ) -> list[Any] | None:
-    """Hand requests over to be answered from other threads, exactly once of a model that is not decoupled: `submit` replies
-    whenever its answer is ready, or raises an HplmError instead, which it has counted; `count` is told of other refusals.
+    """Read and submit the requests of one call; each gets exactly one answer, unless the model is decoupled.
 
-    Without `hold_s` every response is sent through its request's sender, a round trip to the server each. With it, for a model
-    that is not decoupled, this waits until all are answered, that long at most, and returns what is there by then, refusals
-    too, as far as shared memory allows: what `execute` returns leaves together at the price of one, the rest is sent. Who
-    comes meanwhile waits in Triton for the next call, which is fuller.
+    `submit` replies to the client from any thread, or raises an HplmError that it has counted. `count` counts other refusals.
 
-    `writer(request)` is asked before returning, for Triton takes the request's memory back then. Raises nothing: Triton would
-    end all requests of the call, also those that another thread answers later.
+    Without `hold_s` every response is sent by itself, a round trip to the server each. With it, for a model that is not
+    decoupled, this waits until all requests are answered, at most `hold_s`. It returns the responses that are ready, as far as
+    shared memory allows: what `execute` returns leaves together at the price of one. Each other response is sent by itself.
+    Requests that come meanwhile wait in Triton for the next call, which is fuller.
+
+    `writer(request)` is called before this returns, because Triton then takes the request's memory back. Raises nothing: Triton
+    would end all requests of the call, also those that another thread answers later.
     """
     takes_answers = hold_s is not None and _has_room()
     call = _Call(len(requests), takes_answers=takes_answers)
     for index, request in enumerate(requests):
         try:
-            _submit(
-                _Sender(request.get_response_sender(), partial(call.take, index)), request, read, submit, writer, count
-            )
+            client: _SenderClient[Answer] = _SenderClient(request.get_response_sender(), partial(call.take, index))
+            _submit(client, request, read, submit, writer, count)
         except Exception:
             # Not even an error could be sent.
             log_failure()
@@ -205,22 +201,22 @@ class _Call:
 
 
 def _submit(
-    sender: _Sender,
+    client: _SenderClient[Answer],
     request: Any,
     read: Callable[[Any], Input],
-    submit: Callable[[Input, Reply[Answer], Callable[[], bool]], None],
+    submit: Callable[[Input, Client[Answer]], None],
     writer: Callable[[Any], Callable[[Answer], Any]],
     count: Callable[[HplmError], object],
 ) -> None:
-    """One of `submit_all`. Raises where not even an error could be sent."""
+    """Submit one request of `submit_all`. Raises an error if not even an error could be sent."""
 
     def refuse_uncounted(error: HplmError) -> None:
         count(error)
-        sender.send(refuse(error))
+        client.send(refuse(error))
 
     try:
-        given = read(request)
-        reply = _replier(sender, writer(request))
+        content = read(request)
+        client.write = writer(request)
     except HplmError as error:
         refuse_uncounted(error)
         return
@@ -229,49 +225,49 @@ def _submit(
         refuse_uncounted(BadInputError("the inputs of this request cannot be read"))
         return
     try:
-        submit(given, reply, sender.is_cancelled)
+        submit(content, client)
     except HplmError as error:
-        sender.send(refuse(error))
+        client.send(refuse(error))
     except Exception:
         log_failure()
         refuse_uncounted(InternalError("the server failed on this request; its log says why"))
 
 
-def _replier(sender: _Sender, write: Callable[[Answer], Any]) -> Reply[Answer]:
-    def reply(answer: Answer | HplmError, *, is_last: bool = True) -> None:
-        try:
-            response = refuse(answer) if isinstance(answer, HplmError) else write(answer)
-        except Exception:
-            sender.send(refuse(InternalError("the answer could not be written; the server's log says why")))
-            # Whoever gave the answer logs and counts that it was not sent.
-            raise
-        sender.send(response, is_last=is_last)
+class _SenderClient(Client[Answer]):
+    """The client of one Triton request, behind that request's response sender. Safe to use from several threads.
 
-    return reply
-
-
-class _Sender:
-    """One request's sender, asked and used by several threads. A last response that `leaves` with its call is not sent.
-
-    Triton forgets a request with its last response: asked about it afterwards, the whole server dies (seen on 24.10).
+    A last response that `leaves` with its call is not sent. Triton forgets a request with its last response. If Triton is asked
+    about the request afterwards, the whole server dies (seen on 24.10).
     """
+
+    write: Callable[[Answer], Any]
 
     def __init__(self, sender: Any, leaves: Callable[[Any], bool]) -> None:
         self._sender = sender
         self._leaves = leaves
         self._using = threading.Lock()
-        self._is_over = False
+        self._has_ended = False
 
     def is_cancelled(self) -> bool:
         with self._using:
-            return not self._is_over and bool(self._sender.is_cancelled())
+            return not self._has_ended and bool(self._sender.is_cancelled())
+
+    def reply(self, answer: Answer | HplmError, *, is_last: bool = True) -> None:
+        """Write and send an answer; the last one of a decoupled model's request is so marked."""
+        try:
+            response = refuse(answer) if isinstance(answer, HplmError) else self.write(answer)
+        except Exception:
+            self.send(refuse(InternalError("the answer could not be written; the server's log says why")))
+            # The caller logs and counts that the answer was not sent.
+            raise
+        self.send(response, is_last=is_last)
 
     def send(self, response: Any, *, is_last: bool = True) -> None:
-        """Nothing once a last response was sent, or could not be: Triton counts that one all the same."""
+        """Send a response, but nothing after the last one. A last response counts for Triton even if it cannot be sent."""
         with self._using:
-            if self._is_over:
+            if self._has_ended:
                 return
-            self._is_over = is_last
+            self._has_ended = is_last
             if not (is_last and self._leaves(response)):
                 self._sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if is_last else 0)
 

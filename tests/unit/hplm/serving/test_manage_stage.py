@@ -14,6 +14,8 @@ from hplm import errors
 from hplm.errors import HplmError
 from hplm.serving import manage_stage
 from hplm.serving.manage_stage import Lane, ManageStage
+from hplm.serving.request import Request
+from tests.submitting import CallbackClient, never
 
 LANES = (Lane(100, threads=1, capacity=3), Lane(1000, threads=1, capacity=2))
 LARGE = b"x" * 101
@@ -26,7 +28,7 @@ class Answers:
         self.got: list[bytes | HplmError] = []
         self._came = threading.Condition()
 
-    def __call__(self, answer: bytes | HplmError, *, is_last: bool = True) -> None:
+    def __call__(self, answer: bytes | HplmError) -> None:
         with self._came:
             self.got.append(answer)
             self._came.notify()
@@ -74,13 +76,9 @@ def stage(service: Service) -> Iterator[ManageStage]:
     made.stop()
 
 
-def never() -> bool:
-    return False
-
-
 def ask(stage: ManageStage, raw: bytes, is_cancelled: Callable[[], bool] = never) -> Answers:
     answers = Answers()
-    stage.submit(raw, answers, is_cancelled)
+    stage.submit(Request(raw, client=CallbackClient(answers, is_cancelled)))
     return answers
 
 
@@ -175,7 +173,7 @@ def test_answers_are_counted_by_outcome(stage: ManageStage) -> None:
 
 def test_text_that_is_no_utf8_travels_in_an_answer(service: Service) -> None:
     stage, answers = ManageStage(service.handle, LANES), Answers()
-    stage.submit(b"half", answers, lambda: False)
+    stage.submit(Request(b"half", client=CallbackClient(answers)))
     (answer,) = answers.wait(1)
     assert isinstance(answer, bytes)
     assert json.loads(answer) == {"ok": True, "half": "\ud800"}
@@ -183,9 +181,9 @@ def test_text_that_is_no_utf8_travels_in_an_answer(service: Service) -> None:
 
 
 def test_an_answer_that_cannot_be_sent_is_counted(stage: ManageStage) -> None:
-    def deaf(answer: bytes | HplmError, *, is_last: bool = True) -> None:
+    def deaf(answer: bytes | HplmError) -> None:
         raise RuntimeError("no room")
 
-    stage.submit(b"abc", deaf, never)
+    stage.submit(Request(b"abc", client=CallbackClient(deaf)))
     ask(stage, b"abc").wait(1)
     assert stage.counts["failed_answers"] == 1

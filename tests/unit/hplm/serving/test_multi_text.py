@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hplm import errors
-from hplm.serving.multi_text import fill_up, pack, submit_together, unpack
-from hplm.serving.replies import never
+from hplm.serving.multi_text import fill_up, pack, submit_texts, unpack
+from hplm.serving.request import Request
+from tests.submitting import CallbackClient
 
 Reply = Callable[[Any], None]
 
@@ -26,14 +27,19 @@ class Asked:
         self.replies: dict[str, Reply] = {}
         self.is_over: dict[str, Callable[[], bool]] = {}
         self.answers: list[Any] = []
-        submit_together(self._submit, texts, self.answers.append, never)
+        self.is_cancelled = False
+        client = CallbackClient(self.answers.append, lambda: self.is_cancelled)
+        submit_texts(self._submit, [Request(text) for text in texts], client)
 
-    def _submit(self, text: str, reply: Reply, is_cancelled: Callable[[], bool], is_over: Callable[[], bool]) -> None:
-        assert is_cancelled is never
-        if text == "bad":
-            reply(errors.EmptyTextError("nothing to read"))
+    def _submit(self, request: Request[str, Any]) -> None:
+        if request.item == "bad":
+            request.reply(errors.EmptyTextError("nothing to read"))
             return
-        self.replies[text], self.is_over[text] = reply, is_over
+        assert not request.is_cancelled()
+        self.is_cancelled = True
+        assert request.is_cancelled()
+        self.is_cancelled = False
+        self.replies[request.item], self.is_over[request.item] = request.reply, lambda: request.client.is_over
 
 
 def test_all_are_answered_in_order_once_the_last_of_them_is_ready() -> None:
@@ -64,13 +70,13 @@ def test_an_error_of_a_text_alone_says_no_number() -> None:
 def test_one_that_is_refused_at_once_ends_the_request_and_those_before_it_are_over() -> None:
     before: dict[str, Callable[[], bool]] = {}
 
-    def submit(text: str, reply: Reply, is_cancelled: Callable[[], bool], is_over: Callable[[], bool]) -> None:
-        if text == "bad":
+    def submit(request: Request[str, Any]) -> None:
+        if request.item == "bad":
             raise errors.UnknownTenantError("no such tenant")
-        before[text] = is_over
+        before[request.item] = lambda: request.client.is_over
 
     with pytest.raises(errors.UnknownTenantError, match="text 2 of 3: no such tenant"):
-        submit_together(submit, ["a", "bad", "c"], pytest.fail, never)
+        submit_texts(submit, [Request("a"), Request("bad"), Request("c")], CallbackClient(pytest.fail))
     assert [*before] == ["a"], "what comes after it is not asked"
     assert before["a"]()
 
@@ -82,16 +88,16 @@ def test_one_that_replies_an_error_while_it_is_submitted_ends_the_request() -> N
 
 
 def test_a_mistake_of_ours_leaves_nothing_under_way() -> None:
-    before: list[Callable[[], bool]] = []
+    before: list[Request[str, Any]] = []
 
-    def submit(text: str, reply: Reply, is_cancelled: Callable[[], bool], is_over: Callable[[], bool]) -> None:
-        before.append(is_over)
-        if text == "b":
+    def submit(request: Request[str, Any]) -> None:
+        before.append(request)
+        if request.item == "b":
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        submit_together(submit, "ab", pytest.fail, never)
-    assert before[0]()
+        submit_texts(submit, [Request("a"), Request("b")], CallbackClient(pytest.fail))
+    assert before[0].client.is_over
 
 
 def test_after_an_error_no_answer_is_kept_by_the_texts_that_still_wait() -> None:
@@ -135,6 +141,13 @@ def test_what_is_packed_comes_out_as_it_was(lengths: list[int]) -> None:
     assert all(one.base is None for one in found), "Triton takes its own memory back"
     for one, part in zip(found, parts, strict=True):
         np.testing.assert_array_equal(one, part)
+
+
+def test_a_text_waits_for_others_if_its_request_has_several() -> None:
+    for count in (1, 3):
+        requests: list[Request[int, Any]] = []
+        submit_texts(requests.append, [Request(number) for number in range(count)], CallbackClient(pytest.fail))
+        assert {request.client.waits_for_others for request in requests} == {count > 1}
 
 
 def test_without_lengths_a_text_has_a_whole_row() -> None:
