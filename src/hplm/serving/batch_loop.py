@@ -35,7 +35,9 @@ SWEEP_EVERY_S = 0.1
 # Seconds for answers to leave before a process ends that can compute nothing more.
 LAST_WORDS_S = 1.0
 
-Run = Callable[[list[Item], Batch], Iterator[tuple[Sequence[int], Sequence[Answer | HplmError]]]]
+# Indices of a batch's items together with their answers.
+Results = Iterator[tuple[Sequence[int], Sequence[Answer | HplmError]]]
+Run = Callable[[list[Item], Batch], Results[Answer]]
 
 
 class BatchLoop(Generic[Item, Answer]):

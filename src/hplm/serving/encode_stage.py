@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,7 @@ from hplm.scheduling.cost import CostModel
 from hplm.scheduling.policy import Batch, Budget
 from hplm.scheduling.policy_loader import load_policy
 from hplm.serving.backlog_file import BacklogFile
+from hplm.serving.batch_loop import Results
 from hplm.serving.request import Request
 from hplm.serving.stage import Admission, Admitted, Load, Stage, Times
 from hplm.tasks.decode import answer_of
@@ -175,9 +176,7 @@ class EncodeStage(Stage[EncodeInput, EncodeItem, EncodeAnswer]):
         item = EncodeItem(EngineRequest(tenant, text.hidden), text.tokens)
         return Admitted(item, tenant.card.name, len(text.hidden))
 
-    def run(
-        self, items: list[EncodeItem], batch: Batch
-    ) -> Iterator[tuple[Sequence[int], Sequence[EncodeAnswer | HplmError]]]:
+    def run(self, items: list[EncodeItem], batch: Batch) -> Results[EncodeAnswer]:
         """Compute the upper layers and heads, and decode the logits."""
         for indices, logits in self.engine.run_each([item.request for item in items], batch.slot_tokens):
             yield indices, [_answer(items[i], found) for i, found in zip(indices, logits, strict=True)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,6 +33,7 @@ from hplm.scheduling.downstream_admission import DownstreamAdmission
 from hplm.scheduling.policies import Fcfs
 from hplm.scheduling.policy import Batch, Budget
 from hplm.serving.backlog_file import BacklogFile
+from hplm.serving.batch_loop import Results
 from hplm.serving.request import Request
 from hplm.serving.stage import Admission, Admitted, Load, Stage, Times
 
@@ -156,9 +157,7 @@ class LookupStage(Stage[RawTexts, LookupItem, LookupAnswer]):
         item = LookupItem(tenant, text, domain, request.arrived_s, waits_for_others)
         return Admitted(item, tenant.name, tokens)
 
-    def run(
-        self, items: list[LookupItem], batch: Batch
-    ) -> Iterator[tuple[Sequence[int], Sequence[LookupAnswer | HplmError]]]:
+    def run(self, items: list[LookupItem], batch: Batch) -> Results[LookupAnswer]:
         """Look a batch up, and note what leaves for the encode stage."""
         for indices, answers in self._look_up_all(items):
             now_s = time.monotonic()
@@ -169,9 +168,7 @@ class LookupStage(Stage[RawTexts, LookupItem, LookupAnswer]):
                     self._downstream.passed(item.tenant.name, len(answer.hidden), item.arrived_s, now_s)
             yield indices, answers
 
-    def _look_up_all(
-        self, items: list[LookupItem]
-    ) -> Iterator[tuple[Sequence[int], Sequence[LookupAnswer | HplmError]]]:
+    def _look_up_all(self, items: list[LookupItem]) -> Results[LookupAnswer]:
         """Tokenise all texts together, then look them up domain by domain. One text's failure fails its own request only."""
         encoded = self._encode([item.text for item in items])
         by_domain: dict[int, list[tuple[int, EncodedText]]] = {}

@@ -30,10 +30,11 @@ class PendingRequest:
         deadline_s: float,
         forget: Callable[[], None],
     ) -> None:
+        # None after the release.
+        self.request: Request[Any, Any] | None = request
+        self.admission: Generator[Any, Any, Any] | None = admission
         self.deadline_s = deadline_s
         self._forget = forget
-        self._request: Request[Any, Any] | None = request
-        self._admission: Generator[Any, Any, Any] | None = admission
         self._lock = threading.Lock()
 
     def release(self) -> Request[Any, Any] | None:
@@ -42,20 +43,10 @@ class PendingRequest:
         The request's memory is free from then on, even if the load that it waited for hangs.
         """
         with self._lock:
-            request, self._request, self._admission = self._request, None, None
+            request, self.request, self.admission = self.request, None, None
         if request is not None:
             self._forget()
         return request
-
-    @property
-    def request(self) -> Request[Any, Any] | None:
-        """The request, or None after its release."""
-        return self._request
-
-    @property
-    def admission(self) -> Generator[Any, Any, Any] | None:
-        """The request's admission, or None after its release."""
-        return self._admission
 
 
 class PendingRequests:

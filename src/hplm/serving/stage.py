@@ -6,7 +6,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -31,7 +31,7 @@ from hplm.scheduling.downstream_admission import Backlog
 from hplm.scheduling.policy import Batch, Budget, Policy
 from hplm.scheduling.queue import RequestQueue
 from hplm.serving.backlog_file import SERVER
-from hplm.serving.batch_loop import BatchLoop
+from hplm.serving.batch_loop import BatchLoop, Results
 from hplm.serving.load_permits import LoadPermits
 from hplm.serving.pending_requests import PendingRequest
 from hplm.serving.refusal import for_the_wire
@@ -138,8 +138,8 @@ class Stage(ABC, Generic[Input, Item, Answer]):
         """
 
     @abstractmethod
-    def run(self, items: list[Item], batch: Batch) -> Iterator[tuple[Sequence[int], Sequence[Answer | HplmError]]]:
-        """Compute a batch. Yield indices of items together with their answers, as soon as these are known."""
+    def run(self, items: list[Item], batch: Batch) -> Results[Answer]:
+        """Compute a batch. Yield answers as soon as they are known."""
 
     @abstractmethod
     def close(self) -> None:
