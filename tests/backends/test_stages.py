@@ -1,4 +1,4 @@
-"""The two stages without Triton: what is wrong with one request stays with it."""
+"""The two stages without Triton: a fault of one request concerns no other."""
 
 from __future__ import annotations
 
@@ -71,13 +71,13 @@ EncodeRequest = Request[EncodeInput, EncodeAnswer]
 
 
 def plot_stage_of(models: Path, **changed: Any) -> LookupStage:
-    """As it was exported, but for settings that are `changed`."""
+    """Make the stage as it was exported, with `changed` settings."""
     folder = models / "hbert_plot" / "1"
     return LookupStage(replace(load_settings(LookupSettings, folder / "settings.json"), **changed), folder)
 
 
 def upper_stage_of(models: Path, **changed: Any) -> EncodeStage:
-    """As it was exported, but for settings that are `changed`."""
+    """Make the stage as it was exported, with `changed` settings."""
     folder = models / "hbert_upper" / "1"
     return EncodeStage(replace(load_settings(EncodeSettings, folder / "settings.json"), **changed), folder)
 
@@ -93,7 +93,7 @@ def upper_stage(tiny_models: Path) -> EncodeStage:
 
 
 def plot_input(name: str, deadline_s: float | None = None) -> LookupRequest:
-    """A request that arrives now."""
+    """Make a request that arrives now."""
     return Request((b"the red cat",), name.encode(), deadline_s)
 
 
@@ -102,12 +102,12 @@ def upper_input(name: str, deadline_s: float | None = None, version_id: int | No
 
 
 def labels_input(looked_up: LookupAnswer, tenant: bytes, version_id: int | None = None) -> EncodeRequest:
-    """What the encode stage is asked for after a look-up."""
+    """Make the request to the encode stage after a look-up."""
     return Request(EncodeInput(looked_up.hidden, looked_up.tokens, version_id), tenant)
 
 
 def asked(stage: LookupStage | EncodeStage, request: LookupRequest | EncodeRequest) -> Future[Any]:
-    """What becomes of a request."""
+    """Submit a request, and return its future answer."""
     answer: Future[Any] = Future()
     submit(stage, request, answer.set_result)
     return answer
@@ -148,16 +148,16 @@ def test_what_the_upper_stage_could_not_answer_in_time_is_refused_before_it_is_l
 ) -> None:
     stage = started.add(plot_stage_of(tiny.make_repository(tmp_path)))
     assert isinstance(asked(stage, plot_input("alpha", 30.0)).result(SOON_S), LookupAnswer)
-    told = BacklogFile((tmp_path / "store").resolve(), "tiny")
+    backlog = BacklogFile((tmp_path / "store").resolve(), "tiny")
     now_s = time.monotonic()
-    # Of late for as long as this test lasts.
-    told.publish(Backlog(now_s + 60, now_s, 10, 1.0, now_s, (now_s + 1.0,), (1000,), {"alpha": 1000}))
+    # A time in the future, so that the backlog does not become old during this test.
+    backlog.publish(Backlog(now_s + 60, now_s, 10, 1.0, now_s, (now_s + 1.0,), (1000,), {"alpha": 1000}))
     time.sleep(2 * READ_EVERY_S)
     batches = stage.counts["batches"]
     assert isinstance(asked(stage, plot_input("alpha", 30.0)).result(SOON_S), errors.DeadlineError)
     assert stage.counts["batches"] == batches
     assert isinstance(asked(stage, plot_input("alpha", 300.0)).result(SOON_S), LookupAnswer)
-    told.remove()
+    backlog.remove()
 
 
 @pytest.mark.parametrize(("wanted", "threads"), [(0, 1), (1, 1), (3, 3)])
@@ -172,7 +172,7 @@ def test_windows_are_computed_by_as_many_threads_as_asked_for(
         name = threading.current_thread().name
         if name not in names:
             names.add(name)
-            # So that none is done before all have begun.
+            # No thread ends before all threads have begun.
             begun.wait(30)
 
     assert stage.domains._lower is not None
@@ -193,7 +193,7 @@ def test_no_error_names_another_tenant(plot_stage: LookupStage) -> None:
 
 @pytest.fixture(scope="module")
 def other_tenants(tmp_path_factory: pytest.TempPathFactory) -> tuple[LookupStage, EncodeStage, Store, Base]:
-    """Both stages over a store that also has the tenants of OTHER_TASKS."""
+    """Both stages over a store that has the tenants of OTHER_TASKS too."""
     models = tiny.make_repository(tmp_path_factory.mktemp("other"), other_tasks=True)
     return plot_stage_of(models), upper_stage_of(models), *tiny.opened(models.parent)
 
@@ -258,15 +258,15 @@ def test_a_pair_of_which_one_text_is_empty_or_both_are_too_large_is_refused(
 
 
 def close(stage: LookupStage, lineage: open_domains.Lineage) -> None:
-    """Have a domain opened again at the next request, as after it left the cache and no request used it."""
+    """Close a domain, as after it has left the cache and no request uses it."""
     stage.domains._cache.drop([lineage])
     stage.domains._in_use.clear()
 
 
-def held(
+def blocked(
     monkeypatch: pytest.MonkeyPatch, method: str, *names: str, then: errors.HplmError | None = None
 ) -> threading.Event:
-    """Until it is set, `TenantBank.card` or `.load` of these tenants does not return; `then` is what they raise."""
+    """Block `TenantBank.card` or `.load` of these tenants until the event is set; then they raise `then`."""
     may_go_on, really = threading.Event(), getattr(TenantBank, method)
 
     def waiting(bank: TenantBank, key: ServedTenant) -> Any:
@@ -284,7 +284,7 @@ def test_a_tenant_whose_card_is_slow_to_read_or_broken_keeps_nobody_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: Started
 ) -> None:
     stage = started.add(plot_stage_of(tiny.make_repository(tmp_path)))
-    may_go_on = held(monkeypatch, "card", "alpha", "gamma", "tagger", then=errors.CorruptArtifactError("broken"))
+    may_go_on = blocked(monkeypatch, "card", "alpha", "gamma", "tagger", then=errors.CorruptArtifactError("broken"))
     answers = {name: asked(stage, plot_input(name)) for name in ("alpha", "gamma", "tagger", "beta")}
     assert isinstance(answers["beta"].result(SOON_S), LookupAnswer)
     slow = [answer for name, answer in answers.items() if name != "beta"]
@@ -297,7 +297,7 @@ def test_a_flood_for_a_tenant_whose_card_does_not_come_leaves_room_for_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: Started
 ) -> None:
     stage = started.add(plot_stage_of(tiny.make_repository(tmp_path), queue_capacity=20))
-    may_go_on = held(monkeypatch, "card", "alpha")
+    may_go_on = blocked(monkeypatch, "card", "alpha")
     flood = [asked(stage, plot_input("alpha")) for _ in range(15)]
     assert all(isinstance(one.result(SOON_S), errors.QueueFullError) for one in flood[10:])
     assert isinstance(asked(stage, plot_input("beta")).result(SOON_S), LookupAnswer)
@@ -382,7 +382,7 @@ def test_a_bank_that_was_replaced_is_open_no_longer_than_it_may_be_asked_for(
     plot_stage, upper_stage = started.add(plot_stage_of(models)), started.add(upper_stage_of(models))
 
     def ask() -> None:
-        # Through queues and threads: none of them may keep the last it had.
+        # Through queues and threads: none may keep its last request.
         for _ in range(8):
             looked_up: queue.SimpleQueue[LookupAnswer | errors.HplmError] = queue.SimpleQueue()
             submit(plot_stage, plot_input("t1"), looked_up.put)
@@ -407,7 +407,7 @@ def test_tenants_whose_weights_are_slow_to_read_keep_nobody_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: Started
 ) -> None:
     stage = started.add(upper_stage_of(tiny.make_repository(tmp_path)))
-    may_go_on = held(monkeypatch, "load", "alpha", "gamma", "tagger")
+    may_go_on = blocked(monkeypatch, "load", "alpha", "gamma", "tagger")
     answers = {name: asked(stage, upper_input(name)) for name in ("alpha", "gamma", "tagger", "beta")}
     assert isinstance(answers["beta"].result(SOON_S), EncodeAnswer)
     slow_ones = [answer for name, answer in answers.items() if name != "beta"]
@@ -423,7 +423,7 @@ def over_a_registry_that_hangs(
     then: errors.HplmError | None = None,
     **changed: Any,
 ) -> tuple[EncodeStage, threading.Event]:
-    """A started stage that hears of other versions than its own, or `then`, at the event."""
+    """A started stage whose registry answers about unknown versions only after the event, with `then`."""
     stage, may_go_on = upper_stage_of(tiny.make_repository(tmp_path), **changed), threading.Event()
 
     def hang(version_id: int) -> ServedTenant:
@@ -464,7 +464,7 @@ def test_a_load_that_fails_says_as_much_however_many_wait_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: Started, of: str
 ) -> None:
     error = errors.CorruptArtifactError("broken")
-    may_load = held(monkeypatch, "load", "alpha", then=error)
+    may_load = blocked(monkeypatch, "load", "alpha", then=error)
     stage, may_go_on = over_a_registry_that_hangs(tmp_path, monkeypatch, started, error)
     version_id = 999 if of == "version" else None
     answers = [asked(stage, upper_input("alpha", version_id=version_id)) for _ in range(200)]
@@ -475,7 +475,7 @@ def test_a_load_that_fails_says_as_much_however_many_wait_for_it(
 
 
 def stage_that_loads(kind: str, tmp_path: Path, **changed: Any) -> LookupStage | EncodeStage:
-    """The stage that reads tenants' cards, or that loads their weights."""
+    """Make the look-up stage, which reads cards, or the encode stage, which loads weights."""
     stage_of = plot_stage_of if kind == "card" else upper_stage_of
     return stage_of(tiny.make_repository(tmp_path), **changed)
 
@@ -489,7 +489,7 @@ def test_who_waits_for_files_that_hang_is_answered_at_the_deadline_or_when_the_c
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     stage = stage_that_loads(kind, tmp_path)
-    may_go_on = held(monkeypatch, kind, "alpha")
+    may_go_on = blocked(monkeypatch, kind, "alpha")
     stage.start()
     gone, over = threading.Event(), threading.Event()
     answers: dict[str, Future[Any]] = {}
@@ -511,7 +511,7 @@ def test_who_waits_for_files_that_hang_is_answered_at_the_deadline_or_when_the_c
     assert isinstance(answers["over"].result(SOON_S), errors.CancelledError)
     monkeypatch.setattr(stage._batch_loop._pending, "_clock", lambda: time.monotonic() + 200)
     assert isinstance(answers["late"].result(SOON_S), errors.DeadlineError)
-    # Others may come in its place: what hangs must not hold on to all that were ever refused.
+    # A load that hangs must not keep all refused requests in memory.
     until(lambda: requests["late"]() is None)
     assert requests["gone"]() is not None
     assert not answers["gone"].done()
@@ -520,7 +520,7 @@ def test_who_waits_for_files_that_hang_is_answered_at_the_deadline_or_when_the_c
     assert stage.waiting == 1
     stage.stop()
     assert isinstance(answers["stopped"].result(0), errors.StoppingError)
-    # What comes at last is answered to nobody a second time: a Future would raise.
+    # The late load answers no request a second time: its Future would raise.
     may_go_on.set()
 
 
@@ -529,12 +529,12 @@ def test_no_more_wait_for_files_that_hang_than_may_wait_at_all_also_where_all_we
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: Started, kind: str
 ) -> None:
     stage = started.add(stage_that_loads(kind, tmp_path, queue_capacity=20))
-    may_go_on = held(monkeypatch, kind, "alpha")
+    may_go_on = blocked(monkeypatch, kind, "alpha")
 
     def ask(name: str, deadline_s: float | None) -> Any:
         return asked(stage, input_for(stage, name, deadline_s)).result(SOON_S)
 
-    # One that comes too late already takes no permit.
+    # A request that comes too late takes no permit.
     while stage._load_permits._held["alpha"] < 10:
         assert isinstance(ask("alpha", 0.05), errors.DeadlineError)
     assert isinstance(ask("alpha", None), errors.QueueFullError)
@@ -546,7 +546,7 @@ def test_no_more_wait_for_files_that_hang_than_may_wait_at_all_also_where_all_we
 def test_a_weight_is_worth_places_in_the_queue_of_the_look_up(tmp_path: Path, started: Started) -> None:
     models = tiny.make_repository(tmp_path, plot_settings={"queue_capacity": 8, "tenant_weights": {"alpha": 3}})
     stage = plot_stage_of(models)
-    # Their cards are known then: what follows is queued at once, and nothing takes it out before `start`.
+    # The cards are in memory then: requests are queued at once, and stay in the queue until `start`.
     look_up(stage, [((b"the red cat",), name) for name in (b"alpha", b"beta")])
     answers: dict[bytes, list[LookupAnswer | errors.HplmError]] = {b"alpha": [], b"beta": []}
     for name, got in answers.items():

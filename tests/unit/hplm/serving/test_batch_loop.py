@@ -51,7 +51,7 @@ ROOT = Path(__file__).parents[4]
 
 
 class Inbox:
-    """Where replies land: all answers of each job."""
+    """The replies: all answers to each item."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -66,7 +66,7 @@ class Inbox:
         return reply
 
     def wait(self, count: int) -> dict[int, int | HplmError]:
-        """The answers, when `count` jobs have theirs; fails where one has two."""
+        """Return the answers when `count` items have theirs; fail if one has two."""
         with self._changed:
             assert self._changed.wait_for(lambda: len(self._answers) >= count, SOON_S), f"{len(self._answers)} came"
         time.sleep(0.05)  # a second answer would come now
@@ -80,7 +80,7 @@ class Inbox:
 
 
 class Gate:
-    """A `run` that doubles, and holds its first batch until it is opened."""
+    """A `run` that doubles its items. Batches wait until `open` is set."""
 
     def __init__(self) -> None:
         self.entered = threading.Event()
@@ -95,7 +95,7 @@ class Gate:
 
 
 def double(items: list[int], _: Batch) -> Answers:
-    """Answers in two parts, the second first."""
+    """Double items, and yield the second half of the answers first."""
     middle = len(items) // 2
     for part in (range(middle, len(items)), range(middle)):
         yield part, [2 * items[i] for i in part]
@@ -152,7 +152,7 @@ def submit(
     try:
         loop.submit(Request(item, client=client), tenant=tenant, tokens=1, arrived_s=now, deadline_s=now + within_s)
     except HplmError as error:
-        # Refused at once, which stages count: the inbox has one answer to each, wherever it comes from.
+        # The stage counts a request that is refused at once. The inbox gets one answer to each item.
         client.reply(loop.count_refused(error))
 
 
@@ -168,7 +168,7 @@ def gate() -> Iterator[Gate]:
     made.open.set()
 
 
-def test_every_job_of_many_threads_is_answered_exactly_once_with_its_own_answer(inbox: Inbox) -> None:
+def test_every_request_of_many_threads_is_answered_exactly_once_with_its_own_answer(inbox: Inbox) -> None:
     loop = loop_of(double, upcoming=lambda items: None)
     loop.start()
 
@@ -187,7 +187,7 @@ def test_every_job_of_many_threads_is_answered_exactly_once_with_its_own_answer(
     assert loop.waiting == 0
 
 
-def test_what_is_over_is_not_computed_and_takes_no_place_in_a_batch(inbox: Inbox) -> None:
+def test_a_request_that_is_over_is_not_computed_and_takes_no_room_in_a_batch(inbox: Inbox) -> None:
     ran: list[list[int]] = []
 
     def run(items: list[int], batch: Batch) -> Answers:
@@ -200,7 +200,7 @@ def test_what_is_over_is_not_computed_and_takes_no_place_in_a_batch(inbox: Inbox
     loop.start()
     found = inbox.wait(12)
     loop.stop()
-    assert ran == [[0, 3, 8, 9], [10, 11]], "others have their places"
+    assert ran == [[0, 3, 8, 9], [10, 11]], "other requests have their room"
     assert [type(found[item]) for item in (1, 2, 4, 5, 6, 7)] == [CancelledError] * 6
     assert [found[item] for item in (0, 3, 8, 9, 10, 11)] == [0, 6, 16, 18, 20, 22]
     assert (loop.counts["ok"], loop.counts["tokens"], loop.counts["cancelled"]) == (6, 6, 6)
@@ -278,7 +278,9 @@ def test_a_batch_loop_stopped_while_many_threads_send_answers_them_all(inbox: In
     assert set(inbox.kinds) <= {"int", "StoppingError"}
 
 
-def test_one_that_is_told_to_stop_refuses_what_waits_and_who_comes_and_answers_what_runs(inbox: Inbox) -> None:
+def test_a_batch_loop_that_is_told_to_stop_refuses_what_waits_and_what_comes_and_answers_what_runs(
+    inbox: Inbox,
+) -> None:
     gate, told = Gate(), threading.Event()
     loop = loop_of(gate.run, batch=2, is_told_to_stop=told.is_set)
     for item in range(2):
@@ -300,27 +302,27 @@ def test_one_that_is_told_to_stop_refuses_what_waits_and_who_comes_and_answers_w
 
 @pytest.fixture
 def other() -> Iterator[int]:
-    """A process that was started later than this one."""
+    """The number of a process that started later than this process."""
     with subprocess.Popen(["sleep", "600"]) as started:
         yield started.pid
         started.kill()
 
 
-def test_who_is_about_to_end_a_server_is_believed_where_it_is_our_own_user(
+def test_a_note_that_the_server_is_about_to_end_is_believed_from_our_own_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: int
 ) -> None:
     monkeypatch.setattr(process, "SHARED_MEMORY", tmp_path)
     server = os.getpid()
     assert not process.is_told_to_stop(server)
-    # Where somebody has put a link, it is not followed.
+    # A link in its place is not followed.
     process.stopping_file(server).symlink_to(tmp_path / "elsewhere")
     process.tell_to_stop(server)
     assert not (tmp_path / "elsewhere").exists()
-    # However the clock was set meanwhile.
+    # Whatever the clock says.
     os.utime(process.stopping_file(server), (0, 0), follow_symlinks=False)
     assert process.is_told_to_stop(server)
     assert not process.is_told_to_stop(other)
-    # Left by a launcher that was killed as it ended a process of the same number.
+    # A launcher that was killed has left the note of an earlier process with the same number.
     process.stopping_file(server).rename(process.stopping_file(other))
     assert not process.is_told_to_stop(other)
     process.stopping_file(server).touch()
@@ -330,7 +332,7 @@ def test_who_is_about_to_end_a_server_is_believed_where_it_is_our_own_user(
     assert not process.is_told_to_stop(server)
 
 
-def test_a_reply_that_raises_harms_nobody_else(inbox: Inbox) -> None:
+def test_a_reply_that_raises_harms_no_other_request(inbox: Inbox) -> None:
     def raising(_: int | HplmError) -> None:
         raise BrokenPipeError
 
@@ -406,7 +408,7 @@ def test_a_client_that_cannot_be_asked_whether_it_has_gone_is_answered(inbox: In
 
 
 class FailsOnce(RequestQueue):
-    """Drops what it has taken, then fails: a mistake of ours in the middle of choosing."""
+    """A queue that fails once, after it has taken a request out: a mistake of ours."""
 
     failed = False
 
@@ -418,7 +420,7 @@ class FailsOnce(RequestQueue):
         raise ZeroDivisionError
 
 
-def test_when_no_batch_can_be_chosen_whoever_waits_is_told_and_the_stage_goes_on(inbox: Inbox) -> None:
+def test_if_no_batch_can_be_chosen_all_requests_are_refused_and_the_stage_continues(inbox: Inbox) -> None:
     queue = FailsOnce(
         Fcfs(), Budget(1, 8, 8, 8), CostModel.fit([(1, 1, 1e-6)]), capacity=9, weights={}, starve_after_s=SOON_S
     )
@@ -485,7 +487,7 @@ def test_a_policy_that_raises_or_returns_nonsense_is_counted_and_everything_answ
     assert inbox.wait(32) == {item: 2 * item for item in range(32)}
     loop.stop()
     assert loop.counts["policy_failures"] == loop.counts["batches"] == 16
-    # Not for each batch, on and on: who has it for days would have his disk full.
+    # Not once for each batch: in days the log would fill the disk.
     assert 1 <= caplog.text.count("first come, first served") <= 3
 
 
@@ -577,11 +579,11 @@ def test_without_a_path_nothing_is_traced(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-# So many at once that `BatchPacing` takes more for granted.
+# Enough requests at once that `BatchPacing` expects more.
 MANY = 20
 
 
-def test_what_comes_soon_after_a_batch_of_many_goes_together(inbox: Inbox, gate: Gate) -> None:
+def test_requests_soon_after_a_batch_of_many_go_together(inbox: Inbox, gate: Gate) -> None:
     gate.open.set()
     loop = loop_of(gate.run, every_s=8.0, batch=MANY)
     for item in range(MANY):
@@ -595,7 +597,7 @@ def test_what_comes_soon_after_a_batch_of_many_goes_together(inbox: Inbox, gate:
     assert gate.batches == [list(range(MANY)), list(range(MANY, MANY + 5))]
 
 
-def test_after_a_batch_of_few_nobody_waits_for_others(inbox: Inbox, gate: Gate) -> None:
+def test_after_a_batch_of_few_requests_none_waits_for_others(inbox: Inbox, gate: Gate) -> None:
     gate.open.set()
     loop = loop_of(gate.run, every_s=1000.0)
     for item in (0, 1):
@@ -667,11 +669,11 @@ def test_while_more_than_two_batches_wait_the_computing_thread_has_a_third_prior
     loop.start()
     found = inbox.wait(25)
     loop.stop()
-    # 25 and 17 waited, then 9 and 1.
+    # 25 and 17 requests waited at the first two batches, then 9 and 1.
     assert [found[number] for number in range(25)] == [crowded] * 16 + [usual] * 9
 
 
-def test_a_priority_that_is_refused_is_told_and_everything_is_answered(
+def test_a_priority_that_is_refused_is_logged_and_everything_is_answered(
     inbox: Inbox, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(which: int, who: int, priority: int) -> None:
@@ -687,7 +689,7 @@ def test_a_priority_that_is_refused_is_told_and_everything_is_answered(
     assert caplog.text.count("--cap-add SYS_NICE`, under systemd `AmbientCapabilities=CAP_SYS_NICE`") == 1
 
 
-def test_what_is_no_exception_ends_a_batch_and_not_the_stage(inbox: Inbox) -> None:
+def test_an_error_that_is_no_exception_ends_a_batch_and_not_the_stage(inbox: Inbox) -> None:
     def run(items: list[int], batch: Batch) -> Answers:
         if 1 in items:
             raise Panic
@@ -704,7 +706,7 @@ def test_what_is_no_exception_ends_a_batch_and_not_the_stage(inbox: Inbox) -> No
     loop.stop()
 
 
-def test_a_batch_of_which_a_part_failed_teaches_nothing_of_what_batches_cost(
+def test_a_batch_that_failed_in_part_teaches_nothing_about_what_batches_cost(
     inbox: Inbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run(items: list[int], _: Batch) -> Answers:

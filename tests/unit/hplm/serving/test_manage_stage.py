@@ -40,7 +40,7 @@ class Answers:
 
 
 class Service:
-    """Answers with the length of a request; the large ones only when `gate` is open."""
+    """Answers with the length of a request; large requests wait until `gate` is open."""
 
     def __init__(self) -> None:
         self.gate = threading.Event()
@@ -122,7 +122,7 @@ def test_an_error_travels_and_an_unexpected_one_tells_nothing(stage: ManageStage
     assert isinstance(known, errors.UnknownJobError)
     assert isinstance(unknown, errors.InternalError)
     assert "ZeroDivision" not in str(unknown)
-    # Also what is no Exception, as a panic in Rust: as many times as there are threads, and more.
+    # Also an error that is no Exception, as a panic in Rust: more often than there are threads.
     assert all(isinstance(ask(stage, b"panic").wait(1)[0], errors.InternalError) for _ in range(3))
 
 
@@ -136,7 +136,7 @@ def test_stopping_answers_what_waits_and_what_comes_later(
 ) -> None:
     monkeypatch.setattr(manage_stage, "STOP_S", 60.0)
     running = ask(stage, LARGE)
-    # Whatever no thread has taken up is refused, and a busy machine may take its time over that.
+    # A request that no thread has begun is refused, and on a busy machine a thread may begin late.
     assert service.is_at_gate.wait(60)
     threading.Timer(0.1, service.gate.set).start()
     stage.stop()

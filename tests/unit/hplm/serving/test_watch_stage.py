@@ -1,4 +1,4 @@
-"""Watching jobs: what changes is told once, the end ends it, and no watch stays open for long."""
+"""Watches of jobs: each change is sent once, the end of the job ends the watch, and no watch stays open for long."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REQUEST = b'{"action": "job.watch", "job": "j1"}'
 
 
 class Jobs:
-    """Stands in for the service: one job, whose state a test sets; an error where there is one."""
+    """A stand-in for the service: one job, whose state a test sets, or an error."""
 
     def __init__(self) -> None:
         self.job: dict[str, Any] = dict.fromkeys(("step", "eta_s", "error", "result"))
@@ -35,7 +35,7 @@ class Jobs:
 
 
 class Watching(Client[bytes]):
-    """Keeps what it is told."""
+    """A client that keeps its events and errors."""
 
     def __init__(self, stage: WatchStage, raw: bytes = REQUEST) -> None:
         self.events: list[dict[str, Any]] = []
@@ -190,7 +190,7 @@ def test_a_stage_that_is_stopped_while_the_last_watch_ends_does_stop() -> None:
     assert looking.wait(60)
     stopping = threading.Thread(target=stage.stop)
     stopping.start()
-    # `stop` has told its end when it waits for the thread that looks.
+    # `stop` sets this before it waits for the thread that reads the jobs.
     while not stage._stopping:
         pass
     go_on.set()
@@ -217,7 +217,7 @@ def test_a_look_that_hangs_does_not_keep_a_stage_from_stopping(monkeypatch: pyte
     stopping.start()
     stopping.join(60)
     has_stopped = not stopping.is_alive()
-    # What a late look finds changed is not its to tell.
+    # A late read must send nothing.
     raised: list[Any] = []
     monkeypatch.setattr(threading, "excepthook", raised.append)
     go_on.set()
