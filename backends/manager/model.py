@@ -1,4 +1,4 @@
-"""Triton backend `manager`: REQUEST -> RESPONSE. Of a decoupled model, REQUEST -> a RESPONSE for every change of a job."""
+"""Triton backend `manager`: REQUEST -> RESPONSE. If the model is decoupled, REQUEST -> a RESPONSE for every change of a job."""
 
 import os
 from functools import partial
@@ -11,6 +11,7 @@ from hplm.manage.job_counts import JobCounts
 from hplm.manage.service import ManageService
 from hplm.runtime.process import is_told_to_stop
 from hplm.serving.manage_stage import ManageStage
+from hplm.serving.request import Request
 from hplm.serving.watch_stage import WatchStage
 from hplm.store.layout import Store
 from hplm.triton.bridge import metrics, translate
@@ -20,26 +21,25 @@ class TritonPythonModel:
     def initialize(self, args):
         folder = translate.version_folder(args)
         settings = load_settings(ManagerSettings, folder / "settings.json")
-        told = partial(is_told_to_stop, os.getppid())
         store = Store((folder / settings.store).resolve(), settings.registry)
-        self._service = ManageService(store, settings, is_told_to_stop=told)
+        self._service = ManageService(store, settings, is_told_to_stop=partial(is_told_to_stop, os.getppid()))
         self._jobs, gauges = None, {}
         if translate.is_decoupled(args):
-            self._stage, name, about = WatchStage(self._service.handle), "watch", "Watches of jobs by outcome, events"
-            self._stage.start()
+            stage, name, events = WatchStage(self._service.handle), "watch", "Watches of jobs by outcome, events"
+            stage.start()
         else:
-            self._stage, name, about = ManageStage(self._service.handle), "manager", "Manage requests by outcome"
+            stage, name, events = ManageStage(self._service.handle), "manager", "Manage requests by outcome"
             self._jobs = JobCounts(store)
             gauges[metrics.MetricFamily("hplm_jobs", "Jobs in the registry", "state")] = self._jobs.read
+        self._stage = stage
         waiting = metrics.MetricFamily(f"hplm_{name}_waiting", "Requests not yet answered", "")
         self._metrics = metrics.MetricsPublisher(
-            counters={metrics.MetricFamily(f"hplm_{name}_events_total", about, "event"): lambda: self._stage.counts},
-            gauges={waiting: lambda: {"": self._stage.waiting}, **gauges},
+            counters={metrics.MetricFamily(f"hplm_{name}_events_total", events, "event"): lambda: stage.counts},
+            gauges={waiting: lambda: {"": stage.waiting}, **gauges},
         )
 
     def execute(self, requests):
-        submit, count = self._stage.submit, self._stage.count_refused
-        translate.submit_all(requests, self._read, submit, lambda request: self._write, count)
+        translate.submit_all(requests, self._read, self._submit, lambda request: self._write, self._stage.count_refused)
 
     def finalize(self):
         self._stage.stop()
@@ -50,6 +50,9 @@ class TritonPythonModel:
 
     def _read(self, request):
         return translate.single(request, wire.REQUEST)
+
+    def _submit(self, raw, client):
+        self._stage.submit(Request(raw, client=client))
 
     def _write(self, answer):
         return translate.respond(RESPONSE=np.array([answer], dtype=np.object_))

@@ -1,83 +1,66 @@
-"""Triton backend `plot`: TEXT, TENANT -> HIDDEN, TOKENS, TRUNCATED, REQUEST_META."""
+"""Triton backend `plot`, the look-up stage: TEXT, TENANT -> HIDDEN, TOKENS, TRUNCATED, REQUEST_META."""
 
 import json
 import time
-from functools import partial
 
 import numpy as np
 
 from hplm.core import wire
 from hplm.core.settings import LookupSettings, load_settings
-from hplm.scheduling.batch_pacing import ReplyHold
-from hplm.serving.lookup_stage import LookupRequest, LookupStage
-from hplm.serving.multi_text import pack, submit_together
+from hplm.serving.lookup_stage import LookupStage
+from hplm.serving.multi_text import pack
+from hplm.serving.request import Request
 from hplm.serving.triton_queue_time import TritonQueueTime
 from hplm.triton.bridge import metrics, translate
-from hplm.triton.workarounds.kept_requests import TritonWakeup
+from hplm.triton.stages.stage_model import StageModel
 
-# What a look-up of a call takes where the tables know its text.
+# Seconds that the look-up of one call takes if the tables know its text.
 LOOK_UP_S = 0.003
-# Whoever comes meanwhile waits so much longer to be let in, or refused.
+# The most seconds that a call is held: requests that come meanwhile wait so much longer until they are admitted or refused.
 MOST_HOLD_S = 0.015
 
 
-class TritonPythonModel:
+class TritonPythonModel(StageModel):
     def initialize(self, args):
         translate.check_tensors(args, [wire.REQUEST_META])
-        folder = translate.version_folder(args)
+        folder, instances = translate.version_folder(args), translate.instances(args)
         settings = load_settings(LookupSettings, folder / "settings.json")
-        instances = translate.instances(args)
-        self._stage = LookupStage(settings, folder, instances)
-        most = json.loads(args["model_config"])["max_batch_size"]
-        self._intake = TritonQueueTime(most, translate.queue_size(args), instances)
-        self._hold = ReplyHold(min(settings.batch_every_ms / 1000 + LOOK_UP_S, MOST_HOLD_S), most)
+        stage = LookupStage(settings, folder, instances)
+        max_batch_size = json.loads(args["model_config"])["max_batch_size"]
+        self._queue_time = TritonQueueTime(max_batch_size, translate.queue_size(args), instances)
+        translate.log(f"{args['model_name']}: what no table has is {stage.domains.how_misses_are_computed}")
         nothing = np.array([[b""]], dtype=np.object_)
-        self._waker = TritonWakeup(args, translate.queue_policy(args), {wire.TEXT: nothing, wire.TENANT: nothing})
-        translate.log(f"{args['model_name']}: what no table has is {self._stage.about}")
-        self._metrics = metrics.MetricsPublisher(
-            counters={
-                metrics.MetricFamily(
-                    "hplm_plot_windows_total", "Windows looked up, by the level that answered", "level"
-                ): (lambda: self._stage.windows_by_level),
-                metrics.MetricFamily(
-                    "hplm_plot_events_total", "Answers by outcome, batches, tokens looked up", "event"
-                ): (lambda: self._stage.counts + self._waker.counts),
-            },
-            gauges={
-                metrics.MetricFamily("hplm_plot_tenants", "Tenants there are", ""): lambda: {"": self._stage.tenants},
-                metrics.MetricFamily(
-                    "hplm_plot_waiting", "Requests that wait to be looked up or for files", ""
-                ): lambda: ({"": self._stage.waiting}),
-            },
-            instance=args["model_instance_name"],
+        windows = metrics.MetricFamily(
+            "hplm_plot_windows_total", "Windows looked up, by the level that answered", "level"
         )
-        self._stage.start()
+        tenants = metrics.MetricFamily("hplm_plot_tenants", "Tenants there are", "")
+        self.begin(
+            args,
+            stage,
+            hold_s=min(settings.batch_every_ms / 1000 + LOOK_UP_S, MOST_HOLD_S),
+            no_op={wire.TEXT: nothing, wire.TENANT: nothing},
+            events="Answers by outcome, batches, tokens looked up",
+            waiting="Requests that wait to be looked up or for files",
+            counters={windows: lambda: stage.domains.windows_by_level},
+            gauges={tenants: lambda: {"": stage.tenants}},
+        )
 
     def execute(self, requests):
-        self._waker.call_began()
         now_s = time.monotonic()
-        self._arrived_s = now_s - self._intake.waited_s(len(requests), now_s, self._waker.oldest_s)
-        hold_s = self._hold.seconds(len(requests), now_s)
-        submit, count = partial(submit_together, self._stage.submit), self._stage.count_refused
-        found = translate.submit_all(requests, self._read, submit, self._writer, count, hold_s=hold_s)
-        self._intake.returned(time.monotonic())
-        self._waker.call_ended(is_busy=hold_s > 0)
-        return found
+        self._arrived_s = now_s - self._queue_time.waited_s(len(requests), now_s, self._wakeup.oldest_s)
+        responses = super().execute(requests)
+        self._queue_time.returned(time.monotonic())
+        return responses
 
-    def finalize(self):
-        self._waker.stop()
-        self._stage.stop()
-        self._metrics.stop()
-
-    def _read(self, request):
+    def read(self, request):
         inputs, deadline_s = translate.inputs(request), translate.deadline_s(request)
         texts, tenants = translate.texts(inputs, wire.TEXT), translate.texts(inputs, wire.TENANT)
         return [
-            LookupRequest(tuple(text), tenant, deadline_s, self._arrived_s, len(texts) > 1)
+            Request(tuple(text), tenant, deadline_s, self._arrived_s)
             for text, (tenant,) in zip(texts, tenants, strict=True)
         ]
 
-    def _writer(self, request):
+    def writer(self, request):
         arrived_ns = int(self._arrived_s * 1e9)
 
         def write(answers):

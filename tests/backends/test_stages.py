@@ -1,4 +1,4 @@
-"""The two stages without Triton: what is wrong with one request stays with it."""
+"""The two stages without Triton: a fault of one request concerns no other."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ from hplm.adapters import tenant as tenants
 from hplm.adapters.bank import TenantBank
 from hplm.core.settings import EncodeSettings, LookupSettings, load_settings
 from hplm.core.wire import LabelledSpan
-from hplm.engine import reference
+from hplm.engine import open_domains, reference
 from hplm.engine.open_domain import verify_domain
+from hplm.engine.open_domains import choose_lookup_device
 from hplm.models import base as bases
 from hplm.models.base import Base
 from hplm.registry import catalog
 from hplm.registry.records import ServedTenant
 from hplm.registry.registry import Registry
 from hplm.scheduling.downstream_admission import Backlog
-from hplm.serving import lookup_stage as plot_stages
 from hplm.serving.backlog_file import READ_EVERY_S, BacklogFile
-from hplm.serving.encode_stage import EncodeAnswer, EncodeRequest, EncodeStage
-from hplm.serving.lookup_stage import LookupAnswer, LookupRequest, LookupStage, _Asked, device_of
-from hplm.serving.replies import Job, never
+from hplm.serving.encode_stage import EncodeAnswer, EncodeInput, EncodeStage
+from hplm.serving.lookup_stage import LookupAnswer, LookupStage, RawTexts
+from hplm.serving.request import Request
 from hplm.store.layout import Store
 from tests import tiny
 from tests.batches import find_labels, look_up
 from tests.doubles import Panic
 from tests.limits import limited
 from tests.open_files import open_files
-from tests.submitting import Started, submit
+from tests.submitting import CallbackClient, Started, never, submit
 from tests.waiting import until
 
 BAD_REQUESTS: list[tuple[bytes, bytes, type[errors.HplmError]]] = [
@@ -66,16 +66,18 @@ GOOD_REQUEST = ((b"the red cat",), b"alpha")
 PAIR = (b"the red cat", b"the dog runs")
 SOON_S = 60.0
 HIDDEN, TOKENS = np.zeros((4, tiny.config().hidden_size), np.float16), np.zeros((4, 3), np.int32)
+LookupRequest = Request[RawTexts, LookupAnswer]
+EncodeRequest = Request[EncodeInput, EncodeAnswer]
 
 
 def plot_stage_of(models: Path, **changed: Any) -> LookupStage:
-    """As it was exported, but for settings that are `changed`."""
+    """Make the stage as it was exported, with `changed` settings."""
     folder = models / "hbert_plot" / "1"
     return LookupStage(replace(load_settings(LookupSettings, folder / "settings.json"), **changed), folder)
 
 
 def upper_stage_of(models: Path, **changed: Any) -> EncodeStage:
-    """As it was exported, but for settings that are `changed`."""
+    """Make the stage as it was exported, with `changed` settings."""
     folder = models / "hbert_upper" / "1"
     return EncodeStage(replace(load_settings(EncodeSettings, folder / "settings.json"), **changed), folder)
 
@@ -91,20 +93,23 @@ def upper_stage(tiny_models: Path) -> EncodeStage:
 
 
 def plot_input(name: str, deadline_s: float | None = None) -> LookupRequest:
-    """A request that arrives now."""
-    return LookupRequest((b"the red cat",), name.encode(), deadline_s, time.monotonic())
+    """Make a request that arrives now."""
+    return Request((b"the red cat",), name.encode(), deadline_s)
 
 
 def upper_input(name: str, deadline_s: float | None = None, version_id: int | None = None) -> EncodeRequest:
-    return EncodeRequest(HIDDEN, TOKENS, name.encode(), deadline_s, version_id=version_id)
+    return Request(EncodeInput(HIDDEN, TOKENS, version_id), name.encode(), deadline_s)
 
 
-def asked(
-    stage: LookupStage | EncodeStage, given: LookupRequest | EncodeRequest, *is_cancelled: Callable[[], bool]
-) -> Future[Any]:
-    """What becomes of a request."""
+def labels_input(looked_up: LookupAnswer, tenant: bytes, version_id: int | None = None) -> EncodeRequest:
+    """Make the request to the encode stage after a look-up."""
+    return Request(EncodeInput(looked_up.hidden, looked_up.tokens, version_id), tenant)
+
+
+def asked(stage: LookupStage | EncodeStage, request: LookupRequest | EncodeRequest) -> Future[Any]:
+    """Submit a request, and return its future answer."""
     answer: Future[Any] = Future()
-    submit(stage, given, answer.set_result, *is_cancelled)
+    submit(stage, request, answer.set_result)
     return answer
 
 
@@ -133,9 +138,9 @@ def test_what_is_too_late_already_opens_nothing(
     tiny_models: Path, monkeypatch: pytest.MonkeyPatch, started: Started
 ) -> None:
     stage = started.add(plot_stage_of(tiny_models))
-    given = LookupRequest((b"the red cat",), b"alpha", 1e-6, time.monotonic() - 0.001)
+    late = Request((b"the red cat",), b"alpha", 1e-6, time.monotonic() - 0.001)
     monkeypatch.setattr(stage._texts, "fetch", pytest.fail)
-    assert isinstance(asked(stage, given).result(SOON_S), errors.DeadlineError)
+    assert isinstance(asked(stage, late).result(SOON_S), errors.DeadlineError)
 
 
 def test_what_the_upper_stage_could_not_answer_in_time_is_refused_before_it_is_looked_up(
@@ -143,16 +148,16 @@ def test_what_the_upper_stage_could_not_answer_in_time_is_refused_before_it_is_l
 ) -> None:
     stage = started.add(plot_stage_of(tiny.make_repository(tmp_path)))
     assert isinstance(asked(stage, plot_input("alpha", 30.0)).result(SOON_S), LookupAnswer)
-    told = BacklogFile((tmp_path / "store").resolve(), "tiny")
+    backlog = BacklogFile((tmp_path / "store").resolve(), "tiny")
     now_s = time.monotonic()
-    # Of late for as long as this test lasts.
-    told.publish(Backlog(now_s + 60, now_s, 10, 1.0, now_s, (now_s + 1.0,), (1000,), {"alpha": 1000}))
+    # A time in the future, so that the backlog does not become old during this test.
+    backlog.publish(Backlog(now_s + 60, now_s, 10, 1.0, now_s, (now_s + 1.0,), (1000,), {"alpha": 1000}))
     time.sleep(2 * READ_EVERY_S)
     batches = stage.counts["batches"]
     assert isinstance(asked(stage, plot_input("alpha", 30.0)).result(SOON_S), errors.DeadlineError)
     assert stage.counts["batches"] == batches
     assert isinstance(asked(stage, plot_input("alpha", 300.0)).result(SOON_S), LookupAnswer)
-    told.remove()
+    backlog.remove()
 
 
 @pytest.mark.parametrize(("wanted", "threads"), [(0, 1), (1, 1), (3, 3)])
@@ -167,11 +172,11 @@ def test_windows_are_computed_by_as_many_threads_as_asked_for(
         name = threading.current_thread().name
         if name not in names:
             names.add(name)
-            # So that none is done before all have begun.
+            # No thread ends before all threads have begun.
             begun.wait(30)
 
-    assert stage._lower is not None
-    stage._lower.register_forward_pre_hook(see)
+    assert stage.domains._lower is not None
+    stage.domains._lower.register_forward_pre_hook(see)
     requests = [((text.encode(),), b"alpha") for text in tiny.sentences(200, seed=77)]
     found = look_up(stage, requests)
     assert all(isinstance(one, LookupAnswer) for one in found)
@@ -188,7 +193,7 @@ def test_no_error_names_another_tenant(plot_stage: LookupStage) -> None:
 
 @pytest.fixture(scope="module")
 def other_tenants(tmp_path_factory: pytest.TempPathFactory) -> tuple[LookupStage, EncodeStage, Store, Base]:
-    """Both stages over a store that also has the tenants of OTHER_TASKS."""
+    """Both stages over a store that has the tenants of OTHER_TASKS too."""
     models = tiny.make_repository(tmp_path_factory.mktemp("other"), other_tasks=True)
     return plot_stage_of(models), upper_stage_of(models), *tiny.opened(models.parent)
 
@@ -204,7 +209,7 @@ def test_a_pair_is_looked_up_as_the_tokenizer_joins_it_and_answered_as_the_refer
         found = look_up(plot, [(PAIR, name.encode())])[0]
         assert isinstance(found, LookupAnswer)
         np.testing.assert_allclose(found.hidden, merged.numpy(), atol=5e-3, rtol=5e-3)
-        answer = find_labels(upper, [EncodeRequest(found.hidden, found.tokens, name.encode())])[0]
+        answer = find_labels(upper, [labels_input(found, name.encode())])[0]
         assert isinstance(answer, EncodeAnswer)
         member = tiny.load_tenant(store, base, name)
         wanted = reference.logits(base.load_upper(), merged, member).numpy()
@@ -219,7 +224,7 @@ def test_a_regression_answers_its_value_under_one_label(
     plot, upper, _, _ = other_tenants
     found = look_up(plot, [((b"the red cat",), b"grade")])[0]
     assert isinstance(found, LookupAnswer)
-    answer = find_labels(upper, [EncodeRequest(found.hidden, found.tokens, b"grade")])[0]
+    answer = find_labels(upper, [labels_input(found, b"grade")])[0]
     assert isinstance(answer, EncodeAnswer)
     assert answer.spans == [LabelledSpan("score", float(answer.logits[0, 0]), 0, 11)]
 
@@ -252,10 +257,16 @@ def test_a_pair_of_which_one_text_is_empty_or_both_are_too_large_is_refused(
     assert [type(one) for one in answers] == [errors.EmptyTextError, errors.EmptyTextError, errors.TextTooLargeError]
 
 
-def held(
+def close(stage: LookupStage, lineage: open_domains.Lineage) -> None:
+    """Close a domain, as after it has left the cache and no request uses it."""
+    stage.domains._cache.drop([lineage])
+    stage.domains._in_use.clear()
+
+
+def blocked(
     monkeypatch: pytest.MonkeyPatch, method: str, *names: str, then: errors.HplmError | None = None
 ) -> threading.Event:
-    """Until it is set, `TenantBank.card` or `.load` of these tenants does not return; `then` is what they raise."""
+    """Block `TenantBank.card` or `.load` of these tenants until the event is set; then they raise `then`."""
     may_go_on, really = threading.Event(), getattr(TenantBank, method)
 
     def waiting(bank: TenantBank, key: ServedTenant) -> Any:
@@ -273,7 +284,7 @@ def test_a_tenant_whose_card_is_slow_to_read_or_broken_keeps_nobody_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: Started
 ) -> None:
     stage = started.add(plot_stage_of(tiny.make_repository(tmp_path)))
-    may_go_on = held(monkeypatch, "card", "alpha", "gamma", "tagger", then=errors.CorruptArtifactError("broken"))
+    may_go_on = blocked(monkeypatch, "card", "alpha", "gamma", "tagger", then=errors.CorruptArtifactError("broken"))
     answers = {name: asked(stage, plot_input(name)) for name in ("alpha", "gamma", "tagger", "beta")}
     assert isinstance(answers["beta"].result(SOON_S), LookupAnswer)
     slow = [answer for name, answer in answers.items() if name != "beta"]
@@ -286,7 +297,7 @@ def test_a_flood_for_a_tenant_whose_card_does_not_come_leaves_room_for_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: Started
 ) -> None:
     stage = started.add(plot_stage_of(tiny.make_repository(tmp_path), queue_capacity=20))
-    may_go_on = held(monkeypatch, "card", "alpha")
+    may_go_on = blocked(monkeypatch, "card", "alpha")
     flood = [asked(stage, plot_input("alpha")) for _ in range(15)]
     assert all(isinstance(one.result(SOON_S), errors.QueueFullError) for one in flood[10:])
     assert isinstance(asked(stage, plot_input("beta")).result(SOON_S), LookupAnswer)
@@ -307,18 +318,20 @@ def test_a_tenant_that_becomes_one_of_pairs_is_asked_for_pairs_from_then_on(tmp_
 
 
 def bad_inputs(good: EncodeRequest) -> list[EncodeRequest]:
-    nan, infinite = good.hidden.copy(), good.hidden.copy()
+    hidden, tokens = good.item.hidden, good.item.tokens
+    nan, infinite = hidden.copy(), hidden.copy()
     nan[1, 1] = np.nan
     infinite[0, 0] = np.inf
-    long = np.zeros((41, good.hidden.shape[1]), dtype=np.float16)
-    return [
-        EncodeRequest(nan, good.tokens, good.tenant),
-        EncodeRequest(infinite, good.tokens, good.tenant),
-        EncodeRequest(good.hidden[:, :-1], good.tokens, good.tenant),
-        EncodeRequest(good.hidden[:0], good.tokens[:0], good.tenant),
-        EncodeRequest(long, np.zeros((41, 3), dtype=np.int32), good.tenant),
-        EncodeRequest(good.hidden, good.tokens[:-1], good.tenant),
+    long = np.zeros((41, hidden.shape[1]), dtype=np.float16)
+    inputs = [
+        EncodeInput(nan, tokens),
+        EncodeInput(infinite, tokens),
+        EncodeInput(hidden[:, :-1], tokens),
+        EncodeInput(hidden[:0], tokens[:0]),
+        EncodeInput(long, np.zeros((41, 3), dtype=np.int32)),
+        EncodeInput(hidden, tokens[:-1]),
     ]
+    return [Request(bad, good.tenant) for bad in inputs]
 
 
 def test_bad_hidden_states_are_refused_and_the_rest_of_the_batch_answered(
@@ -326,7 +339,7 @@ def test_bad_hidden_states_are_refused_and_the_rest_of_the_batch_answered(
 ) -> None:
     found = look_up(plot_stage, [GOOD_REQUEST])[0]
     assert isinstance(found, LookupAnswer)
-    good = EncodeRequest(found.hidden, found.tokens, b"alpha")
+    good = labels_input(found, b"alpha")
     bad = bad_inputs(good)
     answers = find_labels(upper_stage, [good, *bad, good])
     assert [type(a) for a in answers] == [EncodeAnswer, *[errors.HiddenStatesError] * len(bad), EncodeAnswer]
@@ -348,8 +361,7 @@ def test_a_domain_and_a_tenant_that_cannot_be_opened_now_are_as_soon_as_they_can
     plot_stage, upper_stage = plot_stage_of(models), upper_stage_of(models)
     lineage = plot_stage._bank.resolve(b"alpha").lineage
     assert isinstance(look_up(plot_stage, [GOOD_REQUEST])[0], LookupAnswer)
-    plot_stage._domains.drop([lineage])
-    plot_stage._open_now.clear()
+    close(plot_stage, lineage)
 
     def answers() -> list[object]:
         return [*look_up(plot_stage, [GOOD_REQUEST]), *find_labels(upper_stage, [upper_input("alpha")])]
@@ -370,15 +382,14 @@ def test_a_bank_that_was_replaced_is_open_no_longer_than_it_may_be_asked_for(
     plot_stage, upper_stage = started.add(plot_stage_of(models)), started.add(upper_stage_of(models))
 
     def ask() -> None:
-        # Through queues and threads: none of them may keep the last it had.
+        # Through queues and threads: none may keep its last request.
         for _ in range(8):
             looked_up: queue.SimpleQueue[LookupAnswer | errors.HplmError] = queue.SimpleQueue()
             submit(plot_stage, plot_input("t1"), looked_up.put)
             found = looked_up.get(timeout=SOON_S)
             assert isinstance(found, LookupAnswer)
             answered: queue.SimpleQueue[EncodeAnswer | errors.HplmError] = queue.SimpleQueue()
-            given = EncodeRequest(found.hidden, found.tokens, b"t1", version_id=found.version_id)
-            submit(upper_stage, given, answered.put)
+            submit(upper_stage, labels_input(found, b"t1", found.version_id), answered.put)
             assert isinstance(answered.get(timeout=SOON_S), EncodeAnswer)
 
     def is_open(bank: str) -> bool:
@@ -396,7 +407,7 @@ def test_tenants_whose_weights_are_slow_to_read_keep_nobody_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: Started
 ) -> None:
     stage = started.add(upper_stage_of(tiny.make_repository(tmp_path)))
-    may_go_on = held(monkeypatch, "load", "alpha", "gamma", "tagger")
+    may_go_on = blocked(monkeypatch, "load", "alpha", "gamma", "tagger")
     answers = {name: asked(stage, upper_input(name)) for name in ("alpha", "gamma", "tagger", "beta")}
     assert isinstance(answers["beta"].result(SOON_S), EncodeAnswer)
     slow_ones = [answer for name, answer in answers.items() if name != "beta"]
@@ -412,7 +423,7 @@ def over_a_registry_that_hangs(
     then: errors.HplmError | None = None,
     **changed: Any,
 ) -> tuple[EncodeStage, threading.Event]:
-    """A started stage that hears of other versions than its own, or `then`, at the event."""
+    """A started stage whose registry answers about unknown versions only after the event, with `then`."""
     stage, may_go_on = upper_stage_of(tiny.make_repository(tmp_path), **changed), threading.Event()
 
     def hang(version_id: int) -> ServedTenant:
@@ -453,7 +464,7 @@ def test_a_load_that_fails_says_as_much_however_many_wait_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: Started, of: str
 ) -> None:
     error = errors.CorruptArtifactError("broken")
-    may_load = held(monkeypatch, "load", "alpha", then=error)
+    may_load = blocked(monkeypatch, "load", "alpha", then=error)
     stage, may_go_on = over_a_registry_that_hangs(tmp_path, monkeypatch, started, error)
     version_id = 999 if of == "version" else None
     answers = [asked(stage, upper_input("alpha", version_id=version_id)) for _ in range(200)]
@@ -464,7 +475,7 @@ def test_a_load_that_fails_says_as_much_however_many_wait_for_it(
 
 
 def stage_that_loads(kind: str, tmp_path: Path, **changed: Any) -> LookupStage | EncodeStage:
-    """The stage that reads tenants' cards, or that loads their weights."""
+    """Make the look-up stage, which reads cards, or the encode stage, which loads weights."""
     stage_of = plot_stage_of if kind == "card" else upper_stage_of
     return stage_of(tiny.make_repository(tmp_path), **changed)
 
@@ -478,7 +489,7 @@ def test_who_waits_for_files_that_hang_is_answered_at_the_deadline_or_when_the_c
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     stage = stage_that_loads(kind, tmp_path)
-    may_go_on = held(monkeypatch, kind, "alpha")
+    may_go_on = blocked(monkeypatch, kind, "alpha")
     stage.start()
     gone, over = threading.Event(), threading.Event()
     answers: dict[str, Future[Any]] = {}
@@ -487,18 +498,20 @@ def test_who_waits_for_files_that_hang_is_answered_at_the_deadline_or_when_the_c
     def ask(name: str, deadline_s: float | None) -> None:
         is_cancelled = gone.is_set if name == "gone" else never
         is_over = over.is_set if name == "over" else never
-        given = input_for(stage, "alpha", deadline_s)
-        requests[name] = weakref.ref(given)
-        answers[name] = asked(stage, given, is_cancelled, is_over)
+        answers[name] = Future()
+        request = input_for(stage, "alpha", deadline_s)
+        request.client = CallbackClient(answers[name].set_result, is_cancelled, is_over)
+        requests[name] = weakref.ref(request)
+        stage.submit(request)
 
     for name, deadline_s in (("over", 1000.0), ("late", 100.0), ("gone", 1000.0), ("stopped", 1000.0)):
         ask(name, deadline_s)
     assert stage.waiting == 4
     over.set()
     assert isinstance(answers["over"].result(SOON_S), errors.CancelledError)
-    monkeypatch.setattr(stage._batch_loop._held, "_clock", lambda: time.monotonic() + 200)
+    monkeypatch.setattr(stage._batch_loop._pending, "_clock", lambda: time.monotonic() + 200)
     assert isinstance(answers["late"].result(SOON_S), errors.DeadlineError)
-    # Others may come in its place: what hangs must not hold on to all that were ever refused.
+    # A load that hangs must not keep all refused requests in memory.
     until(lambda: requests["late"]() is None)
     assert requests["gone"]() is not None
     assert not answers["gone"].done()
@@ -507,7 +520,7 @@ def test_who_waits_for_files_that_hang_is_answered_at_the_deadline_or_when_the_c
     assert stage.waiting == 1
     stage.stop()
     assert isinstance(answers["stopped"].result(0), errors.StoppingError)
-    # What comes at last is answered to nobody a second time: a Future would raise.
+    # The late load answers no request a second time: its Future would raise.
     may_go_on.set()
 
 
@@ -516,14 +529,13 @@ def test_no_more_wait_for_files_that_hang_than_may_wait_at_all_also_where_all_we
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: Started, kind: str
 ) -> None:
     stage = started.add(stage_that_loads(kind, tmp_path, queue_capacity=20))
-    may_go_on = held(monkeypatch, kind, "alpha")
+    may_go_on = blocked(monkeypatch, kind, "alpha")
 
     def ask(name: str, deadline_s: float | None) -> Any:
         return asked(stage, input_for(stage, name, deadline_s)).result(SOON_S)
 
-    places = stage._opening if isinstance(stage, LookupStage) else stage._loads
-    # One that comes too late already takes no place.
-    while places._held["alpha"] < 10:
+    # A request that comes too late takes no permit.
+    while stage._load_permits._held["alpha"] < 10:
         assert isinstance(ask("alpha", 0.05), errors.DeadlineError)
     assert isinstance(ask("alpha", None), errors.QueueFullError)
     assert not isinstance(ask("beta", None), errors.HplmError)
@@ -534,7 +546,7 @@ def test_no_more_wait_for_files_that_hang_than_may_wait_at_all_also_where_all_we
 def test_a_weight_is_worth_places_in_the_queue_of_the_look_up(tmp_path: Path, started: Started) -> None:
     models = tiny.make_repository(tmp_path, plot_settings={"queue_capacity": 8, "tenant_weights": {"alpha": 3}})
     stage = plot_stage_of(models)
-    # Their cards are known then: what follows is queued at once, and nothing takes it out before `start`.
+    # The cards are in memory then: requests are queued at once, and stay in the queue until `start`.
     look_up(stage, [((b"the red cat",), name) for name in (b"alpha", b"beta")])
     answers: dict[bytes, list[LookupAnswer | errors.HplmError]] = {b"alpha": [], b"beta": []}
     for name, got in answers.items():
@@ -558,7 +570,7 @@ def test_a_base_of_short_texts_answers(tmp_path: Path, max_tokens: int) -> None:
     models = tiny.make_repository(tmp_path, shape=tiny.config(max_tokens=max_tokens))
     (looked_up,) = look_up(plot_stage_of(models), [((b"the cat",), b"alpha")])
     assert isinstance(looked_up, LookupAnswer)
-    (answer,) = find_labels(upper_stage_of(models), [EncodeRequest(looked_up.hidden, looked_up.tokens, b"alpha")])
+    (answer,) = find_labels(upper_stage_of(models), [labels_input(looked_up, b"alpha")])
     assert isinstance(answer, EncodeAnswer)
 
 
@@ -651,7 +663,7 @@ def test_the_log_says_why_texts_fail_together_that_do_not_fail_alone(
     plot_stage: LookupStage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     encode = plot_stage._encoder.encode
-    lookup = plot_stage._domains.fetch(plot_stage._bank.resolve(b"alpha").lineage).result()
+    lookup = plot_stage.domains.fetch(plot_stage._bank.resolve(b"alpha").lineage).result()
     hidden_states = lookup.hidden_states
 
     def encode_few(texts: Any) -> Any:
@@ -681,7 +693,7 @@ def test_a_tokenizer_with_tokens_that_the_base_does_not_have_is_refused_at_the_s
 def test_a_domain_whose_look_up_fails_fails_its_own_requests(
     plot_stage: LookupStage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lookup = plot_stage._domains.fetch(plot_stage._bank.resolve(b"alpha").lineage).result()
+    lookup = plot_stage.domains.fetch(plot_stage._bank.resolve(b"alpha").lineage).result()
     monkeypatch.setattr(lookup, "hidden_states", lambda *_: 1 / 0)
     assert isinstance(look_up(plot_stage, [GOOD_REQUEST])[0], errors.InternalError)
 
@@ -702,7 +714,7 @@ def test_windows_are_computed_where_the_settings_say_and_by_default_on_a_gpu_but
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     settings = LookupSettings(store="store", base="tiny", table="general", **changed)
-    assert device_of(settings) == torch.device(device)
+    assert choose_lookup_device(settings) == torch.device(device)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
@@ -710,10 +722,10 @@ def test_a_look_up_that_wants_a_gpu_does_not_start_without_one(tiny_models: Path
     for miss in ("compute", "backoff"):
         with pytest.raises(errors.ConfigError, match="torch sees no GPU"):
             plot_stage_of(tiny_models, device="cuda", miss=miss)
-    assert plot_stage_of(tiny_models).about.startswith("computed on cpu in ")
+    assert plot_stage_of(tiny_models).domains.how_misses_are_computed.startswith("computed on cpu in ")
 
 
-def test_a_look_up_whose_gpu_is_lost_tries_no_text_again_and_tells_the_worker(
+def test_a_look_up_whose_gpu_is_lost_tries_no_text_again_and_tells_the_batch_loop(
     plot_stage: LookupStage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
@@ -722,7 +734,7 @@ def test_a_look_up_whose_gpu_is_lost_tries_no_text_again_and_tells_the_worker(
         asked.append(len(lengths))
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    lookup = plot_stage._domains.fetch(plot_stage._bank.resolve(b"alpha").lineage).result()
+    lookup = plot_stage.domains.fetch(plot_stage._bank.resolve(b"alpha").lineage).result()
     monkeypatch.setattr(lookup, "hidden_states", lost)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: lost([], []))
     with pytest.raises(RuntimeError, match="illegal memory") as caught:
@@ -742,10 +754,9 @@ def test_a_gpu_that_is_lost_while_a_domain_is_opened_ends_the_process_once_who_a
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     lineage = stage._bank.resolve(b"alpha").lineage
-    stage._domains.drop([lineage])
-    stage._open_now.pop(lineage, None)
-    monkeypatch.setattr(stage, "_open_lineage", lost)
-    monkeypatch.setattr(stage._worker, "_die", ended.set)
+    stage.domains.forget([lineage], [])
+    monkeypatch.setattr(stage.domains, "_open_lineage", lost)
+    monkeypatch.setattr(stage._batch_loop, "_die", ended.set)
     assert isinstance(asked(stage, plot_input("alpha")).result(SOON_S), errors.InternalError)
     assert not ended.is_set()
     monkeypatch.setattr(torch.cuda, "synchronize", lost)
@@ -757,13 +768,11 @@ def test_a_long_text_counts_as_what_is_looked_up_of_it(
     plot_stage: LookupStage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted: list[int] = []
-    monkeypatch.setattr(plot_stage._worker, "submit", lambda job, *, tokens, **_: counted.append(tokens))
-    lookup = plot_stage._domains.fetch(plot_stage._bank.resolve(b"alpha").lineage).result()
+    look_up(plot_stage, [GOOD_REQUEST])
+    monkeypatch.setattr(plot_stage._batch_loop, "submit", lambda request, *, tokens, **_: counted.append(tokens))
     most = plot_stage._base.config.max_tokens
     for size in (8, 4 * most, 65_536):
-        given = LookupRequest((b"a" * size,), b"alpha", arrived_s=time.monotonic())
-        tenant = plot_stage._bank.resolve(b"alpha")
-        plot_stage._queue(plot_stage_asked(given, tenant), 1, lookup)
+        plot_stage.submit(Request((b"a" * size,), b"alpha"))
     short, full, long = counted
     assert short < full == long == most
 
@@ -771,20 +780,16 @@ def test_a_long_text_counts_as_what_is_looked_up_of_it(
 def test_the_look_up_counts_the_tokens_it_looked_up_as_many_as_there_are(tiny_models: Path, started: Started) -> None:
     stage = started.add(plot_stage_of(tiny_models))
     texts = (b"the", b"the red cat sleeps over the river", b"\x01")
-    answers = [asked(stage, LookupRequest((text,), b"alpha", arrived_s=time.monotonic())) for text in texts]
+    answers = [asked(stage, Request((text,), b"alpha")) for text in texts]
     short, long, _ = (answer.result(SOON_S) for answer in answers)
     assert stage.counts["tokens"] == len(short.hidden) + len(long.hidden)
 
 
-def plot_stage_asked(given: LookupRequest, tenant: ServedTenant) -> Job[_Asked, LookupAnswer]:
-    return Job(_Asked(given, tenant, given.texts[0].decode()), lambda _: None, lambda: False)
-
-
 def test_a_domain_that_requests_still_hold_is_opened_once(plot_stage: LookupStage) -> None:
     lineage = plot_stage._bank.resolve(b"alpha").lineage
-    first = plot_stage._domains.fetch(lineage).result()
-    plot_stage._domains.drop([lineage])
-    assert plot_stage._domains.fetch(lineage).result() is first
+    first = plot_stage.domains.fetch(lineage).result()
+    plot_stage.domains._cache.drop([lineage])
+    assert plot_stage.domains.fetch(lineage).result() is first
 
 
 def test_a_domain_whose_files_were_damaged_since_is_refused_when_it_is_opened_again(
@@ -797,12 +802,11 @@ def test_a_domain_whose_files_were_damaged_since_is_refused_when_it_is_opened_ag
         checked.append(folder)
         verify_domain(folder)
 
-    monkeypatch.setattr(plot_stages, "verify_domain", verified)
+    monkeypatch.setattr(open_domains, "verify_domain", verified)
     lineage = stage._bank.resolve(b"alpha").lineage
 
     def reopened() -> object:
-        stage._domains.drop([lineage])
-        stage._open_now.clear()
+        close(stage, lineage)
         return look_up(stage, [GOOD_REQUEST])[0]
 
     assert isinstance(reopened(), LookupAnswer)
@@ -826,9 +830,8 @@ def test_a_domain_that_the_disk_fails_to_read_is_not_checked_again_at_once(
         tries += 1
         raise OSError(errno.EIO, "the disk fails")
 
-    stage._domains.drop([lineage])
-    stage._open_now.clear()
-    monkeypatch.setattr(stage, "_open_lineage", failing)
+    stage.domains.forget([lineage], [])
+    monkeypatch.setattr(stage.domains, "_open_lineage", failing)
     for _ in range(3):
         error = look_up(stage, [GOOD_REQUEST])[0]
         assert isinstance(error, errors.StoreUnavailableError)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,8 @@ from hplm.core.settings import LookupSettings, load_settings
 from hplm.engine import lower_layers as lowers
 from hplm.engine.open_domain import CUDA_WINDOWS, open_lineage
 from hplm.models.device import CPU
-from hplm.serving.lookup_stage import LookupAnswer, LookupRequest, LookupStage
+from hplm.serving.lookup_stage import LookupAnswer, LookupStage
+from hplm.serving.request import Request
 from tests import tiny
 from tests.batches import look_up
 from tests.submitting import Started, submit
@@ -77,7 +77,7 @@ def test_a_stage_answers_from_the_gpu_what_it_answers_from_the_cpu(tiny_models: 
     answers = {}
     for device in ("auto", "cpu"):
         stage = LookupStage(replace(settings, device=device, dtype="float32"), folder)
-        assert stage._device == (GPU if device == "auto" else CPU)
+        assert stage.domains.device == (GPU if device == "auto" else CPU)
         answers[device] = look_up(stage, requests)
     for got, exact in zip(answers["auto"], answers["cpu"], strict=True):
         assert isinstance(got, LookupAnswer)
@@ -90,7 +90,7 @@ def test_a_stage_says_where_it_computes_and_runs_its_own_threads(tiny_models: Pa
     stage = started.add(
         LookupStage(replace(load_settings(LookupSettings, folder / "settings.json"), num_threads=2), folder)
     )
-    assert stage.about.startswith("computed on cuda:0 in ")
+    assert stage.domains.how_misses_are_computed.startswith("computed on cuda:0 in ")
     answer: Future[object] = Future()
-    submit(stage, LookupRequest((b"zebra crossing",), b"alpha", arrived_s=time.monotonic()), answer.set_result)
+    submit(stage, Request((b"zebra crossing",), b"alpha"), answer.set_result)
     assert isinstance(answer.result(60), LookupAnswer)

@@ -1,19 +1,19 @@
-"""When to wait for more requests: going together they cost less each, where enough come to be worth the wait."""
+"""When to wait for more requests: a request costs less if it goes together with others, if enough come during the wait."""
 
 from __future__ import annotations
 
 import math
 
-# A wait in which fewer come saves nothing, and whoever waits is later.
+# Requests that must come during a wait. Fewer save nothing, and the requests that wait are answered later.
 _LEAST_GATHERED = 2.0
-# Over which the rate is taken: requests count the less the longer ago they came. Not over less than so many waits, or a few
-# that come at once would count for a rate of many.
+# Seconds over which the rate of requests is averaged: the longer ago requests came, the less they count. At least this many
+# waits, so that a few requests that come at once do not count as a high rate.
 _OVER_S = 0.1
 _OVER_WAITS = 10
 
 
 class Rate:
-    """Whether enough requests come for a wait of `wait_s`, by those of late."""
+    """The rate of requests in the recent past, and whether it makes a wait of `wait_s` worthwhile."""
 
     def __init__(self, wait_s: float) -> None:
         self._wait_s = wait_s
@@ -22,14 +22,14 @@ class Rate:
         self._last_s = -math.inf
 
     def add(self, requests: int, now_s: float) -> bool:
-        """So many come, or go, now. Whether two or more come in the wait."""
+        """Count requests that come now. Returns whether two or more are expected during a wait."""
         self._per_s = self._per_s * math.exp((self._last_s - now_s) / self._over_s) + requests / self._over_s
         self._last_s = now_s
         return self._per_s * self._wait_s >= _LEAST_GATHERED
 
 
 class BatchPacing:
-    """When the next batch of a stage may begin: after one of several requests `every_s` after it, where that pays."""
+    """When the next batch of a stage may begin: `every_s` after a batch of several requests, if that wait is worthwhile."""
 
     def __init__(self, every_s: float) -> None:
         self._every_s = every_s
@@ -37,21 +37,21 @@ class BatchPacing:
         self._next_from_s = -math.inf
 
     def left_s(self, now_s: float) -> float:
-        """Seconds until the next batch may begin, 0 or less where it may now."""
+        """Return the seconds until the next batch may begin, 0 or less if it may begin now."""
         return self._next_from_s - now_s
 
     def began(self, requests: int, now_s: float) -> None:
-        """A batch begins now."""
+        """Note that a batch begins now."""
         enough = self._rate.add(requests, now_s)
-        # One alone says that requests come one by one: waiting for others would only delay them.
+        # After a batch of one request, requests come one by one, and a wait would only delay each.
         if requests > 1 and enough:
             self._next_from_s = now_s + self._every_s
 
 
 class ReplyHold:
-    """How long a call of Triton's lasts for its answers to leave with it: `most_s` where that pays, else not at all.
+    """How long a Triton call stays open so that its answers leave together: up to `most_s`.
 
-    A call of `full` requests does not: more wait already.
+    A call of `full` requests is not held, because more requests wait already. Nor is a call held if few requests come.
     """
 
     def __init__(self, most_s: float, full: int) -> None:
@@ -60,6 +60,6 @@ class ReplyHold:
         self._rate = Rate(most_s)
 
     def seconds(self, requests: int, now_s: float) -> float:
-        """Of a call that begins now with so many."""
+        """Return for how many seconds to hold a call of `requests` that begins now."""
         enough = self._rate.add(requests, now_s)
         return self._most_s if enough and requests < self._full else 0.0

@@ -1,7 +1,7 @@
-"""What one stage knows of the next one's queue, so that it refuses at its own door what the next could not answer in time.
+"""Admission by the next stage's queue: a stage refuses requests that the next stage could not answer in time.
 
-Between two stages lie copies, a server and what the first one computes: where the second is the slower one, all of that is
-done in vain for what it must refuse, and takes the time in which it would answer others.
+If the next stage is the slower one, it must refuse some requests. All work on them before that is in vain: the first stage's
+computing, the copies, the server. It takes time from requests that can be answered.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ from itertools import accumulate, pairwise
 from hplm.scheduling.policy import Waiting
 from hplm.scheduling.weighted_fair import WeightedFair
 
-# A policy that prefers some requests needs more than it can run: so many times the time that a request has are let in. With
-# twice, refusals at three times the capacity took 1.6 s where they take 9 ms.
+# How much work may stand before a request, as a multiple of the time that the request has. It is more than 1 because a policy
+# needs more requests than it can run, to choose from. With 2, refusals at three times the capacity took 1.6 s instead of 9 ms.
 _CHOICE = 1.25
-# Of a request of several texts all have to be in time, or they were computed for nothing.
-_CHOICE_TOGETHER = 0.75
-# While no more than so many batches are before a request, the stage itself knows better.
+# The same for a request of several texts. All of them have to be in time, or they are computed for nothing.
+_CHOICE_OF_SEVERAL = 0.75
+# Up to this many batches before a request, it is admitted: the next stage decides better by itself.
 _LEAST_BATCHES = 2.0
-# What was passed on since the turns were worked out is before everybody: no more of it than this share of a batch.
+# Tokens that left since the turns were computed count before every request. Above this share of a batch, turns are computed
+# again.
 _NEW_SHARE = 0.1
-# Deadlines of a queue that are told, at most.
+# The most deadlines of a queue in one backlog.
 _STEPS = 64
-# Times of arrival go to the next stage in whole nanoseconds: so much later is the same one.
+# Times of arrival travel in whole nanoseconds: times that differ by less than this many seconds are the same.
 _CLOCK_S = 1e-6
-# What was passed on and not seen by the next stage after this time was lost on the way.
+# Seconds after which a request that left, and that the next stage has not seen, counts as lost.
 _LOST_AFTER_S = 5.0
-# And what a queue that nobody waits in has not seen after this time never comes there: who asks for look-ups alone.
+# The same if the next stage's queue is empty: a client that asks for look-ups alone never comes there.
 _STRAY_AFTER_S = 0.5
 
 
@@ -39,9 +40,9 @@ _STRAY_AFTER_S = 0.5
 class Backlog:
     """A stage's queue at `at_s`; times are of the machine's monotonic clock.
 
-    `free_s`: when the batch that runs will end. A full batch is of `batch_tokens` and takes `batch_s`. `newest_arrived_s`:
-    when the newest request that came here reached the server. `tokens[i]` tokens are due by `deadlines_s[i]`, both rising;
-    `of_tenant` are those that wait by tenant.
+    `free_s`: when the batch that runs will end. A full batch has `batch_tokens` and takes `batch_s`. `newest_arrived_s`:
+    when the newest request of this stage reached the server. `tokens[i]` tokens are due by `deadlines_s[i]`, both rising.
+    `of_tenant`: the tokens that wait, by tenant.
     """
 
     at_s: float
@@ -54,13 +55,13 @@ class Backlog:
     of_tenant: dict[str, int]
 
     def due(self, deadline_s: float) -> int:
-        """Tokens that wait and are due by then."""
+        """Return the number of tokens that wait and are due by a deadline."""
         count = bisect_right(self.deadlines_s, deadline_s)
         return self.tokens[count - 1] if count else 0
 
 
 def steps(waiting: Sequence[Waiting]) -> tuple[tuple[float, ...], tuple[int, ...]]:
-    """`deadlines_s` and `tokens` of a Backlog, the last of them all that wait."""
+    """Return `deadlines_s` and `tokens` of a Backlog. The last number of tokens is that of all requests that wait."""
     ordered = sorted((request.deadline_s, request.tokens) for request in waiting)
     sums = list(accumulate(tokens for _, tokens in ordered))
     every = range(len(ordered) - 1, -1, -max(1, -(-len(ordered) // _STEPS)))
@@ -68,34 +69,35 @@ def steps(waiting: Sequence[Waiting]) -> tuple[tuple[float, ...], tuple[int, ...
 
 
 def by_tenant(waiting: Sequence[Waiting]) -> dict[str, int]:
-    """`of_tenant` of a Backlog."""
-    found: Counter[str] = Counter()
+    """Return `of_tenant` of a Backlog."""
+    of_tenant: Counter[str] = Counter()
     for request in waiting:
-        found[request.tenant] += request.tokens
-    return dict(found)
+        of_tenant[request.tenant] += request.tokens
+    return dict(of_tenant)
 
 
 def combine(backlogs: Sequence[Backlog]) -> Backlog | None:
-    """Of stages that share what comes, as one; None where none of them has run a batch yet."""
-    known = [one for one in backlogs if one.batch_tokens and one.batch_s]
+    """Return the backlogs of stages that share the requests as one; None if none of them has run a batch yet."""
+    known = [backlog for backlog in backlogs if backlog.batch_tokens and backlog.batch_s]
     if len(known) < 2:
         return known[0] if known else None
-    speeds = [one.batch_tokens / one.batch_s for one in known]
-    batch_tokens = sum(one.batch_tokens for one in known)
-    free_s = sum(one.free_s * speed for one, speed in zip(known, speeds, strict=True)) / sum(speeds)
+    speeds = [backlog.batch_tokens / backlog.batch_s for backlog in known]
+    batch_tokens = sum(backlog.batch_tokens for backlog in known)
+    free_s = sum(backlog.free_s * speed for backlog, speed in zip(known, speeds, strict=True)) / sum(speeds)
     of_tenant: Counter[str] = Counter()
     due: list[tuple[float, int]] = []
-    for one in known:
-        of_tenant.update(one.of_tenant)
-        due += zip(one.deadlines_s, (later - sooner for sooner, later in pairwise((0, *one.tokens))), strict=True)
+    for backlog in known:
+        of_tenant.update(backlog.of_tenant)
+        steps_of = (later - sooner for sooner, later in pairwise((0, *backlog.tokens)))
+        due += zip(backlog.deadlines_s, steps_of, strict=True)
     due.sort()
     return Backlog(
-        min(one.at_s for one in known),
+        min(backlog.at_s for backlog in known),
         free_s,
         batch_tokens,
         batch_tokens / sum(speeds),
-        # Who went to another since that one told it is not counted for so long: a tenth of a second.
-        max(one.newest_arrived_s for one in known),
+        # A request that went to another stage since that stage's report is not counted until its next report, 0.1 s later.
+        max(backlog.newest_arrived_s for backlog in known),
         tuple(deadline_s for deadline_s, _ in due),
         tuple(accumulate(tokens for _, tokens in due)),
         dict(of_tenant),
@@ -113,11 +115,11 @@ class _Passed:
 
 
 class DownstreamAdmission:
-    """What is before a request on its way to the next stage: that one's backlog, as `read`, and what is between the two.
+    """The work before a new request in the next stage: its backlog, as `read` returns it, and the requests on their way.
 
-    Of each tenant no more is before it than takes its turn by weight: who floods refuses itself alone. Of several `processes`
-    that pass on what comes by turns each takes the others to have passed on as much as itself. Safe to use from several
-    threads. Where `read` knows nothing, nothing is refused.
+    Of each tenant only that much counts as takes its turn by weight: a tenant that sends a flood is refused alone. If several
+    `processes` of a stage share the requests, each assumes that the others pass on as much as itself. If `read` returns None,
+    nothing is refused. Safe to use from several threads.
     """
 
     def __init__(
@@ -129,28 +131,28 @@ class DownstreamAdmission:
         self._lock = threading.Lock()
         self._passed: deque[_Passed] = deque()
         self._passed_tokens = 0
-        # Since the backlog was read that `_turns` are of.
+        # Tokens passed on since `_turns` were computed.
         self._newly_passed_tokens = 0
         self._backlog: Backlog | None = None
         self._of_tenant: Counter[str] = Counter()
         self._turns = WeightedFair({}, weights)
 
     def passed(self, tenant: str, tokens: int, arrived_s: float, now_s: float) -> None:
-        """A request leaves for the next stage."""
+        """Note that a request leaves for the next stage."""
         tokens *= self._processes
         with self._lock:
             self._passed.append(_Passed(arrived_s, now_s, tenant, tokens))
             self._passed_tokens += tokens
             self._newly_passed_tokens += tokens
 
-    def is_too_much(
-        self, tenant: str, tokens: int, deadline_s: float, now_s: float, *, is_together: bool = False
+    def would_be_late(
+        self, tenant: str, tokens: int, deadline_s: float, now_s: float, *, waits_for_others: bool = False
     ) -> bool:
-        """Whether a newcomer of `tokens` would be far too late in the next stage.
+        """Return whether a new request of `tokens` would be far too late in the next stage.
 
-        Who waits there and is due later is not before it, nor what others have beyond their turns. A quarter more than could
-        be computed by its deadline is let in, for a policy to choose from; where the newcomer `is_together` with other texts,
-        a quarter less.
+        Requests that wait there and are due later do not stand before it, nor what other tenants have beyond their turns. A
+        quarter more is admitted than can be computed by the deadline, for a policy to choose from. A quarter less is if the
+        request `waits_for_others`, the other texts of its client.
         """
         backlog = self._read(now_s)
         with self._lock:
@@ -167,17 +169,17 @@ class DownstreamAdmission:
             if ahead <= _LEAST_BATCHES * backlog.batch_tokens:
                 return False
             if backlog is not self._backlog or self._newly_passed_tokens > _NEW_SHARE * backlog.batch_tokens:
-                self._take_turns(backlog)
+                self._compute_turns(backlog)
             own = self._of_tenant[tenant] + tokens
             ahead = min(ahead, self._turns.before(tenant, own) + self._newly_passed_tokens)
-        # What was computed since is no longer before it.
+        # From `free_s`, not from now: what was computed since the report no longer stands before the request.
         done_s = backlog.free_s + ahead * backlog.batch_s / backlog.batch_tokens
-        return done_s - now_s > (_CHOICE_TOGETHER if is_together else _CHOICE) * (deadline_s - now_s)
+        return done_s - now_s > (_CHOICE_OF_SEVERAL if waits_for_others else _CHOICE) * (deadline_s - now_s)
 
-    def _take_turns(self, backlog: Backlog) -> None:
+    def _compute_turns(self, backlog: Backlog) -> None:
         self._backlog = backlog
         self._of_tenant = Counter(backlog.of_tenant)
-        for one in self._passed:
-            self._of_tenant[one.tenant] += one.tokens
+        for passed in self._passed:
+            self._of_tenant[passed.tenant] += passed.tokens
         self._newly_passed_tokens = 0
         self._turns = WeightedFair(self._of_tenant, self._weights)

@@ -1,4 +1,4 @@
-"""How a stage tells the stage before it what waits: a small file in memory, for they are two processes."""
+"""The file by which the encode stage tells the look-up stage, another process, which requests wait for it."""
 
 from __future__ import annotations
 
@@ -15,17 +15,22 @@ from hplm.errors import ConfigError
 from hplm.runtime.process import SHARED_MEMORY, at_once, backlogs_of
 from hplm.scheduling.downstream_admission import Backlog, combine
 
-# As a stub starts: the server that it belongs to.
+# The server of this stub: its parent process when the stub starts.
 SERVER = os.getppid()
+# Seconds between two reads of the files.
 READ_EVERY_S = 0.05
-# A stage that says nothing for so long is stopped, or gone.
+# A backlog older than this many seconds is ignored: its stage is stopped, or gone.
 OLD_AFTER_S = 2.0
-# What a stage that was killed left is removed: each file takes its time to read. One that lives writes it anew.
+# A backlog older than this many seconds is removed, because each file takes time to read. Killed stages leave their files
+# behind; a stage that lives writes its file again.
 REMOVED_AFTER_S = 60.0
 
 
 class BacklogFile:
-    """Of the stages of one server that serve one base of one store, each its own. Only the user who writes it is believed."""
+    """The backlogs of the stages of one server that serve one base of one store. Each process writes a file of its own.
+
+    Only files of this process's user are read. Safe to read from several threads.
+    """
 
     def __init__(self, store: Path, base: str, folder: Path = SHARED_MEMORY) -> None:
         name = hashlib.sha256(f"{store}\0{base}".encode()).hexdigest()[:16]
@@ -33,12 +38,12 @@ class BacklogFile:
         self._name = f"{backlogs_of(SERVER)}{name}"
         self._path = folder / f"{self._name}.{os.getpid()}.json"
         self._written = self._path.with_suffix(".new")
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
         self._read_s = -READ_EVERY_S
         self._last: Backlog | None = None
 
     def publish(self, backlog: Backlog) -> None:
-        """Tell it. Where it cannot be written, that is logged once: the stage before then refuses nothing for this one."""
+        """Write this stage's backlog. If that fails, the log says so once, and the look-up stage refuses nothing for it."""
         try:
             with open(self._written, "x", opener=_private) as file:
                 json.dump(vars(backlog), file)
@@ -49,49 +54,49 @@ class BacklogFile:
             self._complain(self._path, "cannot be written", error)
 
     def read(self, now_s: float) -> Backlog | None:
-        """What was told last, of all stages together, looked at every 50 ms; None where nothing was told of late."""
+        """Return the backlogs of all stages as one, read every 50 ms; None if no stage has published in the last seconds."""
         if now_s - self._read_s >= READ_EVERY_S:
             self._read_s = now_s
             try:
                 paths = list(self._folder.glob(f"{self._name}.[0-9]*.json"))
             except OSError as error:
-                # As where no more files may be open.
+                # For example, this process may open no more files.
                 self._complain(self._folder, "cannot be looked into", error)
                 paths = []
-            told = {path: self._read(path) for path in paths}
-            for path, one in told.items():
-                if one is not None and now_s - one.at_s > REMOVED_AFTER_S:
+            known = {path: backlog for path in paths if (backlog := self._read(path)) is not None}
+            for path, backlog in known.items():
+                if now_s - backlog.at_s > REMOVED_AFTER_S:
                     with suppress(OSError):
                         path.unlink()
-            self._last = combine([one for one in told.values() if one is not None and now_s - one.at_s <= OLD_AFTER_S])
-        # Several threads read.
+            self._last = combine([backlog for backlog in known.values() if now_s - backlog.at_s <= OLD_AFTER_S])
+        # Another thread may replace it meanwhile.
         last = self._last
         return last if last is not None and now_s - last.at_s <= OLD_AFTER_S else None
 
     def remove(self) -> None:
-        """At the end of the stage that tells."""
+        """Remove this stage's file when the stage ends."""
         with suppress(OSError):
             self._path.unlink()
 
     def _read(self, path: Path) -> Backlog | None:
         try:
             with open(path, opener=at_once) as file:
-                about = os.fstat(file.fileno())
-                if about.st_uid != os.geteuid() or not stat.S_ISREG(about.st_mode):
+                status = os.fstat(file.fileno())
+                if status.st_uid != os.geteuid() or not stat.S_ISREG(status.st_mode):
                     raise PermissionError("another user wrote it, or it is no file")
                 return parse_settings(Backlog, json.load(file), str(path))
         except FileNotFoundError:
-            # Its stage has just ended.
+            # The stage has just ended.
             return None
         except (OSError, ValueError, ConfigError) as error:
             self._complain(path, "cannot be read", error)
             return None
 
-    def _complain(self, path: Path, what: str, error: Exception) -> None:
-        # Each fault once: it is looked at twenty times a second.
-        if (said := f"{path} {what} ({error})") not in self._said:
-            logging.getLogger(__name__).warning("%s: the look-up stage does not go by it", said)
-        self._said.add(said)
+    def _complain(self, path: Path, fault: str, error: Exception) -> None:
+        # Each fault once, because the files are read twenty times a second.
+        if (message := f"{path} {fault} ({error})") not in self._logged:
+            logging.getLogger(__name__).warning("%s: the look-up stage does not go by it", message)
+        self._logged.add(message)
 
 
 def _private(path: str, flags: int) -> int:

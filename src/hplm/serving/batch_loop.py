@@ -1,7 +1,7 @@
-"""What makes a stage asynchronous: a bounded queue, a thread that computes, threads that answer.
+"""The batch loop of a stage: a bounded queue, a thread that computes, and threads that answer.
 
-Triton's thread hands requests over and computes nothing; a policy chooses what runs next; answers leave from threads
-of their own, so that sending never stalls computing. Everything that comes in gets exactly one answer.
+Triton's thread submits requests and computes nothing. A policy chooses the next batch. Answers leave from threads of their own,
+so that sending never stalls computing. Every request gets exactly one answer.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic
 
@@ -25,26 +25,30 @@ from hplm.scheduling.downstream_admission import Backlog
 from hplm.scheduling.policy import Batch, Waiting, tokens_of
 from hplm.scheduling.queue import RefusedRequest, RequestQueue, TakeResult
 from hplm.serving.pending_requests import ASK_CANCELLED_AFTER_S, SWEPT_AT_ONCE, PendingRequest, PendingRequests
-from hplm.serving.replies import Answer, Answers, Item, Job, is_gone
+from hplm.serving.replies import Answers
+from hplm.serving.request import Answer, Client, Item, Request
 
-# At most one look ahead in this time: each goes through all that wait.
+# Least seconds between two looks ahead, because each goes through all requests that wait.
 LOOK_AHEAD_EVERY_S = 0.01
+# Seconds between two sweeps: reports of what waits, and searches for clients that have gone.
 SWEEP_EVERY_S = 0.1
-# For answers to leave before a process ends that can compute nothing more.
+# Seconds for answers to leave before a process ends that can compute nothing more.
 LAST_WORDS_S = 1.0
 
-Run = Callable[[list[Item], Batch], Iterator[tuple[Sequence[int], Sequence[Answer | HplmError]]]]
+# Indices of a batch's items together with their answers.
+Results = Iterator[tuple[Sequence[int], Sequence[Answer | HplmError]]]
+Run = Callable[[list[Item], Batch], Results[Answer]]
 
 
 class BatchLoop(Generic[Item, Answer]):
-    """Owns the queue and the threads of one stage. `run` computes a batch and yields answers as they are ready.
+    """The queue and the threads of one stage. `run` computes a batch and yields answers as soon as they are known.
 
-    `upcoming`, where given, is told in a thread of its own what the policy would run next while a batch computes; `publish`,
-    about ten times a second, what waits. Where `is_told_to_stop`, asked as often, says so, it closes by itself.
-    An error of a batch that `is_fatal` ends the process, answers first, so that whoever watches over it starts another.
-    `every_s` is what `BatchPacing` keeps between batches. `nice` is the computing thread's, see `be_nice`, and `crowded_nice`,
-    where given, while more than two batches wait: computing first would then keep others from being let in, or refused in time.
-    Not started until `start`.
+    `upcoming` receives what the policy would run next, in a thread of its own while a batch computes. `publish` receives what
+    waits, about ten times a second. As often, `is_told_to_stop` is asked; if it says so, the loop closes by itself.
+    If an error of a batch `is_fatal`, the answers are sent and the process ends, so that its supervisor starts another.
+    `every_s` is the pause that `BatchPacing` keeps between batches. `nice` is the priority of the computing thread, see
+    `be_nice`. While more than two batches wait the priority is `crowded_nice` if there is one: a computing thread that always
+    goes first would keep requests from being admitted, or refused in time. Threads begin at `start`.
     """
 
     def __init__(
@@ -74,15 +78,16 @@ class BatchLoop(Generic[Item, Answer]):
         self._is_fatal = is_fatal
         self._exclusive = exclusive or nullcontext()
         self._clock = clock
-        self._pace = BatchPacing(every_s)
+        self._pacing = BatchPacing(every_s)
         self._nice = nice
         self._crowded_nice = nice if crowded_nice is None else crowded_nice
-        # As the thread is now.
-        self._is_nice = 0
+        # The computing thread's priority now.
+        self._current_nice = 0
         self._ids = itertools.count()
-        self._jobs: dict[int, Job[Item, Answer]] = {}
+        # By their ids in the queue.
+        self._requests: dict[int, Request[Item, Answer]] = {}
         self._answers = Answers(name, tracer)
-        self._held = PendingRequests(self._answers, clock)
+        self._pending = PendingRequests(self._answers, clock)
         self._changed = threading.Condition()
         self._stopping = False
         self._stopped = threading.Event()
@@ -100,64 +105,66 @@ class BatchLoop(Generic[Item, Answer]):
 
     @property
     def counts(self) -> Counter[str]:
-        """Answers by outcome, batches, tokens, and what failed."""
+        """Answers by outcome, batches, tokens, and failures."""
         return self._answers.counts.read()
 
     @property
     def waiting(self) -> int:
-        """Requests in the queue now, and those held."""
-        return len(self._queue) + len(self._held)
+        """The number of requests in the queue, and of pending ones."""
+        return len(self._queue) + len(self._pending)
 
     def submit(
         self,
-        job: Job[Item, Answer],
+        request: Request[Item, Answer],
         *,
         tenant: str,
         tokens: int,
         arrived_s: float,
         deadline_s: float,
     ) -> None:
-        """Queue a request; times are of the worker's clock. Never blocks on computing.
+        """Queue a request; times are of the loop's clock. Never waits for a batch.
 
-        Raises DeadlineError, QueueFullError or StoppingError where it is refused at once: there is no reply then.
+        Raises DeadlineError, QueueFullError or StoppingError if the request is refused at once; it gets no reply then.
         """
         with self._changed:
             if self._stopping:
                 raise StoppingError("the server is shutting down")
-            request = Waiting(next(self._ids), tenant, tokens, arrived_s, deadline_s)
-            refused = self._queue.offer(request, self._clock())
-            own = next((one for one in refused if one.request is request), None)
+            waiting = Waiting(next(self._ids), tenant, tokens, arrived_s, deadline_s)
+            refused = self._queue.offer(waiting, self._clock())
+            own = next((refusal for refusal in refused if refusal.request is waiting), None)
             if own is None:
-                self._jobs[request.id] = job
+                self._requests[waiting.id] = request
                 self._changed.notify()
         if own is not None:
             raise _error_of(own)
-        self._refuse(refused, lambda job, error: self._answers.refuse(job.reply, error))
+        self._refuse(refused, self._answers.refuse)
         if self._upcoming is not None and self._computing and not self._knows_next:
             self._look_ahead.set()
 
-    def hold(self, job: Job[Any, Answer], deadline_s: float) -> PendingRequest:
-        """Look after a request that cannot be queued yet, until it is released: see PendingRequests."""
-        return self._held.hold(job, deadline_s)
+    def hold(
+        self, request: Request[Any, Answer], admission: Generator[Any, Any, Any], deadline_s: float
+    ) -> PendingRequest:
+        """Keep a request that cannot be queued yet, until it is released: see PendingRequests."""
+        return self._pending.hold(request, admission, deadline_s)
 
-    def refuse(self, reply: Callable[[Answer | HplmError], None], error: HplmError) -> None:
+    def refuse(self, request: Request[Any, Answer], error: HplmError) -> None:
         """Answer a request that never came to the queue: see `Answers.refuse`."""
-        self._answers.refuse(reply, error)
+        self._answers.refuse(request.client, error)
 
     def count_refused(self, error: HplmError) -> HplmError:
-        """Count a request that is refused at once, by raising."""
+        """Count and return the error of a request that is refused by raising it."""
         self._answers.counts.add_answer(error)
         return error
 
     def close(self) -> None:
-        """Take nothing more and refuse what waits; the batch that runs is answered."""
+        """Refuse the requests that wait, and every later one; the batch that runs is answered."""
         with self._changed:
             self._stopping = True
-            left = self._queue.drain()
+            drained = self._queue.drain()
             self._changed.notify_all()
-        self._held.stop()
-        for request in left:
-            self._answers.give(self._jobs.pop(request.id), StoppingError("the server is shutting down"))
+        self._pending.stop()
+        for waiting in drained:
+            self._answers.give(self._requests.pop(waiting.id).client, StoppingError("the server is shutting down"))
         self._stopped.set()
         self._look_ahead.set()
 
@@ -175,38 +182,43 @@ class BatchLoop(Generic[Item, Answer]):
             with self._changed:
                 while not self._stopping and not len(self._queue):
                     self._changed.wait()
-            # Out of the lock: whoever comes meanwhile is in the batch too.
-            if (pause_s := self._pace.left_s(self._clock())) > 0:
+            # Outside the lock, so that requests that come during the pause are in the batch too.
+            if (pause_s := self._pacing.left_s(self._clock())) > 0:
                 self._stopped.wait(pause_s)
             with self._changed:
                 if self._stopping:
                     return
-                # Before the batch is chosen: they would take others' places in it.
-                over = [number for number, job in self._jobs.items() if job.is_over() and self._queue.cancel(number)]
-                unwanted = [self._jobs.pop(number) for number in over]
+                # Requests that are over leave before the batch is chosen: they would take other requests' room in it.
+                over = [
+                    request_id
+                    for request_id, request in self._requests.items()
+                    if request.client.is_over and self._queue.cancel(request_id)
+                ]
+                cancelled = [self._requests.pop(request_id).client for request_id in over]
+                failed: list[Client[Answer]] = []
                 now_s = self._clock()
                 try:
                     taken = self._queue.take(now_s)
                 except Exception as error:
-                    # A mistake of ours: whoever waits is told, and the stage goes on.
+                    # A mistake of ours: all requests that wait are refused, and the stage continues.
                     log_rate_limited(f"{self._name}: no batch could be chosen", error)
                     self._queue.drain()
-                    # All that wait, and what `take` had already taken out: no batch runs now.
-                    failed = list(self._jobs.values())
-                    self._jobs.clear()
+                    # Also requests that `take` had taken out of the queue: no batch runs now.
+                    failed = [request.client for request in self._requests.values()]
+                    self._requests.clear()
                     taken = TakeResult(None, ())
-                else:
-                    failed = []
                 self._computing = taken.batch is not None
                 if taken.batch is not None:
-                    self._pace.began(len(taken.batch.requests), now_s)
-            for job in unwanted:
-                self._answers.give(job, CancelledError("its request has an error already"))
-            for job in failed:
-                self._answers.give(job, InternalError("the server failed to schedule this request; its log says why"))
+                    self._pacing.began(len(taken.batch.requests), now_s)
+            for client in cancelled:
+                self._answers.give(client, CancelledError("its request has an error already"))
+            for client in failed:
+                self._answers.give(
+                    client, InternalError("the server failed to schedule this request; its log says why")
+                )
             if taken.policy_failure is not None:
                 self._answers.counts.add("policy_failures")
-                # Its own words may be others for each batch.
+                # The error's own words may differ for each batch, and each new text would be logged.
                 kind = type(taken.policy_failure).__name__
                 log_rate_limited(
                     f"the policy failed ({kind}); that batch is first come, first served", taken.policy_failure
@@ -217,15 +229,15 @@ class BatchLoop(Generic[Item, Answer]):
 
     def _take_priority(self) -> None:
         nice = self._crowded_nice if self._queue.fills_two_batches else self._nice
-        if nice == self._is_nice:
+        if nice == self._current_nice:
             return
-        self._is_nice = nice
+        self._current_nice = nice
         if not be_nice(nice, self._name):
-            # Once is enough to know it.
+            # The log has said it once; the thread keeps its priority.
             self._nice = self._crowded_nice = nice
 
     def _compute(self, batch: Batch) -> None:
-        jobs = [self._jobs.pop(request.id) for request in batch.requests]
+        requests = [self._requests.pop(waiting.id) for waiting in batch.requests]
         self._knows_next = False
         self._look_ahead.set()
         tokens = tokens_of(batch.requests)
@@ -236,31 +248,32 @@ class BatchLoop(Generic[Item, Answer]):
         fatal = False
         start = self._clock()
         try:
-            with self._exclusive, self._tracer.span("batch", requests=len(jobs), tokens=tokens):
-                for indices, answers in self._run([job.item for job in jobs], batch):
+            with self._exclusive, self._tracer.span("batch", requests=len(requests), tokens=tokens):
+                for indices, answers in self._run([request.item for request in requests], batch):
                     for index, answer in zip(indices, answers, strict=True):
                         answered.add(index)
                         is_sound = is_sound and not isinstance(answer, InternalError)
-                        self._answers.give(jobs[index], answer)
+                        self._answers.give(requests[index].client, answer)
         except BaseException as error:
-            # Also what is no Exception, as a panic in Rust: without this thread the stage would take requests and answer none.
+            # Also errors that are no Exception, such as a panic in Rust: without this thread the stage would answer nothing.
             log_rate_limited(f"{self._name} failed on a batch ({type(error).__name__})", error)
             self._answers.counts.add("failed_batches")
             fatal = self._is_fatal(error)
         finally:
-            for index, job in enumerate(jobs):
+            for index, request in enumerate(requests):
                 if index not in answered:
-                    self._answers.give(job, InternalError("the server failed on this batch; its log says why"))
+                    failure = InternalError("the server failed on this batch; its log says why")
+                    self._answers.give(request.client, failure)
             with self._changed:
-                # A batch that failed, or a part of it, says nothing about what batches cost.
-                is_whole = is_sound and len(answered) == len(jobs)
+                # A batch that failed, or failed in part, says nothing about what batches cost.
+                is_whole = is_sound and len(answered) == len(requests)
                 self._queue.done(self._clock() - start if is_whole else 0.0)
                 self._computing = False
         if fatal:
             self._die()
 
     def end_if_fatal(self, error: BaseException) -> None:
-        """For an error that no batch met: end the process where it is one after which nothing can be computed."""
+        """End the process if nothing can be computed after an error that came up outside a batch."""
         if self._is_fatal(error):
             self._die()
 
@@ -271,48 +284,49 @@ class BatchLoop(Generic[Item, Answer]):
         os._exit(1)
 
     def _sweep_loop(self) -> None:
-        """Tell what waits, take requests whose clients have gone out of the queue, close where that is told.
+        """Publish what waits, refuse requests whose clients have gone, and close if the server is about to end.
 
-        A few clients at a time, the oldest requests' first, for asking takes its time.
+        Each sweep asks for a few clients only, those of the oldest requests first, because asking is a round trip.
         """
-        last = last_held = -1
+        last = last_pending = -1
         while not self._stopped.wait(SWEEP_EVERY_S):
             if self._publish is not None:
                 with self._changed:
                     waiting, now_s = self._queue.snapshot(), self._clock()
-                # Out of the lock: nobody who comes in waits for it.
+                # Outside the lock: new requests need not wait for the file.
                 self._publish(self._queue.backlog(waiting, now_s))
             last = self._sweep(last)
-            last_held = self._held.sweep(last_held)
+            last_pending = self._pending.sweep(last_pending)
             if self._is_told_to_stop():
                 logging.getLogger(__name__).warning("%s: the server is about to end; what waits is refused", self._name)
                 self.close()
 
     def _sweep(self, last: int) -> int:
-        """Ask for those behind request `last`; returns the last that was asked for, -1 to begin at the front again.
+        """Refuse requests whose clients have gone, among a few with ids above `last`.
 
-        A method, as `_look`: a thread that only waits must hold no job, for jobs hold tenants' weights.
+        Returns the last id that was asked for, or -1 to begin with the oldest again. This is a method of its own, as `_look`
+        is, because a thread that only waits must keep no request in memory: requests keep tenants' weights.
         """
         with self._changed:
             now = self._clock()
             asked = [
-                (request.id, self._jobs[request.id])
-                for request in self._queue.oldest(SWEPT_AT_ONCE, after=last)
-                if now - request.arrived_s > ASK_CANCELLED_AFTER_S
+                (waiting.id, self._requests[waiting.id])
+                for waiting in self._queue.oldest(SWEPT_AT_ONCE, after=last)
+                if now - waiting.arrived_s > ASK_CANCELLED_AFTER_S
             ]
-        for request_id, job in asked:
-            if not is_gone(job.is_cancelled):
+        for request_id, request in asked:
+            if not request.is_cancelled():
                 continue
             with self._changed:
                 was_waiting = self._queue.cancel(request_id)
                 if was_waiting:
-                    del self._jobs[request_id]
+                    del self._requests[request_id]
             if was_waiting:
-                self._answers.give(job, CancelledError("the client has gone"))
+                self._answers.give(request.client, CancelledError("the client has gone"))
         return asked[-1][0] if len(asked) == SWEPT_AT_ONCE else -1
 
     def _look_ahead_loop(self) -> None:
-        """Coarse prefetch: what the policy would take next, while a batch computes (HMI 6.2)."""
+        """Announce what the policy would take next, while a batch computes: coarse prefetch (HMI 6.2)."""
         while not self._stopping:
             self._look_ahead.wait()
             time.sleep(LOOK_AHEAD_EVERY_S)
@@ -325,24 +339,25 @@ class BatchLoop(Generic[Item, Answer]):
             if self._stopping or not len(self._queue) or not self._computing:
                 return
             waiting = self._queue.snapshot()
-        # Out of the lock: nobody who comes in waits for a look ahead.
+        # Outside the lock: new requests need not wait for the policy.
         chosen = self._queue.preview(waiting, self._clock())
-        # Full already: what comes later would seldom change it, and choosing among thousands takes its time.
+        # If the next batch is full, later requests would seldom change it, and choosing among thousands is slow.
         self._knows_next = len(chosen) < len(waiting)
         with self._changed:
-            items = [job.item for request in chosen if (job := self._jobs.get(request.id)) is not None]
+            known = (self._requests.get(waiting.id) for waiting in chosen)
+            items = [request.item for request in known if request is not None]
         try:
             with self._tracer.span("prefetch", requests=len(items)):
                 self._upcoming(items)
         except Exception as error:
-            # Only a head start is lost: the batch fetches what it lacks, and reports what fails there.
+            # Only a head start is lost: the batch itself fetches what is missing, and reports failures.
             log_rate_limited(f"{self._name}: prefetch failed", error)
             self._answers.counts.add("failed_prefetches")
 
-    def _refuse(self, refused: Sequence[RefusedRequest], tell: Callable[[Job[Item, Answer], HplmError], None]) -> None:
-        for one in refused:
-            if (job := self._jobs.pop(one.request.id, None)) is not None:
-                tell(job, _error_of(one))
+    def _refuse(self, refused: Sequence[RefusedRequest], tell: Callable[[Client[Answer], HplmError], None]) -> None:
+        for refusal in refused:
+            if (request := self._requests.pop(refusal.request.id, None)) is not None:
+                tell(request.client, _error_of(refusal))
 
 
 def _error_of(refused: RefusedRequest) -> HplmError:

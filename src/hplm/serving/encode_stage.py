@@ -1,12 +1,10 @@
-"""Second stage of hBERT: hidden states of many tenants' texts -> labels, in batches that a policy chooses."""
+"""The encode stage, the second of hBERT's two: hidden states of many tenants' texts -> labels, in batches of a policy."""
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from hplm.adapters.bank import TenantBank
 from hplm.adapters.host_cache import HostCache
 from hplm.adapters.packed import PackedAdapter, packed_width
 from hplm.adapters.tenant import Head, Tenant, TenantCard
@@ -25,117 +22,86 @@ from hplm.engine.adapter_slots import choose_slots
 from hplm.engine.encode import EncodeEngine, EngineRequest
 from hplm.engine.kernels.int8 import Ranges, check_int8
 from hplm.engine.kernels.int8_ranges import measure_ranges
-from hplm.errors import (
-    ConfigError,
-    CorruptArtifactError,
-    HiddenStatesError,
-    HplmError,
-    InternalError,
-    QueueFullError,
-)
-from hplm.models import base as bases
-from hplm.models.device import choose_device, choose_dtype, choose_threads, count_cores, is_device_lost, use_threads
-from hplm.registry.catalog import Catalog
+from hplm.errors import ConfigError, CorruptArtifactError, HiddenStatesError, HplmError, InternalError
+from hplm.models.device import choose_device, choose_dtype, choose_threads, count_cores
 from hplm.registry.records import ServedTenant
-from hplm.runtime.memory import freeze_garbage_collection
-from hplm.runtime.process import is_told_to_stop
 from hplm.runtime.rate_limited_log import log_rate_limited
-from hplm.runtime.thread_priority import SWITCH_INTERVAL_S, ExclusiveLock
-from hplm.runtime.tracing import Tracer
 from hplm.scheduling.cost import CostModel
 from hplm.scheduling.policy import Batch, Budget
 from hplm.scheduling.policy_loader import load_policy
-from hplm.scheduling.queue import RequestQueue
-from hplm.serving.backlog_file import SERVER, BacklogFile
-from hplm.serving.batch_loop import BatchLoop
-from hplm.serving.load_permits import LoadPermits
-from hplm.serving.pending_requests import PendingRequest, check_time_left, resolve_future
-from hplm.serving.refusal import for_the_wire
-from hplm.serving.replies import Job, never
-from hplm.store.layout import Store
+from hplm.serving.backlog_file import BacklogFile
+from hplm.serving.batch_loop import Results
+from hplm.serving.request import Request
+from hplm.serving.stage import Admission, Admitted, Load, Stage, Times
 from hplm.tasks.decode import answer_of
 
-# Of a request's time so much, and no more seconds than that, is kept for its way to the stages and back: under overload
-# answers end just in time.
+# The share of a request's time, and the most seconds, that are kept for the request's way to the stages and the answer's way
+# back: under overload a batch ends just in time.
 WAY_BACK = 0.05
 MOST_WAY_BACK_S = 0.1
-# Of the computing thread while more waits than can be answered soon: at -20 nobody else lets in and refuses the others, so
-# most wait before the stages until it is too late for all of them.
+# Priority of the computing thread while more waits than can be computed soon. At -20 no other thread would admit and refuse
+# requests, so that most would wait before the stages until it is too late for all of them.
 CROWDED_NICE = -5
+# A client of this stage may claim any time of arrival. Claims of more seconds ago than this are ignored.
+MOST_CLAIMED_S = 3600
 
 
 @dataclass(frozen=True)
-class EncodeRequest:
-    """One request: `hidden` float16 `[T, H]`, `tokens` int32 `[T, 3]`, `tenant` as it came.
+class EncodeInput:
+    """One text after the look-up: `hidden` float16 `[T, H]`, `tokens` int32 `[T, 3]`.
 
-    `deadline_s`: seconds it may take, None for the settings' default; `arrived_s`: when it reached the server, by this
-    machine's monotonic clock, None for now; `version_id`: for which of the tenant's versions the hidden states are, None
-    for the one that is current.
+    `version_id`: the tenant's version that the hidden states are for, None for the current one.
     """
 
     hidden: npt.NDArray[np.float16]
     tokens: npt.NDArray[np.int32]
-    tenant: bytes
-    deadline_s: float | None = None
-    arrived_s: float | None = None
     version_id: int | None = None
 
 
 @dataclass(frozen=True)
 class EncodeAnswer:
-    """Labels of one text, and the `logits` float32 `[1 or T, labels]` they come from."""
+    """Labels of one text, and the `logits` float32 `[1 or T, labels]` that they come from."""
 
     spans: list[LabelledSpan]
     logits: npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class _Ready:
-    """A request whose tenant is in host memory."""
+class EncodeItem:
+    """A request for a batch: its tenant is in host memory."""
 
     request: EngineRequest
     tokens: npt.NDArray[np.int32]
 
 
-Reply = Callable[[EncodeAnswer | HplmError], None]
-# With its times, see `_times_of`.
-_Asked = tuple[EncodeRequest, tuple[float, float]]
-
-
-class EncodeStage:
-    """Check, queue, run, decode. Raises RegistryError, ArtifactError or ConfigError where the store is not sound."""
+class EncodeStage(Stage[EncodeInput, EncodeItem, EncodeAnswer]):
+    """Check, queue, run, decode. Raises RegistryError, ArtifactError or ConfigError if the store is not sound."""
 
     def __init__(self, settings: EncodeSettings, folder: Path, device_index: int = 0, instances: int = 1) -> None:
-        """`instances`: processes of this stage that one server runs beside each other."""
-        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        """`instances`: how many processes of this stage one server runs."""
         threads = choose_threads(settings.num_threads, instances)
-        use_threads(threads)
-        store = Store((folder / settings.store).resolve(), settings.registry)
-        base = bases.load(store.base(settings.base), verify=settings.verify)
-        device = choose_device(settings.device, device_index)
+        super().__init__("upper", settings, folder, threads=threads)
         self._settings = settings
-        self._config = base.config
-        self._catalog = Catalog(store, settings.base, on_forgotten=self._forget)
-        self._bank = TenantBank(store, self._catalog, base.fingerprint, verify=settings.verify)
+        self._config = config = self._base.config
+        device = choose_device(settings.device, device_index)
         self._cache: HostCache[ServedTenant, Tenant] = HostCache(
             self._load, lambda tenant: tenant.num_bytes, capacity=settings.host_cache_mb * 1_000_000
         )
-        # Versions that the registry has to be asked for, which may hang. Once they are found the catalog knows them.
-        self._asked: HostCache[tuple[bytes, int | None], ServedTenant] = HostCache(
-            lambda asked: self._bank.resolve(*asked), lambda _: 1, capacity=1
+        # Versions that only the registry may know, which may hang. Once found, a version is in the catalog.
+        self._versions: HostCache[tuple[bytes, int | None], ServedTenant] = HostCache(
+            lambda version: self._bank.resolve(*version), lambda _: 1, capacity=1
         )
-        self._tracer = Tracer(Path(settings.trace) if settings.trace else None, "upper")
-        upper = base.load_upper()
+        upper = self._base.load_upper()
         dtype = choose_dtype(settings.dtype, device, settings.quantization)
         int8: list[Ranges] = []
         if settings.quantization == "int8":
             check_int8(device)
-            int8 = measure_ranges(base, upper)
-        reduced_size = base.config.reduced_size(settings.reduction_factor)
+            int8 = measure_ranges(self._base, upper)
+        reduced_size = config.reduced_size(settings.reduction_factor)
         self.engine = EncodeEngine(
-            base.config,
+            config,
             upper,
-            num_slots=choose_slots(settings.num_slots, base.config, reduced_size, device, dtype, instances),
+            num_slots=choose_slots(settings.num_slots, config, reduced_size, device, dtype, instances),
             reduced_size=reduced_size,
             device=device,
             dtype=dtype,
@@ -146,207 +112,128 @@ class EncodeStage:
             int8=int8,
             tracer=self._tracer,
         )
-        # Computing first on every core would let no request in or out.
+        # If this stage computes on every core, a higher priority would let no request in and no answer out.
         nice = settings.compute_nice if threads * instances < count_cores() else 0
-        self._backlog = BacklogFile(store.root, settings.base)
-        self._batch_loop: BatchLoop[_Ready, EncodeAnswer] = BatchLoop(
-            "upper",
-            RequestQueue(
-                load_policy(settings.policy, settings.policy_settings),
-                budget_of(settings, self.engine.slots.num_slots),
-                measured_cost(self.engine),
-                capacity=settings.queue_capacity,
-                weights=settings.tenant_weights,
-                starve_after_s=settings.starve_after_s,
-            ),
-            self._run,
-            tracer=self._tracer,
+        self._backlog = BacklogFile(self._store.root, settings.base)
+        self._open_queue(
+            settings,
+            load_policy(settings.policy, settings.policy_settings),
+            budget_of(settings, self.engine.slots.num_slots),
+            measure_cost(self.engine),
+            device=device,
+            starve_after_s=settings.starve_after_s,
             upcoming=self._prefetch if looks_ahead(settings, device) else None,
             publish=self._backlog.publish,
-            is_told_to_stop=partial(is_told_to_stop, SERVER),
-            is_fatal=partial(is_device_lost, device=device),
-            exclusive=ExclusiveLock(settings.exclusive_lock) if settings.exclusive_lock else None,
             nice=nice,
-            # Threads that torch has started would stay as they are, and wait for this one.
+            # Threads that torch has started would keep their priority, and the computing thread waits for them.
             crowded_nice=max(nice, CROWDED_NICE) if threads == 1 else None,
         )
-        self._loads = LoadPermits(settings.queue_capacity)
         count = "1 thread" if threads == 1 else f"{threads} threads"
         products = ", layers' matrices in int8" if int8 else ""
-        # Where and how it computes, in words.
         slots = "" if device.type == "cpu" else f", {self.engine.slots.num_slots:,} slots"
+        # Words for the log: where and how the stage computes.
         self.about = f"on {device} in {str(dtype).removeprefix('torch.')} with {count}{products}{slots}"
 
-    def start(self) -> None:
-        """Begin to answer what is submitted."""
-        freeze_garbage_collection()
-        self._catalog.start()
-        self._batch_loop.start()
-
-    def stop(self) -> None:
-        """Refuse what waits, let the running batch end, end all threads."""
-        self._batch_loop.stop()
+    def close(self) -> None:
         self._backlog.remove()
-        self._asked.close()
+        self._versions.close()
         self._cache.close()
-        self._catalog.close()
         self.engine.close()
-        self._tracer.close()
 
-    def _forget(self, versions: Sequence[ServedTenant]) -> None:
-        """Let go of versions that nobody can ask for any more."""
+    def forget(self, versions: Sequence[ServedTenant]) -> None:
         self._cache.drop(versions)
-        self._asked.drop((one.name.encode(), one.version_id) for one in versions)
-        self._bank.drop({one.path for one in versions} - {one.path for one in self._catalog.found()})
+        self._versions.drop((old.name.encode(), old.version_id) for old in versions)
+        super().forget(versions)
 
     @property
     def counts(self) -> Counter[str]:
-        """What the worker counts, tokens with their padding, adapters loaded from disk to the host and from there to slots."""
-        return self._batch_loop.counts + Counter(
+        """Counts of every stage, tokens with their padding, adapters loaded from disk, adapters copied into slots."""
+        return super().counts + Counter(
             computed_tokens=self.engine.computed_tokens,
             host_loads=self._cache.loads,
             slot_loads=self.engine.slots.loads,
-            failed_registry_looks=self._catalog.failures,
         )
 
-    @property
-    def waiting(self) -> int:
-        """Requests that wait for a batch, for their tenant's weights, or for what the registry says of its version."""
-        return self._batch_loop.waiting
-
-    def submit(
-        self,
-        given: EncodeRequest,
-        reply: Reply,
-        is_cancelled: Callable[[], bool] = never,
-        is_over: Callable[[], bool] = never,
-    ) -> None:
-        """Queue a request and return at once; `reply` is called exactly once, from another thread or from this one.
-
-        Raises the error of a request that is refused at once: there is no reply then.
-        """
-        try:
-            self._check(given)
-            key, times = self._bank.known(given.tenant, given.version_id), self._times_of(given)
-            job: Job[_Asked, EncodeAnswer] = Job((given, times), reply, is_cancelled, is_over)
-            if key is not None and (tenant := self._cache.get(key)) is not None:
-                self._queue(job, tenant)
-                return
-            check_time_left(times[1])
-            # Names that no tenant has count as one: each would have places of its own, and leave none to those that are.
-            name = given.tenant.decode() if key is not None else ""
-            if not self._loads.take(name):
-                raise QueueFullError("too many requests wait for their tenants' weights; try again later")
-        except HplmError as error:
-            raise self._batch_loop.count_refused(for_the_wire(error, given.tenant)) from None
-        held = self._batch_loop.hold(job, times[1])
-        if key is not None:
-            self._cache.fetch(key).add_done_callback(partial(self._loaded, held, name))
-        else:
-            self._asked.fetch((given.tenant, given.version_id)).add_done_callback(partial(self._found, held, name))
-
-    def count_refused(self, error: HplmError) -> None:
-        """Of a request that could not even be submitted."""
-        self._batch_loop.count_refused(error)
-
-    def _found(self, held: PendingRequest, name: str, found: Future[ServedTenant]) -> None:
-        """The tenant's version is known, or there is none, or the registry cannot say; `name` has the place."""
-
-        def load(key: ServedTenant) -> None:
-            self._cache.fetch(key).add_done_callback(partial(self._loaded, held, name))
-
-        if (error := resolve_future(found, load)) is not None:
-            self._loads.leave(name)
-            if (job := held.release()) is not None:
-                self._batch_loop.refuse(job.reply, for_the_wire(error, job.item[0].tenant))
-
-    def _loaded(self, held: PendingRequest, name: str, loaded: Future[Tenant]) -> None:
-        """The tenant is in host memory, or cannot be; `name` has the place."""
-        self._loads.leave(name)
-        if (job := held.release()) is None:
-            return
-        if (error := resolve_future(loaded, partial(self._queue, job))) is not None:
-            self._batch_loop.refuse(job.reply, for_the_wire(error, job.item[0].tenant))
-
-    def _times_of(self, given: EncodeRequest) -> tuple[float, float]:
-        """When a request arrived, as far as that counts for its place, and by when it must be computed."""
-        now = time.monotonic()
-        # A client that calls this stage itself may claim any time of arrival: only a sound one counts.
-        arrived_s = given.arrived_s if given.arrived_s is not None and 0 <= now - given.arrived_s < 3600 else now
-        whole_s = self._settings.default_deadline_s if given.deadline_s is None else given.deadline_s
+    def times_of(self, request: Request[EncodeInput, EncodeAnswer]) -> Times:
+        """Leave time for the answer's way back. Claims of a client that calls this stage directly are bounded."""
+        now_s = time.monotonic()
+        arrived_s = request.arrived_s if 0 <= now_s - request.arrived_s < MOST_CLAIMED_S else now_s
+        whole_s = self._settings.default_deadline_s if request.deadline_s is None else request.deadline_s
         deadline_s = arrived_s + whole_s - min(WAY_BACK * whole_s, MOST_WAY_BACK_S)
-        # Nor does a long timeout of its own, with which it has time left whatever it claims, take it before all who wait.
-        return max(arrived_s, now - self._settings.default_deadline_s), deadline_s
+        # With a long timeout of its own, a request has time left whatever arrival it claims. It must not go before all others.
+        return Times(max(arrived_s, now_s - self._settings.default_deadline_s), deadline_s)
 
-    def _queue(self, job: Job[_Asked, EncodeAnswer], tenant: Tenant) -> None:
-        given, (arrived_s, deadline_s) = job.item
-        self._batch_loop.submit(
-            job.with_item(_Ready(EngineRequest(tenant, given.hidden), given.tokens)),
-            tenant=tenant.card.name,
-            tokens=len(given.hidden),
-            arrived_s=arrived_s,
-            deadline_s=deadline_s,
-        )
+    def admit(self, request: Request[EncodeInput, EncodeAnswer]) -> Admission[EncodeItem]:
+        """Find the tenant's version and its weights in host memory."""
+        text = request.item
+        self._check(text)
+        served = self._bank.known(request.tenant, text.version_id)
+        if served is None:
+            # Such requests share the permits of one tenant: invented names must not take the permits of real tenants.
+            served = yield Load(partial(self._versions.fetch, (request.tenant, text.version_id)), tenant="")
+        if (tenant := self._cache.get(served)) is None:
+            tenant = yield Load(partial(self._cache.fetch, served), served.name)
+        item = EncodeItem(EngineRequest(tenant, text.hidden), text.tokens)
+        return Admitted(item, tenant.card.name, len(text.hidden))
 
-    def _run(
-        self, ready: list[_Ready], batch: Batch
-    ) -> Iterator[tuple[Sequence[int], Sequence[EncodeAnswer | HplmError]]]:
-        for indices, logits in self.engine.run_each([one.request for one in ready], batch.slot_tokens):
-            yield indices, [_answer(ready[i], found) for i, found in zip(indices, logits, strict=True)]
+    def run(self, items: list[EncodeItem], batch: Batch) -> Results[EncodeAnswer]:
+        """Compute the upper layers and heads, and decode the logits."""
+        for indices, logits in self.engine.run_each([item.request for item in items], batch.slot_tokens):
+            yield indices, [_answer(items[i], found) for i, found in zip(indices, logits, strict=True)]
 
-    def _prefetch(self, ready: list[_Ready]) -> None:
-        self.engine.slots.prefetch([one.request.tenant for one in ready])
+    def _prefetch(self, items: list[EncodeItem]) -> None:
+        self.engine.slots.prefetch([item.request.tenant for item in items])
 
-    def _load(self, key: ServedTenant) -> Tenant:
-        """From disk to host memory, in the shape of a slot."""
-        with self._tracer.span("load", tenant=key.name):
-            tenant, slots = self._bank.load(key), self.engine.slots
+    def _load(self, served: ServedTenant) -> Tenant:
+        """Load a tenant from disk to host memory, in the shape of a slot. Raises an ArtifactError."""
+        with self._tracer.span("load", tenant=served.name):
+            tenant, slots = self._bank.load(served), self.engine.slots
             try:
                 packed = slots.fitted(tenant.packed)
             except ConfigError as error:
-                # Of `reduction_factor`, which is the operator's, not the client's.
+                # The fault is the operator's `reduction_factor`, not the client's request.
                 raise CorruptArtifactError(str(error)) from error
             shape = (self._config.upper_layers, packed_width(self._config.hidden_size, packed.reduced_size))
             if packed.weights.shape != shape:
-                # In a slot it would fail the whole batch, others' requests too.
+                # In a slot it would fail the whole batch, with the requests of other tenants.
                 raise CorruptArtifactError(f"adapter of shape {packed.weights.shape}, slots hold {shape}")
-            # Nothing that is served asks what a card tells about the training: curve and confusion can outweigh the weights.
+            # Serving needs nothing that a card says about the training: curve and confusion can outweigh the weights.
             card = replace(tenant.card, about={})
             return replace(tenant, card=card, packed=slots.staged(packed))
 
-    def _check(self, given: EncodeRequest) -> None:
-        """Only a client that calls this stage directly can fail here."""
-        length, width = given.hidden.shape
+    def _check(self, text: EncodeInput) -> None:
+        """Refuse wrong tensors. Only a client that calls this stage directly can send them."""
+        length, width = text.hidden.shape
         if width != self._config.hidden_size:
             raise HiddenStatesError(f"hidden states are {width} wide, this base's are {self._config.hidden_size}")
         if not 1 <= length <= self._config.max_tokens:
             raise HiddenStatesError(f"{length} tokens came, 1 to {self._config.max_tokens} are accepted")
-        if given.tokens.shape != (length, 3):
-            raise HiddenStatesError(f"tokens have shape {given.tokens.shape}, ({length}, 3) was expected")
-        # `isfinite` without numpy's slow half floats: the exponent of NaN and infinity alone is all ones.
-        if int((given.hidden.view(np.uint16) & 0x7FFF).max()) >= 0x7C00:
+        if text.tokens.shape != (length, 3):
+            raise HiddenStatesError(f"tokens have shape {text.tokens.shape}, ({length}, 3) was expected")
+        # `isfinite` without numpy's slow half floats: only NaN and infinity have an exponent of all ones.
+        if int((text.hidden.view(np.uint16) & 0x7FFF).max()) >= 0x7C00:
             raise HiddenStatesError("hidden states hold NaN or infinity")
 
 
 def looks_ahead(settings: EncodeSettings, device: torch.device) -> bool:
-    """Whether slots are filled ahead of the batch to come: on a processor copying wants a core as computing does."""
+    """Return whether slots are filled ahead for the next batch. On a CPU, copying takes a core from computing."""
     return device.type == "cuda" if settings.coarse_prefetch is None else settings.coarse_prefetch
 
 
-def _answer(one: _Ready, found: npt.NDArray[np.float32]) -> EncodeAnswer | HplmError:
+def _answer(item: EncodeItem, logits: npt.NDArray[np.float32]) -> EncodeAnswer | HplmError:
+    tenant = item.request.tenant
     try:
-        tenant = one.request.tenant
         return EncodeAnswer(
-            *answer_of(tenant.card.task, found, tenant.card.labels, one.tokens, tenant.head.transitions)
+            *answer_of(tenant.card.task, logits, tenant.card.labels, item.tokens, tenant.head.transitions)
         )
     except Exception as error:
-        # One tenant's odd labels are not the batch's fault.
-        log_rate_limited(f"tenant {one.request.tenant.card.name}: its answer cannot be decoded ({error!r})", error)
+        # One tenant's odd labels must not fail the batch.
+        log_rate_limited(f"tenant {tenant.card.name}: its answer cannot be decoded ({error!r})", error)
         return InternalError("this tenant's answer cannot be decoded; the server's log says why")
 
 
 def budget_of(settings: EncodeSettings, num_slots: int) -> Budget:
-    """What one batch may hold. Modes that need no rows have one row of the same number of tokens."""
+    """Return what one batch may hold. Batching modes without rows have one row of the same number of tokens."""
     rows, row_tokens = settings.batch_rows, settings.row_tokens
     if settings.batching in ("packed", "naive", "turbo"):
         rows, row_tokens = 1, rows * row_tokens
@@ -358,24 +245,24 @@ def budget_of(settings: EncodeSettings, num_slots: int) -> Budget:
     )
 
 
-def measured_cost(engine: EncodeEngine) -> CostModel:
-    """Seconds of batches of a few sizes, measured now; what is served later goes on from there."""
+def measure_cost(engine: EncodeEngine) -> CostModel:
+    """Measure the seconds of batches of a few sizes. Batches that are served later refine the model."""
     hidden, most = engine.config.hidden_size, engine.config.max_tokens
     samples = []
     for count, wanted in ((1, 4), (1, 4), (1, 32), (8, 16), (8, 32), (2, 128)):
         length = min(wanted, most)
-        requests = [EngineRequest(_nobody(engine), np.zeros((length, hidden), np.float16)) for _ in range(count)]
+        requests = [EngineRequest(_no_tenant(engine), np.zeros((length, hidden), np.float16)) for _ in range(count)]
         start = time.perf_counter()
         engine.run(requests)
         samples.append((count * length, count * length * length, time.perf_counter() - start))
-    # Nobody asked for these.
+    # No client asked for these batches.
     engine.computed_tokens = engine.slots.loads = 0
-    # The first call pays for what the others find warm.
+    # The first batch warms up torch and is no sample.
     return CostModel.fit(samples[1:])
 
 
-def _nobody(engine: EncodeEngine) -> Tenant:
-    """A tenant for measuring, of zeros."""
+def _no_tenant(engine: EncodeEngine) -> Tenant:
+    """Return a tenant of zeros, for measuring."""
     hidden, reduced = engine.config.hidden_size, engine.slots.sizes[0]
     weights = np.zeros((engine.config.upper_layers, packed_width(hidden, reduced)), np.float32)
     head = Head(np.zeros((2, hidden), np.float32), np.zeros(2, np.float32))

@@ -1,6 +1,6 @@
-"""Places for requests that came before what they need was loaded.
+"""Permits to wait for a load, such as of a tenant's weights.
 
-They keep them until that load ends, also where they were answered without it long before: what hangs keeps each in mind.
+A permit is held until its load finishes, even if the request has already been answered, so that hanging loads stay bounded.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections import Counter
 
 
 class LoadPermits:
-    """`most` places in all. A tenant gets one while it holds fewer than are free (Choudhury and Hahne, 1998).
+    """`most` permits in all. A tenant gets one if it holds fewer than are free (Choudhury and Hahne, 1998).
 
-    So one that floods, and whose files never come, takes half of them and one at most, and whoever comes after finds room while
-    any is free. Safe to use from several threads.
+    So a tenant that sends a flood while its files do not come takes half of the permits at most, rounded up. A tenant without a
+    permit gets one if any is free. Safe to use from several threads.
     """
 
     def __init__(self, most: int) -> None:
@@ -22,7 +22,7 @@ class LoadPermits:
         self._lock = threading.Lock()
 
     def take(self, tenant: str) -> bool:
-        """Whether there was a place for one more of its requests."""
+        """Take a permit for one more request of a tenant. Returns whether there was one."""
         with self._lock:
             if self._held.get(tenant, 0) >= self._free:
                 return False
@@ -31,10 +31,10 @@ class LoadPermits:
             return True
 
     def leave(self, tenant: str) -> None:
-        """Give back a place that `take` gave."""
+        """Give back a permit that `take` gave."""
         with self._lock:
             self._free += 1
             self._held[tenant] -= 1
             if not self._held[tenant]:
-                # Of thousands of tenants few wait at a time.
+                # Of thousands of tenants only a few wait at a time.
                 del self._held[tenant]

@@ -1,10 +1,10 @@
-"""Several texts of one request: each is queued and computed by itself, and their answers leave together."""
+"""Requests of several texts: each text is queued and computed by itself, and all answers leave together."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
 import numpy as np
 import numpy.typing as npt
@@ -12,81 +12,99 @@ import numpy.typing as npt
 from hplm.core import wire
 from hplm.core.wire import LabelledSpan
 from hplm.errors import HiddenStatesError, HplmError, about_text
+from hplm.serving.request import Answer, Client, Item, Request
 
-Input = TypeVar("Input")
-Answer = TypeVar("Answer")
-# Of answers that differ much in size: a long tagging beside a thousand labels would take 65 MB of shared memory.
+# The most bytes of filler in one tensor of answers. A long tagging beside a thousand labels would take 65 MB of shared memory.
 MOST_FILLER_BYTES = 8_000_000
 
 
-def submit_together(
-    submit: Callable[[Input, Callable[[Answer | HplmError], None], Callable[[], bool], Callable[[], bool]], None],
-    given: Sequence[Input],
-    reply: Callable[[Sequence[Answer] | HplmError], None],
-    is_cancelled: Callable[[], bool],
+def submit_texts(
+    submit: Callable[[Request[Item, Answer]], None],
+    texts: Sequence[Request[Item, Answer]],
+    client: Client[Sequence[Answer]],
 ) -> None:
-    """`submit` each of a request's texts; `reply` once, with all their answers in order, or with the first error of any.
+    """Submit each text of a client's request. The client gets one reply: all answers in order, or the first error.
 
-    After an error nobody waits for the other texts: `submit` is handed how to ask for that too. As it does, raises the error of
-    a text that is refused at once: there is no reply then.
+    After an error the other texts are over, see `Client.is_over`. An error that `submit` raises for a
+    text is raised again, and there is no reply.
     """
-    together = _Together(len(given), reply)
-    for index, one in enumerate(given):
-        if together.is_over:
+    group = _TextGroup(len(texts), client)
+    for index, text in enumerate(texts):
+        if group.is_over:
             return
+        text.client = _TextClient(group, index)
         try:
-            submit(one, together.taker(index), is_cancelled, lambda: together.is_over)
+            submit(text)
         except HplmError as error:
-            if together.end():
-                raise about_text(error, index, len(given)) from None
+            if group.end():
+                raise about_text(error, index, len(texts)) from None
         except Exception:
-            together.end()
+            group.end()
             raise
 
 
-class _Together(Generic[Answer]):
-    """The answers of one request so far. Several threads give them."""
+class _TextGroup(Generic[Answer]):
+    """The answers of one client's texts so far. Safe to use from several threads."""
 
-    def __init__(self, count: int, reply: Callable[[Sequence[Answer] | HplmError], None]) -> None:
-        self._count = self._missing = count
+    def __init__(self, count: int, client: Client[Sequence[Answer]]) -> None:
+        self.count = self._missing = count
+        self.client = client
         self._answers: list[Any] = [None] * count
-        self._reply = reply
-        self._giving = threading.Lock()
+        self._lock = threading.Lock()
         self.is_over = False
 
-    def taker(self, index: int) -> Callable[[Answer | HplmError], None]:
-        """Takes the one answer of text `index`."""
-
-        def take(answer: Answer | HplmError) -> None:
-            if isinstance(answer, HplmError):
-                if self.end():
-                    self._reply(about_text(answer, index, self._count))
+    def take(self, index: int, answer: Answer | HplmError) -> None:
+        """Take the one answer of text `index`."""
+        if isinstance(answer, HplmError):
+            if self.end():
+                self.client.reply(about_text(answer, index, self.count))
+            return
+        with self._lock:
+            if self.is_over:
                 return
-            with self._giving:
-                if self.is_over:
-                    return
-                self._answers[index] = answer
-                self._missing -= 1
-                is_last = self.is_over = not self._missing
-            if is_last:
-                self._reply(self._answers)
-
-        return take
+            self._answers[index] = answer
+            self._missing -= 1
+            is_last = self.is_over = not self._missing
+        if is_last:
+            self.client.reply(self._answers)
 
     def end(self) -> bool:
-        """The request has an error; False where it has had its answer already."""
-        with self._giving:
+        """End the group because a text has an error. Returns False if the client has its reply already."""
+        with self._lock:
             was_over, self.is_over = self.is_over, True
             if not was_over:
-                # Texts that still wait somewhere keep all of this.
+                # Texts that still wait keep the group in memory.
                 self._answers = []
         return not was_over
 
 
-def pack(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """Tensors of texts, `[T_i, ...]` each, one behind the other in one of as many rows, `[texts, T, ...]`.
+class _TextClient(Client[Answer]):
+    """The client of one text of a group."""
 
-    Nothing is padded but the end, where they do not fill the last row.
+    def __init__(self, group: _TextGroup[Answer], index: int) -> None:
+        self._group = group
+        self._index = index
+
+    @property
+    def is_over(self) -> bool:
+        return self._group.is_over
+
+    @property
+    def waits_for_others(self) -> bool:
+        return self._group.count > 1
+
+    def reply(self, answer: Answer | HplmError, *, is_last: bool = True) -> None:
+        assert is_last, "a text has one answer"
+        self._group.take(self._index, answer)
+
+    def is_cancelled(self) -> bool:
+        return self._group.client.is_cancelled()
+
+
+def pack(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Pack tensors of texts, `[T_i, ...]` each, one behind the other into as many rows: `[texts, T, ...]`.
+
+    Only the end of the last row is padded, if the tensors do not fill it.
     """
     if len(parts) == 1:
         return parts[0][None]
@@ -98,7 +116,10 @@ def pack(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
 
 
 def unpack(packed: npt.NDArray[Any], lengths: Sequence[int] | None) -> list[npt.NDArray[Any]]:
-    """What was packed, copied; without `lengths` a text has a whole row. Raises HiddenStatesError where they cannot be."""
+    """Return copies of the tensors that were packed. Without `lengths` each text has a whole row.
+
+    Raises HiddenStatesError if the lengths do not fit the rows.
+    """
     rows = packed.reshape(len(packed) * packed.shape[1], *packed.shape[2:])
     if lengths is None:
         lengths = [packed.shape[1]] * len(packed)
@@ -109,7 +130,7 @@ def unpack(packed: npt.NDArray[Any], lengths: Sequence[int] | None) -> list[npt.
 
 
 def labelled(answers: Sequence[Sequence[LabelledSpan]]) -> dict[str, npt.NDArray[Any]]:
-    """What the answers of a request's texts say, by the names of their tensors."""
+    """Return the labels, scores and spans of a request's texts, by the names of their tensors."""
     labels = [np.array([span.label.encode() for span in spans], dtype=np.object_) for spans in answers]
     scores = [np.array([span.score for span in spans], dtype=np.float32) for spans in answers]
     places = [np.array([(span.start, span.end) for span in spans], dtype=np.int32).reshape(-1, 2) for spans in answers]
@@ -117,9 +138,9 @@ def labelled(answers: Sequence[Sequence[LabelledSpan]]) -> dict[str, npt.NDArray
 
 
 def fill_up(parts: Sequence[npt.NDArray[Any]], filler: Any) -> npt.NDArray[Any]:
-    """Tensors of texts in one, `[texts, ...]`, as large as the largest of them in each dimension.
+    """Put tensors of texts into one, `[texts, ...]`, as large as the largest of them in each dimension.
 
-    Nothing of any, `[texts, 0, ...]`, where that takes more than MOST_FILLER_BYTES besides them.
+    The result is empty, `[texts, 0, ...]`, if it would hold more than MOST_FILLER_BYTES of filler.
     """
     if len(parts) == 1:
         return parts[0][None]

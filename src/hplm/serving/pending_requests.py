@@ -1,135 +1,127 @@
-"""Requests that wait for what they need, such as files, before they may be queued."""
+"""Requests that wait until something is loaded for them, such as a tenant's weights, before they are queued."""
 
 from __future__ import annotations
 
 import itertools
 import threading
-import time
-from collections.abc import Callable
-from concurrent.futures import Future
-from typing import Any, TypeVar
+from collections.abc import Callable, Generator
+from typing import Any
 
 from hplm.errors import CancelledError, DeadlineError, HplmError, StoppingError
-from hplm.serving.replies import Answers, Job, is_gone
+from hplm.serving.replies import Answers
+from hplm.serving.request import Request
 
-T = TypeVar("T")
-# A request that waited this long is asked whether its client is still there; asking is a round trip to the server.
+# A request that has waited for this long is asked whether its client has gone. Asking is a round trip to the server.
 ASK_CANCELLED_AFTER_S = 0.25
+# The most clients that one sweep asks for, because each takes a round trip.
 SWEPT_AT_ONCE = 8
 
 
-def check_time_left(deadline_s: float) -> None:
-    """Before anything is loaded for a request. Raises DeadlineError; times are of the monotonic clock."""
-    if deadline_s <= time.monotonic():
-        raise DeadlineError("the deadline cannot be met; it was not computed")
-
-
-def resolve_future(future: Future[T], then: Callable[[T], None]) -> BaseException | None:
-    """Give `then` what a future has found. Returns what either failed with: futures swallow what their callbacks raise."""
-    # Asked for, not raised: each raise would make the traceback that all who wait share longer.
-    if (error := future.exception()) is not None:
-        return error
-    try:
-        then(future.result())
-    except BaseException as unexpected:
-        return unexpected
-    return None
-
-
 class PendingRequest:
-    """A request that waits: answered without what it needs, where its time or its client has gone.
+    """A request whose `admission` waits for a load. It is refused at its deadline, or when its client has gone.
 
-    `forget` is called when it waits no longer, for whatever reason.
+    `forget` is called once, when the request stops waiting for any reason.
     """
 
-    def __init__(self, job: Job[Any, Any], deadline_s: float, forget: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        request: Request[Any, Any],
+        admission: Generator[Any, Any, Any],
+        deadline_s: float,
+        forget: Callable[[], None],
+    ) -> None:
+        # None after the release.
+        self.request: Request[Any, Any] | None = request
+        self.admission: Generator[Any, Any, Any] | None = admission
         self.deadline_s = deadline_s
         self._forget = forget
-        self._job: Job[Any, Any] | None = job
         self._lock = threading.Lock()
 
-    def release(self) -> Job[Any, Any] | None:
-        """The request where it still waited: who gets it answers or queues it, and nobody else does.
+    def release(self) -> Request[Any, Any] | None:
+        """Return the request to the one caller that now queues or answers it; None to every later caller.
 
-        What it holds is let go of, however long what it waited for goes on hanging.
+        The request's memory is free from then on, even if the load that it waited for hangs.
         """
         with self._lock:
-            job, self._job = self._job, None
-        if job is not None:
+            request, self.request, self.admission = self.request, None, None
+        if request is not None:
             self._forget()
-        return job
-
-    @property
-    def job(self) -> Job[Any, Any] | None:
-        """The request where it was not released yet."""
-        return self._job
+        return request
 
 
 class PendingRequests:
-    """All that a stage holds. Safe to use from several threads."""
+    """All pending requests of a stage. Safe to use from several threads."""
 
     def __init__(self, answers: Answers, clock: Callable[[], float]) -> None:
         self._answers = answers
         self._clock = clock
         self._ids = itertools.count()
-        self._held: dict[int, tuple[float, PendingRequest]] = {}
+        # By id: since when each request is pending, and the request.
+        self._pending: dict[int, tuple[float, PendingRequest]] = {}
         self._lock = threading.Lock()
         self._stopping = False
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._pending)
 
-    def hold(self, job: Job[Any, Any], deadline_s: float) -> PendingRequest:
-        """Look after a request until it is released; times are of the clock. Refused where the stage stops."""
-        held_id = next(self._ids)
+    def hold(
+        self, request: Request[Any, Any], admission: Generator[Any, Any, Any], deadline_s: float
+    ) -> PendingRequest:
+        """Keep a request until it is released; `deadline_s` is of the clock. A stage that stops refuses it at once."""
+        pending_id = next(self._ids)
 
         def forget() -> None:
             with self._lock:
-                self._held.pop(held_id, None)
+                self._pending.pop(pending_id, None)
 
-        held = PendingRequest(job, deadline_s, forget)
+        pending = PendingRequest(request, admission, deadline_s, forget)
         with self._lock:
             stopping = self._stopping
             if not stopping:
-                self._held[held_id] = self._clock(), held
+                self._pending[pending_id] = self._clock(), pending
         if stopping:
-            self._end(held, StoppingError("the server is shutting down"))
-        return held
+            self._end(pending, StoppingError("the server is shutting down"))
+        return pending
 
     def sweep(self, last: int) -> int:
-        """Refuse those whose time has gone or that are over, and of those behind request `last` those whose clients have gone.
+        """Refuse requests past their deadline, requests that are over, and requests whose clients have gone.
 
-        Returns the last that was asked for, -1 to begin at the front again: a few at a time, for asking takes its time.
+        Only clients of a few requests with ids above `last` are asked for, because each takes a round trip. Returns the last id
+        that was asked for, or -1 to begin with the oldest again.
         """
         with self._lock:
             now = self._clock()
-            late = [held for _, held in self._held.values() if held.deadline_s <= now]
-            over = [held for _, held in self._held.values() if (job := held.job) is not None and job.is_over()]
+            late = [pending for _, pending in self._pending.values() if pending.deadline_s <= now]
+            over = [
+                pending
+                for _, pending in self._pending.values()
+                if (request := pending.request) is not None and request.client.is_over
+            ]
             old = (
-                (held_id, held)
-                for held_id, (since_s, held) in self._held.items()
-                if held_id > last and now - since_s > ASK_CANCELLED_AFTER_S
+                (pending_id, pending)
+                for pending_id, (since_s, pending) in self._pending.items()
+                if pending_id > last and now - since_s > ASK_CANCELLED_AFTER_S
             )
             asked = list(itertools.islice(old, SWEPT_AT_ONCE))
-        for held in late:
+        for pending in late:
             self._end(
-                held, DeadlineError("what this request needs was not loaded by its deadline; it was not computed")
+                pending, DeadlineError("what this request needs was not loaded by its deadline; it was not computed")
             )
-        for held in over:
-            self._end(held, CancelledError("its request has an error already"))
-        for _, held in asked:
-            if (job := held.job) is not None and is_gone(job.is_cancelled):
-                self._end(held, CancelledError("the client has gone"))
+        for pending in over:
+            self._end(pending, CancelledError("its request has an error already"))
+        for _, pending in asked:
+            if (request := pending.request) is not None and request.is_cancelled():
+                self._end(pending, CancelledError("the client has gone"))
         return asked[-1][0] if len(asked) == SWEPT_AT_ONCE else -1
 
     def stop(self) -> None:
-        """Refuse all, and whoever comes later."""
+        """Refuse all pending requests, and every later one."""
         with self._lock:
             self._stopping = True
-            left = [held for _, held in self._held.values()]
-        for held in left:
-            self._end(held, StoppingError("the server is shutting down"))
+            remaining = [pending for _, pending in self._pending.values()]
+        for pending in remaining:
+            self._end(pending, StoppingError("the server is shutting down"))
 
-    def _end(self, held: PendingRequest, error: HplmError) -> None:
-        if (job := held.release()) is not None:
-            self._answers.give(job, error)
+    def _end(self, pending: PendingRequest, error: HplmError) -> None:
+        if (request := pending.release()) is not None:
+            self._answers.give(request.client, error)

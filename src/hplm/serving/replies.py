@@ -1,68 +1,32 @@
-"""Answers leave a stage from threads of their own, so that sending never stalls computing; each is counted."""
+"""Threads that send a stage's answers, so that sending never stalls computing. Each answer is counted."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from hplm.errors import HplmError
 from hplm.runtime.rate_limited_log import log_rate_limited
 from hplm.runtime.tracing import Tracer
 from hplm.serving.counts import Counts
+from hplm.serving.request import Answer, Client
 
-Item = TypeVar("Item")
-Next = TypeVar("Next")
-Answer = TypeVar("Answer")
-
-# Beyond these, who refuses sends the error too.
+# If more errors wait to be sent, the thread that refuses a request sends the error itself.
 MOST_ERRORS_WAITING = 256
-# Threads that send answers, and as many that send errors.
+# Threads that send answers; as many more send errors.
 SENDERS = 2
 
-
-def never() -> bool:
-    """Of a request that is over when it is answered, and no sooner."""
-    return False
-
-
-@dataclass(frozen=True)
-class Job(Generic[Item, Answer]):
-    """One request under way: what to compute, where the answer goes, and how to ask whether anybody still wants it.
-
-    The server has to be asked whether it `is_cancelled`, which takes its time; that it `is_over` is known here.
-    """
-
-    item: Item
-    reply: Callable[[Answer | HplmError], None]
-    is_cancelled: Callable[[], bool]
-    is_over: Callable[[], bool] = never
-
-    def with_item(self, item: Next) -> Job[Next, Answer]:
-        """The same request, further on its way."""
-        return Job(item, self.reply, self.is_cancelled, self.is_over)
-
-
-def is_gone(is_cancelled: Callable[[], bool]) -> bool:
-    """Whether a request's client has gone; where the server cannot say, it has not."""
-    try:
-        return is_cancelled()
-    except Exception as error:
-        log_rate_limited("the server could not say whether a client has gone", error)
-        return False
-
-
-Outbox = SimpleQueue[tuple[Callable[[Any], None], object] | None]
+# Clients without their requests: an answer that waits to be sent keeps no tensors of its request in memory.
+Outbox = SimpleQueue[tuple[Client[Any], object] | None]
 
 
 class Answers:
-    """The threads that send a stage's answers. `counts`: those by outcome, and what else the stage counts.
+    """The threads that send a stage's answers. `counts` holds the answers by outcome, and whatever else the stage counts.
 
-    Errors leave by threads of their own: where many are refused, sending takes longer than computing (it is a round trip
-    to the server), and no answer waits behind them.
+    Errors have threads of their own. Sending is a round trip to the server: if many requests are refused, sending takes
+    longer than computing, and no answer should wait behind the errors.
     """
 
     def __init__(self, name: str, tracer: Tracer) -> None:
@@ -81,26 +45,26 @@ class Answers:
             sender.start()
         self.counts = Counts()
 
-    def give(self, job: Job[Any, Answer], answer: Answer | HplmError) -> None:
+    def give(self, client: Client[Answer], answer: Answer | HplmError) -> None:
         """Send and count the one answer of a request."""
-        self._post(job.reply, answer)
+        self._post(client, answer)
 
-    def refuse(self, reply: Callable[[Answer | HplmError], None], error: HplmError) -> None:
-        """Answer a request that does not get in, or has to leave for one that does, and count it with the others.
+    def refuse(self, client: Client[Any], error: HplmError) -> None:
+        """Send and count the error of a request that is not admitted, or that leaves the queue for another request.
 
-        On this thread where many errors wait to be sent: who lets requests in so lets in no more than are answered.
+        If many errors wait, this thread sends the error. So no thread admits requests faster than errors leave.
         """
-        self._post(reply, error, at_once=self.errors_waiting >= MOST_ERRORS_WAITING)
+        self._post(client, error, at_once=self.errors_waiting >= MOST_ERRORS_WAITING)
 
     @property
     def errors_waiting(self) -> int:
-        """Errors that no thread sends yet."""
+        """The number of errors that no thread has begun to send."""
         return self._errors.qsize()
 
     def stop(self, deadline_s: float) -> None:
-        """Send all that was given; `deadline_s` in seconds of `time.monotonic`, half a second more at the least."""
+        """Send all that was posted, until `deadline_s` of `time.monotonic`, and for half a second at least."""
         with self._posting:
-            # What is posted is before the senders' end in the outbox, so it is sent; what comes later is sent directly.
+            # Answers posted so far stand before the senders' end in the outbox. Later answers are sent directly.
             self._senders_ended = True
             for box in self._senders.values():
                 box.put(None)
@@ -108,26 +72,26 @@ class Answers:
         for sender in self._senders:
             sender.join(max(0.0, until_s - time.monotonic()))
 
-    def _post(self, reply: Callable[[Any], None], answer: object, at_once: bool = False) -> None:
+    def _post(self, client: Client[Any], answer: object, at_once: bool = False) -> None:
         self.counts.add_answer(answer)
         with self._posting:
-            # Once the senders have gone, a late batch's or a newcomer's own thread sends.
+            # After the senders have ended, the calling thread sends the answers of late batches and new requests.
             is_posted = not (at_once or self._senders_ended)
             if is_posted:
-                (self._errors if isinstance(answer, HplmError) else self._outbox).put((reply, answer))
+                (self._errors if isinstance(answer, HplmError) else self._outbox).put((client, answer))
         if not is_posted:
-            self._send(reply, answer)
+            self._send(client, answer)
 
     def _send_loop(self, box: Outbox) -> None:
-        while (one := box.get()) is not None:
-            reply, answer = one
-            self._send(reply, answer)
-            del one, reply, answer  # a thread that only waits must hold no request, nor what it came with
+        while (posted := box.get()) is not None:
+            client, answer = posted
+            self._send(client, answer)
+            del posted, client, answer  # a thread that only waits must keep no answer in memory
 
-    def _send(self, reply: Callable[[Any], None], answer: object) -> None:
+    def _send(self, client: Client[Any], answer: object) -> None:
         try:
             with self._tracer.span("answer"):
-                reply(answer)
+                client.reply(answer)
         except Exception as error:
             log_rate_limited(f"{self._name}: an answer could not be sent", error)
             self.counts.add("failed_answers")

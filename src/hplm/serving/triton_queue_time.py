@@ -1,47 +1,49 @@
-"""How long requests have waited in Triton before it handed them over, which it does not say."""
+"""An estimate of how long requests have queued inside Triton, which does not report it."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
 
-# Where all cores are busy Triton comes so late to what waits; a stage that it left alone for longer had nothing waiting there,
-# unless a request of its own waits too.
+# On busy cores Triton may begin the next call this many seconds after the last. If a stage was idle for longer, no request
+# waited in Triton, unless a request that the stage sent to itself waits too.
 PAUSE_S = 0.03
-# A call that comes sooner after the last may have waited for its end: before that Triton passes the answers on that it
-# brought back.
+# A call that begins within this many seconds after the last may have waited for its end: before that, Triton passes on the
+# answers that the last call brought back.
 AT_ONCE_S = 0.003
 
 
 class TritonQueueTime:
-    """Of a stage that takes all that Triton has for a call: while one lasts the next wait there, and longer behind full ones.
+    """Estimates how long the requests of a call have waited in Triton, for a stage that takes all that Triton has.
 
-    `most` is what a call holds, `queue_size` what may wait there, 0 for any number: then the last call is all that is told of,
-    and so it is where a call holds one, or where fewer requests of several texts fill it. `processes` take turns at what waits.
-    Rather too long than too short: who waited longer is refused sooner, which is quick, so that soon less waits.
+    While a call lasts the next requests wait, and behind full calls they wait for longer. `most` requests fit in a call, and
+    `queue_size` may wait in Triton, 0 for any number. `processes` of the stage take turns at the requests.
+
+    The estimate covers only the last call in three cases: `queue_size` is 0, `most` is 1, or requests of several texts fill a
+    call with fewer than `most`. It is rather too long than too short: a request that waited longer is refused sooner. Refusing
+    is quick, so that fewer requests wait soon.
     """
 
     def __init__(self, most: int, queue_size: int, processes: int = 1) -> None:
         self._most = most
         self._called_s = 0.0
-        # When each of as many full calls as may wait came, which followed each other; before them, when the first of all may
-        # have begun to wait. Where they all waited, who is taken now came into the place of the oldest of these.
+        # When the last full calls in a row began, as many calls as may wait; the first entry is when the first request may have
+        # begun to wait. If all of these waited, a request that is taken now came into the place of the oldest of them.
         self._full: deque[float] = deque(maxlen=-(-queue_size // (processes * max(1, most))))
         self._returned_s = 0.0
 
     def waited_s(self, count: int, now_s: float, oldest_s: float = math.inf) -> float:
-        """Seconds, of a call of `count` requests.
+        """Return the seconds that the `count` requests of a call which begins now have waited.
 
-        `oldest_s`: when the stage sent a request to itself that Triton has not looked at: who is handed over in a full call
-        came before that.
+        `oldest_s`: when the stage sent itself a request that Triton has not looked at. The requests of a full call are older.
         """
-        # Who came while the last call lasted; of others it says too much, by no more than that.
+        # Requests may have come at any time during the last call, so this is too long by up to its duration.
         meanwhile_s = now_s - self._called_s if now_s - self._returned_s < AT_ONCE_S else 0.0
         self._called_s = now_s
-        says_more = count == self._most > 1
-        if not says_more or (now_s - self._returned_s > PAUSE_S and oldest_s == math.inf):
+        is_full = count == self._most > 1
+        if not is_full or (now_s - self._returned_s > PAUSE_S and oldest_s == math.inf):
             self._full.clear()
-        if not says_more:
+        if not is_full:
             return meanwhile_s
         if not self._full:
             self._full.append(now_s - meanwhile_s)
@@ -50,5 +52,5 @@ class TritonQueueTime:
         return max(waited_s, now_s - oldest_s)
 
     def returned(self, now_s: float) -> None:
-        """The stage is ready for another call."""
+        """Note that a call has returned, and the stage is ready for another."""
         self._returned_s = now_s

@@ -34,10 +34,17 @@ RULES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "src/hplm/manage": ((*STORED, "hplm.housekeeping", "hplm.adapters"), NO_TORCH),
     "src/hplm/serving": ((*COMPUTING, "hplm.manage"), NO_TRITON),
     "src/hplm/triton/workarounds": (PLAIN, ("torch", "tritonclient")),
-    "src/hplm/triton/bridge": ((*PLAIN, "hplm.triton.workarounds"), ("torch", "tritonclient")),
+    "src/hplm/triton/bridge": (
+        (*PLAIN, "hplm.triton.workarounds", "hplm.serving.request"),
+        ("torch", "tritonclient"),
+    ),
+    "src/hplm/triton/stages": (
+        (*PLAIN, "hplm.scheduling.batch_pacing", "hplm.serving", "hplm.triton"),
+        ("torch", "tritonclient"),
+    ),
     "src/hplm/triton/launcher": ((*PLAIN, "hplm.triton.workarounds"), NO_TORCH),
     "backends": (
-        (*STORED, "hplm.scheduling.batch_pacing", "hplm.manage", "hplm.serving", "hplm.triton"),
+        (*STORED, "hplm.manage", "hplm.serving", "hplm.triton"),
         NO_TORCH,
     ),
     "clients": (

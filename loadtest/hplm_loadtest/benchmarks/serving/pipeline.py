@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from hplm.engine.open_domains import choose_lookup_device
 from hplm.reporting.benchmark_result import Goal, Report
 from hplm.reporting.progress import progress_bars
-from hplm.serving.lookup_stage import device_of
 from hplm_loadtest.benchmarks.models import read, served_names
 from hplm_loadtest.benchmarks.variants import serving
 from hplm_loadtest.figures.pictures import bars, check_picture
@@ -102,5 +102,5 @@ def pipeline(models: Path, rounds: int, seconds: float, picture: Path | None, *,
         )
     served = read(models)
     about = {"base": served.base.config.name, "tenants": len(names), "slots": SLOTS, "rounds": rounds}
-    about |= {"look_up_threads": look_up_threads or 1, "look_up_device": device_of(served.plot).type}
+    about |= {"look_up_threads": look_up_threads or 1, "look_up_device": choose_lookup_device(served.plot).type}
     return Report("pipeline", {**about, "seconds": seconds, "in_flight": IN_FLIGHT}, rows, goals)

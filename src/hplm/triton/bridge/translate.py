@@ -12,27 +12,20 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
 from hplm.errors import BadInputError, ConfigError, HplmError, InternalError
+from hplm.serving.request import Answer, Client
 from hplm.triton.workarounds import full_shared_memory
 from hplm.triton.workarounds.finished_requests import RequestSender
 
 Input = TypeVar("Input")
-Answer = TypeVar("Answer")
-AnswerIn = TypeVar("AnswerIn", contravariant=True)
 # A request's tensors by name.
 Inputs = Mapping[str, Any]
-
-
-class Reply(Protocol[AnswerIn]):
-    """Sends an answer or an error to a request. A request to a decoupled model may have several; the last has `is_last`."""
-
-    def __call__(self, answer: AnswerIn | HplmError, *, is_last: bool = True) -> None: ...
 
 
 def version_folder(args: dict[str, str]) -> Path:
@@ -131,7 +124,7 @@ def deadline_s(request: Any) -> float | None:
 def submit_all(
     requests: Sequence[Any],
     read: Callable[[Any], Input],
-    submit: Callable[[Input, Reply[Answer], Callable[[], bool]], None],
+    submit: Callable[[Input, Client[Answer]], None],
     writer: Callable[[Any], Callable[[Answer], Any]],
     count: Callable[[HplmError], object],
     *,
@@ -139,8 +132,8 @@ def submit_all(
 ) -> list[Any] | None:
     """Hand the requests of one `execute` over to be answered by other threads. Raises nothing.
 
-    `read` returns a request's input. `submit` takes the input, replies when its answer is ready, and may raise an HplmError
-    that it has counted; `count` is called with every other refusal. `writer(request)` is called before this function
+    `read` returns a request's input. `submit` takes the input, replies to the client when its answer is ready, and may raise an
+    HplmError that it has counted; `count` is called with every other refusal. `writer(request)` is called before this function
     returns, because Triton then takes the request's memory back; the function that it returns makes a response of an
     answer. A request to a model that is not decoupled gets exactly one answer.
 
@@ -156,7 +149,8 @@ def submit_all(
     for index, request in enumerate(requests):
         try:
             sender = RequestSender(request.get_response_sender(), partial(call.take, index))
-            _submit(sender, request, read, submit, writer, count)
+            client: _SenderClient[Answer] = _SenderClient(sender)
+            _submit(client, request, read, submit, writer, count)
         except Exception:
             # Not even an error could be sent.
             log_failure()
@@ -199,10 +193,10 @@ class _Call:
 
 
 def _submit(
-    sender: RequestSender,
+    client: _SenderClient[Answer],
     request: Any,
     read: Callable[[Any], Input],
-    submit: Callable[[Input, Reply[Answer], Callable[[], bool]], None],
+    submit: Callable[[Input, Client[Answer]], None],
     writer: Callable[[Any], Callable[[Answer], Any]],
     count: Callable[[HplmError], object],
 ) -> None:
@@ -210,11 +204,11 @@ def _submit(
 
     def refuse_and_count(error: HplmError) -> None:
         count(error)
-        sender.send(refuse(error))
+        client.send(refuse(error))
 
     try:
         value = read(request)
-        reply = _replier(sender, writer(request))
+        client.write = writer(request)
     except HplmError as error:
         refuse_and_count(error)
         return
@@ -223,25 +217,38 @@ def _submit(
         refuse_and_count(BadInputError("the inputs of this request cannot be read"))
         return
     try:
-        submit(value, reply, sender.is_cancelled)
+        submit(value, client)
     except HplmError as error:
-        sender.send(refuse(error))
+        client.send(refuse(error))
     except Exception:
         log_failure()
         refuse_and_count(InternalError("the server failed on this request; its log says why"))
 
 
-def _replier(sender: RequestSender, write: Callable[[Answer], Any]) -> Reply[Answer]:
-    def reply(answer: Answer | HplmError, *, is_last: bool = True) -> None:
+class _SenderClient(Client[Answer]):
+    """The client of one Triton request, behind that request's response sender. Safe to use from several threads."""
+
+    write: Callable[[Answer], Any]
+
+    def __init__(self, sender: RequestSender) -> None:
+        self._sender = sender
+
+    def is_cancelled(self) -> bool:
+        return self._sender.is_cancelled()
+
+    def reply(self, answer: Answer | HplmError, *, is_last: bool = True) -> None:
+        """Write and send an answer. A request to a decoupled model may have several; the last has `is_last`."""
         try:
-            response = refuse(answer) if isinstance(answer, HplmError) else write(answer)
+            response = refuse(answer) if isinstance(answer, HplmError) else self.write(answer)
         except Exception:
-            sender.send(refuse(InternalError("the answer could not be written; the server's log says why")))
+            self.send(refuse(InternalError("the answer could not be written; the server's log says why")))
             # The caller logs and counts that its answer was not sent.
             raise
-        sender.send(response, is_last=is_last)
+        self.send(response, is_last=is_last)
 
-    return reply
+    def send(self, response: Any, *, is_last: bool = True) -> None:
+        """Send a written response, see `RequestSender.send`."""
+        self._sender.send(response, is_last=is_last)
 
 
 def log_failure() -> None:

@@ -68,7 +68,8 @@ from hplm.models.base import Base
 from hplm.models.device import computing_in
 from hplm.registry.registry import Registry
 from hplm.runtime.memory import count_memory
-from hplm.serving.encode_stage import EncodeAnswer, EncodeRequest, EncodeStage
+from hplm.serving.encode_stage import EncodeAnswer, EncodeInput, EncodeStage
+from hplm.serving.request import Request
 from hplm.store.layout import Store
 from hplm.tasks.decode import word_logits, word_ranges
 from tests import tiny
@@ -110,7 +111,9 @@ def test_a_tenant_learns_its_task_and_serving_answers_as_the_test_scored(
     stage = EncodeStage(settings, models / "hbert_upper" / "1")
     lookup = open_lineage(store, base, ["plots/general"], dtype=torch.float32)
     examples = prepare(data.test, data, TextEncoder(base.tokenizer_path, 40), plot_features(lookup))
-    found = find_labels(stage, [EncodeRequest(one.features.numpy(), one.tokens, name.encode()) for one in examples])
+    found = find_labels(
+        stage, [Request(EncodeInput(one.features.numpy(), one.tokens), name.encode()) for one in examples]
+    )
     # What is served keeps nothing of how it was trained.
     assert stage._cache.get(stage._bank.resolve(name.encode())).card.about == {}
     served = scores_of(data, examples, [one.spans for one in found if isinstance(one, EncodeAnswer)])[metric]

@@ -28,12 +28,23 @@ from hplm.manage.service import ManageService
 from hplm.registry import schema
 from hplm.registry.registry import Registry
 from hplm.registry.uploads import leave_uploads
+from hplm.serving import request as requests
 from hplm.serving.manage_stage import answered
 from hplm.serving.watch_stage import WatchStage
 from hplm.store.layout import Store
 
 LEASE_S = 30.0
 ROWS = "text,label\n" + "".join(f"text {i},{'yes' if i % 2 else 'no'}\n" for i in range(40))
+
+
+class WatchClient(requests.Client[bytes]):
+    """A client that keeps what it gets."""
+
+    def __init__(self, answers: SimpleQueue[tuple[bytes | HplmError, bool]]) -> None:
+        self._answers = answers
+
+    def reply(self, answer: bytes | HplmError, *, is_last: bool = True) -> None:
+        self._answers.put((answer, is_last))
 
 
 @dataclass
@@ -54,7 +65,7 @@ class InProcess:
 
     def events(self, request: bytes) -> Iterator[bytes]:
         answers: SimpleQueue[tuple[bytes | HplmError, bool]] = SimpleQueue()
-        self.watching.submit(request, lambda answer, is_last=True: answers.put((answer, is_last)), lambda: False)
+        self.watching.submit(requests.Request(request, client=WatchClient(answers)))
         is_last = False
         while not is_last:
             answer, is_last = answers.get(timeout=60)

@@ -29,7 +29,8 @@ from hplm.errors import CorruptArtifactError, DeadlineError, HplmError, QueueFul
 from hplm.models import base as bases
 from hplm.models.base import Base
 from hplm.registry.records import ServedTenant
-from hplm.serving.encode_stage import EncodeAnswer, EncodeRequest, EncodeStage, looks_ahead
+from hplm.serving.encode_stage import EncodeAnswer, EncodeInput, EncodeStage, looks_ahead
+from hplm.serving.request import Request
 from hplm.store.layout import Store
 from tests import tiny
 from tests.submitting import Started, submit
@@ -225,6 +226,7 @@ def stage_of(store: Store, **settings: Any) -> EncodeStage:
 
 
 Found = list["Future[EncodeAnswer | HplmError]"]
+EncodeRequest = Request[EncodeInput, EncodeAnswer]
 
 
 def submit_all(stage: EncodeStage, inputs: list[EncodeRequest]) -> Found:
@@ -237,9 +239,13 @@ def submit_all(stage: EncodeStage, inputs: list[EncodeRequest]) -> Found:
 
 def inputs_of(hidden: list[npt.NDArray[Any]], pairs: list[tuple[int, int]]) -> list[EncodeRequest]:
     return [
-        EncodeRequest(hidden[text], np.zeros((len(hidden[text]), 3), np.int32), f"t{member}".encode())
+        Request(EncodeInput(hidden[text], np.zeros((len(hidden[text]), 3), np.int32)), f"t{member}".encode())
         for member, text in pairs
     ]
+
+
+def request_of_zeros(base: Base, tenant: bytes) -> EncodeRequest:
+    return Request(EncodeInput(np.zeros((3, base.config.hidden_size), np.float16), np.zeros((3, 3), np.int32)), tenant)
 
 
 @pytest.mark.parametrize(("coarse", "fine"), list(itertools.product([False, True], repeat=2)))
@@ -335,7 +341,7 @@ def test_a_tenant_with_too_few_layers_fails_alone(
     cut = PackedAdapter(packed.weights[:1], packed.hidden_size, packed.reduced_size)
     tiny.publish(store, base, tiny.PLOT, replace(fleet[0], card=card, packed=cut))
     stage = stage_of(store)
-    given = EncodeRequest(np.zeros((3, base.config.hidden_size), np.float16), np.zeros((3, 3), np.int32), b"t1")
+    given = request_of_zeros(base, b"t1")
     futures = submit_all(stage, [given, replace(given, tenant=b"short"), given])
     started.add(stage)
     answers = [future.result(SOON_S) for future in futures]
@@ -393,7 +399,7 @@ def test_who_claims_to_have_come_long_ago_goes_before_nobody_who_waited_as_long_
         (100, None, 100),
         (-50, 3600, 0),
     ):
-        arrived_s, deadline_s = stage._times_of(replace(given, deadline_s=timeout_s, arrived_s=now - claimed_s))
+        arrived_s, deadline_s = stage.times_of(replace(given, deadline_s=timeout_s, arrived_s=now - claimed_s))
         assert now - arrived_s == pytest.approx(counted_s, abs=20)
         # What it has left is what it says.
         assert deadline_s - now == pytest.approx((timeout_s or 200) - max(0, claimed_s), abs=20)
@@ -406,8 +412,7 @@ def test_a_tenant_too_large_for_the_slots_is_the_operators_affair(
     large = widen(fleet[0].packed, slot_size(1) + 1)
     tiny.publish(store, base, tiny.PLOT, replace(fleet[0], card=card, packed=large))
     stage = started.add(stage_of(store, reduction_factor=base.config.hidden_size))
-    given = EncodeRequest(np.zeros((3, base.config.hidden_size), np.float16), np.zeros((3, 3), np.int32), b"large")
-    (answer,) = submit_all(stage, [given])
+    (answer,) = submit_all(stage, [request_of_zeros(base, b"large")])
     error = answer.result(SOON_S)
     assert isinstance(error, CorruptArtifactError)
     assert "reduction_factor" not in str(error)
@@ -445,11 +450,11 @@ def test_what_is_refused_before_the_queue_is_counted(
 ) -> None:
     stage = started.add(stage_of(store))
     width = base.config.hidden_size
-    given = EncodeRequest(np.zeros((3, width), np.float16), np.zeros((3, 3), np.int32), b"nobody")
-    wide = replace(given, hidden=np.full((3, width + 1), 1, np.float16))
+    unknown = request_of_zeros(base, b"nobody")
+    wide = Request(replace(unknown.item, hidden=np.full((3, width + 1), 1, np.float16)), b"nobody")
     odd = [np.full((3, width), value, np.float16) for value in (np.nan, np.inf, -np.inf)]
-    asked = [given, wide, *(replace(given, tenant=b"t1", hidden=hidden) for hidden in odd)]
-    answers = [one.result(SOON_S) for one in submit_all(stage, asked)]
+    bad = [Request(replace(unknown.item, hidden=hidden), b"t1") for hidden in odd]
+    answers = [one.result(SOON_S) for one in submit_all(stage, [unknown, wide, *bad])]
     assert [type(answer).__name__ for answer in answers] == ["UnknownTenantError", *["HiddenStatesError"] * 4]
     assert stage.counts["unknown_tenant"] == 1
     assert stage.counts["bad_hidden_states"] == 4

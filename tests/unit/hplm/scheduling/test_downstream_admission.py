@@ -58,7 +58,7 @@ def test_a_queue_tells_what_waits_what_runs_and_how_long_a_full_batch_takes() ->
 
 
 def test_where_nothing_is_known_nothing_is_refused() -> None:
-    assert not ahead_of(None).is_too_much("t", 10**9, 1.0, 0.0)
+    assert not ahead_of(None).would_be_late("t", 10**9, 1.0, 0.0)
     assert combine([]) is combine([UNKNOWN]) is combine([UNKNOWN, UNKNOWN]) is None
     assert combine([UNKNOWN, TEN]) is combine([TEN]) is TEN
 
@@ -77,32 +77,32 @@ def test_stages_that_share_what_comes_are_as_fast_as_all_of_them_together() -> N
         replace(TEN, free_s=9.0, deadlines_s=(10.0,) * 10),
         replace(twice_as_fast, free_s=9.0, tokens=(0, 0)),
     )
-    assert ahead_of(crowded).is_too_much("t", 1, 13.0, 9.0)
-    assert not ahead_of(combine([crowded, idle])).is_too_much("t", 1, 13.0, 9.0)
+    assert ahead_of(crowded).would_be_late("t", 1, 13.0, 9.0)
+    assert not ahead_of(combine([crowded, idle])).would_be_late("t", 1, 13.0, 9.0)
 
 
 def test_what_is_due_later_is_not_before_a_request() -> None:
     due_s = 1.2
-    assert ahead_of(replace(TEN, deadlines_s=(1.0,), tokens=(10 * BATCH,))).is_too_much("t", 1, due_s, 0.0)
-    assert not ahead_of(TEN).is_too_much("t", 1, due_s, 0.0)
+    assert ahead_of(replace(TEN, deadlines_s=(1.0,), tokens=(10 * BATCH,))).would_be_late("t", 1, due_s, 0.0)
+    assert not ahead_of(TEN).would_be_late("t", 1, due_s, 0.0)
 
 
 def test_a_quarter_more_than_can_be_computed_in_time_is_let_in_and_no_more() -> None:
     ahead = ahead_of(replace(TEN, deadlines_s=(1.0,), tokens=(10 * BATCH,)))
-    assert ahead.is_too_much("t", 1, 7.9, 0.0)
-    assert not ahead.is_too_much("t", 1, 8.1, 0.0)
+    assert ahead.would_be_late("t", 1, 7.9, 0.0)
+    assert not ahead.would_be_late("t", 1, 8.1, 0.0)
     # And the batch that runs.
-    assert ahead_of(replace(TEN, deadlines_s=(1.0,), tokens=(10 * BATCH,), free_s=1.0)).is_too_much("t", 1, 8.1, 0.0)
+    assert ahead_of(replace(TEN, deadlines_s=(1.0,), tokens=(10 * BATCH,), free_s=1.0)).would_be_late("t", 1, 8.1, 0.0)
 
 
 def test_of_texts_that_are_answered_together_a_quarter_less_is_let_in() -> None:
     ahead = ahead_of(replace(TEN, deadlines_s=(1.0,), tokens=(10 * BATCH,)))
-    assert ahead.is_too_much("t", 1, 13.2, 0.0, is_together=True)
-    assert not ahead.is_too_much("t", 1, 13.5, 0.0, is_together=True)
+    assert ahead.would_be_late("t", 1, 13.2, 0.0, waits_for_others=True)
+    assert not ahead.would_be_late("t", 1, 13.5, 0.0, waits_for_others=True)
 
 
 def test_with_two_batches_before_it_the_next_stage_says_itself_what_is_late() -> None:
-    assert not ahead_of(replace(TEN, deadlines_s=(1.0,), tokens=(2 * BATCH,))).is_too_much("t", 1, 0.0, 0.0)
+    assert not ahead_of(replace(TEN, deadlines_s=(1.0,), tokens=(2 * BATCH,))).would_be_late("t", 1, 0.0, 0.0)
 
 
 def test_what_was_passed_on_counts_until_the_next_stage_has_seen_it_or_it_must_be_lost() -> None:
@@ -110,14 +110,14 @@ def test_what_was_passed_on_counts_until_the_next_stage_has_seen_it_or_it_must_b
     ahead = DownstreamAdmission(lambda _: told[0], {})
     for number in range(10):
         ahead.passed("t", BATCH, arrived_s=0.1 * number, now_s=1.0)
-    assert ahead.is_too_much("t", 1, 8.0, 1.0)
+    assert ahead.would_be_late("t", 1, 8.0, 1.0)
     # Seven of them: three are left.
     told[0] = replace(told[0], newest_arrived_s=0.65)
-    assert not ahead.is_too_much("t", 1, 4.0, 1.0)
-    assert ahead.is_too_much("t", 1, 3.0, 1.0)
+    assert not ahead.would_be_late("t", 1, 4.0, 1.0)
+    assert ahead.would_be_late("t", 1, 3.0, 1.0)
     # The three never come.
-    assert not ahead.is_too_much("t", 1, 7.0, 6.0)
-    assert not ahead.is_too_much("t", 1, 6.1, 6.0)
+    assert not ahead.would_be_late("t", 1, 7.0, 6.0)
+    assert not ahead.would_be_late("t", 1, 6.1, 6.0)
 
 
 def test_of_several_processes_each_takes_the_others_to_have_passed_on_as_much() -> None:
@@ -127,9 +127,9 @@ def test_of_several_processes_each_takes_the_others_to_have_passed_on_as_much() 
         for number in range(3):
             ahead.passed("t", BATCH, arrived_s=0.1 * number, now_s=1.0)
     # Three batches take until 4.0, twelve until 13.0; a quarter more is let in.
-    assert not alone.is_too_much("t", 1, 4.0, 1.0)
-    assert one_of_four.is_too_much("t", 1, 10.0, 1.0)
-    assert not one_of_four.is_too_much("t", 1, 11.0, 1.0)
+    assert not alone.would_be_late("t", 1, 4.0, 1.0)
+    assert one_of_four.would_be_late("t", 1, 10.0, 1.0)
+    assert not one_of_four.would_be_late("t", 1, 11.0, 1.0)
 
 
 @given(st.floats(0, 1e8))
@@ -140,18 +140,18 @@ def test_what_the_next_stage_has_seen_by_a_clock_of_whole_nanoseconds_is_not_on_
         replace(TEN, at_s=now_s, free_s=now_s, newest_arrived_s=seen_s, deadlines_s=(1e9,), tokens=(1,), of_tenant={})
     )
     ahead.passed("t", 10 * BATCH, arrived_s, now_s)
-    assert not ahead.is_too_much("t", 1, now_s + 1.0, now_s)
+    assert not ahead.would_be_late("t", 1, now_s + 1.0, now_s)
 
 
 def test_who_asks_for_look_ups_alone_does_not_count_as_waiting_behind_them() -> None:
     told = [replace(TEN, at_s=1.0, free_s=1.0, deadlines_s=(), tokens=(), of_tenant={})]
     ahead = DownstreamAdmission(lambda _: told[0], {})
     ahead.passed("t", 10 * BATCH, arrived_s=0.9, now_s=1.0)
-    assert ahead.is_too_much("t", 1, 3.0, 1.2)
+    assert ahead.would_be_late("t", 1, 3.0, 1.2)
     told[0] = replace(told[0], at_s=1.4, free_s=1.4)
-    assert ahead.is_too_much("t", 1, 3.0, 1.6)
+    assert ahead.would_be_late("t", 1, 3.0, 1.6)
     told[0] = replace(told[0], at_s=1.6, free_s=1.6)
-    assert not ahead.is_too_much("t", 1, 3.0, 1.6)
+    assert not ahead.would_be_late("t", 1, 3.0, 1.6)
 
 
 def test_who_floods_refuses_itself_alone_and_a_weight_is_worth_turns() -> None:
@@ -160,7 +160,7 @@ def test_who_floods_refuses_itself_alone_and_a_weight_is_worth_turns() -> None:
 
     def latest(tenant: str, tokens: int) -> float:
         """Seconds from now by which it must be due to be let in: four fifths of the batches before it."""
-        return next(s for s in np.arange(1.0, 20.0, 0.1) if not ahead.is_too_much(tenant, tokens, s, 0.0))
+        return next(s for s in np.arange(1.0, 20.0, 0.1) if not ahead.would_be_late(tenant, tokens, s, 0.0))
 
     assert latest("flood", 20) == pytest.approx(0.8 * 10, abs=0.1)
     # Before it goes as much of each other as it has itself.

@@ -1,4 +1,4 @@
-"""The worker: whatever happens, everything that comes in gets exactly one answer."""
+"""The batch loop: whatever happens, every request gets exactly one answer."""
 
 from __future__ import annotations
 
@@ -38,9 +38,10 @@ from hplm.scheduling.policy import Batch, Budget, Policy, Waiting
 from hplm.scheduling.queue import RequestQueue, TakeResult
 from hplm.serving.batch_loop import BatchLoop, Run
 from hplm.serving.pending_requests import ASK_CANCELLED_AFTER_S
-from hplm.serving.replies import Job, never
+from hplm.serving.request import Request
 from tests.doubles import Panic
 from tests.limits import limited
+from tests.submitting import CallbackClient, never
 from tests.waiting import until
 
 SOON_S = 60.0
@@ -50,7 +51,7 @@ ROOT = Path(__file__).parents[4]
 
 
 class Inbox:
-    """Where replies land: all answers of each job."""
+    """The replies: all answers to each item."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -65,7 +66,7 @@ class Inbox:
         return reply
 
     def wait(self, count: int) -> dict[int, int | HplmError]:
-        """The answers, when `count` jobs have theirs; fails where one has two."""
+        """Return the answers when `count` items have theirs; fail if one has two."""
         with self._changed:
             assert self._changed.wait_for(lambda: len(self._answers) >= count, SOON_S), f"{len(self._answers)} came"
         time.sleep(0.05)  # a second answer would come now
@@ -79,7 +80,7 @@ class Inbox:
 
 
 class Gate:
-    """A `run` that doubles, and holds its first batch until it is opened."""
+    """A `run` that doubles its items. Batches wait until `open` is set."""
 
     def __init__(self) -> None:
         self.entered = threading.Event()
@@ -94,13 +95,13 @@ class Gate:
 
 
 def double(items: list[int], _: Batch) -> Answers:
-    """Answers in two parts, the second first."""
+    """Double items, and yield the second half of the answers first."""
     middle = len(items) // 2
     for part in (range(middle, len(items)), range(middle)):
         yield part, [2 * items[i] for i in part]
 
 
-def worker_of(
+def loop_of(
     run: Run[int, int],
     *,
     policy: Policy | None = None,
@@ -136,7 +137,7 @@ def worker_of(
 
 
 def submit(
-    worker: BatchLoop[int, int],
+    loop: BatchLoop[int, int],
     inbox: Inbox,
     item: int,
     *,
@@ -147,12 +148,12 @@ def submit(
     is_over: Callable[[], bool] = never,
 ) -> None:
     now = time.monotonic() - waited_s
-    job: Job[int, int] = Job(item, inbox.reply_to(item), is_cancelled, is_over)
+    client = CallbackClient(inbox.reply_to(item), is_cancelled, is_over)
     try:
-        worker.submit(job, tenant=tenant, tokens=1, arrived_s=now, deadline_s=now + within_s)
+        loop.submit(Request(item, client=client), tenant=tenant, tokens=1, arrived_s=now, deadline_s=now + within_s)
     except HplmError as error:
-        # Refused at once, which stages count: the inbox has one answer to each, wherever it comes from.
-        job.reply(worker.count_refused(error))
+        # The stage counts a request that is refused at once. The inbox gets one answer to each item.
+        client.reply(loop.count_refused(error))
 
 
 @pytest.fixture
@@ -167,13 +168,13 @@ def gate() -> Iterator[Gate]:
     made.open.set()
 
 
-def test_every_job_of_many_threads_is_answered_exactly_once_with_its_own_answer(inbox: Inbox) -> None:
-    worker = worker_of(double, upcoming=lambda items: None)
-    worker.start()
+def test_every_request_of_many_threads_is_answered_exactly_once_with_its_own_answer(inbox: Inbox) -> None:
+    loop = loop_of(double, upcoming=lambda items: None)
+    loop.start()
 
     def send(start: int) -> None:
         for item in range(start, start + 400):
-            submit(worker, inbox, item, tenant=f"t{item % 7}")
+            submit(loop, inbox, item, tenant=f"t{item % 7}")
 
     senders = [threading.Thread(target=send, args=(400 * i,)) for i in range(8)]
     for sender in senders:
@@ -181,29 +182,29 @@ def test_every_job_of_many_threads_is_answered_exactly_once_with_its_own_answer(
     for sender in senders:
         sender.join()
     assert inbox.wait(3200) == {item: 2 * item for item in range(3200)}
-    worker.stop()
-    assert worker.counts["ok"] == worker.counts["tokens"] == 3200
-    assert worker.waiting == 0
+    loop.stop()
+    assert loop.counts["ok"] == loop.counts["tokens"] == 3200
+    assert loop.waiting == 0
 
 
-def test_what_is_over_is_not_computed_and_takes_no_place_in_a_batch(inbox: Inbox) -> None:
+def test_a_request_that_is_over_is_not_computed_and_takes_no_room_in_a_batch(inbox: Inbox) -> None:
     ran: list[list[int]] = []
 
     def run(items: list[int], batch: Batch) -> Answers:
         ran.append(items)
         yield from double(items, batch)
 
-    worker = worker_of(run, batch=4)
+    loop = loop_of(run, batch=4)
     for item in range(12):
-        submit(worker, inbox, item, is_over=partial({1, 2, 4, 5, 6, 7}.__contains__, item))
-    worker.start()
+        submit(loop, inbox, item, is_over=partial({1, 2, 4, 5, 6, 7}.__contains__, item))
+    loop.start()
     found = inbox.wait(12)
-    worker.stop()
-    assert ran == [[0, 3, 8, 9], [10, 11]], "others have their places"
+    loop.stop()
+    assert ran == [[0, 3, 8, 9], [10, 11]], "other requests have their room"
     assert [type(found[item]) for item in (1, 2, 4, 5, 6, 7)] == [CancelledError] * 6
     assert [found[item] for item in (0, 3, 8, 9, 10, 11)] == [0, 6, 16, 18, 20, 22]
-    assert (worker.counts["ok"], worker.counts["tokens"], worker.counts["cancelled"]) == (6, 6, 6)
-    assert worker.counts["batches"] == 2
+    assert (loop.counts["ok"], loop.counts["tokens"], loop.counts["cancelled"]) == (6, 6, 6)
+    assert loop.counts["batches"] == 2
 
 
 @pytest.mark.parametrize("fault", ["raises", "ends-early", "too-few-answers"])
@@ -218,108 +219,110 @@ def test_a_batch_that_fails_midway_keeps_its_answers_and_the_rest_gets_internal(
         if fault == "too-few-answers":
             yield [2, 3], [2 * items[2]]
 
-    worker = worker_of(run, batch=4)
+    loop = loop_of(run, batch=4)
     for item in range(4):
-        submit(worker, inbox, item)
-    worker.start()
+        submit(loop, inbox, item)
+    loop.start()
     found = inbox.wait(4)
     answered = 3 if fault == "too-few-answers" else 2
     assert [found[item] for item in range(answered)] == [0, 2, 4][:answered]
     assert [type(found[item]) for item in range(answered, 4)] == [InternalError] * (4 - answered)
-    submit(worker, inbox, 100)
+    submit(loop, inbox, 100)
     assert inbox.wait(5)[100] == 200
-    worker.stop()
+    loop.stop()
 
 
 def test_stop_answers_what_waits_lets_the_batch_end_and_refuses_newcomers(inbox: Inbox, gate: Gate) -> None:
-    worker = worker_of(gate.run, batch=2)
+    loop = loop_of(gate.run, batch=2)
     for item in range(50):
-        submit(worker, inbox, item)
-    worker.start()
+        submit(loop, inbox, item)
+    loop.start()
     assert gate.entered.wait(SOON_S)
-    stopping = threading.Thread(target=worker.stop)
+    stopping = threading.Thread(target=loop.stop)
     stopping.start()
     inbox.wait(48)
     gate.open.set()
     stopping.join(SOON_S)
-    submit(worker, inbox, 50)
+    submit(loop, inbox, 50)
     found = inbox.wait(51)
     assert [found[0], found[1]] == [0, 2]
     assert all(isinstance(found[item], StoppingError) for item in range(2, 51))
 
 
 def test_a_batch_that_outlasts_stop_is_still_answered(inbox: Inbox, gate: Gate) -> None:
-    worker = worker_of(gate.run)
-    submit(worker, inbox, 1)
-    worker.start()
+    loop = loop_of(gate.run)
+    submit(loop, inbox, 1)
+    loop.start()
     assert gate.entered.wait(SOON_S)
-    worker.stop(timeout_s=0.1)
+    loop.stop(timeout_s=0.1)
     gate.open.set()
     assert inbox.wait(1) == {1: 2}
 
 
-def test_a_worker_stopped_while_many_threads_send_answers_them_all(inbox: Inbox) -> None:
-    worker = worker_of(double)
-    worker.start()
+def test_a_batch_loop_stopped_while_many_threads_send_answers_them_all(inbox: Inbox) -> None:
+    loop = loop_of(double)
+    loop.start()
 
     def send(start: int) -> None:
         for item in range(start, start + 300):
-            submit(worker, inbox, item)
+            submit(loop, inbox, item)
 
     senders = [threading.Thread(target=send, args=(300 * i,)) for i in range(4)]
     for sender in senders:
         sender.start()
     time.sleep(0.01)
-    worker.stop()
+    loop.stop()
     for sender in senders:
         sender.join()
     inbox.wait(1200)
     assert set(inbox.kinds) <= {"int", "StoppingError"}
 
 
-def test_one_that_is_told_to_stop_refuses_what_waits_and_who_comes_and_answers_what_runs(inbox: Inbox) -> None:
+def test_a_batch_loop_that_is_told_to_stop_refuses_what_waits_and_what_comes_and_answers_what_runs(
+    inbox: Inbox,
+) -> None:
     gate, told = Gate(), threading.Event()
-    worker = worker_of(gate.run, batch=2, is_told_to_stop=told.is_set)
+    loop = loop_of(gate.run, batch=2, is_told_to_stop=told.is_set)
     for item in range(2):
-        submit(worker, inbox, item)
-    worker.start()
+        submit(loop, inbox, item)
+    loop.start()
     assert gate.entered.wait(SOON_S)
     for item in range(2, 5):
-        submit(worker, inbox, item)
+        submit(loop, inbox, item)
     told.set()
     assert {type(answer) for answer in inbox.wait(3).values()} == {StoppingError}
-    submit(worker, inbox, 5)
+    submit(loop, inbox, 5)
     gate.open.set()
     found = inbox.wait(6)
     assert {item: found[item] for item in (0, 1)} == {0: 0, 1: 2}
     assert isinstance(found[5], StoppingError)
-    worker.stop()
-    assert worker.counts["stopping"] == 4
+    loop.stop()
+    assert loop.counts["stopping"] == 4
 
 
 @pytest.fixture
 def other() -> Iterator[int]:
-    """A process that was started later than this one."""
+    """The number of a process that started later than this process."""
     with subprocess.Popen(["sleep", "600"]) as started:
         yield started.pid
         started.kill()
 
 
-def test_who_is_about_to_end_a_server_is_believed_where_it_is_our_own_user(
+def test_a_note_that_the_server_is_about_to_end_is_believed_from_our_own_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: int
 ) -> None:
     monkeypatch.setattr(process, "SHARED_MEMORY", tmp_path)
     server = os.getpid()
     assert not process.is_told_to_stop(server)
-    # Where somebody has put a link, it is not followed.
+    # A link in its place is not followed.
     process.stopping_file(server).symlink_to(tmp_path / "elsewhere")
     process.tell_to_stop(server)
     assert not (tmp_path / "elsewhere").exists()
-    # However the clock was set meanwhile.
+    # Whatever the clock says.
     os.utime(process.stopping_file(server), (0, 0), follow_symlinks=False)
     assert process.is_told_to_stop(server)
     assert not process.is_told_to_stop(other)
-    # Left by a launcher that was killed as it ended a process of the same number.
+    # A launcher that was killed has left the note of an earlier process with the same number.
     process.stopping_file(server).rename(process.stopping_file(other))
     assert not process.is_told_to_stop(other)
     process.stopping_file(server).touch()
@@ -329,65 +332,66 @@ def test_who_is_about_to_end_a_server_is_believed_where_it_is_our_own_user(
     assert not process.is_told_to_stop(server)
 
 
-def test_a_reply_that_raises_harms_nobody_else(inbox: Inbox) -> None:
+def test_a_reply_that_raises_harms_no_other_request(inbox: Inbox) -> None:
     def raising(_: int | HplmError) -> None:
         raise BrokenPipeError
 
-    worker = worker_of(double)
+    loop = loop_of(double)
     now = time.monotonic()
     for item in range(10):
         reply = raising if item % 2 else inbox.reply_to(item)
-        job: Job[int, int] = Job(item, reply, lambda: False)
-        worker.submit(job, tenant="a", tokens=1, arrived_s=now, deadline_s=now + 100)
-    worker.start()
+        loop.submit(
+            Request(item, client=CallbackClient(reply)), tenant="a", tokens=1, arrived_s=now, deadline_s=now + 100
+        )
+    loop.start()
     assert inbox.wait(5) == {item: 2 * item for item in range(0, 10, 2)}
-    worker.stop()
-    assert worker.counts["failed_answers"] == 5
+    loop.stop()
+    assert loop.counts["failed_answers"] == 5
 
 
 def test_what_a_full_queue_refuses_gets_queue_full_at_once(inbox: Inbox) -> None:
-    worker = worker_of(double, capacity=3)
+    loop = loop_of(double, capacity=3)
     for item in range(5):
-        submit(worker, inbox, item)
+        submit(loop, inbox, item)
     found = inbox.wait(2)  # nothing computes yet
     assert {item: type(answer) for item, answer in found.items()} == {3: QueueFullError, 4: QueueFullError}
-    worker.start()
+    loop.start()
     assert len(inbox.wait(5)) == 5
-    worker.stop()
-    assert worker.counts["queue_full"] == 2
+    loop.stop()
+    assert loop.counts["queue_full"] == 2
 
 
 def test_a_deadline_that_is_past_is_refused_at_once_and_one_that_passes_while_waiting_without_computing(
     inbox: Inbox, gate: Gate
 ) -> None:
-    worker = worker_of(gate.run, batch=1)
-    submit(worker, inbox, 0)
-    worker.start()
+    loop = loop_of(gate.run, batch=1)
+    submit(loop, inbox, 0)
+    loop.start()
     assert gate.entered.wait(SOON_S)
-    submit(worker, inbox, 1, within_s=1e-6, waited_s=0.01)
-    submit(worker, inbox, 2, within_s=0.05)
+    submit(loop, inbox, 1, within_s=1e-6, waited_s=0.01)
+    submit(loop, inbox, 2, within_s=0.05)
     assert isinstance(inbox.wait(1)[1], DeadlineError)
     time.sleep(0.1)
     gate.open.set()
     found = inbox.wait(3)
     assert found[0] == 0
     assert isinstance(found[2], DeadlineError)
-    worker.stop()
+    loop.stop()
     assert gate.batches == [[0]]
 
 
 def test_a_request_whose_client_has_gone_while_it_waited_is_not_computed(inbox: Inbox, gate: Gate) -> None:
-    worker = worker_of(gate.run)
-    worker.start()
-    submit(worker, inbox, 2)
+    loop = loop_of(gate.run)
+    loop.start()
+    submit(loop, inbox, 2)
     gate.entered.wait()
     waited_s = 2 * ASK_CANCELLED_AFTER_S
-    submit(worker, inbox, 0, waited_s=waited_s, is_cancelled=lambda: True)
-    submit(worker, inbox, 1, waited_s=waited_s)
+    submit(loop, inbox, 0, waited_s=waited_s, is_cancelled=lambda: True)
+    submit(loop, inbox, 1, waited_s=waited_s)
     assert isinstance(inbox.wait(1)[0], CancelledError)
     gate.open.set()
     assert inbox.wait(3)[1] == 2
-    worker.stop()
+    loop.stop()
     assert gate.batches == [[2], [1]]
 
 
@@ -395,16 +399,16 @@ def test_a_client_that_cannot_be_asked_whether_it_has_gone_is_answered(inbox: In
     def raising() -> bool:
         raise RuntimeError
 
-    worker = worker_of(double)
+    loop = loop_of(double)
     for item in range(4):
-        submit(worker, inbox, item, waited_s=2 * ASK_CANCELLED_AFTER_S, is_cancelled=raising)
-    worker.start()
+        submit(loop, inbox, item, waited_s=2 * ASK_CANCELLED_AFTER_S, is_cancelled=raising)
+    loop.start()
     assert inbox.wait(4) == {item: 2 * item for item in range(4)}
-    worker.stop()
+    loop.stop()
 
 
 class FailsOnce(RequestQueue):
-    """Drops what it has taken, then fails: a mistake of ours in the middle of choosing."""
+    """A queue that fails once, after it has taken a request out: a mistake of ours."""
 
     failed = False
 
@@ -416,18 +420,18 @@ class FailsOnce(RequestQueue):
         raise ZeroDivisionError
 
 
-def test_when_no_batch_can_be_chosen_whoever_waits_is_told_and_the_stage_goes_on(inbox: Inbox) -> None:
+def test_if_no_batch_can_be_chosen_all_requests_are_refused_and_the_stage_continues(inbox: Inbox) -> None:
     queue = FailsOnce(
         Fcfs(), Budget(1, 8, 8, 8), CostModel.fit([(1, 1, 1e-6)]), capacity=9, weights={}, starve_after_s=SOON_S
     )
-    worker = BatchLoop("test", queue, double, tracer=Tracer(None, "test"))
+    loop = BatchLoop("test", queue, double, tracer=Tracer(None, "test"))
     for item in range(3):
-        submit(worker, inbox, item)
-    worker.start()
+        submit(loop, inbox, item)
+    loop.start()
     assert all(isinstance(answer, InternalError) for answer in inbox.wait(3).values())
-    submit(worker, inbox, 3)
+    submit(loop, inbox, 3)
     assert inbox.wait(4)[3] == 6
-    worker.stop()
+    loop.stop()
 
 
 def _raising(error: BaseException) -> Callable[[Any], Any]:
@@ -476,14 +480,14 @@ class Broken:
 def test_a_policy_that_raises_or_returns_nonsense_is_counted_and_everything_answered(
     inbox: Inbox, fault: str, tenants: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    worker = worker_of(double, policy=Broken(FAULTS[fault]), batch=2, upcoming=lambda items: None)
+    loop = loop_of(double, policy=Broken(FAULTS[fault]), batch=2, upcoming=lambda items: None)
     for item in range(32):
-        submit(worker, inbox, item, tenant=f"t{item % tenants}")
-    worker.start()
+        submit(loop, inbox, item, tenant=f"t{item % tenants}")
+    loop.start()
     assert inbox.wait(32) == {item: 2 * item for item in range(32)}
-    worker.stop()
-    assert worker.counts["policy_failures"] == worker.counts["batches"] == 16
-    # Not for each batch, on and on: who has it for days would have his disk full.
+    loop.stop()
+    assert loop.counts["policy_failures"] == loop.counts["batches"] == 16
+    # Not once for each batch: in days the log would fill the disk.
     assert 1 <= caplog.text.count("first come, first served") <= 3
 
 
@@ -498,16 +502,16 @@ def test_what_comes_next_is_announced_while_a_batch_computes(inbox: Inbox, gate:
         if fails:
             raise OSError
 
-    worker = worker_of(gate.run, batch=2, upcoming=upcoming)
+    loop = loop_of(gate.run, batch=2, upcoming=upcoming)
     for item in range(6):
-        submit(worker, inbox, item)
-    worker.start()
+        submit(loop, inbox, item)
+    loop.start()
     assert heard.wait(SOON_S)
     assert announced[0] == [2, 3]
     gate.open.set()
     assert inbox.wait(6) == {item: 2 * item for item in range(6)}
-    worker.stop()
-    assert bool(worker.counts["failed_prefetches"]) == fails
+    loop.stop()
+    assert bool(loop.counts["failed_prefetches"]) == fails
 
 
 def test_spans_of_all_threads_are_whole_lines_and_a_closed_tracer_takes_no_more(tmp_path: Path) -> None:
@@ -553,12 +557,12 @@ def test_where_spans_cannot_be_written_what_they_time_goes_on(tmp_path: Path, ca
 def test_a_batch_and_its_answers_are_traced_in_order(inbox: Inbox, tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     tracer = Tracer(path, "upper")
-    worker = worker_of(double, tracer=tracer)
+    loop = loop_of(double, tracer=tracer)
     for item in range(3):
-        submit(worker, inbox, item)
-    worker.start()
+        submit(loop, inbox, item)
+    loop.start()
     inbox.wait(3)
-    worker.stop()
+    loop.stop()
     tracer.close()
     spans = [json.loads(line) for line in path.read_text().splitlines()]
     assert Counter(span["name"] for span in spans) == {"batch": 1, "answer": 3}
@@ -575,59 +579,59 @@ def test_without_a_path_nothing_is_traced(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-# So many at once that `BatchPacing` takes more for granted.
+# Enough requests at once that `BatchPacing` expects more.
 MANY = 20
 
 
-def test_what_comes_soon_after_a_batch_of_many_goes_together(inbox: Inbox, gate: Gate) -> None:
+def test_requests_soon_after_a_batch_of_many_go_together(inbox: Inbox, gate: Gate) -> None:
     gate.open.set()
-    worker = worker_of(gate.run, every_s=8.0, batch=MANY)
+    loop = loop_of(gate.run, every_s=8.0, batch=MANY)
     for item in range(MANY):
-        submit(worker, inbox, item)
-    worker.start()
+        submit(loop, inbox, item)
+    loop.start()
     inbox.wait(MANY)
     for item in range(MANY, MANY + 5):
-        submit(worker, inbox, item)
+        submit(loop, inbox, item)
     inbox.wait(MANY + 5)
-    worker.stop()
+    loop.stop()
     assert gate.batches == [list(range(MANY)), list(range(MANY, MANY + 5))]
 
 
-def test_after_a_batch_of_few_nobody_waits_for_others(inbox: Inbox, gate: Gate) -> None:
+def test_after_a_batch_of_few_requests_none_waits_for_others(inbox: Inbox, gate: Gate) -> None:
     gate.open.set()
-    worker = worker_of(gate.run, every_s=1000.0)
+    loop = loop_of(gate.run, every_s=1000.0)
     for item in (0, 1):
-        submit(worker, inbox, item)
-    worker.start()
+        submit(loop, inbox, item)
+    loop.start()
     for item in (2, 3):
         inbox.wait(item)
-        submit(worker, inbox, item)
+        submit(loop, inbox, item)
     inbox.wait(4)
-    worker.stop()
+    loop.stop()
     assert gate.batches == [[0, 1], [2], [3]]
 
 
 def test_requests_that_come_one_by_one_wait_for_no_others(inbox: Inbox, gate: Gate) -> None:
     gate.open.set()
-    worker = worker_of(gate.run, every_s=1000.0)
-    worker.start()
+    loop = loop_of(gate.run, every_s=1000.0)
+    loop.start()
     for item in range(3):
-        submit(worker, inbox, item)
+        submit(loop, inbox, item)
         inbox.wait(item + 1)
-    worker.stop()
+    loop.stop()
     assert gate.batches == [[0], [1], [2]]
 
 
 def test_stopping_does_not_wait_for_the_next_batch(inbox: Inbox, gate: Gate) -> None:
     gate.open.set()
-    worker = worker_of(gate.run, every_s=1000.0, batch=MANY)
+    loop = loop_of(gate.run, every_s=1000.0, batch=MANY)
     before = set(threading.enumerate())
     for item in range(MANY):
-        submit(worker, inbox, item)
-    worker.start()
+        submit(loop, inbox, item)
+    loop.start()
     inbox.wait(MANY)
-    submit(worker, inbox, MANY)
-    worker.stop()
+    submit(loop, inbox, MANY)
+    loop.stop()
     assert isinstance(inbox.wait(MANY + 1)[MANY], StoppingError)
     assert gate.batches == [list(range(MANY))]
     assert set(threading.enumerate()) <= before
@@ -646,12 +650,12 @@ def test_the_computing_thread_alone_has_another_priority(inbox: Inbox) -> None:
         of_answering.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
         land(answer)
 
-    worker = worker_of(niceness, nice=min(19, before + 3))
-    worker.start()
+    loop = loop_of(niceness, nice=min(19, before + 3))
+    loop.start()
     now = time.monotonic()
-    worker.submit(Job(0, reply, lambda: False), tenant="a", tokens=1, arrived_s=now, deadline_s=now + SOON_S)
+    loop.submit(Request(0, client=CallbackClient(reply)), tenant="a", tokens=1, arrived_s=now, deadline_s=now + SOON_S)
     assert inbox.wait(1) == {0: min(19, before + 3)}
-    worker.stop()
+    loop.stop()
     assert of_answering == [before]
     assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before
 
@@ -659,64 +663,64 @@ def test_the_computing_thread_alone_has_another_priority(inbox: Inbox) -> None:
 def test_while_more_than_two_batches_wait_the_computing_thread_has_a_third_priority(inbox: Inbox) -> None:
     before = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
     crowded, usual = min(19, before + 1), min(19, before + 3)
-    worker = worker_of(niceness, batch=8, nice=usual, crowded_nice=crowded)
+    loop = loop_of(niceness, batch=8, nice=usual, crowded_nice=crowded)
     for number in range(25):
-        submit(worker, inbox, number)
-    worker.start()
+        submit(loop, inbox, number)
+    loop.start()
     found = inbox.wait(25)
-    worker.stop()
-    # 25 and 17 waited, then 9 and 1.
+    loop.stop()
+    # 25 and 17 requests waited at the first two batches, then 9 and 1.
     assert [found[number] for number in range(25)] == [crowded] * 16 + [usual] * 9
 
 
-def test_a_priority_that_is_refused_is_told_and_everything_is_answered(
+def test_a_priority_that_is_refused_is_logged_and_everything_is_answered(
     inbox: Inbox, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(which: int, who: int, priority: int) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(os, "setpriority", refuse)
-    worker = worker_of(double, nice=-20, crowded_nice=-5)
+    loop = loop_of(double, nice=-20, crowded_nice=-5)
     for number in range(25):
-        submit(worker, inbox, number)
-    worker.start()
+        submit(loop, inbox, number)
+    loop.start()
     assert len(inbox.wait(25)) == 25
-    worker.stop()
+    loop.stop()
     assert caplog.text.count("--cap-add SYS_NICE`, under systemd `AmbientCapabilities=CAP_SYS_NICE`") == 1
 
 
-def test_what_is_no_exception_ends_a_batch_and_not_the_stage(inbox: Inbox) -> None:
+def test_an_error_that_is_no_exception_ends_a_batch_and_not_the_stage(inbox: Inbox) -> None:
     def run(items: list[int], batch: Batch) -> Answers:
         if 1 in items:
             raise Panic
         return double(items, batch)
 
-    worker = worker_of(run)
-    worker.start()
+    loop = loop_of(run)
+    loop.start()
     for item in (1, 2):
-        submit(worker, inbox, item)
+        submit(loop, inbox, item)
         inbox.wait(item)
     found = inbox.wait(2)
     assert isinstance(found[1], InternalError)
     assert found[2] == 4
-    worker.stop()
+    loop.stop()
 
 
-def test_a_batch_of_which_a_part_failed_teaches_nothing_of_what_batches_cost(
+def test_a_batch_that_failed_in_part_teaches_nothing_about_what_batches_cost(
     inbox: Inbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run(items: list[int], _: Batch) -> Answers:
         yield range(len(items)), [InternalError("failed") if item == 1 else 2 * item for item in items]
 
-    worker = worker_of(run)
+    loop = loop_of(run)
     seen: list[float] = []
-    done = worker._queue.done
-    monkeypatch.setattr(worker._queue, "done", lambda seconds: (seen.append(seconds), done(seconds)))
-    worker.start()
+    done = loop._queue.done
+    monkeypatch.setattr(loop._queue, "done", lambda seconds: (seen.append(seconds), done(seconds)))
+    loop.start()
     for item in (1, 2):
-        submit(worker, inbox, item)
+        submit(loop, inbox, item)
         inbox.wait(item)
-    worker.stop()
+    loop.stop()
     assert seen[0] == 0
     assert seen[1] > 0
 
@@ -727,12 +731,12 @@ import os, time
 from tests.unit.hplm.serving.test_batch_loop import *
 
 def run(items, batch):
-    while items == [2] and not worker.waiting:  # another comes meanwhile
+    while items == [2] and not loop.waiting:  # another comes meanwhile
         time.sleep(0.01)
     raise RuntimeError("CUDA error: an illegal memory access was encountered" if items == [2] else "another")
 
-worker = worker_of(run, is_fatal=lambda error: "CUDA" in str(error), batch=1)
-worker.start()
+loop = loop_of(run, is_fatal=lambda error: "CUDA" in str(error), batch=1)
+loop.start()
 for item in (1, 2, 3):
     answered = threading.Event()
 
@@ -741,7 +745,7 @@ for item in (1, 2, 3):
         answered.set()
 
     now_s = time.monotonic()
-    worker.submit(Job(item, reply, bool), tenant="a", tokens=1, arrived_s=now_s, deadline_s=now_s + 100)
+    loop.submit(Request(item, client=CallbackClient(reply)), tenant="a", tokens=1, arrived_s=now_s, deadline_s=now_s + 100)
     if item != 2:
         answered.wait()
 time.sleep(30)

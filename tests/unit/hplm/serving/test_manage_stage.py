@@ -14,6 +14,8 @@ from hplm import errors
 from hplm.errors import HplmError
 from hplm.serving import manage_stage
 from hplm.serving.manage_stage import Lane, ManageStage
+from hplm.serving.request import Request
+from tests.submitting import CallbackClient, never
 
 LANES = (Lane(100, threads=1, capacity=3), Lane(1000, threads=1, capacity=2))
 LARGE = b"x" * 101
@@ -26,7 +28,7 @@ class Answers:
         self.got: list[bytes | HplmError] = []
         self._came = threading.Condition()
 
-    def __call__(self, answer: bytes | HplmError, *, is_last: bool = True) -> None:
+    def __call__(self, answer: bytes | HplmError) -> None:
         with self._came:
             self.got.append(answer)
             self._came.notify()
@@ -38,7 +40,7 @@ class Answers:
 
 
 class Service:
-    """Answers with the length of a request; the large ones only when `gate` is open."""
+    """Answers with the length of a request; large requests wait until `gate` is open."""
 
     def __init__(self) -> None:
         self.gate = threading.Event()
@@ -74,13 +76,9 @@ def stage(service: Service) -> Iterator[ManageStage]:
     made.stop()
 
 
-def never() -> bool:
-    return False
-
-
 def ask(stage: ManageStage, raw: bytes, is_cancelled: Callable[[], bool] = never) -> Answers:
     answers = Answers()
-    stage.submit(raw, answers, is_cancelled)
+    stage.submit(Request(raw, client=CallbackClient(answers, is_cancelled)))
     return answers
 
 
@@ -124,7 +122,7 @@ def test_an_error_travels_and_an_unexpected_one_tells_nothing(stage: ManageStage
     assert isinstance(known, errors.UnknownJobError)
     assert isinstance(unknown, errors.InternalError)
     assert "ZeroDivision" not in str(unknown)
-    # Also what is no Exception, as a panic in Rust: as many times as there are threads, and more.
+    # Also an error that is no Exception, as a panic in Rust: more often than there are threads.
     assert all(isinstance(ask(stage, b"panic").wait(1)[0], errors.InternalError) for _ in range(3))
 
 
@@ -138,7 +136,7 @@ def test_stopping_answers_what_waits_and_what_comes_later(
 ) -> None:
     monkeypatch.setattr(manage_stage, "STOP_S", 60.0)
     running = ask(stage, LARGE)
-    # Whatever no thread has taken up is refused, and a busy machine may take its time over that.
+    # A request that no thread has begun is refused, and on a busy machine a thread may begin late.
     assert service.is_at_gate.wait(60)
     threading.Timer(0.1, service.gate.set).start()
     stage.stop()
@@ -175,7 +173,7 @@ def test_answers_are_counted_by_outcome(stage: ManageStage) -> None:
 
 def test_text_that_is_no_utf8_travels_in_an_answer(service: Service) -> None:
     stage, answers = ManageStage(service.handle, LANES), Answers()
-    stage.submit(b"half", answers, lambda: False)
+    stage.submit(Request(b"half", client=CallbackClient(answers)))
     (answer,) = answers.wait(1)
     assert isinstance(answer, bytes)
     assert json.loads(answer) == {"ok": True, "half": "\ud800"}
@@ -183,9 +181,9 @@ def test_text_that_is_no_utf8_travels_in_an_answer(service: Service) -> None:
 
 
 def test_an_answer_that_cannot_be_sent_is_counted(stage: ManageStage) -> None:
-    def deaf(answer: bytes | HplmError, *, is_last: bool = True) -> None:
+    def deaf(answer: bytes | HplmError) -> None:
         raise RuntimeError("no room")
 
-    stage.submit(b"abc", deaf, never)
+    stage.submit(Request(b"abc", client=CallbackClient(deaf)))
     ask(stage, b"abc").wait(1)
     assert stage.counts["failed_answers"] == 1

@@ -1,4 +1,4 @@
-"""Several texts of one request: one answer for all of them, or one error."""
+"""A request of several texts gets one answer for all texts, or one error."""
 
 from __future__ import annotations
 
@@ -13,116 +13,122 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hplm import errors
-from hplm.serving.multi_text import fill_up, pack, submit_together, unpack
-from hplm.serving.replies import never
+from hplm.serving.multi_text import fill_up, pack, submit_texts, unpack
+from hplm.serving.request import Request
+from tests.submitting import CallbackClient
 
 Reply = Callable[[Any], None]
 
 
-class Asked:
-    """A request of some texts, to a stage that keeps what it is handed, but for "bad", which it refuses by replying."""
+class Submitted:
+    """A client's request of some texts to a stage that keeps its requests, and answers the text "bad" with an error."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         self.replies: dict[str, Reply] = {}
         self.is_over: dict[str, Callable[[], bool]] = {}
         self.answers: list[Any] = []
-        submit_together(self._submit, texts, self.answers.append, never)
+        self.is_cancelled = False
+        client = CallbackClient(self.answers.append, lambda: self.is_cancelled)
+        submit_texts(self._submit, [Request(text) for text in texts], client)
 
-    def _submit(self, text: str, reply: Reply, is_cancelled: Callable[[], bool], is_over: Callable[[], bool]) -> None:
-        assert is_cancelled is never
-        if text == "bad":
-            reply(errors.EmptyTextError("nothing to read"))
+    def _submit(self, request: Request[str, Any]) -> None:
+        if request.item == "bad":
+            request.reply(errors.EmptyTextError("nothing to read"))
             return
-        self.replies[text], self.is_over[text] = reply, is_over
+        assert not request.is_cancelled()
+        self.is_cancelled = True
+        assert request.is_cancelled()
+        self.is_cancelled = False
+        self.replies[request.item], self.is_over[request.item] = request.reply, lambda: request.client.is_over
 
 
 def test_all_are_answered_in_order_once_the_last_of_them_is_ready() -> None:
-    asked = Asked("abc")
+    submitted = Submitted("abc")
     for text in "bca":
-        assert asked.answers == []
-        asked.replies[text](text.upper())
-    assert asked.answers == [["A", "B", "C"]]
+        assert submitted.answers == []
+        submitted.replies[text](text.upper())
+    assert submitted.answers == [["A", "B", "C"]]
 
 
 def test_an_error_of_one_is_the_answer_of_all_and_says_which() -> None:
-    asked = Asked("abc")
-    asked.replies["a"]("A")
-    assert not asked.is_over["c"]()
-    asked.replies["b"](errors.DeadlineError("too late"))
-    assert [error.wire() for error in asked.answers] == ["DEADLINE_UNMEETABLE: text 2 of 3: too late"]
-    assert asked.is_over["c"](), "nobody waits for it any more"
-    asked.replies["c"]("C")
-    assert len(asked.answers) == 1
+    submitted = Submitted("abc")
+    submitted.replies["a"]("A")
+    assert not submitted.is_over["c"]()
+    submitted.replies["b"](errors.DeadlineError("too late"))
+    assert [error.wire() for error in submitted.answers] == ["DEADLINE_UNMEETABLE: text 2 of 3: too late"]
+    assert submitted.is_over["c"](), "nobody waits for it any more"
+    submitted.replies["c"]("C")
+    assert len(submitted.answers) == 1
 
 
 def test_an_error_of_a_text_alone_says_no_number() -> None:
-    asked = Asked("a")
-    asked.replies["a"](errors.DeadlineError("too late"))
-    assert [str(error) for error in asked.answers] == ["too late"]
+    submitted = Submitted("a")
+    submitted.replies["a"](errors.DeadlineError("too late"))
+    assert [str(error) for error in submitted.answers] == ["too late"]
 
 
 def test_one_that_is_refused_at_once_ends_the_request_and_those_before_it_are_over() -> None:
     before: dict[str, Callable[[], bool]] = {}
 
-    def submit(text: str, reply: Reply, is_cancelled: Callable[[], bool], is_over: Callable[[], bool]) -> None:
-        if text == "bad":
+    def submit(request: Request[str, Any]) -> None:
+        if request.item == "bad":
             raise errors.UnknownTenantError("no such tenant")
-        before[text] = is_over
+        before[request.item] = lambda: request.client.is_over
 
     with pytest.raises(errors.UnknownTenantError, match="text 2 of 3: no such tenant"):
-        submit_together(submit, ["a", "bad", "c"], pytest.fail, never)
-    assert [*before] == ["a"], "what comes after it is not asked"
+        submit_texts(submit, [Request("a"), Request("bad"), Request("c")], CallbackClient(pytest.fail))
+    assert [*before] == ["a"], "what comes after it is not submitted"
     assert before["a"]()
 
 
 def test_one_that_replies_an_error_while_it_is_submitted_ends_the_request() -> None:
-    asked = Asked(["a", "bad", "c"])
-    assert [error.wire() for error in asked.answers] == ["EMPTY_TEXT: text 2 of 3: nothing to read"]
-    assert [*asked.replies] == ["a"], "what comes after it is not asked"
+    submitted = Submitted(["a", "bad", "c"])
+    assert [error.wire() for error in submitted.answers] == ["EMPTY_TEXT: text 2 of 3: nothing to read"]
+    assert [*submitted.replies] == ["a"], "what comes after it is not submitted"
 
 
 def test_a_mistake_of_ours_leaves_nothing_under_way() -> None:
-    before: list[Callable[[], bool]] = []
+    before: list[Request[str, Any]] = []
 
-    def submit(text: str, reply: Reply, is_cancelled: Callable[[], bool], is_over: Callable[[], bool]) -> None:
-        before.append(is_over)
-        if text == "b":
+    def submit(request: Request[str, Any]) -> None:
+        before.append(request)
+        if request.item == "b":
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        submit_together(submit, "ab", pytest.fail, never)
-    assert before[0]()
+        submit_texts(submit, [Request("a"), Request("b")], CallbackClient(pytest.fail))
+    assert before[0].client.is_over
 
 
 def test_after_an_error_no_answer_is_kept_by_the_texts_that_still_wait() -> None:
     class Large:
         pass
 
-    asked, answers = Asked("abcd"), [Large(), Large()]
+    submitted, answers = Submitted("abcd"), [Large(), Large()]
     kept = [weakref.ref(answer) for answer in answers]
-    asked.replies["a"](answers[0])
-    asked.replies["b"](errors.DeadlineError("too late"))
-    asked.replies["c"](answers[1])
+    submitted.replies["a"](answers[0])
+    submitted.replies["b"](errors.DeadlineError("too late"))
+    submitted.replies["c"](answers[1])
     del answers
     assert [one() for one in kept] == [None, None]
-    assert "d" in asked.replies
+    assert "d" in submitted.replies
 
 
 def test_threads_that_answer_and_refuse_at_once_make_one_answer() -> None:
     for _ in range(50):
-        asked = Asked([str(number) for number in range(8)])
+        submitted = Submitted([str(number) for number in range(8)])
         begin = threading.Barrier(8)
 
-        def answer(number: int, asked: Asked = asked, begin: threading.Barrier = begin) -> None:
+        def answer(number: int, submitted: Submitted = submitted, begin: threading.Barrier = begin) -> None:
             begin.wait()
-            asked.replies[str(number)](errors.DeadlineError("late") if number in (3, 6) else number)
+            submitted.replies[str(number)](errors.DeadlineError("late") if number in (3, 6) else number)
 
         threads = [threading.Thread(target=answer, args=(number,)) for number in range(8)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert [type(found) for found in asked.answers] == [errors.DeadlineError]
+        assert [type(found) for found in submitted.answers] == [errors.DeadlineError]
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=9))
@@ -135,6 +141,13 @@ def test_what_is_packed_comes_out_as_it_was(lengths: list[int]) -> None:
     assert all(one.base is None for one in found), "Triton takes its own memory back"
     for one, part in zip(found, parts, strict=True):
         np.testing.assert_array_equal(one, part)
+
+
+def test_a_text_waits_for_others_if_its_request_has_several() -> None:
+    for count in (1, 3):
+        requests: list[Request[int, Any]] = []
+        submit_texts(requests.append, [Request(number) for number in range(count)], CallbackClient(pytest.fail))
+        assert {request.client.waits_for_others for request in requests} == {count > 1}
 
 
 def test_without_lengths_a_text_has_a_whole_row() -> None:

@@ -1,4 +1,4 @@
-"""What waits in Triton is told from the last call, and from full ones: for longer than all can wait, nobody does."""
+"""The estimate of waits inside Triton: from the last call and from full calls, bounded by the queue's size."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from hplm.serving.triton_queue_time import TritonQueueTime
 
 
 def waited(
-    intake: TritonQueueTime,
+    queue_time: TritonQueueTime,
     counts: Sequence[int],
     every_s: float,
     start_s: float = 10.0,
     pause_s: float = 0.0,
     own_s: float = -math.inf,
 ) -> list[float]:
-    """Of calls one after another, each taking as long as it is until the next but for `pause_s`.
+    """Return the estimates for calls one after another: each begins `every_s` after the last, and `pause_s` after its end.
 
-    At each a request of the stage's own has waited for `own_s`.
+    At each call, a request of the stage's own has waited for `own_s`.
     """
-    found = []
+    estimates = []
     for call, count in enumerate(counts):
-        found.append(intake.waited_s(count, now_s := start_s + call * every_s, now_s - own_s))
-        intake.returned(start_s + (call + 1) * every_s - pause_s)
-    return found
+        estimates.append(queue_time.waited_s(count, now_s := start_s + call * every_s, now_s - own_s))
+        queue_time.returned(start_s + (call + 1) * every_s - pause_s)
+    return estimates
 
 
 def test_a_call_that_comes_after_a_while_has_waited_for_nothing() -> None:
@@ -38,25 +38,25 @@ def test_a_call_that_comes_at_once_may_have_waited_while_the_last_lasted() -> No
 
 
 def test_full_calls_one_after_another_have_waited_since_the_first_of_them() -> None:
-    intake = TritonQueueTime(64, 1024)
-    assert waited(intake, (64, 64, 64, 63, 64), 0.1) == pytest.approx([0.0, 0.1, 0.2, 0.1, 0.1])
+    queue_time = TritonQueueTime(64, 1024)
+    assert waited(queue_time, (64, 64, 64, 63, 64), 0.1) == pytest.approx([0.0, 0.1, 0.2, 0.1, 0.1])
 
 
-def test_a_stage_that_was_left_alone_had_nothing_waiting() -> None:
-    intake = TritonQueueTime(64, 1024)
-    assert waited(intake, (64, 64), 0.1) == pytest.approx([0.0, 0.1])
-    assert waited(intake, (64, 64), 0.1, start_s=20.0) == pytest.approx([0.0, 0.1])
+def test_no_request_has_waited_for_a_stage_that_was_idle() -> None:
+    queue_time = TritonQueueTime(64, 1024)
+    assert waited(queue_time, (64, 64), 0.1) == pytest.approx([0.0, 0.1])
+    assert waited(queue_time, (64, 64), 0.1, start_s=20.0) == pytest.approx([0.0, 0.1])
 
 
 def test_full_calls_that_triton_is_late_with_have_waited_all_the_longer() -> None:
-    # On busy cores there is time between the calls too, and where Triton missed that the stage is ready half a second.
+    # On busy cores there is a pause between calls, and half a second if Triton misses that the stage is ready.
     assert waited(TritonQueueTime(64, 1024), (64, 64, 64), 0.04, pause_s=0.02) == pytest.approx([0.0, 0.04, 0.08])
     assert waited(TritonQueueTime(64, 1024), (64, 64, 64), 0.5, pause_s=0.47) == [0.0] * 3, (
-        "many at a time, nobody kept"
+        "many requests at a time, and none was kept"
     )
 
 
-def test_in_a_full_call_all_have_waited_for_longer_than_a_request_of_the_stage_s_own_that_waits() -> None:
+def test_requests_of_a_full_call_have_waited_for_longer_than_a_request_of_the_stage_s_own_that_waits() -> None:
     kept = waited(TritonQueueTime(64, 1024), (64, 64, 63, 64), 0.5, pause_s=0.47, own_s=1.2)
     assert kept == pytest.approx([1.2, 1.2, 0.0, 1.2])
 
@@ -66,15 +66,15 @@ def test_full_calls_follow_each_other_over_a_pause_in_which_a_request_of_the_sta
     assert kept == pytest.approx([0.3, 0.5, 1.0])
 
 
-def test_nobody_waits_longer_than_those_in_front_took() -> None:
-    intake = TritonQueueTime(64, 128)
-    # Two full calls may wait: who is taken came when the last but one was.
-    assert waited(intake, [64] * 5, 0.1) == pytest.approx([0.0, 0.1, 0.2, 0.2, 0.2])
-    assert waited(intake, [64] * 4, 0.01, start_s=10.5) == pytest.approx([0.2, 0.11, 0.02, 0.02])
+def test_no_request_waits_longer_than_the_requests_before_it_took() -> None:
+    queue_time = TritonQueueTime(64, 128)
+    # Two full calls may wait: a request that is taken came when the call before the last began.
+    assert waited(queue_time, [64] * 5, 0.1) == pytest.approx([0.0, 0.1, 0.2, 0.2, 0.2])
+    assert waited(queue_time, [64] * 4, 0.01, start_s=10.5) == pytest.approx([0.2, 0.11, 0.02, 0.02])
 
 
 @pytest.mark.parametrize(("most", "queue_size"), [(64, 0), (1, 1024)])
-def test_where_a_full_call_says_nothing_the_last_one_is_all_that_is_told_of(most: int, queue_size: int) -> None:
+def test_if_a_full_call_says_nothing_the_estimate_is_the_last_call(most: int, queue_size: int) -> None:
     assert waited(TritonQueueTime(most, queue_size), [most] * 10, 0.1) == pytest.approx([0.0] + [0.1] * 9)
 
 

@@ -1,4 +1,4 @@
-"""Watching jobs: what changes is told once, the end ends it, and no watch stays open for long."""
+"""Watches of jobs: each change is sent once, the end of the job ends the watch, and no watch stays open for long."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import pytest
 from hplm import errors
 from hplm.errors import BadManageRequestError, HplmError
 from hplm.serving import watch_stage
+from hplm.serving.request import Client, Request
 from hplm.serving.watch_stage import WATCH_S, WatchStage
 
 REQUEST = b'{"action": "job.watch", "job": "j1"}'
 
 
 class Jobs:
-    """Stands in for the service: one job, whose state a test sets; an error where there is one."""
+    """A stand-in for the service: one job, whose state a test sets, or an error."""
 
     def __init__(self) -> None:
         self.job: dict[str, Any] = dict.fromkeys(("step", "eta_s", "error", "result"))
@@ -33,15 +34,15 @@ class Jobs:
         return {"ok": True, "job": self.job}
 
 
-class Client:
-    """Keeps what it is told."""
+class Watching(Client[bytes]):
+    """A client that keeps its events and errors."""
 
     def __init__(self, stage: WatchStage, raw: bytes = REQUEST) -> None:
         self.events: list[dict[str, Any]] = []
         self.errors: list[HplmError] = []
         self.lasts: list[bool] = []
         self.ended = threading.Event()
-        stage.submit(raw, self.reply, lambda: False)
+        stage.submit(Request(raw, client=self))
 
     def reply(self, answer: bytes | HplmError, *, is_last: bool = True) -> None:
         self.lasts.append(is_last)
@@ -64,7 +65,7 @@ def stage(jobs: Jobs) -> WatchStage:
 
 
 def test_a_watcher_is_told_the_state_then_each_change_then_the_end(jobs: Jobs, stage: WatchStage) -> None:
-    client = Client(stage)
+    client = Watching(stage)
     for turn, change in enumerate(
         ({}, {}, {"state": "running", "step": "train"}, {}, {"progress": 0.5, "eta_s": 2.0}, {"state": "cancelled"})
     ):
@@ -84,22 +85,22 @@ def test_a_watcher_is_told_the_state_then_each_change_then_the_end(jobs: Jobs, s
 
 
 def test_many_watchers_of_a_job_cost_one_look(jobs: Jobs, stage: WatchStage) -> None:
-    clients = [Client(stage) for _ in range(50)]
+    clients = [Watching(stage) for _ in range(50)]
     stage.look(0.0)
     assert jobs.asked == 1
     assert all(len(client.events) == 1 for client in clients)
 
 
 def test_a_latecomer_is_told_the_state_at_once(jobs: Jobs, stage: WatchStage) -> None:
-    Client(stage)
+    Watching(stage)
     stage.look(0.0)
-    late = Client(stage)
+    late = Watching(stage)
     stage.look(0.1)
     assert [event["state"] for event in late.events] == ["queued"]
 
 
 def test_a_watch_is_closed_in_time_with_the_state_of_then(jobs: Jobs, stage: WatchStage) -> None:
-    client, registry_is_busy = Client(stage), errors.RegistryUnavailableError("locked")
+    client, registry_is_busy = Watching(stage), errors.RegistryUnavailableError("locked")
     stage.look(10.0)
     stage.look(9.9 + WATCH_S)
     assert client.lasts == [False]
@@ -111,15 +112,15 @@ def test_a_watch_is_closed_in_time_with_the_state_of_then(jobs: Jobs, stage: Wat
 
 
 def test_what_is_far_too_long_is_not_read(stage: WatchStage) -> None:
-    answers: list[bytes | HplmError] = []
-    stage.submit(b"[" * 2000, lambda answer, *, is_last=True: answers.append(answer), lambda: False)
-    assert [type(one) for one in answers] == [BadManageRequestError]
-    assert "1,024 bytes at most" in str(answers[0])
+    client = Watching(stage, b"[" * 2000)
+    assert [type(error) for error in client.errors] == [BadManageRequestError]
+    assert "1,024 bytes at most" in str(client.errors[0])
+    assert client.lasts == [True]
 
 
 def test_an_unknown_job_is_one_error(jobs: Jobs, stage: WatchStage) -> None:
     jobs.error = errors.UnknownJobError("there is no job 'j1'")
-    client = Client(stage)
+    client = Watching(stage)
     stage.look(0.0)
     assert client.errors == [jobs.error]
     assert client.lasts == [True]
@@ -127,7 +128,7 @@ def test_an_unknown_job_is_one_error(jobs: Jobs, stage: WatchStage) -> None:
 
 
 def test_a_registry_busy_for_a_moment_ends_nobodys_watch(jobs: Jobs, stage: WatchStage) -> None:
-    client = Client(stage)
+    client = Watching(stage)
     stage.look(0.0)
     jobs.error = errors.RegistryUnavailableError("locked")
     stage.look(0.1)
@@ -148,28 +149,28 @@ def test_a_registry_busy_for_a_moment_ends_nobodys_watch(jobs: Jobs, stage: Watc
     ],
 )
 def test_a_bad_request_is_refused_at_once(stage: WatchStage, raw: bytes) -> None:
-    client = Client(stage, raw)
+    client = Watching(stage, raw)
     assert isinstance(client.errors[0], errors.BadManageRequestError)
     assert client.lasts == [True]
 
 
 def test_one_watcher_too_many_is_refused_at_once(stage: WatchStage) -> None:
-    clients = [Client(stage) for _ in range(101)]
+    clients = [Watching(stage) for _ in range(101)]
     assert isinstance(clients[-1].errors[0], errors.QueueFullError)
     assert stage.waiting == 100
 
 
 def test_a_started_stage_looks_by_itself_and_stopping_tells_who_watches(jobs: Jobs, stage: WatchStage) -> None:
     stage.start()
-    first, second = Client(stage), Client(stage)
+    first, second = Watching(stage), Watching(stage)
     jobs.job["state"] = "failed"
     assert first.ended.wait(60)
     assert second.ended.wait(60)
     jobs.job["state"] = "running"
-    third = Client(stage)
+    third = Watching(stage)
     stage.stop()
     assert isinstance(third.errors[-1], errors.StoppingError)
-    assert isinstance(Client(stage).errors[0], errors.StoppingError)
+    assert isinstance(Watching(stage).errors[0], errors.StoppingError)
     assert stage.counts["stopping"] == 2
 
 
@@ -185,11 +186,11 @@ def test_a_stage_that_is_stopped_while_the_last_watch_ends_does_stop() -> None:
     jobs.job["state"] = "done"
     stage = WatchStage(handle)
     stage.start()
-    client = Client(stage)
+    client = Watching(stage)
     assert looking.wait(60)
     stopping = threading.Thread(target=stage.stop)
     stopping.start()
-    # `stop` has told its end when it waits for the thread that looks.
+    # `stop` sets this before it waits for the thread that reads the jobs.
     while not stage._stopping:
         pass
     go_on.set()
@@ -210,13 +211,13 @@ def test_a_look_that_hangs_does_not_keep_a_stage_from_stopping(monkeypatch: pyte
 
     stage = WatchStage(handle)
     stage.start()
-    client = Client(stage)
+    client = Watching(stage)
     assert looking.wait(60)
     stopping = threading.Thread(target=stage.stop, daemon=True)
     stopping.start()
     stopping.join(60)
     has_stopped = not stopping.is_alive()
-    # What a late look finds changed is not its to tell.
+    # A late read must send nothing.
     raised: list[Any] = []
     monkeypatch.setattr(threading, "excepthook", raised.append)
     go_on.set()

@@ -12,11 +12,11 @@ from hplm_loadtest.peers.stage import PeerAnswer, PeerStage
 
 from hplm.core import wire
 from hplm.core.settings import load_settings
-from hplm.errors import HplmError
-from hplm.serving.multi_text import fill_up, labelled, submit_together
+from hplm.serving.multi_text import fill_up, labelled, submit_texts
+from hplm.serving.request import Request
 from hplm.triton.bridge import translate
 
-Given = tuple[bytes, bytes]
+Text = Request[bytes, PeerAnswer]
 
 
 class TritonPythonModel:
@@ -25,23 +25,21 @@ class TritonPythonModel:
         self._stage = PeerStage(load_settings(PeerSettings, folder / "settings.json"), folder)
 
     def execute(self, requests: list[Any]) -> None:
-        arrived = []
-
-        def submit(given: Given, reply: Callable[[PeerAnswer | HplmError], None], *_: Callable[[], bool]) -> None:
-            arrived.append((*given, reply))
-
-        # It has no metrics.
-        translate.submit_all(requests, self._read, partial(submit_together, submit), self._writer, lambda refused: None)
-        self._stage.submit(arrived)
+        texts: list[Text] = []
+        # A peer has no metrics: its refusals are not counted.
+        translate.submit_all(
+            requests, self._read, partial(submit_texts, texts.append), self._writer, lambda refused: None
+        )
+        self._stage.submit([(text.item, text.tenant, text.reply) for text in texts])
 
     def finalize(self) -> None:
         self._stage.stop()
 
-    def _read(self, request: Any) -> list[Given]:
+    def _read(self, request: Any) -> list[Text]:
         inputs = translate.inputs(request)
         texts, tenants = translate.texts(inputs, wire.TEXT), translate.texts(inputs, wire.TENANT)
         # No peer knows pairs.
-        return [(text[0], tenant) for text, (tenant,) in zip(texts, tenants, strict=True)]
+        return [Request(text[0], tenant) for text, (tenant,) in zip(texts, tenants, strict=True)]
 
     def _writer(self, request: Any) -> Callable[[list[PeerAnswer]], Any]:
         with_logits = translate.wants(request, wire.LOGITS)

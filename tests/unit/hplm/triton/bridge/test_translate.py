@@ -66,14 +66,14 @@ def test_nobody_asks_about_a_request_that_has_had_its_last_response(translate: A
     requests = [Request() for _ in range(4)]
     asking, replies = [], []
 
-    def submit(given: object, reply: Any, is_cancelled: Any) -> None:
+    def submit(given: object, client: Any) -> None:
         def ask() -> None:
             while not is_over.is_set():
-                is_cancelled()
+                client.is_cancelled()
                 time.sleep(1e-4)
 
         asking.append(threading.Thread(target=ask))
-        replies.append(reply)
+        replies.append(client.reply)
 
     is_over = threading.Event()
     translate.submit_all(
@@ -124,8 +124,8 @@ def call(
     handed: Handed = []
     is_handed_over = threading.Event()
 
-    def submit(one: Any, reply: Any, is_cancelled: Any) -> None:
-        handed.append((reply, is_cancelled))
+    def submit(one: Any, client: Any) -> None:
+        handed.append((client.reply, client.is_cancelled))
         if len(handed) == len(requests):
             is_handed_over.set()
         if one is requests[1]:
@@ -241,11 +241,11 @@ def test_a_request_that_cannot_even_be_refused_ends_no_other_and_gets_no_second_
             raise errors.EmptyTextError("nothing")
         return request
 
-    def submit(given: Any, reply: Any, is_cancelled: Any) -> None:
+    def submit(given: Any, client: Any) -> None:
         if given is deaf and where == "submitting":
             raise ZeroDivisionError
         if given is deaf:
-            reply(errors.UnknownTenantError("nobody"))
+            client.reply(errors.UnknownTenantError("nobody"))
         handed.append(given)
 
     translate.submit_all([deaf, good], read, submit, lambda request: lambda answer: answer, lambda refused: None)
@@ -261,7 +261,7 @@ def test_an_answer_that_cannot_be_written_is_an_error_and_whoever_gave_it_hears_
         raise MemoryError("no room in /dev/shm")
 
     plain.submit_all(
-        [request], lambda one: one, lambda given, reply, is_cancelled: replies.append(reply), lambda one: write, print
+        [request], lambda one: one, lambda given, client: replies.append(client.reply), lambda one: write, print
     )
     with pytest.raises(MemoryError):
         replies[0]("an answer")
@@ -279,13 +279,13 @@ def test_what_is_refused_without_the_stage_is_told_to_be_counted(translate: Any)
             raise errors.HiddenStatesError("none")
         return request
 
-    def submit(given: Any, reply: Any, is_cancelled: Any) -> None:
+    def submit(given: Any, client: Any) -> None:
         if given is failing:
             raise ZeroDivisionError
         if given is refused:
             # The stage has counted this error.
             raise errors.QueueFullError(REFUSED)
-        reply("an answer")
+        client.reply("an answer")
 
     def writer(request: Any) -> Any:
         return lambda answer: answer

@@ -1,0 +1,87 @@
+"""The part of a Triton model that the look-up stage and the encode stage share."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import numpy.typing as npt
+
+from hplm.scheduling.batch_pacing import ReplyHold
+from hplm.serving.multi_text import submit_texts
+from hplm.serving.request import Request
+from hplm.serving.stage import Stage
+from hplm.triton.bridge import metrics, translate
+from hplm.triton.workarounds.kept_requests import TritonWakeup
+
+Counters = Mapping[metrics.MetricFamily, Callable[[], Counter[str]]]
+Gauges = Mapping[metrics.MetricFamily, Callable[[], Mapping[str, float]]]
+
+
+class StageModel:
+    """A Triton model over a stage: calls, wake-ups, metrics. A subclass reads requests and writes answers."""
+
+    stage: Stage[Any, Any, Any]
+
+    def begin(
+        self,
+        args: Mapping[str, str],
+        stage: Stage[Any, Any, Any],
+        *,
+        hold_s: float,
+        no_op: Mapping[str, npt.NDArray[Any]],
+        events: str,
+        waiting: str,
+        counters: Counters = MappingProxyType({}),
+        gauges: Gauges = MappingProxyType({}),
+    ) -> None:
+        """Start the stage and its metrics.
+
+        A call is held for up to `hold_s`, so that answers leave together. `no_op`: inputs of a wake-up request. `events` and
+        `waiting` describe the metrics of these names; `counters` and `gauges` are further metrics.
+        """
+        self.stage = stage
+        self._hold = ReplyHold(hold_s, json.loads(args["model_config"])["max_batch_size"])
+        self._wakeup = TritonWakeup(args, translate.queue_policy(args), no_op)
+        event_family = metrics.MetricFamily(f"hplm_{stage.name}_events_total", events, "event")
+        waiting_family = metrics.MetricFamily(f"hplm_{stage.name}_waiting", waiting, "")
+        self._metrics = metrics.MetricsPublisher(
+            {**counters, event_family: lambda: stage.counts + self._wakeup.counts},
+            {**gauges, waiting_family: lambda: {"": stage.waiting}},
+            instance=args["model_instance_name"],
+        )
+        stage.start()
+
+    def read(self, request: Any) -> Sequence[Request[Any, Any]]:
+        """Read a Triton request: one request to the stage for each text."""
+        raise NotImplementedError
+
+    def writer(self, request: Any) -> Callable[[Sequence[Any]], Any]:
+        """Return what writes the answers of a Triton request's texts as its response."""
+        raise NotImplementedError
+
+    def execute(self, requests: Sequence[Any]) -> list[Any] | None:
+        """Submit the requests of a call, and return the responses that are ready in time."""
+        self._wakeup.call_began()
+        hold_s = self._hold.seconds(len(requests), time.monotonic())
+        responses = translate.submit_all(
+            requests,
+            self.read,
+            partial(submit_texts, self.stage.submit),
+            self.writer,
+            self.stage.count_refused,
+            hold_s=hold_s,
+        )
+        self._wakeup.call_ended(is_busy=hold_s > 0)
+        return responses
+
+    def finalize(self) -> None:
+        """End the stage."""
+        self._wakeup.stop()
+        self.stage.stop()
+        self._metrics.stop()
