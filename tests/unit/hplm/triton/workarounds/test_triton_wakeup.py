@@ -49,7 +49,7 @@ class Triton:
 def triton(monkeypatch: pytest.MonkeyPatch) -> Iterator[Triton]:
     triton = Triton()
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", triton.module)
-    names = [f"hplm.triton.{name}" for name in ("translate", "waking")]
+    names = [f"hplm.triton.{name}" for name in ("bridge.translate", "workarounds.triton_wakeup")]
     for name in names:
         monkeypatch.delitem(sys.modules, name, raising=False)
     # From the package it would be the one that another test has left there.
