@@ -36,11 +36,17 @@ from hplm_builder.convert.mixture import SHARES, read_to_count
 from hplm_builder.convert.training import ConvertSettings
 from hplm_builder.data.labelled_files import read_data
 from hplm_builder.domains.domain_build import DomainSettings, build_domain, estimate_domain
-from hplm_builder.export.model_folders import KEPT, check_width, export, has_manager, write_backends
+from hplm_builder.export.model_folders import (
+    KEEPABLE_SETTINGS,
+    check_adapter_width,
+    export,
+    has_manager,
+    write_backends,
+)
 from hplm_builder.export.register import check_parent, lineage_of, parent_of, publish_domain, published
-from hplm_builder.fleet.bootstrap import TaskFleet
+from hplm_builder.fleet.benchmark_repository import Shape, make_benchmark_repository
 from hplm_builder.fleet.demo import DEMO_FOLDER, PLOT, PLOT_SOURCES, TOP_PERCENT, build_demo
-from hplm_builder.fleet.fleet import Shape, make_bench_repository
+from hplm_builder.fleet.fine_tuned_fleet import FineTunedFleet
 from hplm_builder.tables.plot_tables import build_plot
 from hplm_builder.tenants.finetune import TrainSettings, reduction_factor_of
 from hplm_builder.tenants.scores import METRICS
@@ -424,13 +430,13 @@ def export_models(
     if manager is None:
         manager = not keep_settings or has_manager(models)
     if keep_settings:
-        keep = KEPT.difference(*(EXPORTED[option] for option in EXPORTED if is_given(context, option)))
+        keep = KEEPABLE_SETTINGS.difference(*(EXPORTED[option] for option in EXPORTED if is_given(context, option)))
     common: dict[str, Any] = {"store": "", "base": base, "dtype": dtype, "quantization": quantization}
     plot_settings = parse_settings(LookupSettings, {**common, "table": plot, "miss": miss}, "hbert_plot")
     of_slots = {"num_slots": slots, "reduction_factor": reduction_factor}
     upper_settings = parse_settings(EncodeSettings, {**common, **of_slots}, "hbert_upper")
     if not keep_settings and not is_given(context, "reduction_factor"):
-        check_width(models, reduction_factor)
+        check_adapter_width(models, reduction_factor)
     export(
         Store.at(store),
         models,
@@ -517,9 +523,9 @@ def fleet(
     width = "" if reduction_factor == TrainSettings.reduction_factor else f"-r{reduction_factor}"
     folder = out or Path(f"build/fleet-{shape}-{tenants}{'-cls' if pooling == 'cls' else ''}{width}")
     settings = TrainSettings(epochs=epochs, seed=seed, pooling=pooling, reduction_factor=reduction_factor)
-    tuned = TaskFleet.read(task, tenants, samples, settings) if task else None
+    tuned = FineTunedFleet.read(task, tenants, samples, settings) if task else None
     with progress_bars() as progress:
-        models = make_bench_repository(folder, shape, tenants, seed, progress, tuned, pooling, reduction_factor)
+        models = make_benchmark_repository(folder, shape, tenants, seed, progress, tuned, pooling, reduction_factor)
     print(f"wrote {models}; serve it with `hplm serve --models {models}`")
 
 

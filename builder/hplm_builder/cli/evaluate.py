@@ -22,8 +22,8 @@ from hplm.store.layout import Store
 from hplm_builder.cli.options import DEFAULT_STORE, StoreOption
 from hplm_builder.convert.base import DEFAULT_BASE, minilm_folder
 from hplm_builder.convert.original import load_original
-from hplm_builder.data.corpora import SOURCES
 from hplm_builder.data.labelled import LabelledData
+from hplm_builder.data.text_sources import SOURCES
 from hplm_builder.evaluation.studies.cuts import cuts
 from hplm_builder.evaluation.studies.domains import domains
 from hplm_builder.evaluation.studies.int8 import int8

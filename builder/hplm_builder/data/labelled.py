@@ -40,7 +40,7 @@ class LabelledText:
     is_literal: bool = field(default=False, compare=False, repr=False)
 
     @property
-    def asked(self) -> TextOrPair:
+    def text_or_pair(self) -> TextOrPair:
         """What a request would send."""
         return self.text if self.pair is None else (self.text, self.pair)
 

@@ -13,7 +13,7 @@ from hplm.adapters.tenant import Task
 from hplm.core.wire import REGRESSION_LABEL
 from hplm.errors import DataError
 from hplm_builder.data.labelled import LabelledData, LabelledText
-from hplm_builder.data.splits import a_tenth
+from hplm_builder.data.splits import choose_tenth
 
 # A head has a row a label, and all heads share one machine: a column of free text is no label.
 MOST_LABELS = 1000
@@ -245,11 +245,11 @@ def _split_off(task: Task, train: list[LabelledText], seed: int) -> tuple[list[L
     chosen = set()
     for has_entities in (True, False):
         some = {
-            i: str(one.asked)
+            i: str(one.text_or_pair)
             for i, one in enumerate(train)
             if sizes[kinds[i]] > 1 and bool(one.entities) == has_entities
         }
-        chosen |= a_tenth(some, kinds, seed)
+        chosen |= choose_tenth(some, kinds, seed)
     if not chosen:
         advice = " (no class has two) or more of a class" if task == "classification" else ""
         if advice and all(_number(one.label) is not None for one in train):

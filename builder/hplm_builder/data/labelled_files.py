@@ -14,10 +14,10 @@ from typing import Any
 from hplm.adapters.tenant import Task
 from hplm.core.columns import Columns, check_use
 from hplm.errors import DataError
-from hplm_builder.data import whole_task
+from hplm_builder.data import single_file_task
 from hplm_builder.data.labelled import Entity, LabelledData, LabelledFile, LabelledText
 from hplm_builder.data.labelled_checks import check_data, check_texts
-from hplm_builder.data.rows import READERS, Row, read_rows
+from hplm_builder.data.row_readers import READERS, Row, read_rows
 
 LONGEST_LABEL = 200
 # Controls, ends of lines and paragraphs, and what turns the direction of text around.
@@ -59,8 +59,8 @@ def read_data(
 def with_unlabelled(data: LabelledData, texts: Sequence[LabelledText]) -> LabelledData:
     """The same with the `texts` that are in none of its parts, each once. Raises DataError where none is left."""
     check_texts("unlabelled texts", texts, is_pair=data.texts == 2)
-    labelled = {one.asked for part in data.labelled.values() for one in part}
-    left = [one for one in {one.asked: one for one in texts}.values() if one.asked not in labelled]
+    labelled = {one.text_or_pair for part in data.labelled.values() for one in part}
+    left = [one for one in {one.text_or_pair: one for one in texts}.values() if one.text_or_pair not in labelled]
     if not left:
         raise DataError("the unlabelled data holds no text that is not in the labelled data already")
     return replace(data, unlabelled=left)
@@ -68,11 +68,11 @@ def with_unlabelled(data: LabelledData, texts: Sequence[LabelledText]) -> Labell
 
 def read_folder(folder: Path) -> LabelledData:
     """The task of a folder with files `train.*`, and `dev.*` and `test.*` where it has them, or with all of it in
-    `data_full.json`, see `hplm_builder.data.whole_task`. Raises DataError.
+    `data_full.json`, see `hplm_builder.data.single_file_task`. Raises DataError.
     """
     train, dev, test = (_file_of(folder, part) for part in ("train", "dev", "test"))
-    if train is None and (folder / whole_task.NAME).is_file():
-        rows = whole_task.read_parts(folder / whole_task.NAME)
+    if train is None and (folder / single_file_task.NAME).is_file():
+        rows = single_file_task.read_parts(folder / single_file_task.NAME)
         return check_data(*([_example(where, row, Columns()) for where, row in part] for part in rows))
     return read_data(train or folder / "train.jsonl", dev, test)
 

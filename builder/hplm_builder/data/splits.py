@@ -18,7 +18,7 @@ def split_of(group: str) -> str:
     return "dev" if bucket == 8 else "test" if bucket == 9 else "train"
 
 
-def evenly(kinds: Sequence[Any], count: int, seed: int) -> list[int]:
+def stratified_sample(kinds: Sequence[Any], count: int, seed: int) -> list[int]:
     """`count` positions in order, or all where there are no more: of each kind its share, which of them by the seed."""
     if count >= len(kinds):
         return [*range(len(kinds))]
@@ -27,7 +27,7 @@ def evenly(kinds: Sequence[Any], count: int, seed: int) -> list[int]:
     return sorted(order[(2 * place + 1) * len(order) // (2 * count)] for place in range(count))
 
 
-def a_tenth(texts: Mapping[int, str], kinds: Sequence[Any], seed: int) -> set[int]:
+def choose_tenth(texts: Mapping[int, str], kinds: Sequence[Any], seed: int) -> set[int]:
     """Positions of about a tenth of the texts, of each kind its share, at least one in all; which of them by seed and text.
 
     Where texts are added later, those of before stay on their sides, but for a few.

@@ -20,7 +20,9 @@ from hplm.triton.launcher.server import MANAGER_ROLES, ROLES, TritonInstall, ass
 
 Settings = TypeVar("Settings", LookupSettings, EncodeSettings, ManagerSettings)
 # All settings but those that say where the store is.
-KEPT = frozenset(one.name for kind in (LookupSettings, EncodeSettings, ManagerSettings) for one in fields(kind)) - {
+KEEPABLE_SETTINGS = frozenset(
+    one.name for kind in (LookupSettings, EncodeSettings, ManagerSettings) for one in fields(kind)
+) - {
     "store",
     "registry",
 }
@@ -131,7 +133,7 @@ def _check_there(store: Store, base: str, plot: str) -> None:
         ) from None
 
 
-def check_width(target: Path, reduction_factor: int) -> None:
+def check_adapter_width(target: Path, reduction_factor: int) -> None:
     """Raises ConfigError where the models in `target` have slots for wider adapters than `reduction_factor` would leave."""
     path = target / "hbert_upper" / "1" / "settings.json"
     try:

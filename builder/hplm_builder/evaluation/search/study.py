@@ -12,8 +12,8 @@ import torch
 from hplm.errors import ConfigError
 from hplm_builder.data.labelled import LabelledData
 from hplm_builder.evaluation.search.budget import Budget
-from hplm_builder.evaluation.search.results import Results, Run, RunKey
-from hplm_builder.evaluation.search.tasks import EvalTask
+from hplm_builder.evaluation.search.eval_task import EvalTask
+from hplm_builder.evaluation.search.run_store import RunKey, RunResult, RunStore
 from hplm_builder.evaluation.search.variants import Variant
 from hplm_builder.tenants.bodies import fastest_format
 from hplm_builder.tenants.finetune import CHANCE, TAGGING_WARMUP_SHARE, WORD_WINDOW, TrainSettings
@@ -67,7 +67,7 @@ class Study:
 
     def data(self, task: EvalTask, variant: Variant, seed: int) -> LabelledData:
         """What a run of the variant trains on and is judged by."""
-        return task.within(self.budget, seed, unlabelled=variant.taught)
+        return task.sample(self.budget, seed, unlabelled=variant.taught)
 
     def train_settings(self, seed: int, rate: float) -> TrainSettings:
         return self.budget.train_settings(seed, rate, self.pooling)
@@ -91,7 +91,7 @@ class Study:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class BestRun:
     """A seed's run at the learning rate that was best on dev; None where all diverged.
 
     `at_end`: that rate is the lowest or highest that was tried.
@@ -99,21 +99,21 @@ class Chosen:
 
     seed: int
     rate: float
-    run: Run | None
+    run: RunResult | None
     at_end: bool
 
 
 # By the names of task and variant, a `Chosen` a seed.
-Found = dict[tuple[str, str], list[Chosen]]
+BestRuns = dict[tuple[str, str], list[BestRun]]
 
 
-class Board:
+class FinishedRuns:
     """What is finished of a study, whoever did it."""
 
-    def __init__(self, study: Study, results: Results) -> None:
+    def __init__(self, study: Study, results: RunStore) -> None:
         self._study = study
         self._results = results
-        self._runs: dict[RunKey, Run] = {}
+        self._runs: dict[RunKey, RunResult] = {}
         self._about: dict[tuple[str, str], dict[str, Any]] = {}
 
     def about(self, task: EvalTask, variant: Variant) -> dict[str, Any]:
@@ -123,7 +123,7 @@ class Board:
             self._about[key] = self._study.about(task, variant)
         return self._about[key]
 
-    def run(self, task: EvalTask, variant: Variant, seed: int, rate: float) -> Run | None:
+    def run(self, task: EvalTask, variant: Variant, seed: int, rate: float) -> RunResult | None:
         key = RunKey(task.name, variant.name, seed, rate)
         if key not in self._runs:
             found = self._results.read(key, self.about(task, variant))
@@ -149,7 +149,7 @@ class Board:
         """How many of a variant's runs on a task are."""
         return len(self.wanted(task, variant)) - len(self.open(task, variant))
 
-    def chosen(self, task: EvalTask, variant: Variant) -> list[Chosen]:
+    def chosen(self, task: EvalTask, variant: Variant) -> list[BestRun]:
         """What a finished search came to."""
         found = [self._best(task, variant, seed) for seed in self._study.searched_seeds]
         assert found[0] is not None
@@ -171,14 +171,14 @@ class Board:
 
         return self._study.budget.rates(variant.rate, best_of)
 
-    def _best(self, task: EvalTask, variant: Variant, seed: int) -> Chosen | None:
+    def _best(self, task: EvalTask, variant: Variant, seed: int) -> BestRun | None:
         """None while a rate's run is not finished."""
         return self._best_of(task, variant, seed, self._rates(task, variant, seed))
 
-    def _best_of(self, task: EvalTask, variant: Variant, seed: int, rates: Sequence[float]) -> Chosen | None:
+    def _best_of(self, task: EvalTask, variant: Variant, seed: int, rates: Sequence[float]) -> BestRun | None:
         runs = [(rate, self.run(task, variant, seed, rate)) for rate in rates]
         done = [(rate, run) for rate, run in runs if run is not None]
         if len(done) < len(runs):
             return None
         rate, run = max(done, key=lambda one: -math.inf if one[1].dev is None else one[1].dev)
-        return Chosen(seed, rate, None if run.dev is None else run, at_end=rate in (rates[0], rates[-1]))
+        return BestRun(seed, rate, None if run.dev is None else run, at_end=rate in (rates[0], rates[-1]))

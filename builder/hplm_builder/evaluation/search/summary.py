@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from hplm_builder.evaluation.search.study import Chosen, Found, Study
-from hplm_builder.evaluation.search.tasks import EvalTask
+from hplm_builder.evaluation.search.eval_task import EvalTask
+from hplm_builder.evaluation.search.study import BestRun, BestRuns, Study
 
 Row = dict[str, Any]
 AVERAGE = "average"
@@ -36,7 +36,7 @@ class Spread:
         return {name: self.mean, **({"spread": self.deviation} if self.deviation is not None else {})}
 
 
-def rows_of(study: Study, found: Found, column: str = "method") -> list[Row]:
+def result_rows(study: Study, found: BestRuns, column: str = "method") -> list[Row]:
     """A row for each task and variant, and for each variant the average over tasks. `column` is what variants are called.
 
     `test` and `dev` are the task's metric, 0 to 1; `at_end` counts seeds whose rate is at an end of the grid; `test_by_seed` is
@@ -52,7 +52,7 @@ def _names(study: Study) -> list[str]:
     return [variant.name for variant in study.variants]
 
 
-def _row(task: EvalTask, name: str, chosen: Sequence[Chosen], column: str) -> Row:
+def _row(task: EvalTask, name: str, chosen: Sequence[BestRun], column: str) -> Row:
     runs = [one.run for one in chosen if one.run is not None]
     tests = [run.test for run in runs if run.test is not None]
     row: Row = {"task": task.name, "metric": task.metric, column: name, **Spread.of(tests).columns("test")}
@@ -68,15 +68,15 @@ def _row(task: EvalTask, name: str, chosen: Sequence[Chosen], column: str) -> Ro
     return row
 
 
-def _average(study: Study, found: Found, name: str, column: str) -> Row:
+def _average(study: Study, found: BestRuns, name: str, column: str) -> Row:
     """Over tasks, of each seed; a seed that diverged on a task has none."""
     tests = {task.name: [one.run.test if one.run else None for one in found[task.name, name]] for task in study.tasks}
-    means = [float(np.mean(of_seed)) for of_seed in whole_seeds(tests)]
+    means = [float(np.mean(of_seed)) for of_seed in complete_seeds(tests)]
     averaged = Spread.of(means).columns("test")
     return {"task": AVERAGE, column: name, **averaged, "test_by_seed": [round(mean, 4) for mean in means]}
 
 
-def judged_as(key: str, study: Study, found: Found) -> dict[str, list[Any]]:
+def measurements_by_task(key: str, study: Study, found: BestRuns) -> dict[str, list[Any]]:
     """By task of a study of one variant: what a judge said of each seed's model under `key`, None of one that diverged."""
     (variant,) = study.variants
     return {
@@ -85,13 +85,13 @@ def judged_as(key: str, study: Study, found: Found) -> dict[str, list[Any]]:
     }
 
 
-def whole_seeds(judged: Mapping[str, Sequence[Model | None]]) -> list[list[Model]]:
+def complete_seeds(judged: Mapping[str, Sequence[Model | None]]) -> list[list[Model]]:
     """Of each seed that no task lacks its models, one a task."""
     by_seed = [[one for one in of_seed if one is not None] for of_seed in zip(*judged.values(), strict=True)]
     return [of_seed for of_seed in by_seed if len(of_seed) == len(judged)]
 
 
-def training_of(found: Found) -> dict[str, dict[str, dict[str, float]]]:
+def training_summary(found: BestRuns) -> dict[str, dict[str, dict[str, float]]]:
     """By task and variant: parameters that trained, and seconds that the chosen run of a seed took on average."""
     trained: dict[str, dict[str, dict[str, float]]] = {}
     for (task, name), chosen in found.items():
@@ -104,6 +104,6 @@ def training_of(found: Found) -> dict[str, dict[str, dict[str, float]]]:
     return trained
 
 
-def scores_by(rows: Sequence[Mapping[str, Any]], column: str) -> dict[tuple[str, str], float]:
+def test_scores(rows: Sequence[Mapping[str, Any]], column: str) -> dict[tuple[str, str], float]:
     """`test` by task and variant, as rows have it."""
     return {(str(row["task"]), str(row[column])): float(row["test"]) for row in rows}

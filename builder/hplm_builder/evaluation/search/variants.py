@@ -27,7 +27,7 @@ from hplm.store import artifact
 from hplm.store.layout import Store
 from hplm_builder.convert.original import base_config, load_original
 from hplm_builder.data.labelled import LabelledData
-from hplm_builder.evaluation.search.tasks import EvalTask
+from hplm_builder.evaluation.search.eval_task import EvalTask
 from hplm_builder.export.register import lineage_of
 from hplm_builder.tenants.bodies import (
     ADAPTER_AT,
@@ -58,7 +58,7 @@ RATES: Mapping[str, float] = {
 
 
 @dataclass(frozen=True)
-class Source:
+class FeatureSource:
     """Where features come from. Sources of one `name` give the same; `open` may build what the task needs first."""
 
     name: str
@@ -77,7 +77,7 @@ class Variant:
 
     name: str
     base: Base
-    source: Source
+    source: FeatureSource
     body: Callable[[EvalTask], MakeBody]
     rate: float
     about: About
@@ -88,7 +88,7 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedDomain:
     """The features of a domain of a store, as serving looks them up."""
 
     store: Store
@@ -107,9 +107,9 @@ class Served:
         return lineage_of(self.store, self.base, self.domain)
 
     @cached_property
-    def source(self) -> Source:
+    def source(self) -> FeatureSource:
         name = f"{self.domain}-{self.miss}" + ("" if self.quantization == "none" else f"-{self.quantization}")
-        return Source(name, lambda task, report: plot_features(self.lookup))
+        return FeatureSource(name, lambda task, report: plot_features(self.lookup))
 
     @cached_property
     def lookup(self) -> OpenDomain:
@@ -165,7 +165,7 @@ def computed_features(lower: WindowEncoder) -> Featurise:
 
 
 @dataclass(frozen=True)
-class Original:
+class OriginalModel:
     """The model that a base was converted from, read once, when it is needed."""
 
     base: Base
@@ -199,16 +199,16 @@ class Original:
             digest.update(name.encode() + value.cpu().numpy().tobytes())
         return digest.hexdigest()[:16]
 
-    def token_ids(self) -> Source:
-        return Source("tokens", lambda task, report: token_ids)
+    def token_ids(self) -> FeatureSource:
+        return FeatureSource("tokens", lambda task, report: token_ids)
 
-    def last_states(self) -> Source:
+    def last_states(self) -> FeatureSource:
         """Its last hidden states."""
-        return Source("original-last", lambda task, report: self._states(len(self.model.layers)))
+        return FeatureSource("original-last", lambda task, report: self._states(len(self.model.layers)))
 
-    def cut_states(self) -> Source:
+    def cut_states(self) -> FeatureSource:
         """Its hidden states below the base's upper layers."""
-        return Source(
+        return FeatureSource(
             "original-cut", lambda task, report: self._states(len(self.model.layers) - self.base.config.upper_layers)
         )
 

@@ -18,10 +18,17 @@ from hplm.reporting.benchmark_result import Report
 from hplm.store import artifact
 from hplm.store.layout import Store
 from hplm_builder.convert.base import DEFAULT_BASE
-from hplm_builder.evaluation.search.options import EvalOptions, about_study, evaluation
-from hplm_builder.evaluation.search.summary import Row, rows_of
-from hplm_builder.evaluation.search.tasks import EvalTask
-from hplm_builder.evaluation.search.variants import RATES, Source, Variant, computed_features, hbert_body, with_adapters
+from hplm_builder.evaluation.search.eval_options import EvalOptions, eval_command, study_settings
+from hplm_builder.evaluation.search.eval_task import EvalTask
+from hplm_builder.evaluation.search.summary import Row, result_rows
+from hplm_builder.evaluation.search.variants import (
+    RATES,
+    FeatureSource,
+    Variant,
+    computed_features,
+    hbert_body,
+    with_adapters,
+)
 
 
 @dataclass(frozen=True)
@@ -77,7 +84,7 @@ def cut_variants(found: Sequence[Base], device: torch.device) -> list[Variant]:
         def about(task: EvalTask) -> dict[str, Any]:
             return {"base": base.fingerprint}
 
-        source = Source(f"computed-{base.folder.name}", lambda task, told: computed_features(base.load_lower()))
+        source = FeatureSource(f"computed-{base.folder.name}", lambda task, told: computed_features(base.load_lower()))
         return Variant(base.folder.name, base, source, hbert_body(base, device), RATES["hbert"], with_adapters(about))
 
     return [variant(base) for base in found]
@@ -100,7 +107,7 @@ def _shape(base: Base) -> dict[str, Any]:
     return {**shape, "relative_error": conversion["after"]["relative"]} if conversion else shape
 
 
-@evaluation
+@eval_command
 def cuts(
     shared: EvalOptions,
     base: Annotated[
@@ -119,5 +126,5 @@ def cuts(
     found = find_bases(shared.store, base or ())
     tasks, limits, where = shared.read()
     study, answer = shared.run(tasks, cut_variants(found, where), limits, where)
-    rows = with_shapes(rows_of(study, answer, "base"), found)
-    Report("cuts", about_study(study, answer, {}), rows).publish(shared.json_file)
+    rows = with_shapes(result_rows(study, answer, "base"), found)
+    Report("cuts", study_settings(study, answer, {}), rows).publish(shared.json_file)

@@ -18,14 +18,20 @@ from hplm.store.layout import Store
 from hplm_builder.cli.options import BaseOption
 from hplm_builder.convert.base import DEFAULT_BASE
 from hplm_builder.domains.domain_build import DomainSettings
-from hplm_builder.evaluation.search.options import EvalOptions, about_study, conduct, evaluation, kept_results
-from hplm_builder.evaluation.search.summary import Row, rows_of, scores_by
-from hplm_builder.evaluation.search.tasks import EvalTask
+from hplm_builder.evaluation.search.eval_options import (
+    EvalOptions,
+    eval_command,
+    open_run_store,
+    run_study,
+    study_settings,
+)
+from hplm_builder.evaluation.search.eval_task import EvalTask
+from hplm_builder.evaluation.search.summary import Row, result_rows, test_scores
 from hplm_builder.evaluation.search.variants import (
     RATES,
+    FeatureSource,
     MakeBody,
-    Served,
-    Source,
+    ServedDomain,
     Variant,
     computed_features,
     converted_body,
@@ -33,8 +39,8 @@ from hplm_builder.evaluation.search.variants import (
     plot_body,
     with_adapters,
 )
-from hplm_builder.evaluation.studies.corpora import by_task
-from hplm_builder.evaluation.studies.domain_build import DomainBuilder
+from hplm_builder.evaluation.studies.domain_builder import DomainBuilder
+from hplm_builder.evaluation.studies.task_corpora import source_by_task
 from hplm_builder.fleet.demo import PLOT
 from hplm_builder.tenants.bodies import Half
 from hplm_builder.tenants.prepared import Featurise
@@ -78,7 +84,7 @@ class DomainVariants:
         open_features: Callable[[EvalTask, Told], Featurise],
         body: Callable[[EvalTask], MakeBody] | None = None,
     ) -> Variant:
-        source = Source(name, open_features)
+        source = FeatureSource(name, open_features)
         about = with_adapters(self._about)
         return Variant(name, self._base, source, body or self._adapters, RATES["hbert"], about, costs_as=self._root)
 
@@ -101,7 +107,7 @@ class DomainVariants:
 
         return self._adapted(f"pretrained-{name}", features, body)
 
-    def _tuned_higher(self, source: Source) -> Variant:
+    def _tuned_higher(self, source: FeatureSource) -> Variant:
         root, body = self._root, plot_body(self._base)
         alike = Variant("tuned-higher", self._base, root.source, body, RATES["plot"], self._about)
         return Variant("tuned-higher", self._base, source, body, RATES["plot"], self._about, costs_as=alike)
@@ -117,18 +123,18 @@ class DomainVariants:
         def unlike(task: EvalTask) -> MakeBody:
             return converted_body(self._base, self._base.load_lower(), HALVES[name])
 
-        tokens = Source("tokens", lambda task, told: token_ids)
+        tokens = FeatureSource("tokens", lambda task, told: token_ids)
         alike = Variant(f"tuned-{name}", self._base, tokens, unlike, RATES["plot"], self._about)
-        source = Source("domain-tokens", features)
+        source = FeatureSource("domain-tokens", features)
         return Variant(alike.name, self._base, source, body, RATES["plot"], self._about, costs_as=alike)
 
     def _about(self, task: EvalTask) -> dict[str, Any]:
         return {"base": self._base.fingerprint, "domain": self._builder.name(task)}
 
 
-def gains(rows: Sequence[Row]) -> list[Row]:
+def with_gains(rows: Sequence[Row]) -> list[Row]:
     """The same rows, each with the points that it has over the root's."""
-    tests = scores_by(rows, "variant")
+    tests = test_scores(rows, "variant")
     return [
         {**row, **({"points_over_root": 100 * (row["test"] - root)} if row["variant"] != ROOT else {})}
         for row in rows
@@ -136,7 +142,7 @@ def gains(rows: Sequence[Row]) -> list[Row]:
     ]
 
 
-def about_domains(builder: DomainBuilder, tasks: Sequence[EvalTask]) -> dict[str, Any]:
+def describe_domains(builder: DomainBuilder, tasks: Sequence[EvalTask]) -> dict[str, Any]:
     """What the report says of each task's domain: corpus, held-out loss, sizes."""
     keys = ("corpus", "settings", "masked_lm", "moved", "corpus_hit_rate", "rows", "branch_bytes", "lower_bytes")
     found = {task.name: builder.about(task) for task in tasks}
@@ -146,7 +152,7 @@ def about_domains(builder: DomainBuilder, tasks: Sequence[EvalTask]) -> dict[str
     }
 
 
-def show_pretraining(builder: DomainBuilder, tasks: Sequence[EvalTask], *, observations: bool) -> None:
+def show_pretraining_time(builder: DomainBuilder, tasks: Sequence[EvalTask], *, observations: bool) -> None:
     """Print what building the domains that are not there yet will take; for the observations two models more each."""
     also = [HALVES["higher"], HALVES["all"]] if observations else []
     with progress_bars() as progress:
@@ -154,7 +160,7 @@ def show_pretraining(builder: DomainBuilder, tasks: Sequence[EvalTask], *, obser
         progress.console.print(f"about {seconds / 60:,.0f} minutes of further pretraining", highlight=False)
 
 
-@evaluation
+@eval_command
 def domains(
     shared: EvalOptions,
     corpus: Annotated[
@@ -187,7 +193,7 @@ def domains(
     """
     tasks, limits, where = shared.read()
     target = Store.at(shared.store)
-    parent = Served(target, bases.load(target.base(base)), plot)
+    parent = ServedDomain(target, bases.load(target.base(base)), plot)
     total = tokens or TOKENS[limits.name]
     share = DomainSettings.warmup_tokens / DomainSettings.total_tokens
     settings = DomainSettings(
@@ -197,13 +203,13 @@ def domains(
         top_percent=top,
         min_corpus_tokens=0,
     )
-    with kept_results(shared.resume) as results:
-        builder = DomainBuilder(parent, settings, by_task(tasks, corpus or ()), results, where)
+    with open_run_store(shared.resume) as results:
+        builder = DomainBuilder(parent, settings, source_by_task(tasks, corpus or ()), results, where)
         made = DomainVariants(builder)
         variants = [*made.compared(), *(made.observed() if observations else ())]
         study = shared.study(tasks, variants, limits, where)
-        show_pretraining(builder, tasks, observations=observations)
-        found = conduct(study, results, shared.dry_run)
-        rows = gains(rows_of(study, found, "variant"))
-        about = about_study(study, found, {"base": base, "plot": plot, "domains": about_domains(builder, tasks)})
+        show_pretraining_time(builder, tasks, observations=observations)
+        found = run_study(study, results, shared.dry_run)
+        rows = with_gains(result_rows(study, found, "variant"))
+        about = study_settings(study, found, {"base": base, "plot": plot, "domains": describe_domains(builder, tasks)})
     Report("domains", about, rows).publish(shared.json_file)

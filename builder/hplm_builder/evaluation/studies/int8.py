@@ -29,10 +29,10 @@ from hplm.tasks.decode import answer_of
 from hplm_builder.cli.options import BaseOption
 from hplm_builder.convert.base import DEFAULT_BASE
 from hplm_builder.data.labelled import LabelledData
-from hplm_builder.evaluation.search.options import EvalOptions, about_study, evaluation
-from hplm_builder.evaluation.search.summary import AVERAGE, Row, Spread, judged_as, whole_seeds
-from hplm_builder.evaluation.search.tasks import EvalTask
-from hplm_builder.evaluation.search.variants import RATES, Served, Variant, hbert_body, with_adapters
+from hplm_builder.evaluation.search.eval_options import EvalOptions, eval_command, study_settings
+from hplm_builder.evaluation.search.eval_task import EvalTask
+from hplm_builder.evaluation.search.summary import AVERAGE, Row, Spread, complete_seeds, measurements_by_task
+from hplm_builder.evaluation.search.variants import RATES, ServedDomain, Variant, hbert_body, with_adapters
 from hplm_builder.fleet.demo import PLOT
 from hplm_builder.tenants.bodies import AdapterModel, fastest_format
 from hplm_builder.tenants.finetune import Trained
@@ -42,16 +42,16 @@ from hplm_builder.tenants.tenant_build import tenant_of
 
 BATCH = 64
 CLIPPED_OF = 200
-# Of one trained model, see `Int8Judge.of_trained`.
+# Of one trained model, see `Int8Comparison.score_trained`.
 Judged = dict[str, float]
 # Points, on average: less than seeds differ by.
 GOAL = 0.2
 
 
-class Int8Judge:
+class Int8Comparison:
     """Asks the look-up and the engine that serve, once as they are and once in int8, the same test part."""
 
-    def __init__(self, served: Served, pooling: str) -> None:
+    def __init__(self, served: ServedDomain, pooling: str) -> None:
         self._base: Base = served.base
         self._pooling = pooling
         self._ranges = measure_ranges(self._base, self._base.load_upper())
@@ -61,7 +61,7 @@ class Int8Judge:
         # Of the task under way: examples plain and in int8, and the share of windows computed.
         self._examples: dict[str, tuple[list[list[Prepared]], float]] = {}
 
-    def of_trained(self, task: EvalTask, data: LabelledData, trained: Trained) -> dict[str, Any]:
+    def score_trained(self, task: EvalTask, data: LabelledData, trained: Trained) -> dict[str, Any]:
         """As `Variant.more`: under `int8` the metric `plain` and `int8`, the share of `same` answers, and two shares more.
 
         `same`: labels and places, not scores, so of a regression all. The others: see `clipped_share`, `computed_share`.
@@ -157,7 +157,7 @@ def int8_rows(judged: Mapping[str, Sequence[Judged | None]]) -> list[Row]:
     """
     rows = [_row(task, found) for task, models in judged.items() if (found := [one for one in models if one])]
     if len(judged) > 1:
-        averages = [_mean(of_seed) for of_seed in whole_seeds(judged)]
+        averages = [_mean(of_seed) for of_seed in complete_seeds(judged)]
         rows += [_row(AVERAGE, averages)] if averages else []
     return rows
 
@@ -187,7 +187,7 @@ def goals_of(rows: Sequence[Row], tasks: int) -> list[Goal]:
     return [Goal("int8-loss", "points that int8 loses", GOAL, row["points_lost"], "points", "lower") for row in found]
 
 
-@evaluation
+@eval_command
 def int8(
     shared: EvalOptions,
     domain: Annotated[str, typer.Option(help="PLOT or domain that tenants stand on.")] = PLOT,
@@ -202,7 +202,7 @@ def int8(
     dtype = choose_dtype("auto", CPU)
     about = {"base": base, "domain": domain, "dtype": str(dtype)}
     store = Store.at(shared.store)
-    served = Served(store, bases.load(store.base(base)), domain)
+    served = ServedDomain(store, bases.load(store.base(base)), domain)
     variant = Variant(
         "hbert",
         served.base,
@@ -210,11 +210,11 @@ def int8(
         hbert_body(served.base, where),
         RATES["hbert"],
         with_adapters(lambda task: {**served.about(), "judged": f"matrices of both stages in int8, beside {dtype}"}),
-        Int8Judge(served, shared.pooled).of_trained,
+        Int8Comparison(served, shared.pooled).score_trained,
         more_tests=2,
     )
     study, found = shared.run(tasks, [variant], limits, where)
-    rows = int8_rows(judged_as("int8", study, found))
-    Report("int8-accuracy", about_study(study, found, about), rows, goals_of(rows, len(tasks))).publish(
+    rows = int8_rows(measurements_by_task("int8", study, found))
+    Report("int8-accuracy", study_settings(study, found, about), rows, goals_of(rows, len(tasks))).publish(
         shared.json_file
     )

@@ -19,13 +19,13 @@ from hplm.reporting.benchmark_result import Goal, Report
 from hplm.store.layout import Store
 from hplm_builder.cli.options import BaseOption
 from hplm_builder.convert.base import DEFAULT_BASE, model_folder
-from hplm_builder.evaluation.search.options import EvalOptions, about_study, evaluation
-from hplm_builder.evaluation.search.summary import AVERAGE, Row, rows_of, scores_by
-from hplm_builder.evaluation.search.tasks import EvalTask
+from hplm_builder.evaluation.search.eval_options import EvalOptions, eval_command, study_settings
+from hplm_builder.evaluation.search.eval_task import EvalTask
+from hplm_builder.evaluation.search.summary import AVERAGE, Row, result_rows, test_scores
 from hplm_builder.evaluation.search.variants import (
     RATES,
-    Original,
-    Served,
+    OriginalModel,
+    ServedDomain,
     Variant,
     hbert_body,
     plot_body,
@@ -41,7 +41,7 @@ WIDE = 4
 MOST_POINTS = 1.0
 
 
-def method_variants(original: Original, served: Served, device: torch.device) -> list[Variant]:
+def method_variants(original: OriginalModel, served: ServedDomain, device: torch.device) -> list[Variant]:
     """All methods; those with the same features next to each other."""
     base = original.base
 
@@ -73,7 +73,7 @@ def method_variants(original: Original, served: Served, device: torch.device) ->
 
 def goals_of(rows: Sequence[Row]) -> list[Goal]:
     """What of hBERT's goals the rows can tell."""
-    tests = scores_by(rows, "method")
+    tests = test_scores(rows, "method")
     tasks = [task for task in dict.fromkeys(task for task, _ in tests) if task != AVERAGE]
 
     def lost(name: str, against: str) -> list[float]:
@@ -98,7 +98,7 @@ def goals_of(rows: Sequence[Row]) -> list[Goal]:
     return goals
 
 
-@evaluation
+@eval_command
 def methods(
     shared: EvalOptions,
     method: Annotated[
@@ -134,14 +134,14 @@ def methods(
     tasks, limits, where = shared.read()
     target = Store.at(shared.store)
     found_base = bases.load(target.base(base))
-    source = Original(found_base, model_folder(original), where)
+    source = OriginalModel(found_base, model_folder(original), where)
     source.check()
     variants = [
         variant
-        for variant in method_variants(source, Served(target, found_base, plot, miss), where)
+        for variant in method_variants(source, ServedDomain(target, found_base, plot, miss), where)
         if variant.name in (method or METHODS)
     ]
     study, found = shared.run(tasks, variants, limits, where)
-    rows = rows_of(study, found)
+    rows = result_rows(study, found)
     settings: dict[str, Any] = {"base": base, "original": source.folder.name, "plot": plot, "miss": miss}
-    Report("methods", about_study(study, found, settings), rows, goals_of(rows)).publish(shared.json_file)
+    Report("methods", study_settings(study, found, settings), rows, goals_of(rows)).publish(shared.json_file)

@@ -23,12 +23,12 @@ from hplm_builder.convert.base import DEFAULT_BASE
 from hplm_builder.convert.mixture import read_source, read_to_count
 from hplm_builder.domains.domain_corpus import prepare_corpus
 from hplm_builder.evaluation.search.budget import Budget
-from hplm_builder.evaluation.search.options import EvalOptions, about_study, evaluation
-from hplm_builder.evaluation.search.summary import AVERAGE, Row, Spread, judged_as, whole_seeds
-from hplm_builder.evaluation.search.tasks import EvalTask
-from hplm_builder.evaluation.search.variants import RATES, Served, Variant, hbert_body, with_adapters
-from hplm_builder.evaluation.studies.corpora import unseen
-from hplm_builder.evaluation.studies.table_judge import MISSES, TableJudge
+from hplm_builder.evaluation.search.eval_options import EvalOptions, eval_command, study_settings
+from hplm_builder.evaluation.search.eval_task import EvalTask
+from hplm_builder.evaluation.search.summary import AVERAGE, Row, Spread, complete_seeds, measurements_by_task
+from hplm_builder.evaluation.search.variants import RATES, ServedDomain, Variant, hbert_body, with_adapters
+from hplm_builder.evaluation.studies.table_scorer import MISSES, TableScorer
+from hplm_builder.evaluation.studies.task_corpora import without_test_texts
 from hplm_builder.export.register import published
 from hplm_builder.fleet.demo import PLOT, PLOT_SOURCES
 from hplm_builder.tables.plot_tables import Counted, count_grams
@@ -39,11 +39,11 @@ from hplm_builder.tenants.tenant_build import load_version
 PERCENTS = (0.1, 1.0, 10.0, 100.0)
 SMALL_GIGABYTES = 1.5
 QUICK_DOCUMENTS = 2_000
-# By the name of a task, what `TableJudge.judge` gave of the model of each seed, None of one that diverged.
+# By the name of a task, what `TableScorer.judge` gave of the model of each seed, None of one that diverged.
 Judged = Mapping[str, Sequence[Sequence[Mapping[str, Any]] | None]]
 
 
-def count_corpus(documents: Sequence[str], served: Served) -> Counted:
+def count_corpus(documents: Sequence[str], served: ServedDomain) -> Counted:
     """The n-grams of a corpus, as what the domain is made with counts them: a root `build plot`, others `build domain`."""
     with progress_bars() as progress:
         if len(served.lineage) > 1:
@@ -64,7 +64,7 @@ def table_rows(judged: Judged, tree: VersionTree, percents: Sequence[float]) -> 
         for place in places
     ]
     if len(judged) > 1:
-        whole = whole_seeds(judged)
+        whole = complete_seeds(judged)
         for place in places if whole else ():
             rows.append(_row(AVERAGE, [_mean([model[place] for model in of_seed]) for of_seed in whole], tree))
     return rows
@@ -107,7 +107,7 @@ def goals_of(rows: Sequence[Row]) -> list[Goal]:
     return goals
 
 
-def judge_published(
+def score_published(
     store: Store,
     base: Base,
     domain: str,
@@ -115,7 +115,7 @@ def judge_published(
     names: Sequence[str],
     tasks: Sequence[EvalTask],
     limits: Budget,
-    judge: TableJudge,
+    judge: TableScorer,
 ) -> dict[str, list[list[dict[str, Any]]]]:
     """Tenants over a version of `domain`, a folder, as they are served, each on the task in its place.
 
@@ -139,14 +139,14 @@ def judge_published(
         if set(made.card.labels) != set(task.data.labels):
             raise ConfigError(f"tenant {name!r} has not the labels of task {task.name}: give the tenants in its order")
         # Its head's rows are in the order of its own labels.
-        data = replace(task.within(limits, 0), labels=made.card.labels)
+        data = replace(task.sample(limits, 0), labels=made.card.labels)
         make_body = adapter_body(base.load_upper(), REDUCTION_FACTOR, made.adapter, judge.device, made.card.adapter_at)
         body = make_body().to(judge.device)
         judged[task.name] = [judge.judge(task, data, body, made.head, made.card.pooling)]
     return judged
 
 
-@evaluation
+@eval_command
 def tables_accuracy(
     shared: EvalOptions,
     domain: Annotated[str, typer.Option(help="PLOT or domain whose own table has these sizes.")] = PLOT,
@@ -181,7 +181,7 @@ def tables_accuracy(
     tasks, limits, where = shared.read()
     target = Store.at(shared.store)
     found_base = bases.load(target.base(base))
-    served = Served(target, found_base, domain)
+    served = ServedDomain(target, found_base, domain)
     percents = sorted(set(top or (*PERCENTS, *([0.0] if len(served.lineage) > 1 else []))))
     if len(served.lineage) == 1 and 0 in percents:
         raise ConfigError(f"--top 0 asks for the tables above {domain!r}, which is a root")
@@ -191,7 +191,7 @@ def tables_accuracy(
     # As `build plot` reads them, or `build domain`.
     reading = read_to_count if len(served.lineage) == 1 else read_source
     read = [text for source in sources for text in reading(source)]
-    documents = unseen(read, tasks)
+    documents = without_test_texts(read, tasks)
     counted = count_corpus(documents[: QUICK_DOCUMENTS if shared.quick else None], served)
     tree = VersionTree(target, found_base, served.lineage, counted)
     settings = {
@@ -204,9 +204,9 @@ def tables_accuracy(
         "top_percents": percents,
     }
     with tempfile.TemporaryDirectory(prefix="hplm-eval-") as folder:
-        judge = TableJudge(tree, percents, Path(folder), shared.pooled, where)
+        judge = TableScorer(tree, percents, Path(folder), shared.pooled, where)
         if tenant:
-            judged: Judged = judge_published(
+            judged: Judged = score_published(
                 target, found_base, domain, str(served.lineage[0]), tenant, tasks, limits, judge
             )
             settings |= {"tenants": tenant, "budget": asdict(limits)}
@@ -223,11 +223,11 @@ def tables_accuracy(
                         **{key: settings[key] for key in ("tokens", "distinct", "top_percents")},
                     }
                 ),
-                judge.of_trained,
+                judge.score_trained,
                 more_tests=len(percents) * len(MISSES),
             )
             study, found = shared.run(tasks, [variant], limits, where)
-            judged = judged_as("tables", study, found)
-            settings = about_study(study, found, settings)
+            judged = measurements_by_task("tables", study, found)
+            settings = study_settings(study, found, settings)
         rows = table_rows(judged, tree, percents)
     Report("tables-accuracy", settings, rows, goals_of(rows)).publish(shared.json_file)

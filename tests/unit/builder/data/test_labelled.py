@@ -12,7 +12,7 @@ from hplm_builder.data import labelled_files
 from hplm_builder.data.labelled import Entity, LabelledFile, LabelledText
 from hplm_builder.data.labelled_checks import check_data
 from hplm_builder.data.labelled_files import read_data, read_file, read_folder
-from hplm_builder.data.rows import LONGEST_RECORD
+from hplm_builder.data.row_readers import LONGEST_RECORD
 
 from hplm.core.columns import Columns, check_header
 from hplm.errors import ConfigError, DataError
@@ -42,7 +42,7 @@ def test_pairs_read_alike_under_both_names_of_their_columns(tmp_path: Path) -> N
     jsonl = read_file(write(tmp_path, "a.jsonl", '{"text": "one", "text_pair": "two", "label": 3.5}\n'))
     tsv = read_file(write(tmp_path, "a.tsv", "sentence1\tsentence2\tscore\none\ttwo\t3.5\n"))
     assert jsonl == tsv == [LabelledText("one", "3.5", (), "two")]
-    assert jsonl[0].asked == ("one", "two")
+    assert jsonl[0].text_or_pair == ("one", "two")
 
 
 def test_conll_tags_become_entities_over_characters(tmp_path: Path) -> None:

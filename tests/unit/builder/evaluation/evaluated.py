@@ -72,6 +72,7 @@ def make_original(folder: Path) -> None:
             initializer_range=0.2,
         )
     ).save_pretrained(folder)
+    tiny.tokenizer().save(str(folder / "tokenizer.json"))
 
 
 def write_part(root: Path, part: str, seed: int, count: int) -> None:

@@ -16,12 +16,12 @@ from hplm_builder.cli.evaluate import app
 from hplm_builder.data.corpus_file import read_corpus
 from hplm_builder.data.labelled_files import read_folder
 from hplm_builder.domains.domain_build import DomainSettings
-from hplm_builder.evaluation.search.results import BusyError, Results
-from hplm_builder.evaluation.search.tasks import EvalTask, read_tasks
-from hplm_builder.evaluation.search.variants import Served, computed_features
-from hplm_builder.evaluation.studies.corpora import by_task, unseen, write_corpus
-from hplm_builder.evaluation.studies.domain_build import DomainBuilder
-from hplm_builder.evaluation.studies.domains import HALVES, gains
+from hplm_builder.evaluation.search.eval_task import EvalTask, read_tasks
+from hplm_builder.evaluation.search.run_store import BusyError, RunStore
+from hplm_builder.evaluation.search.variants import ServedDomain, computed_features
+from hplm_builder.evaluation.studies.domain_builder import DomainBuilder
+from hplm_builder.evaluation.studies.domains import HALVES, with_gains
+from hplm_builder.evaluation.studies.task_corpora import source_by_task, without_test_texts, write_corpus
 from hplm_builder.tenants.bodies import ConvertedModel, fastest_format
 from typer.testing import CliRunner
 
@@ -52,7 +52,7 @@ def task(bench: Place) -> EvalTask:
 def builder_of(
     place: Place, folder: Path, sources: dict[str, str], settings: DomainSettings = SETTINGS
 ) -> DomainBuilder:
-    return DomainBuilder(Served(place.store, place.base, tiny.PLOT), settings, sources, Results(folder), CPU)
+    return DomainBuilder(ServedDomain(place.store, place.base, tiny.PLOT), settings, sources, RunStore(folder), CPU)
 
 
 def halves_of(base: Base) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
@@ -166,13 +166,13 @@ def test_a_corpus_of_long_documents_is_taken_as_a_domain_takes_it(task: EvalTask
 def test_corpora_go_to_tasks_in_order_or_to_all(bench: Place) -> None:
     tasks = read_tasks([], bench.root)
     corpus = str(bench.folder / "corpus.txt")
-    assert by_task(tasks, []) == {"colours": "own", "places": "own"}
-    assert by_task(tasks, [corpus]) == {"colours": corpus, "places": corpus}
-    assert by_task(tasks, ["own", corpus]) == {"colours": "own", "places": corpus}
+    assert source_by_task(tasks, []) == {"colours": "own", "places": "own"}
+    assert source_by_task(tasks, [corpus]) == {"colours": corpus, "places": corpus}
+    assert source_by_task(tasks, ["own", corpus]) == {"colours": "own", "places": corpus}
     with pytest.raises(ConfigError, match="3 --corpus for 2 tasks"):
-        by_task(tasks, ["own"] * 3)
+        source_by_task(tasks, ["own"] * 3)
     with pytest.raises(DataError, match="'nowhere' is neither a corpus file"):
-        by_task(tasks, ["nowhere"])
+        source_by_task(tasks, ["nowhere"])
 
 
 def test_both_halves_over_token_ids_are_the_upper_layers_over_features(bench: Place) -> None:
@@ -189,7 +189,7 @@ def test_both_halves_over_token_ids_are_the_upper_layers_over_features(bench: Pl
 
 def test_what_another_process_is_building_is_left_to_it(bench: Place, task: EvalTask, tmp_path: Path) -> None:
     builder = builder_of(bench, tmp_path, {"colours": "own"})
-    with Results(tmp_path).claimed(f"domains/{builder.name(task)}"), pytest.raises(BusyError):
+    with RunStore(tmp_path).claim(f"domains/{builder.name(task)}"), pytest.raises(BusyError):
         builder.lineage(task, silent)
     assert builder.lineage(task, silent)
 
@@ -205,7 +205,7 @@ def test_processes_that_share_a_folder_share_the_domains(bench: Place, tmp_path:
 
 def test_gains_are_in_points_over_the_root() -> None:
     rows = [{"task": "t", "variant": "root", "test": 0.7}, {"task": "t", "variant": "branch", "test": 0.72}]
-    root, branch = gains(rows)
+    root, branch = with_gains(rows)
     assert "points_over_root" not in root
     assert branch["points_over_root"] == pytest.approx(2.0)
 
@@ -240,4 +240,4 @@ def test_documents_that_hold_text_of_a_test_part_are_left_out(bench: Place) -> N
         "one two three four and five six seven eight nine",
         "",
     ]
-    assert unseen(documents, [seen]) == documents[2:]
+    assert without_test_texts(documents, [seen]) == documents[2:]

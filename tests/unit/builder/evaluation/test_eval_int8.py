@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from hplm_builder.data.labelled import LabelledText
-from hplm_builder.evaluation.search.variants import Served
+from hplm_builder.evaluation.search.variants import ServedDomain
 from hplm_builder.evaluation.studies.int8 import clipped_share, computed_share, goals_of, int8_rows
 from hplm_builder.tenants.bodies import AdapterModel
 from hplm_builder.tenants.prepared import Prepared
@@ -41,7 +41,7 @@ def test_both_ways_are_scored_on_every_task(tmp_path: Path) -> None:
 @needs_vnni
 def test_what_is_looked_up_in_int8_is_something_else(tmp_path: Path) -> None:
     place = evaluated.make_place(tmp_path)
-    plain = Served(place.store, place.base, tiny.PLOT)
+    plain = ServedDomain(place.store, place.base, tiny.PLOT)
     quantised = replace(plain, quantization="int8")
     assert (plain.source.name, quantised.source.name) == ("general-compute", "general-compute-int8")
     assert plain.about() != quantised.about()

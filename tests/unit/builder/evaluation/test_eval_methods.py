@@ -21,11 +21,11 @@ from hplm_builder.cli.evaluate import app
 from hplm_builder.data.labelled import LabelledData, LabelledText
 from hplm_builder.data.labelled_files import read_folder
 from hplm_builder.evaluation.search.budget import BUDGETS, Budget
-from hplm_builder.evaluation.search.features import KeptFeatures
-from hplm_builder.evaluation.search.results import Results, Run, RunKey
+from hplm_builder.evaluation.search.eval_task import EvalTask, read_tasks
+from hplm_builder.evaluation.search.feature_cache import FeatureCache
+from hplm_builder.evaluation.search.run_store import RunKey, RunResult, RunStore
 from hplm_builder.evaluation.search.study import Study
-from hplm_builder.evaluation.search.tasks import EvalTask, read_tasks
-from hplm_builder.evaluation.search.variants import RATES, Original, Served
+from hplm_builder.evaluation.search.variants import RATES, OriginalModel, ServedDomain
 from hplm_builder.evaluation.studies.methods import METHODS, goals_of, method_variants
 from hplm_builder.tenants.bodies import CPU, fastest_format
 from typer.testing import CliRunner
@@ -75,8 +75,8 @@ def test_on_demand_adapters_stand_where_the_paper_has_them(bench: Place, task: E
     report = report_of(bench, "methods", *with_original(bench), *asked)
     trained = report["settings"]["trained"]["places"]
     assert len({one["parameters"] for one in trained.values()}) == 1
-    original = Original(bench.base, bench.original)
-    variants = method_variants(original, Served(bench.store, bench.base, "general"), CPU)
+    original = OriginalModel(bench.base, bench.original)
+    variants = method_variants(original, ServedDomain(bench.store, bench.base, "general"), CPU)
     places = {one.name: one.body(task)().at for one in variants if one.name in methods}
     assert places == {name: "attention" if name.endswith("-attention") else "input" for name in methods}
 
@@ -97,8 +97,8 @@ def test_on_demand_adapters_are_four_times_as_wide(bench: Place, tmp_path: Path)
 
 
 def test_wide_and_taught_is_both(bench: Place, task: EvalTask) -> None:
-    original = Original(bench.base, bench.original)
-    found = {one.name: one for one in method_variants(original, Served(bench.store, bench.base, "general"), CPU)}
+    original = OriginalModel(bench.base, bench.original)
+    found = {one.name: one for one in method_variants(original, ServedDomain(bench.store, bench.base, "general"), CPU)}
     assert {name for name, one in found.items() if one.taught} == {"hbert-taught", "hbert-wide-taught"}
     wide, both = (found[name] for name in ("hbert-wide", "hbert-wide-taught"))
     assert both.about(task) == wide.about(task) != found["hbert"].about(task)
@@ -117,23 +117,25 @@ def test_on_demand_hbert_learns_from_unlabelled_texts_too(bench: Place, task: Ev
     assert len(found) == len(alone) == 4
     assert [one["run"]["scores"] for one in found] != [one["run"]["scores"] for one in alone]
     quick = BUDGETS["quick"]
-    data = task.within(quick, 0, unlabelled=True)
+    data = task.sample(quick, 0, unlabelled=True)
     labelled = {one.text for part in data.labelled.values() for one in part}
     assert 0 < len(data.unlabelled) <= len(data.train)
     assert not labelled & {one.text for one in data.unlabelled}
     assert all(one.label is None and not one.entities for one in data.unlabelled)
-    assert data.unlabelled == task.within(quick, 0, unlabelled=True).unlabelled
+    assert data.unlabelled == task.sample(quick, 0, unlabelled=True).unlabelled
     with pytest.raises(DataError, match="colours: the budget takes all train examples"):
-        task.within(BUDGETS["full"], 0, unlabelled=True)
+        task.sample(BUDGETS["full"], 0, unlabelled=True)
 
 
 def test_features_of_unlabelled_texts_are_there_after_a_run_without(bench: Place, task: EvalTask) -> None:
-    original = Original(bench.base, bench.original)
-    variants = {one.name: one for one in method_variants(original, Served(bench.store, bench.base, "general"), CPU)}
-    kept, quick = KeptFeatures(), BUDGETS["quick"]
+    original = OriginalModel(bench.base, bench.original)
+    variants = {
+        one.name: one for one in method_variants(original, ServedDomain(bench.store, bench.base, "general"), CPU)
+    }
+    kept, quick = FeatureCache(), BUDGETS["quick"]
     found = {}
     for name in ("hbert", "hbert-taught"):
-        data = task.within(quick, 0, unlabelled=variants[name].taught)
+        data = task.sample(quick, 0, unlabelled=variants[name].taught)
         found[name] = kept.parts(task, variants[name], data, 0, silent)
     assert [one.source for one in found["hbert-taught"]["unlabelled"]] == data.unlabelled
     assert len(data.unlabelled) > 0
@@ -245,18 +247,18 @@ def test_processes_that_share_a_folder_repeat_no_work(bench: Place, tmp_path: Pa
 
 def test_what_a_killed_process_had_taken_is_free_again(tmp_path: Path) -> None:
     code = (
-        "import sys, time\nfrom pathlib import Path\nfrom hplm_builder.evaluation.search.results import Results\n"
-        "with Results(Path(sys.argv[1])).claimed('task/run') as ours:\n    print(ours, flush=True)\n    time.sleep(60)\n"
+        "import sys, time\nfrom pathlib import Path\nfrom hplm_builder.evaluation.search.run_store import RunStore\n"
+        "with RunStore(Path(sys.argv[1])).claim('task/run') as ours:\n    print(ours, flush=True)\n    time.sleep(60)\n"
     )
     other = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert other.stdout is not None
     assert other.stdout.readline() == "True\n"
-    with Results(tmp_path).claimed("task/run") as ours:
+    with RunStore(tmp_path).claim("task/run") as ours:
         assert not ours
     assert (tmp_path / "task" / "run.lock").read_text() == f"{other.pid}\n"
     other.send_signal(signal.SIGKILL)
     other.communicate()
-    with Results(tmp_path).claimed("task/run") as ours:
+    with RunStore(tmp_path).claim("task/run") as ours:
         assert ours
 
 
@@ -274,20 +276,20 @@ def test_a_damaged_result_is_one_clear_error(tmp_path: Path, content: str) -> No
     path.parent.mkdir(parents=True)
     path.write_text(content)
     with pytest.raises(DataError, match="is not a result"):
-        Results(tmp_path).read(KEY, {})
+        RunStore(tmp_path).read(KEY, {})
 
 
 def test_a_folder_that_cannot_be_written_is_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "run.lock").mkdir()
-    with pytest.raises(ConfigError, match="cannot be made"), Results(tmp_path / "file").claimed("task/run"):
+    with pytest.raises(ConfigError, match="cannot be made"), RunStore(tmp_path / "file").claim("task/run"):
         pass
-    with pytest.raises(ConfigError, match="cannot be written"), Results(tmp_path).claimed("run"):
+    with pytest.raises(ConfigError, match="cannot be written"), RunStore(tmp_path).claim("run"):
         pass
 
 
 def test_a_result_is_read_as_it_was_written(tmp_path: Path) -> None:
-    results, run = Results(tmp_path), Run(0.5, 0.25, {"test_f1": 0.25}, 1, 2, 3, 4.0, {"more": [1]})
+    results, run = RunStore(tmp_path), RunResult(0.5, 0.25, {"test_f1": 0.25}, 1, 2, 3, 4.0, {"more": [1]})
     assert results.read(KEY, {"a": 1}) is None
     results.write(KEY, {"a": (1, 2)}, run)
     assert results.read(KEY, {"a": (1, 2)}) == run
@@ -334,7 +336,7 @@ def test_test_texts_that_are_trained_on_too_are_told_of(bench: Place, tmp_path: 
 def test_capped_parts_keep_the_shares_of_the_classes_and_follow_the_seed(task: EvalTask) -> None:
     budget = Budget("some", 30, 10, 15, 1, 1, (1.0,), search_every_seed=False)
     whole = Counter(example.label for example in task.data.train)
-    first, again, other = (task.within(budget, seed) for seed in (0, 0, 1))
+    first, again, other = (task.sample(budget, seed) for seed in (0, 0, 1))
     assert first == again
     assert first.train != other.train
     assert first.test == other.test
@@ -349,12 +351,12 @@ def test_a_class_that_is_called_nan_keeps_its_share_too() -> None:
     labels = np.random.default_rng(1).permutation(["0", "1", "2", "nan"] * 100).tolist()
     examples = [LabelledText(f"text {number}", label) for number, label in enumerate(labels)]
     task = EvalTask("numbers", LabelledData("classification", ("0", "1", "2", "nan"), examples, examples[:9], examples))
-    part = Counter(example.label for example in task.within(replace(BUDGETS["cpu"], most_train=100), 0).train)
+    part = Counter(example.label for example in task.sample(replace(BUDGETS["cpu"], most_train=100), 0).train)
     assert set(part.values()) == {25}
 
 
 def test_a_part_that_fits_is_taken_whole(task: EvalTask) -> None:
-    data = task.within(BUDGETS["cpu"], 3)
+    data = task.sample(BUDGETS["cpu"], 3)
     assert data.train is task.data.train
     assert data.dev is task.data.dev
 
@@ -394,12 +396,12 @@ TAGS = "Rome B-CITY\n\na O\n\n"
 def test_a_taggings_results_from_when_the_best_epoch_was_kept_are_of_other_heads(bench: Place, tmp_path: Path) -> None:
     broken(tmp_path, "tags", {"train.conll": TAGS * 4, "dev.conll": TAGS, "test.conll": TAGS})
     tasks = {one.name: one for one in read_tasks([tmp_path / "tags", bench.root / "colours"], None)}
-    served = Served(bench.store, bench.base, "general")
-    variants = method_variants(Original(bench.base, bench.original), served, CPU)
+    served = ServedDomain(bench.store, bench.base, "general")
+    variants = method_variants(OriginalModel(bench.base, bench.original), served, CPU)
     study = Study([*tasks.values()], variants, BUDGETS["quick"], (0,), "mean", CPU)
     of_tags, of_colours = (study.about(tasks[name], variants[0]) for name in ("tags", "colours"))
-    results = Results(tmp_path)
-    results.write(KEY, {name: value for name, value in of_tags.items() if name != "kept"}, Run())
+    results = RunStore(tmp_path)
+    results.write(KEY, {name: value for name, value in of_tags.items() if name != "kept"}, RunResult())
     with pytest.raises(DataError, match="is of a run with kept None"):
         results.read(KEY, of_tags)
     assert "kept" not in of_colours
@@ -458,11 +460,11 @@ def test_a_base_of_another_model_is_refused(tmp_path: Path) -> None:
     place = evaluated.make_place(tmp_path)
     other = tiny.make_base(place.store, tiny.config(name="wide", hidden_size=64))
     with pytest.raises(ConfigError, match="base wide was not converted from"):
-        Original(other, place.original).check()
+        OriginalModel(other, place.original).check()
 
 
 def test_untrained_adapters_over_the_original_cut_are_the_original(bench: Place, task: EvalTask) -> None:
-    original = Original(bench.base, bench.original)
+    original = OriginalModel(bench.base, bench.original)
     encoded = bench.base.load_text_encoder().encode([example.text for example in task.data.test])
     cut, last = (source.open(task, silent)(encoded) for source in (original.cut_states(), original.last_states()))
     body = original.adapter_body()(task)()

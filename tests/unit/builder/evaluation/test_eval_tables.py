@@ -12,8 +12,8 @@ import pytest
 from hplm_builder.cli.evaluate import app
 from hplm_builder.data.labelled_files import read_folder
 from hplm_builder.domains.domain_build import DomainSettings, build_domain, publish
-from hplm_builder.evaluation.search.variants import Served
-from hplm_builder.evaluation.studies.table_judge import MISSES, hit_rates
+from hplm_builder.evaluation.search.variants import ServedDomain
+from hplm_builder.evaluation.studies.table_scorer import MISSES, hit_rates
 from hplm_builder.evaluation.studies.tables_accuracy import count_corpus, goals_of, table_rows
 from hplm_builder.export import register
 from hplm_builder.tables.plot_tables import build_plot
@@ -54,7 +54,7 @@ def texts_of(place: Place, seed: int) -> list[np.ndarray]:
 
 
 def tree_of(place: Place, domain: str) -> VersionTree:
-    served = Served(place.store, place.base, domain)
+    served = ServedDomain(place.store, place.base, domain)
     documents = tiny.sentences(50) if domain == tiny.PLOT else tiny.sentences(200, seed=5)
     return VersionTree(place.store, place.base, served.lineage, count_corpus(documents, served))
 
@@ -261,7 +261,7 @@ def test_an_average_is_taken_of_each_seed_that_no_task_lacks(bench: Place) -> No
 
 def test_a_test_part_is_tokenised_a_few_texts_at_a_time(bench: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hplm_builder.tenants.prepared.CHUNK", 8)
-    tested = {one.asked for one in read_folder(bench.root / "colours").test}
+    tested = {one.text_or_pair for one in read_folder(bench.root / "colours").test}
     together: list[int] = []
     encode = TextEncoder.encode
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hplm_builder.data.cautions import cautions, nothing_learned
+from hplm_builder.data.data_warnings import data_warnings, nothing_learned_warning
 from hplm_builder.data.labelled import Entity, LabelledData, LabelledText
 
 from hplm.core.text import TextEncoder
@@ -36,11 +36,11 @@ def tagging(train: list[LabelledText], dev: list[LabelledText] | None = None) ->
 
 def test_entities_that_can_be_found_are_no_matter(encoder: TextEncoder) -> None:
     spaced = replace(WHOLE, text=f"{TEXT} !", entities=(Entity("PER", 0, 5),))
-    assert cautions(tagging([WHOLE, spaced]), encoder) == []
+    assert data_warnings(tagging([WHOLE, spaced]), encoder) == []
 
 
 def test_entities_that_can_never_be_found_are_counted(encoder: TextEncoder) -> None:
-    said, *_ = cautions(tagging([WHOLE, BEGINS_WITHIN, ENDS_WITHIN, BEYOND]), encoder)
+    said, *_ = data_warnings(tagging([WHOLE, BEGINS_WITHIN, ENDS_WITHIN, BEYOND]), encoder)
     assert said.startswith("3 of 5 entities of the train data can never be found: they begin or end within a word")
     assert f"beyond the {encoder.max_tokens} tokens" in said
 
@@ -48,21 +48,21 @@ def test_entities_that_can_never_be_found_are_counted(encoder: TextEncoder) -> N
 @pytest.mark.parametrize("one", [BEGINS_WITHIN, ENDS_WITHIN, BEYOND], ids=["begins", "ends", "beyond"])
 def test_a_part_of_which_no_entity_can_be_found_is_refused(encoder: TextEncoder, one: LabelledText) -> None:
     with pytest.raises(DataError, match="none of the 2 entities of the train data can be learned"):
-        cautions(tagging([one, one]), encoder)
+        data_warnings(tagging([one, one]), encoder)
     with pytest.raises(DataError, match="none of the 1 entities of the dev data"):
-        cautions(tagging([WHOLE], [one]), encoder)
-    said, *_ = cautions(replace(tagging([WHOLE]), test=[one]), encoder)
+        data_warnings(tagging([WHOLE], [one]), encoder)
+    said, *_ = data_warnings(replace(tagging([WHOLE]), test=[one]), encoder)
     assert said.startswith("1 of 1 entities of the test data can never be found")
 
 
 def test_sound_data_are_not_talked_about(encoder: TextEncoder) -> None:
     train = {"the cat": "x", "a cat": "x", "the dog": "y", "a dog": "y"}
-    assert cautions(classes(train, {"cat": "x", "dog": "y"}, {"red cat": "x"}), encoder) == []
+    assert data_warnings(classes(train, {"cat": "x", "dog": "y"}, {"red cat": "x"}), encoder) == []
 
 
 def test_classes_with_too_few_examples_are_named(encoder: TextEncoder) -> None:
     train = {"the cat": "x", "a cat": "x", "the dog": "y", "the bird": "z"}
-    assert cautions(classes(train, {"cat": "x"}), encoder) == [
+    assert data_warnings(classes(train, {"cat": "x"}), encoder) == [
         "2 of 3 classes have one train example: 'y', 'z'",
         "2 of 3 classes have no dev example, so nothing tells how well they do: 'y', 'z'",
     ]
@@ -70,26 +70,26 @@ def test_classes_with_too_few_examples_are_named(encoder: TextEncoder) -> None:
 
 def test_labels_that_may_be_one_are_named(encoder: TextEncoder) -> None:
     train = {"the cat": "1", "a cat": "1", "the dog": "1.0", "a dog": "1.0", "a bird": "x", "the bird": "x"}
-    assert cautions(classes(train, {"cat": "1", "dog": "1.0", "bird": "x"}), encoder) == [
+    assert data_warnings(classes(train, {"cat": "1", "dog": "1.0", "bird": "x"}), encoder) == [
         "labels differ in capitals, white space or how a number is written alone: '1', '1.0'; are they one?"
     ]
     train = {"the cat": "1_0", "a cat": "1_0", "the dog": "10", "a dog": "10"}
-    assert cautions(classes(train, {"cat": "1_0", "dog": "10"}), encoder) == []
+    assert data_warnings(classes(train, {"cat": "1_0", "dog": "10"}), encoder) == []
     tags = ("O", "B-CITY", "I-CITY", "B-City", "I-City", "B-PER", "I-PER")
-    assert cautions(replace(tagging([WHOLE]), labels=tags), encoder) == [
+    assert data_warnings(replace(tagging([WHOLE]), labels=tags), encoder) == [
         "labels differ in capitals, white space or how a number is written alone: 'CITY', 'City'; are they one?"
     ]
 
 
 def test_a_test_part_that_tells_nothing_is_told_of(encoder: TextEncoder) -> None:
     bare = replace(tagging([WHOLE]), test=[LabelledText("the cat runs")])
-    assert cautions(bare, encoder) == ["the test data holds no entity: to find nothing is the best score there"]
+    assert data_warnings(bare, encoder) == ["the test data holds no entity: to find nothing is the best score there"]
     ratings = [
         [LabelledText(f"{word} {part}", f"{number}.5") for number, word in enumerate(("one", "two"))] for part in "abc"
     ]
     rated = LabelledData("regression", ("score",), *ratings)
-    assert cautions(rated, encoder) == []
-    (said,) = cautions(replace(rated, test=rated.test[:1]), encoder)
+    assert data_warnings(rated, encoder) == []
+    (said,) = data_warnings(replace(rated, test=rated.test[:1]), encoder)
     assert said.startswith("the test data holds one value only")
 
 
@@ -99,7 +99,7 @@ def test_texts_that_are_there_more_than_once_are_counted(encoder: TextEncoder) -
     twice = replace(
         data, train=[*data.train, LabelledText("a dog", "y"), LabelledText("a cat", "y", where="train.csv, line 6")]
     )
-    assert cautions(twice, encoder) == [
+    assert data_warnings(twice, encoder) == [
         "4 of 6 train examples have a text that another has too",
         "1 of 4 train texts have more than one label, as at train.csv, line 6",
         "1 of 2 test texts are in the train data too: test scores are too good",
@@ -108,7 +108,7 @@ def test_texts_that_are_there_more_than_once_are_counted(encoder: TextEncoder) -
 
 def test_texts_that_are_cut_are_estimated(encoder: TextEncoder) -> None:
     train = {"the cat": "x", "a cat " * 60: "x", "the dog": "y", "a dog": "y"}
-    (said,) = cautions(classes(train, {"cat": "x", "dog": "y"}), encoder)
+    (said,) = data_warnings(classes(train, {"cat": "x", "dog": "y"}), encoder)
     assert said.startswith("about 25% of the train texts are longer than the")
 
 
@@ -128,6 +128,6 @@ def test_texts_that_are_cut_are_estimated(encoder: TextEncoder) -> None:
 def test_a_tenant_that_is_no_better_than_one_answer_to_everything_has_learned_nothing(
     data: LabelledData, scores: dict[str, float], is_said: bool
 ) -> None:
-    said = nothing_learned(data, scores, 2e-3)
+    said = nothing_learned_warning(data, scores, 2e-3)
     assert len(said) == is_said
     assert all("try other learning rates than 0.002, a lower one first, or more examples" in one for one in said)

@@ -31,7 +31,7 @@ from hplm.store.layout import Store
 from hplm_builder.convert.base import ensure_base, minilm_folder
 from hplm_builder.export.model_folders import export
 from hplm_builder.export.register import banks_of, fresh_bank, name_root, publish_bank, served
-from hplm_builder.fleet.bootstrap import DATA, TaskFleet, tune_fleet
+from hplm_builder.fleet.fine_tuned_fleet import DATA, FineTunedFleet, fine_tune_fleet
 from hplm_builder.tables.plot_tables import count_grams, has_plot, write_windows
 from hplm_builder.tenants.bodies import ADAPTER_AT
 
@@ -146,13 +146,13 @@ def make_pool_plot(store: Store, base: Base, texts: Sequence[str], progress: Pro
         )
 
 
-def make_bench_repository(
+def make_benchmark_repository(
     folder: Path,
     shape: Shape,
     tenants: int,
     seed: int,
     progress: Progress,
-    tuned: TaskFleet | None,
+    tuned: FineTunedFleet | None,
     pooling: Pooling,
     reduction_factor: int,
 ) -> Path:
@@ -189,7 +189,7 @@ def make_bench_repository(
     if (bank := _whole_fleet(store, base, tenants)) is None:
         bank = fresh_bank(store, BANK)
         if tuned:
-            tune_fleet(store, base, open_lookup(store, base, PLOT), bank, tuned, bar_report(progress, BANK))
+            fine_tune_fleet(store, base, open_lookup(store, base, PLOT), bank, tuned, bar_report(progress, BANK))
         else:
             make_fleet(store, base, bank, tenants, seed, progress, pooling=pooling, reduction_factor=reduction_factor)
     if not any(one.path == store.relative(store.bank(bank)) for one in served(store)):

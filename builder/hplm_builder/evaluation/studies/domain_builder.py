@@ -25,10 +25,10 @@ from hplm_builder.data.corpus_file import read_corpus
 from hplm_builder.domains.domain_build import DomainSettings, build_domain, estimate_domain
 from hplm_builder.domains.domain_corpus import prepare_corpus
 from hplm_builder.domains.masked_lm import MaskedLm, train
-from hplm_builder.evaluation.search.results import BusyError, Results
-from hplm_builder.evaluation.search.tasks import EvalTask
-from hplm_builder.evaluation.search.variants import Served
-from hplm_builder.evaluation.studies.corpora import OVERLAP_WORDS, OWN, write_corpus
+from hplm_builder.evaluation.search.eval_task import EvalTask
+from hplm_builder.evaluation.search.run_store import BusyError, RunStore
+from hplm_builder.evaluation.search.variants import ServedDomain
+from hplm_builder.evaluation.studies.task_corpora import OVERLAP_WORDS, OWN, write_corpus
 from hplm_builder.tenants.bodies import Half
 
 CORPUS, ABOUT = "corpus.jsonl", "about.json"
@@ -55,10 +55,10 @@ class DomainBuilder:
     What another process is building raises BusyError.
     """
 
-    parent: Served
+    parent: ServedDomain
     settings: DomainSettings
     sources: Mapping[str, str]
-    results: Results
+    results: RunStore
     device: torch.device
 
     def lineage(self, task: EvalTask, report: Report) -> list[Path | str]:
@@ -144,7 +144,7 @@ class DomainBuilder:
         about = place / ABOUT
         if about.is_file():
             return
-        with self.results.claimed(f"domains/{place.name}") as is_ours:
+        with self.results.claim(f"domains/{place.name}") as is_ours:
             if not is_ours:
                 raise BusyError(f"another process builds {place}")
             if about.is_file():

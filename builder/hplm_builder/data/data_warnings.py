@@ -24,21 +24,21 @@ from hplm_builder.tenants.scores import METRICS
 MEASURED, MOST_NAMED, LONGEST_QUOTED = 1000, 5, 40
 
 
-def cautions(data: LabelledData, encoder: TextEncoder) -> list[str]:
+def data_warnings(data: LabelledData, encoder: TextEncoder) -> list[str]:
     """Sentences. Raises DataError where none of the entities of train or dev can ever be found."""
     of_task = {"tagging": lambda: _of_entities(data, encoder), "classification": lambda: _of_classes(data)}
     said = of_task.get(data.task, list)()
     return [
         *said,
-        *untold(data),
+        *uninformative_test_data(data),
         *_of_spellings(data),
         *_of_repeated(data),
-        *leaks(data),
+        *leak_warnings(data),
         *_of_long(data, encoder),
     ]
 
 
-def untold(data: LabelledData) -> list[str]:
+def uninformative_test_data(data: LabelledData) -> list[str]:
     """A sentence where test data cannot tell a good model from a bad one; dev data that cannot are refused."""
     if data.task == "tagging" and data.test and not any(one.entities for one in data.test):
         return ["the test data holds no entity: to find nothing is the best score there"]
@@ -47,17 +47,17 @@ def untold(data: LabelledData) -> list[str]:
     return []
 
 
-def leaks(data: LabelledData) -> list[str]:
+def leak_warnings(data: LabelledData) -> list[str]:
     """Sentences where dev or test data have texts of the train data."""
-    known = {one.asked for one in data.train}
+    known = {one.text_or_pair for one in data.train}
     return [
         f"{found:,} of {len(part):,} {name} texts are in the train data too: {name} scores are too good"
         for name, part in (("dev", data.dev), ("test", data.test))
-        if (found := sum(one.asked in known for one in part))
+        if (found := sum(one.text_or_pair in known for one in part))
     ]
 
 
-def nothing_learned(data: LabelledData, scores: Mapping[str, float], learning_rate: float) -> list[str]:
+def nothing_learned_warning(data: LabelledData, scores: Mapping[str, float], learning_rate: float) -> list[str]:
     """A sentence where a tenant with these `scores` `has_learned` nothing."""
     if has_learned(data, scores):
         return []
@@ -133,9 +133,9 @@ def _of_repeated(data: LabelledData) -> list[str]:
     # Where texts stood, not what they say: tenants' cards keep this.
     where: dict[TextOrPair, str] = {}
     for one in data.train:
-        found.setdefault(one.asked, set()).add(one.label if data.task != "tagging" else one.entities)
-        where[one.asked] = one.where
-    if repeated := sum(count for count in Counter(one.asked for one in data.train).values() if count > 1):
+        found.setdefault(one.text_or_pair, set()).add(one.label if data.task != "tagging" else one.entities)
+        where[one.text_or_pair] = one.where
+    if repeated := sum(count for count in Counter(one.text_or_pair for one in data.train).values() if count > 1):
         said.append(f"{repeated:,} of {len(data.train):,} train examples have a text that another has too")
     if unclear := [text for text, labels in found.items() if len(labels) > 1]:
         at = f", as at {where[unclear[0]]}" if where[unclear[0]] else ""
@@ -145,7 +145,9 @@ def _of_repeated(data: LabelledData) -> list[str]:
 
 def _of_long(data: LabelledData, encoder: TextEncoder) -> list[str]:
     some = sample_of(data.train, MEASURED)
-    long = sum(encoded.truncated for chunk in chunks(some) for encoded in encoder.encode([one.asked for one in chunk]))
+    long = sum(
+        encoded.truncated for chunk in chunks(some) for encoded in encoder.encode([one.text_or_pair for one in chunk])
+    )
     if not long:
         return []
     share = f"{long / len(some):.0%}" if long >= len(some) / 100 else "less than 1%"
@@ -163,7 +165,7 @@ def _to_be_found(part: Sequence[LabelledText], encoder: TextEncoder) -> int:
     """How many entities are whole words that are read."""
     count = 0
     for chunk in chunks(one for one in part if one.entities):
-        for one, encoded in zip(chunk, encoder.encode([each.asked for each in chunk]), strict=True):
+        for one, encoded in zip(chunk, encoder.encode([each.text_or_pair for each in chunk]), strict=True):
             starts, ends = _words(encoded.tokens)
             count += sum(entity.start in starts and entity.end in ends for entity in gold_entities(one, encoded.tokens))
     return count

@@ -33,7 +33,7 @@ class RunKey:
 
 
 @dataclass(frozen=True)
-class Run:
+class RunResult:
     """What came of a training. A run that diverged has no scores. `more`: what the evaluation measured besides."""
 
     dev: float | None = None
@@ -50,13 +50,13 @@ class BusyError(Exception):
     """Another process is making what this run needs: there may be other runs to do meanwhile."""
 
 
-class Results:
+class RunStore:
     """The folder. A run belongs to the process that holds its lock file, and the system lets go of a killed one's."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def read(self, key: RunKey, about: Mapping[str, Any]) -> Run | None:
+    def read(self, key: RunKey, about: Mapping[str, Any]) -> RunResult | None:
         """A finished run, None where there is none yet.
 
         `about` holds everything that it depends on, in JSON values. Raises DataError for a file that is damaged, or where it
@@ -65,7 +65,7 @@ class Results:
         path = self.folder / f"{key.path}.json"
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
-            there, run = found["about"], Run(**found["run"])
+            there, run = found["about"], RunResult(**found["run"])
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -79,7 +79,7 @@ class Results:
             )
         return run
 
-    def write(self, key: RunKey, about: Mapping[str, Any], run: Run) -> None:
+    def write(self, key: RunKey, about: Mapping[str, Any], run: RunResult) -> None:
         """Keep a finished run, all of it or nothing. Raises ConfigError where the folder cannot be written."""
         path = self._made(f"{key.path}.json")
         partial = path.with_suffix(f".{os.getpid()}.partial")
@@ -94,7 +94,7 @@ class Results:
             raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
 
     @contextmanager
-    def claimed(self, name: str) -> Iterator[bool]:
+    def claim(self, name: str) -> Iterator[bool]:
         """Whether what is called `name` is this process's to do, while the context lasts.
 
         Raises ConfigError where the folder cannot be written.

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from hplm.errors import ConfigError, DataError
-from hplm_builder.data.cautions import untold
+from hplm_builder.data.data_warnings import uninformative_test_data
 from hplm_builder.data.labelled import LabelledData, LabelledText
 from hplm_builder.data.labelled_files import read_folder, with_unlabelled
-from hplm_builder.data.splits import evenly
+from hplm_builder.data.splits import stratified_sample
 from hplm_builder.evaluation.search.budget import Budget
 from hplm_builder.tenants.scores import METRICS
 
@@ -43,7 +43,7 @@ class EvalTask:
                 digest.update(repr(example).encode())
         return digest.hexdigest()[:16]
 
-    def within(self, budget: Budget, seed: int, *, unlabelled: bool = False) -> LabelledData:
+    def sample(self, budget: Budget, seed: int, *, unlabelled: bool = False) -> LabelledData:
         """As much of it as a budget takes. A part that fits is the very same list; another is drawn by `seed`.
 
         Test examples are the same for every seed. The labels stay those of the whole task. With `unlabelled`, as many texts
@@ -71,10 +71,10 @@ class EvalTask:
 def _drawn(part: list[LabelledText], most: int | None, seed: int) -> list[LabelledText]:
     if most is None or len(part) <= most:
         return part
-    return [part[i] for i in evenly([kind_of(example) for example in part], most, seed)]
+    return [part[i] for i in stratified_sample([stratum_of(example) for example in part], most, seed)]
 
 
-def kind_of(example: LabelledText) -> tuple[Any, ...]:
+def stratum_of(example: LabelledText) -> tuple[Any, ...]:
     """What a stratified sample keeps the shares of: classes, values in order, or which entity types a text has."""
     if example.label is None:
         return tuple(sorted({entity.label for entity in example.entities}))
@@ -115,6 +115,6 @@ def _read_task(folder: Path) -> EvalTask:
         raise DataError(str(error) if str(folder) in str(error) else f"{folder}: {error}") from None
     if not data.test:
         raise DataError(f"{folder} has no test data: there is nothing to report")
-    for words in untold(data):
+    for words in uninformative_test_data(data):
         raise DataError(f"{folder}: {words}")
     return EvalTask(folder.resolve().name, data)

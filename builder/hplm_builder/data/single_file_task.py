@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hplm.errors import DataError, unreadable
-from hplm_builder.data.rows import Row
+from hplm_builder.data.row_readers import Row
 
 NAME = "data_full.json"
 # CLINC150 also has `oos_train`, `oos_val` and `oos_test`, of no class: they are left out, as in its in-scope accuracy.

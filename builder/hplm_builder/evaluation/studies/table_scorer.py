@@ -15,7 +15,7 @@ from torch import nn
 from hplm.adapters.tenant import Head
 from hplm.engine.open_domain import COMPUTED, OpenDomain
 from hplm_builder.data.labelled import LabelledData
-from hplm_builder.evaluation.search.tasks import EvalTask
+from hplm_builder.evaluation.search.eval_task import EvalTask
 from hplm_builder.tables.pruned_tables import OWN_TABLE, VersionTree
 from hplm_builder.tenants.finetune import Trained
 from hplm_builder.tenants.judging import predict, scores_of
@@ -27,7 +27,7 @@ SHORTER = ("bigram", "unigram")
 
 
 @dataclass(frozen=True)
-class TableUse:
+class LookedUpTest:
     """A task's test part looked up with one table. `own_hit_rate`: windows that it had; `hit_rate`: it or those above it."""
 
     percent: float
@@ -37,7 +37,7 @@ class TableUse:
     examples: list[Prepared]
 
 
-class TableJudge:
+class TableScorer:
     """Of a tree's own table at each of `percents`. Features lie in `folder`, as files: of long tests they are gigabytes."""
 
     def __init__(self, tree: VersionTree, percents: Sequence[float], folder: Path, pooling: str, device: torch.device):
@@ -46,9 +46,9 @@ class TableJudge:
         self._folder = folder
         self._pooling = pooling
         self.device = device
-        self._uses: dict[str, list[TableUse]] = {}
+        self._uses: dict[str, list[LookedUpTest]] = {}
 
-    def of_trained(self, task: EvalTask, data: LabelledData, trained: Trained) -> dict[str, Any]:
+    def score_trained(self, task: EvalTask, data: LabelledData, trained: Trained) -> dict[str, Any]:
         """As `Variant.more`: the rows of `judge` under `tables`."""
         return {"tables": self.judge(task, data, trained.body, trained.head, self._pooling)}
 
@@ -72,9 +72,13 @@ class TableJudge:
             )
         return rows
 
-    def _look_up(self, task: EvalTask, data: LabelledData) -> list[TableUse]:
+    def _look_up(self, task: EvalTask, data: LabelledData) -> list[LookedUpTest]:
         encoder = self._tree.base.load_text_encoder()
-        texts = [one.ids for chunk in chunks(data.test) for one in encoder.encode([example.asked for example in chunk])]
+        texts = [
+            one.ids
+            for chunk in chunks(data.test)
+            for one in encoder.encode([example.text_or_pair for example in chunk])
+        ]
         uses = []
         for percent in self._percents:
             for miss in MISSES:
@@ -83,7 +87,7 @@ class TableJudge:
                 lookup = self._tree.open(folder, percent, miss, texts)
                 examples = prepare(data.test, data, encoder, plot_features(lookup))
                 rates = hit_rates(lookup)
-                uses.append(TableUse(percent, miss, *rates, _on_disk(examples, folder / "features.npy")))
+                uses.append(LookedUpTest(percent, miss, *rates, _on_disk(examples, folder / "features.npy")))
         return uses
 
 

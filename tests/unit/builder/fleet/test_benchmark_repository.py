@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hplm_builder.fleet.fleet import BANK, make_fleet, make_pool_plot
+from hplm_builder.fleet.benchmark_repository import BANK, make_fleet, make_pool_plot
 from rich.progress import Progress
 
 from hplm.adapters.bank_file import BankFile

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from hplm.errors import ConfigError, DataError
 from hplm_builder.convert.mixture import read_source
-from hplm_builder.data.corpora import SOURCES
-from hplm_builder.evaluation.search.tasks import EvalTask
+from hplm_builder.data.text_sources import SOURCES
+from hplm_builder.evaluation.search.eval_task import EvalTask
 
 OWN = "own"
 OVERLAP_WORDS = 8
@@ -19,7 +19,7 @@ LONGEST = 160_000
 _WORD = re.compile(r"[^\W_]+")
 
 
-def unseen(documents: Iterable[str], tasks: Iterable[EvalTask]) -> list[str]:
+def without_test_texts(documents: Iterable[str], tasks: Iterable[EvalTask]) -> list[str]:
     """The documents without those that hold text of a task's test part: 8 words in a row of it.
 
     Shorter texts of a test part are not looked for. Named sources overlap with well-known tasks: the film reviews hold most
@@ -48,7 +48,7 @@ def check_source(source: str) -> str:
     return source
 
 
-def by_task(tasks: Sequence[EvalTask], sources: Sequence[str]) -> dict[str, str]:
+def source_by_task(tasks: Sequence[EvalTask], sources: Sequence[str]) -> dict[str, str]:
     """Which source each task's domain is made of: one for all, or one each in order. Raises ConfigError, DataError."""
     checked = [check_source(source) for source in sources] or [OWN]
     if len(checked) not in (1, len(tasks)):
@@ -59,11 +59,11 @@ def by_task(tasks: Sequence[EvalTask], sources: Sequence[str]) -> dict[str, str]
 
 
 def write_corpus(path: Path, task: EvalTask, source: str) -> Path:
-    """The corpus as JSON lines, which a domain is built from: a task's own train text, or of other text what is `unseen`."""
+    """The corpus as JSON lines, which a domain is built from: a task's own train text, or of other text what is `without_test_texts`."""
     if source == OWN:
         texts = [one for example in task.data.train for one in (example.text, example.pair) if one is not None]
     else:
-        texts = unseen(read_source(source), [task])
+        texts = without_test_texts(read_source(source), [task])
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8") as file:
         for text in texts:

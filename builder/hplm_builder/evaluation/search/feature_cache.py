@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from hplm.reporting.progress import Report
 from hplm_builder.data.labelled import LabelledData
-from hplm_builder.evaluation.search.tasks import EvalTask
+from hplm_builder.evaluation.search.eval_task import EvalTask
 from hplm_builder.evaluation.search.variants import Variant
 from hplm_builder.tenants.prepared import Featurise, Prepared, counted, prepare
 
 
-class KeptFeatures:
+class FeatureCache:
     """Of one task and source at a time: what the next run most likely needs. A whole task's can be a gigabyte."""
 
     def __init__(self) -> None:

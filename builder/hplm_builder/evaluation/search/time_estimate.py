@@ -13,10 +13,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from hplm.reporting.progress import Report, silent
-from hplm_builder.data.cautions import leaks
-from hplm_builder.evaluation.search.results import Results
-from hplm_builder.evaluation.search.study import Board, Study
-from hplm_builder.evaluation.search.tasks import EvalTask
+from hplm_builder.data.data_warnings import leak_warnings
+from hplm_builder.evaluation.search.eval_task import EvalTask
+from hplm_builder.evaluation.search.run_store import RunStore
+from hplm_builder.evaluation.search.study import FinishedRuns, Study
 from hplm_builder.evaluation.search.variants import Variant, plot_body
 from hplm_builder.tenants.finetune import Scale, TaskHead, Trainer
 from hplm_builder.tenants.judging import predict
@@ -51,13 +51,13 @@ class Estimate:
             title=f"Minutes for {study.runs_each} runs each, as estimated",
         )
         for task in study.tasks:
-            data = task.within(study.budget, study.seeds[0])
+            data = task.sample(study.budget, study.seeds[0])
             sizes = " / ".join(f"{len(part):,}" for part in (data.train, data.dev, data.test))
             minutes = (f"{study.runs_each * self.run_s[task.name, name] / 60:.1f}" for name in names)
             table.add_row(escape(task.name), sizes, *minutes)
         console.print(table)
         for task in study.tasks:
-            for words in leaks(task.within(study.budget, study.seeds[0])):
+            for words in leak_warnings(task.sample(study.budget, study.seeds[0])):
                 console.print(f"{task.name}: {words}", style="yellow", markup=False, soft_wrap=True)
         threads = torch.get_num_threads()
         console.print(
@@ -67,9 +67,9 @@ class Estimate:
         )
 
 
-def estimate(study: Study, results: Results, report: Report) -> Estimate:
+def estimate(study: Study, results: RunStore, report: Report) -> Estimate:
     """From a few steps of every variant on every task, measured. Early stopping takes less."""
-    board, budget = Board(study, results), study.budget
+    board, budget = FinishedRuns(study, results), study.budget
     run_s: dict[tuple[str, str], float] = {}
     left_s = 0.0
     costs: dict[tuple[str, str], TokenCost] = {}

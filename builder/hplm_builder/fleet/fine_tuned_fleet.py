@@ -41,14 +41,14 @@ class FleetTask:
 
 
 @dataclass(frozen=True)
-class TaskFleet:
+class FineTunedFleet:
     """Tenants to fine-tune: which tasks, how many of each, how."""
 
     tasks: tuple[FleetTask, ...]
     settings: TrainSettings
 
     @classmethod
-    def read(cls, folders: Sequence[Path], count: int, most_samples: int, settings: TrainSettings) -> TaskFleet:
+    def read(cls, folders: Sequence[Path], count: int, most_samples: int, settings: TrainSettings) -> FineTunedFleet:
         """`count` tenants over the tasks of folders, named after them.
 
         Equation 5: samples of one task are equally large, as its train data, or `most_samples` where that is less and not 0.
@@ -66,7 +66,7 @@ class TaskFleet:
         sizes = [len(data.train) for _, data in found]
         tasks = (
             FleetTask(name, data, tenants, min(size, most_samples or size))
-            for (name, data), size, tenants in zip(found, sizes, in_proportion(sizes, count), strict=True)
+            for (name, data), size, tenants in zip(found, sizes, proportional_counts(sizes, count), strict=True)
         )
         return cls(tuple(tasks), settings)
 
@@ -84,7 +84,7 @@ class TaskFleet:
         return {"tasks": tasks, "settings": settings}
 
 
-def in_proportion(sizes: Sequence[int], count: int) -> list[int]:
+def proportional_counts(sizes: Sequence[int], count: int) -> list[int]:
     """Equation 4: `count` tenants over tasks of `sizes` train examples, to the nearest whole, one at least.
 
     Raises ConfigError for fewer tenants than tasks.
@@ -102,7 +102,9 @@ def in_proportion(sizes: Sequence[int], count: int) -> list[int]:
     return tenants.tolist()
 
 
-def tune_fleet(store: Store, base: Base, lookup: OpenDomain, bank: str, fleet: TaskFleet, report: Report) -> int:
+def fine_tune_fleet(
+    store: Store, base: Base, lookup: OpenDomain, bank: str, fleet: FineTunedFleet, report: Report
+) -> int:
     """Publish a bank of fine-tuned tenants `TASK-00000`, ...; returns how many. Each takes as long as any fine-tune does."""
     done, total = 0, sum(task.tenants for task in fleet.tasks)
     encoder, settings = base.load_text_encoder(), fleet.settings

@@ -18,14 +18,14 @@ from hplm.reporting.benchmark_result import JsonOption
 from hplm.reporting.command_options import with_shared
 from hplm.reporting.progress import bar_report, progress_bars
 from hplm_builder.cli.options import DEFAULT_STORE, StoreOption
-from hplm_builder.data.cautions import leaks
+from hplm_builder.data.data_warnings import leak_warnings
 from hplm_builder.evaluation.search.budget import Budget, budget_of
-from hplm_builder.evaluation.search.cost import estimate
-from hplm_builder.evaluation.search.results import Results
-from hplm_builder.evaluation.search.search import search
-from hplm_builder.evaluation.search.study import Found, Study
-from hplm_builder.evaluation.search.summary import training_of
-from hplm_builder.evaluation.search.tasks import EvalTask, read_tasks
+from hplm_builder.evaluation.search.eval_task import EvalTask, read_tasks
+from hplm_builder.evaluation.search.run_store import RunStore
+from hplm_builder.evaluation.search.search_loop import search
+from hplm_builder.evaluation.search.study import BestRuns, Study
+from hplm_builder.evaluation.search.summary import training_summary
+from hplm_builder.evaluation.search.time_estimate import estimate
 from hplm_builder.evaluation.search.variants import Variant
 
 SEEDS = (0, 1, 2)
@@ -91,27 +91,27 @@ class EvalOptions:
 
     def run(
         self, tasks: Sequence[EvalTask], variants: Sequence[Variant], budget: Budget, device: torch.device
-    ) -> tuple[Study, Found]:
+    ) -> tuple[Study, BestRuns]:
         """Search, and keep what was found. A dry run ends the program before."""
         study = self.study(tasks, variants, budget, device)
-        with kept_results(self.resume) as results:
-            return study, conduct(study, results, self.dry_run)
+        with open_run_store(self.resume) as results:
+            return study, run_study(study, results, self.dry_run)
 
 
-evaluation = partial(with_shared, EvalOptions)
+eval_command = partial(with_shared, EvalOptions)
 
 
 @contextmanager
-def kept_results(resume: Path | None) -> Iterator[Results]:
+def open_run_store(resume: Path | None) -> Iterator[RunStore]:
     """The folder of finished runs; without `resume` one that is gone at the end."""
     if resume is not None:
-        yield Results(resume)
+        yield RunStore(resume)
         return
     with tempfile.TemporaryDirectory(prefix="hplm-eval-") as folder:
-        yield Results(Path(folder))
+        yield RunStore(Path(folder))
 
 
-def conduct(study: Study, results: Results, dry_run: bool) -> Found:
+def run_study(study: Study, results: RunStore, dry_run: bool) -> BestRuns:
     """Print what it will take, and do it. A dry run ends the program after the first."""
     with progress_bars() as progress:
         found = estimate(study, results, bar_report(progress, "runs"))
@@ -121,12 +121,12 @@ def conduct(study: Study, results: Results, dry_run: bool) -> Found:
         return search(study, results, found.run_s, progress)
 
 
-def about_study(study: Study, found: Found, more: Mapping[str, Any]) -> dict[str, Any]:
+def study_settings(study: Study, found: BestRuns, more: Mapping[str, Any]) -> dict[str, Any]:
     """What a report says of how it was made."""
-    drawn = {task.name: task.within(study.budget, study.seeds[0]) for task in study.tasks}
+    drawn = {task.name: task.sample(study.budget, study.seeds[0]) for task in study.tasks}
     return {
         **more,
-        "trained": training_of(found),
+        "trained": training_summary(found),
         "budget": asdict(study.budget),
         "seeds": list(study.seeds),
         "searched_seeds": list(study.searched_seeds),
@@ -137,5 +137,5 @@ def about_study(study: Study, found: Found, more: Mapping[str, Any]) -> dict[str
         "pooling": study.pooling,
         "device": study.device.type,
         "examples": {name: data.counts for name, data in drawn.items()},
-        "leaks": {name: said for name, data in drawn.items() if (said := leaks(data))},
+        "leaks": {name: said for name, data in drawn.items() if (said := leak_warnings(data))},
     }

@@ -10,10 +10,10 @@ from rich.progress import Progress
 from hplm.errors import ConfigError
 from hplm.reporting.progress import Report
 from hplm_builder.data.labelled import LabelledData
-from hplm_builder.evaluation.search.features import KeptFeatures
-from hplm_builder.evaluation.search.results import BusyError, Results, Run, RunKey
-from hplm_builder.evaluation.search.study import Board, Found, Study
-from hplm_builder.evaluation.search.tasks import EvalTask
+from hplm_builder.evaluation.search.eval_task import EvalTask
+from hplm_builder.evaluation.search.feature_cache import FeatureCache
+from hplm_builder.evaluation.search.run_store import BusyError, RunKey, RunResult, RunStore
+from hplm_builder.evaluation.search.study import BestRuns, FinishedRuns, Study
 from hplm_builder.evaluation.search.variants import MakeBody, Variant
 from hplm_builder.tenants.finetune import fine_tune
 from hplm_builder.tenants.prepared import Prepared
@@ -22,7 +22,7 @@ from hplm_builder.tenants.pseudo_labels import pseudo_labelled
 POLL_S = 1.0
 
 
-def search(study: Study, results: Results, run_s: Mapping[tuple[str, str], float], progress: Progress) -> Found:
+def search(study: Study, results: RunStore, run_s: Mapping[tuple[str, str], float], progress: Progress) -> BestRuns:
     """Do every run that nobody has done or is doing, and wait for the others'. Says how many it did of how many.
 
     `run_s`: how many seconds a run is thought to take, by the names of task and variant. Raises DataError, ConfigError.
@@ -37,15 +37,15 @@ def search(study: Study, results: Results, run_s: Mapping[tuple[str, str], float
 
 class _Work:
     def __init__(
-        self, study: Study, results: Results, run_s: Mapping[tuple[str, str], float], progress: Progress
+        self, study: Study, results: RunStore, run_s: Mapping[tuple[str, str], float], progress: Progress
     ) -> None:
-        self.board = Board(study, results)
+        self.board = FinishedRuns(study, results)
         self.done_here = 0
         self._study = study
         self._results = results
         self._run_s = run_s
         self._progress = progress
-        self._features = KeptFeatures()
+        self._features = FeatureCache()
         self._bodies: dict[tuple[str, str], MakeBody] = {}
         self._taught: tuple[tuple[str, str, int], list[Prepared], float] | None = None
         self._overall = progress.add_task("seconds of work", total=None)
@@ -70,7 +70,7 @@ class _Work:
 
     def _taken(self, task: EvalTask, variant: Variant, key: RunKey) -> bool:
         """Do a run, unless another process is at it. Raises BusyError where what it needs is another's to make."""
-        with self._results.claimed(key.path) as is_ours:
+        with self._results.claim(key.path) as is_ours:
             if not is_ours:
                 return False
             # Since it was found open, another may have finished it.
@@ -79,7 +79,7 @@ class _Work:
                 self.done_here += 1
             return True
 
-    def _do(self, task: EvalTask, variant: Variant, key: RunKey) -> Run:
+    def _do(self, task: EvalTask, variant: Variant, key: RunKey) -> RunResult:
         study, cost_s = self._study, self._run_s[task.name, variant.name]
         data = study.data(task, variant, key.seed)
         finished_s = self._finished_s()
@@ -106,8 +106,8 @@ class _Work:
                 self._bodies[task.name, variant.name], hidden_size, data, parts, settings, report, device=study.device
             )
         except ConfigError:
-            return Run(seconds=time.monotonic() - start_s)  # it diverged, which the search is there to find out
-        return Run(
+            return RunResult(seconds=time.monotonic() - start_s)  # it diverged, which the search is there to find out
+        return RunResult(
             dev=trained.scores[f"dev_{task.metric}"],
             test=trained.scores[f"test_{task.metric}"],
             scores=trained.scores,
