@@ -1,6 +1,6 @@
-"""What is odd about labelled data that can be learned all the same, or about what was learned of them.
+"""Warnings about labelled data that can be trained on, and about a tenant that learned nothing.
 
-Of the data a dry run says it; all is in the job's result and in the tenant's card.
+A dry run shows the warnings about the data. The job's result and the tenant's card keep all of them.
 """
 
 from __future__ import annotations
@@ -20,158 +20,170 @@ from hplm_builder.tenants.judging import gold_entities
 from hplm_builder.tenants.prepared import chunks, sample_of
 from hplm_builder.tenants.scores import METRICS
 
-# Texts whose lengths stand for all; names and characters that a sentence has at most.
-MEASURED, MOST_NAMED, LONGEST_QUOTED = 1000, 5, 40
+MEASURED_TEXTS = 1000  # texts whose lengths are measured: enough for a share in whole percents
+MOST_NAMED = 5  # names that a sentence quotes
+LONGEST_QUOTED = 40  # characters of a quoted name
 
 
 def data_warnings(data: LabelledData, encoder: TextEncoder) -> list[str]:
-    """Sentences. Raises DataError where none of the entities of train or dev can ever be found."""
-    of_task = {"tagging": lambda: _of_entities(data, encoder), "classification": lambda: _of_classes(data)}
-    said = of_task.get(data.task, list)()
+    """Return one sentence per warning. Raises DataError if no entity of train or dev can be predicted."""
+    by_task = {"tagging": lambda: _entity_warnings(data, encoder), "classification": lambda: _class_warnings(data)}
     return [
-        *said,
+        *by_task.get(data.task, list)(),
         *uninformative_test_data(data),
-        *_of_spellings(data),
-        *_of_repeated(data),
+        *_spelling_warnings(data),
+        *_repetition_warnings(data),
         *leak_warnings(data),
-        *_of_long(data, encoder),
+        *_truncation_warnings(data, encoder),
     ]
 
 
 def uninformative_test_data(data: LabelledData) -> list[str]:
-    """A sentence where test data cannot tell a good model from a bad one; dev data that cannot are refused."""
-    if data.task == "tagging" and data.test and not any(one.entities for one in data.test):
-        return ["the test data holds no entity: to find nothing is the best score there"]
-    if data.task == "regression" and len({one.value for one in data.test}) == 1:
-        return ["the test data holds one value only: its scores tell nothing"]
+    """Return a sentence if the test data cannot tell a good model from a bad one. Such dev data is an error elsewhere."""
+    if data.task == "tagging" and data.test and not any(example.entities for example in data.test):
+        return ["the test data holds no entity: a model that finds nothing scores best there"]
+    if data.task == "regression" and len({example.value for example in data.test}) == 1:
+        return ["the test data holds one value only: its scores mean nothing"]
     return []
 
 
 def leak_warnings(data: LabelledData) -> list[str]:
-    """Sentences where dev or test data have texts of the train data."""
-    known = {one.text_or_pair for one in data.train}
+    """Return a sentence for dev and for test data that share texts with the train data."""
+    train_texts = {example.text_or_pair for example in data.train}
     return [
-        f"{found:,} of {len(part):,} {name} texts are in the train data too: {name} scores are too good"
+        f"{shared:,} of {len(part):,} {name} texts are in the train data too: {name} scores are too good"
         for name, part in (("dev", data.dev), ("test", data.test))
-        if (found := sum(one.text_or_pair in known for one in part))
+        if (shared := sum(example.text_or_pair in train_texts for example in part))
     ]
 
 
 def nothing_learned_warning(data: LabelledData, scores: Mapping[str, float], learning_rate: float) -> list[str]:
-    """A sentence where a tenant with these `scores` `has_learned` nothing."""
+    """Return a sentence if a tenant with these `scores` learned nothing."""
     if has_learned(data, scores):
         return []
     metric = METRICS[data.task]
     return [
-        f"nothing was learned: on dev it is no better than one answer to everything ({metric} {scores[f'dev_{metric}']:.3f}); "
+        f"nothing was learned: on dev the model is no better than one answer to everything "
+        f"({metric} {scores[f'dev_{metric}']:.3f}); "
         f"try other learning rates than {learning_rate:g}, a lower one first, or more examples"
     ]
 
 
 def has_learned(data: LabelledData, scores: Mapping[str, float]) -> bool:
-    """Whether a model with these `scores` is better on dev than one that gives everything the same answer, or none could be."""
-    most = 0.0
+    """Return whether the model beats a constant answer on dev, or whether no model could."""
+    constant_score = 0.0
     if data.task == "classification":
-        sizes = Counter(one.label for one in data.dev)
+        sizes = Counter(example.label for example in data.dev)
         if len(sizes) < 2:
             return True
-        most = max(sizes.values()) / len(data.dev)
-    return scores[f"dev_{METRICS[data.task]}"] > most
+        constant_score = max(sizes.values()) / len(data.dev)
+    return scores[f"dev_{METRICS[data.task]}"] > constant_score
 
 
-def _of_entities(data: LabelledData, encoder: TextEncoder) -> list[str]:
-    said = []
+def _entity_warnings(data: LabelledData, encoder: TextEncoder) -> list[str]:
+    warnings = []
     for name, part in data.labelled.items():
-        total = sum(len(one.entities) for one in part)
-        lost = total - _to_be_found(part, encoder)
-        why = f"begin or end within a word, or lie beyond the {encoder.max_tokens} tokens of a text that are read"
+        total = sum(len(example.entities) for example in part)
+        lost = total - _predictable_entities(part, encoder)
+        why = (
+            f"begin or end inside a word, or are beyond the first {encoder.max_tokens} tokens of a text, which are read"
+        )
         if name != "test" and lost == total > 0:
             raise DataError(f"none of the {total:,} entities of the {name} data can be learned: they {why}")
         if lost:
-            said.append(f"{lost:,} of {total:,} entities of the {name} data can never be found: they {why}")
-    return said
+            warnings.append(f"{lost:,} of {total:,} entities of the {name} data can never be found: they {why}")
+    return warnings
 
 
-def _of_classes(data: LabelledData) -> list[str]:
-    sizes = {name: Counter(one.label for one in part) for name, part in data.labelled.items()}
-    said = []
-    for few, words in (
-        ([label for label in data.labels if sizes["train"][label] < 2], "have one train example"),
-        (
-            [label for label in data.labels if not sizes["dev"][label]],
-            "have no dev example, so nothing tells how well they do",
-        ),
-    ):
-        if few:
-            said.append(f"{len(few):,} of {len(data.labels):,} classes {words}: {_some(few)}")
-    return said
-
-
-def _of_spellings(data: LabelledData) -> list[str]:
-    names = data.labels if data.task != "tagging" else sorted({tag.partition("-")[2] for tag in data.labels})
-    spelled: dict[str | float, list[str]] = {}
-    for name in names:
-        spelled.setdefault(_as_meant(name), []).append(name)
+def _class_warnings(data: LabelledData) -> list[str]:
+    sizes = {name: Counter(example.label for example in part) for name, part in data.labelled.items()}
+    single = [label for label in data.labels if sizes["train"][label] < 2]
+    untested = [label for label in data.labels if not sizes["dev"][label]]
     return [
-        f"labels differ in capitals, white space or how a number is written alone: {_some(alike)}; are they one?"
-        for alike in spelled.values()
-        if len(alike) > 1
+        f"{len(labels):,} of {len(data.labels):,} classes {problem}: {_quote(labels)}"
+        for labels, problem in (
+            (single, "have one train example"),
+            (untested, "have no dev example, so their quality is not measured"),
+        )
+        if labels
+    ]
+
+
+def _spelling_warnings(data: LabelledData) -> list[str]:
+    names = data.labels if data.task != "tagging" else sorted({tag.partition("-")[2] for tag in data.labels})
+    by_meaning: dict[str | float, list[str]] = {}
+    for name in names:
+        by_meaning.setdefault(_likely_meaning(name), []).append(name)
+    return [
+        f"labels differ only in capitals, white space or how a number is written: {_quote(spellings)}; "
+        "do they mean the same label?"
+        for spellings in by_meaning.values()
+        if len(spellings) > 1
     ][:MOST_NAMED]
 
 
-def _as_meant(label: str) -> str | float:
+def _likely_meaning(label: str) -> str | float:
+    """Return the number that a label spells, else the label without capitals and white space."""
     try:
-        value = math.nan if "_" in label else float(label)  # which for Python may stand between digits
+        # Python accepts underscores between digits, a person does not mean a number by them.
+        value = math.nan if "_" in label else float(label)
     except ValueError:
         value = math.nan
     return value if math.isfinite(value) else "".join(label.split()).casefold()
 
 
-def _of_repeated(data: LabelledData) -> list[str]:
-    said = []
-    found: dict[TextOrPair, set[object]] = {}
-    # Where texts stood, not what they say: tenants' cards keep this.
-    where: dict[TextOrPair, str] = {}
-    for one in data.train:
-        found.setdefault(one.text_or_pair, set()).add(one.label if data.task != "tagging" else one.entities)
-        where[one.text_or_pair] = one.where
-    if repeated := sum(count for count in Counter(one.text_or_pair for one in data.train).values() if count > 1):
-        said.append(f"{repeated:,} of {len(data.train):,} train examples have a text that another has too")
-    if unclear := [text for text, labels in found.items() if len(labels) > 1]:
-        at = f", as at {where[unclear[0]]}" if where[unclear[0]] else ""
-        said.append(f"{len(unclear):,} of {len(found):,} train texts have more than one label{at}")
-    return said
+def _repetition_warnings(data: LabelledData) -> list[str]:
+    warnings = []
+    labels_of: dict[TextOrPair, set[object]] = {}
+    # Quote the place of a text, not the text, because tenants' cards keep the warnings.
+    place_of: dict[TextOrPair, str] = {}
+    for example in data.train:
+        label = example.label if data.task != "tagging" else example.entities
+        labels_of.setdefault(example.text_or_pair, set()).add(label)
+        place_of[example.text_or_pair] = example.where
+    counts = Counter(example.text_or_pair for example in data.train)
+    if repeated := sum(count for count in counts.values() if count > 1):
+        warnings.append(f"{repeated:,} of {len(data.train):,} train examples share their text with another example")
+    if ambiguous := [text for text, labels in labels_of.items() if len(labels) > 1]:
+        place = f", for example {place_of[ambiguous[0]]}" if place_of[ambiguous[0]] else ""
+        warnings.append(f"{len(ambiguous):,} of {len(labels_of):,} train texts have more than one label{place}")
+    return warnings
 
 
-def _of_long(data: LabelledData, encoder: TextEncoder) -> list[str]:
-    some = sample_of(data.train, MEASURED)
-    long = sum(
-        encoded.truncated for chunk in chunks(some) for encoded in encoder.encode([one.text_or_pair for one in chunk])
+def _truncation_warnings(data: LabelledData, encoder: TextEncoder) -> list[str]:
+    sample = sample_of(data.train, MEASURED_TEXTS)
+    truncated = sum(
+        encoded.truncated
+        for chunk in chunks(sample)
+        for encoded in encoder.encode([example.text_or_pair for example in chunk])
     )
-    if not long:
+    if not truncated:
         return []
-    share = f"{long / len(some):.0%}" if long >= len(some) / 100 else "less than 1%"
+    share = f"{truncated / len(sample):.0%}" if truncated >= len(sample) / 100 else "less than 1%"
     return [
-        f"about {share} of the train texts are longer than the {encoder.max_tokens} tokens that are read: the rest is cut off"
+        f"about {share} of the train texts are longer than the {encoder.max_tokens} tokens that are read: "
+        "the rest is cut off"
     ]
 
 
-def _some(names: Sequence[str]) -> str:
+def _quote(names: Sequence[str]) -> str:
     shown = ", ".join(repr(name[:LONGEST_QUOTED]) for name in names[:MOST_NAMED])
     return shown + ", ..." * (len(names) > MOST_NAMED)
 
 
-def _to_be_found(part: Sequence[LabelledText], encoder: TextEncoder) -> int:
-    """How many entities are whole words that are read."""
+def _predictable_entities(part: Sequence[LabelledText], encoder: TextEncoder) -> int:
+    """Count the entities that are whole words within the tokens that are read."""
     count = 0
-    for chunk in chunks(one for one in part if one.entities):
-        for one, encoded in zip(chunk, encoder.encode([each.text_or_pair for each in chunk]), strict=True):
-            starts, ends = _words(encoded.tokens)
-            count += sum(entity.start in starts and entity.end in ends for entity in gold_entities(one, encoded.tokens))
+    for chunk in chunks(example for example in part if example.entities):
+        encoded_texts = encoder.encode([example.text_or_pair for example in chunk])
+        for example, encoded in zip(chunk, encoded_texts, strict=True):
+            starts, ends = _word_bounds(encoded.tokens)
+            entities = gold_entities(example, encoded.tokens)
+            count += sum(entity.start in starts and entity.end in ends for entity in entities)
     return count
 
 
-def _words(tokens: npt.NDArray[np.int32]) -> tuple[set[int], set[int]]:
-    """Where words begin and end."""
+def _word_bounds(tokens: npt.NDArray[np.int32]) -> tuple[set[int], set[int]]:
+    """Return the first characters of the words, and the characters behind the words."""
     ranges = word_ranges(tokens)
     return {int(tokens[first, 0]) for first, _ in ranges}, {int(tokens[last - 1, 1]) for _, last in ranges}

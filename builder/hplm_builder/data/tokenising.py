@@ -1,4 +1,4 @@
-"""Texts in portions: a tokenizer takes a hundred times their size while it works on them."""
+"""Tokenising many texts in batches, because a tokenizer needs a hundred times their size in memory while it works."""
 
 from __future__ import annotations
 
@@ -13,32 +13,34 @@ from tokenizers import Tokenizer
 from hplm.plot.windows import Ids
 
 Item = TypeVar("Item")
-BATCH_CHARACTERS = 1 << 20
+BATCH_CHARACTERS = 1 << 20  # a batch ends with the item that reaches this number: the tokenizer then takes about 100 MB
 
 
 def in_batches(
     items: Iterable[Item], characters: Callable[[Item], int], most: int = sys.maxsize
 ) -> Iterator[list[Item]]:
-    """In lists of `BATCH_CHARACTERS` or an item more, and of at most `most` items."""
-    some, size = list[Item](), 0
+    """Yield lists of at most `most` items; a list ends once it holds `BATCH_CHARACTERS`."""
+    batch, size = list[Item](), 0
     for item in items:
-        some.append(item)
+        batch.append(item)
         size += characters(item)
-        if len(some) == most or size >= BATCH_CHARACTERS:
-            yield some
-            some, size = [], 0
-    if some:
-        yield some
+        if len(batch) == most or size >= BATCH_CHARACTERS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 def tokenise_in_batches(texts: Iterable[str], tokenizer: Tokenizer, max_tokens: int) -> Iterator[tuple[Ids, Ids]]:
-    """All of the texts in portions: packed ids `[N]`, and lengths of at most `max_tokens` that sum to N.
+    """Yield the packed ids `[N]` of each batch and the lengths of its texts, which sum to N.
 
-    A text that is longer is several: in a script without our sentence ends a whole document may be one.
+    A text of more than `max_tokens` tokens becomes several. A whole document can be one sentence to us, if its script has
+    other sentence ends than ours.
     """
     tokenizer.no_padding()
     tokenizer.enable_truncation(max_tokens)
-    for some in in_batches(texts, len):
-        found = [part.ids for one in tokenizer.encode_batch_fast(some) for part in (one, *one.overflowing)]
-        ids = np.fromiter(itertools.chain.from_iterable(found), dtype=np.int64)
-        yield ids, np.array([len(one) for one in found], dtype=np.int64)
+    for batch in in_batches(texts, len):
+        encodings = tokenizer.encode_batch_fast(batch)
+        parts = [part.ids for encoding in encodings for part in (encoding, *encoding.overflowing)]
+        ids = np.fromiter(itertools.chain.from_iterable(parts), dtype=np.int64)
+        yield ids, np.array([len(part) for part in parts], dtype=np.int64)

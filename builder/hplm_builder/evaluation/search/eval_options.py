@@ -1,4 +1,4 @@
-"""Options that the evaluations share, and what they come to."""
+"""Options that the `hplm eval` studies share, and running a study with them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from hplm_builder.cli.options import DEFAULT_STORE, StoreOption
 from hplm_builder.data.data_warnings import leak_warnings
 from hplm_builder.evaluation.search.budget import Budget, budget_of
 from hplm_builder.evaluation.search.eval_task import EvalTask, read_tasks
+from hplm_builder.evaluation.search.finished_runs import BestRuns
 from hplm_builder.evaluation.search.run_store import RunStore
 from hplm_builder.evaluation.search.search_loop import search
-from hplm_builder.evaluation.search.study import BestRuns, Study
+from hplm_builder.evaluation.search.study import Study
 from hplm_builder.evaluation.search.summary import training_summary
 from hplm_builder.evaluation.search.time_estimate import estimate
 from hplm_builder.evaluation.search.variants import Variant
@@ -33,48 +34,56 @@ SEEDS = (0, 1, 2)
 
 @dataclass(frozen=True)
 class EvalOptions:
-    """What every evaluation is asked for."""
+    """The options of every study."""
 
     data: Annotated[
         list[Path] | None, typer.Option("--data", help="Folder of a task with train, dev and test; repeat for more.")
     ] = None
-    root: Annotated[Path | None, typer.Option(help="Folder of such folders: all of them.")] = None
-    budget: Annotated[str, typer.Option(help="cpu: train and dev examples are capped; full: nothing is.")] = "cpu"
+    root: Annotated[Path | None, typer.Option(help="Folder that holds such folders; all of them are read.")] = None
+    budget: Annotated[str, typer.Option(help="cpu: at most 900 train and 400 dev examples; full: all examples.")] = (
+        "cpu"
+    )
     examples: Annotated[
-        int | None, typer.Option(min=2, help="Train examples of a task at most, instead of the budget's.")
+        int | None, typer.Option(min=2, help="Most train examples of a task, instead of the budget's.")
     ] = None
-    epochs: Annotated[int | None, typer.Option(min=1, help="Instead of the budget's.")] = None
+    epochs: Annotated[int | None, typer.Option(min=1, help="Epochs of a run at most, instead of the budget's.")] = None
     search_every_seed: Annotated[
         bool | None,
         typer.Option(
             "--search-every-seed/--search-first-seed",
-            help="Learning rates are searched with each seed, or with the first for all; default: the budget's.",
+            help="Search learning rates with each seed, or with the first seed for all; default: the budget's.",
         ),
     ] = None
-    seed: Annotated[list[int] | None, typer.Option(min=0, help="Repeat for more; default: 0, 1 and 2.")] = None
+    seed: Annotated[
+        list[int] | None, typer.Option(min=0, help="Seed of a run; repeat for more; default: 0, 1 and 2.")
+    ] = None
     store: StoreOption = DEFAULT_STORE
     pooling: Annotated[
-        str | None, typer.Option(help="What a classification's head reads: mean, the default, or cls.")
+        str | None, typer.Option(help="What the head of a classification reads: mean (the default) or cls.")
     ] = None
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto"
-    threads: Annotated[int | None, typer.Option(min=1, help="Of this process; 1 where several share --resume.")] = None
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads of this process; give 1 if several processes share --resume.")
+    ] = None
     resume: Annotated[
         Path | None,
-        typer.Option(help="Finished runs are kept here: go on where it was, or share the work with other processes."),
+        typer.Option(
+            help="Folder that keeps finished runs, to continue later or to share the work with other processes."
+        ),
     ] = None
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how long it would take.")] = False
-    quick: Annotated[bool, typer.Option("--quick", help="A look in seconds: a few examples, one epoch, one seed.")] = (
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print how long it would take.")] = False
+    quick: Annotated[bool, typer.Option("--quick", help="A try in seconds: a few examples, one epoch, one seed.")] = (
         False
     )
     json_file: JsonOption = None
 
     @property
     def pooled(self) -> str:
-        """What heads that are trained read."""
+        """The pooling of the heads that are trained."""
         return self.pooling or "mean"
 
     def read(self) -> tuple[list[EvalTask], Budget, torch.device]:
-        """Tasks, what may be spent on them, and where. Raises DataError, ConfigError."""
+        """Return the tasks, the budget and the device. Raises DataError, ConfigError."""
         budget = budget_of("quick" if self.quick else self.budget, self.examples, self.epochs, self.search_every_seed)
         if self.threads is not None:
             torch.set_num_threads(self.threads)
@@ -83,19 +92,19 @@ class EvalOptions:
     def study(
         self, tasks: Sequence[EvalTask], variants: Sequence[Variant], budget: Budget, device: torch.device
     ) -> Study:
-        """With the seeds that were given, or three, of which a quick look has one."""
+        """Return the study with the given seeds; the default is three seeds, or one with --quick."""
         seeds = tuple(self.seed) if self.seed else SEEDS[: 1 if budget.name == "quick" else None]
         study = Study(tasks, variants, budget, seeds, self.pooled, device)
-        budget.train_settings(seeds[0], variants[0].rate, self.pooled)  # what is wrong with them shows now
+        budget.train_settings(seeds[0], variants[0].rate, self.pooled)  # raises now if a setting is wrong
         return study
 
     def run(
         self, tasks: Sequence[EvalTask], variants: Sequence[Variant], budget: Budget, device: torch.device
     ) -> tuple[Study, BestRuns]:
-        """Search, and keep what was found. A dry run ends the program before."""
+        """Run the study, and keep its runs in the --resume folder. A dry run ends the program before."""
         study = self.study(tasks, variants, budget, device)
-        with open_run_store(self.resume) as results:
-            return study, run_study(study, results, self.dry_run)
+        with open_run_store(self.resume) as store:
+            return study, run_study(study, store, self.dry_run)
 
 
 eval_command = partial(with_shared, EvalOptions)
@@ -103,7 +112,7 @@ eval_command = partial(with_shared, EvalOptions)
 
 @contextmanager
 def open_run_store(resume: Path | None) -> Iterator[RunStore]:
-    """The folder of finished runs; without `resume` one that is gone at the end."""
+    """Yield the store of finished runs in `resume`, or in a temporary folder without it."""
     if resume is not None:
         yield RunStore(resume)
         return
@@ -111,22 +120,22 @@ def open_run_store(resume: Path | None) -> Iterator[RunStore]:
         yield RunStore(Path(folder))
 
 
-def run_study(study: Study, results: RunStore, dry_run: bool) -> BestRuns:
-    """Print what it will take, and do it. A dry run ends the program after the first."""
+def run_study(study: Study, store: RunStore, dry_run: bool) -> BestRuns:
+    """Print how long the study takes, and run it. A dry run ends the program after printing."""
     with progress_bars() as progress:
-        found = estimate(study, results, bar_report(progress, "runs"))
-        found.show(study, progress.console)
+        expected = estimate(study, store, bar_report(progress, "runs"))
+        expected.show(study, progress.console)
         if dry_run:
             raise typer.Exit
-        return search(study, results, found.run_s, progress)
+        return search(study, store, expected.run_s, progress)
 
 
-def study_settings(study: Study, found: BestRuns, more: Mapping[str, Any]) -> dict[str, Any]:
-    """What a report says of how it was made."""
+def study_settings(study: Study, best: BestRuns, more: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a benchmark result: how the study was made, and `more` of the command's own."""
     drawn = {task.name: task.sample(study.budget, study.seeds[0]) for task in study.tasks}
     return {
         **more,
-        "trained": training_summary(found),
+        "trained": training_summary(best),
         "budget": asdict(study.budget),
         "seeds": list(study.seeds),
         "searched_seeds": list(study.searched_seeds),
@@ -137,5 +146,5 @@ def study_settings(study: Study, found: BestRuns, more: Mapping[str, Any]) -> di
         "pooling": study.pooling,
         "device": study.device.type,
         "examples": {name: data.counts for name, data in drawn.items()},
-        "leaks": {name: said for name, data in drawn.items() if (said := leak_warnings(data))},
+        "leaks": {name: warnings for name, data in drawn.items() if (warnings := leak_warnings(data))},
     }

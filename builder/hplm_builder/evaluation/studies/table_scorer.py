@@ -1,4 +1,4 @@
-"""Trained models judged with tables of several sizes, and with both ways of a miss."""
+"""Scoring trained models with tables of several sizes, and with both ways to answer a miss."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ SHORTER = ("bigram", "unigram")
 
 @dataclass(frozen=True)
 class LookedUpTest:
-    """A task's test part looked up with one table. `own_hit_rate`: windows that it had; `hit_rate`: it or those above it."""
+    """A task's test part, looked up with one table.
+
+    `own_hit_rate` is the share of windows that the table held, `hit_rate` the share that the table or an ancestor held.
+    """
 
     percent: float
     miss: str
@@ -38,7 +41,7 @@ class LookedUpTest:
 
 
 class TableScorer:
-    """Of a tree's own table at each of `percents`. Features lie in `folder`, as files: of long tests they are gigabytes."""
+    """Scores models with a tree's own table at each of `percents`. Files in `folder` hold the features, perhaps gigabytes."""
 
     def __init__(self, tree: VersionTree, percents: Sequence[float], folder: Path, pooling: str, device: torch.device):
         self._tree = tree
@@ -46,28 +49,28 @@ class TableScorer:
         self._folder = folder
         self._pooling = pooling
         self.device = device
-        self._uses: dict[str, list[LookedUpTest]] = {}
+        self._looked_up: dict[str, list[LookedUpTest]] = {}
 
     def score_trained(self, task: EvalTask, data: LabelledData, trained: Trained) -> dict[str, Any]:
-        """As `Variant.more`: the rows of `judge` under `tables`."""
-        return {"tables": self.judge(task, data, trained.body, trained.head, self._pooling)}
+        """Return the rows of `score` under `tables`, for `Variant.measure_more`."""
+        return {"tables": self.score(task, data, trained.body, trained.head, self._pooling)}
 
-    def judge(
+    def score(
         self, task: EvalTask, data: LabelledData, body: nn.Module, head: Head, pooling: str
     ) -> list[dict[str, Any]]:
-        """Of each size and way: `percent`, `miss`, `hit_rate`, `own_hit_rate` and `test`, the task's metric."""
-        if task.name not in self._uses:
-            self._uses = {task.name: self._look_up(task, data)}
+        """Return for each size and way: `percent`, `miss`, `hit_rate`, `own_hit_rate` and `test`, the task's metric."""
+        if task.name not in self._looked_up:
+            self._looked_up = {task.name: self._look_up(task, data)}
         rows = []
-        for use in self._uses[task.name]:
-            answers = predict(body, head, data, use.examples, pooling, device=self.device)
+        for test in self._looked_up[task.name]:
+            answers = predict(body, head, data, test.examples, pooling, device=self.device)
             rows.append(
                 {
-                    "percent": use.percent,
-                    "miss": use.miss,
-                    "hit_rate": use.hit_rate,
-                    "own_hit_rate": use.own_hit_rate,
-                    "test": scores_of(data, use.examples, answers)[task.metric],
+                    "percent": test.percent,
+                    "miss": test.miss,
+                    "hit_rate": test.hit_rate,
+                    "own_hit_rate": test.own_hit_rate,
+                    "test": scores_of(data, test.examples, answers)[task.metric],
                 }
             )
         return rows
@@ -79,20 +82,20 @@ class TableScorer:
             for chunk in chunks(data.test)
             for one in encoder.encode([example.text_or_pair for example in chunk])
         ]
-        uses = []
+        tests = []
         for percent in self._percents:
             for miss in MISSES:
-                # A new one: the search may come back to a task whose looked up texts were let go.
+                # A new folder, because the search may come back to a task whose features were dropped.
                 folder = Path(tempfile.mkdtemp(prefix=f"{task.name}-{percent:g}-{miss}-", dir=self._folder))
                 lookup = self._tree.open(folder, percent, miss, texts)
                 examples = prepare(data.test, data, encoder, plot_features(lookup))
                 rates = hit_rates(lookup)
-                uses.append(LookedUpTest(percent, miss, *rates, _on_disk(examples, folder / "features.npy")))
-        return uses
+                tests.append(LookedUpTest(percent, miss, *rates, _on_disk(examples, folder / "features.npy")))
+        return tests
 
 
 def hit_rates(lookup: OpenDomain) -> tuple[float, float]:
-    """Shares of the windows looked up so far that some table of whole n-grams had, and that the tree's own had."""
+    """Return the shares of the windows so far that any table of whole n-grams held, and that the tree's own table held."""
     levels = lookup.windows_by_level
     total = sum(levels.values())
     hits = total - sum(levels[name] for name in (*SHORTER, *COMPUTED))
@@ -100,8 +103,8 @@ def hit_rates(lookup: OpenDomain) -> tuple[float, float]:
 
 
 def _on_disk(examples: list[Prepared], path: Path) -> list[Prepared]:
-    """The same examples with their features mapped from a file."""
-    np.save(path, torch.cat([one.features for one in examples]).numpy())
+    """Return the examples with their features mapped from a file at `path`."""
+    np.save(path, torch.cat([example.features for example in examples]).numpy())
     mapped = torch.from_numpy(np.load(path, mmap_mode="c"))
-    parts = mapped.split([len(one.tokens) for one in examples])
-    return [replace(one, features=part) for one, part in zip(examples, parts, strict=True)]
+    parts = mapped.split([len(example.tokens) for example in examples])
+    return [replace(example, features=part) for example, part in zip(examples, parts, strict=True)]

@@ -23,9 +23,11 @@ from hplm_builder.data.labelled_files import read_folder
 from hplm_builder.evaluation.search.budget import BUDGETS, Budget
 from hplm_builder.evaluation.search.eval_task import EvalTask, read_tasks
 from hplm_builder.evaluation.search.feature_cache import FeatureCache
+from hplm_builder.evaluation.search.original_model import OriginalModel
 from hplm_builder.evaluation.search.run_store import RunKey, RunResult, RunStore
+from hplm_builder.evaluation.search.served_domain import ServedDomain
 from hplm_builder.evaluation.search.study import Study
-from hplm_builder.evaluation.search.variants import RATES, OriginalModel, ServedDomain
+from hplm_builder.evaluation.search.variants import RATES
 from hplm_builder.evaluation.studies.methods import METHODS, goals_of, method_variants
 from hplm_builder.tenants.bodies import CPU, fastest_format
 from typer.testing import CliRunner
@@ -69,7 +71,7 @@ def test_a_report_has_every_method_on_every_task_and_the_goals(bench: Place) -> 
     assert report["settings"]["examples"]["colours"] == {"train": 48, "dev": 24, "test": 24}
 
 
-def test_on_demand_adapters_stand_where_the_paper_has_them(bench: Place, task: EvalTask) -> None:
+def test_on_demand_adapters_are_placed_as_in_the_paper(bench: Place, task: EvalTask) -> None:
     methods = ("adapter", "adapter-attention", "hbert", "hbert-attention")
     asked = [option for method in methods for option in ("--method", method)]
     report = report_of(bench, "methods", *with_original(bench), *asked)
@@ -96,10 +98,10 @@ def test_on_demand_adapters_are_four_times_as_wide(bench: Place, tmp_path: Path)
         assert {about.get("reduction_factor") for about in found} == {4 if method.endswith("-wide") else None}
 
 
-def test_wide_and_taught_is_both(bench: Place, task: EvalTask) -> None:
+def test_the_wide_taught_method_is_wide_and_uses_pseudo_labels(bench: Place, task: EvalTask) -> None:
     original = OriginalModel(bench.base, bench.original)
     found = {one.name: one for one in method_variants(original, ServedDomain(bench.store, bench.base, "general"), CPU)}
-    assert {name for name, one in found.items() if one.taught} == {"hbert-taught", "hbert-wide-taught"}
+    assert {name for name, one in found.items() if one.with_pseudo_labels} == {"hbert-taught", "hbert-wide-taught"}
     wide, both = (found[name] for name in ("hbert-wide", "hbert-wide-taught"))
     assert both.about(task) == wide.about(task) != found["hbert"].about(task)
     assert [p.shape for p in both.body(task)().parameters()] == [p.shape for p in wide.body(task)().parameters()]
@@ -109,7 +111,7 @@ def test_on_demand_hbert_learns_from_unlabelled_texts_too(bench: Place, task: Ev
     asked = ["--method", "dedicated", "--method", "hbert", "--method", "hbert-taught", "--resume", str(tmp_path)]
     report = report_of(bench, "methods", *with_original(bench), *asked)
     assert {row["method"] for row in report["rows"]} == {"dedicated", "hbert", "hbert-taught"}
-    # Its goals are its own.
+    # The goals of hbert-taught have names of their own.
     assert {goal["id"] for goal in report["goals"]} == {"gap-to-dedicated", "gap-to-dedicated-taught"}
     found = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("*/hbert-taught/*.json"))]
     assert all("all upper layers at 0.0003" in one["about"]["unlabelled"] for one in found)
@@ -127,7 +129,7 @@ def test_on_demand_hbert_learns_from_unlabelled_texts_too(bench: Place, task: Ev
         task.sample(BUDGETS["full"], 0, unlabelled=True)
 
 
-def test_features_of_unlabelled_texts_are_there_after_a_run_without(bench: Place, task: EvalTask) -> None:
+def test_features_of_unlabelled_texts_are_computed_after_a_run_without_them(bench: Place, task: EvalTask) -> None:
     original = OriginalModel(bench.base, bench.original)
     variants = {
         one.name: one for one in method_variants(original, ServedDomain(bench.store, bench.base, "general"), CPU)
@@ -135,11 +137,11 @@ def test_features_of_unlabelled_texts_are_there_after_a_run_without(bench: Place
     kept, quick = FeatureCache(), BUDGETS["quick"]
     found = {}
     for name in ("hbert", "hbert-taught"):
-        data = task.sample(quick, 0, unlabelled=variants[name].taught)
+        data = task.sample(quick, 0, unlabelled=variants[name].with_pseudo_labels)
         found[name] = kept.parts(task, variants[name], data, 0, silent)
     assert [one.source for one in found["hbert-taught"]["unlabelled"]] == data.unlabelled
     assert len(data.unlabelled) > 0
-    # What both have is computed once.
+    # Features of the shared texts are computed once.
     assert found["hbert-taught"]["train"] is found["hbert"]["train"]
 
 
@@ -174,14 +176,16 @@ def test_every_method_has_a_grid_of_the_same_size_and_span(name: str) -> None:
         (0.1, (0.03, 0.1, 0.3, 1.0, 3.0)),
     ],
 )
-def test_a_grid_is_widened_while_the_best_is_at_its_end_but_only_so_often(best: float, grid: tuple[float, ...]) -> None:
+def test_a_grid_is_widened_a_limited_number_of_times_while_the_best_is_at_its_end(
+    best: float, grid: tuple[float, ...]
+) -> None:
     def nearest(tried: Sequence[float]) -> float:
         return min(tried, key=lambda rate: abs(math.log(rate / best)))
 
     assert BUDGETS["cpu"].rates(1.0, nearest) == grid
 
 
-def test_a_search_is_over_the_declared_rates_and_other_seeds_take_the_best_on_dev(bench: Place, tmp_path: Path) -> None:
+def test_a_search_tries_the_declared_rates_and_other_seeds_take_the_best_on_dev(bench: Place, tmp_path: Path) -> None:
     report = report_of(
         bench, "methods", "--method", "hbert", "--resume", str(tmp_path), "--seed", "0", "--seed", "7",
         *with_original(bench),
@@ -192,7 +196,7 @@ def test_a_search_is_over_the_declared_rates_and_other_seeds_take_the_best_on_de
             for path in (tmp_path / name / "hbert").glob("seed-0-*.json")
         }
         assert len(by_rate) == 2
-        # Of rates that are equally good the smallest.
+        # Of equally good rates, the smallest is chosen.
         best = max(sorted(by_rate), key=lambda rate: by_rate[rate])
         others = sorted(path.name for path in (tmp_path / name / "hbert").glob("seed-7-*.json"))
         assert others == [f"seed-7-rate-{best:g}.json"]
@@ -200,12 +204,12 @@ def test_a_search_is_over_the_declared_rates_and_other_seeds_take_the_best_on_de
         assert row["learning_rates"] == {f"{best:g}": 2}
 
 
-def test_each_seed_has_a_search_of_its_own_where_it_is_asked_for(bench: Place, tmp_path: Path) -> None:
+def test_each_seed_has_its_own_search_with_search_every_seed(bench: Place, tmp_path: Path) -> None:
     arguments = ["--method", "hbert", "--resume", str(tmp_path), "--seed", "0", "--seed", "7", *with_original(bench)]
     report_of(bench, "methods", *arguments)
     first = trained(tmp_path)
     report = report_of(bench, "methods", *arguments, "--search-every-seed")
-    # The runs of the first seed's search are those of this one too.
+    # The first seed's search has the same runs as before.
     assert first.items() < trained(tmp_path).items()
     assert report["settings"]["searched_seeds"] == [0, 7]
     for name in ("colours", "places"):
@@ -215,7 +219,7 @@ def test_each_seed_has_a_search_of_its_own_where_it_is_asked_for(bench: Place, t
         assert len(rates[0]) == 2
 
 
-def test_going_on_gives_the_same_report_without_training_again(bench: Place, tmp_path: Path) -> None:
+def test_resuming_gives_the_same_report_without_training_again(bench: Place, tmp_path: Path) -> None:
     arguments = [*with_original(bench), "--resume", str(tmp_path), "--seed", "0", "--seed", "1"]
     first = report_of(bench, "methods", *arguments)
     before = trained(tmp_path)
@@ -238,14 +242,14 @@ def test_processes_that_share_a_folder_repeat_no_work(bench: Place, tmp_path: Pa
     (first, second), said = reports_of_two(command, tmp_path)
     done = 0
     for errors in said:
-        here, total = map(int, re.findall(r"(\d+) of (\d+) runs were done here", errors)[0])
+        here, total = map(int, re.findall(r"(\d+) of (\d+) runs were done by this process", errors)[0])
         assert 0 < here < total
         done += here
     assert done == total == len(trained(tmp_path / "runs"))
     assert first["rows"] == second["rows"]
 
 
-def test_what_a_killed_process_had_taken_is_free_again(tmp_path: Path) -> None:
+def test_a_run_locked_by_a_killed_process_is_free_again(tmp_path: Path) -> None:
     code = (
         "import sys, time\nfrom pathlib import Path\nfrom hplm_builder.evaluation.search.run_store import RunStore\n"
         "with RunStore(Path(sys.argv[1])).claim('task/run') as ours:\n    print(ours, flush=True)\n    time.sleep(60)\n"
@@ -275,7 +279,7 @@ def test_a_damaged_result_is_one_clear_error(tmp_path: Path, content: str) -> No
     path = tmp_path / f"{KEY.path}.json"
     path.parent.mkdir(parents=True)
     path.write_text(content)
-    with pytest.raises(DataError, match="is not a result"):
+    with pytest.raises(DataError, match="is not the result of a run"):
         RunStore(tmp_path).read(KEY, {})
 
 
@@ -295,7 +299,7 @@ def test_a_result_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert results.read(KEY, {"a": (1, 2)}) == run
 
 
-def test_runs_that_diverge_are_counted_and_the_others_stay(bench: Place, tmp_path: Path) -> None:
+def test_diverged_runs_are_counted_and_other_runs_are_kept(bench: Place, tmp_path: Path) -> None:
     arguments = [*with_original(bench), "--method", "hbert", "--resume", str(tmp_path), "--seed", "0", "--seed", "1"]
     report_of(bench, "methods", *arguments)
     for path in tmp_path.glob("colours/hbert/seed-1-*.json"):
@@ -319,7 +323,7 @@ def test_a_dry_run_tells_the_time_and_trains_nothing(bench: Place, tmp_path: Pat
     assert not trained(tmp_path)
 
 
-def test_test_texts_that_are_trained_on_too_are_told_of(bench: Place, tmp_path: Path) -> None:
+def test_test_texts_in_the_train_data_give_a_warning(bench: Place, tmp_path: Path) -> None:
     shutil.copytree(bench.root / "colours", leaky := tmp_path / "leaky")
     train, test = (next(leaky.glob(f"{part}.*")) for part in ("train", "test"))
     test.write_text(train.read_text())
@@ -328,7 +332,7 @@ def test_test_texts_that_are_trained_on_too_are_told_of(bench: Place, tmp_path: 
     assert done.exit_code == 0, (done.output, done.exception)
     leaks = json.loads(report.read_text())["settings"]["leaks"]
     assert list(leaks) == ["leaky"]
-    # Of those that are drawn, not of all 60.
+    # Counted over the sample, not over all 60 texts.
     assert re.fullmatch(r"\d+ of 24 test texts are in the train data too: test scores are too good", leaks["leaky"][-1])
     assert f"leaky: {leaks['leaky'][-1]}" in done.stderr
 
@@ -347,7 +351,7 @@ def test_capped_parts_keep_the_shares_of_the_classes_and_follow_the_seed(task: E
         assert all(abs(part[label] - count / 2) <= 1 for label, count in whole.items())
 
 
-def test_a_class_that_is_called_nan_keeps_its_share_too() -> None:
+def test_a_class_called_nan_keeps_its_share_too() -> None:
     labels = np.random.default_rng(1).permutation(["0", "1", "2", "nan"] * 100).tolist()
     examples = [LabelledText(f"text {number}", label) for number, label in enumerate(labels)]
     task = EvalTask("numbers", LabelledData("classification", ("0", "1", "2", "nan"), examples, examples[:9], examples))
@@ -355,7 +359,7 @@ def test_a_class_that_is_called_nan_keeps_its_share_too() -> None:
     assert set(part.values()) == {25}
 
 
-def test_a_part_that_fits_is_taken_whole(task: EvalTask) -> None:
+def test_a_part_within_the_budget_is_taken_whole(task: EvalTask) -> None:
     data = task.sample(BUDGETS["cpu"], 3)
     assert data.train is task.data.train
     assert data.dev is task.data.dev
@@ -393,7 +397,7 @@ ROW = '{"text": "a cat", "label": "x"}\n{"text": "a dog", "label": "y"}\n'
 TAGS = "Rome B-CITY\n\na O\n\n"
 
 
-def test_a_taggings_results_from_when_the_best_epoch_was_kept_are_of_other_heads(bench: Place, tmp_path: Path) -> None:
+def test_a_taggings_results_with_the_older_choice_of_epoch_are_refused(bench: Place, tmp_path: Path) -> None:
     broken(tmp_path, "tags", {"train.conll": TAGS * 4, "dev.conll": TAGS, "test.conll": TAGS})
     tasks = {one.name: one for one in read_tasks([tmp_path / "tags", bench.root / "colours"], None)}
     served = ServedDomain(bench.store, bench.base, "general")
@@ -430,11 +434,11 @@ def test_a_broken_folder_is_one_clear_error_that_names_it(tmp_path: Path, files:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--method", "guess"], "no method 'guess'"),
+        (["--method", "guess"], "unknown method 'guess'"),
         (["--budget", "huge"], "--budget is one of cpu, full, quick"),
-        (["--seed", "1", "--seed", "1"], "--seed: at least one, and each once"),
+        (["--seed", "1", "--seed", "1"], "--seed: give at least one, each only once"),
         (["--pooling", "sum"], "pooling must be cls or mean"),
-        (["--miss", "guess"], "--miss is compute or backoff"),
+        (["--miss", "guess"], "--miss must be compute or backoff"),
     ],
 )
 def test_a_wrong_option_is_refused_by_name(bench: Place, arguments: list[str], words: str) -> None:
