@@ -133,11 +133,11 @@ def base(
     if name == DEFAULT_BASE and origin_of(model) != origin_of(Path("minilm")):
         raise ConfigError(f"the name {DEFAULT_BASE} is reserved for MiniLM, the default base: give another --name")
     if shipped:
-        given = sorted(
+        extra = sorted(
             option for option in context.params if option not in ("shipped", "store") and is_given(context, option)
         )
-        if given:
-            raise ConfigError(f"--shipped trains nothing: leave out --shipped or --{given[0].replace('_', '-')}")
+        if extra:
+            raise ConfigError(f"--shipped trains nothing: leave out --shipped or --{extra[0].replace('_', '-')}")
         report = install_shipped(target)
     else:
         if head is not None:
@@ -434,8 +434,8 @@ def export_models(
         )
     common: dict[str, Any] = {"store": "", "base": base, "dtype": dtype, "quantization": quantization}
     plot_settings = parse_settings(LookupSettings, {**common, "table": plot, "miss": miss}, "hbert_plot")
-    of_slots = {"num_slots": slots, "reduction_factor": reduction_factor}
-    upper_settings = parse_settings(EncodeSettings, {**common, **of_slots}, "hbert_upper")
+    slot_settings = {"num_slots": slots, "reduction_factor": reduction_factor}
+    upper_settings = parse_settings(EncodeSettings, {**common, **slot_settings}, "hbert_upper")
     if not keep_settings and not is_given(context, "reduction_factor"):
         check_adapter_width(models, reduction_factor)
     export(

@@ -82,12 +82,12 @@ def read_folder(folder: Path) -> LabelledData:
 
 def _file_of(folder: Path, part: str) -> Path | None:
     """Return the file of a part, None if there is none. Raises DataError for two, because either may be meant."""
-    found = sorted(folder.glob(f"{part}.*"))
+    files = sorted(folder.glob(f"{part}.*"))
     # A file of another kind, as a note or a backup, is taken only if it is the only one: reading it then names its ending.
-    readable = [path for path in found if path.suffix.lower() in READERS]
+    readable = [path for path in files if path.suffix.lower() in READERS]
     if len(readable) > 1:
         raise DataError(f"{folder} has both {readable[0].name} and {readable[1].name}: keep only one of them")
-    return next(iter(readable or found), None)
+    return next(iter(readable or files), None)
 
 
 def _named(file: Path | LabelledFile) -> LabelledFile:
@@ -119,31 +119,31 @@ def read_file(
 
 def _text(where: str, row: Row, columns: Columns, *, is_labelled: bool = False) -> LabelledText:
     """Return a text or pair without its label."""
-    found = columns.find(tuple(row), where, is_labelled=is_labelled)
-    text = _checked(where, "text", row[found.text])
-    second = row[found.pair] if found.pair is not None else None
+    named = columns.find(tuple(row), where, is_labelled=is_labelled)
+    text = _checked(where, "text", row[named.text])
+    second = row[named.pair] if named.pair is not None else None
     return LabelledText(text, pair=None if second is None else _checked(where, "second text", second), where=where)
 
 
 def _example(where: str, row: Row, columns: Columns, task: Task | None = None) -> LabelledText:
     """Return an example of a `task`. If `task` is None, a row with a label and entities keeps both."""
     example = _text(where, row, columns, is_labelled=True)
-    found = columns.find(tuple(row), where, is_labelled=True)
-    label = None if found.label is None else row[found.label]
-    if found.entities is None and _are_entities(label):
+    named = columns.find(tuple(row), where, is_labelled=True)
+    label = None if named.label is None else row[named.label]
+    if named.entities is None and _are_entities(label):
         # Annotation tools write entities in the label's column.
         return replace(example, entities=_entities(where, example.text, label))
-    entities = None if found.entities is None else row[found.entities]
-    if found.entities is not None and (task == "tagging" or label is None):
+    entities = None if named.entities is None else row[named.entities]
+    if named.entities is not None and (task == "tagging" or label is None):
         return replace(example, entities=_entities(where, example.text, entities))
     if label is None:
-        raise DataError(f"{where}: `{found.label}` is null, a label is expected")
+        raise DataError(f"{where}: `{named.label}` is null, a label is expected")
     if task is None and entities:
         example = replace(example, entities=_entities(where, example.text, entities))
     return replace(
         example,
-        is_score=(found.label or "").casefold() == "score",
-        is_tagged=found.entities is not None,
+        is_score=(named.label or "").casefold() == "score",
+        is_tagged=named.entities is not None,
         is_literal=isinstance(label, int | float),
         label=_checked_label(where, str(label) if isinstance(label, int | float) else label),
     )

@@ -125,11 +125,11 @@ SOURCES: dict[str, Callable[[], Iterator[str]]] = {
 def passages(documents: Iterable[str], rng: np.random.Generator) -> Iterator[str]:
     """Cut documents at sentence ends into passages of random lengths, so that training sees every length that serving sees."""
     for document in documents:
-        wanted, passage = rng.exponential(MEAN_WORDS) + SHORTEST_PASSAGE, []
+        target_words, passage = rng.exponential(MEAN_WORDS) + SHORTEST_PASSAGE, []
         for sentence in re.split(r"(?<=[.!?;])\s+(?=[A-Z0-9\"'(a-z])", document):
             passage.append(sentence)
-            if sum(part.count(" ") + 1 for part in passage) >= wanted:
+            if sum(part.count(" ") + 1 for part in passage) >= target_words:
                 yield " ".join(passage)
-                wanted, passage = rng.exponential(MEAN_WORDS) + SHORTEST_PASSAGE, []
+                target_words, passage = rng.exponential(MEAN_WORDS) + SHORTEST_PASSAGE, []
         if passage:
             yield " ".join(passage)

@@ -21,7 +21,7 @@ from hplm.triton.launcher.server import MANAGER_ROLES, ROLES, TritonInstall, ass
 Settings = TypeVar("Settings", LookupSettings, EncodeSettings, ManagerSettings)
 # All settings but the place of the store and of its registry.
 KEEPABLE_SETTINGS = frozenset(
-    one.name for kind in (LookupSettings, EncodeSettings, ManagerSettings) for one in fields(kind)
+    field.name for kind in (LookupSettings, EncodeSettings, ManagerSettings) for field in fields(kind)
 ) - {
     "store",
     "registry",

@@ -194,7 +194,7 @@ def make_benchmark_repository(
             fine_tune_fleet(store, base, open_lookup(store, base, PLOT), bank, tuned, bar_report(progress, BANK))
         else:
             make_fleet(store, base, bank, tenants, seed, progress, pooling=pooling, reduction_factor=reduction_factor)
-    if not any(one.path == store.relative(store.bank(bank)) for one in served(store)):
+    if not any(version.path == store.relative(store.bank(bank)) for version in served(store)):
         publish_bank(store, base, PLOT, bank)
     progress.update(steps, advance=1)
     models = folder / "models"

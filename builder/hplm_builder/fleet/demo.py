@@ -107,9 +107,9 @@ def demo_data(tenant: DemoTenant, *, quick: bool = False) -> LabelledData:
         parts[split_of(group)].append(example)
     rng = np.random.default_rng(0)
     for name, most, share in (("train", tenant.most_train, 10), ("dev", 400, 8), ("test", 1_000, 8)):
-        wanted = most // share if quick else most
-        if len(parts[name]) > wanted:
-            parts[name] = [parts[name][i] for i in rng.choice(len(parts[name]), wanted, replace=False)]
+        count = most // share if quick else most
+        if len(parts[name]) > count:
+            parts[name] = [parts[name][i] for i in rng.choice(len(parts[name]), count, replace=False)]
     return check_data(parts["train"], parts["dev"], parts["test"])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -75,7 +75,7 @@ def _average(study: Study, best: BestRuns, name: str, column: str) -> Row:
         task.name: [best_run.run.test if best_run.run else None for best_run in best[task.name, name]]
         for task in study.tasks
     }
-    means = [float(np.mean(of_seed)) for of_seed in complete_seeds(tests)]
+    means = [float(np.mean(scores)) for scores in complete_seeds(tests)]
     averaged = Spread.of(means).columns("test")
     return {"task": AVERAGE, column: name, **averaged, "test_by_seed": [round(mean, 4) for mean in means]}
 
@@ -95,6 +95,19 @@ def complete_seeds(by_task: Mapping[str, Sequence[Model | None]]) -> list[list[M
     """Return, for each seed that all tasks have, the models of the tasks."""
     by_seed = [[model for model in models if model is not None] for models in zip(*by_task.values(), strict=True)]
     return [models for models in by_seed if len(models) == len(by_task)]
+
+
+def with_average(
+    by_task: Mapping[str, Sequence[Model | None]], mean: Callable[[list[Model]], Model]
+) -> list[tuple[str, list[Model]]]:
+    """Return (task name, models) without diverged seeds, then (AVERAGE, the mean over tasks of each complete seed).
+
+    A task without a model is left out. So is the average of a single task, or if each seed diverged on some task.
+    """
+    named = [(task, [model for model in models if model is not None]) for task, models in by_task.items()]
+    if len(by_task) > 1:
+        named.append((AVERAGE, [mean(models) for models in complete_seeds(by_task)]))
+    return [(name, models) for name, models in named if models]
 
 
 def training_summary(best: BestRuns) -> dict[str, dict[str, dict[str, float]]]:

@@ -32,7 +32,7 @@ from hplm_builder.data.labelled import LabelledData
 from hplm_builder.evaluation.search.eval_options import EvalOptions, eval_command, study_settings
 from hplm_builder.evaluation.search.eval_task import EvalTask
 from hplm_builder.evaluation.search.served_domain import ServedDomain
-from hplm_builder.evaluation.search.summary import AVERAGE, Row, Spread, complete_seeds, measurements_by_task
+from hplm_builder.evaluation.search.summary import AVERAGE, Row, Spread, measurements_by_task, with_average
 from hplm_builder.evaluation.search.variants import RATES, Variant, hbert_body, with_adapters
 from hplm_builder.fleet.demo import PLOT
 from hplm_builder.tenants.bodies import AdapterModel, fastest_format
@@ -156,11 +156,7 @@ def int8_rows(measured: Mapping[str, Sequence[Measured | None]]) -> list[Row]:
 
     The average is over the seeds that diverged on no task.
     """
-    rows = [_row(task, trained) for task, models in measured.items() if (trained := [m for m in models if m])]
-    if len(measured) > 1:
-        averages = [_mean(models) for models in complete_seeds(measured)]
-        rows += [_row(AVERAGE, averages)] if averages else []
-    return rows
+    return [_row(name, models) for name, models in with_average(measured, _mean)]
 
 
 def _mean(models: Sequence[Measured]) -> Measured:

@@ -78,9 +78,9 @@ class TableScorer:
     def _look_up(self, task: EvalTask, data: LabelledData) -> list[LookedUpTest]:
         encoder = self._tree.base.load_text_encoder()
         texts = [
-            one.ids
+            encoded.ids
             for chunk in chunks(data.test)
-            for one in encoder.encode([example.text_or_pair for example in chunk])
+            for encoded in encoder.encode([example.text_or_pair for example in chunk])
         ]
         tests = []
         for percent in self._percents:

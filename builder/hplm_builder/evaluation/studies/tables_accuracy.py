@@ -26,7 +26,7 @@ from hplm_builder.evaluation.search.budget import Budget
 from hplm_builder.evaluation.search.eval_options import EvalOptions, eval_command, study_settings
 from hplm_builder.evaluation.search.eval_task import EvalTask
 from hplm_builder.evaluation.search.served_domain import ServedDomain
-from hplm_builder.evaluation.search.summary import AVERAGE, Row, Spread, complete_seeds, measurements_by_task
+from hplm_builder.evaluation.search.summary import AVERAGE, Row, Spread, measurements_by_task, with_average
 from hplm_builder.evaluation.search.variants import RATES, Variant, hbert_body, with_adapters
 from hplm_builder.evaluation.studies.table_scorer import MISSES, TableScorer
 from hplm_builder.evaluation.studies.task_corpora import without_test_texts
@@ -58,17 +58,15 @@ def table_rows(scores: ScoresByTask, tree: VersionTree, percents: Sequence[float
     An average is over the seeds that diverged on no task.
     """
     places = range(len(percents) * len(MISSES))
-    rows = [
-        _row(task, [model[place] for model in scored], tree)
-        for task, models in scores.items()
-        if (scored := [model for model in models if model is not None])
+
+    def mean(models: list[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+        return [_mean([model[place] for model in models]) for place in places]
+
+    return [
+        _row(name, [model[place] for model in models], tree)
+        for name, models in with_average(scores, mean)
         for place in places
     ]
-    if len(scores) > 1:
-        seeds = complete_seeds(scores)
-        for place in places if seeds else ():
-            rows.append(_row(AVERAGE, [_mean([model[place] for model in models]) for models in seeds], tree))
-    return rows
 
 
 def _mean(uses: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
