@@ -1,4 +1,4 @@
-"""`hplm build`."""
+"""`hplm build`: convert a base, write tables, train tenants, export model folders; demo and benchmark repositories."""
 
 from __future__ import annotations
 
@@ -38,11 +38,17 @@ from hplm_builder.convert.mixture import SHARES, read_to_count
 from hplm_builder.convert.training import ConvertSettings
 from hplm_builder.data.labelled_files import read_data
 from hplm_builder.domains.domain_build import DomainSettings, build_domain, estimate_domain
-from hplm_builder.export.model_folders import KEPT, check_width, export, has_manager, write_backends
+from hplm_builder.export.model_folders import (
+    KEEPABLE_SETTINGS,
+    check_adapter_width,
+    export,
+    has_manager,
+    write_backends,
+)
 from hplm_builder.export.register import check_parent, lineage_of, parent_of, publish_domain, published
-from hplm_builder.fleet.bootstrap import TaskFleet
+from hplm_builder.fleet.benchmark_repository import Shape, make_benchmark_repository
 from hplm_builder.fleet.demo import DEMO_FOLDER, PLOT, PLOT_SOURCES, TOP_PERCENT, build_demo
-from hplm_builder.fleet.fleet import Shape, make_bench_repository
+from hplm_builder.fleet.fine_tuned_fleet import FineTunedFleet
 from hplm_builder.tables.plot_tables import build_plot
 from hplm_builder.tenants.finetune import TrainSettings, reduction_factor_of
 from hplm_builder.tenants.scores import METRICS
@@ -50,7 +56,7 @@ from hplm_builder.tenants.tenant_build import build_tenant
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="From a pretrained model to Triton model folders, step by step, or `demo` for all of it.",
+    help="Build Triton model folders from a pretrained model, step by step. `demo` does all steps.",
     epilog="Example: hplm build base --shipped && hplm build plot && hplm build tenant mine --train t.jsonl --dev d.jsonl "
     "&& hplm build export",
 )
@@ -58,12 +64,12 @@ app = typer.Typer(
 
 @app.command()
 def demo(
-    folder: Annotated[Path, typer.Option(help="Where `store/` and `models/` go.")] = DEMO_FOLDER,
+    folder: Annotated[Path, typer.Option(help="Folder for `store/` and `models/`.")] = DEMO_FOLDER,
     quick: Annotated[
-        bool, typer.Option(help="For tests: small tables, a tenth of the examples, half the epochs.")
+        bool, typer.Option(help="For tests: small tables, a tenth of the examples, half of the epochs.")
     ] = False,
 ) -> None:
-    """Build the default base, PLOT, four demo tenants and model folders; keeps what is there already.
+    """Build the default base, PLOT, four demo tenants and model folders. Finished parts are kept.
 
     Example: hplm build demo
     """
@@ -73,9 +79,9 @@ def demo(
 
 
 def is_given(context: typer.Context, option: str) -> bool:
-    """Whether an option stands on the command line or in the environment."""
+    """Return whether an option was given on the command line or in the environment."""
     source = context.get_parameter_source(option)
-    # By its name: typer has click's own class or one that it brings.
+    # Compared by name, because typer uses click's class or a copy of its own.
     return source is not None and source.name in ("COMMANDLINE", "ENVIRONMENT")
 
 
@@ -90,31 +96,31 @@ def base(
     ] = Path("minilm"),
     store: StoreOption = DEFAULT_STORE,
     name: Annotated[str, typer.Option(help="Name of the base.")] = DEFAULT_BASE,
-    shipped: Annotated[
-        bool, typer.Option(help="Take the conversion of MiniLM that is shipped, train nothing.")
-    ] = False,
+    shipped: Annotated[bool, typer.Option(help="Take the shipped conversion of MiniLM; nothing is trained.")] = False,
     lower: Annotated[int, typer.Option(help="Layers that PLOT replaces.")] = 3,
     window: Annotated[int, typer.Option(help="n of the n-grams.")] = 3,
-    window_layers: Annotated[int, typer.Option(help="Layers the windows go through; 0: as --lower.")] = 0,
-    max_tokens: Annotated[int, typer.Option(help="Longest text, special tokens included.")] = 256,
+    window_layers: Annotated[int, typer.Option(help="Layers that the windows go through; 0: as many as --lower.")] = 0,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of a text, special tokens included.")] = 256,
     text: Annotated[
         list[str] | None, typer.Option(help="Source, or .txt or .jsonl file (.gz too), to train on; repeat for more.")
     ] = None,
     tokens: Annotated[int, typer.Option(min=1, help="How many tokens to train on.")] = ConvertSettings.total_tokens,
     batch_tokens: Annotated[
-        int, typer.Option(min=1, help="Of one step: fewer where few tokens are trained on.")
+        int, typer.Option(min=1, help="Tokens of one training step; give fewer if --tokens is small.")
     ] = ConvertSettings.batch_tokens,
-    learning_rate: Annotated[float, typer.Option()] = ConvertSettings.learning_rate,
+    learning_rate: Annotated[
+        float, typer.Option(help="Highest learning rate of the training.")
+    ] = ConvertSettings.learning_rate,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     start: Annotated[
-        str, typer.Option(help="Name of a base of the store, cut in the same way, to go on training from.")
+        str, typer.Option(help="Name of a base in the store with the same cut; training continues from it.")
     ] = "",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     ship_to: Annotated[Path | None, typer.Option(help="Also write the weights as the repository ships them.")] = None,
 ) -> None:
-    """Convert a pretrained model: windows below, positions at the cut, trained to match the original.
+    """Convert a pretrained model: windows replace its lower layers, then it is trained to match the original.
 
-    An interrupted conversion goes on where it was. A base that domains stand on is not replaced: give another --name. Examples:
+    An interrupted conversion continues where it stopped. A base with domains is not replaced: give another --name. Examples:
 
       hplm build base --shipped
 
@@ -127,13 +133,13 @@ def base(
     target = Store.at(store)
     head = None if shipped else check_model(model)
     if name == DEFAULT_BASE and origin_of(model) != origin_of(Path("minilm")):
-        raise ConfigError(f"{DEFAULT_BASE} is MiniLM's: give another --name, or the base that is served is replaced")
+        raise ConfigError(f"the name {DEFAULT_BASE} is reserved for MiniLM, the default base: give another --name")
     if shipped:
-        given = sorted(
+        extra = sorted(
             option for option in context.params if option not in ("shipped", "store") and is_given(context, option)
         )
-        if given:
-            raise ConfigError(f"--shipped trains nothing: leave it out, or --{given[0].replace('_', '-')}")
+        if extra:
+            raise ConfigError(f"--shipped trains nothing: leave out --shipped or --{extra[0].replace('_', '-')}")
         report = install_shipped(target)
     else:
         if head is not None:
@@ -183,7 +189,7 @@ def plot(
         float, typer.Option(help="Keep this percentage of the distinct n-grams, by frequency.")
     ] = TOP_PERCENT,
 ) -> None:
-    """Count n-grams, compute the most frequent ones' windows, write the tables.
+    """Count n-grams, compute the windows of the most frequent n-grams, write the tables.
 
     Example: hplm build plot --plot medical --text notes.txt --top 10
     """
@@ -353,8 +359,8 @@ def tenant(
     show_scores([card])
 
 
-# The settings that each option of `export` is about.
-EXPORTED = {
+# Option of `export` -> the settings that it sets.
+SETTINGS_OF_OPTION = {
     "base": {"base"},
     "plot": {"table", "domain"},
     "miss": {"miss"},
@@ -369,48 +375,47 @@ EXPORTED = {
 def export_models(
     context: typer.Context,
     store: StoreOption = DEFAULT_STORE,
-    models: Annotated[Path, typer.Option(help="Where the model folders go.")] = DEMO_FOLDER / "models",
+    models: Annotated[Path, typer.Option(help="Folder for the model folders.")] = DEMO_FOLDER / "models",
     base: BaseOption = DEFAULT_BASE,
     plot: PlotOption = PLOT,
-    miss: Annotated[str, typer.Option(help="What a window that no table has gets: compute or backoff.")] = "compute",
+    miss: Annotated[str, typer.Option(help="What a window in no table gets: compute or backoff.")] = "compute",
     dtype: Annotated[str, typer.Option(help="auto, bfloat16 or float32.")] = "auto",
     slots: Annotated[
         int | None,
         typer.Option(
-            help="Adapters of each width on the device at once, the identity included; default: 64, on a GPU a tenth of its "
+            help="Adapter slots of each width on the device, the identity included; default: 64, on a GPU a tenth of its "
             "memory."
         ),
     ] = EncodeSettings.num_slots,
     reduction_factor: Annotated[
         int,
         typer.Option(
-            help="Slots for adapters with a bottleneck of the hidden size over this; taggings that the server makes have it."
+            help="The widest adapters have a bottleneck of the hidden size over this; taggings that the server trains have it."
         ),
     ] = EncodeSettings.reduction_factor,
     quantization: Annotated[
-        str, typer.Option(help="none, or int8: products with layers' matrices in 8-bit integers, on a CPU with VNNI.")
+        str,
+        typer.Option(help="none, or int8: products with the layers' matrices use 8-bit integers, on a CPU with VNNI."),
     ] = EncodeSettings.quantization,
     instances: Annotated[
-        int, typer.Option(min=1, help="Processes of the upper stage beside each other, each with slots of its own.")
+        int, typer.Option(min=1, help="Processes of the upper stage, each with adapter slots of its own.")
     ] = 1,
-    look_up_instances: Annotated[int, typer.Option(min=1, help="Processes of the look-up beside each other.")] = 1,
+    look_up_instances: Annotated[int, typer.Option(min=1, help="Processes of the look-up stage.")] = 1,
     manager: Annotated[
         bool | None,
         typer.Option(
-            help="Also the models that take manage requests.",
-            show_default="with them; with --keep-settings as the models there are",
+            help="Also write the models that take manage requests.",
+            show_default="with them; with --keep-settings as the earlier models",
         ),
     ] = None,
     keep_settings: Annotated[
         bool,
-        typer.Option(
-            "--keep-settings", help="What the models there were set to stays, but for the options given here."
-        ),
+        typer.Option("--keep-settings", help="Keep the settings of the earlier models, except the options given here."),
     ] = False,
 ) -> None:
     """Write the Triton model folders hbert_plot, hbert_upper, hbert, manager and manager_watch over a store.
 
-    Models that stand there are replaced, their settings too unless they are kept. Examples:
+    Earlier models in the folder are replaced, with their settings unless --keep-settings is given. Examples:
 
       hplm build export --miss backoff --slots 256
 
@@ -426,13 +431,15 @@ def export_models(
     if manager is None:
         manager = not keep_settings or has_manager(models)
     if keep_settings:
-        keep = KEPT.difference(*(EXPORTED[option] for option in EXPORTED if is_given(context, option)))
+        keep = KEEPABLE_SETTINGS.difference(
+            *(names for option, names in SETTINGS_OF_OPTION.items() if is_given(context, option))
+        )
     common: dict[str, Any] = {"store": "", "base": base, "dtype": dtype, "quantization": quantization}
     plot_settings = parse_settings(LookupSettings, {**common, "table": plot, "miss": miss}, "hbert_plot")
-    of_slots = {"num_slots": slots, "reduction_factor": reduction_factor}
-    upper_settings = parse_settings(EncodeSettings, {**common, **of_slots}, "hbert_upper")
+    slot_settings = {"num_slots": slots, "reduction_factor": reduction_factor}
+    upper_settings = parse_settings(EncodeSettings, {**common, **slot_settings}, "hbert_upper")
     if not keep_settings and not is_given(context, "reduction_factor"):
-        check_width(models, reduction_factor)
+        check_adapter_width(models, reduction_factor)
     export(
         Store.at(store),
         models,
@@ -449,14 +456,14 @@ def export_models(
 @app.command()
 def backends(
     out: Annotated[
-        Path, typer.Option(help="The backend directory to write; what is there already must be one of these.")
+        Path, typer.Option(help="Backend directory to write; an earlier one is replaced, other folders are refused.")
     ],
     models: Annotated[Path, typer.Option(help="Triton model repository to serve.")] = DEMO_FOLDER / "models",
 ) -> None:
-    """For a tritonserver of your own: write its backend directory and print the command that serves the models with it.
+    """Write a backend directory for your own tritonserver, and print the shell command that serves the models with it.
 
-    `hplm serve` needs none of this, and does more: it starts the worker, loads a stage again whose process died, and has
-    requests answered before it stops. Run the command by a shell; Triton's own options go behind it. Examples:
+    `hplm serve` needs no such directory, and it does more: it starts the worker process, restarts stages that died, and
+    answers pending requests before it stops. Append Triton's own options to the printed command. Examples:
 
       hplm build backends --out /srv/hplm/backends --models /srv/hplm/models
 
@@ -464,7 +471,7 @@ def backends(
     """
     install = find_triton()
     if not (models / "hbert_plot").is_dir():
-        raise MissingArtifactError(f"{models} has no model hbert_plot: `hplm build export --help`")
+        raise MissingArtifactError(f"{models} has no model hbert_plot: write the models with `hplm build export`")
     write_backends(install, out)
     Console(stderr=True, soft_wrap=True).print(f"wrote {out}, for the Triton of {install.origin}", markup=False)
     print(shell_command(install, models, out, roles_of(models)))
@@ -473,36 +480,41 @@ def backends(
 @app.command()
 def fleet(
     shape: Annotated[
-        Shape, typer.Option(help="minilm: the shipped base; bert-base: BERT-base's size with seeded weights.")
+        Shape, typer.Option(help="minilm: the shipped base; bert-base: a base of BERT-base's size with seeded weights.")
     ] = "minilm",
-    tenants: Annotated[int, typer.Option(min=1, help="How many tenants, all different.")] = 10_000,
+    tenants: Annotated[int, typer.Option(min=1, help="Number of tenants, all different.")] = 10_000,
     task: Annotated[
         list[Path] | None,
-        typer.Option(help="Folder with train.*, dev.* and test.* of a task to fine-tune tenants on; repeat for more."),
+        typer.Option(help="Folder with train.*, dev.* and test.* of a task for fine-tuning tenants; repeat for more."),
     ] = None,
     samples: Annotated[
-        int, typer.Option(min=0, help="Most examples in the sample of a --task's tenant; 0: as many as the task has.")
+        int, typer.Option(min=0, help="Most examples in the sample of a tenant of --task; 0: as many as the task has.")
     ] = 0,
-    epochs: Annotated[int, typer.Option(min=1, help="Of a --task's tenant.")] = TrainSettings.epochs,
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs of a tenant of --task.")] = TrainSettings.epochs,
     pooling: Annotated[
-        Pooling, typer.Option(help="What heads read: the mean of all tokens, or [CLS], for which less is computed.")
+        Pooling,
+        typer.Option(
+            help="What heads read: the mean of all tokens, or the first token (cls), which needs less computation."
+        ),
     ] = "mean",
     reduction_factor: Annotated[
-        int, typer.Option(min=1, help="All adapters' bottleneck, taggings' too, is the hidden size over this.")
+        int, typer.Option(min=1, help="The bottleneck of all adapters, also of taggings, is the hidden size over this.")
     ] = TrainSettings.reduction_factor,
     out: Annotated[
         Path | None,
-        typer.Option(help="Default: build/fleet-SHAPE-TENANTS, with -cls or -rFACTOR behind it where those are given."),
+        typer.Option(
+            help="Folder to write; default: build/fleet-SHAPE-TENANTS, with -cls or -rFACTOR at the end if these are given."
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0)] = 0,
 ) -> None:
-    """Build a repository to measure on: many tenants in one bank, a pool of texts that the tables know.
+    """Build a model repository for benchmarks: many tenants in one bank, and a pool of texts that the tables hold.
 
-    Without --task the tenants are made up by seeded perturbation, thousands of them in seconds. With --task they are made as in
-    the HMI paper: of each task in proportion to its size, each fine-tuned on its own bootstrap sample, which takes
-    minutes a tenant.
+    Without --task the tenants are synthetic, with seeded random adapters: thousands of them take seconds. With --task they
+    are fine-tuned as in the HMI paper: larger tasks have more tenants, and each tenant has its own bootstrap sample. That
+    takes minutes for each tenant.
 
-    What is there already is kept, but tenants of a --task that was interrupted are all trained again. Examples:
+    Finished parts are kept, but after an interruption all tenants of --task are trained again. Examples:
 
       hplm build fleet --shape minilm --tenants 10000 --out build/fleet-minilm-10000
 
@@ -519,14 +531,14 @@ def fleet(
     width = "" if reduction_factor == TrainSettings.reduction_factor else f"-r{reduction_factor}"
     folder = out or Path(f"build/fleet-{shape}-{tenants}{'-cls' if pooling == 'cls' else ''}{width}")
     settings = TrainSettings(epochs=epochs, seed=seed, pooling=pooling, reduction_factor=reduction_factor)
-    tuned = TaskFleet.read(task, tenants, samples, settings) if task else None
+    tuned = FineTunedFleet.read(task, tenants, samples, settings) if task else None
     with progress_bars() as progress:
-        models = make_bench_repository(folder, shape, tenants, seed, progress, tuned, pooling, reduction_factor)
+        models = make_benchmark_repository(folder, shape, tenants, seed, progress, tuned, pooling, reduction_factor)
     print(f"wrote {models}; serve it with `hplm serve --models {models}`")
 
 
 def show_scores(cards: list[TenantCard]) -> None:
-    """The tenants' honest scores."""
+    """Print a table of the tenants' dev and test scores."""
     table = Table("tenant", "labels", "train", "dev", "test", title="Demo tenants" if len(cards) > 1 else None)
     for card in cards:
         scores, metric = card.about["scores"], METRICS[card.task]

@@ -1,4 +1,4 @@
-"""`hplm eval`: quality beside plain fine-tuning."""
+"""`hplm eval`: the studies, and two small commands for the demo's tenants and tables."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from hplm.store.layout import Store
 from hplm_builder.cli.options import DEFAULT_STORE, StoreOption
 from hplm_builder.convert.base import DEFAULT_BASE, minilm_folder
 from hplm_builder.convert.original import load_original
-from hplm_builder.data.corpora import SOURCES
 from hplm_builder.data.labelled import LabelledData
+from hplm_builder.data.text_sources import SOURCES
 from hplm_builder.evaluation.studies.cuts import cuts
 from hplm_builder.evaluation.studies.domains import domains
 from hplm_builder.evaluation.studies.int8 import int8
@@ -39,7 +39,7 @@ from hplm_builder.tenants.tenant_build import token_ids
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Measure quality beside plain fine-tuning.",
+    help="Measure the quality of tenants and tables, compared with plain fine-tuning.",
     epilog="Example: hplm eval methods --root data --resume runs --json methods.json",
 )
 app.command()(methods)
@@ -47,12 +47,12 @@ app.command(name="tables-accuracy")(tables_accuracy)
 app.command()(domains)
 app.command()(cuts)
 app.command()(int8)
-# Not searched: `hplm eval methods` searches each method's.
+# Fixed for `hplm eval demo`; `hplm eval methods` searches the learning rates of all methods.
 LEARNING_RATE = 1e-4
 
 
 def _plain_fine_tune(base: Base, data: LabelledData, settings: TrainSettings, name: str) -> Trained:
-    """All parameters of the unconverted model, trained on the task."""
+    """Train all parameters of the unconverted model on the task."""
     encoder = base.load_text_encoder()
 
     def body() -> nn.Module:
@@ -67,15 +67,16 @@ def _plain_fine_tune(base: Base, data: LabelledData, settings: TrainSettings, na
 @app.command()
 def demo(
     store: StoreOption = DEFAULT_STORE,
-    tenant: Annotated[list[str] | None, typer.Option(help="Only these; repeat for more.")] = None,
+    tenant: Annotated[list[str] | None, typer.Option(help="Only this demo tenant; repeat for more.")] = None,
     json_file: JsonOption = None,
 ) -> None:
-    """Test scores of the demo tenants, as built, beside a plain fine-tune of the unconverted base on the same data.
+    """Compare the demo tenants' test scores with plain fine-tuning of the unconverted base on the same data.
 
     Example: hplm eval demo --json demo.json
     """
-    if unknown := sorted(set(tenant or ()) - {one.name for one in TENANTS}):
-        raise DataError(f"no demo tenant {unknown[0]!r}; there are {', '.join(one.name for one in TENANTS)}")
+    names = [demo_tenant.name for demo_tenant in TENANTS]
+    if unknown := sorted(set(tenant or ()) - set(names)):
+        raise DataError(f"no demo tenant {unknown[0]!r}; the demo tenants are {', '.join(names)}")
     target = Store.at(store)
     base = bases.load(target.base(DEFAULT_BASE))
     rows = []
@@ -83,14 +84,14 @@ def demo(
         if tenant and demo_tenant.name not in tenant:
             continue
         data = demo_data(demo_tenant)
-        found = published(target, demo_tenant.name)
-        if found is None:
-            raise DataError(f"there is no tenant {demo_tenant.name!r} in {store}: `hplm build demo` makes it")
-        card = tenants.load_card(target.path(found.current.path))
-        if card.about["examples"] != (asked := data.counts):
+        served = published(target, demo_tenant.name)
+        if served is None:
+            raise DataError(f"there is no tenant {demo_tenant.name!r} in {store}: build it with `hplm build demo`")
+        card = tenants.load_card(target.path(served.current.path))
+        if card.about["examples"] != data.counts:
             raise DataError(
-                f"tenant {card.name!r} was made of other data ({card.about['examples']}, the demo's is {asked}), so the two "
-                f"cannot be compared: remove the demo's folder, {store.parent}, and `hplm build demo` makes it anew"
+                f"tenant {card.name!r} was trained on other data ({card.about['examples']}, the demo's is {data.counts}), so "
+                f"the scores cannot be compared: remove the demo's folder, {store.parent}, and run `hplm build demo`"
             )
         settings = TrainSettings(epochs=demo_tenant.epochs, learning_rates=(LEARNING_RATE,))
         full = _plain_fine_tune(base, data, settings, demo_tenant.name).scores
@@ -104,10 +105,10 @@ def demo(
 @app.command()
 def tables(
     store: StoreOption = DEFAULT_STORE,
-    top: Annotated[list[float] | None, typer.Option(help="Percentages to try; repeat for more.")] = None,
+    top: Annotated[list[float] | None, typer.Option(help="Percentage of n-grams to keep; repeat for more.")] = None,
     json_file: JsonOption = None,
 ) -> None:
-    """What share of windows a root table of each size answers, on text that no table has counted.
+    """Measure the share of windows that root tables of several sizes hold, on text that no table has counted.
 
     Example: hplm eval tables --top 1 --top 3 --top 10
     """
@@ -121,20 +122,20 @@ def tables(
         counted = count_grams(documents, base, progress)
     texts = {"wikipedia": unseen_paragraphs()}
     texts |= {tenant.name: [example.text for example in demo_data(tenant).test] for tenant in TENANTS}
-    asked = {}
+    window_keys = {}
     for name, part in texts.items():
         encoded = encoder.encode(part)
         grams, _ = windows(
-            np.concatenate([one.ids for one in encoded]),
-            [len(one.ids) for one in encoded],
+            np.concatenate([text.ids for text in encoded]),
+            [len(text.ids) for text in encoded],
             config.window,
             config.pad_id,
         )
-        asked[name] = pack(grams, config.vocab_size)
+        window_keys[name] = pack(grams, config.vocab_size)
     rows = []
     for percent in percents:
         kept = pack(counted.top(percent), config.vocab_size)
-        hits = {name: float(np.isin(keys, kept).mean()) for name, keys in asked.items()}
+        hits = {name: float(np.isin(keys, kept).mean()) for name, keys in window_keys.items()}
         rows.append(
             {"top_percent": percent, "rows": len(kept), "megabytes": len(kept) * row_bytes(config) / 1e6, **hits}
         )

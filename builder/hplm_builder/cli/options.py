@@ -9,7 +9,7 @@ import typer
 
 from hplm_builder.fleet.demo import DEMO_FOLDER
 
-StoreOption = Annotated[Path, typer.Option("--store", help="Folder of the artifacts.")]
+StoreOption = Annotated[Path, typer.Option("--store", help="Folder of the store.")]
 BaseOption = Annotated[str, typer.Option("--base", help="Name of the base.")]
 PlotOption = Annotated[str, typer.Option("--plot", help="Name of the PLOT.")]
 DEFAULT_STORE = DEMO_FOLDER / "store"

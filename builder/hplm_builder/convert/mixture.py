@@ -11,9 +11,9 @@ from rich.progress import Progress
 from hplm.core.text import load_tokenizer
 from hplm.errors import DataError
 from hplm_builder.convert.training import Ids, PackedText
-from hplm_builder.data.corpora import SOURCES, passages
 from hplm_builder.data.corpus_file import read_corpus
-from hplm_builder.data.portions import tokenised
+from hplm_builder.data.text_sources import SOURCES, passages
+from hplm_builder.data.tokenising import tokenise_in_batches
 
 # Film reviews would outweigh the rest otherwise.
 SHARES: Mapping[str, float] = {
@@ -53,7 +53,7 @@ def mixture(
     train: list[Ids] = []
     held: list[Ids] = []
     for name, share in progress.track(shares.items(), description="read text"):
-        for ids, lengths in tokenised(passages(read_source(name), cutting), tokenizer, max_tokens):
+        for ids, lengths in tokenise_in_batches(passages(read_source(name), cutting), tokenizer, max_tokens):
             draws = choosing.random(len(lengths))
             kept = choosing.random(len(lengths)) < share
             for part, draw, keep in zip(np.split(ids, np.cumsum(lengths)[:-1]), draws, kept, strict=True):

@@ -1,6 +1,6 @@
-"""A domain's corpus as somebody uploads it: a text file or JSON lines, plain or gzipped, trusted in nothing.
+"""Reader of an uploaded domain corpus: a text file or JSON lines, plain or gzipped, from an untrusted source.
 
-Read in one pass after another, so that neither an endless line nor a bomb of a gzip file gets into memory whole.
+The file is read as a stream, so that neither an endless line nor a gzip bomb fills the memory.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from hplm.core.text_lines import BoundedLines
 from hplm.errors import DataError, unreadable
 from hplm_builder.data.json_values import json_values
 
-MOST_CHARACTERS = 1_000_000
-MOST_BYTES = 256 << 20
+MOST_CHARACTERS = 1_000_000  # characters of a document; a longer paragraph becomes several documents
+MOST_BYTES = 256 << 20  # bytes of the unpacked file
 MOST_DOCUMENTS = 5_000_000
-# A line costs some time whatever is in it: a file of blank ones alone would keep a worker for minutes.
+# Reading a blank line takes time too: a file of blank lines alone would keep a worker process busy for minutes.
 MOST_LINES = 20_000_000
 ENDINGS = ("", ".txt", ".jsonl")
 
@@ -28,17 +28,18 @@ ENDINGS = ("", ".txt", ".jsonl")
 def read_corpus(
     path: Path, most_bytes: int = MOST_BYTES, most_documents: int = MOST_DOCUMENTS, most_lines: int = MOST_LINES
 ) -> list[str]:
-    """The distinct documents of a corpus, in order: .txt or .jsonl, or .gz of it.
+    """Return the distinct documents of a .txt or .jsonl file, or of such a file with .gz behind its name, in order.
 
-    Of a text file each line is a document, or, where it has blank lines, what stands between them, in pieces where that is
-    over a million characters; of JSON lines each object's "text" is. Raises DataError with the line for what is not UTF-8,
-    lines over 1 MB, more than `most_bytes` unpacked, more than `most_documents` and more than `most_lines`, blank ones too.
+    In a text file each line is a document, or each paragraph if blank lines separate them. Paragraphs over a million
+    characters become several documents. In JSON lines each object's "text" is a document.
+    Raises DataError, with the line, for bytes that are not UTF-8 and for a line over 1 MB. Also raises DataError for more
+    than `most_bytes` unpacked bytes, `most_documents` documents or `most_lines` lines, blank lines included.
     """
     name = path.name
     is_packed = name.lower().endswith(".gz")
     ending = Path(name.lower().removesuffix(".gz")).suffix
     if ending not in ENDINGS:
-        raise DataError(f"{name}: a corpus ends in .txt or .jsonl, or in .gz after that")
+        raise DataError(f"{name}: the name of a corpus must end in .txt, .jsonl, .txt.gz or .jsonl.gz")
     documents: dict[str, None] = {}
     try:
         separated = False
@@ -46,11 +47,11 @@ def read_corpus(
             with _opened(path, is_packed) as file, BoundedLines(file, name, most_bytes, most_lines) as lines:
                 separated = _has_blank_lines(_without_ends(lines))
         with _opened(path, is_packed) as file, BoundedLines(file, name, most_bytes, most_lines) as lines:
-            of_text = _documents(_without_ends(lines), separated) if ending != ".jsonl" else _json_documents(lines)
-            for document in of_text:
+            found = _text_documents(_without_ends(lines), separated) if ending != ".jsonl" else _json_documents(lines)
+            for document in found:
                 documents[document] = None
                 if len(documents) > most_documents:
-                    raise DataError(f"{name} holds more than the {most_documents:,} documents that are taken")
+                    raise DataError(f"{name} holds more than {most_documents:,} documents, the most that are accepted")
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"{name} is not a whole gzip file: {error}") from None
     except OSError as error:
@@ -60,9 +61,9 @@ def read_corpus(
     return list(documents)
 
 
-def _opened(path: Path, packed: bool) -> AbstractContextManager[BinaryIO]:
-    # Both read bytes line by line; gzip's own class only lacks the name.
-    return gzip.open(path, "rb") if packed else path.open("rb")  # type: ignore[return-value]
+def _opened(path: Path, is_packed: bool) -> AbstractContextManager[BinaryIO]:
+    # GzipFile reads bytes line by line like a file, but its type does not say so.
+    return gzip.open(path, "rb") if is_packed else path.open("rb")  # type: ignore[return-value]
 
 
 def _without_ends(lines: BoundedLines) -> Iterator[str]:
@@ -72,7 +73,7 @@ def _without_ends(lines: BoundedLines) -> Iterator[str]:
 
 
 def _has_blank_lines(lines: Iterator[str]) -> bool:
-    """Whether a blank line stands between two others."""
+    """Return whether a blank line separates two lines of text."""
     after_text = after_blank = False
     for line in lines:
         if not line.strip():
@@ -84,8 +85,8 @@ def _has_blank_lines(lines: Iterator[str]) -> bool:
     return False
 
 
-def _documents(lines: Iterator[str], separated: bool) -> Iterator[str]:
-    """Lines, or paragraphs. One without end is several: what reads them has each in memory whole."""
+def _text_documents(lines: Iterator[str], separated: bool) -> Iterator[str]:
+    """Yield lines, or paragraphs if they are `separated`. An overlong paragraph is cut, because each is kept in memory."""
     paragraph: list[str] = []
     size = 0
     for line in lines:
@@ -103,7 +104,7 @@ def _json_documents(lines: BoundedLines) -> Iterator[str]:
     for where, row in json_values(lines, json.JSONDecoder()):
         text = row.get("text") if isinstance(row, dict) else None
         if not isinstance(text, str):
-            raise DataError(f'{where}: expected an object with a "text"')
-        # A JSON string may hold half of a surrogate pair, which is no text.
+            raise DataError(f'{where}: expected an object with a string "text"')
+        # A JSON string may hold half of a surrogate pair, which cannot be encoded.
         if text := text.encode("utf-8", "replace").decode().strip():
             yield text

@@ -1,4 +1,4 @@
-"""Values of a JSON file, one a line or in one list over the whole file, read so that no value can fill the memory."""
+"""Reader of JSON files: one value a line, or one list of objects. The size of each value is bounded."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ from typing import Any
 from hplm.core.text_lines import MOST_LINE_BYTES, BoundedLines
 from hplm.errors import DataError
 
-BLOCK_CHARACTERS = 1 << 16  # read at once of a list
-LONGEST_WORD = 16  # characters of a literal or an escape of JSON: a fault so near the end of a block may be the block's
+BLOCK_CHARACTERS = 1 << 16  # characters of a list that are read at once
+# Characters of the longest JSON literal or escape, with a margin. The end of a block may cut one in two, so an error this close
+# to the end may vanish once more is read.
+LONGEST_WORD = 16
 _NO_BLANK = re.compile("[^ \t\r\n]")
 
 
 def json_values(lines: BoundedLines, decoder: json.JSONDecoder) -> Iterator[tuple[str, Any]]:
-    """Yield each value of a file with where it stands: one of each line that is not blank, or the objects of a list.
-
-    Raises DataError.
-    """
+    """Yield (place, value) for each line that is not blank, or for each object if the file is a list. Raises DataError."""
     if lines.form.is_list:
-        yield from _List(lines, decoder).objects()
+        yield from _ListReader(lines, decoder).objects()
         return
     for line in lines:
         lines.end_record()
@@ -31,35 +30,38 @@ def json_values(lines: BoundedLines, decoder: json.JSONDecoder) -> Iterator[tupl
             yield lines.where, decoder.decode(line)
         except (ValueError, RecursionError) as error:
             raise DataError(
-                f"{lines.where} is not JSON: {error}; an object takes one line, or all of them stand in one list"
+                f"{lines.where} is not JSON: {error}; write each object on one line, or all objects in one list"
             ) from None
 
 
-class _List:
-    """The objects of a JSON list, which may be on one line or over several."""
+class _ListReader:
+    """A reader of the objects of a JSON list, which may have any line breaks."""
 
     def __init__(self, lines: BoundedLines, decoder: json.JSONDecoder) -> None:
         self._lines, self._decoder = lines, decoder
-        self._text, self._at = "", 0  # what is in memory of the file, and how far that is read
-        self._line = 1  # where `_text` begins
+        self._text, self._at = (
+            "",
+            0,
+        )  # the part of the file in memory, and the position of the next character in that part
+        self._line = 1  # the number of the line in which `_text` begins
 
     def objects(self) -> Iterator[tuple[str, Any]]:
-        """Yield each object with where it begins."""
+        """Yield (place of its first character, object)."""
         self._skip()
         number = 0
         while self._next() != "]" or number:
             number += 1
-            begins = self._next()
+            first = self._next()
             where = self._where(self._at, number)
-            if begins != "{":
-                raise DataError(f"{where}: expected an object, got {begins or 'the end of the file'!r}")
+            if first != "{":
+                raise DataError(f"{where}: expected an object, got {first or 'the end of the file'!r}")
             yield where, self._object(where, number)
             if self._next() != ",":
                 break
             self._skip()
         if self._next() != "]":
-            said = self._next() or "the end of the file"
-            raise DataError(f"{self._where(self._at, number)}: expected a comma or ] after an object, got {said!r}")
+            got = self._next() or "the end of the file"
+            raise DataError(f"{self._where(self._at, number)}: expected a comma or ] after an object, got {got!r}")
         self._skip()
         if self._next():
             raise DataError(f"{self._where(self._at, number)}: more text after the end of the list")
@@ -70,13 +72,13 @@ class _List:
                 value, end = self._decoder.raw_decode(self._text, self._at)
                 break
             except json.JSONDecodeError as error:
-                said = f"{self._where(error.pos, number)} is not JSON: {error.msg}"
-                # A string without an end is told by where it begins.
+                message = f"{self._where(error.pos, number)} is not JSON: {error.msg}"
+                # For a string without an end the decoder gives the position where the string begins.
                 is_cut = error.msg.startswith("Unterminated") or error.pos > len(self._text) - LONGEST_WORD
                 if is_cut and len(self._text) - self._at > MOST_LINE_BYTES:
                     raise self._too_long(where) from None
                 if not is_cut or not self._more():
-                    raise DataError(said) from None
+                    raise DataError(message) from None
             except (ValueError, RecursionError) as error:
                 raise DataError(f"{where} is not JSON: {error}") from None
         if len(self._text[self._at : end].encode()) > MOST_LINE_BYTES:
@@ -86,16 +88,17 @@ class _List:
 
     def _too_long(self, where: str) -> DataError:
         return DataError(
-            f"{where}: more than {MOST_LINE_BYTES:,} bytes without an end: one text or example is that long"
+            f"{where}: more than {MOST_LINE_BYTES:,} bytes without an end of the object: "
+            "shorten its text, or split it into several"
         )
 
     def _skip(self) -> None:
-        """Take the next character that is no blank."""
+        """Move past the next character that is not blank."""
         self._next()
         self._at += 1
 
     def _next(self) -> str:
-        """Return the next character that is no blank, empty at the end of the file; nothing is taken."""
+        """Return the next character that is not blank, or "" at the end of the file, without moving past it."""
         while (found := _NO_BLANK.search(self._text, self._at)) is None:
             self._at = len(self._text)
             if not self._more():
@@ -104,6 +107,7 @@ class _List:
         return found[0]
 
     def _more(self) -> bool:
+        """Read another block; return whether the file had one."""
         block = self._lines.read(BLOCK_CHARACTERS)
         if block:
             self._line += self._text.count(self._lines.form.newline, 0, self._at)

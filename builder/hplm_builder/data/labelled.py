@@ -1,4 +1,4 @@
-"""Labelled data of one task."""
+"""Types of labelled data: an example, the data of one task, a file of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hplm.core.text import TextOrPair
 
 @dataclass(frozen=True)
 class Entity:
-    """A typed stretch of characters, end exclusive."""
+    """A typed range of characters; `end` is exclusive."""
 
     label: str
     start: int
@@ -25,9 +25,10 @@ class Entity:
 class LabelledText:
     """One example: a `label` for classification, a number in `label` for regression, `entities` for tagging.
 
-    `pair` is the second text where the task is about two. `where` it stood, and whether its label `is_score` by the name of its
-    column, are for errors. One with a label that `is_tagged` has been given entities too, or the empty list of them. Whether
-    the label `is_literal`, a number or truth of JSON, tells how it is spelled as a class.
+    `pair` is the second text of a task over pairs. The rest describes the row that the example was read from:
+    `where` is its file and line, for errors. `is_score` says that the label's column is called `score`.
+    `is_tagged` says that the row has a list of entities, perhaps an empty one, beside its label.
+    `is_literal` says that the label is a JSON number or truth value, which decides how a class of that name is spelled.
     """
 
     text: str
@@ -40,21 +41,22 @@ class LabelledText:
     is_literal: bool = field(default=False, compare=False, repr=False)
 
     @property
-    def asked(self) -> TextOrPair:
-        """What a request would send."""
+    def text_or_pair(self) -> TextOrPair:
+        """The text, or both texts of a pair, as a request sends them."""
         return self.text if self.pair is None else (self.text, self.pair)
 
     @property
     def value(self) -> float:
-        """The label of a regression."""
+        """The label as a number, for a regression."""
         return float(str(self.label))
 
 
 @dataclass(frozen=True)
 class LabelledData:
-    """Checked examples of one task. `labels` are classes, the tags O, B-x, I-x of a tagging, or REGRESSION_LABEL.
+    """Checked examples of one task.
 
-    `unlabelled` are texts of the same kind that nobody has labelled.
+    `labels` are the classes, or the tags O, B-x and I-x of a tagging, or REGRESSION_LABEL. `unlabelled` holds further texts
+    without labels.
     """
 
     task: Task
@@ -66,35 +68,38 @@ class LabelledData:
 
     @property
     def labelled(self) -> dict[str, list[LabelledText]]:
-        """The parts that have labels, by name."""
+        """The parts with labels, by name."""
         return {"train": self.train, "dev": self.dev, "test": self.test}
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many examples each part has; unlabelled texts only where there are some."""
+        """The number of examples in each part; `unlabelled` is left out if it is empty."""
         more = {"unlabelled": len(self.unlabelled)} if self.unlabelled else {}
         return {part: len(examples) for part, examples in self.labelled.items()} | more
 
     @property
     def sha256(self) -> str:
-        """Of the labelled examples in their order, whatever files they came in."""
+        """A checksum over the labelled examples in their order, independent of file names and formats."""
         values = [
-            [(one.text, one.label, [astuple(entity) for entity in one.entities], one.pair) for one in part]
+            [
+                (example.text, example.label, [astuple(entity) for entity in example.entities], example.pair)
+                for example in part
+            ]
             for part in self.labelled.values()
         ]
         return hashlib.sha256(json.dumps(values).encode()).hexdigest()
 
     @property
     def texts(self) -> int:
-        """1, or 2 where every example is a pair."""
+        """The number of texts in each example: 2 for pairs, else 1."""
         return 1 if self.train[0].pair is None else 2
 
 
 @dataclass(frozen=True)
 class LabelledFile:
-    """A file that errors name by its `name`, which says the format too, and not by where it lies.
+    """A file whose errors show `name` instead of its path. The ending of `name` says the format.
 
-    More than `most_bytes` of it are never read.
+    A file of more than `most_bytes` is refused.
     """
 
     path: Path

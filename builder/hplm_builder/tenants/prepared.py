@@ -17,7 +17,7 @@ from hplm.reporting.progress import Report, silent
 from hplm.runtime.memory import count_memory
 from hplm.tasks.decode import word_ranges
 from hplm_builder.data.labelled import LabelledData, LabelledText
-from hplm_builder.data.portions import some_at_a_time
+from hplm_builder.data.tokenising import in_batches
 
 IGNORED = -100
 FEATURE_SHARE = 0.25
@@ -116,7 +116,7 @@ def prepare(
     room = room or Room()
     prepared = []
     for chunk in chunks(examples):
-        encoded = encoder.encode([example.asked for example in chunk])
+        encoded = encoder.encode([example.text_or_pair for example in chunk])
         for example, one in zip(chunk, encoded, strict=True):
             if one.is_empty:
                 quoted = ", ".join(repr(text[:80]) for text in (example.text, example.pair) if text is not None)
@@ -131,7 +131,7 @@ def prepare(
 
 def chunks(examples: Iterable[LabelledText]) -> Iterator[list[LabelledText]]:
     """So many at a time as are tokenised together."""
-    return some_at_a_time(examples, lambda one: len(one.text) + len(one.pair or ""), CHUNK)
+    return in_batches(examples, lambda one: len(one.text) + len(one.pair or ""), CHUNK)
 
 
 def targets_of(
@@ -168,7 +168,7 @@ def sample_of(part: Sequence[LabelledText], count: int) -> Sequence[LabelledText
 def mean_tokens(part: Sequence[LabelledText], encoder: TextEncoder) -> float:
     """About how many tokens an example has, from some of them."""
     some = chunks(sample_of(part, LENGTHS))
-    return float(np.mean([len(one.ids) for chunk in some for one in encoder.encode([x.asked for x in chunk])]))
+    return float(np.mean([len(one.ids) for chunk in some for one in encoder.encode([x.text_or_pair for x in chunk])]))
 
 
 def count_tokens(examples: Sequence[Prepared]) -> int:

@@ -18,7 +18,7 @@ from hplm.errors import ConfigError, InternalError
 from hplm.models.base import Base
 from hplm.models.device import CPU
 from hplm.reporting.progress import Report, silent
-from hplm_builder.data.cautions import has_learned
+from hplm_builder.data.data_warnings import has_learned
 from hplm_builder.data.labelled import Entity, LabelledData, LabelledText
 from hplm_builder.tenants.bodies import UpperModel
 from hplm_builder.tenants.finetune import TrainSettings, fine_tune

@@ -29,7 +29,7 @@ from hplm.models.base import Base
 from hplm.registry.records import TenantVersion
 from hplm.reporting.progress import Report, bar_report, silent
 from hplm.store.layout import Store
-from hplm_builder.data.cautions import cautions, nothing_learned
+from hplm_builder.data.data_warnings import data_warnings, nothing_learned_warning
 from hplm_builder.data.labelled import LabelledData
 from hplm_builder.export.register import check_base, name_root, open_registry, parent_of, publish_tenant, published
 from hplm_builder.tenants.bodies import ADAPTER_AT, AdapterModel, adapter_body
@@ -92,7 +92,7 @@ def train_tenant(
     check_name(name)
     encoder, featurise, room = base.load_text_encoder(), plot_features(lookup), Room()
     room.expect(data, encoder, base.config.hidden_size)
-    warnings = cautions(data, encoder)
+    warnings = data_warnings(data, encoder)
     parts = prepare_all(data, encoder, featurise, report, room)
     about: dict[str, Any] = {"examples": data.counts, "miss": lookup.miss}
     if data.unlabelled:
@@ -102,7 +102,7 @@ def train_tenant(
         parts = [*parts[0], *taught.examples], *parts[1:]
         about["teacher"] = {"scores": taught.scores, "best_epoch": taught.best_epoch}
     made = tune(base, name, data, parts, settings, report, example=example, start=start)
-    warnings += nothing_learned(data, made.card.about["scores"], made.card.about["learning_rate"])
+    warnings += nothing_learned_warning(data, made.card.about["scores"], made.card.about["learning_rate"])
     if warnings:
         about["warnings"] = warnings
     return replace(made, card=replace(made.card, about={**made.card.about, **about}))

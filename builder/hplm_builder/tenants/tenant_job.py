@@ -21,7 +21,7 @@ from hplm.registry.registry import Registry
 from hplm.reporting.progress import shared_out
 from hplm.runtime.crash_points import crash_point
 from hplm.store.layout import Store
-from hplm_builder.data.cautions import cautions
+from hplm_builder.data.data_warnings import data_warnings
 from hplm_builder.data.labelled import LabelledData, LabelledFile
 from hplm_builder.data.labelled_files import read_data
 from hplm_builder.export.register import told_of
@@ -82,7 +82,7 @@ def plan_tenant(job: Job, bench: Bench) -> dict[str, Any]:
     """What `make_tenant` would cost, measured on a few examples; the files are checked as they would be."""
     task = _Task.read(job, bench)
     bench.report("measure", 0.5)
-    warnings = cautions(task.data, task.base.load_text_encoder())
+    warnings = data_warnings(task.data, task.base.load_text_encoder())
     return {
         "examples": task.data.counts,
         "labels": list(task.data.labels),

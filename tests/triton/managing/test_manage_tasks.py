@@ -107,7 +107,7 @@ def test_a_tenant_of_any_task_is_made_asked_and_updated(
     place: Place, base: Base, tmp_path: Path, kind: str, protocol: str
 ) -> None:
     data, score = KINDS[kind].data(), KINDS[kind].score
-    texts = [example.asked for example in data.test[:2]]
+    texts = [example.text_or_pair for example in data.test[:2]]
     train, test, other = file_of(kind, tmp_path), file_of(kind, tmp_path, "test"), file_of(KINDS[kind].other, tmp_path)
     with place.working(), ManageClient(place.url(protocol)) as manage:
         manage.wait(manage.create_tenant(kind, train=manage.upload(train), test=manage.upload(test), settings=FAST))

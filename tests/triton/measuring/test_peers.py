@@ -15,7 +15,7 @@ import pytest
 import torch
 from hplm_builder.export import register
 from hplm_builder.export.model_folders import export
-from hplm_builder.fleet.fleet import BANK, PLOT, make_fleet, make_pool_plot
+from hplm_builder.fleet.benchmark_repository import BANK, PLOT, make_fleet, make_pool_plot
 from hplm_client import Client
 from hplm_loadtest.benchmarks.serving import memory, tenants_bench
 from hplm_loadtest.peers import systems

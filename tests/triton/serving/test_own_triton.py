@@ -105,7 +105,7 @@ def test_a_folder_that_holds_something_else_is_not_replaced(hplm: Hplm, tiny_mod
     (tmp_path / "mine").touch()
     done = build_backends(hplm, tmp_path, tiny_models)
     assert done.returncode == 1
-    assert "holds 'mine', which is no backend of hplm" in done.stderr
+    assert "holds 'mine', which is not a backend of hplm" in done.stderr
     assert (tmp_path / "mine").exists()
 
 

@@ -70,11 +70,14 @@ def test_the_program_is_installed_and_knows_its_version() -> None:
         (["eval", "demo", "--tenant", "guess"], "BAD_DATA: no demo tenant 'guess'"),
         (["build", "tenant", "t", "--train", "no.csv", "--dev", "no.csv"], "BAD_DATA: no.csv cannot be read"),
         (["build", "plot", "--text", "no.txt"], "BAD_DATA: 'no.txt' is neither a text file nor one of"),
-        (["build", "base", "--model", "mpnet"], "BAD_CONFIG: minilm-l6 is MiniLM's: give another --name"),
+        (
+            ["build", "base", "--model", "mpnet"],
+            "BAD_CONFIG: the name minilm-l6 is reserved for MiniLM, the default base",
+        ),
         (["build", "base", "--shipped", "--start", "other"], "BAD_CONFIG: --shipped trains nothing"),
         (
             ["build", "base", "--shipped", "--name", "mine"],
-            "BAD_CONFIG: --shipped trains nothing: leave it out, or --name",
+            "BAD_CONFIG: --shipped trains nothing: leave out --shipped or --name",
         ),
         (["bench", "memory", "--tenants", "10"], "BAD_CONFIG: what an added tenant takes is between two counts"),
         (["build", "export", "--miss", "guess"], "BAD_CONFIG: hbert_plot: miss must be one of"),

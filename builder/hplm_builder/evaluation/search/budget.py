@@ -1,4 +1,4 @@
-"""How much an evaluation may spend: examples, epochs and learning rates, the same for every method."""
+"""Budgets of an evaluation: examples, epochs and learning rates, the same for every variant."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from dataclasses import dataclass, replace
 from hplm.errors import ConfigError
 from hplm_builder.tenants.finetune import TrainSettings
 
-# What grids are stretches of: times a variant's own learning rate.
+# Factors of a variant's own learning rate. Each grid of rates is a range of these.
 LADDER = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 
 
 @dataclass(frozen=True)
 class Budget:
-    """`most_*`: examples of a part, None for all of them.
+    """Limits of an evaluation. `most_*` are numbers of examples in a part, None for all examples.
 
-    `factors` times a variant's own rate are the learning rates that are searched; while the best on dev is at an end of them,
-    one more beyond that end, at most `widened` times: the same rule for all. Epochs are searched by keeping one by dev.
-    With `search_every_seed` each seed has a search of its own, else the first seed's rate is taken for the others too.
+    The searched learning rates are `factors` times a variant's own rate. While the best rate on dev is at an end of the grid,
+    the grid grows by one rate at that end, at most `widened` times. Epochs are searched by keeping the best epoch on dev.
+    With `search_every_seed` each seed has its own search, else all seeds take the rate that the first seed's search finds.
     """
 
     name: str
@@ -39,9 +39,9 @@ class Budget:
                 raise ConfigError(f"{key} must be at least 2, got {most}")
 
     def rates(self, centre: float, best_of: Callable[[Sequence[float]], float | None]) -> tuple[float, ...]:
-        """The grid of a variant whose own learning rate is `centre`, as far as it is known.
+        """Return the learning rates to try around `centre`, a variant's own rate, as far as they are known.
 
-        `best_of` says which of some rates is the best on dev, None while that is not known.
+        `best_of` returns the best of the given rates on dev, None while their runs are not finished.
         """
         first, last = LADDER.index(self.factors[0]), LADDER.index(self.factors[-1])
 
@@ -59,7 +59,7 @@ class Budget:
         return grid()
 
     def train_settings(self, seed: int, rate: float, pooling: str) -> TrainSettings:
-        """How to train a run. Raises ConfigError."""
+        """Return the settings of one run. Raises ConfigError."""
         return TrainSettings(
             epochs=self.epochs,
             learning_rates=(rate,),
@@ -70,8 +70,8 @@ class Budget:
         )
 
 
-# `cpu` keeps six tasks, five methods and three seeds within three hours on two cores: measured, see docs/quality.md.
-# `full` trains as long as the paper does (HMI 7.1: 15 epochs); its grid spans two decades, as the paper's.
+# `cpu` keeps six tasks, five methods and three seeds within three hours on two cores, as docs/quality.md measured.
+# `full` trains for 15 epochs over a grid of two decades, as HMI 7.1 does.
 BUDGETS: Mapping[str, Budget] = {
     "cpu": Budget("cpu", 900, 400, None, 10, 5, (0.3, 1.0, 3.0), search_every_seed=False),
     "full": Budget("full", None, None, None, 15, 5, (0.1, 0.3, 1.0, 3.0, 10.0), search_every_seed=True),
@@ -82,7 +82,7 @@ BUDGETS: Mapping[str, Budget] = {
 def budget_of(
     name: str, examples: int | None = None, epochs: int | None = None, search_every_seed: bool | None = None
 ) -> Budget:
-    """A budget by name, with another number of train examples, epochs or searches where given. Raises ConfigError."""
+    """Return a budget by name, with the options that are given in place of its own. Raises ConfigError."""
     if name not in BUDGETS:
         raise ConfigError(f"--budget is one of {', '.join(BUDGETS)}, got {name!r}")
     budget = BUDGETS[name]

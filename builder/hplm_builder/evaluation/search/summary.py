@@ -1,17 +1,18 @@
-"""Rows of a report from what a search found: mean and spread over seeds."""
+"""Rows of a benchmark result from the best runs of a search: mean and spread over seeds."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 
-from hplm_builder.evaluation.search.study import Chosen, Found, Study
-from hplm_builder.evaluation.search.tasks import EvalTask
+from hplm_builder.evaluation.search.eval_task import EvalTask
+from hplm_builder.evaluation.search.finished_runs import BestRun, BestRuns
+from hplm_builder.evaluation.search.study import Study
 
 Row = dict[str, Any]
 AVERAGE = "average"
@@ -20,14 +21,14 @@ Model = TypeVar("Model")
 
 @dataclass(frozen=True)
 class Spread:
-    """Of one score a seed: `mean`, and the sample standard deviation, None of fewer than two."""
+    """The mean of one score per seed, and its sample standard deviation, None for fewer than two seeds."""
 
     mean: float
     deviation: float | None
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """NaN where there is no value at all."""
+        """Return the spread of `values`; the mean is NaN if there is no value."""
         if not values:
             return cls(math.nan, None)
         return cls(float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None)
@@ -36,15 +37,15 @@ class Spread:
         return {name: self.mean, **({"spread": self.deviation} if self.deviation is not None else {})}
 
 
-def rows_of(study: Study, found: Found, column: str = "method") -> list[Row]:
-    """A row for each task and variant, and for each variant the average over tasks. `column` is what variants are called.
+def result_rows(study: Study, best: BestRuns, column: str = "method") -> list[Row]:
+    """Return a row for each task and variant, and for each variant the average over tasks. `column` holds the variant's name.
 
-    `test` and `dev` are the task's metric, 0 to 1; `at_end` counts seeds whose rate is at an end of the grid; `test_by_seed` is
-    in the order of the study's seeds, without those that diverged, of which `diverged` tells.
+    `test` and `dev` are the task's metric, from 0 to 1. `at_end` counts the seeds whose rate is at an end of the grid.
+    `test_by_seed` is in the order of the study's seeds, without the seeds that diverged, which `diverged` counts.
     """
-    rows = [_row(task, name, found[task.name, name], column) for task in study.tasks for name in _names(study)]
+    rows = [_row(task, name, best[task.name, name], column) for task in study.tasks for name in _names(study)]
     if len(study.tasks) > 1:
-        rows += [_average(study, found, name, column) for name in _names(study)]
+        rows += [_average(study, best, name, column) for name in _names(study)]
     return rows
 
 
@@ -52,50 +53,68 @@ def _names(study: Study) -> list[str]:
     return [variant.name for variant in study.variants]
 
 
-def _row(task: EvalTask, name: str, chosen: Sequence[Chosen], column: str) -> Row:
-    runs = [one.run for one in chosen if one.run is not None]
+def _row(task: EvalTask, name: str, best_runs: Sequence[BestRun], column: str) -> Row:
+    runs = [best.run for best in best_runs if best.run is not None]
     tests = [run.test for run in runs if run.test is not None]
     row: Row = {"task": task.name, "metric": task.metric, column: name, **Spread.of(tests).columns("test")}
     row |= {
         "dev": Spread.of([run.dev for run in runs if run.dev is not None]).mean,
-        "learning_rates": {f"{rate:g}": count for rate, count in Counter(one.rate for one in chosen).items()},
-        "at_end": sum(one.at_end for one in chosen),
+        "learning_rates": {f"{rate:g}": count for rate, count in Counter(best.rate for best in best_runs).items()},
+        "at_end": sum(best.at_end for best in best_runs),
         "best_epochs": [run.best_epoch for run in runs],
         "test_by_seed": [round(test, 4) for test in tests],
     }
-    if len(runs) < len(chosen):
-        row["diverged"] = len(chosen) - len(runs)
+    if len(runs) < len(best_runs):
+        row["diverged"] = len(best_runs) - len(runs)
     return row
 
 
-def _average(study: Study, found: Found, name: str, column: str) -> Row:
-    """Over tasks, of each seed; a seed that diverged on a task has none."""
-    tests = {task.name: [one.run.test if one.run else None for one in found[task.name, name]] for task in study.tasks}
-    means = [float(np.mean(of_seed)) for of_seed in whole_seeds(tests)]
+def _average(study: Study, best: BestRuns, name: str, column: str) -> Row:
+    """Return the row of averages over tasks, from the seeds that diverged on no task."""
+    tests = {
+        task.name: [best_run.run.test if best_run.run else None for best_run in best[task.name, name]]
+        for task in study.tasks
+    }
+    means = [float(np.mean(scores)) for scores in complete_seeds(tests)]
     averaged = Spread.of(means).columns("test")
     return {"task": AVERAGE, column: name, **averaged, "test_by_seed": [round(mean, 4) for mean in means]}
 
 
-def judged_as(key: str, study: Study, found: Found) -> dict[str, list[Any]]:
-    """By task of a study of one variant: what a judge said of each seed's model under `key`, None of one that diverged."""
+def measurements_by_task(key: str, study: Study, best: BestRuns) -> dict[str, list[Any]]:
+    """Return, by task, each seed's further measurements under `key`, None for a diverged seed. The study has one variant."""
     (variant,) = study.variants
     return {
-        task.name: [None if one.run is None else one.run.more[key] for one in found[task.name, variant.name]]
+        task.name: [
+            None if best_run.run is None else best_run.run.more[key] for best_run in best[task.name, variant.name]
+        ]
         for task in study.tasks
     }
 
 
-def whole_seeds(judged: Mapping[str, Sequence[Model | None]]) -> list[list[Model]]:
-    """Of each seed that no task lacks its models, one a task."""
-    by_seed = [[one for one in of_seed if one is not None] for of_seed in zip(*judged.values(), strict=True)]
-    return [of_seed for of_seed in by_seed if len(of_seed) == len(judged)]
+def complete_seeds(by_task: Mapping[str, Sequence[Model | None]]) -> list[list[Model]]:
+    """Return, for each seed that all tasks have, the models of the tasks."""
+    by_seed = [[model for model in models if model is not None] for models in zip(*by_task.values(), strict=True)]
+    return [models for models in by_seed if len(models) == len(by_task)]
 
 
-def training_of(found: Found) -> dict[str, dict[str, dict[str, float]]]:
-    """By task and variant: parameters that trained, and seconds that the chosen run of a seed took on average."""
+def with_average(
+    by_task: Mapping[str, Sequence[Model | None]], mean: Callable[[list[Model]], Model]
+) -> list[tuple[str, list[Model]]]:
+    """Return (task name, models) without diverged seeds, then (AVERAGE, the mean over tasks of each complete seed).
+
+    A task without a model is left out. So is the average of a single task, or if each seed diverged on some task.
+    """
+    named = [(task, [model for model in models if model is not None]) for task, models in by_task.items()]
+    if len(by_task) > 1:
+        named.append((AVERAGE, [mean(models) for models in complete_seeds(by_task)]))
+    return [(name, models) for name, models in named if models]
+
+
+def training_summary(best: BestRuns) -> dict[str, dict[str, dict[str, float]]]:
+    """Return, by task and variant, how many parameters trained and the mean seconds of a seed's best run."""
     trained: dict[str, dict[str, dict[str, float]]] = {}
-    for (task, name), chosen in found.items():
-        if runs := [one.run for one in chosen if one.run is not None]:
+    for (task, name), best_runs in best.items():
+        if runs := [best_run.run for best_run in best_runs if best_run.run is not None]:
             seconds = float(np.mean([run.seconds for run in runs]))
             trained.setdefault(task, {})[name] = {
                 "parameters": runs[0].trained_parameters,
@@ -104,6 +123,6 @@ def training_of(found: Found) -> dict[str, dict[str, dict[str, float]]]:
     return trained
 
 
-def scores_by(rows: Sequence[Mapping[str, Any]], column: str) -> dict[tuple[str, str], float]:
-    """`test` by task and variant, as rows have it."""
+def test_scores(rows: Sequence[Mapping[str, Any]], column: str) -> dict[tuple[str, str], float]:
+    """Return the `test` score of each (task, variant) in `rows`."""
     return {(str(row["task"]), str(row[column])): float(row["test"]) for row in rows}

@@ -1,4 +1,4 @@
-"""`hplm eval cuts`: length of the n-grams, and layers that the windows go through (HMI Tables 8 and 10)."""
+"""`hplm eval cuts`: bases with other n-gram lengths and window layers (HMI Tables 8 and 10)."""
 
 from __future__ import annotations
 
@@ -18,74 +18,79 @@ from hplm.reporting.benchmark_result import Report
 from hplm.store import artifact
 from hplm.store.layout import Store
 from hplm_builder.convert.base import DEFAULT_BASE
-from hplm_builder.evaluation.search.options import EvalOptions, about_study, evaluation
-from hplm_builder.evaluation.search.summary import Row, rows_of
-from hplm_builder.evaluation.search.tasks import EvalTask
-from hplm_builder.evaluation.search.variants import RATES, Source, Variant, computed_features, hbert_body, with_adapters
+from hplm_builder.evaluation.search.eval_options import EvalOptions, eval_command, study_settings
+from hplm_builder.evaluation.search.eval_task import EvalTask
+from hplm_builder.evaluation.search.served_domain import computed_features
+from hplm_builder.evaluation.search.summary import Row, result_rows
+from hplm_builder.evaluation.search.variants import RATES, FeatureSource, Variant, hbert_body, with_adapters
 
 
 @dataclass(frozen=True)
 class Cut:
-    """A way to cut the default base in two: n-grams of `window` tokens, through `window_layers`; 3 upper layers always."""
+    """A way to cut the default base: n-grams of `window` tokens go through `window_layers`; there are 3 upper layers."""
 
     window: int
     window_layers: int
 
     @property
     def name(self) -> str:
-        """The base's; the shipped one is cut in the default way."""
+        """The name of the base with this cut. The shipped base has the default cut."""
         if self == DEFAULT_CUT:
             return DEFAULT_BASE
         return f"{DEFAULT_BASE}-n{self.window}-w{self.window_layers}"
 
     def command(self, store: Path) -> str:
-        """What makes it."""
-        place = f"--store {store}"
+        """Return the command that makes the base."""
+        store_option = f"--store {store}"
         if self == DEFAULT_CUT:
-            return f"hplm build base --shipped {place}"
-        return f"hplm build base --name {self.name} --window {self.window} --window-layers {self.window_layers} {place}"
+            return f"hplm build base --shipped {store_option}"
+        return f"hplm build base --name {self.name} --window {self.window} --window-layers {self.window_layers} {store_option}"
 
 
 DEFAULT_CUT = Cut(3, 3)
-# Table 8: n at as many layers. Table 10: layers at the same n; the paper's 2, 4, 6, 8 of twelve are these of six.
+# Table 8 varies n with 3 layers. Table 10 varies the layers with n = 3; its 2, 4, 6 and 8 of 12 layers are 1 to 4 of our 6.
 CUTS = (Cut(2, 3), DEFAULT_CUT, Cut(5, 3), Cut(3, 1), Cut(3, 2), Cut(3, 4))
 
 
 def find_bases(store: Path, folders: Sequence[Path]) -> list[Base]:
-    """The bases in `folders`, or without any those of all CUTS. Raises MissingArtifactError that names what makes the rest."""
+    """Load the bases in `folders`, or those of all CUTS. Raises MissingArtifactError that names the commands to make them."""
     if folders:
-        # Rows go by the names: `.` has none.
+        # Resolved, because rows are named after the folder, and `.` has no name.
         return [bases.load(folder.resolve()) for folder in folders]
     places = {cut: Store(store).base(cut.name) for cut in CUTS}
     missing = [cut for cut, place in places.items() if not (place / artifact.MANIFEST).is_file()]
     if missing:
         commands = "\n".join(f"  {cut.command(store)}" for cut in missing)
         raise MissingArtifactError(
-            f"{len(missing)} of {len(CUTS)} bases are not there. Convert them first, each in about an hour on two cores, or "
-            f"compare others with --base FOLDER:\n{commands}"
+            f"{len(missing)} of {len(CUTS)} bases are missing. Convert them first, each takes about an hour on two cores, or "
+            f"compare other bases with --base FOLDER:\n{commands}"
         )
     return [bases.load(place) for place in places.values()]
 
 
-def cut_variants(found: Sequence[Base], device: torch.device) -> list[Variant]:
-    """Adapters over each base, by the same search; every window is computed, so that no table is needed."""
-    names = [base.folder.name for base in found]
+def cut_variants(compared: Sequence[Base], device: torch.device) -> list[Variant]:
+    """Return a variant for each base: adapters, with every window computed so that no table is needed."""
+    names = [base.folder.name for base in compared]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ConfigError(f"two --base folders are called {twice[0]!r}: rows go by the name")
+        raise ConfigError(
+            f"two --base folders are called {twice[0]!r}: rename one, because rows are named after the folders"
+        )
 
     def variant(base: Base) -> Variant:
         def about(task: EvalTask) -> dict[str, Any]:
             return {"base": base.fingerprint}
 
-        source = Source(f"computed-{base.folder.name}", lambda task, told: computed_features(base.load_lower()))
+        source = FeatureSource(
+            f"computed-{base.folder.name}", lambda task, report: computed_features(base.load_lower())
+        )
         return Variant(base.folder.name, base, source, hbert_body(base, device), RATES["hbert"], with_adapters(about))
 
-    return [variant(base) for base in found]
+    return [variant(base) for base in compared]
 
 
-def with_shapes(rows: Sequence[Row], found: Sequence[Base]) -> list[Row]:
-    """The same rows with how each base is cut, and how far conversion has left it from the original."""
-    shapes = {base.folder.name: _shape(base) for base in found}
+def with_shapes(rows: Sequence[Row], compared: Sequence[Base]) -> list[Row]:
+    """Return the rows with the cut of each base and with the distance to the original after its conversion."""
+    shapes = {base.folder.name: _shape(base) for base in compared}
     return [{**row, **shapes[row["base"]]} for row in rows]
 
 
@@ -100,24 +105,24 @@ def _shape(base: Base) -> dict[str, Any]:
     return {**shape, "relative_error": conversion["after"]["relative"]} if conversion else shape
 
 
-@evaluation
+@eval_command
 def cuts(
     shared: EvalOptions,
     base: Annotated[
         list[Path] | None,
-        typer.Option("--base", help="Folder of a converted base; repeat for more. Default: six in --store."),
+        typer.Option("--base", help="Folder of a converted base; repeat for more. Default: the six cuts in --store."),
     ] = None,
 ) -> None:
-    """HMI Tables 8 and 10: n-grams of 2, 3 and 5 tokens, and 1 to 4 layers for the windows, adapters by the same search.
+    """Compare n-grams of 2, 3 and 5 tokens, and windows through 1 to 4 layers, as HMI Tables 8 and 10. Adapters train above.
 
-    Says which bases are to be converted first, and by which commands. Examples:
+    If bases are missing, prints the commands that convert them. Examples:
 
       hplm eval cuts --data data/chemprot --data data/sst-2 --resume runs-cuts --json cuts.json
 
       hplm eval cuts --root data --base build/demo/store/bases/minilm-l6 --base other/bases/bert-6-4
     """
-    found = find_bases(shared.store, base or ())
-    tasks, limits, where = shared.read()
-    study, answer = shared.run(tasks, cut_variants(found, where), limits, where)
-    rows = with_shapes(rows_of(study, answer, "base"), found)
-    Report("cuts", about_study(study, answer, {}), rows).publish(shared.json_file)
+    compared = find_bases(shared.store, base or ())
+    tasks, limits, device = shared.read()
+    study, best = shared.run(tasks, cut_variants(compared, device), limits, device)
+    rows = with_shapes(result_rows(study, best, "base"), compared)
+    Report("cuts", study_settings(study, best, {}), rows).publish(shared.json_file)

@@ -1,4 +1,4 @@
-"""`hplm eval int8`: what serving with products in int8, in both stages, costs in accuracy."""
+"""`hplm eval int8`: the accuracy that int8 products in both stages cost."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ from hplm.tasks.decode import answer_of
 from hplm_builder.cli.options import BaseOption
 from hplm_builder.convert.base import DEFAULT_BASE
 from hplm_builder.data.labelled import LabelledData
-from hplm_builder.evaluation.search.options import EvalOptions, about_study, evaluation
-from hplm_builder.evaluation.search.summary import AVERAGE, Row, Spread, judged_as, whole_seeds
-from hplm_builder.evaluation.search.tasks import EvalTask
-from hplm_builder.evaluation.search.variants import RATES, Served, Variant, hbert_body, with_adapters
+from hplm_builder.evaluation.search.eval_options import EvalOptions, eval_command, study_settings
+from hplm_builder.evaluation.search.eval_task import EvalTask
+from hplm_builder.evaluation.search.served_domain import ServedDomain
+from hplm_builder.evaluation.search.summary import AVERAGE, Row, Spread, measurements_by_task, with_average
+from hplm_builder.evaluation.search.variants import RATES, Variant, hbert_body, with_adapters
 from hplm_builder.fleet.demo import PLOT
 from hplm_builder.tenants.bodies import AdapterModel, fastest_format
 from hplm_builder.tenants.finetune import Trained
@@ -40,37 +41,37 @@ from hplm_builder.tenants.judging import scores_of
 from hplm_builder.tenants.prepared import Prepared, prepare
 from hplm_builder.tenants.tenant_build import tenant_of
 
-BATCH = 64
-CLIPPED_OF = 200
-# Of one trained model, see `Int8Judge.of_trained`.
-Judged = dict[str, float]
-# Points, on average: less than seeds differ by.
-GOAL = 0.2
+BATCH = 64  # requests that the engine computes at once
+CLIPPED_OF = 200  # test examples on which the share of clipped values is measured
+# The measurements of one trained model, see `Int8Comparison.score_trained`.
+Measured = dict[str, float]
+GOAL = 0.2  # percentage points that int8 may lose on average: less than seeds differ by
 
 
-class Int8Judge:
-    """Asks the look-up and the engine that serve, once as they are and once in int8, the same test part."""
+class Int8Comparison:
+    """Answers test parts with the look-up and the engine that serve, once in floats and once in int8."""
 
-    def __init__(self, served: Served, pooling: str) -> None:
+    def __init__(self, served: ServedDomain, pooling: str) -> None:
         self._base: Base = served.base
         self._pooling = pooling
         self._ranges = measure_ranges(self._base, self._base.load_upper())
         self._plain, self._quantised = served, replace(served, quantization="int8")
-        # Of the same version both, whatever is published meanwhile.
+        # Read both now, so that they are the same version even if another is published meanwhile.
         assert self._plain.lineage == self._quantised.lineage
-        # Of the task under way: examples plain and in int8, and the share of windows computed.
+        # For the current task: examples looked up in floats and in int8, and the share of windows computed.
         self._examples: dict[str, tuple[list[list[Prepared]], float]] = {}
 
-    def of_trained(self, task: EvalTask, data: LabelledData, trained: Trained) -> dict[str, Any]:
-        """As `Variant.more`: under `int8` the metric `plain` and `int8`, the share of `same` answers, and two shares more.
+    def score_trained(self, task: EvalTask, data: LabelledData, trained: Trained) -> dict[str, Any]:
+        """Return, under `int8`, the task's metric `plain` and `int8` and three shares, for `Variant.measure_more`.
 
-        `same`: labels and places, not scores, so of a regression all. The others: see `clipped_share`, `computed_share`.
+        `same` is the share of answers with the same labels and places; scores may differ, so for a regression it is 1.
+        `clipped` and `computed`: see `clipped_share` and `computed_share`.
         """
         assert isinstance(trained.body, AdapterModel)
         if task.name not in self._examples:
             both = [
-                prepare(data.test, data, self._base.load_text_encoder(), one.source.open(task, silent))
-                for one in (self._plain, self._quantised)
+                prepare(data.test, data, self._base.load_text_encoder(), served.source.open(task, silent))
+                for served in (self._plain, self._quantised)
             ]
             self._examples = {task.name: (both, computed_share(self._quantised.lookup))}
         (examples, looked_up_in_int8), computed = self._examples[task.name]
@@ -78,22 +79,22 @@ class Int8Judge:
         plain = self._answers(tenant, examples, is_int8=False)
         quantised = self._answers(tenant, looked_up_in_int8, is_int8=True)
         same = [
-            [(span.label, span.start, span.end) for span in one]
-            == [(span.label, span.start, span.end) for span in other]
-            for one, other in zip(plain, quantised, strict=True)
+            [(span.label, span.start, span.end) for span in in_floats]
+            == [(span.label, span.start, span.end) for span in in_int8]
+            for in_floats, in_int8 in zip(plain, quantised, strict=True)
         ]
         scores = {
             name: scores_of(data, examples, answers)[task.metric]
             for name, answers in (("plain", plain), ("int8", quantised))
         }
-        # Of its own on a CPU, which alone serves in int8: the frozen layers of `trained` are other runs' too, maybe on a GPU.
+        # A copy on the CPU, which alone serves in int8: `trained` shares its frozen layers with other runs, maybe on a GPU.
         frozen = in_dtype(self._base.load_upper(), fastest_format()[0])
         body = AdapterModel(frozen, REDUCTION_FACTOR, trained.body.adapter(), trained.body.at)
         clipped = clipped_share(body, self._ranges, looked_up_in_int8[:CLIPPED_OF])
         return {"int8": {**scores, "same": float(np.mean(same)), "clipped": clipped, "computed": computed}}
 
     def _answers(self, tenant: Tenant, examples: Sequence[Prepared], *, is_int8: bool) -> list[list[LabelledSpan]]:
-        """Decoded answers, in the order of `examples`."""
+        """Return the decoded answers in the order of `examples`."""
         engine = EncodeEngine(
             self._base.config,
             self._base.load_upper(),
@@ -106,67 +107,63 @@ class Int8Judge:
         card, transitions = tenant.card, tenant.head.transitions
         with closing(engine):
             logits = [
-                found
+                request_logits
                 for start in range(0, len(examples), BATCH)
-                for found in engine.run(
-                    [EngineRequest(tenant, one.features.numpy()) for one in examples[start : start + BATCH]]
+                for request_logits in engine.run(
+                    [EngineRequest(tenant, example.features.numpy()) for example in examples[start : start + BATCH]]
                 )
             ]
         return [
-            answer_of(card.task, found, card.labels, one.tokens, transitions)[0]
-            for one, found in zip(examples, logits, strict=True)
+            answer_of(card.task, request_logits, card.labels, example.tokens, transitions)[0]
+            for example, request_logits in zip(examples, logits, strict=True)
         ]
 
 
 def computed_share(lookup: OpenDomain) -> float:
-    """Of the windows looked up since the last call, those that no table had, each as often as it came."""
-    found, total = lookup.windows_by_level, sum(lookup.windows_by_level.values())
-    missed = sum(found[level] for level in COMPUTED)
-    found.clear()
+    """Return the share of windows since the last call that no table held, and reset the counts. Repeats count again."""
+    counts, total = lookup.windows_by_level, sum(lookup.windows_by_level.values())
+    missed = sum(counts[level] for level in COMPUTED)
+    counts.clear()
     return missed / max(total, 1)
 
 
 def clipped_share(body: AdapterModel, ranges: Sequence[Ranges], examples: Sequence[Prepared]) -> float:
-    """Of the values that go into the feed-forward halves of a trained tenant, those beyond the ranges and their margin.
+    """Return the share of a trained tenant's feed-forward inputs that are beyond the ranges and their margin.
 
-    Where each token has a scale of its own nothing is clipped. Fewer are than this: of the channels all but the widest have
-    some more room.
+    The share is an upper bound: all channels but the widest have more room, and tokens with a scale of their own are not
+    clipped.
     """
     clipped = total = 0
 
-    def see(number: int, given: Tensor) -> None:
+    def count(product: int, inputs: Tensor) -> None:
         nonlocal clipped, total
-        clipped += int((given.abs() > MARGIN * bounds[number]).sum())
-        total += given.numel()
+        clipped += int((inputs.abs() > MARGIN * bounds[product]).sum())
+        total += inputs.numel()
 
     bounds: list[Tensor] = []
-    for found in ranges:
-        inner = torch.full_like(found.inner, widest_inner(found))
-        inner[channels_apart(found)] = torch.inf
-        bounds += [found.channels.clamp(min=LEAST_RANGE), inner]
-    features = torch.cat([one.features for one in examples])
-    with product_inputs(body.upper, FEED_FORWARD, see), torch.no_grad(), computing_in(*fastest_format(CPU)):
-        body(features, [len(one.tokens) for one in examples])
+    for layer in ranges:
+        inner = torch.full_like(layer.inner, widest_inner(layer))
+        inner[channels_apart(layer)] = torch.inf
+        bounds += [layer.channels.clamp(min=LEAST_RANGE), inner]
+    features = torch.cat([example.features for example in examples])
+    with product_inputs(body.upper, FEED_FORWARD, count), torch.no_grad(), computing_in(*fastest_format(CPU)):
+        body(features, [len(example.tokens) for example in examples])
     return clipped / total
 
 
-def int8_rows(judged: Mapping[str, Sequence[Judged | None]]) -> list[Row]:
-    """A row a task, and one of averages over tasks: means over the seeds, None for one that diverged.
+def int8_rows(measured: Mapping[str, Sequence[Measured | None]]) -> list[Row]:
+    """Return a row of means over the seeds for each task, and one of averages over tasks. A diverged seed is None.
 
-    An average is taken of each seed that no task lacks.
+    The average is over the seeds that diverged on no task.
     """
-    rows = [_row(task, found) for task, models in judged.items() if (found := [one for one in models if one])]
-    if len(judged) > 1:
-        averages = [_mean(of_seed) for of_seed in whole_seeds(judged)]
-        rows += [_row(AVERAGE, averages)] if averages else []
-    return rows
+    return [_row(name, models) for name, models in with_average(measured, _mean)]
 
 
-def _mean(models: Sequence[Judged]) -> Judged:
+def _mean(models: Sequence[Measured]) -> Measured:
     return {key: float(np.mean([model[key] for model in models])) for key in models[0]}
 
 
-def _row(task: str, models: Sequence[Judged]) -> Row:
+def _row(task: str, models: Sequence[Measured]) -> Row:
     lost = [100 * (model["plain"] - model["int8"]) for model in models]
     mean = _mean(models)
     return {
@@ -182,39 +179,41 @@ def _row(task: str, models: Sequence[Judged]) -> Row:
 
 
 def goals_of(rows: Sequence[Row], tasks: int) -> list[Goal]:
-    """Of the average, or of the only task."""
-    found = [row for row in rows if tasks == 1 or row["task"] == AVERAGE]
-    return [Goal("int8-loss", "points that int8 loses", GOAL, row["points_lost"], "points", "lower") for row in found]
+    """Return the goal for the average over tasks, or for the only task."""
+    goal_rows = [row for row in rows if tasks == 1 or row["task"] == AVERAGE]
+    return [
+        Goal("int8-loss", "points that int8 loses", GOAL, row["points_lost"], "points", "lower") for row in goal_rows
+    ]
 
 
-@evaluation
+@eval_command
 def int8(
     shared: EvalOptions,
-    domain: Annotated[str, typer.Option(help="PLOT or domain that tenants stand on.")] = PLOT,
+    domain: Annotated[str, typer.Option(help="PLOT or domain of the tenants.")] = PLOT,
     base: BaseOption = DEFAULT_BASE,
 ) -> None:
-    """Tenants trained as ever, test parts answered by look-up and engine as they serve, plain and with `quantization` int8.
+    """Compare answers in floats and in int8: tenants train as usual, the serving stages answer the test parts both ways.
 
     Example: hplm eval int8 --root data --resume runs-int8 --json int8-accuracy.json
     """
     check_int8(CPU)
-    tasks, limits, where = shared.read()
+    tasks, limits, device = shared.read()
     dtype = choose_dtype("auto", CPU)
     about = {"base": base, "domain": domain, "dtype": str(dtype)}
     store = Store.at(shared.store)
-    served = Served(store, bases.load(store.base(base)), domain)
+    served = ServedDomain(store, bases.load(store.base(base)), domain)
     variant = Variant(
         "hbert",
         served.base,
         served.source,
-        hbert_body(served.base, where),
+        hbert_body(served.base, device),
         RATES["hbert"],
         with_adapters(lambda task: {**served.about(), "judged": f"matrices of both stages in int8, beside {dtype}"}),
-        Int8Judge(served, shared.pooled).of_trained,
-        more_tests=2,
+        Int8Comparison(served, shared.pooled).score_trained,
+        extra_predictions=2,
     )
-    study, found = shared.run(tasks, [variant], limits, where)
-    rows = int8_rows(judged_as("int8", study, found))
-    Report("int8-accuracy", about_study(study, found, about), rows, goals_of(rows, len(tasks))).publish(
+    study, best = shared.run(tasks, [variant], limits, device)
+    rows = int8_rows(measurements_by_task("int8", study, best))
+    Report("int8-accuracy", study_settings(study, best, about), rows, goals_of(rows, len(tasks))).publish(
         shared.json_file
     )

@@ -1,4 +1,4 @@
-"""`hplm eval methods`: the paper's ways to fine-tune, side by side (HMI Table 3)."""
+"""`hplm eval methods`: the fine-tuning methods of HMI Table 3, compared."""
 
 from __future__ import annotations
 
@@ -19,30 +19,24 @@ from hplm.reporting.benchmark_result import Goal, Report
 from hplm.store.layout import Store
 from hplm_builder.cli.options import BaseOption
 from hplm_builder.convert.base import DEFAULT_BASE, model_folder
-from hplm_builder.evaluation.search.options import EvalOptions, about_study, evaluation
-from hplm_builder.evaluation.search.summary import AVERAGE, Row, rows_of, scores_by
-from hplm_builder.evaluation.search.tasks import EvalTask
-from hplm_builder.evaluation.search.variants import (
-    RATES,
-    Original,
-    Served,
-    Variant,
-    hbert_body,
-    plot_body,
-    with_adapters,
-)
+from hplm_builder.evaluation.search.eval_options import EvalOptions, eval_command, study_settings
+from hplm_builder.evaluation.search.eval_task import EvalTask
+from hplm_builder.evaluation.search.original_model import OriginalModel
+from hplm_builder.evaluation.search.served_domain import ServedDomain
+from hplm_builder.evaluation.search.summary import AVERAGE, Row, result_rows, test_scores
+from hplm_builder.evaluation.search.variants import RATES, Variant, hbert_body, plot_body, with_adapters
 from hplm_builder.fleet.demo import PLOT
 from hplm_builder.tenants.bodies import ADAPTER_AT
 
 METHODS = tuple(RATES)
-# With adapters where HMI has them, with wider ones, and with unlabelled texts too.
+# With adapters after attention as in HMI, with wider adapters, and with unlabelled texts. They run only if they are named.
 ON_DEMAND = ("adapter-attention", "hbert-attention", "adapter-wide", "hbert-wide", "hbert-taught", "hbert-wide-taught")
-WIDE = 4
-MOST_POINTS = 1.0
+WIDE = 4  # reduction factor of the wide adapters
+MOST_POINTS = 1.0  # percentage points that hBERT may lose against another method
 
 
-def method_variants(original: Original, served: Served, device: torch.device) -> list[Variant]:
-    """All methods; those with the same features next to each other."""
+def method_variants(original: OriginalModel, served: ServedDomain, device: torch.device) -> list[Variant]:
+    """Return all methods, ordered so that methods with the same features are neighbours."""
     base = original.base
 
     def whole(task: EvalTask) -> dict[str, Any]:
@@ -66,18 +60,18 @@ def method_variants(original: Original, served: Served, device: torch.device) ->
         hbert("hbert"),
         hbert("hbert-attention", "attention"),
         hbert("hbert-wide", factor=WIDE),
-        replace(hbert("hbert-taught"), taught=True),
-        replace(hbert("hbert-wide-taught", factor=WIDE), taught=True),
+        replace(hbert("hbert-taught"), with_pseudo_labels=True),
+        replace(hbert("hbert-wide-taught", factor=WIDE), with_pseudo_labels=True),
     ]
 
 
 def goals_of(rows: Sequence[Row]) -> list[Goal]:
-    """What of hBERT's goals the rows can tell."""
-    tests = scores_by(rows, "method")
+    """Return hBERT's goals, as far as the compared methods and tasks show them."""
+    tests = test_scores(rows, "method")
     tasks = [task for task in dict.fromkeys(task for task, _ in tests) if task != AVERAGE]
 
     def lost(name: str, against: str) -> list[float]:
-        """Points that one method is below another, by task."""
+        """Return the percentage points that `name` is below `against`, for each task that has both."""
         return [
             100 * (tests[task, against] - tests[task, name])
             for task in tasks
@@ -92,36 +86,39 @@ def goals_of(rows: Sequence[Row]) -> list[Goal]:
             goals.append(Goal(f"gap-to-dedicated{ending}", text, MOST_POINTS, sum(gaps) / len(gaps), "points", "lower"))
         if gaps := lost(name, "adapter"):
             text = f"points that {name} loses against adapter on the task where it loses most"
-            # Where a method diverged on a task, wherever among them that is.
+            # NaN if a method diverged on any task; max() would depend on the order.
             worst = math.nan if any(map(math.isnan, gaps)) else max(gaps)
             goals.append(Goal(f"worst-against-adapter{ending}", text, MOST_POINTS, worst, "points", "lower"))
     return goals
 
 
-@evaluation
+@eval_command
 def methods(
     shared: EvalOptions,
     method: Annotated[
         list[str] | None,
         typer.Option(
-            help=f"Of {', '.join(METHODS)}, which are the default, and {', '.join(ON_DEMAND)}; repeat for more."
+            help=f"Method to compare; repeat for more. Default: {', '.join(METHODS)}. On demand: {', '.join(ON_DEMAND)}."
         ),
     ] = None,
     base: BaseOption = DEFAULT_BASE,
-    plot: Annotated[str, typer.Option("--plot", help="PLOT or domain that plot and hbert look up in.")] = PLOT,
+    plot: Annotated[
+        str, typer.Option("--plot", help="PLOT or domain in which plot and hbert look up features.")
+    ] = PLOT,
     original: Annotated[
-        Path, typer.Option(help="The model that the base was converted from: `minilm`, `mpnet`, or its folder.")
+        Path, typer.Option(help="Model that the base was converted from: `minilm`, `mpnet`, or its folder.")
     ] = Path("minilm"),
-    miss: Annotated[str, typer.Option(help="compute or backoff.")] = "compute",
+    miss: Annotated[str, typer.Option(help="What a window in no table gets: compute or backoff.")] = "compute",
 ) -> None:
-    """HMI Table 3: every method with the same search over learning rate and epochs, best on dev, test reported.
+    """Compare fine-tuning methods as HMI Table 3 does. All use the same search; dev chooses, test is reported.
 
-    dedicated: all of the original trains. shared: a head over the frozen original. adapter: adapters in the original's upper
-    layers. plot: all upper layers over PLOT features. hbert: adapters over PLOT features, as served (taggings: hbert-wide).
+    dedicated: the whole original model trains. shared: a head over the frozen original. adapter: adapters in the original's
+    upper layers. plot: all upper layers over PLOT features. hbert: adapters over PLOT features, as served (taggings are served
+    as hbert-wide).
 
-    On demand, adapter-attention and hbert-attention: adapters after the attention sub-layer, where HMI has them; adapter-wide
-    and hbert-wide: adapters four times as wide (a reduction factor of 4); hbert-taught, hbert-wide-taught: hbert that
-    also learns from as many unlabelled texts of the train part, labelled by a plot of the labelled ones. Examples:
+    On demand: adapter-attention and hbert-attention have adapters after the attention sub-layer, as in HMI. adapter-wide and
+    hbert-wide have adapters four times as wide (a reduction factor of 4). hbert-taught and hbert-wide-taught also learn from
+    as many unlabelled texts of the train part, which a plot model trained on the labelled texts labels. Examples:
 
       hplm eval methods --root data --quick
 
@@ -130,18 +127,18 @@ def methods(
       hplm eval methods --root data --budget full --device cuda --resume runs-full --json methods-full.json
     """
     if unknown := sorted(set(method or ()) - {*METHODS, *ON_DEMAND}):
-        raise ConfigError(f"no method {unknown[0]!r}; there are {', '.join((*METHODS, *ON_DEMAND))}")
-    tasks, limits, where = shared.read()
+        raise ConfigError(f"unknown method {unknown[0]!r}; the methods are {', '.join((*METHODS, *ON_DEMAND))}")
+    tasks, limits, device = shared.read()
     target = Store.at(shared.store)
-    found_base = bases.load(target.base(base))
-    source = Original(found_base, model_folder(original), where)
-    source.check()
+    loaded_base = bases.load(target.base(base))
+    original_model = OriginalModel(loaded_base, model_folder(original), device)
+    original_model.check()
     variants = [
         variant
-        for variant in method_variants(source, Served(target, found_base, plot, miss), where)
+        for variant in method_variants(original_model, ServedDomain(target, loaded_base, plot, miss), device)
         if variant.name in (method or METHODS)
     ]
-    study, found = shared.run(tasks, variants, limits, where)
-    rows = rows_of(study, found)
-    settings: dict[str, Any] = {"base": base, "original": source.folder.name, "plot": plot, "miss": miss}
-    Report("methods", about_study(study, found, settings), rows, goals_of(rows)).publish(shared.json_file)
+    study, best = shared.run(tasks, variants, limits, device)
+    rows = result_rows(study, best)
+    settings: dict[str, Any] = {"base": base, "original": original_model.folder.name, "plot": plot, "miss": miss}
+    Report("methods", study_settings(study, best, settings), rows, goals_of(rows)).publish(shared.json_file)

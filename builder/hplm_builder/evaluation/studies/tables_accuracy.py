@@ -1,4 +1,4 @@
-"""`hplm eval tables-accuracy`: what a table's size and the way of its misses cost (HMI Table 5 and beyond)."""
+"""`hplm eval tables-accuracy`: accuracy over the size of a table and the way to answer misses (HMI Table 5 and beyond)."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ from hplm_builder.convert.base import DEFAULT_BASE
 from hplm_builder.convert.mixture import read_source, read_to_count
 from hplm_builder.domains.domain_corpus import prepare_corpus
 from hplm_builder.evaluation.search.budget import Budget
-from hplm_builder.evaluation.search.options import EvalOptions, about_study, evaluation
-from hplm_builder.evaluation.search.summary import AVERAGE, Row, Spread, judged_as, whole_seeds
-from hplm_builder.evaluation.search.tasks import EvalTask
-from hplm_builder.evaluation.search.variants import RATES, Served, Variant, hbert_body, with_adapters
-from hplm_builder.evaluation.studies.corpora import unseen
-from hplm_builder.evaluation.studies.table_judge import MISSES, TableJudge
+from hplm_builder.evaluation.search.eval_options import EvalOptions, eval_command, study_settings
+from hplm_builder.evaluation.search.eval_task import EvalTask
+from hplm_builder.evaluation.search.served_domain import ServedDomain
+from hplm_builder.evaluation.search.summary import AVERAGE, Row, Spread, measurements_by_task, with_average
+from hplm_builder.evaluation.search.variants import RATES, Variant, hbert_body, with_adapters
+from hplm_builder.evaluation.studies.table_scorer import MISSES, TableScorer
+from hplm_builder.evaluation.studies.task_corpora import without_test_texts
 from hplm_builder.export.register import published
 from hplm_builder.fleet.demo import PLOT, PLOT_SOURCES
 from hplm_builder.tables.plot_tables import Counted, count_grams
@@ -37,37 +38,35 @@ from hplm_builder.tenants.bodies import adapter_body
 from hplm_builder.tenants.tenant_build import load_version
 
 PERCENTS = (0.1, 1.0, 10.0, 100.0)
-SMALL_GIGABYTES = 1.5
-QUICK_DOCUMENTS = 2_000
-# By the name of a task, what `TableJudge.judge` gave of the model of each seed, None of one that diverged.
-Judged = Mapping[str, Sequence[Sequence[Mapping[str, Any]] | None]]
+SMALL_GIGABYTES = 1.5  # a small table's size at BERT-base's width: the paper's size
+QUICK_DOCUMENTS = 2_000  # documents of the corpus that --quick counts
+# Task name -> for each seed, the rows of `TableScorer.score` for its model, None if it diverged.
+ScoresByTask = Mapping[str, Sequence[Sequence[Mapping[str, Any]] | None]]
 
 
-def count_corpus(documents: Sequence[str], served: Served) -> Counted:
-    """The n-grams of a corpus, as what the domain is made with counts them: a root `build plot`, others `build domain`."""
+def count_corpus(documents: Sequence[str], served: ServedDomain) -> Counted:
+    """Count the n-grams of a corpus as `build plot` does if the domain is a root, else as `build domain` does."""
     with progress_bars() as progress:
         if len(served.lineage) > 1:
             return prepare_corpus(documents, served.base, 0, 0, bar_report(progress, "corpus")).grams
         return count_grams(documents, served.base, progress)
 
 
-def table_rows(judged: Judged, tree: VersionTree, percents: Sequence[float]) -> list[Row]:
-    """A row for each task, size and way of a miss, and their averages over tasks: mean and spread over the models.
+def table_rows(scores: ScoresByTask, tree: VersionTree, percents: Sequence[float]) -> list[Row]:
+    """Return a row for each task, size and way to answer misses, and the averages over tasks: mean and spread over seeds.
 
-    An average is taken of each seed that no task lacks.
+    An average is over the seeds that diverged on no task.
     """
     places = range(len(percents) * len(MISSES))
-    rows = [
-        _row(task, [model[place] for model in found], tree)
-        for task, models in judged.items()
-        if (found := [one for one in models if one is not None])
+
+    def mean(models: list[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+        return [_mean([model[place] for model in models]) for place in places]
+
+    return [
+        _row(name, [model[place] for model in models], tree)
+        for name, models in with_average(scores, mean)
         for place in places
     ]
-    if len(judged) > 1:
-        whole = whole_seeds(judged)
-        for place in places if whole else ():
-            rows.append(_row(AVERAGE, [_mean([model[place] for model in of_seed]) for of_seed in whole], tree))
-    return rows
 
 
 def _mean(uses: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -90,24 +89,24 @@ def _row(task: str, uses: Sequence[Mapping[str, Any]], tree: VersionTree) -> Row
 
 
 def goals_of(rows: Sequence[Row]) -> list[Goal]:
-    """Whether the largest table below 1.5 GB at BERT-base's width loses more than seeds differ, against all n-grams."""
+    """Return the goals: the largest table below 1.5 GB at BERT-base's width loses no more than seeds differ."""
     tasks = list(dict.fromkeys(row["task"] for row in rows))
-    # There is no average where each seed diverged on some task.
+    # The average row is missing if each seed diverged on some task.
     over = tasks[0] if len(tasks) == 1 else AVERAGE
     goals = []
     for miss in MISSES:
-        last = {row["top_percent"]: row for row in rows if row["task"] == over and row.get("miss") == miss}
-        small = [p for p, row in last.items() if 0 < p < 100 and row["bert_base_gigabytes"] < SMALL_GIGABYTES]
-        whole = last.get(100.0)
+        by_percent = {row["top_percent"]: row for row in rows if row["task"] == over and row.get("miss") == miss}
+        small = [p for p, row in by_percent.items() if 0 < p < 100 and row["bert_base_gigabytes"] < SMALL_GIGABYTES]
+        whole = by_percent.get(100.0)
         if not small or whole is None or "spread" not in whole:
             continue
-        lost = 100 * (whole["test"] - last[max(small)]["test"])
+        lost = 100 * (whole["test"] - by_percent[max(small)]["test"])
         text = f"points that the top {max(small):g} % lose against all n-grams ({miss}), where seeds differ by as many"
         goals.append(Goal(f"small-table-{miss}", text, 100 * whole["spread"], lost, "points", "lower"))
     return goals
 
 
-def judge_published(
+def score_published(
     store: Store,
     base: Base,
     domain: str,
@@ -115,56 +114,62 @@ def judge_published(
     names: Sequence[str],
     tasks: Sequence[EvalTask],
     limits: Budget,
-    judge: TableJudge,
+    scorer: TableScorer,
 ) -> dict[str, list[list[dict[str, Any]]]]:
-    """Tenants over a version of `domain`, a folder, as they are served, each on the task in its place.
+    """Score published tenants of `domain` at `version`, its folder, each on the task at its place.
 
     Raises UnknownTenantError, ConfigError.
     """
     if len(names) != len(tasks):
-        raise ConfigError(f"{len(names)} --tenant for {len(tasks)} tasks: give each task's, in the order of the tasks")
-    judged: dict[str, list[list[dict[str, Any]]]] = {}
+        raise ConfigError(
+            f"{len(names)} --tenant for {len(tasks)} tasks: give one for each task, in the order of the tasks"
+        )
+    scores: dict[str, list[list[dict[str, Any]]]] = {}
     for name, task in zip(names, tasks, strict=True):
-        found = published(store, name)
-        if found is None:
+        listed = published(store, name)
+        if listed is None:
             raise UnknownTenantError(f"there is no tenant {name!r}")
-        if found.domain != domain:
-            raise ConfigError(f"tenant {name!r} stands on domain {found.domain!r}: give that with --domain")
-        made = load_version(store, found.current, base)
-        # One that `hplm build` made stands on a root, which has no versions.
-        if made.card.about.get("domain", version) != version:
+        if listed.domain != domain:
+            raise ConfigError(f"tenant {name!r} belongs to domain {listed.domain!r}: give that domain with --domain")
+        tenant = load_version(store, listed.current, base)
+        card = tenant.card
+        # The card of a tenant on a root names no version, because roots have none.
+        if card.about.get("domain", version) != version:
             raise ConfigError(
-                f"tenant {name!r} stands on an earlier version of domain {domain!r}: update the tenant first"
+                f"tenant {name!r} belongs to an earlier version of domain {domain!r}: update the tenant first"
             )
-        if set(made.card.labels) != set(task.data.labels):
-            raise ConfigError(f"tenant {name!r} has not the labels of task {task.name}: give the tenants in its order")
-        # Its head's rows are in the order of its own labels.
-        data = replace(task.within(limits, 0), labels=made.card.labels)
-        make_body = adapter_body(base.load_upper(), REDUCTION_FACTOR, made.adapter, judge.device, made.card.adapter_at)
-        body = make_body().to(judge.device)
-        judged[task.name] = [judge.judge(task, data, body, made.head, made.card.pooling)]
-    return judged
+        if set(card.labels) != set(task.data.labels):
+            raise ConfigError(
+                f"tenant {name!r} does not have the labels of task {task.name}: give the tenants in the order of the tasks"
+            )
+        # The rows of the head are in the order of the tenant's labels.
+        data = replace(task.sample(limits, 0), labels=card.labels)
+        make_body = adapter_body(base.load_upper(), REDUCTION_FACTOR, tenant.adapter, scorer.device, card.adapter_at)
+        body = make_body().to(scorer.device)
+        scores[task.name] = [scorer.score(task, data, body, tenant.head, card.pooling)]
+    return scores
 
 
-@evaluation
+@eval_command
 def tables_accuracy(
     shared: EvalOptions,
-    domain: Annotated[str, typer.Option(help="PLOT or domain whose own table has these sizes.")] = PLOT,
+    domain: Annotated[str, typer.Option(help="PLOT or domain whose own table gets the sizes of --top.")] = PLOT,
     text: Annotated[
         list[str] | None,
-        typer.Option(help="Its corpus: source or file; repeat for more. Default: that of the demo's PLOT."),
+        typer.Option(help="Source or file of its corpus; repeat for more. Default: the corpus of the demo's PLOT."),
     ] = None,
     top: Annotated[
-        list[float] | None, typer.Option(min=0, max=100, help="Percentages; 0: no table of its own; repeat for more.")
+        list[float] | None,
+        typer.Option(min=0, max=100, help="Percentage of n-grams to keep; 0: no table of its own; repeat for more."),
     ] = None,
     tenant: Annotated[
-        list[str] | None, typer.Option(help="Judge published tenants, one a task in order, instead of training.")
+        list[str] | None, typer.Option(help="Score published tenants, one for each task in order, instead of training.")
     ] = None,
     base: BaseOption = DEFAULT_BASE,
 ) -> None:
-    """HMI Table 5 and beyond: accuracy, bytes and hit rate of tables of several sizes, misses computed or backed off.
+    """Compare tables of several sizes by accuracy, bytes and hit rate, with misses computed or backed off (HMI Table 5).
 
-    Models are trained once, over the domain as it is served with misses computed, and judged with every table. Examples:
+    Models are trained once, over the domain as it is served with misses computed. Then every table scores them. Examples:
 
       hplm eval tables-accuracy --root data --resume runs-tables --json tables-accuracy.json
 
@@ -172,50 +177,50 @@ def tables_accuracy(
 
       hplm eval tables-accuracy --data data/chemprot --tenant chemprot
     """
-    of_training = (shared.resume, shared.dry_run, shared.seed, shared.epochs, shared.examples, shared.pooling)
-    if tenant and any(of_training):
+    training_options = (shared.resume, shared.dry_run, shared.seed, shared.epochs, shared.examples, shared.pooling)
+    if tenant and any(training_options):
         raise ConfigError(
-            "--tenant judges what is trained, heads that read what they were trained on: leave --resume, --dry-run, "
-            "--seed, --epochs, --examples and --pooling out"
+            "--tenant scores tenants that are trained already: leave out --resume, --dry-run, --seed, --epochs, --examples and "
+            "--pooling"
         )
-    tasks, limits, where = shared.read()
+    tasks, limits, device = shared.read()
     target = Store.at(shared.store)
-    found_base = bases.load(target.base(base))
-    served = Served(target, found_base, domain)
+    loaded_base = bases.load(target.base(base))
+    served = ServedDomain(target, loaded_base, domain)
     percents = sorted(set(top or (*PERCENTS, *([0.0] if len(served.lineage) > 1 else []))))
     if len(served.lineage) == 1 and 0 in percents:
-        raise ConfigError(f"--top 0 asks for the tables above {domain!r}, which is a root")
+        raise ConfigError(f"--top 0 uses only the tables of the parents, but {domain!r} is a root: leave --top 0 out")
     if text is None and (len(served.lineage) > 1 or domain != PLOT):
-        raise ConfigError(f"--text: give the corpus that domain {domain!r} was made of")
+        raise ConfigError(f"give the corpus of domain {domain!r} with --text")
     sources = text or list(PLOT_SOURCES[:1] if shared.quick else PLOT_SOURCES)
-    # As `build plot` reads them, or `build domain`.
-    reading = read_to_count if len(served.lineage) == 1 else read_source
-    read = [text for source in sources for text in reading(source)]
-    documents = unseen(read, tasks)
+    # `build plot` and `build domain` read sources in different ways.
+    read = read_to_count if len(served.lineage) == 1 else read_source
+    all_documents = [text for source in sources for text in read(source)]
+    documents = without_test_texts(all_documents, tasks)
     counted = count_corpus(documents[: QUICK_DOCUMENTS if shared.quick else None], served)
-    tree = VersionTree(target, found_base, served.lineage, counted)
+    tree = VersionTree(target, loaded_base, served.lineage, counted)
     settings = {
         "base": base,
         "domain": domain,
         "text": sources,
         "tokens": int(counted.counts.sum()),
         "distinct": len(counted.grams),
-        "left_out_documents": len(read) - len(documents),
+        "left_out_documents": len(all_documents) - len(documents),
         "top_percents": percents,
     }
     with tempfile.TemporaryDirectory(prefix="hplm-eval-") as folder:
-        judge = TableJudge(tree, percents, Path(folder), shared.pooled, where)
+        scorer = TableScorer(tree, percents, Path(folder), shared.pooled, device)
         if tenant:
-            judged: Judged = judge_published(
-                target, found_base, domain, str(served.lineage[0]), tenant, tasks, limits, judge
+            scores: ScoresByTask = score_published(
+                target, loaded_base, domain, str(served.lineage[0]), tenant, tasks, limits, scorer
             )
             settings |= {"tenants": tenant, "budget": asdict(limits)}
         else:
             variant = Variant(
                 "hbert",
-                found_base,
+                loaded_base,
                 served.source,
-                hbert_body(found_base, where),
+                hbert_body(loaded_base, device),
                 RATES["hbert"],
                 with_adapters(
                     lambda task: {
@@ -223,11 +228,11 @@ def tables_accuracy(
                         **{key: settings[key] for key in ("tokens", "distinct", "top_percents")},
                     }
                 ),
-                judge.of_trained,
-                more_tests=len(percents) * len(MISSES),
+                scorer.score_trained,
+                extra_predictions=len(percents) * len(MISSES),
             )
-            study, found = shared.run(tasks, [variant], limits, where)
-            judged = judged_as("tables", study, found)
-            settings = about_study(study, found, settings)
-        rows = table_rows(judged, tree, percents)
+            study, best = shared.run(tasks, [variant], limits, device)
+            scores = measurements_by_task("tables", study, best)
+            settings = study_settings(study, best, settings)
+        rows = table_rows(scores, tree, percents)
     Report("tables-accuracy", settings, rows, goals_of(rows)).publish(shared.json_file)

@@ -1,4 +1,4 @@
-"""Reading the corpus of a domain, whatever somebody uploads as one."""
+"""Reading an uploaded corpus, sound or broken."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_corpus_gives_its_distinct_documents(
     assert read_corpus(corpus(tmp_path, name, data)) == documents
 
 
-def test_a_paragraph_without_end_is_several_documents(tmp_path: Path) -> None:
+def test_an_overlong_paragraph_becomes_several_documents(tmp_path: Path) -> None:
     lines = [f"line {number} " + "x" * 90_000 for number in range(25)]
     found = read_corpus(corpus(tmp_path, "a.txt", "first\n\n" + "\n".join(lines)))
     assert found[0] == "first"
@@ -59,7 +59,7 @@ def test_half_of_a_surrogate_pair_in_json_becomes_a_question_mark(tmp_path: Path
 @pytest.mark.parametrize(
     ("name", "data", "words"),
     [
-        ("a.pdf", b"x", "a.pdf: a corpus ends in .txt or .jsonl, or in .gz"),
+        ("a.pdf", b"x", "a.pdf: the name of a corpus must end in .txt, .jsonl, .txt.gz"),
         ("a.txt", b"", "a.txt holds no text"),
         ("a.txt", b" \n\n", "a.txt holds no text"),
         ("a.txt", "gr\u00fcn\nrot\nwei\u00df".encode("latin-1"), "a.txt, line 1 is not UTF-8 at byte 2"),
@@ -67,10 +67,14 @@ def test_half_of_a_surrogate_pair_in_json_becomes_a_question_mark(tmp_path: Path
         ("a.txt", "one".encode("utf-16-le"), "line 1 holds a NUL byte"),
         ("a.txt", b"one\n" + b"x" * 1_000_001, "a.txt, line 2: more than 1,000,000 bytes without an end"),
         ("a.txt", b"word\n" * 30_000, "a.txt has more than the 100,000 bytes"),
-        ("a.jsonl", b"1", 'a.jsonl, line 1: expected an object with a "text"'),
-        ("a.jsonl", b'[{"text": "one"},\n {"id": 1}]', 'a.jsonl, line 2, entry 2: expected an object with a "text"'),
+        ("a.jsonl", b"1", 'a.jsonl, line 1: expected an object with a string "text"'),
+        (
+            "a.jsonl",
+            b'[{"text": "one"},\n {"id": 1}]',
+            'a.jsonl, line 2, entry 2: expected an object with a string "text"',
+        ),
         ("a.txt", "one".encode("utf-32"), "a.txt is UTF-32: save it as UTF-8"),
-        ("a.jsonl", b'{"text": "one"}\n{"text": 1}', 'a.jsonl, line 2: expected an object with a "text"'),
+        ("a.jsonl", b'{"text": "one"}\n{"text": 1}', 'a.jsonl, line 2: expected an object with a string "text"'),
         ("a.jsonl", b'{"text": "one"}\n\n{"text', "a.jsonl, line 3 is not JSON"),
         ("a.jsonl", b'{"a":' * 20_000, "a.jsonl, line 1 is not JSON"),
         ("a.txt.gz", b"one\ntwo\n", "a.txt.gz is not a whole gzip file"),
@@ -81,7 +85,7 @@ def test_half_of_a_surrogate_pair_in_json_becomes_a_question_mark(tmp_path: Path
     ],
     ids=lambda value: "" if isinstance(value, bytes) else value,
 )
-def test_what_is_no_corpus_is_refused_with_the_line(tmp_path: Path, name: str, data: bytes, words: str) -> None:
+def test_a_broken_corpus_is_refused_with_the_line(tmp_path: Path, name: str, data: bytes, words: str) -> None:
     path = corpus(tmp_path, name, data)
     most_bytes = 2_000_000 if "without an end" in words else 100_000
     with pytest.raises(DataError) as error:
@@ -91,7 +95,7 @@ def test_what_is_no_corpus_is_refused_with_the_line(tmp_path: Path, name: str, d
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
-def test_of_a_corpus_blank_lines_are_counted_too(tmp_path: Path, name: str) -> None:
+def test_blank_lines_count_as_lines_of_a_corpus(tmp_path: Path, name: str) -> None:
     document = b'{"text": "one"}\n'
     most = corpus(tmp_path, name, document + b"\n" * 99)
     assert len(read_corpus(most, most_lines=100)) == 1
@@ -100,6 +104,6 @@ def test_of_a_corpus_blank_lines_are_counted_too(tmp_path: Path, name: str) -> N
             read_corpus(corpus(tmp_path, name, data), most_lines=100)
 
 
-def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_missing_corpus_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"none\.txt cannot be read: No such file"):
         read_corpus(tmp_path / "none.txt")

@@ -1,4 +1,4 @@
-"""Labelled data: what is read, what is refused and why."""
+"""Reading labelled data, and refusing broken data with a reason."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hplm_builder.data import labelled_files
 from hplm_builder.data.labelled import Entity, LabelledFile, LabelledText
 from hplm_builder.data.labelled_checks import check_data
 from hplm_builder.data.labelled_files import read_data, read_file, read_folder
-from hplm_builder.data.rows import LONGEST_RECORD
+from hplm_builder.data.row_readers import LONGEST_RECORD
 
 from hplm.core.columns import Columns, check_header
 from hplm.errors import ConfigError, DataError
@@ -29,7 +29,7 @@ def texts(*labels: str | float) -> list[LabelledText]:
     return [LabelledText(f"text {i}", str(label)) for i, label in enumerate(labels)]
 
 
-def test_the_three_formats_read_alike(tmp_path: Path) -> None:
+def test_all_formats_give_the_same_examples(tmp_path: Path) -> None:
     jsonl = read_file(
         write(tmp_path, "a.jsonl", '{"text": "one, two", "label": "x"}\n\n{"text": "three", "label": 7}\n')
     )
@@ -38,11 +38,11 @@ def test_the_three_formats_read_alike(tmp_path: Path) -> None:
     assert jsonl == csv == tsv
 
 
-def test_pairs_read_alike_under_both_names_of_their_columns(tmp_path: Path) -> None:
+def test_pairs_are_read_under_both_names_of_their_columns(tmp_path: Path) -> None:
     jsonl = read_file(write(tmp_path, "a.jsonl", '{"text": "one", "text_pair": "two", "label": 3.5}\n'))
     tsv = read_file(write(tmp_path, "a.tsv", "sentence1\tsentence2\tscore\none\ttwo\t3.5\n"))
     assert jsonl == tsv == [LabelledText("one", "3.5", (), "two")]
-    assert jsonl[0].asked == ("one", "two")
+    assert jsonl[0].text_or_pair == ("one", "two")
 
 
 def test_conll_tags_become_entities_over_characters(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_conll_tags_become_entities_over_characters(tmp_path: Path) -> None:
     assert second.entities == ()
 
 
-def test_conll_words_may_hold_spaces_between_tabs_and_others_than_asciis_anywhere(tmp_path: Path) -> None:
+def test_conll_words_may_hold_spaces_between_tabs_and_non_ascii_spaces_anywhere(tmp_path: Path) -> None:
     text = "New York\tNP\tB-LOC\nhas  \tNN\tO\r\n\u00a0\nso\t\tO \n"
     first, second = read_file(write(tmp_path, "a.conll", text))
     assert (first.text, first.entities) == ("New York has", (Entity("LOC", 0, 8),))
@@ -77,12 +77,12 @@ def test_bioes_and_bilou_are_read_as_the_same_entities_as_iob(tmp_path: Path) ->
         read.append(read_file(write(tmp_path, f"{name}.conll", lines)))
     assert read[0] == read[1] == read[2]
     assert [(one.start, one.end) for one in read[0][0].entities] == [(0, 8), (13, 15), (20, 22), (23, 29)]
-    # What ends an entity is not gone on from.
+    # No word continues an entity after the entity's last word.
     (one,) = read_file(write(tmp_path, "a.conll", "Anna S-PER\nLee I-PER\nRoy E-PER\nBo I-PER\n"))
     assert [(each.start, each.end) for each in one.entities] == [(0, 4), (5, 12), (13, 15)]
 
 
-def test_columns_of_a_conll_may_be_aligned_by_several_tabs_or_be_empty_between_two(tmp_path: Path) -> None:
+def test_conll_columns_may_be_aligned_by_several_tabs_or_be_empty(tmp_path: Path) -> None:
     for text in ("Anna\t\tB-PER\nAlexandra\tB-PER\n", "Anna\t\tB-PER\nAlexandra\tNP\tB-PER\n"):
         (one,) = read_file(write(tmp_path, "a.conll", text))
         assert one.text == "Anna Alexandra"
@@ -100,7 +100,7 @@ ROWS = {
 @pytest.mark.parametrize("name", ROWS)
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r", "\r\r\n"], ids=["lf", "crlf", "cr", "crcrlf"])
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-be"])
-def test_encoding_and_line_ends_are_no_part_of_the_data(tmp_path: Path, name: str, end: str, encoding: str) -> None:
+def test_encoding_and_line_ends_do_not_change_the_data(tmp_path: Path, name: str, end: str, encoding: str) -> None:
     plain = read_file(write(tmp_path, name, ROWS[name]))
     assert [one.text for one in plain] == ["one", "zwölf"]
     mark = b"\xfe\xff" if encoding == "utf-16-be" else b""
@@ -118,7 +118,7 @@ def test_a_json_list_is_read_as_json_lines_are(tmp_path: Path, indent: int | Non
     rows = [{"text": f"text {i} [1] \u00e4 \U0001f600", "label": "ab"[i % 2]} for i in range(30_000)]
     lines = read_file(write(tmp_path, "a.jsonl", "".join(json.dumps(row) + "\n" for row in rows)))
     listed = json.dumps(rows, indent=indent, ensure_ascii=False)
-    # More than a line may have.
+    # More bytes than a line may have.
     assert len(listed) > LONGEST_RECORD
     read = read_file(write(tmp_path, "b.jsonl", f"\n {listed}\n".encode(encoding)))
     assert read == lines
@@ -127,7 +127,7 @@ def test_a_json_list_is_read_as_json_lines_are(tmp_path: Path, indent: int | Non
         read_file(LabelledFile(tmp_path / "b.jsonl", "b.jsonl", 5000))
 
 
-def test_a_fault_in_a_long_json_list_is_told_where_it_is(tmp_path: Path) -> None:
+def test_an_error_in_a_long_json_list_names_its_place(tmp_path: Path) -> None:
     rows = ['{"text": "a", "label": "x"},\n'] * 100_000
     rows[50_000] = '{"text": "a" "label": "x"},\n'
     with pytest.raises(DataError, match=r"line 50002, entry 50001 is not JSON: Expecting ',' delimiter"):
@@ -152,7 +152,9 @@ def test_entities_are_read_as_annotation_tools_write_them(tmp_path: Path, key: s
         '"text"\t"labels"\n"a"\tx\n',
     ],
 )
-def test_a_csv_is_divided_by_what_makes_the_needed_columns_whatever_their_case(tmp_path: Path, content: str) -> None:
+def test_a_csv_is_split_by_the_separator_that_gives_the_needed_columns_in_any_case(
+    tmp_path: Path, content: str
+) -> None:
     assert read_file(write(tmp_path, "a.csv", content)) == [LabelledText("a", "x")]
 
 
@@ -192,7 +194,7 @@ def test_columns_of_pairs_may_have_any_name_and_unlabelled_texts_need_no_label_c
         (Columns(text="label"), r"a\.csv, line 1: no `label` or `score`"),
     ],
 )
-def test_a_named_column_that_is_not_there_is_refused_with_those_that_are(
+def test_a_named_column_that_is_missing_is_refused_with_a_list_of_the_columns(
     tmp_path: Path, columns: Columns, words: str
 ) -> None:
     path = write(tmp_path, "a.csv", "id,text,label\n1,a,x\n")
@@ -202,14 +204,14 @@ def test_a_named_column_that_is_not_there_is_refused_with_those_that_are(
         check_header(path, columns, is_labelled=True)
 
 
-def test_a_header_is_checked_for_a_label_only_where_there_must_be_one(tmp_path: Path) -> None:
+def test_a_header_needs_a_label_only_if_the_file_is_labelled(tmp_path: Path) -> None:
     path = write(tmp_path, "a.csv", "text\nhello\n".encode("utf-16"))
     check_header(path, Columns(label="Category"), is_labelled=False)
     with pytest.raises(DataError, match=r"a\.csv, line 1: no column 'Category'"):
         check_header(path, Columns(label="Category"), is_labelled=True)
 
 
-def test_names_for_columns_that_have_none_are_refused(tmp_path: Path) -> None:
+def test_column_names_for_a_format_without_columns_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path, "a.conll", "Anna B-PER\nso O\n")
     with pytest.raises(DataError, match=r"columns of a \.conll have no names, but a name was given for text"):
         read_data(path, path, columns=Columns(text="Body"))
@@ -224,7 +226,11 @@ BROKEN: list[tuple[str, str | bytes, str]] = [
     ("a.jsonl", '{"text": "a", "label": "x"}\n{"text"', "line 2 is not JSON"),
     ("a.jsonl", '{"a":' * 100_000, "line 1 is not JSON"),
     ("a.jsonl", "7\n", "line 1: expected an object"),
-    ("a.jsonl", '{\n"text": "a",\n"label": "x"\n}\n', "line 1 is not JSON.* takes one line, or all .* in one list"),
+    (
+        "a.jsonl",
+        '{\n"text": "a",\n"label": "x"\n}\n',
+        "line 1 is not JSON.* each object on one line, or all objects in one list",
+    ),
     ("a.jsonl", '["a"]', "line 1, entry 1: expected an object, got '\"'"),
     ("a.jsonl", "[" * 100_000, "line 1, entry 1: expected an object, got '\\['"),
     ("a.jsonl", '[{"text": "a", "label": "x"}\n,\n{"text": }]', "line 3, entry 2 is not JSON"),
@@ -235,7 +241,7 @@ BROKEN: list[tuple[str, str | bytes, str]] = [
     ("a.jsonl", '[{"text": "a", "label": "x"}]\n[]', "line 2, entry 1: more text after the end of the list"),
     ("a.jsonl", '{"label": "x"}', "no column `text`"),
     ("a.jsonl", '{"text": " ", "label": "x"}', "the text is empty"),
-    ("a.jsonl", '{"text": 7, "label": "x"}', "the text is empty or no text"),
+    ("a.jsonl", '{"text": 7, "label": "x"}', "the text is empty or not a string"),
     (
         "a.jsonl",
         '{"text": " \u200b\ufeff\ufe0f", "label": "x"}',
@@ -245,7 +251,7 @@ BROKEN: list[tuple[str, str | bytes, str]] = [
     ("a.jsonl", r'{"text": "\ud800", "label": "x"}', "line 1: the text has a lone surrogate"),
     ("a.jsonl", r'{"text": "a\u0000", "label": "x"}', "line 1: the text holds a NUL"),
     ("a.jsonl", '{"text": "a"}', "no `label` or `score`; there are 'text'"),
-    ("a.jsonl", '{"text": "a", "label": null}', "no `label`, it is null"),
+    ("a.jsonl", '{"text": "a", "label": null}', "`label` is null"),
     ("a.csv", "Text,Category\na,x\n", "line 1: no `label` or `score`; there are 'Text', 'Category': .* --label-column"),
     ("a.csv", "Größe;Titel\n1;x\n", "line 1: no column `text`.* 'Größe', 'Titel'.* read as divided by semicolons"),
     ("a.csv", "text|label\na|x\n", "line 1: no column `text`.* there are 'text|label'"),
@@ -253,11 +259,11 @@ BROKEN: list[tuple[str, str | bytes, str]] = [
     ("a.csv", "text,label\na,x\rb,y\n", "line 2 is not valid CSV: line ends are mixed"),
     ("a.tsv", "text;label\na, b;x\n", "line 1: no column `text`.*'text;label'.* divided by tabs and has no quotes"),
     ("a.tsv", '"text"\t"label"\na\tx\n', "line 1: no column `text`.* divided by tabs and has no quotes: is it a .csv"),
-    ("a.jsonl", '{"text": "a", "label": ["x"]}', "line 1: the label is a list of 1, and a text has one label"),
-    ("a.jsonl", '{"text": "a", "labels": ["x", "y"]}', "line 1: the label is a list of 2, and a text has one label"),
-    ("a.jsonl", '{"text": "a", "label": {"x": 1}}', "the label is empty or no text"),
+    ("a.jsonl", '{"text": "a", "label": ["x"]}', "line 1: the label is a list of 1, but a text has one label"),
+    ("a.jsonl", '{"text": "a", "labels": ["x", "y"]}', "line 1: the label is a list of 2, but a text has one label"),
+    ("a.jsonl", '{"text": "a", "label": {"x": 1}}', "the label is empty or not a string"),
     ("a.jsonl", '{"text": "a", "label": [[0, 1]]}', "must be a list of objects .* or of lists .start, end, label."),
-    ("a.jsonl", '{"text": "a", "label": [[0, 9, "x"]]}', "outside the text"),
+    ("a.jsonl", '{"text": "a", "label": [[0, 9, "x"]]}', "not within the text"),
     *(
         (
             "a.jsonl",
@@ -273,17 +279,29 @@ BROKEN: list[tuple[str, str | bytes, str]] = [
     ("a.jsonl", r'{"text": "a", "label": "x\u202ey"}', "has a line break or another control character"),
     ("a.conll", "cat B-\x1b[2J\n", "has a line break or another control character"),
     ("a.jsonl", '{"text": "a", "text_pair": "", "label": "x"}', "the second text is empty"),
-    ("a.jsonl", '{"text": "a", "entities": [{"label": "x", "start": 0, "end": 9}]}', "outside the text"),
+    ("a.jsonl", '{"text": "a", "entities": [{"label": "x", "start": 0, "end": 9}]}', "not within the text"),
     (
         "a.jsonl",
         '{"text": "a", "entities": [{"label": "x", "start": 0, "end": Infinity}]}',
-        "line 1 is not JSON: Infinity is no number",
+        "line 1 is not JSON: Infinity is not a finite number",
     ),
-    ("a.jsonl", '{"text": "a", "score": 1}\n{"text": "a", "score": NaN}', "line 2 is not JSON: NaN is no number"),
-    ("a.jsonl", '{"text": "a", "score": 1e999}', "line 1 is not JSON: 1e999 is no number"),
+    (
+        "a.jsonl",
+        '{"text": "a", "score": 1}\n{"text": "a", "score": NaN}',
+        "line 2 is not JSON: NaN is not a finite number",
+    ),
+    ("a.jsonl", '{"text": "a", "score": 1e999}', "line 1 is not JSON: 1e999 is not a finite number"),
     ("a.jsonl", '{"text": "a", "entities": [1]}', "must be a list of objects"),
-    ("a.jsonl", '{"text": "ab", "entities": [{"label": "x", "start": "0", "end": 1}]}', "are numbers of characters"),
-    ("a.jsonl", '{"text": "ab", "entities": [{"label": "x", "start": 0, "end": true}]}', "are numbers of characters"),
+    (
+        "a.jsonl",
+        '{"text": "ab", "entities": [{"label": "x", "start": "0", "end": 1}]}',
+        "must be whole numbers of characters",
+    ),
+    (
+        "a.jsonl",
+        '{"text": "ab", "entities": [{"label": "x", "start": 0, "end": true}]}',
+        "must be whole numbers of characters",
+    ),
     (
         "a.jsonl",
         '{"text": "a b c", "entities": [{"label": "x", "start": 2, "end": 5}, {"label": "y", "start": 0, "end": 3}]}',
@@ -320,7 +338,9 @@ BROKEN: list[tuple[str, str | bytes, str]] = [
 
 
 @pytest.mark.parametrize(("name", "content", "words"), BROKEN, ids=[f"{words[:30]}" for *_, words in BROKEN])
-def test_a_broken_file_says_what_and_where(tmp_path: Path, name: str, content: str | bytes, words: str) -> None:
+def test_a_broken_file_is_refused_with_the_fault_and_its_place(
+    tmp_path: Path, name: str, content: str | bytes, words: str
+) -> None:
     with pytest.raises(DataError, match=words):
         read_file(write(tmp_path, name, content))
 
@@ -339,7 +359,7 @@ def test_a_broken_file_says_what_and_where(tmp_path: Path, name: str, content: s
     ],
     ids=["json-line", "json-list", "json-list-of-lists", "csv-line", "quoted-lines", "quoted-fields", "conll-sentence"],
 )
-def test_an_example_without_an_end_is_refused_before_it_is_in_memory(
+def test_an_endless_example_is_refused_before_it_fills_the_memory(
     tmp_path: Path, name: str, head: bytes, repeated: bytes
 ) -> None:
     path = write(tmp_path, name, head + repeated * 30_000)
@@ -349,11 +369,11 @@ def test_an_example_without_an_end_is_refused_before_it_is_in_memory(
         read_file(path)
     most_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    # The words of one sentence are many small strings; all of the file would be hundreds of MB of them.
+    # The words of one sentence are many small strings. The words of the whole file would take hundreds of MB.
     assert most_bytes < 30 * LONGEST_RECORD
 
 
-def test_who_holds_the_error_of_a_bad_row_does_not_hold_the_file_open(tmp_path: Path) -> None:
+def test_the_error_of_a_bad_row_does_not_keep_the_file_open(tmp_path: Path) -> None:
     path = write(tmp_path, "train.csv", "words,label\na,x\n")
     with pytest.raises(DataError) as raised:
         read_file(path)
@@ -386,20 +406,20 @@ def test_an_upload_is_read_and_refused_under_its_own_name(tmp_path: Path) -> Non
         ("a,x\nb,y\n", "c,z\n", "labels that the train data lacks: z"),
     ],
 )
-def test_data_that_teaches_nothing_is_refused(tmp_path: Path, train: str, dev: str, words: str) -> None:
+def test_data_from_which_nothing_can_be_learned_is_refused(tmp_path: Path, train: str, dev: str, words: str) -> None:
     paths = [write(tmp_path, name, "text,label\n" + rows) for name, rows in (("t.csv", train), ("d.csv", dev))]
     with pytest.raises(DataError, match=words):
         read_data(*paths)
 
 
-def test_a_type_of_entity_that_nothing_teaches_is_refused() -> None:
+def test_an_entity_type_that_train_lacks_is_refused() -> None:
     known, other = (LabelledText("a b", None, (Entity(kind, 0, 1),)) for kind in ("T", "U"))
     for dev, test, name in (([other], [], "dev"), ([known], [known, other], "test")):
         with pytest.raises(DataError, match=f"the {name} data has types of entities that the train data lacks: U"):
             check_data([known] * 4, dev, test)
 
 
-def test_a_column_of_free_text_is_no_label() -> None:
+def test_a_column_of_free_text_is_refused_as_labels() -> None:
     with pytest.raises(DataError, match="1200 different labels"):
         check_data(texts(*(f"label {i}" for i in range(1200))), texts("label 1"), [])
 
@@ -420,7 +440,7 @@ def test_pairs_and_single_texts_do_not_mix_nor_do_labels_and_entities() -> None:
     assert check_data(texts("x", "y"), texts("x"), []).texts == 1
 
 
-def test_numbers_are_a_regression_when_one_is_no_integer_or_when_asked() -> None:
+def test_numbers_are_a_regression_if_one_is_no_integer_or_if_the_task_says_so() -> None:
     assert check_data(texts(0, 1, 2), texts(0, 1), []).task == "classification"
     assert check_data(texts("0.0", "1.0"), texts("0.0"), []).task == "classification"
     assert check_data(texts(0, 1, 2.5), texts(0, 1), []).task == "regression"
@@ -429,7 +449,7 @@ def test_numbers_are_a_regression_when_one_is_no_integer_or_when_asked() -> None
     assert check_data(texts("0.5", "nan"), texts("0.5"), []).task == "classification"
 
 
-def test_a_few_labels_that_are_no_numbers_make_no_classes_of_all_others(tmp_path: Path) -> None:
+def test_a_few_labels_that_are_no_numbers_do_not_turn_numbers_into_classes(tmp_path: Path) -> None:
     rows = [f"text {i},{'n/a' if i == 5 else i % 30 + 0.5}" for i in range(60)]
     bad = write(tmp_path, "train.csv", "text,label\n" + "\n".join(rows))
     with pytest.raises(DataError, match=r"1 of 60 labels .* no numbers.*train.csv, line 7: 'n/a'.*--task"):
@@ -437,7 +457,7 @@ def test_a_few_labels_that_are_no_numbers_make_no_classes_of_all_others(tmp_path
     assert read_data(bad, task="classification").task == "classification"
     with pytest.raises(DataError, match=r"train.csv, line 7: label 'n/a' is not a number"):
         read_data(bad, task="regression")
-    # Few different ones may well be names.
+    # A few different numbers may well be class names.
     assert check_data(texts(*"1234567890" * 5, "x", "y"), texts(1), []).task == "classification"
 
 
@@ -449,7 +469,7 @@ def test_a_score_is_a_number(tmp_path: Path) -> None:
     assert read_data(bad, task="classification").labels == ("1", "high")
 
 
-def test_the_task_says_whether_labels_or_entities_are_read_where_there_are_both(tmp_path: Path) -> None:
+def test_the_task_decides_between_labels_and_entities_if_a_file_has_both(tmp_path: Path) -> None:
     def file(name: str, *entities: object) -> Path:
         rows = [{"text": f"text {i}", "label": "ab"[i % 2], "entities": entities[i % len(entities)]} for i in range(20)]
         return write(tmp_path, name, "".join(json.dumps(row) + "\n" for row in rows))
@@ -463,12 +483,12 @@ def test_the_task_says_whether_labels_or_entities_are_read_where_there_are_both(
     assert {one.entities for one in read_data(both, task="classification").train} == {()}
     with pytest.raises(DataError, match="the train data holds no entity"):
         read_data(empty, task="tagging")
-    # What the task does not ask for may be anything.
+    # The field that the task does not use may hold anything.
     assert read_data(file("odd.jsonl", "none", 7), task="classification").task == "classification"
     assert read_data(empty, empty, both).task == "classification"
 
 
-def test_labels_that_differ_in_nothing_that_is_seen_are_one(tmp_path: Path) -> None:
+def test_labels_that_look_the_same_are_one_label(tmp_path: Path) -> None:
     def labels(*labels: object) -> tuple[str, ...]:
         rows = [{"text": f"text {i}", "label": label} for i, label in enumerate([*labels, "other"] * 20)]
         return read_data(write(tmp_path, "a.jsonl", "".join(json.dumps(row) + "\n" for row in rows))).labels
@@ -482,7 +502,7 @@ def test_labels_that_differ_in_nothing_that_is_seen_are_one(tmp_path: Path) -> N
     assert check_data(kinds, kinds, []).labels == ("O", "B-T", "I-T")
 
 
-def test_labels_of_an_earlier_version_are_first_looked_for_as_they_are() -> None:
+def test_labels_of_an_earlier_version_keep_its_spelling() -> None:
     def train(*labels: str) -> list[str | None]:
         before = [LabelledText(f"text {i}", label) for i, label in enumerate(labels)]
         return [one.label for one in check_data(before, before, [], expected_labels=known).train]
@@ -503,13 +523,13 @@ def test_labels_of_an_earlier_version_are_first_looked_for_as_they_are() -> None
     ],
     ids=["number", "columns", "line", "key", "label"],
 )
-def test_what_a_refusal_quotes_is_short(tmp_path: Path, name: str, content: str) -> None:
+def test_errors_quote_only_the_beginning_of_long_values(tmp_path: Path, name: str, content: str) -> None:
     with pytest.raises(DataError) as refused:
         read_file(write(tmp_path, name, content))
     assert len(str(refused.value)) < 500
 
 
-def test_a_headers_names_are_without_blanks_and_stand_there_once(tmp_path: Path) -> None:
+def test_header_names_are_stripped_and_must_be_different(tmp_path: Path) -> None:
     assert read_file(write(tmp_path, "a.csv", "text , label,,\nhello,x,,\n")) == [LabelledText("hello", "x")]
     with pytest.raises(DataError, match=r"a\.csv, line 1: the header has the column 'label' more than once"):
         read_file(write(tmp_path, "a.csv", "text,label,label\nhello,x,y\n"))
@@ -523,19 +543,17 @@ def test_a_headers_names_are_without_blanks_and_stand_there_once(tmp_path: Path)
     ],
     ids=["distinct", "alike"],
 )
-def test_a_header_of_100_000_columns_is_refused_in_few_words_and_no_more_is_read_than_they_tell_of(
-    tmp_path: Path, header: str, words: str
-) -> None:
+def test_a_header_of_100_000_columns_is_refused_with_a_short_error(tmp_path: Path, header: str, words: str) -> None:
     row = f"{',' * 99_999}\n"
     path = write(tmp_path, "a.csv", f"{header}\n{row * 20}")
-    # One more row would be told as too much.
+    # Reading one more row would raise another error.
     most_bytes = len(header) + 1 + len(row)
     with pytest.raises(DataError, match=rf"a\.csv, {words}") as found:
         read_file(LabelledFile(path, "a.csv", most_bytes))
     assert len(str(found.value)) < 500
 
 
-def test_a_regression_whose_differences_float32_would_lose_is_refused_with_what_helps() -> None:
+def test_a_regression_whose_differences_float32_would_lose_is_refused_with_advice() -> None:
     steps = [0.5, 7.5, 3.5, 12.5]
     assert check_data(texts(*(1e5 + step for step in steps)), texts(1, 2), [], task="regression")
     assert check_data(texts(*(step * 1e-20 for step in steps)), texts(1, 2), [], task="regression")
@@ -545,7 +563,7 @@ def test_a_regression_whose_differences_float32_would_lose_is_refused_with_what_
         check_data(texts(*(step * 1e-38 for step in steps)), texts(1, 2), [], task="regression")
 
 
-def test_a_regression_whose_one_other_value_went_to_dev_has_nothing_to_learn() -> None:
+def test_a_regression_whose_only_different_value_moved_to_dev_is_refused() -> None:
     rows = [LabelledText(f"text {number}", "1.0") for number in range(29)] + [LabelledText("other", "2.5")]
     said = set()
     for seed in range(30):
@@ -553,7 +571,7 @@ def test_a_regression_whose_one_other_value_went_to_dev_has_nothing_to_learn() -
             check_data(rows, [], [], task="regression", seed=seed)
         except DataError as error:
             said.add(str(error).partition(":")[0])
-    assert said == {"the train data has one value (1.0)", "the dev data holds one value only"}
+    assert said == {"the train data has one value only (1.0)", "the dev data holds one value only"}
 
 
 @pytest.mark.parametrize(
@@ -561,17 +579,17 @@ def test_a_regression_whose_one_other_value_went_to_dev_has_nothing_to_learn() -
     [
         (("1.5", "high"), ("1", "2"), "train example 2: label 'high' is not a number"),
         (("1.5", "2"), ("1", "inf"), "dev example 2: label 'inf' is not a number"),
-        (("1.5", "1e39"), ("1", "2"), "train example 2: label '1e39' is not a number, or none that float32 holds"),
+        (("1.5", "1e39"), ("1", "2"), "train example 2: label '1e39' is not a number that float32 can hold"),
         (("1.5", "1.5"), ("1", "2"), "one value"),
         (("1.5", "2"), ("1", "1"), "the dev data holds one value"),
     ],
 )
-def test_a_regression_that_cannot_be_is_refused(train: tuple[str, ...], dev: tuple[str, ...], words: str) -> None:
+def test_an_impossible_regression_is_refused(train: tuple[str, ...], dev: tuple[str, ...], words: str) -> None:
     with pytest.raises(DataError, match=words):
         check_data(texts(*train), texts(*dev), [], task="regression")
 
 
-def test_a_task_that_the_data_is_not_of_is_refused() -> None:
+def test_a_task_that_does_not_fit_the_data_is_refused() -> None:
     tagged = [LabelledText("a b", None, (Entity("T", 0, 1),))] * 20
     with pytest.raises(DataError, match="classification is expected, but the data has entities"):
         check_data(tagged, tagged, [], task="classification")
@@ -582,10 +600,10 @@ def test_a_task_that_the_data_is_not_of_is_refused() -> None:
         check_data(texts("x", "y"), texts("x"), [], task="tagging")
 
 
-def test_labels_of_an_update_are_those_of_the_first_version_in_its_order() -> None:
+def test_an_update_must_have_the_labels_of_the_first_version_and_keeps_their_order() -> None:
     data = check_data(texts("a", "b", "c"), texts("a"), [], expected_labels=("c", "a", "b"))
     assert data.labels == ("c", "a", "b")
-    with pytest.raises(DataError, match=r"not those of the first version \(new: c; missing: d\)"):
+    with pytest.raises(DataError, match=r"not the labels of the first version \(new: c; missing: d\)"):
         check_data(texts("a", "b", "c"), texts("a"), [], expected_labels=("a", "b", "d"))
 
 
@@ -606,7 +624,7 @@ def test_dev_data_split_off_a_tagging_has_some_of_the_few_texts_with_entities() 
         assert Counter(len(example.entities) for example in dev) == {0: 6, 1: 1}
 
 
-def test_dev_data_of_a_tagging_without_an_entity_is_refused_for_to_find_nothing_would_be_best() -> None:
+def test_dev_data_of_a_tagging_without_an_entity_is_refused() -> None:
     plain = [LabelledText(f"text {i}") for i in range(60)]
     tagged = [LabelledText(f"Anna {i}", None, (Entity("PER", 0, 4),)) for i in range(5)]
     for train, dev in ((tagged, plain), ([*plain, tagged[0]], [])):
@@ -614,7 +632,7 @@ def test_dev_data_of_a_tagging_without_an_entity_is_refused_for_to_find_nothing_
             check_data(train, dev, [])
 
 
-def test_dev_data_split_off_a_regression_has_values_from_all_over() -> None:
+def test_dev_data_split_off_a_regression_covers_the_range_of_values() -> None:
     data = check_data(texts(*(i / 10 for i in range(2000))), [], [])
     counts = Counter(example.value // 20 for example in data.dev)
     assert len(data.dev) == 200
@@ -622,7 +640,7 @@ def test_dev_data_split_off_a_regression_has_values_from_all_over() -> None:
 
 
 @pytest.mark.parametrize("kind", ["classes", "values", "entities"])
-def test_texts_that_are_added_leave_those_of_before_on_their_sides(kind: str) -> None:
+def test_added_texts_leave_earlier_texts_on_their_side_of_the_split(kind: str) -> None:
     def example(number: int) -> LabelledText:
         if kind == "entities":
             return LabelledText(f"Anna {number}", None, (Entity("PER", 0, 4),) * (number % 3 > 0))
@@ -632,17 +650,17 @@ def test_texts_that_are_added_leave_those_of_before_on_their_sides(kind: str) ->
     old, new = (check_data(list(reversed(some)), [], [], seed=3) for some in (before, after))
     trained_on = {one.text for one in old.train}
     assert len(new.dev) == pytest.approx(150, abs=3)
-    # Where chance decided anew, it would be 90.
+    # A new random split would move about 90.
     assert sum(one.text in trained_on for one in new.dev) < 20
 
 
-def test_too_few_examples_to_split_ask_for_dev_data() -> None:
+def test_too_few_examples_to_split_give_an_error_that_asks_for_dev_data() -> None:
     with pytest.raises(DataError, match="give dev data"):
         check_data(texts("a", "b"), [], [])
 
 
 @pytest.mark.parametrize(("labels", "is_said"), [(("1", "2"), True), (("a", "b"), False), (("1", "b"), False)])
-def test_too_few_examples_are_told_of_a_regression_only_where_labels_are_numbers(
+def test_the_error_for_too_few_examples_suggests_a_regression_only_if_labels_are_numbers(
     labels: tuple[str, ...], is_said: bool
 ) -> None:
     with pytest.raises(DataError, match="give dev data") as refusal:
@@ -655,7 +673,7 @@ def test_odd_line_separators_inside_a_field_stay_inside(tmp_path: Path) -> None:
     assert one.text == "good film\u2028bad\x0cfilm"
 
 
-def test_a_byte_order_mark_and_windows_line_ends_are_no_part_of_the_data(tmp_path: Path) -> None:
+def test_a_byte_order_mark_and_windows_line_ends_do_not_change_the_data(tmp_path: Path) -> None:
     content = b'\xef\xbb\xbftext,label\r\n"two\r\nlines",x\r\n'
     (one,) = read_file(write(tmp_path, "a.csv", content))
     assert one == LabelledText("two\r\nlines", "x")
@@ -671,14 +689,14 @@ def test_a_folder_is_read_by_the_names_of_its_files(tmp_path: Path) -> None:
         read_folder(tmp_path / "nothing")
 
 
-def test_a_folder_with_two_files_of_one_part_is_refused_and_notes_beside_it_are_not_read(tmp_path: Path) -> None:
+def test_a_folder_with_two_files_for_a_part_is_refused_and_other_files_are_ignored(tmp_path: Path) -> None:
     rows = "".join(json.dumps({"text": f"text {i}", "label": "xy"[i % 2]}) + "\n" for i in range(40))
     write(tmp_path, "train.jsonl", rows)
     for name in ("train.README.md", "train.arff", "train.jsonl.bak"):
         write(tmp_path, name, "of another kind")
     assert len(read_folder(tmp_path).train) == 36
     write(tmp_path, "train.csv", "text,label\nolder,x\nones,y\n")
-    with pytest.raises(DataError, match=r"has both train\.csv and train\.jsonl: leave one"):
+    with pytest.raises(DataError, match=r"has both train\.csv and train\.jsonl: keep only one"):
         read_folder(tmp_path)
     (tmp_path / "train.csv").unlink()
     write(tmp_path, "dev.txt", "of another kind")
@@ -686,16 +704,14 @@ def test_a_folder_with_two_files_of_one_part_is_refused_and_notes_beside_it_are_
         read_folder(tmp_path)
 
 
-def test_a_column_of_half_a_surrogate_pair_is_refused_in_words_that_can_be_written(tmp_path: Path) -> None:
+def test_a_column_name_with_a_lone_surrogate_is_refused_with_a_printable_error(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_text('{"\\ud800": "x"}\n')
     with pytest.raises(DataError, match="no column `text`") as found:
         read_data(tmp_path / "train.jsonl")
     assert str(found.value).encode()
 
 
-def test_more_examples_than_are_taken_are_refused_before_the_rest_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_many_examples_are_refused_before_the_rest_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(labelled_files, "MOST_EXAMPLES", 3)
     (tmp_path / "train.csv").write_text("text,label\n" + "a,b\n" * 4 + 'broken"line\n')
     with pytest.raises(DataError, match="holds more than 3 examples"):

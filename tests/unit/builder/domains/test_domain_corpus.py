@@ -6,9 +6,9 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hplm_builder.data import portions
-from hplm_builder.data.corpora import passages
-from hplm_builder.data.portions import tokenised
+from hplm_builder.data import tokenising
+from hplm_builder.data.text_sources import passages
+from hplm_builder.data.tokenising import tokenise_in_batches
 from hplm_builder.domains.domain_corpus import prepare_corpus
 from hplm_builder.tables.plot_tables import count_grams, count_packed
 from rich.progress import Progress
@@ -51,7 +51,7 @@ def test_tables_and_training_read_a_word_beside_an_emoji_as_serving_does(base: B
     served = base.load_text_encoder().encode([glued[0]])[0].ids.tolist()
     counted = [count_grams(documents, base, Progress(disable=True)) for documents in (glued, apart)]
     assert counted[0].grams.tolist() == counted[1].grams.tolist()
-    (trained,) = tokenised(glued[:1], load_tokenizer(base.tokenizer_path), 40)
+    (trained,) = tokenise_in_batches(glued[:1], load_tokenizer(base.tokenizer_path), 40)
     assert trained[0].tolist() == served
     corpora = [prepare_corpus(documents, base, 0, 0, silent) for documents in (glued, apart)]
     assert corpora[0].token_counts.tolist() == corpora[1].token_counts.tolist()
@@ -70,7 +70,7 @@ def test_however_it_is_cut_into_pieces_a_corpus_is_the_same(base: Base, monkeypa
     documents = tiny.sentences(80, words=(3, 60))
     whole = prepare_corpus(documents, base, 0, 0, silent)
     told: list[float] = []
-    monkeypatch.setattr(portions, "SOME_CHARACTERS", 300)
+    monkeypatch.setattr(tokenising, "BATCH_CHARACTERS", 300)
     pieces = prepare_corpus(documents, base, 0, 0, lambda step, done: told.append(done))
     assert len(told) > 20
     assert told == sorted(told)

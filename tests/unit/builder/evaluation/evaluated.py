@@ -1,4 +1,4 @@
-"""What the tests of `hplm eval` share: a tiny base, the model it might have been converted from, and two small tasks."""
+"""Shared parts of the tests of `hplm eval`: a tiny base, a model of the same shape as its original, and two small tasks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ORIGINAL_LAYERS = 4
 
 @dataclass(frozen=True)
 class Place:
-    """A folder with all of it. Tasks are `colours`, a classification of three classes, and `places`, a tagging."""
+    """A folder with a store, an original model and two tasks: the classification `colours` and the tagging `places`."""
 
     folder: Path
     store: Store
@@ -41,13 +41,13 @@ class Place:
         return self.folder / "tasks"
 
     def options(self, command: str) -> list[str]:
-        """What a command needs to find everything, for a quick look."""
+        """Return the options with which a command finds everything, with --quick."""
         found = [command, "--root", str(self.root), "--store", str(self.store.root), "--quick", "--threads", "1"]
         return found if command == "cuts" else [*found, "--base", "tiny"]
 
 
 def make_place(folder: Path) -> Place:
-    """A base of random weights with a PLOT, an original of the same shape, tasks of 60 / 30 / 30 examples."""
+    """Make a base of random weights with a PLOT, an original of the same shape, and tasks of 60 / 30 / 30 examples."""
     store = Store(folder / "store")
     base = tiny.make_base(store, tiny.config())
     build_plot(store, "tiny", tiny.PLOT, tiny.sentences(50), 30.0, Progress(disable=True))
@@ -58,7 +58,7 @@ def make_place(folder: Path) -> Place:
 
 
 def make_original(folder: Path) -> None:
-    """A BERT of the tiny base's shape, in Hugging Face form."""
+    """Save a BERT of the tiny base's shape in Hugging Face's layout."""
     shape = tiny.config()
     torch.manual_seed(0)
     BertModel(
@@ -72,10 +72,11 @@ def make_original(folder: Path) -> None:
             initializer_range=0.2,
         )
     ).save_pretrained(folder)
+    tiny.tokenizer().save(str(folder / "tokenizer.json"))
 
 
 def write_part(root: Path, part: str, seed: int, count: int) -> None:
-    """Texts that name a colour, which is the class; and texts with names of places, which are the entities."""
+    """Write texts that name a colour, which is their class, and texts with names of places, which are their entities."""
     rng = np.random.default_rng(seed)
     colours, places = [], []
     for _ in range(count):
@@ -91,7 +92,7 @@ def write_part(root: Path, part: str, seed: int, count: int) -> None:
 
 
 def report_of(place: Place, command: str, *arguments: str) -> dict[str, Any]:
-    """The report that a command writes. Raises what the command raises."""
+    """Run a command and return the benchmark result that it writes. Raises what the command raises."""
     path = place.folder / "report.json"
     done = CliRunner().invoke(
         app, [*place.options(command), *arguments, "--json", str(path)], catch_exceptions=False, standalone_mode=False
@@ -102,14 +103,14 @@ def report_of(place: Place, command: str, *arguments: str) -> dict[str, Any]:
 
 
 def trained(folder: Path) -> dict[str, int]:
-    """The runs of a --resume folder, each with when it was written."""
+    """Return the runs in a --resume folder, each with the time when it was written."""
     return {
         path.relative_to(folder).as_posix(): path.stat().st_mtime_ns for path in sorted(folder.rglob("seed-*.json"))
     }
 
 
 def reports_of_two(command: Sequence[str], folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """The reports of two processes at once, and what each said."""
+    """Run a command in two processes at once; return their benchmark results and their stderr."""
     paths = [folder / f"{number}.json" for number in range(2)]
     processes = [subprocess.Popen([*command, "--json", str(path)], stderr=subprocess.PIPE, text=True) for path in paths]
     said = [process.communicate(timeout=800)[1] for process in processes]

@@ -1,4 +1,4 @@
-"""`hplm eval cuts`: which bases it needs, and bases of any n side by side."""
+"""`hplm eval cuts`: the bases that it needs, and comparing bases of any n."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from hplm_builder.cli.evaluate import app
-from hplm_builder.evaluation.search.variants import computed_features
+from hplm_builder.evaluation.search.served_domain import computed_features
 from hplm_builder.evaluation.studies.cuts import CUTS, cut_variants, find_bases
 from hplm_builder.tenants.tenant_build import plot_features
 from typer.testing import CliRunner
@@ -29,7 +29,7 @@ def test_bases_that_are_missing_are_named_with_the_commands_that_make_them(bench
     done = CliRunner().invoke(app, bench.options("cuts"))
     assert isinstance(done.exception, MissingArtifactError)
     words = str(done.exception)
-    assert "6 of 6 bases are not there" in words
+    assert "6 of 6 bases are missing" in words
     assert f"hplm build base --shipped --store {bench.store.root}" in words
     for n in (2, 5):
         assert f"--window {n} --window-layers 3" in words
@@ -37,7 +37,7 @@ def test_bases_that_are_missing_are_named_with_the_commands_that_make_them(bench
         assert f"--window 3 --window-layers {layers}" in words
 
 
-def test_once_they_are_there_all_are_compared(tmp_path: Path, bench: Place) -> None:
+def test_all_cuts_are_compared_once_their_bases_exist(tmp_path: Path, bench: Place) -> None:
     store = tmp_path / "store"
     for cut in CUTS[:-1]:
         tiny.make_base(evaluated.Store(store), tiny.config(window=cut.window, name=cut.name))
@@ -47,7 +47,7 @@ def test_once_they_are_there_all_are_compared(tmp_path: Path, bench: Place) -> N
     assert [base.config.window for base in find_bases(store, [])] == [2, 3, 5, 3, 3, 3]
 
 
-def test_bases_of_any_n_are_compared_by_their_folders(bench: Place) -> None:
+def test_bases_of_any_n_are_compared_under_their_folders_names(bench: Place) -> None:
     folders = []
     for window in (2, 5):
         made = tiny.make_base(bench.store, tiny.config(window=window, name=f"n{window}"))
@@ -67,7 +67,9 @@ def test_features_without_tables_are_those_of_a_look_up_that_computes(bench: Pla
     np.testing.assert_allclose(torch.cat(found).numpy(), torch.cat(wanted).numpy(), atol=0.05, rtol=0.05)
 
 
-def test_a_base_of_the_folder_that_one_is_in_has_its_name(bench: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_base_in_the_current_folder_has_the_name_of_that_folder(
+    bench: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(bench.base.folder)
     (base,) = find_bases(bench.store.root, [Path()])
     assert base.folder.name == "tiny"

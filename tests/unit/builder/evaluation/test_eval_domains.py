@@ -1,4 +1,4 @@
-"""`hplm eval domains`: built once, the same search over root and branch, and the right half trains for O1 and O2."""
+"""`hplm eval domains`: domains are built once, root and branch have the same search, O1 and O2 train the right half."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from hplm_builder.cli.evaluate import app
 from hplm_builder.data.corpus_file import read_corpus
 from hplm_builder.data.labelled_files import read_folder
 from hplm_builder.domains.domain_build import DomainSettings
-from hplm_builder.evaluation.search.results import BusyError, Results
-from hplm_builder.evaluation.search.tasks import EvalTask, read_tasks
-from hplm_builder.evaluation.search.variants import Served, computed_features
-from hplm_builder.evaluation.studies.corpora import by_task, unseen, write_corpus
-from hplm_builder.evaluation.studies.domain_build import DomainBuilder
-from hplm_builder.evaluation.studies.domains import HALVES, gains
+from hplm_builder.evaluation.search.eval_task import EvalTask, read_tasks
+from hplm_builder.evaluation.search.run_store import BusyError, RunStore
+from hplm_builder.evaluation.search.served_domain import ServedDomain, computed_features
+from hplm_builder.evaluation.studies.domain_builder import DomainBuilder
+from hplm_builder.evaluation.studies.domains import HALVES, with_gains
+from hplm_builder.evaluation.studies.task_corpora import source_by_task, without_test_texts, write_corpus
 from hplm_builder.tenants.bodies import ConvertedModel, fastest_format
 from typer.testing import CliRunner
 
@@ -52,7 +52,7 @@ def task(bench: Place) -> EvalTask:
 def builder_of(
     place: Place, folder: Path, sources: dict[str, str], settings: DomainSettings = SETTINGS
 ) -> DomainBuilder:
-    return DomainBuilder(Served(place.store, place.base, tiny.PLOT), settings, sources, Results(folder), CPU)
+    return DomainBuilder(ServedDomain(place.store, place.base, tiny.PLOT), settings, sources, RunStore(folder), CPU)
 
 
 def halves_of(base: Base) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
@@ -63,7 +63,7 @@ def changed(old: dict[str, torch.Tensor], new: dict[str, torch.Tensor]) -> set[s
     return {name for name in old if not torch.equal(old[name], new[name])}
 
 
-def test_each_task_is_beside_itself_over_its_own_domain(bench: Place, tmp_path: Path) -> None:
+def test_each_task_is_scored_over_the_root_and_over_its_own_domain(bench: Place, tmp_path: Path) -> None:
     report = report_of(bench, "domains", "--resume", str(tmp_path), "--tokens", "2000")
     rows = {(row["task"], row["variant"]): row for row in report["rows"]}
     assert set(rows) == {(task, name) for task in ("colours", "places", "average") for name in ("root", "branch")}
@@ -93,7 +93,7 @@ def test_a_domain_is_built_once_and_stays(bench: Place, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("domains/*/corpus.jsonl"))
 
 
-def test_a_domain_that_was_removed_from_beside_its_runs_is_missed_in_words(bench: Place, tmp_path: Path) -> None:
+def test_an_error_says_that_a_domain_was_removed_while_its_runs_remain(bench: Place, tmp_path: Path) -> None:
     arguments = [*bench.options("domains"), "--resume", str(tmp_path), "--tokens", "2000"]
     assert CliRunner().invoke(app, arguments).exit_code == 0
     shutil.rmtree(tmp_path / "domains")
@@ -102,7 +102,7 @@ def test_a_domain_that_was_removed_from_beside_its_runs_is_missed_in_words(bench
     assert "give --resume another folder" in str(done.exception)
 
 
-def test_the_observations_have_every_half(bench: Place) -> None:
+def test_the_observations_train_every_half(bench: Place) -> None:
     corpus = str(bench.folder / "corpus.txt")
     report = report_of(bench, "domains", "--observations", "--corpus", corpus, "--tokens", "2000")
     found = {name: one["parameters"] for name, one in report["settings"]["trained"]["colours"].items()}
@@ -131,7 +131,7 @@ def test_further_pretraining_changes_only_the_chosen_halves(
     assert builder.pretrained(task, halves, silent).fingerprint == found.fingerprint
 
 
-def test_a_domain_of_other_text_or_settings_is_another(bench: Place, task: EvalTask, tmp_path: Path) -> None:
+def test_another_text_or_setting_gives_another_domain(bench: Place, task: EvalTask, tmp_path: Path) -> None:
     corpus = bench.folder / "corpus.txt"
     other = tmp_path / "corpus.txt"
     other.write_text(corpus.read_text() + "\none more line")
@@ -143,7 +143,7 @@ def test_a_domain_of_other_text_or_settings_is_another(bench: Place, task: EvalT
         builder_of(bench, tmp_path, {"colours": str(corpus)}, settings).name(task),
     }
     assert len(names) == 4
-    # The same corpus, without what is in another task's test part.
+    # The same corpus without another task's test texts.
     elsewhere = replace(task, name="elsewhere", data=replace(task.data, test=task.data.test[:5]))
     names.add(builder_of(bench, tmp_path, {"elsewhere": str(corpus)}).name(elsewhere))
     assert len(names) == 5
@@ -155,8 +155,10 @@ def test_a_tasks_own_corpus_is_its_train_text_alone(task: EvalTask, tmp_path: Pa
 
 
 @pytest.mark.parametrize("between", [" ", "\n"], ids=["line", "paragraph"])
-def test_a_corpus_of_long_documents_is_taken_as_a_domain_takes_it(task: EvalTask, tmp_path: Path, between: str) -> None:
-    # In UTF-8 a line may have as much, as JSON in ASCII alone it would have three times that.
+def test_long_documents_of_a_corpus_are_split_so_that_a_domain_accepts_them(
+    task: EvalTask, tmp_path: Path, between: str
+) -> None:
+    # The line is short enough in UTF-8, but escaped to ASCII it would be three times as long.
     text = between.join(f"слово{number}" for number in range(45_000)) + "\n\nof another document\n"
     (tmp_path / "corpus.txt").write_text(text)
     written = write_corpus(tmp_path / "corpus.jsonl", task, str(tmp_path / "corpus.txt"))
@@ -166,13 +168,13 @@ def test_a_corpus_of_long_documents_is_taken_as_a_domain_takes_it(task: EvalTask
 def test_corpora_go_to_tasks_in_order_or_to_all(bench: Place) -> None:
     tasks = read_tasks([], bench.root)
     corpus = str(bench.folder / "corpus.txt")
-    assert by_task(tasks, []) == {"colours": "own", "places": "own"}
-    assert by_task(tasks, [corpus]) == {"colours": corpus, "places": corpus}
-    assert by_task(tasks, ["own", corpus]) == {"colours": "own", "places": corpus}
+    assert source_by_task(tasks, []) == {"colours": "own", "places": "own"}
+    assert source_by_task(tasks, [corpus]) == {"colours": corpus, "places": corpus}
+    assert source_by_task(tasks, ["own", corpus]) == {"colours": "own", "places": corpus}
     with pytest.raises(ConfigError, match="3 --corpus for 2 tasks"):
-        by_task(tasks, ["own"] * 3)
+        source_by_task(tasks, ["own"] * 3)
     with pytest.raises(DataError, match="'nowhere' is neither a corpus file"):
-        by_task(tasks, ["nowhere"])
+        source_by_task(tasks, ["nowhere"])
 
 
 def test_both_halves_over_token_ids_are_the_upper_layers_over_features(bench: Place) -> None:
@@ -187,9 +189,11 @@ def test_both_halves_over_token_ids_are_the_upper_layers_over_features(bench: Pl
     torch.testing.assert_close(found, wanted, atol=0.1, rtol=0.1)
 
 
-def test_what_another_process_is_building_is_left_to_it(bench: Place, task: EvalTask, tmp_path: Path) -> None:
+def test_a_domain_that_another_process_is_building_raises_busy_error(
+    bench: Place, task: EvalTask, tmp_path: Path
+) -> None:
     builder = builder_of(bench, tmp_path, {"colours": "own"})
-    with Results(tmp_path).claimed(f"domains/{builder.name(task)}"), pytest.raises(BusyError):
+    with RunStore(tmp_path).claim(f"domains/{builder.name(task)}"), pytest.raises(BusyError):
         builder.lineage(task, silent)
     assert builder.lineage(task, silent)
 
@@ -205,7 +209,7 @@ def test_processes_that_share_a_folder_share_the_domains(bench: Place, tmp_path:
 
 def test_gains_are_in_points_over_the_root() -> None:
     rows = [{"task": "t", "variant": "root", "test": 0.7}, {"task": "t", "variant": "branch", "test": 0.72}]
-    root, branch = gains(rows)
+    root, branch = with_gains(rows)
     assert "points_over_root" not in root
     assert branch["points_over_root"] == pytest.approx(2.0)
 
@@ -218,7 +222,7 @@ def test_a_dry_run_builds_nothing(bench: Place, tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.json"))
 
 
-def test_an_estimate_is_of_each_model_that_is_not_there(bench: Place, task: EvalTask, tmp_path: Path) -> None:
+def test_an_estimate_counts_each_missing_model(bench: Place, task: EvalTask, tmp_path: Path) -> None:
     builder = builder_of(bench, tmp_path, {"colours": "own"})
     also = [HALVES["higher"], HALVES["all"]]
     builder.lineage(task, silent)
@@ -229,7 +233,7 @@ def test_an_estimate_is_of_each_model_that_is_not_there(bench: Place, task: Eval
     assert not builder.estimate_s(task, also, silent)
 
 
-def test_documents_that_hold_text_of_a_test_part_are_left_out(bench: Place) -> None:
+def test_documents_that_hold_test_texts_are_left_out(bench: Place) -> None:
     task = next(iter(read_tasks((), bench.folder / "tasks")))
     test = replace(task.data.test[0], text="It's one two three four five six seven, eight nine!")
     seen = replace(task, data=replace(task.data, test=[test]))
@@ -240,4 +244,4 @@ def test_documents_that_hold_text_of_a_test_part_are_left_out(bench: Place) -> N
         "one two three four and five six seven eight nine",
         "",
     ]
-    assert unseen(documents, [seen]) == documents[2:]
+    assert without_test_texts(documents, [seen]) == documents[2:]

@@ -1,4 +1,4 @@
-"""`hplm eval int8`: trained tenants answered by look-up and engine, plain and in int8."""
+"""`hplm eval int8`: look-up and engine answer for trained tenants, plain and in int8."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from hplm_builder.data.labelled import LabelledText
-from hplm_builder.evaluation.search.variants import Served
+from hplm_builder.evaluation.search.served_domain import ServedDomain
 from hplm_builder.evaluation.studies.int8 import clipped_share, computed_share, goals_of, int8_rows
 from hplm_builder.tenants.bodies import AdapterModel
 from hplm_builder.tenants.prepared import Prepared
@@ -24,7 +24,7 @@ from tests.unit.hplm.engine.kernels.test_int8 import needs_vnni
 
 
 @needs_vnni
-def test_both_ways_are_scored_on_every_task(tmp_path: Path) -> None:
+def test_plain_and_int8_answers_are_scored_on_every_task(tmp_path: Path) -> None:
     place = evaluated.make_place(tmp_path)
     report = report_of(place, "int8", "--resume", str(tmp_path / "runs"))
     assert [row["task"] for row in report["rows"]] == ["colours", "places", "average"]
@@ -39,20 +39,20 @@ def test_both_ways_are_scored_on_every_task(tmp_path: Path) -> None:
 
 
 @needs_vnni
-def test_what_is_looked_up_in_int8_is_something_else(tmp_path: Path) -> None:
+def test_features_looked_up_in_int8_differ_from_plain_ones(tmp_path: Path) -> None:
     place = evaluated.make_place(tmp_path)
-    plain = Served(place.store, place.base, tiny.PLOT)
+    plain = ServedDomain(place.store, place.base, tiny.PLOT)
     quantised = replace(plain, quantization="int8")
     assert (plain.source.name, quantised.source.name) == ("general-compute", "general-compute-int8")
     assert plain.about() != quantised.about()
     ids = np.random.default_rng(0).integers(5, place.base.config.vocab_size, 30)
     exact, found = (one.lookup.hidden_states(ids, [30]) for one in (plain, quantised))
     assert 0 < np.abs(found.astype(np.float32) - exact).max() < 0.5
-    # All of them are new; what was counted is forgotten.
+    # All windows are new, because the counts were reset.
     assert [computed_share(quantised.lookup) for _ in range(2)] == [1.0, 0.0]
 
 
-def test_what_lies_beyond_the_ranges_is_counted_but_for_inner_channels_apart(tiny_base: Base) -> None:
+def test_values_beyond_the_ranges_are_counted_except_in_separate_inner_channels(tiny_base: Base) -> None:
     body = AdapterModel(tiny_base.load_upper(), 8)
     length = 30
     features = torch.randn(length, tiny_base.config.hidden_size, generator=torch.Generator().manual_seed(0))
@@ -60,7 +60,7 @@ def test_what_lies_beyond_the_ranges_is_counted_but_for_inner_channels_apart(tin
     wide = measure_ranges(tiny_base, body.upper)
     wide = [replace(one, channels=one.channels * 3, inner=one.inner.clamp(min=1) * 3) for one in wide]
     assert clipped_share(body, wide, [example]) == 0
-    # However narrow it was when measured, an inner channel has the scale of the widest.
+    # An inner channel has the scale of the widest, even if it was narrow when it was measured.
     narrow = [one.inner.clone() for one in wide]
     narrow[0][3] /= 1000
     assert clipped_share(body, [replace(one, inner=n) for one, n in zip(wide, narrow, strict=True)], [example]) == 0
@@ -78,7 +78,7 @@ def judged(plain: float, int8: float) -> dict[str, float]:
     return {"plain": plain, "int8": int8, "same": 1.0, "clipped": 0.0, "computed": 0.5}
 
 
-def test_an_average_is_taken_of_each_seed_that_no_task_lacks() -> None:
+def test_averages_are_over_the_seeds_that_diverged_on_no_task() -> None:
     rows = int8_rows({"one": [judged(0.8, 0.7), judged(0.6, 0.6)], "two": [None, judged(0.4, 0.3)]})
     first, second, average = rows
     assert first["points_lost"] == pytest.approx(5.0)
@@ -89,7 +89,7 @@ def test_an_average_is_taken_of_each_seed_that_no_task_lacks() -> None:
     assert [goal.value for goal in goals_of(rows, 2)] == [average["points_lost"]]
 
 
-def test_where_a_task_has_nothing_no_goal_is_said_to_be_met() -> None:
+def test_a_task_without_results_meets_no_goal() -> None:
     rows = int8_rows({"one": [judged(0.8, 0.8)], "two": [None]})
     assert [row["task"] for row in rows] == ["one"]
     assert goals_of(rows, 2) == []

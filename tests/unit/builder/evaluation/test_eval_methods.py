@@ -21,11 +21,13 @@ from hplm_builder.cli.evaluate import app
 from hplm_builder.data.labelled import LabelledData, LabelledText
 from hplm_builder.data.labelled_files import read_folder
 from hplm_builder.evaluation.search.budget import BUDGETS, Budget
-from hplm_builder.evaluation.search.features import KeptFeatures
-from hplm_builder.evaluation.search.results import Results, Run, RunKey
+from hplm_builder.evaluation.search.eval_task import EvalTask, read_tasks
+from hplm_builder.evaluation.search.feature_cache import FeatureCache
+from hplm_builder.evaluation.search.original_model import OriginalModel
+from hplm_builder.evaluation.search.run_store import RunKey, RunResult, RunStore
+from hplm_builder.evaluation.search.served_domain import ServedDomain
 from hplm_builder.evaluation.search.study import Study
-from hplm_builder.evaluation.search.tasks import EvalTask, read_tasks
-from hplm_builder.evaluation.search.variants import RATES, Original, Served
+from hplm_builder.evaluation.search.variants import RATES
 from hplm_builder.evaluation.studies.methods import METHODS, goals_of, method_variants
 from hplm_builder.tenants.bodies import CPU, fastest_format
 from typer.testing import CliRunner
@@ -69,14 +71,14 @@ def test_a_report_has_every_method_on_every_task_and_the_goals(bench: Place) -> 
     assert report["settings"]["examples"]["colours"] == {"train": 48, "dev": 24, "test": 24}
 
 
-def test_on_demand_adapters_stand_where_the_paper_has_them(bench: Place, task: EvalTask) -> None:
+def test_on_demand_adapters_are_placed_as_in_the_paper(bench: Place, task: EvalTask) -> None:
     methods = ("adapter", "adapter-attention", "hbert", "hbert-attention")
     asked = [option for method in methods for option in ("--method", method)]
     report = report_of(bench, "methods", *with_original(bench), *asked)
     trained = report["settings"]["trained"]["places"]
     assert len({one["parameters"] for one in trained.values()}) == 1
-    original = Original(bench.base, bench.original)
-    variants = method_variants(original, Served(bench.store, bench.base, "general"), CPU)
+    original = OriginalModel(bench.base, bench.original)
+    variants = method_variants(original, ServedDomain(bench.store, bench.base, "general"), CPU)
     places = {one.name: one.body(task)().at for one in variants if one.name in methods}
     assert places == {name: "attention" if name.endswith("-attention") else "input" for name in methods}
 
@@ -96,10 +98,10 @@ def test_on_demand_adapters_are_four_times_as_wide(bench: Place, tmp_path: Path)
         assert {about.get("reduction_factor") for about in found} == {4 if method.endswith("-wide") else None}
 
 
-def test_wide_and_taught_is_both(bench: Place, task: EvalTask) -> None:
-    original = Original(bench.base, bench.original)
-    found = {one.name: one for one in method_variants(original, Served(bench.store, bench.base, "general"), CPU)}
-    assert {name for name, one in found.items() if one.taught} == {"hbert-taught", "hbert-wide-taught"}
+def test_the_wide_taught_method_is_wide_and_uses_pseudo_labels(bench: Place, task: EvalTask) -> None:
+    original = OriginalModel(bench.base, bench.original)
+    found = {one.name: one for one in method_variants(original, ServedDomain(bench.store, bench.base, "general"), CPU)}
+    assert {name for name, one in found.items() if one.with_pseudo_labels} == {"hbert-taught", "hbert-wide-taught"}
     wide, both = (found[name] for name in ("hbert-wide", "hbert-wide-taught"))
     assert both.about(task) == wide.about(task) != found["hbert"].about(task)
     assert [p.shape for p in both.body(task)().parameters()] == [p.shape for p in wide.body(task)().parameters()]
@@ -109,7 +111,7 @@ def test_on_demand_hbert_learns_from_unlabelled_texts_too(bench: Place, task: Ev
     asked = ["--method", "dedicated", "--method", "hbert", "--method", "hbert-taught", "--resume", str(tmp_path)]
     report = report_of(bench, "methods", *with_original(bench), *asked)
     assert {row["method"] for row in report["rows"]} == {"dedicated", "hbert", "hbert-taught"}
-    # Its goals are its own.
+    # The goals of hbert-taught have names of their own.
     assert {goal["id"] for goal in report["goals"]} == {"gap-to-dedicated", "gap-to-dedicated-taught"}
     found = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("*/hbert-taught/*.json"))]
     assert all("all upper layers at 0.0003" in one["about"]["unlabelled"] for one in found)
@@ -117,27 +119,29 @@ def test_on_demand_hbert_learns_from_unlabelled_texts_too(bench: Place, task: Ev
     assert len(found) == len(alone) == 4
     assert [one["run"]["scores"] for one in found] != [one["run"]["scores"] for one in alone]
     quick = BUDGETS["quick"]
-    data = task.within(quick, 0, unlabelled=True)
+    data = task.sample(quick, 0, unlabelled=True)
     labelled = {one.text for part in data.labelled.values() for one in part}
     assert 0 < len(data.unlabelled) <= len(data.train)
     assert not labelled & {one.text for one in data.unlabelled}
     assert all(one.label is None and not one.entities for one in data.unlabelled)
-    assert data.unlabelled == task.within(quick, 0, unlabelled=True).unlabelled
+    assert data.unlabelled == task.sample(quick, 0, unlabelled=True).unlabelled
     with pytest.raises(DataError, match="colours: the budget takes all train examples"):
-        task.within(BUDGETS["full"], 0, unlabelled=True)
+        task.sample(BUDGETS["full"], 0, unlabelled=True)
 
 
-def test_features_of_unlabelled_texts_are_there_after_a_run_without(bench: Place, task: EvalTask) -> None:
-    original = Original(bench.base, bench.original)
-    variants = {one.name: one for one in method_variants(original, Served(bench.store, bench.base, "general"), CPU)}
-    kept, quick = KeptFeatures(), BUDGETS["quick"]
+def test_features_of_unlabelled_texts_are_computed_after_a_run_without_them(bench: Place, task: EvalTask) -> None:
+    original = OriginalModel(bench.base, bench.original)
+    variants = {
+        one.name: one for one in method_variants(original, ServedDomain(bench.store, bench.base, "general"), CPU)
+    }
+    kept, quick = FeatureCache(), BUDGETS["quick"]
     found = {}
     for name in ("hbert", "hbert-taught"):
-        data = task.within(quick, 0, unlabelled=variants[name].taught)
+        data = task.sample(quick, 0, unlabelled=variants[name].with_pseudo_labels)
         found[name] = kept.parts(task, variants[name], data, 0, silent)
     assert [one.source for one in found["hbert-taught"]["unlabelled"]] == data.unlabelled
     assert len(data.unlabelled) > 0
-    # What both have is computed once.
+    # Features of the shared texts are computed once.
     assert found["hbert-taught"]["train"] is found["hbert"]["train"]
 
 
@@ -172,14 +176,16 @@ def test_every_method_has_a_grid_of_the_same_size_and_span(name: str) -> None:
         (0.1, (0.03, 0.1, 0.3, 1.0, 3.0)),
     ],
 )
-def test_a_grid_is_widened_while_the_best_is_at_its_end_but_only_so_often(best: float, grid: tuple[float, ...]) -> None:
+def test_a_grid_is_widened_a_limited_number_of_times_while_the_best_is_at_its_end(
+    best: float, grid: tuple[float, ...]
+) -> None:
     def nearest(tried: Sequence[float]) -> float:
         return min(tried, key=lambda rate: abs(math.log(rate / best)))
 
     assert BUDGETS["cpu"].rates(1.0, nearest) == grid
 
 
-def test_a_search_is_over_the_declared_rates_and_other_seeds_take_the_best_on_dev(bench: Place, tmp_path: Path) -> None:
+def test_a_search_tries_the_declared_rates_and_other_seeds_take_the_best_on_dev(bench: Place, tmp_path: Path) -> None:
     report = report_of(
         bench, "methods", "--method", "hbert", "--resume", str(tmp_path), "--seed", "0", "--seed", "7",
         *with_original(bench),
@@ -190,7 +196,7 @@ def test_a_search_is_over_the_declared_rates_and_other_seeds_take_the_best_on_de
             for path in (tmp_path / name / "hbert").glob("seed-0-*.json")
         }
         assert len(by_rate) == 2
-        # Of rates that are equally good the smallest.
+        # Of equally good rates, the smallest is chosen.
         best = max(sorted(by_rate), key=lambda rate: by_rate[rate])
         others = sorted(path.name for path in (tmp_path / name / "hbert").glob("seed-7-*.json"))
         assert others == [f"seed-7-rate-{best:g}.json"]
@@ -198,12 +204,12 @@ def test_a_search_is_over_the_declared_rates_and_other_seeds_take_the_best_on_de
         assert row["learning_rates"] == {f"{best:g}": 2}
 
 
-def test_each_seed_has_a_search_of_its_own_where_it_is_asked_for(bench: Place, tmp_path: Path) -> None:
+def test_each_seed_has_its_own_search_with_search_every_seed(bench: Place, tmp_path: Path) -> None:
     arguments = ["--method", "hbert", "--resume", str(tmp_path), "--seed", "0", "--seed", "7", *with_original(bench)]
     report_of(bench, "methods", *arguments)
     first = trained(tmp_path)
     report = report_of(bench, "methods", *arguments, "--search-every-seed")
-    # The runs of the first seed's search are those of this one too.
+    # The first seed's search has the same runs as before.
     assert first.items() < trained(tmp_path).items()
     assert report["settings"]["searched_seeds"] == [0, 7]
     for name in ("colours", "places"):
@@ -213,7 +219,7 @@ def test_each_seed_has_a_search_of_its_own_where_it_is_asked_for(bench: Place, t
         assert len(rates[0]) == 2
 
 
-def test_going_on_gives_the_same_report_without_training_again(bench: Place, tmp_path: Path) -> None:
+def test_resuming_gives_the_same_report_without_training_again(bench: Place, tmp_path: Path) -> None:
     arguments = [*with_original(bench), "--resume", str(tmp_path), "--seed", "0", "--seed", "1"]
     first = report_of(bench, "methods", *arguments)
     before = trained(tmp_path)
@@ -236,27 +242,27 @@ def test_processes_that_share_a_folder_repeat_no_work(bench: Place, tmp_path: Pa
     (first, second), said = reports_of_two(command, tmp_path)
     done = 0
     for errors in said:
-        here, total = map(int, re.findall(r"(\d+) of (\d+) runs were done here", errors)[0])
+        here, total = map(int, re.findall(r"(\d+) of (\d+) runs were done by this process", errors)[0])
         assert 0 < here < total
         done += here
     assert done == total == len(trained(tmp_path / "runs"))
     assert first["rows"] == second["rows"]
 
 
-def test_what_a_killed_process_had_taken_is_free_again(tmp_path: Path) -> None:
+def test_a_run_locked_by_a_killed_process_is_free_again(tmp_path: Path) -> None:
     code = (
-        "import sys, time\nfrom pathlib import Path\nfrom hplm_builder.evaluation.search.results import Results\n"
-        "with Results(Path(sys.argv[1])).claimed('task/run') as ours:\n    print(ours, flush=True)\n    time.sleep(60)\n"
+        "import sys, time\nfrom pathlib import Path\nfrom hplm_builder.evaluation.search.run_store import RunStore\n"
+        "with RunStore(Path(sys.argv[1])).claim('task/run') as ours:\n    print(ours, flush=True)\n    time.sleep(60)\n"
     )
     other = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert other.stdout is not None
     assert other.stdout.readline() == "True\n"
-    with Results(tmp_path).claimed("task/run") as ours:
+    with RunStore(tmp_path).claim("task/run") as ours:
         assert not ours
     assert (tmp_path / "task" / "run.lock").read_text() == f"{other.pid}\n"
     other.send_signal(signal.SIGKILL)
     other.communicate()
-    with Results(tmp_path).claimed("task/run") as ours:
+    with RunStore(tmp_path).claim("task/run") as ours:
         assert ours
 
 
@@ -273,27 +279,27 @@ def test_a_damaged_result_is_one_clear_error(tmp_path: Path, content: str) -> No
     path = tmp_path / f"{KEY.path}.json"
     path.parent.mkdir(parents=True)
     path.write_text(content)
-    with pytest.raises(DataError, match="is not a result"):
-        Results(tmp_path).read(KEY, {})
+    with pytest.raises(DataError, match="is not the result of a run"):
+        RunStore(tmp_path).read(KEY, {})
 
 
 def test_a_folder_that_cannot_be_written_is_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "run.lock").mkdir()
-    with pytest.raises(ConfigError, match="cannot be made"), Results(tmp_path / "file").claimed("task/run"):
+    with pytest.raises(ConfigError, match="cannot be made"), RunStore(tmp_path / "file").claim("task/run"):
         pass
-    with pytest.raises(ConfigError, match="cannot be written"), Results(tmp_path).claimed("run"):
+    with pytest.raises(ConfigError, match="cannot be written"), RunStore(tmp_path).claim("run"):
         pass
 
 
 def test_a_result_is_read_as_it_was_written(tmp_path: Path) -> None:
-    results, run = Results(tmp_path), Run(0.5, 0.25, {"test_f1": 0.25}, 1, 2, 3, 4.0, {"more": [1]})
+    results, run = RunStore(tmp_path), RunResult(0.5, 0.25, {"test_f1": 0.25}, 1, 2, 3, 4.0, {"more": [1]})
     assert results.read(KEY, {"a": 1}) is None
     results.write(KEY, {"a": (1, 2)}, run)
     assert results.read(KEY, {"a": (1, 2)}) == run
 
 
-def test_runs_that_diverge_are_counted_and_the_others_stay(bench: Place, tmp_path: Path) -> None:
+def test_diverged_runs_are_counted_and_other_runs_are_kept(bench: Place, tmp_path: Path) -> None:
     arguments = [*with_original(bench), "--method", "hbert", "--resume", str(tmp_path), "--seed", "0", "--seed", "1"]
     report_of(bench, "methods", *arguments)
     for path in tmp_path.glob("colours/hbert/seed-1-*.json"):
@@ -317,7 +323,7 @@ def test_a_dry_run_tells_the_time_and_trains_nothing(bench: Place, tmp_path: Pat
     assert not trained(tmp_path)
 
 
-def test_test_texts_that_are_trained_on_too_are_told_of(bench: Place, tmp_path: Path) -> None:
+def test_test_texts_in_the_train_data_give_a_warning(bench: Place, tmp_path: Path) -> None:
     shutil.copytree(bench.root / "colours", leaky := tmp_path / "leaky")
     train, test = (next(leaky.glob(f"{part}.*")) for part in ("train", "test"))
     test.write_text(train.read_text())
@@ -326,7 +332,7 @@ def test_test_texts_that_are_trained_on_too_are_told_of(bench: Place, tmp_path: 
     assert done.exit_code == 0, (done.output, done.exception)
     leaks = json.loads(report.read_text())["settings"]["leaks"]
     assert list(leaks) == ["leaky"]
-    # Of those that are drawn, not of all 60.
+    # Counted over the sample, not over all 60 texts.
     assert re.fullmatch(r"\d+ of 24 test texts are in the train data too: test scores are too good", leaks["leaky"][-1])
     assert f"leaky: {leaks['leaky'][-1]}" in done.stderr
 
@@ -334,7 +340,7 @@ def test_test_texts_that_are_trained_on_too_are_told_of(bench: Place, tmp_path: 
 def test_capped_parts_keep_the_shares_of_the_classes_and_follow_the_seed(task: EvalTask) -> None:
     budget = Budget("some", 30, 10, 15, 1, 1, (1.0,), search_every_seed=False)
     whole = Counter(example.label for example in task.data.train)
-    first, again, other = (task.within(budget, seed) for seed in (0, 0, 1))
+    first, again, other = (task.sample(budget, seed) for seed in (0, 0, 1))
     assert first == again
     assert first.train != other.train
     assert first.test == other.test
@@ -345,16 +351,16 @@ def test_capped_parts_keep_the_shares_of_the_classes_and_follow_the_seed(task: E
         assert all(abs(part[label] - count / 2) <= 1 for label, count in whole.items())
 
 
-def test_a_class_that_is_called_nan_keeps_its_share_too() -> None:
+def test_a_class_called_nan_keeps_its_share_too() -> None:
     labels = np.random.default_rng(1).permutation(["0", "1", "2", "nan"] * 100).tolist()
     examples = [LabelledText(f"text {number}", label) for number, label in enumerate(labels)]
     task = EvalTask("numbers", LabelledData("classification", ("0", "1", "2", "nan"), examples, examples[:9], examples))
-    part = Counter(example.label for example in task.within(replace(BUDGETS["cpu"], most_train=100), 0).train)
+    part = Counter(example.label for example in task.sample(replace(BUDGETS["cpu"], most_train=100), 0).train)
     assert set(part.values()) == {25}
 
 
-def test_a_part_that_fits_is_taken_whole(task: EvalTask) -> None:
-    data = task.within(BUDGETS["cpu"], 3)
+def test_a_part_within_the_budget_is_taken_whole(task: EvalTask) -> None:
+    data = task.sample(BUDGETS["cpu"], 3)
     assert data.train is task.data.train
     assert data.dev is task.data.dev
 
@@ -391,15 +397,15 @@ ROW = '{"text": "a cat", "label": "x"}\n{"text": "a dog", "label": "y"}\n'
 TAGS = "Rome B-CITY\n\na O\n\n"
 
 
-def test_a_taggings_results_from_when_the_best_epoch_was_kept_are_of_other_heads(bench: Place, tmp_path: Path) -> None:
+def test_a_taggings_results_with_the_older_choice_of_epoch_are_refused(bench: Place, tmp_path: Path) -> None:
     broken(tmp_path, "tags", {"train.conll": TAGS * 4, "dev.conll": TAGS, "test.conll": TAGS})
     tasks = {one.name: one for one in read_tasks([tmp_path / "tags", bench.root / "colours"], None)}
-    served = Served(bench.store, bench.base, "general")
-    variants = method_variants(Original(bench.base, bench.original), served, CPU)
+    served = ServedDomain(bench.store, bench.base, "general")
+    variants = method_variants(OriginalModel(bench.base, bench.original), served, CPU)
     study = Study([*tasks.values()], variants, BUDGETS["quick"], (0,), "mean", CPU)
     of_tags, of_colours = (study.about(tasks[name], variants[0]) for name in ("tags", "colours"))
-    results = Results(tmp_path)
-    results.write(KEY, {name: value for name, value in of_tags.items() if name != "kept"}, Run())
+    results = RunStore(tmp_path)
+    results.write(KEY, {name: value for name, value in of_tags.items() if name != "kept"}, RunResult())
     with pytest.raises(DataError, match="is of a run with kept None"):
         results.read(KEY, of_tags)
     assert "kept" not in of_colours
@@ -428,11 +434,11 @@ def test_a_broken_folder_is_one_clear_error_that_names_it(tmp_path: Path, files:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--method", "guess"], "no method 'guess'"),
+        (["--method", "guess"], "unknown method 'guess'"),
         (["--budget", "huge"], "--budget is one of cpu, full, quick"),
-        (["--seed", "1", "--seed", "1"], "--seed: at least one, and each once"),
+        (["--seed", "1", "--seed", "1"], "--seed: give at least one, each only once"),
         (["--pooling", "sum"], "pooling must be cls or mean"),
-        (["--miss", "guess"], "--miss is compute or backoff"),
+        (["--miss", "guess"], "--miss must be compute or backoff"),
     ],
 )
 def test_a_wrong_option_is_refused_by_name(bench: Place, arguments: list[str], words: str) -> None:
@@ -458,11 +464,11 @@ def test_a_base_of_another_model_is_refused(tmp_path: Path) -> None:
     place = evaluated.make_place(tmp_path)
     other = tiny.make_base(place.store, tiny.config(name="wide", hidden_size=64))
     with pytest.raises(ConfigError, match="base wide was not converted from"):
-        Original(other, place.original).check()
+        OriginalModel(other, place.original).check()
 
 
 def test_untrained_adapters_over_the_original_cut_are_the_original(bench: Place, task: EvalTask) -> None:
-    original = Original(bench.base, bench.original)
+    original = OriginalModel(bench.base, bench.original)
     encoded = bench.base.load_text_encoder().encode([example.text for example in task.data.test])
     cut, last = (source.open(task, silent)(encoded) for source in (original.cut_states(), original.last_states()))
     body = original.adapter_body()(task)()

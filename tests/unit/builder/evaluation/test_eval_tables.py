@@ -1,4 +1,4 @@
-"""`hplm eval tables-accuracy`: pruned tables answer as whole ones, sizes are true, accuracy follows the table."""
+"""`hplm eval tables-accuracy`: pruned tables answer as published ones, sizes are those of files, accuracy follows the size."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 from hplm_builder.cli.evaluate import app
 from hplm_builder.data.labelled_files import read_folder
 from hplm_builder.domains.domain_build import DomainSettings, build_domain, publish
-from hplm_builder.evaluation.search.variants import Served
-from hplm_builder.evaluation.studies.table_judge import MISSES, hit_rates
+from hplm_builder.evaluation.search.served_domain import ServedDomain
+from hplm_builder.evaluation.studies.table_scorer import MISSES, hit_rates
 from hplm_builder.evaluation.studies.tables_accuracy import count_corpus, goals_of, table_rows
 from hplm_builder.export import register
 from hplm_builder.tables.plot_tables import build_plot
@@ -54,7 +54,7 @@ def texts_of(place: Place, seed: int) -> list[np.ndarray]:
 
 
 def tree_of(place: Place, domain: str) -> VersionTree:
-    served = Served(place.store, place.base, domain)
+    served = ServedDomain(place.store, place.base, domain)
     documents = tiny.sentences(50) if domain == tiny.PLOT else tiny.sentences(200, seed=5)
     return VersionTree(place.store, place.base, served.lineage, count_corpus(documents, served))
 
@@ -76,7 +76,7 @@ def test_a_pruned_root_answers_as_the_whole_one(bench: Place, tmp_path: Path, pe
 
 
 @pytest.mark.parametrize("domain", [tiny.PLOT, "medical"])
-def test_a_table_that_has_none_of_the_windows_backs_off(bench: Place, tmp_path: Path, domain: str) -> None:
+def test_a_table_without_any_of_the_windows_backs_off(bench: Place, tmp_path: Path, domain: str) -> None:
     tree = tree_of(bench, domain)
     strange = [np.full(9, number) for number in range(20, 24)]
     lookup = tree.open(tmp_path, 1.0, "backoff", strange)
@@ -96,7 +96,7 @@ def test_a_pruned_branch_of_all_ngrams_answers_as_the_published_one(bench: Place
 
 
 @pytest.mark.parametrize("name", ["own", "unigram", "computed"])
-def test_windows_of_a_domain_above_are_hits_and_not_the_tables_own_whatever_it_is_called(
+def test_windows_of_a_parent_domain_of_any_name_are_hits_but_not_own_hits(
     bench: Place, tmp_path: Path, name: str
 ) -> None:
     grams = np.array([[20, 21, 22]])
@@ -111,7 +111,7 @@ def test_windows_of_a_domain_above_are_hits_and_not_the_tables_own_whatever_it_i
     assert own == 0.0
 
 
-def test_a_branch_of_nothing_is_its_parent(bench: Place, tmp_path: Path) -> None:
+def test_an_empty_branch_answers_as_its_parent(bench: Place, tmp_path: Path) -> None:
     tree, texts = tree_of(bench, "medical"), texts_of(bench, 5)
     ids, lengths = np.concatenate(texts), [len(one) for one in texts]
     alone = tree.open(tmp_path, 0.0, "compute", texts).hidden_states(ids, lengths)
@@ -120,7 +120,7 @@ def test_a_branch_of_nothing_is_its_parent(bench: Place, tmp_path: Path) -> None
     assert tree.size(0.0).rows == 0
 
 
-def test_the_size_is_that_of_the_files(bench: Place) -> None:
+def test_the_reported_size_is_the_size_of_the_files(bench: Place) -> None:
     build_plot(bench.store, "tiny", "sized", tiny.sentences(50), 40.0, Progress(disable=True))
     folder = bench.store.table("sized", "root")
     found = sum((folder / name).stat().st_size for name in ("keys.u64", "values.f16"))
@@ -133,7 +133,7 @@ def rows_by(report: dict[str, Any]) -> dict[tuple[str, float, str], dict[str, An
     return {(row["task"], row["top_percent"], row["miss"]): row for row in report["rows"]}
 
 
-def test_larger_tables_of_a_root_have_more_and_a_computed_miss_costs_nothing(bench: Place) -> None:
+def test_larger_tables_have_more_hits_and_computed_misses_cost_no_accuracy(bench: Place) -> None:
     corpus = ["--text", str(bench.folder / "corpus.txt")]
     rows = rows_by(report_of(bench, "tables-accuracy", *corpus, "--seed", "0", "--seed", "1"))
     percents = (0.1, 1.0, 10.0, 100.0)
@@ -144,14 +144,14 @@ def test_larger_tables_of_a_root_have_more_and_a_computed_miss_costs_nothing(ben
         assert hits == sorted(hits)
         assert hits[0] < hits[-1]
         tests = [rows[task, percent, "compute"]["test"] for percent in percents]
-        # Windows computed in other company round differently: a text or two may tip over.
+        # Windows computed in another batch round differently, so the answers to one or two texts may change.
         assert max(tests) - min(tests) < 0.1
     for row in rows.values():
         assert row["own_hit_rate"] == row["hit_rate"]
         assert len(row["test_by_seed"]) == 2
 
 
-def test_a_branch_is_judged_above_its_parent(bench: Place) -> None:
+def test_a_branch_is_scored_over_its_parent(bench: Place) -> None:
     corpus = ["--domain", "medical", "--text", str(bench.folder / "corpus.txt")]
     report = report_of(bench, "tables-accuracy", *corpus, "--top", "0", "--top", "100")
     rows = rows_by(report)
@@ -186,7 +186,7 @@ def test_a_tenant_of_a_bank_scores_as_its_card_says(bench: Place, tmp_path: Path
     assert rows["colours", 100.0, "compute"]["test"] == pytest.approx(card.about["scores"]["test_accuracy"], abs=0.07)
 
 
-def test_a_tenant_is_judged_over_the_version_of_its_domain_that_it_stands_on_alone(
+def test_a_tenant_is_scored_only_over_its_own_version_of_the_domain(
     bench: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data, settings = read_folder(bench.root / "colours"), TrainSettings(epochs=1)
@@ -194,7 +194,7 @@ def test_a_tenant_is_judged_over_the_version_of_its_domain_that_it_stands_on_alo
     really = tenants.load
 
     def load(*given: Any, **options: Any) -> Tenant:
-        """As one that a server's worker made."""
+        """Load a tenant with a card like those of a server's worker process."""
         made = really(*given, **options)
         return replace(made, card=replace(made.card, about={**made.card.about, "domain": version}))
 
@@ -202,7 +202,7 @@ def test_a_tenant_is_judged_over_the_version_of_its_domain_that_it_stands_on_alo
     version = f"plots/{tiny.PLOT}"
     assert report_of_tenant(bench, "colours", "stands")["settings"]["tenants"] == ["stands"]
     version = f"plots/{tiny.PLOT}/before"
-    with pytest.raises(ConfigError, match="'stands' stands on an earlier version of domain"):
+    with pytest.raises(ConfigError, match="'stands' belongs to an earlier version of domain"):
         report_of_tenant(bench, "colours", "stands")
 
 
@@ -212,7 +212,7 @@ def report_of_tenant(place: Place, task: str, name: str) -> dict[str, Any]:
     given[at : at + 2] = ["--data", str(place.root / task)]
     path = place.folder / "tenant.json"
     corpus = ["--text", str(place.folder / "corpus.txt")]
-    # The whole test part, as its card's score is of it.
+    # The whole test part, which the card's score is about.
     given[given.index("--quick")] = "--budget=cpu"
     arguments = [*given, *corpus, "--tenant", name, "--json", str(path)]
     CliRunner().invoke(app, arguments, catch_exceptions=False, standalone_mode=False)
@@ -223,13 +223,13 @@ def report_of_tenant(place: Place, task: str, name: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
-        (["--top", "0"], ConfigError, "--top 0 asks for the tables above 'general'"),
-        (["--domain", "medical"], ConfigError, "--text: give the corpus"),
+        (["--top", "0"], ConfigError, "--top 0 uses only the tables of the parents, but 'general' is a root"),
+        (["--domain", "medical"], ConfigError, "give the corpus of domain 'medical' with --text"),
         (["--tenant", "painter"], ConfigError, "1 --tenant for 2 tasks"),
         (["--tenant", "nobody", "--tenant", "nobody"], UnknownTenantError, "there is no tenant 'nobody'"),
-        (["--tenant", "painter", "--seed", "1"], ConfigError, "--tenant judges what is trained"),
-        (["--tenant", "a", "--tenant", "b", "--pooling", "mean"], ConfigError, "--examples and --pooling out"),
-        (["--tenant", "a", "--tenant", "b", "--pooling", "cls"], ConfigError, "--examples and --pooling out"),
+        (["--tenant", "painter", "--seed", "1"], ConfigError, "--tenant scores tenants that are trained already"),
+        (["--tenant", "a", "--tenant", "b", "--pooling", "mean"], ConfigError, "--examples and --pooling"),
+        (["--tenant", "a", "--tenant", "b", "--pooling", "cls"], ConfigError, "--examples and --pooling"),
     ],
 )
 def test_a_wrong_call_is_refused(bench: Place, arguments: list[str], error: type[HplmError], words: str) -> None:
@@ -240,13 +240,13 @@ def test_a_wrong_call_is_refused(bench: Place, arguments: list[str], error: type
 
 
 @pytest.mark.parametrize("percent", ["-5", "0", "300", "nan"])
-def test_a_table_of_no_share_of_n_grams_is_refused_before_any_is_counted(percent: str, tmp_path: Path) -> None:
+def test_an_invalid_percentage_is_refused_before_n_grams_are_counted(percent: str, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["tables", "--store", str(tmp_path), "--top", "1", "--top", percent])
     assert isinstance(done.exception, ConfigError)
     assert "--top is a share in percent" in str(done.exception)
 
 
-def test_an_average_is_taken_of_each_seed_that_no_task_lacks(bench: Place) -> None:
+def test_averages_are_over_the_seeds_that_diverged_on_no_task(bench: Place) -> None:
     def judged(test: float) -> list[dict[str, Any]]:
         return [{"percent": 100.0, "miss": miss, "hit_rate": 1.0, "own_hit_rate": 1.0, "test": test} for miss in MISSES]
 
@@ -261,7 +261,7 @@ def test_an_average_is_taken_of_each_seed_that_no_task_lacks(bench: Place) -> No
 
 def test_a_test_part_is_tokenised_a_few_texts_at_a_time(bench: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hplm_builder.tenants.prepared.CHUNK", 8)
-    tested = {one.asked for one in read_folder(bench.root / "colours").test}
+    tested = {one.text_or_pair for one in read_folder(bench.root / "colours").test}
     together: list[int] = []
     encode = TextEncoder.encode
 
@@ -275,7 +275,7 @@ def test_a_test_part_is_tokenised_a_few_texts_at_a_time(bench: Place, monkeypatc
     assert 0 < max(together) <= 8
 
 
-def test_the_goal_is_of_the_largest_table_below_one_and_a_half_gigabytes() -> None:
+def test_the_goal_is_for_the_largest_table_below_one_and_a_half_gigabytes() -> None:
     tests = {0.0: 0.5, 1.0: 0.79, 10.0: 0.795, 50.0: 0.70, 100.0: 0.80}
     sizes = {0.0: 0.0, 1.0: 0.1, 10.0: 1.4, 50.0: 1.6, 100.0: 3.0}
     rows = [
@@ -296,5 +296,5 @@ def test_the_goal_is_of_the_largest_table_below_one_and_a_half_gigabytes() -> No
     assert goals_of([{key: value for key, value in row.items() if key != "spread"} for row in rows]) == []
     tasks = [{**row, "task": task} for task in ("one", "two") for row in rows]
     assert goals_of([*tasks, *rows]) == [goal]
-    # Where each seed diverged on one of them there is no average: one task's is no goal met or missed.
+    # If each seed diverged on a task, the average is missing, and another task's row does not stand in for it.
     assert goals_of(tasks) == []

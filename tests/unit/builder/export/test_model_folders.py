@@ -23,14 +23,14 @@ UPPER = EncodeSettings(store="", base="b")
 
 
 def store_at(folder: Path, registry: str = "") -> Store:
-    """A store that seems to have what the settings name."""
+    """Make a store that seems to have the base and the tables that the settings name."""
     store = Store(folder, registry)
     store.base("b").mkdir(parents=True, exist_ok=True)
     store.table("t", "root").mkdir(parents=True, exist_ok=True)
     return store
 
 
-def test_every_role_has_its_config_a_version_and_settings_that_find_the_store(tmp_path: Path) -> None:
+def test_every_role_has_a_config_a_version_and_settings_that_point_to_the_store(tmp_path: Path) -> None:
     export(store_at(tmp_path / "store"), tmp_path / "models", PLOT, UPPER)
     for role in ROLES:
         assert f'name: "{role}"' in (tmp_path / "models" / role / "config.pbtxt").read_text()
@@ -41,22 +41,22 @@ def test_every_role_has_its_config_a_version_and_settings_that_find_the_store(tm
 
 
 @pytest.mark.parametrize("role", STAGES)
-def test_before_a_stage_wait_no_more_than_so_many_who_may_expire_and_nobody_is_delayed(role: str) -> None:
+def test_triton_queues_a_bounded_number_of_requests_per_stage_and_delays_none(role: str) -> None:
     config = (share_folder("model_repository") / role / "config.pbtxt").read_text()
     for needed in ("max_queue_size: 1024", "allow_timeout_override: true", "default_timeout_microseconds: "):
         assert needed in config
-    # Of payloads that a delay lets it merge Triton before 26.08 loses count, and at last hands nothing over.
+    # With a delay, Triton before 26.08 merges payloads, loses count of them and at last hands over no request.
     assert "max_queue_delay" not in config
 
 
 def make_folders(store: Path) -> None:
-    """Of bases and tables, empty: an export does not look into them."""
+    """Make empty folders of bases and tables, because an export does not look into them."""
     for base in ("mine", DEFAULT_BASE):
         (store / "bases" / base).mkdir(parents=True)
     (store / "plots" / "general" / "root").mkdir(parents=True)
 
 
-def test_settings_that_are_kept_are_those_of_the_models_before_but_for_what_is_given(
+def test_kept_settings_are_the_earlier_models_except_given_options(
     tmp_path: Path, hplm: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
     models = tmp_path / "models"
@@ -118,7 +118,7 @@ def test_settings_that_are_kept_are_those_of_the_models_before_but_for_what_is_g
     done = hplm(*command, "--keep-settings")
     assert done.returncode == 1
     assert "unknown key 'slots_of_yore'" in done.stderr
-    # Whose width nobody can read any more either.
+    # Settings whose width cannot be read are replaced too.
     plot, upper = exported()
     assert (plot.miss, upper.num_slots, upper.tenant_weights) == ("compute", EncodeSettings.num_slots, {})
 
@@ -127,7 +127,7 @@ def test_settings_that_are_kept_are_those_of_the_models_before_but_for_what_is_g
     ("asked", "words"),
     [(("--base", "nope"), "no base 'nope', it has mine, minilm-l6"), (("--plot", "nope"), "no tables 'nope'")],
 )
-def test_a_base_or_tables_that_the_store_lacks_are_refused_and_models_stay(
+def test_a_missing_base_or_table_is_refused_and_the_models_stay(
     tmp_path: Path, hplm: Callable[..., subprocess.CompletedProcess[str]], asked: tuple[str, str], words: str
 ) -> None:
     make_folders(tmp_path / "store")
@@ -140,7 +140,7 @@ def test_a_base_or_tables_that_the_store_lacks_are_refused_and_models_stay(
     assert (tmp_path / "models" / "hbert_plot" / "1" / "settings.json").read_text() == before
 
 
-def test_slots_are_narrowed_only_by_who_says_so(
+def test_slots_are_narrowed_only_by_an_explicit_option(
     tmp_path: Path, hplm: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
     make_folders(tmp_path / "store")
@@ -158,7 +158,7 @@ def test_slots_are_narrowed_only_by_who_says_so(
     assert hplm(*command).returncode == 0
 
 
-def test_a_managed_repository_has_both_of_the_managers_models_with_its_settings(tmp_path: Path) -> None:
+def test_a_managed_repository_has_both_manager_models_with_their_settings(tmp_path: Path) -> None:
     manager = ManagerSettings(store="", base="b", domain="t", keep_versions=7)
     export(store_at(tmp_path / "store"), tmp_path / "models", PLOT, replace(UPPER, reduction_factor=8), manager)
     for role in MANAGER_ROLES:
@@ -178,7 +178,7 @@ def test_a_repository_exported_again_without_a_manager_has_none(tmp_path: Path) 
     assert {path.name for path in (tmp_path / "models").iterdir()} == set(ROLES)
 
 
-def test_exporting_again_replaces_the_models_and_leaves_no_litter(tmp_path: Path) -> None:
+def test_exporting_again_replaces_the_models_and_leaves_no_temporary_files(tmp_path: Path) -> None:
     export(store_at(tmp_path / "store"), tmp_path / "models", PLOT, UPPER)
     export(store_at(tmp_path / "store"), tmp_path / "models", PLOT, EncodeSettings(store="", base="b", num_slots=9))
     written = json.loads((tmp_path / "models" / "hbert_upper" / "1" / "settings.json").read_text())
@@ -186,7 +186,7 @@ def test_exporting_again_replaces_the_models_and_leaves_no_litter(tmp_path: Path
     assert {path.name for path in tmp_path.iterdir()} == {"models", "store"}
 
 
-def test_a_store_with_a_shared_registry_says_so_in_settings_that_other_users_cannot_read(tmp_path: Path) -> None:
+def test_settings_with_a_shared_registry_cannot_be_read_by_other_users(tmp_path: Path) -> None:
     url = "postgresql+psycopg://hplm:secret@db/hplm"
     export(store_at(tmp_path / "store", url), tmp_path / "models", PLOT, UPPER)
     for role in ("hbert_plot", "hbert_upper"):
@@ -195,7 +195,7 @@ def test_a_store_with_a_shared_registry_says_so_in_settings_that_other_users_can
         assert path.stat().st_mode & 0o077 == 0
 
 
-def test_a_folder_of_something_else_is_never_replaced(tmp_path: Path) -> None:
+def test_a_folder_with_foreign_files_is_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "thesis.tex").touch()
     with pytest.raises(DataError, match=r"thesis\.tex"):
@@ -208,7 +208,7 @@ def test_the_templates_are_never_replaced() -> None:
         export(Store(Path("store")), share_folder("model_repository"), PLOT, UPPER)
 
 
-def test_settings_that_are_kept_keep_the_registry_where_none_is_given(tmp_path: Path) -> None:
+def test_kept_settings_keep_the_registry_if_none_is_given(tmp_path: Path) -> None:
     url, other = "postgresql+psycopg://hplm:secret@db/hplm", "postgresql+psycopg://hplm:secret@other/hplm"
     path = tmp_path / "models" / "hbert_upper" / "1" / "settings.json"
     export(store_at(tmp_path / "store", url), tmp_path / "models", PLOT, UPPER)
@@ -224,12 +224,12 @@ def test_settings_that_are_kept_keep_the_registry_where_none_is_given(tmp_path: 
         assert bool(path.stat().st_mode & 0o077) == (not wanted)
 
 
-def test_what_the_store_lacks_is_refused_by_name_also_where_other_settings_are_kept(tmp_path: Path) -> None:
+def test_missing_artifacts_are_refused_by_name_also_with_kept_settings(tmp_path: Path) -> None:
     store = store_at(tmp_path / "store")
     export(store, tmp_path / "models", PLOT, UPPER)
     with pytest.raises(MissingArtifactError, match="no tables 'other': give --plot"):
         export(store, tmp_path / "models", replace(PLOT, table="other"), UPPER, keep={"miss", "base"})
-    with pytest.raises(MissingArtifactError, match="no base 'c', it has b: give --base"):
+    with pytest.raises(MissingArtifactError, match="no base 'c', its bases are b: give --base"):
         export(store, tmp_path / "models", replace(PLOT, base="c"), replace(UPPER, base="c"), keep={"miss"})
-    # What is kept is what counts.
+    # The kept settings are checked, not the given ones.
     export(store, tmp_path / "models", replace(PLOT, base="c"), replace(UPPER, base="c"), keep={"base"})

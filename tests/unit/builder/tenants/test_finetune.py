@@ -18,7 +18,7 @@ import torch
 from hplm_builder.cli.build import app as builder
 from hplm_builder.data.labelled import Entity, LabelledData, LabelledText
 from hplm_builder.data.labelled_checks import check_data
-from hplm_builder.data.portions import SOME_CHARACTERS
+from hplm_builder.data.tokenising import BATCH_CHARACTERS
 from hplm_builder.domains import domain_build
 from hplm_builder.export import register
 from hplm_builder.tables.plot_tables import build_plot
@@ -761,8 +761,8 @@ def test_a_name_that_could_be_a_path_or_is_odd_is_refused_without_repeating_it(n
     [
         ([], []),
         ([1] * (CHUNK + 1), [CHUNK, 1]),
-        ([SOME_CHARACTERS] * 3, [1, 1, 1]),
-        ([1, SOME_CHARACTERS // 2, SOME_CHARACTERS // 2, 1], [3, 1]),
+        ([BATCH_CHARACTERS] * 3, [1, 1, 1]),
+        ([1, BATCH_CHARACTERS // 2, BATCH_CHARACTERS // 2, 1], [3, 1]),
     ],
     ids=["none", "short", "long", "between"],
 )
@@ -771,5 +771,5 @@ def test_few_long_texts_are_tokenised_together(sizes: list[int], wanted: list[in
     found = list(chunks(examples))
     assert [len(chunk) for chunk in found] == wanted
     assert [one for chunk in found for one in chunk] == examples
-    pairs = [LabelledText("x", "a", pair="y" * SOME_CHARACTERS)] * 2
+    pairs = [LabelledText("x", "a", pair="y" * BATCH_CHARACTERS)] * 2
     assert [len(chunk) for chunk in chunks(pairs)] == [1, 1]

@@ -108,7 +108,7 @@ def test_a_teacher_labels_every_text_as_it_answers_it(
     )
     answers = predict(teacher.body, teacher.head, data, unlabelled, "mean")
     assert any(answers)
-    assert [one.source.asked for one in taught.examples] == [one.asked for one in data.unlabelled]
+    assert [one.source.text_or_pair for one in taught.examples] == [one.text_or_pair for one in data.unlabelled]
     for one, answer in zip(taught.examples, answers, strict=True):
         if data.task == "tagging":
             found = [(entity.label, entity.start, entity.end) for entity in one.source.entities]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from hplm_builder.data.corpus_file import read_corpus
-from hplm_builder.data.rows import read_rows
+from hplm_builder.data.row_readers import read_rows
 
 from hplm.core.settings import ManagerSettings
 from hplm.core.text_lines import MOST_LINE_BYTES

@@ -1,4 +1,4 @@
-"""Thousands of made-up tenants over a real base, and whole repositories of them to measure on."""
+"""Model repositories for benchmarks: a base, a PLOT, a pool of texts, and thousands of synthetic or fine-tuned tenants."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from hplm.store.layout import Store
 from hplm_builder.convert.base import ensure_base, minilm_folder
 from hplm_builder.export.model_folders import export
 from hplm_builder.export.register import banks_of, fresh_bank, name_root, publish_bank, served
-from hplm_builder.fleet.bootstrap import DATA, TaskFleet, tune_fleet
+from hplm_builder.fleet.fine_tuned_fleet import DATA, FineTunedFleet, fine_tune_fleet
 from hplm_builder.tables.plot_tables import count_grams, has_plot, write_windows
 from hplm_builder.tenants.bodies import ADAPTER_AT
 
@@ -42,20 +42,22 @@ PLOT = "pool"
 TEXTS = "texts.txt"
 ABOUT = "fleet.json"
 MOST_LABELS = 20
-# The pool: so many sentences, of about 20 tokens each.
+# The pool: how many sentences, and their shortest and longest in tokens; the mean is about 20 tokens.
 POOL_TEXTS, POOL_SHORTEST, POOL_LONGEST = 400, 8, 30
-# Large enough that swapping two tenants shows in every logit, small enough that activations stay where they were.
+# Large enough that swapping two tenants shows in every logit, small enough that the size of activations does not change.
 ADAPTER_STD = 0.08
 HEAD_STD = 0.1
 
 
 def draw_texts(encoder: TextEncoder, seed: int) -> list[str]:
-    """What the benchmarks send: distinct sentences of WikiText that no table was counted on, in a seeded order."""
+    """Return the pool of texts: distinct sentences of WikiText that no table has counted, in a seeded order."""
     sentences = sorted({s.strip() for p in unseen_paragraphs() for s in p.split(" . ")})
     order = np.random.default_rng(seed).permutation(len(sentences))
     candidates = [sentences[i] for i in order[: 8 * POOL_TEXTS]]
-    lengths = [len(one.ids) for one in encoder.encode(candidates)]
-    fitting = [t for t, n in zip(candidates, lengths, strict=True) if POOL_SHORTEST <= n <= POOL_LONGEST]
+    lengths = [len(encoded.ids) for encoded in encoder.encode(candidates)]
+    fitting = [
+        text for text, length in zip(candidates, lengths, strict=True) if POOL_SHORTEST <= length <= POOL_LONGEST
+    ]
     return fitting[:POOL_TEXTS]
 
 
@@ -70,24 +72,25 @@ def make_fleet(
     pooling: Pooling = "mean",
     reduction_factor: int = REDUCTION_FACTOR,
 ) -> int:
-    """Publish a bank of `count` tenants `tenant-00000` ..., seeded: random adapters of a bottleneck of the hidden size over
-    `reduction_factor`, 2 to 20 labels, heads that read what `pooling` says. No two are equal.
+    """Write a bank of `count` different synthetic tenants `tenant-00000`, ... with 2 to 20 labels; return how many.
+
+    Adapters are random by `seed`; their bottleneck is the hidden size over `reduction_factor`. Heads read what `pooling` says.
     """
     if count < 1:
         raise ConfigError(f"a fleet needs at least one tenant, got {count}")
-    members = _perturbed(base, count, np.random.default_rng(seed), pooling, reduction_factor)
-    told = progress.track(members, total=count, description=f"{name}: tenants")
-    return bank_file.write(store.bank(name), base.fingerprint, told)
+    tenants = _synthetic_tenants(base, count, np.random.default_rng(seed), pooling, reduction_factor)
+    tracked = progress.track(tenants, total=count, description=f"{name}: tenants")
+    return bank_file.write(store.bank(name), base.fingerprint, tracked)
 
 
-def _perturbed(
+def _synthetic_tenants(
     base: Base, count: int, rng: np.random.Generator, pooling: Pooling, reduction_factor: int
 ) -> Iterator[Tenant]:
     config = base.config
     hidden = config.hidden_size
     reduced = config.reduced_size(reduction_factor)
     layers, width = config.upper_layers, packed_width(hidden, reduced)
-    # One stream of noise, read from another place for each tenant: drawing it anew would take minutes.
+    # All tenants share one stream of noise, each from another position, because drawing noise for each would take minutes.
     noise = torch.from_numpy(rng.standard_normal(layers * width + 8 * count, dtype=np.float32) * ADAPTER_STD)
     starts = rng.choice(8 * count, count, replace=False)
     for number, start in enumerate(starts):
@@ -104,8 +107,7 @@ def _perturbed(
 
 
 def make_bert_base(store: Store, seed: int) -> Base:
-    """A base of BERT-base's shape, MiniLM's tokenizer and seeded weights, scaled as BERT starts: to measure, not to ask."""
-    # Cut in the middle.
+    """Save a base of BERT-base's shape with seeded weights and MiniLM's tokenizer: good for measurements, not for answers."""
     config = BaseConfig(
         name=BERT_BASE,
         vocab_size=30_522,
@@ -129,7 +131,7 @@ def make_bert_base(store: Store, seed: int) -> Base:
 
 
 def make_pool_plot(store: Store, base: Base, texts: Sequence[str], progress: Progress) -> None:
-    """Publish a PLOT that has every n-gram of `texts`, and nothing shorter: what else comes is computed."""
+    """Write a PLOT with every n-gram of `texts` and no shorter n-grams, so that all other windows are computed."""
     lower = base.load_lower()
     grams = count_grams(texts, base, progress).grams
     bar = progress.add_task("compute root windows", total=len(grams))
@@ -146,33 +148,33 @@ def make_pool_plot(store: Store, base: Base, texts: Sequence[str], progress: Pro
         )
 
 
-def make_bench_repository(
+def make_benchmark_repository(
     folder: Path,
     shape: Shape,
     tenants: int,
     seed: int,
     progress: Progress,
-    tuned: TaskFleet | None,
+    tuned: FineTunedFleet | None,
     pooling: Pooling,
     reduction_factor: int,
 ) -> Path:
-    """Build what `folder` lacks of `store/`, `texts.txt` and `models/`; what is there and sound is kept. Returns `models`.
+    """Build what is missing in `folder`: `store/`, `texts.txt` and `models/`. Sound parts are kept. Return `models`.
 
-    `texts.txt` holds the pool, a sentence a line. `tuned` are tenants to fine-tune, as its settings say, instead of made-up
-    ones, whose heads read what `pooling` says and whose adapters are as wide as `reduction_factor` has them. Raises
-    ConfigError where the folder is of another shape, seed, pooling, width or fleet, also one of other data.
+    `texts.txt` holds the pool, one sentence a line. If `tuned` is given, its tenants are fine-tuned by its settings. Else the
+    tenants are synthetic, with `pooling` and `reduction_factor`. Raises ConfigError if the folder was built with another
+    shape, seed, pooling, width, fleet or data.
     """
     if tuned and shape == BERT_BASE:
-        raise ConfigError("bert-base has seeded weights, which learn no task: tune tenants of shape minilm")
+        raise ConfigError("bert-base has seeded weights, which cannot learn a task: use --shape minilm with --task")
     if tuned:
         reduction_factor = tuned.settings.reduction_factor
     about: dict[str, Any] = {"shape": shape, "seed": seed}
     if tuned:
         about |= tuned.about
-    else:  # folders from before they were choices do not say
+    else:  # folders from before there was a choice do not name these
         about |= {"pooling": pooling} if pooling != "mean" else {}
         about |= {"reduction_factor": reduction_factor} if reduction_factor != REDUCTION_FACTOR else {}
-    check_same(folder, about)
+    check_same_fleet(folder, about)
     store = Store(folder / "store")
     steps = progress.add_task(f"{shape}: base, tables, {tenants:,} tenants, models", total=4)
     base = _bench_base(store, shape, seed)
@@ -186,13 +188,13 @@ def make_bench_repository(
         path.write_text(listed)
     progress.update(steps, advance=1)
     name_root(store, base, PLOT)
-    if (bank := _whole_fleet(store, base, tenants)) is None:
+    if (bank := _complete_bank(store, base, tenants)) is None:
         bank = fresh_bank(store, BANK)
         if tuned:
-            tune_fleet(store, base, open_lookup(store, base, PLOT), bank, tuned, bar_report(progress, BANK))
+            fine_tune_fleet(store, base, open_lookup(store, base, PLOT), bank, tuned, bar_report(progress, BANK))
         else:
             make_fleet(store, base, bank, tenants, seed, progress, pooling=pooling, reduction_factor=reduction_factor)
-    if not any(one.path == store.relative(store.bank(bank)) for one in served(store)):
+    if not any(version.path == store.relative(store.bank(bank)) for version in served(store)):
         publish_bank(store, base, PLOT, bank)
     progress.update(steps, advance=1)
     models = folder / "models"
@@ -202,22 +204,22 @@ def make_bench_repository(
     return models
 
 
-def check_same(folder: Path, wanted: dict[str, Any]) -> None:
-    """That a folder holds no other fleet than that; a new one is marked as its. Raises ConfigError, CorruptArtifactError."""
+def check_same_fleet(folder: Path, wanted: dict[str, Any]) -> None:
+    """Refuse a folder with another fleet, mark a new folder with the `wanted` one. Raises ConfigError, CorruptArtifactError."""
     path = folder / ABOUT
     if path.is_file():
         tasks = [{key: value for key, value in task.items() if key != DATA} for task in wanted.get("tasks", ())]
-        # Fleets from before do not say which data they learned from.
-        before = {**wanted, "tasks": tasks} if tasks else wanted
+        # Older fleets do not name the checksum of their data.
+        without_checksums = {**wanted, "tasks": tasks} if tasks else wanted
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
+            stored = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
             raise CorruptArtifactError(
-                f"{path} is damaged ({error}), so which fleet {folder} holds cannot be told: "
-                "remove the folder to build it anew, or choose another folder"
+                f"{path} is damaged ({error}), so it does not say which fleet {folder} holds: "
+                "remove the folder to build it again, or choose another folder"
             ) from None
-        if found not in (wanted, before):
-            raise ConfigError(f"{folder} holds a fleet of {found}, {wanted} was asked for: choose another folder")
+        if stored not in (wanted, without_checksums):
+            raise ConfigError(f"{folder} holds a fleet of {stored}, expected {wanted}: choose another folder")
         return
     folder.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{ABOUT}")
@@ -234,13 +236,13 @@ def _bench_base(store: Store, shape: Shape, seed: int) -> Base:
         return make_bert_base(store, seed)
 
 
-def _whole_fleet(store: Store, base: Base, tenants: int) -> str | None:
-    """A bank of so many that is served, or that was built and never published; not one that another has replaced."""
+def _complete_bank(store: Store, base: Base, tenants: int) -> str | None:
+    """Return a bank of `tenants` tenants that is served, or was built but never published. Replaced banks do not count."""
     with closing(Registry.open_read_only(store)) as registry:
         known = registry.snapshot().paths
-    paths = {one.path for one in served(store)}
+    served_paths = {version.path for version in served(store)}
     for folder, names in banks_of(store, base).items():
         path = store.relative(folder)
-        if len(names) == tenants and (path in paths or path not in known):
+        if len(names) == tenants and (path in served_paths or path not in known):
             return folder.name
     return None

@@ -1,11 +1,11 @@
-"""Fleets: as many tenants as asked for, all different, the same for the same seed, loadable one by one."""
+"""Synthetic fleets: the given number of different tenants, the same for the same seed, loadable one by one."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from hplm_builder.fleet.fleet import BANK, make_fleet, make_pool_plot
+from hplm_builder.fleet.benchmark_repository import BANK, make_fleet, make_pool_plot
 from rich.progress import Progress
 
 from hplm.adapters.bank_file import BankFile
@@ -46,7 +46,7 @@ def test_one_seed_gives_one_fleet_and_another_seed_another(tmp_path: Path, base:
         assert first.load(name).version != other.load(name).version
 
 
-def test_a_fleet_has_adapters_as_wide_as_asked_for(tmp_path: Path, base: Base) -> None:
+def test_a_fleet_has_adapters_of_the_given_width(tmp_path: Path, base: Base) -> None:
     store = Store(tmp_path)
     make_fleet(store, base, BANK, 2, 0, QUIET, reduction_factor=4)
     bank = BankFile(store.bank(BANK), base.fingerprint)
@@ -65,7 +65,7 @@ def test_an_empty_fleet_is_refused(tmp_path: Path, base: Base) -> None:
         make_fleet(Store(tmp_path), base, BANK, 0, 0, QUIET)
 
 
-def test_a_pool_hits_always_and_other_texts_are_computed(tmp_path: Path, base: Base) -> None:
+def test_texts_of_the_pool_always_hit_and_other_texts_are_computed(tmp_path: Path, base: Base) -> None:
     store = Store(tmp_path)
     pool = tiny.sentences(20)
     make_pool_plot(store, base, pool, QUIET)

@@ -1,4 +1,4 @@
-"""Readers of labelled files: each yields rows of bounded size, whatever the format."""
+"""Readers of labelled files, one a format. Each yields rows of bounded size."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from hplm.core.text_lines import MOST_LINE_BYTES, BoundedLines
 from hplm.errors import DataError, unreadable
 from hplm_builder.data.json_values import json_values
 
-LONGEST_RECORD = MOST_LINE_BYTES  # bytes of a line, of a CSV record over several lines, of a CoNLL sentence
+LONGEST_RECORD = MOST_LINE_BYTES  # bytes of a line, a CSV record over several lines or a CoNLL sentence
 Row = dict[str, Any]
 BLANKS = " \t\r\n\v\f"
-# A tag of the schemes IOB, BIOES (E ends an entity, S is a single word) and BILOU (L is the last word, U a unit of one).
+# A tag of the schemes IOB, BIOES (E: last word, S: single word) or BILOU (L: last word, U: single word).
 _TAG = re.compile("O|[BIESLU]-.+")
 
 
@@ -30,10 +30,10 @@ def read_rows(
     *,
     is_labelled: bool = True,
 ) -> Generator[tuple[str, Row]]:
-    """Yield rows as JSON lines have them, each with where it stands. `name` is what errors call the file; its ending says the
-    format: .jsonl, .csv, .tsv, .conll. A header is checked for `columns`, for a label only if `is_labelled`.
+    """Yield (place, row) for each row; a row has the keys of its JSON line or of the header.
 
-    Raises DataError, also for more than `most_bytes`.
+    Errors call the file `name`, whose ending says the format: .jsonl, .csv, .tsv or .conll. The header must have `columns`,
+    and a label's column if `is_labelled`. Raises DataError, also for a file of more than `most_bytes`.
     """
     name = name or str(path)
     ending = Path(name).suffix.lower()
@@ -49,21 +49,21 @@ def read_rows(
 
 
 def _jsonl(lines: BoundedLines, columns: Columns, is_labelled: bool) -> Iterator[tuple[str, Row]]:
-    """Yield rows; whether one has the columns is asked of each, because objects may differ."""
-    decoder = json.JSONDecoder(parse_constant=_no_number, parse_float=_finite)
+    """Yield rows. The caller checks the columns of each row, because objects may differ."""
+    decoder = json.JSONDecoder(parse_constant=_refuse_number, parse_float=_finite)
     for where, row in json_values(lines, decoder):
         if not isinstance(row, dict):
             raise DataError(f"{where}: expected an object")
         yield where, row
 
 
-def _no_number(said: str) -> float:
-    """NaN and infinity are no JSON, though Python writes them: as a label one would make classes of a regression's values."""
-    raise ValueError(f"{said[:80]} is no number")
+def _refuse_number(literal: str) -> float:
+    """Refuse NaN and infinity, which Python writes but JSON lacks: such a label would turn a regression into classes."""
+    raise ValueError(f"{literal[:80]} is not a finite number")
 
 
-def _finite(said: str) -> float:
-    return float(said) if math.isfinite(float(said)) else _no_number(said)
+def _finite(literal: str) -> float:
+    return float(literal) if math.isfinite(float(literal)) else _refuse_number(literal)
 
 
 def _table(lines: BoundedLines, columns: Columns, is_labelled: bool) -> Iterator[tuple[str, Row]]:
@@ -79,25 +79,24 @@ def _table(lines: BoundedLines, columns: Columns, is_labelled: bool) -> Iterator
                 raise DataError(f"{lines.where} has {len(values)} columns, the header has {len(names)}")
             yield lines.where, dict(zip(names, values, strict=True))
     except csv.Error as error:
-        said = "line ends are mixed" if "new-line character" in str(error) else str(error)
-        raise DataError(f"{lines.where} is not valid CSV: {said}") from None
+        reason = "line ends are mixed" if "new-line character" in str(error) else str(error)
+        raise DataError(f"{lines.where} is not valid CSV: {reason}") from None
 
 
 def _conll(lines: BoundedLines, columns: Columns, is_labelled: bool) -> Iterator[tuple[str, Row]]:
-    """Yield sentences: a word a line, the word first, its tag last. A blank line ends a sentence.
+    """Yield sentences. Each line has one word, its first column, and the word's tag, its last. A blank line ends a sentence.
 
-    Columns lie between tabs if the first word's line has one, else between blanks; a line with tabs is always divided by them.
-    All lines have as many columns as the first, or the label of one that lacks its last would be another column's value. A word
-    may hold other spaces than ASCII's, as a no-break space; between tabs any.
+    Tabs separate the columns of a line that has tabs, else blanks do. All lines must have as many columns as the first,
+    because the tag of a shorter line would be another column's value. A word may hold non-ASCII spaces, and between tabs any.
     """
     words: list[tuple[str, str]] = []
-    widths = _Widths()
+    columns_of = _ColumnCount()
     for line in lines:
         row = line.strip(BLANKS) if line.strip() else ""
         if "\r" in row or "\n" in row:
             raise DataError(f"{lines.where}: line ends are mixed")
         if row and row.split()[0] != "-DOCSTART-":
-            filled = widths.divided(row, lines)
+            filled = columns_of.split(row, lines)
             tag = filled[-1]
             if len(filled) < 2 or not _TAG.fullmatch(tag):
                 raise DataError(f"{lines.where}: expected a word and an IOB, BIOES or BILOU tag, got {line[:80]!r}")
@@ -111,19 +110,20 @@ def _conll(lines: BoundedLines, columns: Columns, is_labelled: bool) -> Iterator
         yield lines.where, _sentence(words)
 
 
-class _Widths:
-    """Divides the lines of a .conll into columns, and refuses a line with another number of them than the first."""
+class _ColumnCount:
+    """Splits the lines of a .conll file into columns, and refuses a line that has more or fewer than the first."""
 
     def __init__(self) -> None:
         self._first_line, self._is_tabbed = 0, False
-        # The first line's columns, and those of them that are not empty; None where a later line has another number.
+        # How many columns the first line has, and how many of them are not empty; None once a later line has another number.
         self._all: int | None = None
         self._filled: int | None = None
 
-    def divided(self, row: str, lines: BoundedLines) -> list[str]:
+    def split(self, row: str, lines: BoundedLines) -> list[str]:
         """Return the columns of a line that are not empty. Raises DataError.
 
-        Between tabs a column may be empty, or several tabs align columns: either number may be the one that stays.
+        Two tabs in a row mean an empty column in some files and alignment in others. So only one of the two numbers must be
+        the same in all lines.
         """
         if not self._first_line:
             self._is_tabbed = "\t" in row
@@ -139,22 +139,22 @@ class _Widths:
             between = "tabs" if self._is_tabbed else "blanks"
             raise DataError(
                 f"{lines.where} has {len(columns)} columns, line {self._first_line} has {expected}, between {between}: is a "
-                "column missing, or does a word hold a blank? (A word may hold some if tabs divide columns.)"
+                "column missing, or does a word hold a blank? (Words may hold blanks if tabs separate the columns.)"
             )
         return filled
 
 
 def _sentence(words: list[tuple[str, str]]) -> Row:
     entities: list[Row] = []
-    position, goes_on = 0, ""  # the type of an entity that may go on with this word
+    position, open_kind = 0, ""  # the type of the entity that the next word may continue
     for word, tag in words:
         end = position + len(word)
         scheme, _, kind = tag.partition("-")
-        if scheme in ("I", "E", "L") and goes_on == kind:
+        if scheme in ("I", "E", "L") and open_kind == kind:
             entities[-1]["end"] = end
         elif scheme != "O":
             entities.append({"label": kind, "start": position, "end": end})
-        goes_on = kind if scheme in ("B", "I") else ""
+        open_kind = kind if scheme in ("B", "I") else ""
         position = end + 1
     return {"text": " ".join(word for word, _ in words), "entities": entities}
 

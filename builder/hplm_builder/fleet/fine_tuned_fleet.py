@@ -1,4 +1,4 @@
-"""Tenants in the paper's way: of each task in proportion to its size, each on a bootstrap sample (HMI equations 4, 5)."""
+"""Fleets of fine-tuned tenants as in HMI: larger tasks have more tenants, each on a bootstrap sample (equations 4, 5)."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from hplm_builder.tenants.finetune import WORD_WINDOW, TrainSettings
 from hplm_builder.tenants.prepared import prepare_all
 from hplm_builder.tenants.tenant_build import plot_features, tune
 
-# Dev and test are the same for every tenant of a task, so that scores compare; a seeded part of them is enough.
+# Examples of dev and of test that tenants are scored on. All tenants of a task share them, so that scores can be compared.
 MOST_JUDGED = 500
-DATA = "data_sha256"
+DATA = "data_sha256"  # the key of a task's checksum in `FineTunedFleet.about`
 
 
 @dataclass(frozen=True)
 class FleetTask:
-    """A task of a fleet; `name` begins the names of its `tenants` tenants, each of which has a sample of `samples` examples."""
+    """A task with `tenants` tenants called NAME-00000 and so on, each trained on a sample of `samples` examples."""
 
     name: str
     data: LabelledData
@@ -41,17 +41,17 @@ class FleetTask:
 
 
 @dataclass(frozen=True)
-class TaskFleet:
-    """Tenants to fine-tune: which tasks, how many of each, how."""
+class FineTunedFleet:
+    """The tenants to fine-tune: the tasks, with how many tenants each, and the settings of training."""
 
     tasks: tuple[FleetTask, ...]
     settings: TrainSettings
 
     @classmethod
-    def read(cls, folders: Sequence[Path], count: int, most_samples: int, settings: TrainSettings) -> TaskFleet:
-        """`count` tenants over the tasks of folders, named after them.
+    def read(cls, folders: Sequence[Path], count: int, most_samples: int, settings: TrainSettings) -> FineTunedFleet:
+        """Read the tasks in `folders` and divide `count` tenants among them. Tenants are named after the folders.
 
-        Equation 5: samples of one task are equally large, as its train data, or `most_samples` where that is less and not 0.
+        A sample is as large as the task's train data (equation 5), or at most `most_samples` if that is not 0.
         Raises DataError, TenantNameError or ConfigError.
         """
         names = [folder.resolve().name.lower() for folder in folders]
@@ -59,20 +59,24 @@ class TaskFleet:
             try:
                 check_name(f"{name}-00000")
             except TenantNameError as error:
-                raise TenantNameError(f"{folder}: tenants cannot be called after it ({name}-00000): {error}") from None
-        found = [(name, read_folder(folder)) for name, folder in zip(names, folders, strict=True)]
-        if len({name for name, _ in found}) < len(found):
-            raise DataError("two of the tasks' folders have the same name")
-        sizes = [len(data.train) for _, data in found]
+                raise TenantNameError(
+                    f"{folder}: tenants cannot be named after this folder ({name}-00000): {error}"
+                ) from None
+        named_data = [(name, read_folder(folder)) for name, folder in zip(names, folders, strict=True)]
+        if len({name for name, _ in named_data}) < len(named_data):
+            raise DataError(
+                "two of the tasks' folders have the same name: rename one, because tenants are named after them"
+            )
+        sizes = [len(data.train) for _, data in named_data]
         tasks = (
             FleetTask(name, data, tenants, min(size, most_samples or size))
-            for (name, data), size, tenants in zip(found, sizes, in_proportion(sizes, count), strict=True)
+            for (name, data), size, tenants in zip(named_data, sizes, proportional_counts(sizes, count), strict=True)
         )
         return cls(tuple(tasks), settings)
 
     @property
     def about(self) -> dict[str, Any]:
-        """JSON values that tell one fleet from another."""
+        """The properties that tell one fleet from another, in JSON values."""
         tasks = [
             {"name": task.name, "tenants": task.tenants, "samples": task.samples, DATA: task.data.sha256}
             | ({"word_window": WORD_WINDOW} if task.data.task == "tagging" else {})
@@ -80,30 +84,32 @@ class TaskFleet:
         ]
         settings = {**asdict(self.settings), "learning_rates": [*self.settings.learning_rates]}
         if self.settings.reduction_factor == REDUCTION_FACTOR:
-            del settings["reduction_factor"]  # fleets from before it was a choice do not say
+            del settings["reduction_factor"]  # fleets from before there was a choice do not name it
         return {"tasks": tasks, "settings": settings}
 
 
-def in_proportion(sizes: Sequence[int], count: int) -> list[int]:
-    """Equation 4: `count` tenants over tasks of `sizes` train examples, to the nearest whole, one at least.
+def proportional_counts(sizes: Sequence[int], count: int) -> list[int]:
+    """Divide `count` tenants among tasks in proportion to their `sizes`, at least one each (equation 4).
 
     Raises ConfigError for fewer tenants than tasks.
     """
     if count < len(sizes):
-        raise ConfigError(f"{count} tenants for {len(sizes)} tasks: each task needs one at least")
+        raise ConfigError(f"{count} tenants for {len(sizes)} tasks: each task needs at least one tenant")
     shares = np.array(sizes) * count / sum(sizes)
     tenants = np.maximum(1, shares.astype(np.int64))
-    while left := count - tenants.sum():
+    while missing := count - tenants.sum():
         behind = shares - tenants
-        if left > 0:
+        if missing > 0:
             tenants[behind.argmax()] += 1
         else:
             tenants[np.where(tenants > 1, behind, np.inf).argmin()] -= 1
     return tenants.tolist()
 
 
-def tune_fleet(store: Store, base: Base, lookup: OpenDomain, bank: str, fleet: TaskFleet, report: Report) -> int:
-    """Publish a bank of fine-tuned tenants `TASK-00000`, ...; returns how many. Each takes as long as any fine-tune does."""
+def fine_tune_fleet(
+    store: Store, base: Base, lookup: OpenDomain, bank: str, fleet: FineTunedFleet, report: Report
+) -> int:
+    """Write a bank of fine-tuned tenants `TASK-00000`, ... and return how many. Each takes as long as any fine-tuning."""
     done, total = 0, sum(task.tenants for task in fleet.tasks)
     encoder, settings = base.load_text_encoder(), fleet.settings
 
@@ -123,9 +129,9 @@ def tune_fleet(store: Store, base: Base, lookup: OpenDomain, bank: str, fleet: T
 
 
 def _drawn(task: FleetTask, rng: np.random.Generator) -> tuple[LabelledData, npt.NDArray[np.int64]]:
-    """The task with those train examples that some tenant has, and which of them each tenant has `[tenants, samples]`.
+    """Return the task with the drawn train examples only, and the positions of each tenant's: `[tenants, samples]`.
 
-    A class that a tenant has not drawn stays a label that it hardly gives.
+    A class that a tenant did not draw stays one of its labels.
     """
     data = task.data
     drawn = rng.integers(0, len(data.train), (task.tenants, task.samples))

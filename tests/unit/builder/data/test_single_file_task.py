@@ -1,4 +1,4 @@
-"""A task in one JSON file, and the real tasks where they are at hand."""
+"""A task in one JSON file, and the real tasks if this machine has them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hplm_builder.data.labelled_files import read_folder
 
 from hplm.errors import DataError
 
-# Folders with chemprot, clinc150 and so on; by default where a checkout may have them beside it.
+# Folders with chemprot, clinc150 and so on; by default a folder beside the checkout.
 DATA = Path(os.environ.get("HPLM_TASKS") or Path(__file__).parents[5] / "shared" / "data")
 SIZES = {
     "NCBI-disease": ("tagging", 3, 5_424, 923, 940),
@@ -37,14 +37,14 @@ def write(folder: Path, content: object) -> Path:
     return folder
 
 
-def test_a_task_in_one_file_is_read_without_what_is_out_of_scope(tmp_path: Path) -> None:
+def test_a_task_in_one_file_is_read_without_out_of_scope_texts(tmp_path: Path) -> None:
     data = read_folder(write(tmp_path, PARTS))
     assert (data.task, data.labels) == ("classification", ("bank", "travel"))
     assert [(one.text, one.label) for one in data.train] == [("pay my bill", "bank"), ("book a flight", "travel")]
     assert [one.text for one in (*data.dev, *data.test)] == ["pay it", "fly me"]
 
 
-def test_files_of_the_parts_go_before_a_file_of_all(tmp_path: Path) -> None:
+def test_files_of_parts_take_precedence_over_a_single_file(tmp_path: Path) -> None:
     write(tmp_path, PARTS)
     rows = ({"text": f"text {i}", "label": f"{i % 2}"} for i in range(40))
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -59,16 +59,16 @@ def test_files_of_the_parts_go_before_a_file_of_all(tmp_path: Path) -> None:
         ({**PARTS, "val": {}}, "expected an object with the lists train, val, test"),
         ({**PARTS, "val": [["one"]]}, "val 1: expected"),
         ({**PARTS, "test": [["fly me", "travel"], ["", "travel"]]}, "test 2: the text is empty"),
-        ({**PARTS, "train": [["a", "x"], ["b", None]]}, "train 2: no `label`"),
+        ({**PARTS, "train": [["a", "x"], ["b", None]]}, "train 2: `label` is null"),
         ({**PARTS, "test": [["tell a joke", "oos"]]}, "labels that the train data lacks: oos"),
     ],
 )
-def test_what_is_wrong_is_said_with_its_place(tmp_path: Path, content: object, words: str) -> None:
+def test_an_error_names_its_place_in_the_single_file(tmp_path: Path, content: object, words: str) -> None:
     with pytest.raises(DataError, match=words):
         read_folder(write(tmp_path, content))
 
 
-def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "data_full.json").write_bytes(b"\xff\xfe")
     with pytest.raises(DataError, match="is not UTF-8"):
         read_folder(tmp_path)

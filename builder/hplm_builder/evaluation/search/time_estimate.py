@@ -1,4 +1,4 @@
-"""What an evaluation will take, from a few measured steps of each variant."""
+"""Estimating how long an evaluation takes, from a few measured steps of each variant."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from rich.markup import escape
 from rich.table import Table
 
 from hplm.reporting.progress import Report, silent
-from hplm_builder.data.cautions import leaks
-from hplm_builder.evaluation.search.results import Results
-from hplm_builder.evaluation.search.study import Board, Study
-from hplm_builder.evaluation.search.tasks import EvalTask
+from hplm_builder.data.data_warnings import leak_warnings
+from hplm_builder.evaluation.search.eval_task import EvalTask
+from hplm_builder.evaluation.search.finished_runs import FinishedRuns
+from hplm_builder.evaluation.search.run_store import RunStore
+from hplm_builder.evaluation.search.study import Study
 from hplm_builder.evaluation.search.variants import Variant, plot_body
 from hplm_builder.tenants.finetune import Scale, TaskHead, Trainer
 from hplm_builder.tenants.judging import predict
 from hplm_builder.tenants.prepared import count_tokens, mean_tokens, packed_batches, prepare, sample_of
 
-MEASURED_EXAMPLES = 32
+MEASURED_EXAMPLES = 32  # examples that a cost is measured on: about a second a variant
 
 
 @dataclass(frozen=True)
 class TokenCost:
-    """Seconds a token: to take its features, to train on it, to predict it."""
+    """Seconds per token: to compute its features, to train on it, to predict with it."""
 
     feature_s: float
     train_s: float
@@ -36,40 +37,40 @@ class TokenCost:
 
 @dataclass(frozen=True)
 class Estimate:
-    """`run_s`: of a training of each variant on each task. `left_s`: of all that is not finished, features included."""
+    """Estimated seconds: `run_s` of one run by (task name, variant name), `left_s` of all unfinished work with its features."""
 
     run_s: Mapping[tuple[str, str], float]
     left_s: float
 
     def show(self, study: Study, console: Console) -> None:
-        """Print it."""
+        """Print a table of the runs, warnings about leaked texts, and the time that is left."""
         names = [variant.name for variant in study.variants]
         table = Table(
             "task",
             "train / dev / test",
             *map(escape, names),
-            title=f"Minutes for {study.runs_each} runs each, as estimated",
+            title=f"Estimated minutes for {study.runs_each} runs each",
         )
         for task in study.tasks:
-            data = task.within(study.budget, study.seeds[0])
+            data = task.sample(study.budget, study.seeds[0])
             sizes = " / ".join(f"{len(part):,}" for part in (data.train, data.dev, data.test))
             minutes = (f"{study.runs_each * self.run_s[task.name, name] / 60:.1f}" for name in names)
             table.add_row(escape(task.name), sizes, *minutes)
         console.print(table)
         for task in study.tasks:
-            for words in leaks(task.within(study.budget, study.seeds[0])):
-                console.print(f"{task.name}: {words}", style="yellow", markup=False, soft_wrap=True)
+            for warning in leak_warnings(task.sample(study.budget, study.seeds[0])):
+                console.print(f"{task.name}: {warning}", style="yellow", markup=False, soft_wrap=True)
         threads = torch.get_num_threads()
         console.print(
             f"about {self.left_s / 60:,.0f} minutes are left for one process with {threads} thread{'s' * (threads > 1)}; "
-            "several with one --resume folder and --threads 1 share them, a core each",
+            "several processes with the same --resume folder and --threads 1 share them, a core each",
             highlight=False,
         )
 
 
-def estimate(study: Study, results: Results, report: Report) -> Estimate:
-    """From a few steps of every variant on every task, measured. Early stopping takes less."""
-    board, budget = Board(study, results), study.budget
+def estimate(study: Study, store: RunStore, report: Report) -> Estimate:
+    """Measure a few steps of every variant on every task and estimate the time. Early stopping takes less."""
+    finished, budget = FinishedRuns(study, store), study.budget
     run_s: dict[tuple[str, str], float] = {}
     left_s = 0.0
     costs: dict[tuple[str, str], TokenCost] = {}
@@ -82,34 +83,33 @@ def estimate(study: Study, results: Results, report: Report) -> Estimate:
             if (task.name, measured.name) not in costs:
                 costs[task.name, measured.name] = measure(study, task, measured)
             cost = costs[task.name, measured.name]
+            # The numbers of tokens in each part.
             train, dev, test = (len(part) * mean_tokens(part, encoder) for part in data.labelled.values())
-            more = len(data.unlabelled) * mean_tokens(data.unlabelled, encoder) if data.unlabelled else 0.0
-            one_s = (
-                budget.epochs * ((train + more) * cost.train_s + dev * cost.predict_s) + (dev + test) * cost.predict_s
-            )
-            one_s += variant.more_tests * test * cost.predict_s
-            run_s[task.name, variant.name] = one_s
-            if unfinished := board.total(task, variant) - board.finished(task, variant):
-                left_s += unfinished * one_s + variant.more_tests * test * cost.feature_s
+            unlabelled = len(data.unlabelled) * mean_tokens(data.unlabelled, encoder) if data.unlabelled else 0.0
+            one_run_s = budget.epochs * ((train + unlabelled) * cost.train_s + dev * cost.predict_s)
+            one_run_s += (dev + test + variant.extra_predictions * test) * cost.predict_s
+            run_s[task.name, variant.name] = one_run_s
+            if unfinished := finished.total(task, variant) - finished.count(task, variant):
+                left_s += unfinished * one_run_s + variant.extra_predictions * test * cost.feature_s
                 if variant.source.name not in sources:
                     left_s += (test + len(study.seeds) * (train + dev)) * cost.feature_s
                     sources.add(variant.source.name)
-                if variant.taught:
+                if variant.with_pseudo_labels:
                     teacher = measure(study, task, replace(variant, body=plot_body(variant.base)))
                     teacher_s = budget.epochs * (train * teacher.train_s + dev * teacher.predict_s)
-                    left_s += len(study.seeds) * (teacher_s + more * (teacher.predict_s + cost.feature_s))
+                    left_s += len(study.seeds) * (teacher_s + unlabelled * (teacher.predict_s + cost.feature_s))
     report("estimate the time", 1.0)
     return Estimate(run_s, left_s)
 
 
 def measure(study: Study, task: EvalTask, variant: Variant) -> TokenCost:
-    """What a token costs on this machine now."""
+    """Measure the seconds per token of a variant on this machine."""
     data, encoder, featurise = task.data, variant.base.load_text_encoder(), variant.source.open(task, silent)
     settings = study.train_settings(study.seeds[0], variant.rate)
-    some = sample_of(data.train, MEASURED_EXAMPLES)
-    prepare(some[:2], data, encoder, featurise)  # the first pays for what the others find warm
+    examples = sample_of(data.train, MEASURED_EXAMPLES)
+    prepare(examples[:2], data, encoder, featurise)  # warm up, so that the measurement is of the steady state
     start_s = time.perf_counter()
-    sample = prepare(some[2:] or some, data, encoder, featurise)
+    sample = prepare(examples[2:] or examples, data, encoder, featurise)
     feature_s = (time.perf_counter() - start_s) / count_tokens(sample)
     body = variant.body(task)().to(study.device)
     head = TaskHead(variant.base.config.hidden_size, data).to(study.device)

@@ -1,4 +1,4 @@
-"""The text that a domain of an evaluation is made of: a corpus file, a named source, or the task's own train text."""
+"""The corpus of each task's domain in a study: a corpus file, a named source, or the task's own train text."""
 
 from __future__ import annotations
 
@@ -9,21 +9,20 @@ from pathlib import Path
 
 from hplm.errors import ConfigError, DataError
 from hplm_builder.convert.mixture import read_source
-from hplm_builder.data.corpora import SOURCES
-from hplm_builder.evaluation.search.tasks import EvalTask
+from hplm_builder.data.text_sources import SOURCES
+from hplm_builder.evaluation.search.eval_task import EvalTask
 
 OWN = "own"
-OVERLAP_WORDS = 8
-# Of characters in a line, each six bytes at most: the longest document of a text file would be refused as a line of JSON.
+OVERLAP_WORDS = 8  # words in a row that a document and a test text may not share
+# Characters in a line of the corpus. A character takes at most six bytes, and a line of JSON may take 1 MB.
 LONGEST = 160_000
 _WORD = re.compile(r"[^\W_]+")
 
 
-def unseen(documents: Iterable[str], tasks: Iterable[EvalTask]) -> list[str]:
-    """The documents without those that hold text of a task's test part: 8 words in a row of it.
+def without_test_texts(documents: Iterable[str], tasks: Iterable[EvalTask]) -> list[str]:
+    """Return the documents that share no 8 words in a row with a test text of the tasks. Shorter test texts are ignored.
 
-    Shorter texts of a test part are not looked for. Named sources overlap with well-known tasks: the film reviews hold most
-    of SST-2's test sentences.
+    Named sources overlap with well-known tasks: for example, the film reviews hold most of SST-2's test sentences.
     """
     tests = {
         gram
@@ -42,28 +41,28 @@ def _grams(text: str) -> Iterator[tuple[str, ...]]:
 
 
 def check_source(source: str) -> str:
-    """Raises DataError for what is neither a file, nor a source's name, nor OWN."""
+    """Return `source`. Raises DataError if it is neither a file, nor the name of a source, nor OWN."""
     if source != OWN and source not in SOURCES and not Path(source).is_file():
         raise DataError(f"{source!r} is neither a corpus file, nor `{OWN}`, nor one of {', '.join(SOURCES)}")
     return source
 
 
-def by_task(tasks: Sequence[EvalTask], sources: Sequence[str]) -> dict[str, str]:
-    """Which source each task's domain is made of: one for all, or one each in order. Raises ConfigError, DataError."""
+def source_by_task(tasks: Sequence[EvalTask], sources: Sequence[str]) -> dict[str, str]:
+    """Return the source for each task's name: one for all tasks, or one each in order. Raises ConfigError, DataError."""
     checked = [check_source(source) for source in sources] or [OWN]
     if len(checked) not in (1, len(tasks)):
         raise ConfigError(
-            f"{len(checked)} --corpus for {len(tasks)} tasks: give one for all, or one each in their order"
+            f"{len(checked)} --corpus for {len(tasks)} tasks: give one for all tasks, or one for each in the order of the tasks"
         )
     return dict(zip((task.name for task in tasks), checked * (len(tasks) // len(checked)), strict=True))
 
 
 def write_corpus(path: Path, task: EvalTask, source: str) -> Path:
-    """The corpus as JSON lines, which a domain is built from: a task's own train text, or of other text what is `unseen`."""
+    """Write the corpus of a task's domain as JSON lines: its own train text, or other text without its test texts."""
     if source == OWN:
-        texts = [one for example in task.data.train for one in (example.text, example.pair) if one is not None]
+        texts = [text for example in task.data.train for text in (example.text, example.pair) if text is not None]
     else:
-        texts = unseen(read_source(source), [task])
+        texts = without_test_texts(read_source(source), [task])
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8") as file:
         for text in texts:

@@ -1,0 +1,109 @@
+"""The model that a base was converted from: its hidden states as features, and what trains above them."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from hplm.adapters.packed import Place
+from hplm.core.settings import REDUCTION_FACTOR
+from hplm.core.text import EncodedText
+from hplm.errors import ConfigError
+from hplm.models.base import Base
+from hplm.models.device import CPU, computing_in
+from hplm.models.layers import OriginalEncoder
+from hplm_builder.convert.original import base_config, load_original
+from hplm_builder.evaluation.search.eval_task import EvalTask
+from hplm_builder.evaluation.search.variants import FeatureSource, MakeBody
+from hplm_builder.tenants.bodies import ADAPTER_AT, FullModel, HeadModel, OriginalUpper, adapter_body, fastest_format
+from hplm_builder.tenants.prepared import Featurise
+from hplm_builder.tenants.tenant_build import token_ids
+
+
+@dataclass(frozen=True)
+class OriginalModel:
+    """The model that a base was converted from. Its weights are read once, when they are first needed."""
+
+    base: Base
+    folder: Path
+    device: torch.device = CPU
+
+    def check(self) -> None:
+        """Refuse a model that the base cannot have been converted from. Raises ConfigError, or DataError if it is no BERT."""
+        config = self.base.config
+        shape = base_config(
+            self.folder,
+            name=config.name,
+            lower_layers=1,
+            window=config.window,
+            window_layers=1,
+            max_tokens=config.max_tokens,
+        )
+        keys = ("vocab_size", "hidden_size", "num_heads", "intermediate_size")
+        if shape.upper_layers < config.upper_layers or any(getattr(shape, k) != getattr(config, k) for k in keys):
+            raise ConfigError(
+                f"base {config.name} was not converted from {self.folder}: give the right model with --original"
+            )
+
+    @cached_property
+    def model(self) -> OriginalEncoder:
+        return load_original(self.folder, self.base.config)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A checksum over the weights: 16 hex digits."""
+        digest = hashlib.sha256()
+        for name, value in sorted(self.model.state_dict().items()):
+            digest.update(name.encode() + value.cpu().numpy().tobytes())
+        return digest.hexdigest()[:16]
+
+    def token_ids(self) -> FeatureSource:
+        return FeatureSource("tokens", lambda task, report: token_ids)
+
+    def last_states(self) -> FeatureSource:
+        """Return the source of the model's last hidden states."""
+        return FeatureSource("original-last", lambda task, report: self._states(len(self.model.layers)))
+
+    def cut_states(self) -> FeatureSource:
+        """Return the source of the hidden states below the base's upper layers."""
+        return FeatureSource(
+            "original-cut", lambda task, report: self._states(len(self.model.layers) - self.base.config.upper_layers)
+        )
+
+    def full_body(self, task: EvalTask) -> MakeBody:
+        """Return a body in which the whole model trains."""
+        return lambda: FullModel(copy.deepcopy(self.model))
+
+    def adapter_body(
+        self, at: Place = ADAPTER_AT, reduction_factor: int = REDUCTION_FACTOR
+    ) -> Callable[[EvalTask], MakeBody]:
+        """Return a body of adapters in the model's own frozen upper layers."""
+        return lambda task: adapter_body(OriginalUpper.of(self.model), reduction_factor, device=self.device, at=at)
+
+    def head_body(self, task: EvalTask) -> MakeBody:
+        """Return a body without layers: only the head trains."""
+        return HeadModel
+
+    def _states(self, layers: int) -> Featurise:
+        part = copy.deepcopy(self.model).to(self.device)
+        part.layers = part.layers[:layers]
+
+        def featurise(encoded: list[EncodedText]) -> list[Tensor]:
+            # Sorted, because texts of equal length go through attention together.
+            order = sorted(range(len(encoded)), key=lambda i: len(encoded[i].ids))
+            lengths = [len(encoded[i].ids) for i in order]
+            ids = torch.cat([torch.from_numpy(encoded[i].ids) for i in order]).to(self.device)
+            with torch.no_grad(), computing_in(*fastest_format(self.device)):
+                hidden = part(ids, lengths)[-1]
+            # Rounded to float16, as PLOT rounds its vectors.
+            states = dict(zip(order, hidden.to("cpu", torch.float16).split(lengths), strict=True))
+            return [states[i] for i in range(len(encoded))]
+
+        return featurise

@@ -1,0 +1,170 @@
+"""The search that all studies use: every variant trains at each learning rate, dev chooses the best, seeds show the spread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from rich.progress import Progress
+
+from hplm.errors import ConfigError
+from hplm.reporting.progress import Report
+from hplm_builder.data.labelled import LabelledData
+from hplm_builder.evaluation.search.eval_task import EvalTask
+from hplm_builder.evaluation.search.feature_cache import FeatureCache
+from hplm_builder.evaluation.search.finished_runs import BestRuns, FinishedRuns
+from hplm_builder.evaluation.search.run_store import BusyError, RunKey, RunResult, RunStore
+from hplm_builder.evaluation.search.study import Study
+from hplm_builder.evaluation.search.variants import MakeBody, Variant
+from hplm_builder.tenants.finetune import fine_tune
+from hplm_builder.tenants.prepared import Prepared
+from hplm_builder.tenants.pseudo_labels import pseudo_labelled
+
+POLL_S = 1.0  # seconds between looks for the runs that other processes do
+
+
+def search(study: Study, store: RunStore, run_s: Mapping[tuple[str, str], float], progress: Progress) -> BestRuns:
+    """Do every run that is not finished and that no other process does, then wait for the other processes.
+
+    `run_s` maps (task name, variant name) to the estimated seconds of a run. Prints how many runs this process did.
+    Raises DataError, ConfigError.
+    """
+    loop = _SearchLoop(study, store, run_s, progress)
+    while loop.do_open_runs():
+        time.sleep(POLL_S)
+    total = sum(loop.finished.total(task, variant) for task, variant in study.pairs())
+    progress.console.print(f"{loop.done_here} of {total} runs were done by this process", highlight=False)
+    return {(task.name, variant.name): loop.finished.best(task, variant) for task, variant in study.pairs()}
+
+
+class _SearchLoop:
+    """The state of a search in this process: what is finished, the features and models in use, the progress bars."""
+
+    def __init__(
+        self, study: Study, store: RunStore, run_s: Mapping[tuple[str, str], float], progress: Progress
+    ) -> None:
+        self.finished = FinishedRuns(study, store)
+        self.done_here = 0
+        self._study = study
+        self._store = store
+        self._run_s = run_s
+        self._progress = progress
+        self._features = FeatureCache()
+        self._bodies: dict[tuple[str, str], MakeBody] = {}
+        # The last examples with pseudo-labels: (task, source, seed), the examples, the seconds that labelling took.
+        self._pseudo_labelled: tuple[tuple[str, str, int], list[Prepared], float] | None = None
+        self._overall = progress.add_task("seconds of work", total=None)
+        self._current = progress.add_task("", total=100, visible=False)
+
+    def do_open_runs(self) -> bool:
+        """Do the open runs of all tasks and variants once; return whether other processes still do some."""
+        done_elsewhere = 0
+        for task, variant in self._study.pairs():
+            while keys := self.finished.open(task, variant):
+                try:
+                    has_run = any(self._try_run(task, variant, key) for key in keys)
+                except BusyError:
+                    has_run = False
+                if not has_run:
+                    done_elsewhere += len(keys)
+                    break
+        self._show_overall(self._finished_s())
+        if done_elsewhere:
+            words = f"waiting for {done_elsewhere} runs of other processes"
+            self._progress.update(self._current, visible=True, description=words, completed=0)
+        return done_elsewhere > 0
+
+    def _try_run(self, task: EvalTask, variant: Variant, key: RunKey) -> bool:
+        """Do a run and return True, or return False if another process does it.
+
+        Raises BusyError if another process builds what the run needs.
+        """
+        with self._store.claim(key.path) as is_ours:
+            if not is_ours:
+                return False
+            # Another process may have finished the run before this process locked it.
+            if self.finished.run(task, variant, key.seed, key.rate) is None:
+                self._store.write(key, self.finished.about(task, variant), self._run(task, variant, key))
+                self.done_here += 1
+            return True
+
+    def _run(self, task: EvalTask, variant: Variant, key: RunKey) -> RunResult:
+        """Train and score a variant. A run that diverges has a result without scores."""
+        study, cost_s = self._study, self._run_s[task.name, variant.name]
+        data = study.data(task, variant, key.seed)
+        finished_s = self._finished_s()
+
+        def report(step: str, done: float) -> None:
+            self._progress.update(
+                self._current, visible=True, description=f"{key}: {step}", completed=round(100 * done)
+            )
+            self._show_overall(finished_s + (done * cost_s if step == "fine-tune" else 0.0))
+
+        features = self._features.parts(task, variant, data, key.seed, report)
+        if (task.name, variant.name) not in self._bodies:
+            self._bodies = {
+                (task.name, variant.name): variant.body(task)
+            }  # only the body in use, because each is a model
+        settings = study.train_settings(key.seed, key.rate)
+        parts = features["train"], features["dev"], features["test"]
+        start_s = time.monotonic()
+        hidden_size = variant.base.config.hidden_size
+        teacher_s = 0.0
+        try:
+            if variant.with_pseudo_labels:
+                examples, teacher_s = self._label_unlabelled(task, variant, key, data, features, report)
+                parts, start_s = ([*parts[0], *examples], *parts[1:]), time.monotonic()
+            trained = fine_tune(
+                self._bodies[task.name, variant.name], hidden_size, data, parts, settings, report, device=study.device
+            )
+        except ConfigError:
+            return RunResult(seconds=time.monotonic() - start_s)  # the training diverged at this learning rate
+        return RunResult(
+            dev=trained.scores[f"dev_{task.metric}"],
+            test=trained.scores[f"test_{task.metric}"],
+            scores=trained.scores,
+            best_epoch=trained.best_epoch,
+            epochs=len(trained.curve),
+            trained_parameters=sum(p.numel() for p in trained.body.parameters() if p.requires_grad)
+            + sum(array.size for array in trained.head.arrays.values()),
+            seconds=teacher_s + time.monotonic() - start_s,
+            more=variant.measure_more(task, data, trained) if variant.measure_more else {},
+        )
+
+    def _label_unlabelled(
+        self,
+        task: EvalTask,
+        variant: Variant,
+        key: RunKey,
+        data: LabelledData,
+        features: Mapping[str, list[Prepared]],
+        report: Report,
+    ) -> tuple[list[Prepared], float]:
+        """Return the unlabelled examples with a teacher's labels, and the seconds; kept for the seed's other learning rates."""
+        teacher = (task.name, variant.source.name, key.seed)
+        if self._pseudo_labelled is None or self._pseudo_labelled[0] != teacher:
+            self._pseudo_labelled = None  # free the last features before the next are made
+            start_s = time.monotonic()
+            labelled = pseudo_labelled(
+                variant.base,
+                data,
+                (features["train"], features["dev"], []),
+                features["unlabelled"],
+                self._study.train_settings(key.seed, key.rate),
+                report,
+                device=self._study.device,
+            )
+            self._pseudo_labelled = teacher, labelled.examples, time.monotonic() - start_s
+        return self._pseudo_labelled[1:]
+
+    def _finished_s(self) -> float:
+        """Return the estimated seconds of all finished runs, and show how many runs there are."""
+        counts = {(t.name, v.name): self.finished.count(t, v) for t, v in self._study.pairs()}
+        totals = {(t.name, v.name): self.finished.total(t, v) for t, v in self._study.pairs()}
+        total_s = sum(total * self._run_s[pair] for pair, total in totals.items())
+        words = f"{sum(counts.values())} of {sum(totals.values())} runs, seconds of work"
+        self._progress.update(self._overall, description=words, total=max(1, round(total_s)))
+        return sum(count * self._run_s[pair] for pair, count in counts.items())
+
+    def _show_overall(self, seconds: float) -> None:
+        self._progress.update(self._overall, completed=round(seconds))

@@ -1,0 +1,82 @@
+"""Features of PLOT: looked up in a domain's tables as serving does, or computed without tables."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from hplm.core.settings import Quantization
+from hplm.engine.open_domain import OpenDomain, open_lineage
+from hplm.errors import ConfigError
+from hplm.models.base import Base
+from hplm.models.device import CPU, choose_dtype
+from hplm.models.layers import WindowEncoder
+from hplm.plot import table as tables
+from hplm.store import artifact
+from hplm.store.layout import Store
+from hplm_builder.evaluation.search.eval_task import EvalTask
+from hplm_builder.evaluation.search.variants import FeatureSource, MakeBody
+from hplm_builder.export.register import lineage_of
+from hplm_builder.tenants.bodies import ConvertedModel, Half
+from hplm_builder.tenants.prepared import Featurise
+from hplm_builder.tenants.tenant_build import plot_features
+
+OVERLAY_WINDOWS = 65_536  # kept results, so that each window is computed once
+
+
+@dataclass(frozen=True)
+class ServedDomain:
+    """A domain of a store, whose features are looked up as serving looks them up."""
+
+    store: Store
+    base: Base
+    domain: str
+    miss: str = "compute"
+    quantization: Quantization = "none"
+
+    def __post_init__(self) -> None:
+        if self.miss not in ("compute", "backoff"):
+            raise ConfigError(f"--miss must be compute or backoff, got {self.miss!r}")
+
+    @cached_property
+    def lineage(self) -> list[str]:
+        """The folders of the domain's current version and of its ancestors. Raises what `lineage_of` raises."""
+        return lineage_of(self.store, self.base, self.domain)
+
+    @cached_property
+    def source(self) -> FeatureSource:
+        name = f"{self.domain}-{self.miss}" + ("" if self.quantization == "none" else f"-{self.quantization}")
+        return FeatureSource(name, lambda task, report: plot_features(self.lookup))
+
+    @cached_property
+    def lookup(self) -> OpenDomain:
+        """The open tables. They are opened when features are first needed."""
+        return open_lineage(self.store, self.base, self.lineage, miss=self.miss, quantization=self.quantization)
+
+    def about(self, task: EvalTask | None = None) -> dict[str, Any]:
+        """Return what the features depend on, in JSON values; the same for every task."""
+        *branches, root = (self.store.root / path for path in self.lineage)
+        folders = [*(branch / "branch" for branch in branches), root / "root"]
+        return {
+            "base": self.base.fingerprint,
+            "domain": self.domain,
+            "tables": [artifact.read(folder, tables.KIND).fingerprint for folder in folders],
+            "miss": self.miss,
+            # Left out for `none`, because results from before there was a choice do not name it.
+            **({} if self.quantization == "none" else {"quantization": self.quantization}),
+        }
+
+
+def computed_features(lower: WindowEncoder) -> Featurise:
+    """Return PLOT features of a model without tables: every window is computed."""
+    dtype = choose_dtype("auto", CPU)
+    return plot_features(OpenDomain(lower.config, [], [], lower, overlay_windows=OVERLAY_WINDOWS, dtype=dtype))
+
+
+def converted_body(base: Base, lower: WindowEncoder, halves: Collection[Half]) -> MakeBody:
+    """Return a body over token ids: `lower` and the base's upper layers, of which `halves` train."""
+    upper = base.load_upper()
+    return lambda: ConvertedModel(copy.deepcopy(lower), copy.deepcopy(upper), halves)
