@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from hplm_builder.data.labelled import Entity, LabelledData, LabelledText
+from hplm_builder.data.labelled import LabelledData
 from hplm_builder.data.labelled_checks import check_data
+
+from hplm.tasks.examples import Entity, LabelledText
 
 
 def colour_data() -> LabelledData:

@@ -20,7 +20,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from hplm.adapters import bank_file
 from hplm.adapters import tenant as tenants
 from hplm.adapters.packed import Adapter, PackedAdapter, Place, pack, to_bfloat16
-from hplm.adapters.tenant import Head, Task, Tenant, TenantCard
+from hplm.adapters.tenant import Head, Tenant, TenantCard
 from hplm.core.settings import REDUCTION_FACTOR, BaseConfig, EncodeSettings, LookupSettings, ManagerSettings
 from hplm.engine.encode import EncodeEngine
 from hplm.models import base as bases
@@ -36,14 +36,14 @@ WORDS = [
 ]
 # Tenants take turns, so that batches are mixed.
 PLACES: tuple[Place, ...] = get_args(Place)
-TASKS: dict[str, tuple[Task, tuple[str, ...]]] = {
+TASKS: dict[str, tuple[str, tuple[str, ...]]] = {
     "alpha": ("classification", ("yes", "no")),
     "beta": ("classification", ("red", "green", "blue")),
     "gamma": ("classification", ("low", "high")),
     "tagger": ("tagging", ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")),
 }
 # In `make_repository` where asked for; those of TASKS all take one text and give labels. With how many texts they take.
-OTHER_TASKS: dict[str, tuple[Task, tuple[str, ...], int]] = {
+OTHER_TASKS: dict[str, tuple[str, tuple[str, ...], int]] = {
     "grade": ("regression", ("score",), 1),
     "alike": ("regression", ("score",), 2),
     "follows": ("classification", ("no", "yes"), 2),

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from hplm.adapters.tenant import Pooling, Task, TenantCard
+from hplm.adapters.tenant import Pooling, TenantCard
 from hplm.core.columns import Columns
 from hplm.core.settings import REDUCTION_FACTOR, EncodeSettings, LookupSettings, ManagerSettings, Miss, parse_settings
 from hplm.errors import ConfigError, MissingArtifactError
@@ -20,6 +20,7 @@ from hplm.models import base as bases
 from hplm.reporting.progress import bar_report, progress_bars
 from hplm.reporting.terminal_text import say
 from hplm.store.layout import Store
+from hplm.tasks.task_loader import task_named, task_names
 from hplm.triton.launcher.command_line import shell_command
 from hplm.triton.launcher.install import find_triton
 from hplm.triton.launcher.server import roles_of
@@ -50,8 +51,7 @@ from hplm_builder.fleet.benchmark_repository import Shape, make_benchmark_reposi
 from hplm_builder.fleet.demo import DEMO_FOLDER, PLOT, PLOT_SOURCES, TOP_PERCENT, build_demo
 from hplm_builder.fleet.fine_tuned_fleet import FineTunedFleet
 from hplm_builder.tables.plot_tables import build_plot
-from hplm_builder.tenants.finetune import TrainSettings, reduction_factor_of
-from hplm_builder.tenants.scores import METRICS
+from hplm_builder.tenants.finetune import TrainSettings
 from hplm_builder.tenants.tenant_build import build_tenant
 
 app = typer.Typer(
@@ -267,6 +267,12 @@ def domain(
     print(json.dumps(found, indent=2))
 
 
+def _task(name: str) -> str:
+    if name not in task_names():
+        raise typer.BadParameter(f"{name!r} is not one of {', '.join(task_names())}")
+    return name
+
+
 @app.command()
 def tenant(
     name: Annotated[str, typer.Argument(help="Name of the tenant.")],
@@ -284,7 +290,10 @@ def tenant(
     store: StoreOption = DEFAULT_STORE,
     base: BaseOption = DEFAULT_BASE,
     plot: PlotOption = PLOT,
-    task: Annotated[Task | None, typer.Option(help="Default: what the labels look like.")] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(metavar="|".join(task_names()), parser=_task, help="Default: what the labels look like."),
+    ] = None,
     text_column: Annotated[
         str | None,
         typer.Option(help="The column of the text; default: `text`, `sentence` or `sentence1`, in any case."),
@@ -343,7 +352,7 @@ def tenant(
     )
     columns = Columns(text_column, pair_column, label_column)
     data = read_data(train, dev, test, unlabelled, task=task, seed=seed, columns=columns)
-    factor = reduction_factor or reduction_factor_of(data.task, EncodeSettings.reduction_factor)
+    factor = reduction_factor or task_named(data.task).reduction_factor(EncodeSettings.reduction_factor)
     settings = replace(settings, reduction_factor=factor)
     is_new = published(Store.at(store), name) is None
     with progress_bars() as progress:
@@ -541,7 +550,7 @@ def show_scores(cards: list[TenantCard]) -> None:
     """Print a table of the tenants' dev and test scores."""
     table = Table("tenant", "labels", "train", "dev", "test", title="Demo tenants" if len(cards) > 1 else None)
     for card in cards:
-        scores, metric = card.about["scores"], METRICS[card.task]
+        scores, metric = card.about["scores"], task_named(card.task).metric
         kept = [
             f"{metric} {scores[f'{part}_{metric}']:.3f}" if f"{part}_{metric}" in scores else "-"
             for part in ("dev", "test")

@@ -1,4 +1,4 @@
-"""Types of labelled data: an example, the data of one task, a file of it."""
+"""Types of labelled data: the data of one task, and a file of examples."""
 
 from __future__ import annotations
 
@@ -8,47 +8,7 @@ import math
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
 
-from hplm.adapters.tenant import Task
-from hplm.core.text import TextOrPair
-
-
-@dataclass(frozen=True)
-class Entity:
-    """A typed range of characters; `end` is exclusive."""
-
-    label: str
-    start: int
-    end: int
-
-
-@dataclass(frozen=True)
-class LabelledText:
-    """One example: a `label` for classification, a number in `label` for regression, `entities` for tagging.
-
-    `pair` is the second text of a task over pairs. The rest describes the row that the example was read from:
-    `where` is its file and line, for errors. `is_score` says that the label's column is called `score`.
-    `is_tagged` says that the row has a list of entities, perhaps an empty one, beside its label.
-    `is_literal` says that the label is a JSON number or truth value, which decides how a class of that name is spelled.
-    """
-
-    text: str
-    label: str | None = None
-    entities: tuple[Entity, ...] = ()
-    pair: str | None = None
-    where: str = field(default="", compare=False, repr=False)
-    is_score: bool = field(default=False, compare=False, repr=False)
-    is_tagged: bool = field(default=False, compare=False, repr=False)
-    is_literal: bool = field(default=False, compare=False, repr=False)
-
-    @property
-    def text_or_pair(self) -> TextOrPair:
-        """The text, or both texts of a pair, as a request sends them."""
-        return self.text if self.pair is None else (self.text, self.pair)
-
-    @property
-    def value(self) -> float:
-        """The label as a number, for a regression."""
-        return float(str(self.label))
+from hplm.tasks.examples import LabelledText
 
 
 @dataclass(frozen=True)
@@ -59,7 +19,7 @@ class LabelledData:
     without labels.
     """
 
-    task: Task
+    task: str
     labels: tuple[str, ...]
     train: list[LabelledText]
     dev: list[LabelledText]

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import itertools
 import re
-import unicodedata
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hplm.adapters.tenant import Task
 from hplm.core.columns import Columns, check_use
 from hplm.errors import DataError
+from hplm.tasks.examples import Entity, LabelledText, may_be_dropped
+from hplm.tasks.task_loader import task_named
 from hplm_builder.data import single_file_task
-from hplm_builder.data.labelled import Entity, LabelledData, LabelledFile, LabelledText
+from hplm_builder.data.labelled import LabelledData, LabelledFile
 from hplm_builder.data.labelled_checks import check_data, check_texts
 from hplm_builder.data.row_readers import READERS, Row, read_rows
 
@@ -26,9 +26,6 @@ _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 _TAGGED = re.compile("[BI]-|O$")
 # Examples in a file. Each takes some hundred bytes of memory beside its text, and training on more would take days.
 MOST_EXAMPLES = 1_000_000
-# Unicode categories that tokenizers drop: control, format and private characters, and accents without a letter. Unassigned
-# characters are not among them, because an emoji may be newer than Python's tables.
-DROPPED = ("Cc", "Cf", "Co", "Mn")
 
 
 def read_data(
@@ -37,7 +34,7 @@ def read_data(
     test: Path | LabelledFile | None = None,
     unlabelled: Path | LabelledFile | None = None,
     *,
-    task: Task | None = None,
+    task: str | None = None,
     expected_labels: Sequence[str] | None = None,
     seed: int = 0,
     columns: Columns | None = None,
@@ -98,7 +95,7 @@ def read_file(
     file: Path | LabelledFile,
     columns: Columns | None = None,
     *,
-    task: Task | None = None,
+    task: str | None = None,
     is_labelled: bool = True,
 ) -> list[LabelledText]:
     """Read the examples of one file, without their labels unless `is_labelled`. Raises DataError."""
@@ -125,7 +122,7 @@ def _text(where: str, row: Row, columns: Columns, *, is_labelled: bool = False) 
     return LabelledText(text, pair=None if second is None else _checked(where, "second text", second), where=where)
 
 
-def _example(where: str, row: Row, columns: Columns, task: Task | None = None) -> LabelledText:
+def _example(where: str, row: Row, columns: Columns, task: str | None = None) -> LabelledText:
     """Return an example of a `task`. If `task` is None, a row with a label and entities keeps both."""
     example = _text(where, row, columns, is_labelled=True)
     named = columns.find(tuple(row), where, is_labelled=True)
@@ -134,7 +131,7 @@ def _example(where: str, row: Row, columns: Columns, task: Task | None = None) -
         # Annotation tools write entities in the label's column.
         return replace(example, entities=_entities(where, example.text, label))
     entities = None if named.entities is None else row[named.entities]
-    if named.entities is not None and (task == "tagging" or label is None):
+    if named.entities is not None and (label is None or (task is not None and task_named(task).takes_entities)):
         return replace(example, entities=_entities(where, example.text, entities))
     if label is None:
         raise DataError(f"{where}: `{named.label}` is null, a label is expected")
@@ -152,11 +149,6 @@ def _example(where: str, row: Row, columns: Columns, task: Task | None = None) -
 def _are_entities(label: Any) -> bool:
     """Return whether a label is a list of entities, perhaps an empty one."""
     return isinstance(label, list) and all(isinstance(entry, list | dict) for entry in label)
-
-
-def may_be_dropped(character: str) -> bool:
-    """Return whether some tokenizer drops the character. A tokenizer that keeps accents does not drop all of these."""
-    return character.isspace() or unicodedata.category(character) in DROPPED
 
 
 def _checked(where: str, what: str, value: Any) -> str:

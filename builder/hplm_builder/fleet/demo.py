@@ -19,9 +19,10 @@ from hplm.errors import ArtifactError, UnknownTenantError
 from hplm.models.base import Base
 from hplm.reporting.packages import read_member
 from hplm.store.layout import Store
+from hplm.tasks.examples import LabelledText
 from hplm_builder.convert.base import DEFAULT_BASE, ensure_base
 from hplm_builder.data import text_sources
-from hplm_builder.data.labelled import LabelledData, LabelledText
+from hplm_builder.data.labelled import LabelledData
 from hplm_builder.data.labelled_checks import check_data
 from hplm_builder.data.splits import split_of
 from hplm_builder.data.text_sources import SOURCES

@@ -19,9 +19,10 @@ from hplm.errors import ConfigError, DataError, TenantNameError
 from hplm.models.base import Base
 from hplm.reporting.progress import Report
 from hplm.store.layout import Store
+from hplm.tasks.task_loader import task_named
 from hplm_builder.data.labelled import LabelledData
 from hplm_builder.data.labelled_files import read_folder
-from hplm_builder.tenants.finetune import WORD_WINDOW, TrainSettings
+from hplm_builder.tenants.finetune import TrainSettings
 from hplm_builder.tenants.prepared import prepare_all
 from hplm_builder.tenants.tenant_build import plot_features, tune
 
@@ -79,7 +80,7 @@ class FineTunedFleet:
         """The properties that tell one fleet from another, in JSON values."""
         tasks = [
             {"name": task.name, "tenants": task.tenants, "samples": task.samples, DATA: task.data.sha256}
-            | ({"word_window": WORD_WINDOW} if task.data.task == "tagging" else {})
+            | ({"word_window": window} if (window := task_named(task.data.task).new_word_window) > 1 else {})
             for task in self.tasks
         ]
         settings = {**asdict(self.settings), "learning_rates": [*self.settings.learning_rates]}

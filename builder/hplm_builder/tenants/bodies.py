@@ -1,4 +1,4 @@
-"""What fine-tuning trains below a head: adapters in frozen upper layers, and the comparisons of the evaluation."""
+"""Bodies that fine-tuning trains below a head: adapters in frozen upper layers, and the comparisons of the evaluation."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from hplm.models.layers import OriginalEncoder, UpperLayers, WindowEncoder
 from hplm_builder.convert.training import merged_texts
 
 Half = Literal["lower", "higher"]
-# Where new tenants' adapters stand: docs/decisions.md has what that gives over HMI's place.
+# The place of new tenants' adapters in a layer: docs/decisions.md has what it gives over HMI's place.
 ADAPTER_AT: Place = "input"
 
 
 class AdapterModel(nn.Module):
-    """Frozen upper layers with one trainable adapter each, `at` a place in the layer, new or going on from `start`."""
+    """Frozen upper layers, each with a trainable adapter `at` a place in the layer; `start` has the weights to go on from."""
 
     def __init__(
         self, upper: UpperLayers, reduction_factor: int, start: Adapter | None = None, at: Place = ADAPTER_AT
@@ -72,7 +72,7 @@ class UpperModel(nn.Module):
 
 
 class ConvertedModel(nn.Module):
-    """Both halves of a base over token ids, either or both trainable; word embeddings stay as they are."""
+    """Both halves of a base over token ids. `halves` are trainable; word embeddings never are."""
 
     def __init__(self, lower: WindowEncoder, upper: UpperLayers, halves: Collection[Half]) -> None:
         super().__init__()
@@ -97,11 +97,11 @@ class FullModel(nn.Module):
 
 
 class OriginalUpper(UpperLayers):
-    """The unconverted model's upper layers over its own hidden states at the cut, which know their positions already."""
+    """The unconverted model's upper layers, over its own hidden states at the cut, which have positions already."""
 
     @classmethod
     def of(cls, original: OriginalEncoder) -> OriginalUpper:
-        """Its last layers, as many as the base has upper layers."""
+        """Copy the last layers of a model, as many as the base has upper layers."""
         upper = cls(original.config)
         last = original.layers[len(original.layers) - len(upper.layers) :]
         upper.layers.load_state_dict(last.state_dict())
@@ -114,14 +114,14 @@ class OriginalUpper(UpperLayers):
 
 
 class HeadModel(nn.Module):
-    """Nothing trains below the head: the features are last hidden states."""
+    """A body without weights, because the features are last hidden states already."""
 
     def forward(self, features: Tensor, lengths: Sequence[int]) -> Tensor:
         return features.float()
 
 
 def fastest_format(device: torch.device = CPU) -> tuple[torch.dtype, torch.device]:
-    """What training on a device computes in, for `computing_in`."""
+    """Return the number format that training on a device computes in, and the device, as `computing_in` takes them."""
     return choose_dtype("auto", device), device
 
 
@@ -132,11 +132,11 @@ def adapter_body(
     device: torch.device = CPU,
     at: Place = ADAPTER_AT,
 ) -> Callable[[], nn.Module]:
-    """Makes a fresh `AdapterModel` over upper layers prepared once, on `device`."""
+    """Return what makes fresh `AdapterModel`s over the same upper layers, which lie on `device`."""
     frozen = in_dtype(upper.to(device), fastest_format(device)[0])
     return lambda: AdapterModel(frozen, reduction_factor, start, at)
 
 
 def copy_state(module: nn.Module) -> dict[str, Tensor]:
-    """The module's weights as they are now."""
+    """Return a copy of the module's weights."""
     return {name: value.detach().clone() for name, value in module.state_dict().items()}

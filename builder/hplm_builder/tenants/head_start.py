@@ -1,4 +1,4 @@
-"""Where a new classification's head begins: fitted alone first, to what the body says before it is trained."""
+"""The first weights of a new head: fitted alone, to the hidden states of the untrained body."""
 
 from __future__ import annotations
 
@@ -6,33 +6,32 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hplm.tasks.task import Scale
+from hplm.tasks.task_loader import task_named
 from hplm_builder.data.labelled import LabelledData
-from hplm_builder.tenants.judging import pooled_states
+from hplm_builder.tenants.judging import read_states
 from hplm_builder.tenants.prepared import Prepared
 
-# Of two or three labels nothing is gained.
-LEAST_LABELS = 10
-# Of dev texts right by the fitted head alone. Where it does well the body needs little change, and one to three points are
-# gained; where the body must change, adapters lose as much by beginning at a head that is wrong: docs/decisions.md.
-LEAST_ACCURACY = 0.7
-# More would tell a linear head little, and take long.
+# The least dev score of a fitted head that is kept. If a fitted head does well, the body needs little change, and one to three
+# points are gained. If the body must change, adapters lose as much by beginning at a wrong head: docs/decisions.md.
+LEAST_SCORE = 0.7
+# The most examples a head is fitted to: more teach a linear head little and take long.
 MOST_EXAMPLES = 10_000
 MOST_STEPS = 200
-# Of the sum of squared weights beside the mean loss of an example: with a tenth of it 150 labels gain less, with ten times as
-# much nothing.
+# The factor of the sum of squared weights, beside the mean loss of an example. With a tenth of it, 150 labels gain less; with
+# ten times as much they gain nothing.
 DECAY = 1e-2
 
 
 def may_be_fitted(data: LabelledData) -> bool:
-    """Whether a head is tried: from nothing one of many rows takes most of few epochs, and meanwhile it misleads the body."""
-    return data.task == "classification" and len(data.labels) >= LEAST_LABELS
+    """Return whether the head may be fitted first: a random row for each of many labels would mislead the body for epochs."""
+    return task_named(data.task).may_fit_head_first(data.labels)
 
 
 def examples_to_fit(train: list[Prepared], seed: int) -> list[Prepared]:
-    """All, or as many as are enough."""
+    """Return all examples, or MOST_EXAMPLES drawn by `seed`."""
     if len(train) <= MOST_EXAMPLES:
         return train
     return [train[i] for i in np.random.default_rng(seed).permutation(len(train))[:MOST_EXAMPLES]]
@@ -46,22 +45,23 @@ def fit_head(
     pooling: str,
     tick: Callable[[int], None] = lambda tokens: None,
 ) -> None:
-    """Minimise the head's loss over `examples`, the body as it is and where the head is.
+    """Minimise the head's loss over `examples` and change nothing in the body.
 
-    `tick` as `pooled_states` has it, with 0 at each step.
+    `tick` is called as `read_states` calls it, and with 0 at each step.
     """
-    device = head.weight.device
-    pooled = torch.empty(len(examples), head.in_features)
-    for place, states in pooled_states(body, data, examples, pooling, tick, device):
-        pooled[place] = states[0]
-    pooled, targets = pooled.to(device), torch.cat([one.targets for one in examples]).to(device)
+    device, task = head.weight.device, task_named(data.task)
+    states = torch.empty(len(examples), head.in_features)
+    for place, of_text in read_states(body, data, examples, pooling, tick, device):
+        states[place] = of_text[0]
+    states, targets = states.to(device), torch.cat([example.targets for example in examples]).to(device)
+    texts = [example.tokens for example in examples]
     optimizer = torch.optim.LBFGS(head.parameters(), max_iter=MOST_STEPS, line_search_fn="strong_wolfe")
 
     def loss() -> Tensor:
-        tick(0)  # may take a minute, and whoever cancels does not wait for it
+        tick(0)  # all steps may take a minute, and a job that is cancelled ends at the next tick
         optimizer.zero_grad()
-        found = F.cross_entropy(head(pooled), targets) + DECAY * head.weight.square().sum()
-        found.backward()
-        return found
+        total = task.loss(head(states), targets, texts, Scale(), None) + DECAY * head.weight.square().sum()
+        total.backward()
+        return total
 
     optimizer.step(loss)

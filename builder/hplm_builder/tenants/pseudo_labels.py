@@ -1,7 +1,7 @@
-"""Learning from texts that nobody has labelled: all upper layers, trained on the labelled texts, label them first.
+"""Pseudo-labels (Lee, 2013): a teacher, all upper layers trained on the labelled texts, labels the unlabelled texts.
 
-An adapter learns less from few examples than all upper layers do. What those say of more texts (pseudo-labels; Lee, 2013)
-makes up for some of the difference; docs/decisions.md has how much.
+An adapter learns less from few examples than all upper layers do. The teacher's labels of more texts make up for a part of the
+difference; docs/decisions.md says how large a part.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from hplm.core.wire import LabelledSpan
 from hplm.errors import ConfigError, InternalError
 from hplm.models.base import Base
 from hplm.models.device import CPU
 from hplm.reporting.progress import Report, silent
+from hplm.tasks.task_loader import task_named
 from hplm_builder.data.data_warnings import has_learned
-from hplm_builder.data.labelled import Entity, LabelledData, LabelledText
+from hplm_builder.data.labelled import LabelledData
 from hplm_builder.tenants.bodies import UpperModel
 from hplm_builder.tenants.finetune import TrainSettings, fine_tune
 from hplm_builder.tenants.judging import predict
-from hplm_builder.tenants.prepared import Parts, Prepared, count_tokens, counted, targets_of
+from hplm_builder.tenants.prepared import Parts, Prepared, count_tokens, counted, label_ids_of
 
-# Where training all upper layers is neither slow nor unsteady on the tasks at hand.
+# The teacher's learning rate, at which training all upper layers was neither slow nor unsteady on the tasks we tried.
 TEACHER_RATE = 3e-4
 
 
 @dataclass(frozen=True)
 class Taught:
-    """Unlabelled texts as a teacher labels them, the teacher's dev scores, and the epoch they are of."""
+    """Texts as a teacher labels them, the teacher's dev scores, and the epoch that was kept."""
 
     examples: list[Prepared]
     scores: dict[str, float]
@@ -39,7 +39,7 @@ class Taught:
 
 
 def upper_body(base: Base) -> Callable[[], nn.Module]:
-    """Makes fresh upper layers of which everything trains."""
+    """Return what makes fresh upper layers, all of them trainable."""
     upper = base.load_upper()
     return lambda: UpperModel(copy.deepcopy(upper))
 
@@ -54,13 +54,13 @@ def pseudo_labelled(
     *,
     device: torch.device = CPU,
 ) -> Taught:
-    """Train all upper layers on the train part as `settings` say, but at their own learning rate, and label `unlabelled`.
+    """Train a teacher on the train part by `settings`, except for the learning rate, and label `unlabelled`.
 
-    `report` hears of the steps "teacher" and "label". Raises ConfigError where they do not train or learn nothing, and what it
-    raises.
+    `report` is called for the steps "teacher" and "label". Raises ConfigError if the teacher diverges or learns nothing, and
+    what `report` raises.
     """
     if not unlabelled:
-        raise InternalError("there is nothing to label")
+        raise InternalError("there are no unlabelled texts to label")
     train, dev, _ = parts
     try:
         teacher = fine_tune(
@@ -74,25 +74,18 @@ def pseudo_labelled(
         )
     except ConfigError:
         raise ConfigError(
-            f"what labels the unlabelled texts diverged at its learning rate, {TEACHER_RATE:g}: train without them"
+            f"the teacher that labels unlabelled texts diverged at its learning rate, {TEACHER_RATE:g}: train without them"
         ) from None
     if not has_learned(data, teacher.scores):
         raise ConfigError(
-            f"what labels the unlabelled texts learned nothing at its learning rate, {TEACHER_RATE:g}: train without them"
+            f"the teacher that labels unlabelled texts learned nothing at its learning rate, {TEACHER_RATE:g}: "
+            "train without them"
         )
     tick = counted("label", count_tokens(unlabelled), report)
     answers = predict(teacher.body, teacher.head, data, unlabelled, settings.pooling, tick, device)
-    label_ids = {label: index for index, label in enumerate(data.labels)}
+    task, label_ids = task_named(data.task), label_ids_of(data)
     examples = []
-    for one, answer in zip(unlabelled, answers, strict=True):
-        source = _labelled(one.source, data, answer)
-        examples.append(replace(one, source=source, targets=targets_of(source, data.task, one.tokens, label_ids)))
+    for example, answer in zip(unlabelled, answers, strict=True):
+        source = task.labelled_as(example.source, answer)
+        examples.append(replace(example, source=source, targets=task.targets(source, example.tokens, label_ids)))
     return Taught(examples, teacher.scores, teacher.best_epoch)
-
-
-def _labelled(text: LabelledText, data: LabelledData, answer: Sequence[LabelledSpan]) -> LabelledText:
-    """The text with an answer as its label."""
-    if data.task == "tagging":
-        return replace(text, entities=tuple(Entity(span.label, span.start, span.end) for span in answer))
-    (span,) = answer
-    return replace(text, label=str(span.score) if data.task == "regression" else span.label)

@@ -1,4 +1,4 @@
-"""Making a tenant: fine-tune over the features that serving will see, publish adapter and head."""
+"""Builds tenants: fine-tunes over the features that serving will see, and publishes adapter and head."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ from hplm.models.base import Base
 from hplm.registry.records import TenantVersion
 from hplm.reporting.progress import Report, bar_report, silent
 from hplm.store.layout import Store
+from hplm.tasks.task_loader import task_named
 from hplm_builder.data.data_warnings import data_warnings, nothing_learned_warning
 from hplm_builder.data.labelled import LabelledData
 from hplm_builder.export.register import check_base, name_root, open_registry, parent_of, publish_tenant, published
 from hplm_builder.tenants.bodies import ADAPTER_AT, AdapterModel, adapter_body
-from hplm_builder.tenants.finetune import TRAINING_COST, Scale, TaskHead, Trainer, TrainSettings, fine_tune
+from hplm_builder.tenants.finetune import TRAINING_COST, TaskHead, Trainer, TrainSettings, fine_tune
 from hplm_builder.tenants.prepared import (
     Featurise,
     Parts,
@@ -49,27 +50,29 @@ from hplm_builder.tenants.prepared import (
 )
 from hplm_builder.tenants.pseudo_labels import pseudo_labelled, upper_body
 
+# An estimate measures this many examples, their features in this many parts. The fastest part counts, because any part may
+# wait for other work of the machine.
 MEASURED_EXAMPLES = 64
-# The least of several counts: any may have waited for other work of the machine. A long one is hardly the longer for it.
 FEATURE_MEASUREMENTS = 3
+# An estimate measures at most this many training steps, and begins none after this many seconds of them.
 MOST_STEPS = 5
 STEPS_S = 0.5
 
 
 def plot_features(lookup: OpenDomain) -> Featurise:
-    """Merged window vectors of each text."""
+    """Return what takes the merged window vectors of texts."""
 
     def featurise(encoded: list[EncodedText]) -> list[Tensor]:
-        lengths = [len(one.ids) for one in encoded]
-        hidden = lookup.hidden_states(np.concatenate([one.ids for one in encoded]), lengths)
+        lengths = [len(text.ids) for text in encoded]
+        hidden = lookup.hidden_states(np.concatenate([text.ids for text in encoded]), lengths)
         return list(torch.from_numpy(hidden).split(lengths))
 
     return featurise
 
 
 def token_ids(encoded: list[EncodedText]) -> list[Tensor]:
-    """Features of the unconverted model: the ids themselves."""
-    return [torch.from_numpy(one.ids) for one in encoded]
+    """Return token ids, which are the features of the unconverted model."""
+    return [torch.from_numpy(text.ids) for text in encoded]
 
 
 def train_tenant(
@@ -83,11 +86,12 @@ def train_tenant(
     example: str = "",
     start: Tenant | None = None,
 ) -> Tenant:
-    """A tenant fine-tuned over what `lookup` gives, not published yet; with `start`, going on from that version of it.
+    """Fine-tune a tenant over the features that `lookup` gives, without publishing it; with `start`, go on from that version.
 
-    Its card's `about` has `scores`, `examples`, `bottleneck`, `learning_rate`, `epochs`, `best_epoch`, `patience`, `seed`,
-    `miss`, `curve`, and `confusion` or `types`, see `Trained`; of unlabelled texts their `teacher` too, of odd data or where
-    nothing was learned `warnings`, see `cautions`. Raises TenantNameError, DataError or ConfigError, and what `report` raises.
+    The card's `about` has `scores`, `examples`, `bottleneck`, `learning_rate`, `epochs`, `best_epoch`, `patience`, `seed`,
+    `miss`, `curve`, and what `Task.mistakes` returns, see `Trained`. It has `teacher` if there are unlabelled texts, and
+    `warnings` if data are odd or nothing was learned, see `cautions`. Raises TenantNameError, DataError or ConfigError, and
+    what `report` raises.
     """
     check_name(name)
     encoder, featurise, room = base.load_text_encoder(), plot_features(lookup), Room()
@@ -119,8 +123,8 @@ def tune(
     example: str = "",
     start: Tenant | None = None,
 ) -> Tenant:
-    """As `train_tenant`, on examples that have their features already."""
-    # What was trained for one place is nothing at another.
+    """Fine-tune a tenant on examples whose features are taken; `train_tenant` has the rest."""
+    # An adapter that was trained at one place of a layer is useless at another.
     at = start.card.adapter_at if start else ADAPTER_AT
     make_body = adapter_body(base.load_upper(), settings.reduction_factor, start.adapter if start else None, at=at)
     head = start.head if start else None
@@ -142,9 +146,9 @@ def tune(
 
 
 def tenant_of(
-    base: Base, name: str, data: LabelledData, body: AdapterModel, head: Head, pooling: str, **told: Any
+    base: Base, name: str, data: LabelledData, body: AdapterModel, head: Head, pooling: str, **card_fields: Any
 ) -> Tenant:
-    """What was trained, as it is served; `told`: the card's `example` and `about`."""
+    """Return a trained body and head as a tenant; `card_fields` are the card's `example` and `about`."""
     card = TenantCard(
         name=name,
         task=data.task,
@@ -155,13 +159,13 @@ def tenant_of(
         adapter_at=body.at,
         transitions=head.transitions is not None,
         word_window=head.word_window(data.labels),
-        **told,
+        **card_fields,
     )
     return Tenant(card, pack(body.adapter()), head)
 
 
 def load_version(store: Store, version: TenantVersion, base: Base) -> Tenant:
-    """With its weights, from its folder or its bank. Raises an ArtifactError, and OSError where the disk fails."""
+    """Load a version with its weights, from its folder or its bank. Raises an ArtifactError, or OSError if the disk fails."""
     folder = store.path(version.path)
     if is_banked(store, folder):
         return BankFile(folder, base.fingerprint).load(version.tenant)
@@ -169,7 +173,7 @@ def load_version(store: Store, version: TenantVersion, base: Base) -> Tenant:
 
 
 def load_card(store: Store, version: TenantVersion, base: Base) -> TenantCard:
-    """Without its weights, likewise."""
+    """Load a version's card, from its folder or its bank. Raises what `load_version` raises."""
     folder = store.path(version.path)
     if is_banked(store, folder):
         return BankFile(folder, base.fingerprint).card(version.tenant)
@@ -225,32 +229,32 @@ def build_tenant(
 def estimate_fine_tune(
     data: LabelledData, settings: TrainSettings, base: Base, lookup: OpenDomain, *, start: Tenant | None = None
 ) -> float:
-    """Seconds that `train_tenant` would take on this machine now, from a few measured examples; early stopping takes less.
+    """Return the seconds that `train_tenant` would take on this machine now, from a few measured examples.
 
-    Raises DataError for more than a job may take of the machine's memory.
+    A training that stops early takes less. Raises DataError if the features take more memory than they may.
     """
     encoder, featurise = base.load_text_encoder(), plot_features(lookup)
     Room().expect(data, encoder, base.config.hidden_size)
-    some = sample_of(data.train, MEASURED_EXAMPLES)
-    prepare(some[:2], data, encoder, featurise)  # the first pays for what the others find warm
+    examples = sample_of(data.train, MEASURED_EXAMPLES)
+    prepare(examples[:2], data, encoder, featurise)  # the first call fills caches
     sample: list[Prepared] = []
     feature_s = math.inf
-    # Other examples each time: the look-up has the windows of the same ones in memory.
-    for first in range(min(FEATURE_MEASUREMENTS, len(some))):
+    # Other examples each time, because the look-up keeps the windows of measured examples in memory.
+    for first in range(min(FEATURE_MEASUREMENTS, len(examples))):
         start_s = time.perf_counter()
-        part = prepare(some[first::FEATURE_MEASUREMENTS], data, encoder, featurise)
+        part = prepare(examples[first::FEATURE_MEASUREMENTS], data, encoder, featurise)
         feature_s = min(feature_s, (time.perf_counter() - start_s) / count_tokens(part))
         sample += part
     labelled, unlabelled = count_tokens(sample) / len(sample), 0.0
     if data.unlabelled:
-        # They may be of another length.
+        # Unlabelled texts may be of another length.
         unlabelled = len(data.unlabelled) * mean_tokens(data.unlabelled, encoder)
     train, dev, test = (labelled * len(part) for part in data.labelled.values())
 
     def training_s(
         make_body: Callable[[], nn.Module], epochs: int, trained: float, judged: float, head: Head | None = None
     ) -> float:
-        """Of so many epochs over so many tokens, dev after each, and of predicting `judged` tokens."""
+        """Return the seconds of `epochs` over `trained` tokens, each followed by dev, and of predicting `judged` tokens."""
         token_s = _token_s(make_body(), TaskHead(base.config.hidden_size, data, head), data, sample, settings)
         return token_s * (epochs * (TRAINING_COST * trained + dev) + judged)
 
@@ -266,11 +270,12 @@ def estimate_fine_tune(
 def _token_s(
     body: nn.Module, head: TaskHead, data: LabelledData, sample: list[Prepared], settings: TrainSettings
 ) -> float:
-    """Seconds that predicting a token takes, from measured steps of training."""
+    """Return the seconds that predicting a token takes, from measured steps of training."""
     rate = settings.learning_rates[0]
-    trainer = Trainer(data.task, settings, rate, body, head, Scale.of(data.task, sample))
+    task = task_named(data.task)
+    trainer = Trainer(task, settings, rate, body, head, task.scale([example.source for example in sample]))
     batch, *_ = packed_batches(sample, settings.batch_examples, np.random.default_rng(0))
-    trainer.step(batch, rate)  # the first pays for what the others find warm
+    trainer.step(batch, rate)  # the first call fills caches
     took_s: list[float] = []
     while len(took_s) < MOST_STEPS and sum(took_s) < STEPS_S:
         start_s = time.perf_counter()

@@ -21,13 +21,13 @@ from hplm.registry.registry import Registry
 from hplm.reporting.progress import shared_out
 from hplm.runtime.crash_points import crash_point
 from hplm.store.layout import Store
+from hplm.tasks.task_loader import task_named
 from hplm_builder.data.data_warnings import data_warnings
 from hplm_builder.data.labelled import LabelledData, LabelledFile
 from hplm_builder.data.labelled_files import read_data
 from hplm_builder.export.register import told_of
 from hplm_builder.jobs.job_context import Bench, made_by, publish, retire_old, without_paths
-from hplm_builder.tenants.finetune import TrainSettings, new_word_window, reduction_factor_of
-from hplm_builder.tenants.scores import METRICS
+from hplm_builder.tenants.finetune import TrainSettings
 from hplm_builder.tenants.tenant_build import estimate_fine_tune, load_version, train_tenant
 
 # Each step's share of the job: texts through the tables, then the epochs; and where there are unlabelled texts.
@@ -146,7 +146,7 @@ class _Task:
             raise DataError(f"the tenant was trained on {_texts(start.card.texts)}, the data has {_texts(data.texts)}")
         # Jobs from before were queued without these two, and trained so.
         miss, factor = request.get("miss", "compute"), request.get("reduction_factor", REDUCTION_FACTOR)
-        settings = replace(settings, reduction_factor=reduction_factor_of(data.task, factor))
+        settings = replace(settings, reduction_factor=task_named(data.task).reduction_factor(factor))
         return cls(base, lineage, current, start, data, settings, miss)
 
     def keeps(self, trained: Tenant) -> bool:
@@ -221,7 +221,7 @@ def _unchanged(job: Job, bench: Bench, current: TenantVersion, trained: Tenant) 
             f"tenant {current.tenant!r} is at version {number}, not {current.number}: it was changed meanwhile, look again"
         )
     retire_old(bench, job)
-    about, metric = told_of(trained.card), METRICS[trained.card.task]
+    about, metric = told_of(trained.card), task_named(trained.card.task).metric
     why = "training diverged, choose a lower learning rate"
     if found := [row["dev"] for row in about["curve"] if math.isfinite(row["dev"])]:
         why = f"no better on dev ({metric} {about['scores'][f'dev_{metric}']:.3f}, now {max(found):.3f})"
@@ -239,8 +239,9 @@ def _bytes(task: _Task) -> int:
     config, start, labels = task.base.config, task.start, len(task.data.labels)
     hidden = config.hidden_size
     reduced = start.packed.reduced_size if start else config.reduced_size(task.settings.reduction_factor)
-    head = (start.card.word_window if start else new_word_window(task.data.task)) * labels * (hidden + 1)
-    transitions = (1 + labels) * labels if task.data.task == "tagging" else 0
+    kind = task_named(task.data.task)
+    head = (start.card.word_window if start else kind.new_word_window) * labels * (hidden + 1)
+    transitions = (1 + labels) * labels if kind.has_transitions else 0
     return 4 * (config.upper_layers * packed_width(hidden, reduced) + head + transitions)
 
 

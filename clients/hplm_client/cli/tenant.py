@@ -9,6 +9,7 @@ import typer
 
 from hplm.core.columns import Columns
 from hplm.reporting.terminal_text import say, visible
+from hplm.tasks.task_loader import task_named, task_names
 from hplm_client.cli.manage_commands import (
     DEFAULT_URL,
     JsonOption,
@@ -70,7 +71,8 @@ def create(
     unlabelled: UnlabelledOption = None,
     domain: Annotated[str | None, typer.Option(help="To stand on; without it the root of the base.")] = None,
     task: Annotated[
-        str | None, typer.Option(help="classification, tagging or regression; without it, as the data looks.")
+        str | None,
+        typer.Option(help=f"{', '.join(task_names())}, or another of the server's. Default: what the data look like."),
     ] = None,
     epochs: EpochsOption = None,
     learning_rates: RatesOption = None,
@@ -260,7 +262,5 @@ def _show_current(tenant: TenantDetails) -> None:
 def _kind(about: dict[str, Any]) -> str:
     """What it learned: labels that were taken for something else are found out here. Empty where it is not told."""
     task, labels = about.get("task", ""), about.get("labels", ())
-    if task == "tagging":
-        kinds = sum(label.startswith("B-") for label in labels)
-        return f"tagging of {kinds} kind{'s' * (kinds != 1)} of entities"
-    return f"classification of {len(labels)} labels" if task == "classification" else task
+    # A server may have tasks of third parties that are not installed here.
+    return task_named(task).describe(labels) if task in task_names() else task

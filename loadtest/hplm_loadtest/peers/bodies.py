@@ -15,7 +15,7 @@ from hplm.adapters.tenant import Tenant
 from hplm.core.settings import BaseConfig
 from hplm.engine.encode import EncodeEngine, EngineRequest, count_read, head_logits
 from hplm.errors import ConfigError
-from hplm.tasks.decode import Logits
+from hplm.tasks.task import Logits
 from hplm_loadtest.peers.files import file_of, model_files
 from hplm_loadtest.peers.plain import FlatModel, PeerRequest
 from hplm_loadtest.peers.settings import PeerSettings, System

@@ -25,7 +25,7 @@ from hplm.engine.kernels.scripted import scripted
 from hplm.errors import ConfigError, CorruptArtifactError
 from hplm.models.device import CPU
 from hplm.models.layers import UpperLayers, equal_runs, layer_weights
-from hplm.tasks.decode import Logits
+from hplm.tasks.task import Logits
 
 # Direct reads want blocks of the disk, vector loads want cache lines: a page is both.
 ALIGNMENT = 4096

@@ -25,7 +25,8 @@ from hplm.registry.records import ServedTenant
 from hplm.runtime.memory import freeze_garbage_collection
 from hplm.runtime.thread_priority import SWITCH_INTERVAL_S
 from hplm.store.layout import Store
-from hplm.tasks.decode import Logits, answer_of
+from hplm.tasks.task import Logits
+from hplm.tasks.task_loader import task_named
 from hplm_loadtest.peers.bodies import BODIES
 from hplm_loadtest.peers.plain import PeerRequest, whole
 from hplm_loadtest.peers.settings import PeerSettings
@@ -132,7 +133,6 @@ class PeerStage:
 def _reply_all(jobs: list[_Job], answers: list[Logits]) -> None:
     for job, found in zip(jobs, answers, strict=True):
         tenant = job.request.tenant
-        spans, logits = answer_of(
-            tenant.card.task, found, tenant.card.labels, job.encoded.tokens, tenant.head.transitions
-        )
+        task = task_named(tenant.card.task)
+        spans, logits = task.decode(found, tenant.card.labels, job.encoded.tokens, tenant.head.transitions)
         job.reply(PeerAnswer(spans, logits, job.encoded.truncated))

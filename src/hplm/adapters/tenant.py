@@ -14,22 +14,19 @@ from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as packed_arrays
 
 from hplm.adapters.packed import Adapter, Float32, PackedAdapter, Place, all_finite, pack, unpack
-from hplm.core.wire import REGRESSION_LABEL
-from hplm.errors import CorruptArtifactError, WrongBaseError, unusable
+from hplm.errors import ConfigError, CorruptArtifactError, WrongBaseError, unusable
 from hplm.store import artifact
+from hplm.tasks.task_loader import task_named
 
 KIND = "tenant"
-Task = Literal["classification", "tagging", "regression"]
 Pooling = Literal["cls", "mean"]
-# Words that a tag may be told from.
-MOST_WORDS = 9
 
 
 @dataclass(frozen=True)
 class Head:
     """A linear layer over a token or the pooled text: `weight` `[n * labels, H]`, `bias` `[n * labels]`.
 
-    n is the card's `word_window`: a tagging's outputs for so many words, see `hplm.tasks.decode.word_logits`.
+    n is the card's `word_window`: a tagging's outputs for so many words, see `hplm.tasks.words.word_logits`.
 
     `transitions` `[1 + labels, labels]` of a tagging: how much the first word's tag, and each tag after each, is preferred
     (a linear-chain CRF); None for other tasks, and for taggings from before it was trained.
@@ -60,7 +57,7 @@ class TenantCard:
     """
 
     name: str
-    task: Task
+    task: str  # its name in `hplm.tasks.task_loader`
     labels: tuple[str, ...]
     base: str
     pooling: str = "mean"  # a Pooling: what the head of a classification or regression reads, all tokens or `[CLS]`
@@ -146,20 +143,22 @@ def parse_card(meta: dict[str, Any], where: str) -> TenantCard:
         card = TenantCard(**{**meta, "labels": tuple(meta["labels"])})
         if not card.labels or not all(isinstance(label, str) for label in card.labels):
             raise ValueError(f"labels {card.labels!r}")
-        if card.task not in get_args(Task) or card.pooling not in get_args(Pooling):
-            raise ValueError(f"task {card.task!r}, pooling {card.pooling!r}")
+        task = task_named(card.task)
+        if card.pooling not in get_args(Pooling):
+            raise ValueError(f"pooling {card.pooling!r}")
         if card.adapter_at not in get_args(Place):
             raise ValueError(f"an adapter at {card.adapter_at!r}")
-        if card.texts not in (1, 2) or (card.texts == 2 and card.task == "tagging"):
+        if card.texts not in (1, 2) or (card.texts == 2 and not task.takes_pairs):
             raise ValueError(f"a {card.task} over {card.texts!r} texts")
-        if card.transitions not in ((True, False) if card.task == "tagging" else (False,)):
+        if card.transitions not in (False, task.has_transitions):
             raise ValueError(f"transitions {card.transitions!r} of a {card.task}")
-        windows = range(1, MOST_WORDS + 1, 2) if card.task == "tagging" else (1,)
-        if type(card.word_window) is not int or card.word_window not in windows:
+        if type(card.word_window) is not int or card.word_window not in task.word_windows:
             raise ValueError(f"a word window of {card.word_window!r} of a {card.task}")
-        if card.task == "regression" and card.labels != (REGRESSION_LABEL,):
-            raise ValueError(f"labels {card.labels!r} of a regression")
+        if task.fixed_labels not in (None, card.labels):
+            raise ValueError(f"labels {card.labels!r} of a {card.task}")
         return card
+    except ConfigError as error:
+        raise CorruptArtifactError(f"{where}: {error}; install the package that has the task") from error
     except (TypeError, KeyError, ValueError) as error:
         raise CorruptArtifactError(f"{where}: not a tenant's card ({error!r}); fine-tune it again") from error
 

@@ -25,7 +25,8 @@ from hplm.engine.kernels.scripted import scripted
 from hplm.engine.layouts import Layout, lay_out
 from hplm.models.layers import UpperLayers, layer_weights
 from hplm.runtime.tracing import Tracer
-from hplm.tasks.decode import Logits
+from hplm.tasks.task import Logits, Task
+from hplm.tasks.task_loader import task_named
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ class EncodeEngine:
         self.slots.close()
 
     def run(self, requests: Sequence[EngineRequest], slot_tokens: int | None = None) -> list[Logits]:
-        """Logits of each request, in order: `[1, labels]` of a classification, `[T, n * labels]` of a tagging."""
+        """Return the outputs of each request's head, in order: `[1, labels]`, or `[T, n * labels]` if the task reads tokens."""
         logits: list[Logits | None] = [None] * len(requests)
         for indices, answers in self.run_each(requests, slot_tokens):
             for index, answer in zip(indices, answers, strict=True):
@@ -249,7 +250,7 @@ def head_logits(tenants: Sequence[Tenant], counts: Sequence[int], state: Tensor)
     answers = []
     for i, tenant in enumerate(tenants):
         seen = means[i : i + 1]
-        if tenant.card.task == "tagging":
+        if task_named(tenant.card.task).reads_tokens:
             seen = state[ends[i] - counts[i] : ends[i]].cpu().numpy()
         answers.append(seen @ tenant.head.weight.T + tenant.head.bias)
     return answers
@@ -257,7 +258,8 @@ def head_logits(tenants: Sequence[Tenant], counts: Sequence[int], state: Tensor)
 
 def count_read(tenant: Tenant, length: int) -> int:
     """How many of a text's last hidden states its tenant's head reads, from the first on: `[CLS]` alone, or all."""
-    return 1 if tenant.card.task != "tagging" and tenant.card.pooling == "cls" else length
+    reads_first = tenant.card.pooling == "cls" and not task_named(tenant.card.task).reads_tokens
+    return 1 if reads_first else length
 
 
 def places_of(starts: Sequence[int], counts: Sequence[int]) -> Tensor:
@@ -266,8 +268,8 @@ def places_of(starts: Sequence[int], counts: Sequence[int]) -> Tensor:
     return torch.from_numpy(np.repeat(starts - (ends - counts), counts) + np.arange(ends[-1]))
 
 
-def pool(task: str, pooling: str, hidden: Tensor) -> Tensor:
-    """What the head sees: every token for a tagging; `[CLS]` or the mean of the tokens for a classification."""
-    if task == "tagging":
+def pool(task: Task, pooling: str, hidden: Tensor) -> Tensor:
+    """Return the hidden states that a head reads: every token's, or one row, that of `[CLS]` or the mean of all tokens."""
+    if task.reads_tokens:
         return hidden
     return hidden[:1] if pooling == "cls" else hidden.mean(0, keepdim=True)

@@ -31,7 +31,8 @@ from hplm.plot import table as tables
 from hplm.plot.keys import bits
 from hplm.plot.table import PlotTable
 from hplm.store.layout import Store
-from hplm.tasks.decode import Logits, Tokens
+from hplm.tasks.task import Logits, Tokens
+from hplm.tasks.task_loader import task_named
 
 Vectors = npt.NDArray[np.float16]
 Stored = Mapping[tuple[int, ...], Vectors]
@@ -132,9 +133,9 @@ def adapt(tenant: Tenant, layer: int, tokens: Tensor) -> Tensor:
 
 
 def logits(encoder: UpperLayers, hidden: Tensor, tenant: Tenant) -> Tensor:
-    """What the head gives: `[1, labels]` of a classification, `[1, 1]` of a regression, `[T, n * labels]` of a tagging."""
+    """Return the head's outputs: `[1, labels]`, or `[T, n * labels]` if the task reads tokens."""
     last = upper(encoder, hidden, tenant)
-    if tenant.card.task != "tagging":
+    if not task_named(tenant.card.task).reads_tokens:
         last = last[:1] if tenant.card.pooling == "cls" else last.mean(0, keepdim=True)
     return last @ torch.from_numpy(tenant.head.weight).T + torch.from_numpy(tenant.head.bias)
 
@@ -142,11 +143,11 @@ def logits(encoder: UpperLayers, hidden: Tensor, tenant: Tenant) -> Tensor:
 def answered(encoder: UpperLayers, hidden: Tensor, tenant: Tenant, tokens: Tokens) -> Logits:
     """The logits that an answer is read from: `[1, labels]`, of a tagging `[T, labels]`."""
     found: Logits = logits(encoder, hidden, tenant).numpy()
-    return word_logits(found, len(tenant.card.labels), tokens) if tenant.card.task == "tagging" else found
+    return word_logits(found, len(tenant.card.labels), tokens)
 
 
 def word_logits(found: Logits, num_labels: int, tokens: Tokens) -> Logits:
-    """As `hplm.tasks.decode.word_logits`, word by word."""
+    """As `hplm.tasks.words.word_logits`, word by word."""
     window = found.shape[1] // num_labels
     if window == 1:
         return found

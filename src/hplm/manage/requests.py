@@ -13,13 +13,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hplm.adapters.tenant import Task
 from hplm.core.columns import Columns
 from hplm.core.names import check_name_of
 from hplm.core.settings import parse_settings
 from hplm.errors import BadManageRequestError, ConfigError
 from hplm.manage.request_parts import DataFiles, PretrainSettings, Source, TuneSettings, between, check_id
 from hplm.registry.records import JobState
+from hplm.tasks.task_loader import task_named
 
 MOST_LISTED = 1000
 MOST_INTEGER = 1 << 62
@@ -58,10 +58,15 @@ class FineTune(ManageRequest):
     columns: Columns = field(default_factory=Columns)
     domain: str | None = None
     base: str | None = None
-    task: Task | None = None
+    task: str | None = None
     settings: TuneSettings = field(default_factory=TuneSettings)
     dry_run: bool = False
     drop_uploads: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.task is not None:
+            task_named(self.task)
 
 
 @dataclass(frozen=True)

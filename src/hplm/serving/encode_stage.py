@@ -33,7 +33,7 @@ from hplm.serving.backlog_file import BacklogFile
 from hplm.serving.batch_loop import Results
 from hplm.serving.request import Request
 from hplm.serving.stage import Admission, Admitted, Load, Stage, Times
-from hplm.tasks.decode import answer_of
+from hplm.tasks.task_loader import task_named
 
 # The share of a request's time, and the most seconds, that are kept for the request's way to the stages and the answer's way
 # back: under overload a batch ends just in time.
@@ -223,9 +223,8 @@ def looks_ahead(settings: EncodeSettings, device: torch.device) -> bool:
 def _answer(item: EncodeItem, logits: npt.NDArray[np.float32]) -> EncodeAnswer | HplmError:
     tenant = item.request.tenant
     try:
-        return EncodeAnswer(
-            *answer_of(tenant.card.task, logits, tenant.card.labels, item.tokens, tenant.head.transitions)
-        )
+        task = task_named(tenant.card.task)
+        return EncodeAnswer(*task.decode(logits, tenant.card.labels, item.tokens, tenant.head.transitions))
     except Exception as error:
         # One tenant's odd labels must not fail the batch.
         log_rate_limited(f"tenant {tenant.card.name}: its answer cannot be decoded ({error!r})", error)

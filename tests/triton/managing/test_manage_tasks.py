@@ -9,8 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hplm_builder.data.labelled import LabelledData, LabelledText
-from hplm_builder.tenants.finetune import WORD_WINDOW
+from hplm_builder.data.labelled import LabelledData
 from hplm_client import Client, ManageClient
 
 from hplm import errors
@@ -18,7 +17,9 @@ from hplm.core.settings import REDUCTION_FACTOR, EncodeSettings
 from hplm.core.text import TextOrPair
 from hplm.models import base as bases
 from hplm.models.base import Base
-from hplm.tasks.decode import answer_of
+from hplm.tasks.examples import LabelledText
+from hplm.tasks.tagging import WORD_WINDOW
+from hplm.tasks.task_loader import task_named
 from tests import tasks, tiny
 from tests.managed import FAST, Place, expected_logits
 
@@ -86,7 +87,7 @@ def check_served(place: Place, base: Base, tenant: str, texts: Sequence[TextOrPa
         tokens = encoder.encode([asked])[0].tokens
         if card.card.task == "tagging":
             assert card.card.word_window == WORD_WINDOW
-        spans, _ = answer_of(card.card.task, wanted, card.card.labels, tokens, card.head.transitions)
+        spans, _ = task_named(card.card.task).decode(wanted, card.card.labels, tokens, card.head.transitions)
         texts_asked = [asked] if isinstance(asked, str) else asked
         for protocol in ("http", "grpc"):
             with Client(place.url(protocol)) as client:

@@ -18,7 +18,7 @@ from hplm.core.settings import Quantization
 from hplm.engine.encode import EngineRequest
 from hplm.engine.kernels.int8_ranges import measure_ranges
 from hplm.engine.open_domain import open_lineage
-from hplm.tasks.decode import answer_of
+from hplm.tasks.task_loader import task_named
 from hplm.triton.launcher.ports import free_ports
 from hplm.triton.launcher.server import TritonServer
 from tests import tiny
@@ -58,7 +58,7 @@ def test_served_logits_are_the_engines(folder: Path, server: TritonServer, proto
         request = EngineRequest(tiny.load_tenant(store, base, tenant), hidden)
         card, tokens = request.tenant.card, encoder.encode([text])[0].tokens
         wanted, floats = (
-            answer_of(card.task, one.run([request])[0], card.labels, tokens, request.tenant.head.transitions)[1]
+            task_named(card.task).decode(one.run([request])[0], card.labels, tokens, request.tenant.head.transitions)[1]
             for one in (engine, plain)
         )
         assert answer.logits is not None

@@ -26,12 +26,12 @@ RULES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "src/hplm/registry": ((*PLAIN, "hplm.store"), NO_TORCH),
     "src/hplm/housekeeping": (STORED, NO_TORCH),
     "src/hplm/plot": ((*PLAIN, "hplm.store"), NO_TORCH),
-    "src/hplm/adapters": (STORED, NO_TORCH),
-    "src/hplm/tasks": (PLAIN, NO_TORCH),
+    "src/hplm/adapters": ((*STORED, "hplm.tasks"), NO_TORCH),
+    "src/hplm/tasks": (PLAIN, NO_TRITON),
     "src/hplm/scheduling": (("hplm.errors",), NO_TORCH),
     "src/hplm/models": ((*PLAIN, "hplm.store", "hplm.plot", "hplm.adapters"), NO_TRITON),
     "src/hplm/engine": ((*DATA, "hplm.models"), NO_TRITON),
-    "src/hplm/manage": ((*STORED, "hplm.housekeeping", "hplm.adapters"), NO_TORCH),
+    "src/hplm/manage": ((*STORED, "hplm.housekeeping", "hplm.adapters", "hplm.tasks"), NO_TORCH),
     "src/hplm/serving": ((*COMPUTING, "hplm.manage"), NO_TRITON),
     "src/hplm/triton/workarounds": (PLAIN, ("torch", "tritonclient")),
     "src/hplm/triton/bridge": (
@@ -48,7 +48,7 @@ RULES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         NO_TORCH,
     ),
     "clients": (
-        ("hplm.errors", "hplm.core", "hplm.reporting"),
+        ("hplm.errors", "hplm.core", "hplm.reporting", "hplm.tasks"),
         ("torch", "tokenizers", "sqlalchemy", "triton_python_backend_utils"),
     ),
     "builder": (("hplm.",), NO_TRITON),
@@ -119,6 +119,12 @@ def test_only_the_translation_modules_import_tritons_python_module() -> None:
 @pytest.mark.parametrize("command", ["serve", "store", "predict", "tenant", "domain", "job", "upload"])
 def test_a_command_that_computes_nothing_does_not_wait_for_torch(command: str) -> None:
     program = f"import sys, hplm_cli; hplm_cli.make_app({command!r}); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_tasks_import_torch_in_functions_alone() -> None:
+    names = ", ".join(f"hplm.tasks.{path.stem}" for path in (ROOT / "src/hplm/tasks").glob("[!_]*.py"))
+    program = f"import sys, {names}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)
 
 

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 
 from hplm.errors import ConfigError, DataError
+from hplm.tasks.examples import LabelledText
+from hplm.tasks.task_loader import task_named
 from hplm_builder.data.data_warnings import uninformative_test_data
-from hplm_builder.data.labelled import LabelledData, LabelledText
+from hplm_builder.data.labelled import LabelledData
 from hplm_builder.data.labelled_files import read_folder, with_unlabelled
 from hplm_builder.data.splits import stratified_sample
 from hplm_builder.evaluation.search.budget import Budget
-from hplm_builder.tenants.scores import METRICS
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class EvalTask:
     @property
     def metric(self) -> str:
         """The key of the score that the task is judged by."""
-        return METRICS[self.data.task]
+        return task_named(self.data.task).metric
 
     @cached_property
     def digest(self) -> str:

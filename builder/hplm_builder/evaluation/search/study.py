@@ -9,12 +9,13 @@ from typing import Any
 import torch
 
 from hplm.errors import ConfigError
+from hplm.tasks.task_loader import task_named
 from hplm_builder.data.labelled import LabelledData
 from hplm_builder.evaluation.search.budget import Budget
 from hplm_builder.evaluation.search.eval_task import EvalTask
 from hplm_builder.evaluation.search.variants import Variant
 from hplm_builder.tenants.bodies import fastest_format
-from hplm_builder.tenants.finetune import CHANCE, TAGGING_WARMUP_SHARE, WORD_WINDOW, TrainSettings
+from hplm_builder.tenants.finetune import TrainSettings
 from hplm_builder.tenants.head_start import may_be_fitted
 from hplm_builder.tenants.pseudo_labels import TEACHER_RATE
 
@@ -51,15 +52,7 @@ class Study:
             "device": self.device.type,
             "computed in": str(fastest_format(self.device)[0]),
             # Only present where it applies, so that older results stay valid if they were made in the same way.
-            **(
-                {
-                    "head": f"with transitions, over {WORD_WINDOW} words",
-                    "warm-up": TAGGING_WARMUP_SHARE,
-                    "kept": f"the last epoch within {CHANCE:g} standard errors of the best",
-                }
-                if task.data.task == "tagging"
-                else {}
-            ),
+            **task_named(task.data.task).training_notes,
             **({"head": "fitted first where it does well"} if may_be_fitted(task.data) else {}),
             **(
                 {"unlabelled": f"as many, labelled by all upper layers at {TEACHER_RATE:g}"}

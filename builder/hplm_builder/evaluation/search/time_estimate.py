@@ -13,13 +13,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from hplm.reporting.progress import Report, silent
+from hplm.tasks.task_loader import task_named
 from hplm_builder.data.data_warnings import leak_warnings
 from hplm_builder.evaluation.search.eval_task import EvalTask
 from hplm_builder.evaluation.search.finished_runs import FinishedRuns
 from hplm_builder.evaluation.search.run_store import RunStore
 from hplm_builder.evaluation.search.study import Study
 from hplm_builder.evaluation.search.variants import Variant, plot_body
-from hplm_builder.tenants.finetune import Scale, TaskHead, Trainer
+from hplm_builder.tenants.finetune import TaskHead, Trainer
 from hplm_builder.tenants.judging import predict
 from hplm_builder.tenants.prepared import count_tokens, mean_tokens, packed_batches, prepare, sample_of
 
@@ -113,15 +114,16 @@ def measure(study: Study, task: EvalTask, variant: Variant) -> TokenCost:
     feature_s = (time.perf_counter() - start_s) / count_tokens(sample)
     body = variant.body(task)().to(study.device)
     head = TaskHead(variant.base.config.hidden_size, data).to(study.device)
-    scale = Scale.of(data.task, sample)
-    trainer = Trainer(data.task, settings, variant.rate, body, head, scale)
+    kind = task_named(data.task)
+    scale = kind.scale([example.source for example in sample])
+    trainer = Trainer(kind, settings, variant.rate, body, head, scale)
     batch, *_ = packed_batches(sample, settings.batch_examples, np.random.default_rng(0))
     seconds = []
     for _ in range(2):
         start_s = time.perf_counter()
         trainer.step(batch, variant.rate)
         middle_s = time.perf_counter()
-        predict(body, scale.to_served(head), data, batch, study.pooling, device=study.device)
+        predict(body, head.to_served(scale), data, batch, study.pooling, device=study.device)
         seconds.append((middle_s - start_s, time.perf_counter() - middle_s))
     train_s, predict_s = (min(column) / count_tokens(batch) for column in zip(*seconds, strict=True))
     return TokenCost(feature_s, train_s, predict_s)

@@ -25,7 +25,7 @@ from hplm.models.device import CPU, choose_dtype, computing_in, in_dtype
 from hplm.reporting.benchmark_result import Goal, Report
 from hplm.reporting.progress import silent
 from hplm.store.layout import Store
-from hplm.tasks.decode import answer_of
+from hplm.tasks.task_loader import task_named
 from hplm_builder.cli.options import BaseOption
 from hplm_builder.convert.base import DEFAULT_BASE
 from hplm_builder.data.labelled import LabelledData
@@ -105,6 +105,7 @@ class Int8Comparison:
             int8=self._ranges if is_int8 else (),
         )
         card, transitions = tenant.card, tenant.head.transitions
+        task = task_named(card.task)
         with closing(engine):
             logits = [
                 request_logits
@@ -114,7 +115,7 @@ class Int8Comparison:
                 )
             ]
         return [
-            answer_of(card.task, request_logits, card.labels, example.tokens, transitions)[0]
+            task.decode(request_logits, card.labels, example.tokens, transitions)[0]
             for example, request_logits in zip(examples, logits, strict=True)
         ]
 

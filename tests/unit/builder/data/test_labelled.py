@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 from hplm_builder.data import labelled_files
-from hplm_builder.data.labelled import Entity, LabelledFile, LabelledText
+from hplm_builder.data.labelled import LabelledFile
 from hplm_builder.data.labelled_checks import check_data
 from hplm_builder.data.labelled_files import read_data, read_file, read_folder
 from hplm_builder.data.row_readers import LONGEST_RECORD
 
 from hplm.core.columns import Columns, check_header
 from hplm.errors import ConfigError, DataError
+from hplm.tasks.examples import Entity, LabelledText
 from tests.open_files import open_files
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hplm_builder.data.labelled import LabelledText
 from hplm_builder.evaluation.search.served_domain import ServedDomain
 from hplm_builder.evaluation.studies.int8 import clipped_share, computed_share, goals_of, int8_rows
 from hplm_builder.tenants.bodies import AdapterModel
@@ -17,6 +16,7 @@ from hplm_builder.tenants.prepared import Prepared
 from hplm.engine.kernels.int8 import APART
 from hplm.engine.kernels.int8_ranges import measure_ranges
 from hplm.models.base import Base
+from hplm.tasks.examples import LabelledText
 from tests import tiny
 from tests.unit.builder.evaluation import evaluated
 from tests.unit.builder.evaluation.evaluated import report_of

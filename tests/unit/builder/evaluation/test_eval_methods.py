@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 from hplm_builder.cli.evaluate import app
-from hplm_builder.data.labelled import LabelledData, LabelledText
+from hplm_builder.data.labelled import LabelledData
 from hplm_builder.data.labelled_files import read_folder
 from hplm_builder.evaluation.search.budget import BUDGETS, Budget
 from hplm_builder.evaluation.search.eval_task import EvalTask, read_tasks
@@ -35,6 +35,7 @@ from typer.testing import CliRunner
 from hplm.errors import ConfigError, DataError, HplmError
 from hplm.models.device import computing_in
 from hplm.reporting.progress import silent
+from hplm.tasks.examples import LabelledText
 from tests import tiny
 from tests.unit.builder.evaluation import evaluated
 from tests.unit.builder.evaluation.evaluated import Place, report_of, reports_of_two, trained

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hplm_builder.fleet.benchmark_repository import ABOUT, check_same_fleet
 from hplm_builder.fleet.fine_tuned_fleet import FineTunedFleet, fine_tune_fleet, proportional_counts
-from hplm_builder.tenants.finetune import WORD_WINDOW, TrainSettings
+from hplm_builder.tenants.finetune import TrainSettings
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,6 +21,7 @@ from hplm.errors import ConfigError, CorruptArtifactError, DataError, TenantName
 from hplm.models.base import Base
 from hplm.reporting.progress import silent
 from hplm.store.layout import Store
+from hplm.tasks.tagging import WORD_WINDOW
 
 FAST = TrainSettings(epochs=1, learning_rates=(1e-2,))
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from hplm_builder.cli.build import app as builder
-from hplm_builder.data.labelled import Entity, LabelledData, LabelledText
+from hplm_builder.data.labelled import LabelledData
 from hplm_builder.data.labelled_checks import check_data
 from hplm_builder.data.tokenising import BATCH_CHARACTERS
 from hplm_builder.domains import domain_build
@@ -24,11 +24,10 @@ from hplm_builder.export import register
 from hplm_builder.tables.plot_tables import build_plot
 from hplm_builder.tenants import finetune
 from hplm_builder.tenants.bodies import ADAPTER_AT, HeadModel, adapter_body, fastest_format
-from hplm_builder.tenants.finetune import Trainer, TrainSettings, reduction_factor_of
+from hplm_builder.tenants.finetune import Trainer, TrainSettings
 from hplm_builder.tenants.judging import scores_of
 from hplm_builder.tenants.prepared import (
     CHUNK,
-    IGNORED,
     Prepared,
     Room,
     chunks,
@@ -36,9 +35,7 @@ from hplm_builder.tenants.prepared import (
     prepare,
     prepare_all,
     sample_of,
-    tag_targets,
 )
-from hplm_builder.tenants.scores import METRICS
 from hplm_builder.tenants.tenant_build import MOST_STEPS, build_tenant, estimate_fine_tune, plot_features, train_tenant
 from rich.progress import Progress
 from typer.testing import CliRunner
@@ -71,7 +68,10 @@ from hplm.runtime.memory import count_memory
 from hplm.serving.encode_stage import EncodeAnswer, EncodeInput, EncodeStage
 from hplm.serving.request import Request
 from hplm.store.layout import Store
-from hplm.tasks.decode import word_logits, word_ranges
+from hplm.tasks.examples import Entity, LabelledText
+from hplm.tasks.tagging import WORD_WINDOW, Tagging
+from hplm.tasks.task import IGNORED
+from hplm.tasks.task_loader import TASKS, task_named
 from tests import tiny
 from tests.batches import find_labels
 from tests.doubles import ManualClock
@@ -104,7 +104,7 @@ def test_a_tenant_learns_its_task_and_serving_answers_as_the_test_scored(
     store, base = tiny.opened(tmp_path)
     card = build_tenant(store, "tiny", "general", name, data, FAST, Progress(disable=True))
     assert card.about["curve"]
-    metric = METRICS[data.task]
+    metric = task_named(data.task).metric
     assert card.about["scores"][f"test_{metric}"] > 0.6
     assert (card.task, card.labels, card.texts) == (data.task, data.labels, data.texts)
     settings = EncodeSettings(store="../../../store", base="tiny", dtype="float32")
@@ -273,7 +273,7 @@ def test_an_update_goes_on_from_the_version_before_and_keeps_nothing_worse(
     first = train_tenant(tiny_base, lookup, "acme", data, FAST)
     useless = replace(SHORT, epochs=1, learning_rates=(1e-9,))
     second = train_tenant(tiny_base, lookup, "acme", data, useless, start=first)
-    metric = f"test_{METRICS[data.task]}"
+    metric = f"test_{task_named(data.task).metric}"
     assert second.card.about["scores"][metric] == pytest.approx(first.card.about["scores"][metric], abs=0.02)
     np.testing.assert_allclose(second.head.bias, first.head.bias, atol=1e-3)
     np.testing.assert_allclose(second.adapter.down, first.adapter.down, atol=1e-3)
@@ -659,26 +659,12 @@ def test_tags_are_learned_from_the_words_beside_them() -> None:
     scores = {}
     for window in (1, 3):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(finetune, "WORD_WINDOW", window)
+            patch.setattr(Tagging, "new_word_window", window)
             trained = finetune.fine_tune(HeadModel, 4, data, parts, settings)
         assert len(trained.head.bias) == 2 * window
         scores[window] = trained.scores["test_f1"]
     assert scores[3] == 1.0
     assert scores[1] < 0.8
-
-
-def test_training_tells_words_as_serving_does(tiny_base: Base, lookup: OpenDomain) -> None:
-    data = place_data()
-    examples = prepare(data.test[:7], data, TextEncoder(tiny_base.tokenizer_path, 40), plot_features(lookup))
-    head = finetune.TaskHead(tiny_base.config.hidden_size, data)
-    trainer = finetune.Trainer("tagging", SHORT, 1e-3, HeadModel(), head, finetune.Scale())
-    for one in examples:
-        words = word_ranges(one.tokens)
-        with torch.no_grad():
-            found = head(one.features.float())
-            got = trainer._of_words(found, words)
-        wanted = word_logits(found.numpy(), len(data.labels), one.tokens)[[first for first, _ in words]]
-        np.testing.assert_allclose(got.numpy(), wanted, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -688,7 +674,7 @@ def test_training_tells_words_as_serving_does(tiny_base: Base, lookup: OpenDomai
 def test_a_new_tagging_is_as_wide_as_the_slots_and_others_at_most_as_wide_as_usual(
     task: str, of_slots: int, factor: int
 ) -> None:
-    assert reduction_factor_of(task, of_slots) == factor
+    assert task_named(task).reduction_factor(of_slots) == factor
 
 
 def test_a_reduction_factor_that_cannot_be_is_refused() -> None:
@@ -699,7 +685,7 @@ def test_a_reduction_factor_that_cannot_be_is_refused() -> None:
 def test_an_update_reads_as_many_words_as_the_version_before(tiny_base: Base, lookup: OpenDomain) -> None:
     data = place_data()
     first = train_tenant(tiny_base, lookup, "places", data, SHORT)
-    assert first.card.word_window == finetune.WORD_WINDOW
+    assert first.card.word_window == WORD_WINDOW
     centre = slice(len(data.labels), 2 * len(data.labels))
     old_head = replace(first.head, weight=first.head.weight[centre], bias=first.head.bias[centre])
     old = replace(first, card=replace(first.card, word_window=1), head=old_head)
@@ -714,7 +700,7 @@ def test_an_entity_that_starts_within_a_word_or_goes_on_after_another_begins_wit
     ids = {tag: number for number, tag in enumerate(("O", "B-X", "I-X", "B-Y", "I-Y"))}
 
     def tags(*entities: Entity) -> list[int]:
-        found = tag_targets(LabelledText("abc def ghi jkl", None, entities), tokens, ids)
+        found = TASKS["tagging"].targets(LabelledText("abc def ghi jkl", None, entities), tokens, ids)
         return [number for number in found.tolist() if number != IGNORED]
 
     assert tags(Entity("X", 0, 7)) == [1, 2, 0, 0]

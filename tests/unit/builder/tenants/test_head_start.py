@@ -7,12 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hplm_builder.data.labelled import LabelledData, LabelledText
+from hplm_builder.data.labelled import LabelledData
 from hplm_builder.tenants import head_start
 from hplm_builder.tenants.finetune import TaskHead, TrainSettings, fine_tune
-from hplm_builder.tenants.head_start import LEAST_LABELS, examples_to_fit, fit_head, may_be_fitted
+from hplm_builder.tenants.head_start import examples_to_fit, fit_head, may_be_fitted
 from hplm_builder.tenants.prepared import Prepared
 from torch import Tensor, nn
+
+from hplm.tasks.classification import LEAST_FITTED_LABELS
+from hplm.tasks.examples import LabelledText
 
 HIDDEN = 16
 
@@ -67,7 +70,7 @@ def test_a_fitted_head_tells_classes_apart_and_has_the_least_loss_there_is() -> 
         assert loss(head.weight + away) > least
 
 
-@pytest.mark.parametrize("labels", [LEAST_LABELS - 1, LEAST_LABELS])
+@pytest.mark.parametrize("labels", [LEAST_FITTED_LABELS - 1, LEAST_FITTED_LABELS])
 def test_only_many_labels_are_fitted_first(labels: int) -> None:
     examples = prepared(labels, 4)
     data = data_of(labels, examples)
@@ -76,7 +79,7 @@ def test_only_many_labels_are_fitted_first(labels: int) -> None:
     settings = TrainSettings(epochs=1, learning_rates=(1e-12,))
     told: list[float] = []
     trained = fine_tune(Frozen, HIDDEN, data, parts, settings, lambda step, share: told.append(share))
-    assert may_be_fitted(data) is (labels == LEAST_LABELS)
+    assert may_be_fitted(data) is (labels == LEAST_FITTED_LABELS)
     assert (trained.scores["dev_accuracy"] > 0.9) is may_be_fitted(data)
     assert told == sorted(told)
     assert told[-1] == 1.0
@@ -92,7 +95,7 @@ def test_a_head_that_does_badly_on_dev_is_left_as_it_was_made(monkeypatch: pytes
     assert body.unused.item() == 0.0
     trained = fine_tune(Frozen, HIDDEN, data, (examples, others, others), settings)
     np.testing.assert_allclose(trained.head.weight, made.weight.detach().numpy(), atol=1e-6)
-    monkeypatch.setattr("hplm_builder.tenants.finetune.LEAST_ACCURACY", 0.0)
+    monkeypatch.setattr("hplm_builder.tenants.finetune.LEAST_SCORE", 0.0)
     fitted = fine_tune(Frozen, HIDDEN, data, (examples, others, others), settings)
     assert np.abs(fitted.head.weight - made.weight.detach().numpy()).max() > 0.1
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hplm_builder.data.labelled import LabelledData, LabelledText
+from hplm_builder.data.labelled import LabelledData
 from hplm_builder.data.labelled_checks import check_data
 from hplm_builder.data.labelled_files import read_data, with_unlabelled
 from hplm_builder.tenants import pseudo_labels
@@ -24,6 +24,7 @@ from hplm.engine.open_domain import OpenDomain, open_lineage
 from hplm.errors import ConfigError, DataError
 from hplm.models.base import Base
 from hplm.store.layout import Store
+from hplm.tasks.examples import LabelledText
 from tests.tasks import colour_data, count_data, place_data
 
 SETTINGS = TrainSettings(epochs=3, learning_rates=(1e-2, 3e-3), batch_examples=64, dropout=0.0)
@@ -137,7 +138,9 @@ def test_a_teacher_that_learned_nothing_labels_nothing(
 ) -> None:
     monkeypatch.setattr(pseudo_labels, "TEACHER_RATE", 1e-12)
     # Where it began it says the same of nearly every text.
-    with pytest.raises(ConfigError, match=r"what labels the unlabelled texts learned nothing .* train without them"):
+    with pytest.raises(
+        ConfigError, match=r"the teacher that labels unlabelled texts learned nothing .* train without them"
+    ):
         train_tenant(tiny_base, lookup, "colour", partly(colour_data()), SETTINGS)
 
 
@@ -145,7 +148,7 @@ def test_a_teacher_that_does_not_train_is_named(
     tiny_base: Base, lookup: OpenDomain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pseudo_labels, "TEACHER_RATE", 1e38)
-    with pytest.raises(ConfigError, match=r"what labels the unlabelled texts diverged .* train without them"):
+    with pytest.raises(ConfigError, match=r"the teacher that labels unlabelled texts diverged .* train without them"):
         train_tenant(tiny_base, lookup, "colour", partly(colour_data()), SETTINGS)
 
 

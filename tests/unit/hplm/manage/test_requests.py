@@ -131,7 +131,7 @@ def test_nested_parts_become_classes_and_what_is_not_given_stays_open() -> None:
         ({"columns": {"text": 1}}, "columns: text must be str"),
         ({"columns": {"label": "a\nb"}}, "columns: the name of a column is 1 to 200 printable characters"),
         ({"columns": ["Body"]}, "columns: expected an object"),
-        ({"task": "poetry"}, "task must be one of 'classification'"),
+        ({"task": "poetry"}, "there is no task 'poetry'; there are classification, regression, tagging"),
         ({"domain": "../law"}, "domain: a name is 1 to 64"),
         ({"dry_run": "yes"}, "dry_run must be bool"),
     ],

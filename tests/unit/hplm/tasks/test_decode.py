@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from typing import get_args
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hplm.adapters.tenant import Task
 from hplm.core.wire import LabelledSpan
 from hplm.engine import reference
-from hplm.tasks.decode import (
-    answer_of,
-    beginnings,
-    best_path,
-    decode_classification,
-    decode_regression,
-    decode_tagging,
-    marginals,
-    marginals_in_logarithms,
-    word_logits,
-    word_ranges,
-)
+from hplm.tasks.tag_sequences import best_path, forbidden_transitions, marginals, marginals_in_logarithms
+from hplm.tasks.tagging import entities_in
+from hplm.tasks.task_loader import TASKS
+from hplm.tasks.words import word_logits, word_ranges
 
 TAGS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
 # [CLS] Ann ##a Lee sings in Rome [SEP]
@@ -45,7 +35,7 @@ def logits_of(*tags: str) -> np.ndarray:
 
 
 def spans(*tags: str) -> list[tuple[str, int, int]]:
-    return [(span.label, span.start, span.end) for span in decode_tagging(logits_of(*tags), TAGS, TOKENS)]
+    return [(span.label, span.start, span.end) for span in entities_in(logits_of(*tags), TAGS, TOKENS)]
 
 
 def test_words_of_one_entity_are_one_span_of_characters() -> None:
@@ -55,7 +45,7 @@ def test_words_of_one_entity_are_one_span_of_characters() -> None:
 def test_an_entity_begins_with_its_beginning_tag_however_sure_the_inside_tag_is() -> None:
     logits = logits_of("I-PER", "I-PER", "O", "O", "O")
     logits[1, TAGS.index("B-PER")] = 15.0
-    assert [(s.label, s.start, s.end) for s in decode_tagging(logits, TAGS, TOKENS)] == [("PER", 0, 8)]
+    assert [(s.label, s.start, s.end) for s in entities_in(logits, TAGS, TOKENS)] == [("PER", 0, 8)]
 
 
 def test_an_inside_tag_without_a_beginning_tag_among_the_labels_opens_an_entity() -> None:
@@ -63,16 +53,16 @@ def test_an_inside_tag_without_a_beginning_tag_among_the_labels_opens_an_entity(
     logits = np.zeros((len(TOKENS), 2), np.float32)
     logits[[1, 3], 1] = 5.0
     logits[4:, 0] = 5.0
-    assert [(s.start, s.end) for s in decode_tagging(logits, tags, TOKENS)] == [(0, 8)]
+    assert [(s.start, s.end) for s in entities_in(logits, tags, TOKENS)] == [(0, 8)]
 
 
 def test_transitions_move_what_words_alone_would_say() -> None:
     logits = logits_of("B-PER", "O", "O", "O", "O")
     logits[3, TAGS.index("I-PER")] = 19.0
     moves = np.zeros((6, 5), np.float32)
-    assert [s.end for s in decode_tagging(logits, TAGS, TOKENS, moves)] == [4]
+    assert [s.end for s in entities_in(logits, TAGS, TOKENS, moves)] == [4]
     moves[1 + TAGS.index("B-PER"), TAGS.index("I-PER")] = 2.0
-    (entity,) = decode_tagging(logits, TAGS, TOKENS, moves)
+    (entity,) = entities_in(logits, TAGS, TOKENS, moves)
     assert (entity.start, entity.end) == (0, 8)
     # The second word's tag: 19 + 2 against 20, and nothing else is near.
     assert entity.score == pytest.approx((1 + 1 / (1 + np.exp(-1))) / 2, abs=1e-4)
@@ -81,7 +71,7 @@ def test_transitions_move_what_words_alone_would_say() -> None:
 def test_a_score_is_no_surer_than_all_sequences_together_make_it() -> None:
     tags, tokens = ("O", "B-X", "I-X"), np.array([(0, 1, 0), (2, 3, 1), (4, 5, 2)], dtype=np.int32)
     logits = np.array([[3, 0, 0], [0, 0, 3.05], [3, 0, 0]], dtype=np.float32)
-    (entity,) = decode_tagging(logits, tags, tokens)
+    (entity,) = entities_in(logits, tags, tokens)
     assert (entity.start, entity.end) == (0, 3)
     # Of all sequences that may be: tag 2 only after 1 or 2.
     every = itertools.product(range(3), repeat=3)
@@ -96,7 +86,7 @@ def test_a_score_is_no_surer_than_all_sequences_together_make_it() -> None:
 def test_the_probability_of_a_tag_is_that_of_all_sequences_with_it(words: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     emissions = rng.normal(0, 3, (words, len(TAGS))).astype(np.float32)
-    moves = rng.normal(0, 2, (1 + len(TAGS), len(TAGS))).astype(np.float32) + beginnings(TAGS)
+    moves = rng.normal(0, 2, (1 + len(TAGS), len(TAGS))).astype(np.float32) + forbidden_transitions(TAGS)
     wanted = np.zeros((words, len(TAGS)))
     for path in itertools.product(range(len(TAGS)), repeat=words):
         places = zip([0, *(1 + tag for tag in path)], path, strict=False)
@@ -114,14 +104,14 @@ def test_the_probability_of_a_tag_is_that_of_all_sequences_with_it(words: int, s
     [("O", []), ("I-X", [(0, 22)]), ("B-X", [(0, 4), (5, 8), (9, 14), (15, 17), (18, 22)])],
 )
 def test_a_tagging_of_one_label_is_sure_of_it(label: str, found: list[tuple[int, int]]) -> None:
-    answer = decode_tagging(np.ones((len(TOKENS), 1), np.float32), (label,), TOKENS)
+    answer = entities_in(np.ones((len(TOKENS), 1), np.float32), (label,), TOKENS)
     assert answer == [LabelledSpan("X", 1.0, start, end) for start, end in found]
 
 
 def test_very_sure_logits_have_probabilities_too() -> None:
     emissions = np.zeros((40, len(TAGS)), np.float32)
     emissions[::2, 0], emissions[1::2, 2] = 120.0, 120.0
-    found = marginals(emissions, beginnings(TAGS))
+    found = marginals(emissions, forbidden_transitions(TAGS))
     assert np.isfinite(found).all()
     np.testing.assert_allclose(found.sum(1), 1.0)
 
@@ -132,12 +122,12 @@ def test_no_finite_logits_have_scores_that_are_no_numbers(scale: float, seed: in
     tokens = np.array([(2 * word, 2 * word + 1, word) for word in range(20)], np.int32)
     logits = (rng.normal(size=(20, len(TAGS))) * scale).astype(np.float32)
     moves = (rng.normal(size=(1 + len(TAGS), len(TAGS))) * min(scale, 1e4)).astype(np.float32)
-    for entity in decode_tagging(logits, TAGS, tokens, moves if has_transitions else None):
+    for entity in entities_in(logits, TAGS, tokens, moves if has_transitions else None):
         assert 0 <= entity.score <= 1 + 1e-6
 
 
 def test_a_text_without_words_has_no_entities() -> None:
-    assert decode_tagging(np.ones((2, 5), np.float32), TAGS, np.full((2, 3), -1, np.int32)) == []
+    assert entities_in(np.ones((2, 5), np.float32), TAGS, np.full((2, 3), -1, np.int32)) == []
 
 
 @given(st.integers(1, 4), st.integers(0, 2**32 - 1), st.booleans())
@@ -146,7 +136,7 @@ def test_the_best_path_is_the_best_of_all(words: int, seed: int, constrained: bo
     emissions = rng.normal(0, 3, (words, len(TAGS))).astype(np.float32)
     moves = rng.normal(0, 2, (1 + len(TAGS), len(TAGS))).astype(np.float32)
     if constrained:
-        moves = moves + beginnings(TAGS)
+        moves = moves + forbidden_transitions(TAGS)
 
     def total(path: tuple[int, ...]) -> float:
         places = zip([0, *(1 + tag for tag in path)], path, strict=False)
@@ -165,20 +155,20 @@ def test_no_entity_is_an_empty_answer() -> None:
 
 
 def test_a_classification_is_one_label_over_what_was_read() -> None:
-    answer = decode_classification(np.array([[0.0, 2.0]], dtype=np.float32), ("no", "yes"), TOKENS)
+    answer, _ = TASKS["classification"].decode(np.array([[0.0, 2.0]], dtype=np.float32), ("no", "yes"), TOKENS)
     assert answer == [LabelledSpan("yes", answer[0].score, 0, 22)]
     assert abs(answer[0].score - 1 / (1 + np.exp(-2))) < 1e-6
 
 
 def test_a_regression_is_its_value_over_what_was_read() -> None:
-    answer = decode_regression(np.array([[-3.5]], dtype=np.float32), ("score",), TOKENS)
+    answer, _ = TASKS["regression"].decode(np.array([[-3.5]], dtype=np.float32), ("score",), TOKENS)
     assert answer == [LabelledSpan("score", -3.5, 0, 22)]
 
 
-@pytest.mark.parametrize("task", get_args(Task))
-def test_each_task_has_an_answer_of_its_own(task: Task) -> None:
+@pytest.mark.parametrize("task", TASKS)
+def test_each_task_has_an_answer_of_its_own(task: str) -> None:
     found = np.array([[0.0, 2.0, 0.0]] * (len(TOKENS) if task == "tagging" else 1), np.float32)
-    spans, _ = answer_of(task, found, TAGS[:3], TOKENS)
+    spans, _ = TASKS[task].decode(found, TAGS[:3], TOKENS)
     read = {"classification": (TAGS[1], 0, 22), "regression": (TAGS[0], 0, 22)}
     assert (spans[0].label, spans[0].start, spans[0].end) == read.get(task, ("PER", 0, 4))
 
@@ -205,7 +195,7 @@ def test_a_tag_is_told_from_the_words_beside_it_and_all_tokens_of_its_own() -> N
     # The second piece of the first word alone says that a person begins, and the second word that a place begins behind it.
     found[2, 1, TAGS.index("B-PER")] = 8.0
     found[3, 0, TAGS.index("B-LOC")] = 8.0
-    spans, logits = answer_of("tagging", found.reshape(len(TOKENS), -1), TAGS, TOKENS)
+    spans, logits = TASKS["tagging"].decode(found.reshape(len(TOKENS), -1), TAGS, TOKENS)
     assert [(one.label, one.start, one.end) for one in spans] == [("PER", 0, 4), ("LOC", 9, 14)]
     assert logits.shape == (len(TOKENS), len(TAGS))
     # A client that asks for logits finds a word's at each of its tokens.

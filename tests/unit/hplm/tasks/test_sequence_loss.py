@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
 import torch
-from hplm_builder.tenants.crf import sequence_loss
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+
+from hplm.tasks.tag_sequences import sequence_loss
+from hplm.tasks.task import IGNORED, Scale
+from hplm.tasks.task_loader import TASKS
+from hplm.tasks.words import word_logits, word_ranges
+
+WORDS = ((0, 0, 1, 2, 2), (0,))
 
 
 def by_enumeration(logits: Tensor, targets: Tensor, lengths: list[int], transitions: Tensor) -> float:
@@ -47,3 +54,23 @@ def test_what_is_forbidden_has_no_likelihood_and_leaves_gradients_finite() -> No
     assert loss.item() == pytest.approx(torch.tensor(4.0).log().item() / 3)
     assert logits.grad is not None
     assert logits.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("window", [1, 3])
+def test_training_reads_the_same_logits_of_words_as_serving(window: int) -> None:
+    # Two texts: [CLS] and three words of two, one and two tokens; [CLS] and one word.
+    texts = [np.array([(0, 0, -1), *((i, i + 1, word) for i, word in enumerate(words))], np.int32) for words in WORDS]
+    lengths = [len(tokens) for tokens in texts]
+    generator = torch.Generator().manual_seed(0)
+    outputs = torch.randn(sum(lengths), window * 3, generator=generator)
+    transitions = torch.randn(4, 3, generator=generator)
+    tags = [torch.tensor([1, 2, 0]), torch.tensor([1])]
+    targets = torch.full((sum(lengths),), IGNORED)
+    served = []
+    for at, tokens, of_text, gold in zip((0, lengths[0]), texts, outputs.split(lengths), tags, strict=True):
+        firsts = [first for first, _ in word_ranges(tokens)]
+        targets[[at + first for first in firsts]] = gold
+        served.append(torch.from_numpy(word_logits(of_text.numpy(), 3, tokens)[firsts]))
+    loss = TASKS["tagging"].loss(outputs, targets, texts, Scale(), transitions)
+    expected = sequence_loss(torch.cat(served), torch.cat(tags), [3, 1], transitions)
+    assert float(loss) == pytest.approx(float(expected), abs=1e-5)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
-from hplm_builder.data.labelled import Entity, LabelledData, LabelledText
-from hplm_builder.tenants.judging import scores_of
-from hplm_builder.tenants.prepared import Prepared
-from hplm_builder.tenants.scores import accuracy, confusion, entity_f1, entity_types, macro_f1, pearson, spearman
 
 from hplm.core.text import TextEncoder
 from hplm.core.wire import LabelledSpan
-from hplm.tasks.decode import word_ranges
+from hplm.tasks.classification import accuracy, confusion, macro_f1
+from hplm.tasks.entity_scores import entity_f1, entity_types
+from hplm.tasks.examples import Entity, LabelledText
+from hplm.tasks.regression import pearson, spearman
+from hplm.tasks.task_loader import TASKS
+from hplm.tasks.words import word_ranges
 from tests import tiny
 
 GOLD = [[Entity("X", 0, 3), Entity("Y", 4, 6)], [Entity("X", 1, 2)]]
@@ -53,12 +53,10 @@ def test_an_entity_is_found_whatever_the_tokenizer_drops_at_its_ends(
     tiny.tokenizer().save(str(tmp_path / "tokenizer.json"))
     (encoded,) = TextEncoder(tmp_path / "tokenizer.json", 40).encode([text])
     gold = LabelledText(text, entities=(Entity("X", start, end),))
-    one = Prepared(torch.zeros(0), torch.zeros(0), encoded.tokens, gold)
     ranges = word_ranges(encoded.tokens)
     first, last = ranges[words[0]][0], ranges[words[1]][1] - 1
     answer = LabelledSpan("X", 0.9, int(encoded.tokens[first, 0]), int(encoded.tokens[last, 1]))
-    data = LabelledData("tagging", ("O", "B-X", "I-X"), [gold], [], [])
-    assert scores_of(data, [one], [[answer]]) == {"f1": score}
+    assert TASKS["tagging"].scores([gold], [encoded.tokens], [[answer]]) == {"f1": score}
 
 
 def test_each_entity_type_has_its_own_figures() -> None:
