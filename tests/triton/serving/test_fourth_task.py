@@ -15,7 +15,8 @@ from hplm_client import Client
 
 from hplm.engine.open_domain import open_lineage
 from hplm.tasks.task_loader import task_named, task_names
-from hplm.triton.launcher.server import TritonServer, free_ports
+from hplm.triton.launcher.ports import free_ports
+from hplm.triton.launcher.server import TritonServer
 from tests import tiny
 from tests.managed import expected_logits
 from tests.triton.serving.plug_in import install
