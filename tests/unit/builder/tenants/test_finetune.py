@@ -309,7 +309,7 @@ def test_an_estimate_is_about_what_it_takes(
     tiny_base: Base, lookup: OpenDomain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert 0 < estimate_fine_tune(colour_data(), SHORT, tiny_base, lookup) < 60
-    # So long that taking features, which is measured, is nothing beside it.
+    # A token takes so many seconds that the time to take features, which is measured, does not count.
     monkeypatch.setattr("hplm_builder.tenants.tenant_build._token_s", lambda *given: 1e6)
     small = estimate_fine_tune(colour_data(), SHORT, tiny_base, lookup)
     large = estimate_fine_tune(colour_data(), replace(SHORT, epochs=300), tiny_base, lookup)
@@ -384,7 +384,7 @@ def test_a_tagging_that_is_built_is_wide_unless_told_otherwise(
     assert done.exit_code == 0
     assert ("exported with --reduction-factor 4" in done.output) == says_so
     assert tenants.load_card(tiny.folder_of(store, "acme")).about["bottleneck"] == reduced
-    # Again, it stays as wide: whoever serves it may have no slots for more.
+    # A second build keeps the width, because servers may have no wider slots.
     done = CliRunner().invoke(builder, [*command, "--train", str(tmp_path / file)], catch_exceptions=False)
     assert done.exit_code == 0
     assert "exported with" not in done.output
@@ -574,7 +574,7 @@ def test_a_head_over_some_words_reads_back_and_older_servers_hear_of_it_where_it
 
 
 def with_window(tagger: Tenant, window: int) -> Tenant:
-    """With a head of random weights over so many words."""
+    """Return a tenant whose head has random weights and the word window."""
     rng = np.random.default_rng(0)
     outputs, hidden = window * len(tagger.card.labels), tagger.head.weight.shape[1]
     weight, bias = rng.normal(0, 0.5, (outputs, hidden)), rng.normal(0, 0.5, outputs)
@@ -639,7 +639,7 @@ def test_the_learning_rate_of_a_tagging_goes_up_for_longer(tiny_base: Base, look
 
 
 def test_tags_are_learned_from_the_words_beside_them() -> None:
-    """What a word is, its neighbours alone say: nothing below the head mixes them here."""
+    """Only the words beside a word say its tag, and no layer below the head mixes words."""
     rng = np.random.default_rng(0)
     data = LabelledData("tagging", ("O", "B-X"), [], [], [])
     examples = []
@@ -721,6 +721,8 @@ def test_a_card_from_before_has_one_text_and_the_papers_place_and_impossible_car
     for changed in (*odd, *odd_windows, {"word_window": 3}):
         with pytest.raises(CorruptArtifactError, match="not a tenant's card"):
             tenants.parse_card({**meta, **changed}, "odd")
+    with pytest.raises(CorruptArtifactError, match="odd: there is no task 'poetry'; .* install the package"):
+        tenants.parse_card({**meta, "task": "poetry"}, "odd")
     with pytest.raises(CorruptArtifactError, match="another version of hplm, which knows 'taste'"):
         tenants.parse_card({**meta, "taste": 1}, "odd")
 

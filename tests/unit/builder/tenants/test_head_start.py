@@ -75,7 +75,7 @@ def test_only_many_labels_are_fitted_first(labels: int) -> None:
     examples = prepared(labels, 4)
     data = data_of(labels, examples)
     parts = (examples, examples, examples)
-    # Nothing is learned at so small a rate: what it scores is where it began.
+    # Training at so small a rate changes nothing, so that the score is that of the first head.
     settings = TrainSettings(epochs=1, learning_rates=(1e-12,))
     told: list[float] = []
     trained = fine_tune(Frozen, HIDDEN, data, parts, settings, lambda step, share: told.append(share))

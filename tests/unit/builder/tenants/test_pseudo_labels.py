@@ -78,7 +78,7 @@ def test_a_file_that_holds_no_text_is_refused_by_name(tmp_path: Path) -> None:
 
 @pytest.fixture
 def teachers(monkeypatch: pytest.MonkeyPatch) -> list[Trained]:
-    """What labels texts in this test, once it is trained."""
+    """Collect the teachers that are trained in the test."""
     found: list[Trained] = []
     really = pseudo_labels.fine_tune
 
@@ -118,7 +118,7 @@ def test_a_teacher_labels_every_text_as_it_answers_it(
             assert one.source.value == pytest.approx(answer[0].score)
         else:
             assert one.source.label == answer[0].label
-    # As if whoever made the data had labelled them so.
+    # Targets are the same as if the data had these labels.
     again = prepare([one.source for one in taught.examples], data, encoder, featurise)
     assert all(torch.equal(one.targets, two.targets) for one, two in zip(taught.examples, again, strict=True))
 
@@ -183,7 +183,7 @@ def test_a_tenant_learns_from_both_and_its_card_tells(
 def test_the_time_is_estimated_with_the_teachers(
     tiny_base: Base, lookup: OpenDomain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # So long that taking features, which is measured, is nothing beside it.
+    # A token takes so many seconds that the time to take features, which is measured, does not count.
     monkeypatch.setattr(builder, "_token_s", lambda *given: 1e6)
     data = partly(colour_data())
     tokens = 7  # five words, [CLS] and [SEP]
