@@ -42,7 +42,7 @@ def test_entities_that_can_be_found_give_no_warning(encoder: TextEncoder) -> Non
 def test_entities_that_can_never_be_found_are_counted(encoder: TextEncoder) -> None:
     said, *_ = data_warnings(tagging([WHOLE, BEGINS_WITHIN, ENDS_WITHIN, BEYOND]), encoder)
     assert said.startswith("3 of 5 entities of the train data can never be found: they begin or end inside a word")
-    assert f"beyond the {encoder.max_tokens} tokens" in said
+    assert f"beyond the first {encoder.max_tokens} tokens" in said
 
 
 @pytest.mark.parametrize("one", [BEGINS_WITHIN, ENDS_WITHIN, BEYOND], ids=["begins", "ends", "beyond"])
@@ -103,7 +103,7 @@ def test_repeated_texts_are_counted(encoder: TextEncoder) -> None:
     )
     assert data_warnings(twice, encoder) == [
         "4 of 6 train examples share their text with another example",
-        "1 of 4 train texts have more than one label, as at train.csv, line 6",
+        "1 of 4 train texts have more than one label, for example at train.csv, line 6",
         "1 of 2 test texts are in the train data too: test scores are too good",
     ]
 

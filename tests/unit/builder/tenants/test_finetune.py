@@ -211,7 +211,7 @@ def test_a_tagging_that_finds_nothing_yet_goes_on(tiny_base: Base, lookup: OpenD
     settings = replace(FAST, learning_rates=(1e-7,), epochs=6, patience=1)
     about = train_tenant(tiny_base, lookup, "places", check_data(train, [whole], test), settings).card.about
     assert [row["dev"] for row in about["curve"]] == [0.0] * 6
-    assert any("nothing was learned: on dev it is no better" in said for said in about["warnings"])
+    assert any("nothing was learned: on dev the model is no better" in said for said in about["warnings"])
 
 
 def test_batches_are_of_so_many_texts_and_of_fewer_long_ones(tiny_base: Base, lookup: OpenDomain) -> None:
