@@ -105,7 +105,7 @@ def _repetition_warnings(data: LabelledData) -> list[str]:
     if repeated := sum(count for count in counts.values() if count > 1):
         warnings.append(f"{repeated:,} of {len(data.train):,} train examples share their text with another example")
     if ambiguous := [text for text, labels in labels_of.items() if len(labels) > 1]:
-        place = f", for example {place_of[ambiguous[0]]}" if place_of[ambiguous[0]] else ""
+        place = f", for example at {place_of[ambiguous[0]]}" if place_of[ambiguous[0]] else ""
         warnings.append(f"{len(ambiguous):,} of {len(labels_of):,} train texts have more than one label{place}")
     return warnings
 

@@ -6,12 +6,11 @@ from dataclasses import replace
 
 import pytest
 from hplm_builder.data.data_warnings import data_warnings, nothing_learned_warning
-from hplm_builder.data.labelled import LabelledData
+from hplm_builder.data.labelled import Entity, LabelledData, LabelledText
 
 from hplm.core.text import TextEncoder
 from hplm.errors import DataError
 from hplm.models.base import Base
-from hplm.tasks.examples import Entity, LabelledText
 
 TEXT = "anna runs to paris"
 WHOLE = LabelledText(TEXT, None, (Entity("PER", 0, 4), Entity("CITY", 13, 18)))
@@ -104,7 +103,7 @@ def test_repeated_texts_are_counted(encoder: TextEncoder) -> None:
     )
     assert data_warnings(twice, encoder) == [
         "4 of 6 train examples share their text with another example",
-        "1 of 4 train texts have more than one label, for example train.csv, line 6",
+        "1 of 4 train texts have more than one label, for example at train.csv, line 6",
         "1 of 2 test texts are in the train data too: test scores are too good",
     ]
 
