@@ -11,7 +11,7 @@ import tritonclient.grpc.aio
 import tritonclient.http
 import tritonclient.http.aio
 from hplm_client import Client
-from hplm_client.answers import deadline_us, options_of
+from hplm_client.infer_tensors import deadline_us, infer_options
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,8 +32,8 @@ def test_a_deadline_that_is_none_is_refused(bad: float) -> None:
 
 
 def test_no_deadline_sends_no_option() -> None:
-    assert options_of(None) == {}
-    assert options_of(0.25) == {"timeout": 250_000}
+    assert "timeout" not in infer_options(tritonclient.http, False, None)
+    assert infer_options(tritonclient.http, False, 0.25)["timeout"] == 250_000
 
 
 @pytest.mark.parametrize(

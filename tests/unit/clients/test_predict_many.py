@@ -11,7 +11,7 @@ from typing import Any
 import gevent
 import pytest
 from hplm_client import Client, Prediction
-from hplm_client.transport.http_worker_thread import Courier
+from hplm_client.transport.http_worker_thread import THREAD_NAME, HttpWorkerThread
 from tritonclient.utils import InferenceServerException
 
 from hplm.errors import BadInputError, ConfigError, HplmError, TextEncodingError, UnreachableError
@@ -85,9 +85,9 @@ def test_what_is_under_way_is_given_up_with_the_client() -> None:
         with Client(server.url, timeout_s=60, concurrency=2) as client:
             answers = client.predict_many([("films", text) for text in ("first", "a", "b", "c")], on_error="yield")
             assert isinstance(next(answers), Prediction)
-            couriers = {thread for thread in threading.enumerate() if "_work" in thread.name} - before
+            worker_threads = {thread for thread in threading.enumerate() if thread.name == THREAD_NAME} - before
         assert [str(answer).rpartition(": ")[2] for answer in answers] == ["the client was closed"] * 3
-        assert not any(thread.is_alive() for thread in couriers)
+        assert not any(thread.is_alive() for thread in worker_threads)
         client.close()
         ended.set()
 
@@ -101,14 +101,14 @@ def test_what_is_sent_while_a_client_is_closed_is_told_so() -> None:
             while not may_close.is_set():
                 gevent.sleep(0.01)
 
-    courier = Courier(lambda: (None, Slow()))
-    closing = threading.Thread(target=courier.close)
+    worker_thread = HttpWorkerThread(lambda: (None, Slow()))
+    closing = threading.Thread(target=worker_thread.close)
     closing.start()
     assert is_closing.wait(60)
-    sent = courier.send(lambda client: client)
+    sent = worker_thread.send(lambda client: client)
     may_close.set()
     closing.join()
-    for outcome in (sent, courier.send(lambda client: client)):
+    for outcome in (sent, worker_thread.send(lambda client: client)):
         answer, error = outcome.get(timeout=60)
         assert answer is None
         assert isinstance(error, UnreachableError)
@@ -119,10 +119,12 @@ def test_a_client_that_nobody_closes_leaves_no_thread() -> None:
         before = set(threading.enumerate())
         client = Client(server.url)
         assert len(list(client.predict_many([("films", "a")]))) == 1
-        (courier,) = [thread for thread in threading.enumerate() if thread not in before and "_work" in thread.name]
+        (worker_thread,) = [
+            thread for thread in threading.enumerate() if thread not in before and thread.name == THREAD_NAME
+        ]
         del client
         gc.collect()
-        assert not courier.is_alive()
+        assert not worker_thread.is_alive()
 
 
 def test_an_answer_that_is_there_comes_before_more_requests_are_read() -> None:

@@ -17,7 +17,7 @@ import pytest
 from hplm_client import JobEvent, ManageClient
 from hplm_client.manage import upload as manage_upload
 from hplm_client.manage.answers import Upload
-from hplm_client.manage.client import PAGE
+from hplm_client.manage.client import PAGE_SIZE
 from hplm_client.manage.upload import name_on_server
 from sqlalchemy import insert
 
@@ -202,7 +202,7 @@ def test_an_upload_that_is_broken_off_takes_no_room_on_the_server(
 def test_a_piece_that_a_call_was_too_short_for_is_sent_again(
     manage: ManageClient, transport: InProcess, rows: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(manage_upload, "PATIENCE_S", -1.0)
+    monkeypatch.setattr(manage_upload, "RETRY_S", -1.0)
     really, failures = transport.ask, iter([True, True, False, True])
 
     def ask(request: bytes) -> bytes:
@@ -219,7 +219,7 @@ def test_many_uploads_are_listed_page_by_page_also_where_the_last_of_a_page_goes
 ) -> None:
     rows = [
         {"id": f"{number:04}", "bytes": 1, "sha256": "a", "received": 0, "created_s": 1.0, "complete": False}
-        for number in range(2 * PAGE)
+        for number in range(2 * PAGE_SIZE)
     ]
     with registry._database.writing() as connection:
         connection.execute(insert(schema.uploads), rows)
@@ -234,8 +234,8 @@ def test_many_uploads_are_listed_page_by_page_also_where_the_last_of_a_page_goes
 
     transport.handle = handle
     found = [one.id for one in manage.list_uploads()]
-    assert found == [row["id"] for number, row in enumerate(rows, 1) if number != PAGE]
-    assert sizes == [PAGE, PAGE, 0]
+    assert found == [row["id"] for number, row in enumerate(rows, 1) if number != PAGE_SIZE]
+    assert sizes == [PAGE_SIZE, PAGE_SIZE, 0]
 
 
 def test_an_upload_whose_job_ends_between_two_pages_is_listed_once(
@@ -243,7 +243,7 @@ def test_an_upload_whose_job_ends_between_two_pages_is_listed_once(
 ) -> None:
     rows = [
         {"id": f"{number:04}", "bytes": 1, "sha256": "a", "received": 0, "created_s": 1.0, "complete": False}
-        for number in range(PAGE + 1)
+        for number in range(PAGE_SIZE + 1)
     ]
     with registry._database.writing() as connection:
         connection.execute(insert(schema.uploads), rows)

@@ -53,12 +53,12 @@ def ending() -> Iterator[str]:
 def short_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     # What is waited for is their sum; the first alone is what gRPC has to connect in.
     monkeypatch.setattr("hplm_client.manage.transport.STREAM_S", 30.0)
-    monkeypatch.setattr("hplm_client.manage.transport.GRACE_S", -28.8)
+    monkeypatch.setattr("hplm_client.manage.transport.STREAM_GRACE_S", -28.8)
 
 
 def test_a_stream_that_ends_without_a_word_is_an_error_and_no_wait_without_end(ending: str) -> None:
     transport = TritonTransport(ending, 5.0)
-    with pytest.raises(UnreachableError, match=f"{ending}: the stream of a job's changes has broken off"):
+    with pytest.raises(UnreachableError, match=f"{ending}: the stream of the job's changes has broken off"):
         next(transport.events(b"{}"))
     transport.close()
 

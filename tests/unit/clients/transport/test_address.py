@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hplm_client import Client, ManageClient
 from hplm_client.transport.address import Address, split_url
-from hplm_client.transport.connection import HEADERS_VARIABLE, headers_of_environment
+from hplm_client.transport.headers import HEADERS_VARIABLE, headers_from_environment
 
 from hplm.errors import ConfigError
 
@@ -63,7 +63,7 @@ def test_headers_that_are_no_json_object_of_strings_are_refused_and_not_shown(
 ) -> None:
     monkeypatch.setenv(HEADERS_VARIABLE, value)
     with pytest.raises(ConfigError, match=r"HPLM_HEADERS must be a JSON object|header authorization") as said:
-        headers_of_environment()
+        headers_from_environment()
     assert "secret" not in str(said.value)
 
 

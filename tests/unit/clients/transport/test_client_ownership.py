@@ -13,7 +13,8 @@ import gevent
 import pytest
 from gevent._hub_local import get_hub_if_exists
 from hplm_client import AsyncClient, Client, ManageClient
-from hplm_client.transport.client_ownership import destroy
+from hplm_client.client import PendingPrediction
+from hplm_client.transport.client_ownership import destroy_hub
 
 from hplm.errors import ConfigError, UnreachableError
 from tests.open_files import open_files
@@ -49,14 +50,14 @@ def test_calls_under_way_over_grpc_say_that_the_client_was_closed() -> None:
     with frozen_grpc() as server, ThreadPoolExecutor(2) as pool:
         client = Client(server.url)
         calls = [pool.submit(call) for call in (client.is_ready, lambda: client.predict("films", "good"))]
-        many = client._start([], client._call(False, None))
+        many = client._start([], client._call_options(False, None))
         threading.Event().wait(0.2)
         client.close()
         for call in calls:
             with pytest.raises(UnreachableError, match=r"^the client was closed$"):
                 call.result()
         with pytest.raises(UnreachableError, match=r"^the client was closed$"):
-            client._finish(("films", "good", None, many), False)
+            client._finish(PendingPrediction(("films", "good", None), many), False)
 
 
 def test_over_http_another_thread_is_refused_also_where_the_first_has_ended() -> None:
@@ -118,8 +119,8 @@ def test_a_timeout_that_is_none_is_refused_by_name(made: Callable[..., object], 
         (None, {}, "an address is a str, not NoneType"),
         (5, {}, "an address is a str, not int"),
         *((url, {"headers": headers}, "headers are a mapping") for url in URLS for headers in ([], [("a", "b")], "a")),
-        (URLS[1], {"headers": {"x-bin": "abc"}}, "'x-bin' is no name of a header over gRPC"),
-        (URLS[1], {"headers": {"X!": "abc"}}, "'x!' is no name of a header over gRPC"),
+        (URLS[1], {"headers": {"x-bin": "abc"}}, "'x-bin' is not a name of a header over gRPC"),
+        (URLS[1], {"headers": {"X!": "abc"}}, "'x!' is not a name of a header over gRPC"),
     ],
 )
 def test_what_makes_no_client_is_refused_by_name(
@@ -184,11 +185,11 @@ def test_what_gevent_had_in_a_thread_before_stays_and_so_it_does_while_a_name_is
         hub = gevent.get_hub()
         may_end = threading.Event()
         hub.threadpool.spawn(may_end.wait)
-        destroy(hub)
+        destroy_hub(hub)
         is_there = get_hub_if_exists() is hub
         may_end.set()
         hub.threadpool.join()
-        destroy(hub)
+        destroy_hub(hub)
         return is_there, get_hub_if_exists()
 
     assert in_thread(look_up) == (True, None)

@@ -118,7 +118,7 @@ def test_a_page_of_json_that_is_not_tritons_is_a_typed_error(
 ) -> None:
     url = f"http://127.0.0.1:{proxy.server_port}"
     proxy.page, proxy.headers = page, headers  # type: ignore[attr-defined]
-    said = re.escape(f"{url} answers with what is no answer of Triton's")
+    said = re.escape(f"the answer of {url} is not one of Triton's")
 
     async def ask() -> None:
         async with AsyncClient(url) as client:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from hplm_client.transport.faults import from_triton, typed_errors
-from hplm_client.transport.retry import passes
+from hplm_client.transport.error_translation import from_triton, typed_errors
+from hplm_client.transport.retry import is_temporary
 from tritonclient.utils import InferenceServerException
 
 from hplm import errors
@@ -59,7 +59,7 @@ def test_a_dead_stage_is_worth_a_retry_and_the_message_has_tritons_words() -> No
     said = "in ensemble 'hbert', Stub process 'hbert_plot_0_0' is not healthy."
     error = from_triton(InferenceServerException(said, "500"), "http://host:1")
     assert (error.code, error.status) == ("STAGE_DOWN", "UNAVAILABLE")
-    assert passes(error)
+    assert is_temporary(error)
     assert said in str(error)
 
 
