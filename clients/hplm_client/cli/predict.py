@@ -43,7 +43,9 @@ def predict(
     ] = "http://127.0.0.1:8000",
     deadline_s: Annotated[
         float | None,
-        typer.Option("--deadline", metavar="S", help="Seconds that each text may take. Later answers are refused."),
+        typer.Option(
+            "--deadline", metavar="S", help="Seconds that each text may take. A text that would take longer is refused."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
 ) -> None:
@@ -54,7 +56,7 @@ def predict(
 
     An error that the next line would meet too, such as an unknown tenant, ends the command. Such an error is printed on
     standard error, and with --json also in `error`. With --json each answer has the number of its line in `line`. Blank lines
-    are skipped.
+    are skipped. An error before the first line has no `line`.
 
     Examples:
 

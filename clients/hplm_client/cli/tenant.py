@@ -44,7 +44,9 @@ class _TrainingOptions:
     test: Annotated[Path | None, typer.Option(help="Labelled examples for the scores reported at the end.")] = None
     unlabelled: Annotated[
         Path | None,
-        typer.Option(help="More texts without labels. A model that trains all upper layers labels them first."),
+        typer.Option(
+            help="More texts of the same kind, without labels. A model that trains all upper layers labels them first."
+        ),
     ] = None
     epochs: Annotated[int | None, typer.Option(help="Most epochs to train.")] = None
     learning_rates: Annotated[

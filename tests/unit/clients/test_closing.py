@@ -1,4 +1,4 @@
-"""A client that is closed over gRPC lets what is under way be answered first, for a while: Triton may die of cancelling."""
+"""A client over gRPC waits a while for calls under way before it closes, because cancelled calls may crash Triton."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hplm_client import client as module
 
 
 class Connection:
-    """Stands in for tritonclient's."""
+    """A stand-in for tritonclient's client."""
 
     def __init__(self) -> None:
         self.callbacks: list[Callable[[Any, Any], None]] = []
@@ -31,7 +31,7 @@ class Connection:
 
 
 @pytest.mark.parametrize("are_answered", [True, False])
-def test_what_is_under_way_is_answered_before_the_connection_closes_or_given_up(
+def test_calls_under_way_are_answered_before_the_connection_closes_or_given_up(
     monkeypatch: pytest.MonkeyPatch, are_answered: bool
 ) -> None:
     monkeypatch.setattr(module, "CLOSE_GRACE_S", 60.0 if are_answered else 0.05)
