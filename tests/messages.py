@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 import tritonclient.grpc
 import tritonclient.http
-from hplm_client.answers import tensors_of
+from hplm_client.infer_tensors import input_tensors
 from hplm_loadtest.scenarios.infer_message import METHOD
 from tritonclient.grpc import service_pb2
 
@@ -69,5 +69,5 @@ def ask_all(server: TritonServer, messages: Sequence[bytes], in_flight: int, cha
 def served_hidden(server: TritonServer, tenant: str, text: str) -> torch.Tensor:
     """What the second stage is handed for a text."""
     with closing(tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.ports.grpc}")) as triton:
-        result = triton.infer("hbert_plot", tensors_of(tritonclient.grpc, [(tenant, text, None)]))
+        result = triton.infer("hbert_plot", input_tensors(tritonclient.grpc, [(tenant, text, None)]))
         return torch.from_numpy(result.as_numpy(wire.HIDDEN)[0].astype(np.float32))

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 from hplm_client import Client
-from hplm_client.transport.connection import headers_of_environment
+from hplm_client.transport.headers import headers_from_environment
 from rich.console import Console
 from rich.markup import escape
 
@@ -216,7 +216,7 @@ def _predictions(console: Console, url: str, cards: list[TenantCard]) -> list[di
     """Return a real answer of each tenant. A tenant that cannot answer is named and left out."""
     answers = []
     # The server's options may require headers, which the commands take from the environment too.
-    with Client(url, headers=headers_of_environment()) as client:
+    with Client(url, headers=headers_from_environment()) as client:
         for card in cards:
             try:
                 # Older jobs kept a text of their data in the card. It is a customer's text and must not be printed.

@@ -1,28 +1,28 @@
-"""`hplm domain`."""
+"""The commands `hplm domain`."""
 
 from __future__ import annotations
 
+import dataclasses
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from hplm.reporting.command_options import with_shared
 from hplm.reporting.terminal_text import say
-from hplm_client.cli.manage_commands import (
+from hplm_client.cli.display import print_json, print_records
+from hplm_client.cli.options import (
     DEFAULT_URL,
     BaseOption,
+    JobOptions,
     JsonOption,
     UrlOption,
-    Way,
     YesOption,
-    job_command,
-    opened,
-    send,
-    show,
-    show_all,
-    submit,
-    sure,
+    confirm,
+    open_client,
 )
+from hplm_client.cli.submit_job import submit_job, upload_files
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -30,32 +30,51 @@ app = typer.Typer(
     "Example: hplm domain create medical --corpus notes.txt",
 )
 NameArgument = Annotated[str, typer.Argument(help="Name of the domain.")]
-CorpusOption = Annotated[Path, typer.Option(help="Text: .txt, or .jsonl with `text`; .gz of both too.")]
-TokensOption = Annotated[int | None, typer.Option(help="How many to train on; without it 2,000,000.")]
-WarmUpOption = Annotated[
-    int | None,
-    typer.Option(
-        "--warmup-tokens", help="Before them, for the head that names masked words alone; without it 400,000."
-    ),
-]
-RateOption = Annotated[float | None, typer.Option(help="Of the lower layers at its highest; without it 5e-5.")]
-TopOption = Annotated[float | None, typer.Option("--top", help="Percent of the corpus's n-grams that the table holds.")]
+
+
+@dataclasses.dataclass(frozen=True)
+class _PretrainingOptions:
+    """The options of a domain's training, in front of those of every job."""
+
+    corpus: Annotated[Path, typer.Option(help="Text to train on: .txt, or .jsonl with `text`; also with .gz.")]
+    tokens: Annotated[int | None, typer.Option(help="Tokens to train on. Default: 2,000,000.")] = None
+    warmup_tokens: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens on which only the head that predicts masked words is trained, before the others. Default: 400,000."
+        ),
+    ] = None
+    learning_rate: Annotated[
+        float | None, typer.Option(help="Highest learning rate of the lower layers. Default: 5e-5.")
+    ] = None
+    top_percent: Annotated[
+        float | None, typer.Option("--top", help="Percent of the corpus's n-grams that the table holds.")
+    ] = None
+    base: BaseOption = None
+
+
+@dataclasses.dataclass(frozen=True)
+class DomainJobOptions(JobOptions, _PretrainingOptions):
+    """The options of every command that trains a domain."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings that the user gave, for the request."""
+        names = ("tokens", "warmup_tokens", "learning_rate", "top_percent", "seed")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+
+domain_job = partial(with_shared, DomainJobOptions)
 
 
 @app.command()
-@job_command
+@domain_job
 def create(
-    way: Way,
+    options: DomainJobOptions,
     name: NameArgument,
-    corpus: CorpusOption,
-    parent: Annotated[str | None, typer.Option(help="To branch from; without it the root of the base.")] = None,
-    tokens: TokensOption = None,
-    warmup_tokens: WarmUpOption = None,
-    learning_rate: RateOption = None,
-    top_percent: TopOption = None,
-    base: BaseOption = None,
+    parent: Annotated[str | None, typer.Option(help="Domain to branch from. Default: the root of the base.")] = None,
 ) -> None:
-    """Pretrain the lower layers further on a corpus, kept as a table over the parent's.
+    """Create a domain: train the lower layers further on a corpus, and keep the result as a table over the parent's.
 
     Examples:
 
@@ -65,64 +84,49 @@ def create(
 
       hplm domain create medical --corpus notes.txt --dry-run
     """
-    request = {"domain": name, "parent": parent, "base": base}
-    steps = {"tokens": tokens, "warmup_tokens": warmup_tokens}
-    settings = {**steps, "learning_rate": learning_rate, "top_percent": top_percent}
-    _make("domain.create", request, corpus, settings, way)
+    _submit("domain.create", {"domain": name, "parent": parent}, options)
 
 
 @app.command()
-@job_command
-def update(
-    way: Way,
-    name: NameArgument,
-    corpus: CorpusOption,
-    tokens: TokensOption = None,
-    warmup_tokens: WarmUpOption = None,
-    learning_rate: RateOption = None,
-    top_percent: TopOption = None,
-    base: BaseOption = None,
-) -> None:
-    """Pretrain a domain's next version; tenants stay on the version they stand on until they are updated.
+@domain_job
+def update(options: DomainJobOptions, name: NameArgument) -> None:
+    """Train a domain's next version. Tenants keep the domain version that they use until you update them.
 
     Example: hplm domain update medical --corpus more-notes.txt
     """
-    request = {"domain": name, "base": base}
-    steps = {"tokens": tokens, "warmup_tokens": warmup_tokens}
-    settings = {**steps, "learning_rate": learning_rate, "top_percent": top_percent}
-    _make("domain.update", request, corpus, settings, way)
+    _submit("domain.update", {"domain": name}, options)
 
 
 @app.command(name="show")
-def show_one(
+def show_domain(
     name: NameArgument, base: BaseOption = None, as_json: JsonOption = False, url: UrlOption = DEFAULT_URL
 ) -> None:
-    """A domain's parent and versions.
+    """Show a domain's parent and versions.
 
     Example: hplm domain show medical --json
     """
-    with opened(url) as client:
+    with open_client(url) as client:
         domain = client.show_domain(name, base=base)
     if as_json:
-        show(domain)
+        print_json(domain)
         return
     place = f"below {domain.parent}" if domain.parent else "the root"
     say(f"domain {domain.name} of base {domain.base} is at version {domain.version}, {place}")
-    show_all(domain.versions, ("version", "created_s"), as_json=False)
+    print_records(domain.versions, ("version", "created_s"), as_json=False)
 
 
 @app.command(name="list")
-def list_all(
-    base: Annotated[str | None, typer.Option(help="Only domains of this base; without it of all.")] = None,
+def list_domains(
+    base: Annotated[str | None, typer.Option(help="List only domains of this base. Default: of all bases.")] = None,
     as_json: JsonOption = False,
     url: UrlOption = DEFAULT_URL,
 ) -> None:
-    """Domains of all bases, or of one.
+    """List the domains of one base, or of all bases.
 
     Example: hplm domain list
     """
-    with opened(url) as client:
-        show_all(client.list_domains(base), ("name", "parent", "version", "base"), as_json)
+    with open_client(url) as client:
+        print_records(client.list_domains(base), ("name", "parent", "version", "base"), as_json)
 
 
 @app.command()
@@ -133,25 +137,26 @@ def delete(
     as_json: JsonOption = False,
     url: UrlOption = DEFAULT_URL,
 ) -> None:
-    """Delete a domain that nothing stands on; else it says which tenants, domains and jobs are in the way.
+    """Delete a domain with all its versions. Refused, with their names, if tenants, domains or jobs use the domain.
 
     Example: hplm domain delete medical --yes
     """
-    with opened(url) as client:
+    with open_client(url) as client:
         if not yes:
-            # Whoever mistook the name is told so, not asked.
+            # A wrong name is an error before the question.
             client.show_domain(name, base=base)
-        sure(f"Delete domain {name} with all its versions?", yes)
+        confirm(f"Delete domain {name} with all its versions?", yes)
         client.delete_domain(name, base=base)
     if as_json:
-        show({"domain": name})
+        print_json({"domain": name})
     else:
         say(f"domain {name} is deleted")
 
 
-def _make(action: str, request: dict[str, Any], corpus: Path, settings: dict[str, Any], way: Way) -> None:
-    given = {key: value for key, value in {**settings, "seed": way.seed}.items() if value is not None}
-    with opened(way.url, as_json=way.as_json) as client:
-        sources = send(client, {"corpus": corpus}, way)
-        if (event := submit(client, action, {**request, **sources, "settings": given}, way)) and not way.as_json:
+def _submit(action: str, request: dict[str, Any], options: DomainJobOptions) -> None:
+    with open_client(options.url, as_json=options.as_json) as client:
+        sources = upload_files(client, {"corpus": options.corpus}, options)
+        request = {**request, "base": options.base, **sources, "settings": options.settings}
+        event = submit_job(client, action, request, options)
+        if event is not None and not options.as_json:
             say(f"domain {request['domain']} is at version {(event.result or {}).get('version')}")

@@ -1,4 +1,4 @@
-"""`hplm job`."""
+"""The commands `hplm job`."""
 
 from __future__ import annotations
 
@@ -7,25 +7,18 @@ from typing import Annotated
 import typer
 
 from hplm.reporting.terminal_text import say
-from hplm_client.cli.manage_commands import (
-    DEFAULT_URL,
-    JsonOption,
-    UrlOption,
-    cell,
-    follow,
-    lines_of,
-    opened,
-    show,
-    show_all,
-)
+from hplm_client.cli.display import format_value, print_json, print_records, result_lines
+from hplm_client.cli.options import DEFAULT_URL, JsonOption, UrlOption, open_client
+from hplm_client.cli.submit_job import follow_job
 from hplm_client.manage.answers import Job
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Look after the jobs of a running server.\n\nExample: hplm job list --state running",
+    help="Watch, list and cancel the jobs of a running server.\n\nExample: hplm job list --state running",
 )
-IdArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's id, as it was printed.")]
-SHOWN = (
+IdArgument = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job, as the command that made it printed.")]
+LIST_COLUMNS = ("id", "kind", "subject", "dry_run", "state", "step", "progress", "created_s", "failure")
+SHOW_FIELDS = (
     "kind",
     "subject",
     "dry_run",
@@ -41,15 +34,16 @@ SHOWN = (
 
 
 @app.command(name="list")
-def list_all(
+def list_jobs(
     state: Annotated[
-        list[str] | None, typer.Option(help="queued, running, done, failed or cancelled; repeat for more.")
+        list[str] | None,
+        typer.Option(help="List only jobs that are queued, running, done, failed or cancelled. Repeat for several."),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, max=1000)] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Most jobs to list.")] = 20,
     as_json: JsonOption = False,
     url: UrlOption = DEFAULT_URL,
 ) -> None:
-    """Jobs, the newest first.
+    """List jobs, newest first.
 
     Examples:
 
@@ -57,30 +51,30 @@ def list_all(
 
       hplm job list --state queued --state running --json
     """
-    with opened(url) as client:
-        found = client.list_jobs(state or None, limit=limit)
-    show_all(found, ("id", "kind", "subject", "dry_run", "state", "step", "progress", "created_s", "failure"), as_json)
+    with open_client(url) as client:
+        jobs = client.list_jobs(state or None, limit=limit)
+    print_records(jobs, LIST_COLUMNS, as_json)
 
 
 @app.command(name="show")
-def show_one(job: IdArgument, as_json: JsonOption = False, url: UrlOption = DEFAULT_URL) -> None:
-    """How far a job is, or how it ended.
+def show_job(job: IdArgument, as_json: JsonOption = False, url: UrlOption = DEFAULT_URL) -> None:
+    """Show a job's progress, or how the job ended.
 
     Example: hplm job show ID --json
     """
-    with opened(url) as client:
-        found = client.show_job(job)
+    with open_client(url) as client:
+        details = client.show_job(job)
     if as_json:
-        show(found)
+        print_json(details)
     else:
-        say(_words(found))
+        say(_describe(details))
 
 
 @app.command()
 def watch(job: IdArgument, as_json: JsonOption = False, url: UrlOption = DEFAULT_URL) -> None:
-    """Follow a job to its end; status 1 where it failed or was cancelled. Ctrl-C ends the showing, not the job.
+    """Follow a job to its end. The exit status is 1 if the job fails or is cancelled. Ctrl-C ends the watch, not the job.
 
-    Over grpc:// the server tells every change as it happens, over http:// it is asked twice a second.
+    Over grpc:// the server sends every change; over http:// the command asks twice a second.
 
     Examples:
 
@@ -88,35 +82,35 @@ def watch(job: IdArgument, as_json: JsonOption = False, url: UrlOption = DEFAULT
 
       hplm job watch ID --json
     """
-    with opened(url) as client:
+    with open_client(url) as client:
         if as_json:
-            client.wait(job, show)
+            client.wait(job, print_json)
         else:
-            found = client.show_job(job)
-            follow(client, job, found.subject.replace(":", " "))
-            say(_words(client.show_job(job)))
+            follow_job(client, job, client.show_job(job).subject.replace(":", " "))
+            say(_describe(client.show_job(job)))
 
 
 @app.command()
 def cancel(job: IdArgument, as_json: JsonOption = False, url: UrlOption = DEFAULT_URL) -> None:
-    """End a job: at once where it waits, within seconds where it runs. What is served stays as it is.
+    """Cancel a job. A queued job ends immediately, a running job within seconds. The version that is served stays.
 
     Example: hplm job cancel ID
     """
-    with opened(url) as client:
-        found = client.cancel_job(job)
+    with open_client(url) as client:
+        details = client.cancel_job(job)
     if as_json:
-        show(found)
-    elif found.state == "running":
-        say(f"job {job} is told to end")
+        print_json(details)
+    elif details.state == "running":
+        say(f"job {job} will end soon")
     else:
-        say(f"job {job} is {found.state}")
+        say(f"job {job} is {details.state}")
 
 
-def _words(job: Job) -> str:
-    lines = [f"job {job.id}", *(f"  {name.removesuffix('_s')}: {cell(name, getattr(job, name))}" for name in SHOWN)]
+def _describe(job: Job) -> str:
+    fields = (f"  {name.removesuffix('_s')}: {format_value(name, getattr(job, name))}" for name in SHOW_FIELDS)
+    lines = [f"job {job.id}", *fields]
     if job.failure is not None:
         lines.append(f"  error: {job.failure.wire()}")
     if job.result is not None:
-        lines += [f"  {line}" for line in lines_of(job.result.get("plan", job.result))]
+        lines += [f"  {line}" for line in result_lines(job.result.get("plan", job.result))]
     return "\n".join(lines)

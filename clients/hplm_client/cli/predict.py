@@ -1,4 +1,4 @@
-"""`hplm predict`."""
+"""The command `hplm predict`."""
 
 from __future__ import annotations
 
@@ -11,40 +11,53 @@ import typer
 
 from hplm.errors import BadInputError, HplmError, TenantNameError, UnknownTenantError, UnreachableError
 from hplm.reporting.terminal_text import say
-from hplm_client.answers import Prediction
-from hplm_client.cli.predict_input import Asked, texts_asked
-from hplm_client.cli.predict_stream import answers_ahead
+from hplm_client.cli.predict_input import PredictInput, read_inputs
+from hplm_client.cli.predict_stream import stream_predictions
 from hplm_client.client import Client
-from hplm_client.transport.connection import LONGEST_TIMEOUT_S, USUAL_TIMEOUT_S, headers_of_environment
+from hplm_client.prediction import Prediction
+from hplm_client.transport.headers import headers_from_environment
+from hplm_client.transport.time_limits import DEFAULT_TIMEOUT_S, LONGEST_TIMEOUT_S
 
-# Characters of a text that was refused.
-SHOWN = 200
+# Characters of a refused text that are shown.
+REFUSED_TEXT_LENGTH = 200
 
 
 def predict(
-    tenant: Annotated[str, typer.Option("--tenant", "-t", help="Whose model answers.")],
-    text: Annotated[str | None, typer.Argument(help="One text; without it, each line of standard input.")] = None,
+    tenant: Annotated[str, typer.Option("--tenant", "-t", help="Tenant whose model answers.")],
+    text: Annotated[str | None, typer.Argument(help="One text. Default: each line of standard input.")] = None,
     pair: Annotated[
         str | None, typer.Option("--pair", "-p", help="The second text, for a tenant that was trained on pairs.")
     ] = None,
     jsonl: Annotated[
         bool,
-        typer.Option("--jsonl", help="Lines of standard input are objects with text and, of a pair, text_pair."),
+        typer.Option(
+            "--jsonl", help="Read JSON objects from standard input, one a line, with text and, for pairs, text_pair."
+        ),
     ] = False,
     url: Annotated[
-        str, typer.Option(envvar="HPLM_URL", help="http://HOST:PORT or grpc://HOST:PORT; https or grpcs over TLS.")
+        str,
+        typer.Option(
+            envvar="HPLM_URL",
+            help="Address of the server: http://HOST:PORT or grpc://HOST:PORT; https or grpcs over TLS.",
+        ),
     ] = "http://127.0.0.1:8000",
     deadline_s: Annotated[
-        float | None, typer.Option("--deadline", metavar="S", help="Seconds each text may take; refused otherwise.")
+        float | None,
+        typer.Option(
+            "--deadline", metavar="S", help="Seconds that each text may take. A text that would take longer is refused."
+        ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
 ) -> None:
     """Ask a tenant's model.
 
-    Of many lines those that are refused, are no text, or get no answer from a server that is there, say so in their place,
-    with --json in `error`, and the exit status is 1. What the next line would meet too, as an unknown tenant, ends it, with a
-    line on standard error, and with --json in `error` too. With --json each has the number of its `line`, but not what ends it
-    before the first. Blank lines are left out.
+    Each line of standard input gets an answer. If a line is refused, is not a text, or gets no answer, its error is printed
+    instead, with --json in the key `error`. The exit status is then 1.
+
+    An error that the next line would meet too, such as an unknown tenant, ends the command. Such an error is printed on
+    standard error, and with --json also in `error`. With --json each answer has the number of its line in `line`. Blank lines
+    are skipped. An error before the first line has no `line`.
+
     Examples:
 
       hplm predict --tenant films "A moving, beautifully acted film."
@@ -59,40 +72,40 @@ def predict(
 
       hplm predict -t alike --jsonl --json < pairs.jsonl
     """
-    refused = 0
-    ending: Asked | None = None
+    num_refused = 0
+    last_input: PredictInput | None = None
 
-    def show(one: Asked, answer: Prediction | HplmError) -> None:
-        nonlocal refused
-        first, second = (None, None) if isinstance(one.texts, HplmError) else one.texts
+    def show(item: PredictInput, answer: Prediction | HplmError) -> None:
+        nonlocal num_refused
+        first, second = (None, None) if isinstance(item.texts, HplmError) else item.texts
         if isinstance(answer, Prediction):
-            shown, lines = answer.as_dict(), list(_lines(answer))
+            record, lines = answer.as_dict(), list(_prediction_lines(answer))
         else:
-            refused += 1
-            shown = {"tenant": tenant, "text": first, "pair": second, "error": answer.wire()}
-            lines = [*([] if first is None else [_cut(first)]), f"  {answer.wire()}"]
+            num_refused += 1
+            record = {"tenant": tenant, "text": first, "pair": second, "error": answer.wire()}
+            lines = [*([] if first is None else [_shorten(first)]), f"  {answer.wire()}"]
         if as_json:
-            line = {} if one.line is None else {"line": one.line}
-            _print(json.dumps({**line, **shown}, ensure_ascii=False))
+            number = {} if item.line is None else {"line": item.line}
+            _print(json.dumps({**number, **record}, ensure_ascii=False))
         else:
             _print("\n".join(lines))
 
-    # Also bounds the connecting, which comes before the client counts a deadline.
-    timeout_s = USUAL_TIMEOUT_S if deadline_s is None else min(LONGEST_TIMEOUT_S, max(0.0, deadline_s) + 5.0)
+    # The timeout also limits the connecting, which happens before the client counts a deadline.
+    timeout_s = DEFAULT_TIMEOUT_S if deadline_s is None else min(LONGEST_TIMEOUT_S, max(0.0, deadline_s) + 5.0)
     try:
-        asked = texts_asked(_typed(), text, pair, jsonl=jsonl)
-        with Client(url, headers=headers_of_environment(), timeout_s=timeout_s) as client:
-            for one, answer in answers_ahead(client, tenant, asked, deadline_s):
-                is_sent = not isinstance(one.texts, HplmError)
-                if is_sent and isinstance(answer, HplmError) and (text is not None or _meets_all(client, answer)):
-                    ending = one
+        inputs = read_inputs(_standard_input(), text, pair, jsonl=jsonl)
+        with Client(url, headers=headers_from_environment(), timeout_s=timeout_s) as client:
+            for item, answer in stream_predictions(client, tenant, inputs, deadline_s):
+                was_sent = not isinstance(item.texts, HplmError)
+                if was_sent and isinstance(answer, HplmError) and (text is not None or _fails_all(client, answer)):
+                    last_input = item
                     raise answer
-                show(one, answer)
+                show(item, answer)
     except HplmError as error:
         if as_json:
-            show(ending or Asked(error if text is None else (text, pair)), error)
+            show(last_input or PredictInput(error if text is None else (text, pair)), error)
         raise
-    if refused:
+    if num_refused:
         raise typer.Exit(1)
 
 
@@ -100,23 +113,23 @@ def _print(line: str) -> None:
     try:
         say(line)
     except BrokenPipeError:
-        # Who reads has seen enough: no error of its own.
+        # The reader of the output has ended, which is not an error of this command.
         raise
     except OSError as error:
         raise BadInputError(f"standard output takes no more: {error.strerror}") from None
 
 
-def _typed() -> Iterator[bytes]:
-    """Lines of standard input."""
+def _standard_input() -> Iterator[bytes]:
+    """Yield the lines of standard input."""
     if sys.stdin is None:
         raise BadInputError("standard input is closed: give a text, or lines to read")
-    # Not Python's own: at its end it would wait for the thread that reads it.
-    with open(sys.stdin.fileno(), "rb", closefd=False) as typed:
-        yield from typed
+    # At its end Python would wait for the thread that reads `sys.stdin`, so the thread reads a file object of its own.
+    with open(sys.stdin.fileno(), "rb", closefd=False) as lines:
+        yield from lines
 
 
-def _meets_all(client: Client, error: HplmError) -> bool:
-    """Whether the next text would meet it as well: a single answer may be late, or a connection break."""
+def _fails_all(client: Client, error: HplmError) -> bool:
+    """Return whether the next text would fail too. A single answer may be late, or its connection may break."""
     if not isinstance(error, UnreachableError):
         return isinstance(error, UnknownTenantError | TenantNameError)
     try:
@@ -125,20 +138,20 @@ def _meets_all(client: Client, error: HplmError) -> bool:
         return True
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+def _shorten(text: str) -> str:
+    return text if len(text) <= REFUSED_TEXT_LENGTH else f"{text[:REFUSED_TEXT_LENGTH]}..."
 
 
-def _lines(prediction: Prediction) -> Iterator[str]:
+def _prediction_lines(prediction: Prediction) -> Iterator[str]:
     yield prediction.text
     if prediction.pair is not None:
         yield prediction.pair
     if not prediction.spans:
         yield "  (nothing found)"
-    read = prediction.text if prediction.pair is None else f"{prediction.text} {prediction.pair}"
+    whole_text = prediction.text if prediction.pair is None else f"{prediction.text} {prediction.pair}"
     for span in prediction.spans:
-        whole = len(prediction.spans) == 1 and span.start == 0 and span.end >= len(read.rstrip())
-        words = "" if whole else f"  {read[span.start : span.end]!r}"
+        is_whole = len(prediction.spans) == 1 and span.start == 0 and span.end >= len(whole_text.rstrip())
+        words = "" if is_whole else f"  {whole_text[span.start : span.end]!r}"
         yield f"  {span.label}  {span.score:.3f}{words}"
     if prediction.truncated:
         yield "  (the text was longer than the model reads and was cut)"

@@ -1,4 +1,4 @@
-"""What `hplm predict` is to ask: one text or pair, or a line of standard input each."""
+"""The inputs of `hplm predict`: one text or pair, or one on each line of standard input."""
 
 from __future__ import annotations
 
@@ -12,45 +12,46 @@ TextAndPair = tuple[str, str | None]
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A text with its pair, and the number of the `line` it is from; an error where that line is none."""
+class PredictInput:
+    """A text with its pair, or the error of a line that holds no text; `line` is the number of its line."""
 
     texts: TextAndPair | HplmError
     line: int | None = None
 
 
-def texts_asked(raw: Iterable[bytes], text: str | None, pair: str | None, *, jsonl: bool) -> Iterator[Asked]:
-    """`text` with its `pair`, or else each line of `raw`: a text, or with `jsonl` an object under the names of labelled data.
+def read_inputs(lines: Iterable[bytes], text: str | None, pair: str | None, *, jsonl: bool) -> Iterator[PredictInput]:
+    """Return `text` with its `pair`, or else an input for each line that is not blank.
 
-    Blank lines are left out. Raises BadInputError, where `raw` cannot be read when that shows.
+    A line is a text, or with `jsonl` an object with the keys of labelled data. Raises BadInputError for options that do not go
+    together, and during the iteration if a line cannot be read.
     """
     if text is not None and jsonl:
         raise BadInputError("--jsonl reads standard input: leave the text out")
     if text is None and pair is not None:
         raise BadInputError("--pair is the second text of a pair: give the first one too, or --jsonl for many")
-    return _each(raw, jsonl) if text is None else iter([Asked((text, pair))])
+    return _read_lines(lines, jsonl) if text is None else iter([PredictInput((text, pair))])
 
 
-def _each(raw: Iterable[bytes], jsonl: bool) -> Iterator[Asked]:
-    lines = enumerate(raw, 1)
+def _read_lines(lines: Iterable[bytes], jsonl: bool) -> Iterator[PredictInput]:
+    numbered = enumerate(lines, 1)
     while True:
         try:
-            number, line = next(lines, (0, b""))
+            number, line = next(numbered, (0, b""))
         except OSError as error:
             raise BadInputError(f"standard input cannot be read: {error.strerror}") from None
         if not number:
             return
         try:
-            # A byte order mark, as Windows' editors write it, is no part of the text.
+            # Windows editors put a byte order mark in front of the first line; it is not part of the text.
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
-            yield Asked(TextEncodingError(f"line {number} is not UTF-8: byte {error.start} of it"), number)
+            yield PredictInput(TextEncodingError(f"line {number} is not UTF-8: byte {error.start} of it"), number)
             continue
         if text.strip():
-            yield Asked(_from_json(number, text) if jsonl else (text.rstrip("\r\n"), None), number)
+            yield PredictInput(_parse_json(number, text) if jsonl else (text.rstrip("\r\n"), None), number)
 
 
-def _from_json(number: int, line: str) -> TextAndPair | HplmError:
+def _parse_json(number: int, line: str) -> TextAndPair | HplmError:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -60,9 +61,9 @@ def _from_json(number: int, line: str) -> TextAndPair | HplmError:
     text = row.get("text", row.get("sentence1", row.get("sentence")))
     pair = row.get("text_pair", row.get("sentence2"))
     if not isinstance(text, str) or not (pair is None or isinstance(pair, str)):
-        return BadInputError(f"line {number}: expected an object with text and, of a pair, text_pair")
+        return BadInputError(f"line {number}: expected an object with text and, for a pair, text_pair")
     try:
         f"{text}{pair}".encode()
     except UnicodeEncodeError:
-        return TextEncodingError(f"line {number} has a lone surrogate: it is no text")
+        return TextEncodingError(f"line {number} has a lone surrogate, so it is not a text")
     return text, pair

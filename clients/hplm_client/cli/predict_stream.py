@@ -1,50 +1,51 @@
-"""Answers to texts of a source that may make wait: a thread reads and sends, so that no answer waits for the next text."""
+"""Answers to inputs that may arrive slowly. A thread reads and sends them, so that no answer waits for the next input."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
 from queue import SimpleQueue
-from typing import Any
 
 from hplm.errors import HplmError
-from hplm_client.answers import Prediction
-from hplm_client.cli.predict_input import Asked
-from hplm_client.client import Client
+from hplm_client.cli.predict_input import PredictInput
+from hplm_client.client import Client, PendingPrediction
+from hplm_client.prediction import Prediction
 
 
-def answers_ahead(
-    client: Client, tenant: str, asked: Iterator[Asked], deadline_s: float | None
-) -> Iterator[tuple[Asked, Prediction | HplmError]]:
-    """Each with its answer, in order, as soon as it is there; as many under way at once as the client allows.
+def stream_predictions(
+    client: Client, tenant: str, inputs: Iterator[PredictInput], deadline_s: float | None
+) -> Iterator[tuple[PredictInput, Prediction | HplmError]]:
+    """Yield each input with its answer, in order, as soon as the answer is known. The client's `concurrency` are under way.
 
-    What `asked` raises comes after the answers before it. Where nobody reads on, the thread goes with the program.
+    An exception of `inputs` is raised after the answers to earlier inputs. If the caller stops reading, the thread ends with
+    the program.
     """
-    call = client._call(False, deadline_s)
-    client._check_live()
-    room = threading.Semaphore(client._concurrency)
-    begun: SimpleQueue[Any] = SimpleQueue()
+    call = client._call_options(False, deadline_s)
+    client._check_server_is_live()
+    permits = threading.Semaphore(client._concurrency)
+    # Inputs under way. An exception ends the queue, and so does None, after the last input.
+    pending: SimpleQueue[tuple[PredictInput, PendingPrediction] | BaseException | None] = SimpleQueue()
 
-    def read() -> None:
+    def read_and_send() -> None:
         try:
-            for one in asked:
-                room.acquire()
-                if isinstance(one.texts, HplmError):
-                    begun.put((one, ("", "", None, one.texts)))
+            for item in inputs:
+                permits.acquire()
+                if isinstance(item.texts, HplmError):
+                    pending.put((item, PendingPrediction(("", "", None), item.texts)))
                 else:
-                    begun.put((one, client._begin((tenant, *one.texts), call)))
-            begun.put(None)
+                    pending.put((item, client._begin((tenant, *item.texts), call)))
+            pending.put(None)
         except BaseException as error:
-            begun.put(error)
+            pending.put(error)
 
-    threading.Thread(target=read, daemon=True).start()
-    while (found := begun.get()) is not None:
-        if isinstance(found, BaseException):
-            raise found
-        one, started = found
+    threading.Thread(target=read_and_send, daemon=True).start()
+    while (entry := pending.get()) is not None:
+        if isinstance(entry, BaseException):
+            raise entry
+        item, prediction = entry
         try:
-            answer: Prediction | HplmError = client._finish(started, False)
+            answer: Prediction | HplmError = client._finish(prediction, False)
         except HplmError as error:
             answer = error
-        room.release()
-        yield one, answer
+        permits.release()
+        yield item, answer

@@ -1,32 +1,29 @@
-"""`hplm tenant`."""
+"""The commands `hplm tenant`."""
 
 from __future__ import annotations
 
+import dataclasses
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from hplm.core.columns import Columns
+from hplm.reporting.command_options import with_shared
 from hplm.reporting.terminal_text import say, visible
 from hplm.tasks.task_loader import task_named, task_names
-from hplm_client.cli.manage_commands import (
+from hplm_client.cli.display import format_value, print_json, print_records, printing_errors, warning_lines
+from hplm_client.cli.options import (
     DEFAULT_URL,
+    JobOptions,
     JsonOption,
     UrlOption,
-    Way,
     YesOption,
-    cell,
-    errors_shown,
-    job_command,
-    opened,
-    send,
-    show,
-    show_all,
-    submit,
-    sure,
-    warn,
+    confirm,
+    open_client,
 )
+from hplm_client.cli.submit_job import submit_job, upload_files
 from hplm_client.manage.answers import TenantDetails
 
 app = typer.Typer(
@@ -35,58 +32,80 @@ app = typer.Typer(
     "Example: hplm tenant create acme --train train.csv --test test.csv",
 )
 NameArgument = Annotated[str, typer.Argument(help="Name of the tenant.")]
-TrainOption = Annotated[Path, typer.Option(help="Labelled examples: .jsonl, .csv, .tsv or .conll.")]
-DevOption = Annotated[Path | None, typer.Option(help="To stop early by; without it a part of train.")]
-TestOption = Annotated[Path | None, typer.Option(help="To report at the end.")]
-UnlabelledOption = Annotated[
-    Path | None,
-    typer.Option(
-        help="More texts of the kind, without labels: a model that trains all upper layers labels them first."
-    ),
-]
-TextColumnOption = Annotated[
-    str | None, typer.Option(help="The column of the text; without it `text`, `sentence` or `sentence1`, in any case.")
-]
-PairColumnOption = Annotated[
-    str | None, typer.Option(help="Of pairs the column of the second text; without it `text_pair` or `sentence2`.")
-]
-LabelColumnOption = Annotated[
-    str | None, typer.Option(help="The column of the label; without it `label`, `score` or `labels`, in any case.")
-]
-EpochsOption = Annotated[int | None, typer.Option(help="At most.")]
-RatesOption = Annotated[list[float] | None, typer.Option("--learning-rate", help="Repeat for a search.")]
-PatienceOption = Annotated[
-    int | None, typer.Option(help="End so many epochs after the one that is kept by its dev score.")
-]
+
+
+@dataclasses.dataclass(frozen=True)
+class _TrainingOptions:
+    """The options of a tenant's training, in front of those of every job."""
+
+    train: Annotated[Path, typer.Option(help="Labelled examples to train on: .jsonl, .csv, .tsv or .conll.")]
+    dev: Annotated[
+        Path | None, typer.Option(help="Labelled examples that decide when to stop. Default: a part of --train.")
+    ] = None
+    test: Annotated[Path | None, typer.Option(help="Labelled examples for the scores reported at the end.")] = None
+    unlabelled: Annotated[
+        Path | None,
+        typer.Option(
+            help="More texts of the same kind, without labels. A model that trains all upper layers labels them first."
+        ),
+    ] = None
+    epochs: Annotated[int | None, typer.Option(help="Most epochs to train.")] = None
+    learning_rates: Annotated[
+        list[float] | None, typer.Option("--learning-rate", help="Learning rate. Repeat to try several.")
+    ] = None
+    patience: Annotated[
+        int | None, typer.Option(help="Stop this many epochs after the epoch with the best score on --dev.")
+    ] = None
+    text_column: Annotated[
+        str | None,
+        typer.Option(help="Column of the text. Default: `text`, `sentence` or `sentence1`, in any case."),
+    ] = None
+    pair_column: Annotated[
+        str | None, typer.Option(help="Column of the second text of pairs. Default: `text_pair` or `sentence2`.")
+    ] = None
+    label_column: Annotated[
+        str | None, typer.Option(help="Column of the label. Default: `label`, `score` or `labels`, in any case.")
+    ] = None
+
+
+@dataclasses.dataclass(frozen=True)
+class TenantJobOptions(JobOptions, _TrainingOptions):
+    """The options of every command that trains a tenant."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings that the user gave, for the request."""
+        names = ("epochs", "learning_rates", "patience", "seed")
+        return {name: value for name in names if (value := getattr(self, name)) not in (None, [])}
+
+    @property
+    def files(self) -> dict[str, Path | None]:
+        """The files that the user gave, by their key in the request."""
+        return {"train": self.train, "dev": self.dev, "test": self.test, "unlabelled": self.unlabelled}
+
+
+tenant_job = partial(with_shared, TenantJobOptions)
 
 
 @app.command()
-@job_command
+@tenant_job
 def create(
-    way: Way,
+    options: TenantJobOptions,
     name: NameArgument,
-    train: TrainOption,
-    dev: DevOption = None,
-    test: TestOption = None,
-    unlabelled: UnlabelledOption = None,
-    domain: Annotated[str | None, typer.Option(help="To stand on; without it the root of the base.")] = None,
+    domain: Annotated[
+        str | None, typer.Option(help="Domain of the tenant's texts. Default: the root of the base.")
+    ] = None,
     task: Annotated[
         str | None,
         typer.Option(help=f"{', '.join(task_names())}, or another of the server's. Default: what the data look like."),
     ] = None,
-    epochs: EpochsOption = None,
-    learning_rates: RatesOption = None,
-    patience: PatienceOption = None,
-    text_column: TextColumnOption = None,
-    pair_column: PairColumnOption = None,
-    label_column: LabelColumnOption = None,
-    pooling: Annotated[str | None, typer.Option(help="What a classification's head reads: mean or cls.")] = None,
+    pooling: Annotated[str | None, typer.Option(help="Input of a classification's head: mean or cls.")] = None,
     base: Annotated[
         str | None,
-        typer.Option(help="The base that the server must serve; a tenant of another base is made by its server."),
+        typer.Option(help="Base that the server must serve. For a tenant of another base, ask that base's server."),
     ] = None,
 ) -> None:
-    """Fine-tune a new tenant and serve it, while the server runs. It answers by the end of the job, or within a second of it.
+    """Create a tenant on a running server: fine-tune it and serve it. It answers within a second after the job's end.
 
     Examples:
 
@@ -100,35 +119,23 @@ def create(
 
       hplm tenant create acme --train acme/train.csv --path-on-server --detach
     """
-    settings = {"epochs": epochs, "learning_rates": learning_rates, "patience": patience, "pooling": pooling}
-    request = {"tenant": name, "domain": domain, "task": task, "base": base}
-    files = {"train": train, "dev": dev, "test": test, "unlabelled": unlabelled}
-    columns = {"text": text_column, "pair": pair_column, "label": label_column}
-    _make("tenant.create", request, files, columns, settings, way)
+    settings = {} if pooling is None else {"pooling": pooling}
+    _submit("tenant.create", {"tenant": name, "domain": domain, "task": task, "base": base}, options, settings)
 
 
 @app.command()
-@job_command
+@tenant_job
 def update(
-    way: Way,
+    options: TenantJobOptions,
     name: NameArgument,
-    train: TrainOption,
-    dev: DevOption = None,
-    test: TestOption = None,
-    unlabelled: UnlabelledOption = None,
     domain: Annotated[
-        str | None, typer.Option(help="To stand on; without it the one it stands on, as it is now.")
+        str | None,
+        typer.Option(help="Domain of the tenant's texts. Default: its present domain, in its newest version."),
     ] = None,
-    epochs: EpochsOption = None,
-    learning_rates: RatesOption = None,
-    patience: PatienceOption = None,
-    text_column: TextColumnOption = None,
-    pair_column: PairColumnOption = None,
-    label_column: LabelColumnOption = None,
 ) -> None:
-    """Fine-tune a tenant's next version on the same labels; the one before is served until it is there.
+    """Fine-tune a tenant's next version on the same labels. The server serves the present version until then.
 
-    Where none is better on dev, the one before stays, and there is no next version.
+    A version that is no better on dev is not published, and the present version stays.
 
     Examples:
 
@@ -136,16 +143,12 @@ def update(
 
       hplm tenant update acme --train more.csv --epochs 5 --json
     """
-    settings = {"epochs": epochs, "learning_rates": learning_rates, "patience": patience}
-    files = {"train": train, "dev": dev, "test": test, "unlabelled": unlabelled}
-    request = {"tenant": name, "domain": domain}
-    columns = {"text": text_column, "pair": pair_column, "label": label_column}
-    _make("tenant.update", request, files, columns, settings, way)
+    _submit("tenant.update", {"tenant": name, "domain": domain}, options, {})
 
 
 @app.command(name="show")
-def show_one(name: NameArgument, as_json: JsonOption = False, url: UrlOption = DEFAULT_URL) -> None:
-    """A tenant's version, domain, scores, and the versions to go back to.
+def show_tenant(name: NameArgument, as_json: JsonOption = False, url: UrlOption = DEFAULT_URL) -> None:
+    """Show a tenant's version, domain, scores, and the versions that it can go back to.
 
     Examples:
 
@@ -153,24 +156,24 @@ def show_one(name: NameArgument, as_json: JsonOption = False, url: UrlOption = D
 
       hplm tenant show acme --json | jq .about.curve
     """
-    with opened(url) as client:
+    with open_client(url) as client:
         tenant = client.show_tenant(name)
     if as_json:
-        show(tenant)
+        print_json(tenant)
         return
-    _show_current(tenant)
-    show_all(tenant.versions, ("version", "created_s", "scores"), as_json=False)
+    _print_summary(tenant)
+    print_records(tenant.versions, ("version", "created_s", "scores"), as_json=False)
 
 
 @app.command(name="list")
-def list_all(
-    prefix: Annotated[str, typer.Option(help="Only names that start so.")] = "",
-    after: Annotated[str, typer.Option(help="Only names after this one, to go on where a list ended.")] = "",
-    limit: Annotated[int, typer.Option(min=1, max=1000)] = 100,
+def list_tenants(
+    prefix: Annotated[str, typer.Option(help="List only names that start with this.")] = "",
+    after: Annotated[str, typer.Option(help="List only names after this one, to continue a list.")] = "",
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Most tenants to list.")] = 100,
     as_json: JsonOption = False,
     url: UrlOption = DEFAULT_URL,
 ) -> None:
-    """Tenants by name.
+    """List tenants by name.
 
     Examples:
 
@@ -178,29 +181,29 @@ def list_all(
 
       hplm tenant list --prefix acme- --json
     """
-    with opened(url) as client:
-        found = client.list_tenants(prefix, after=after, limit=limit)
-    show_all(found, ("name", "version", "domain", "domain_version", "base", "created_s"), as_json)
-    if len(found) == limit and not as_json:
-        typer.echo(visible(f"There may be more: --after {found[-1].name}"), err=True)
+    with open_client(url) as client:
+        tenants = client.list_tenants(prefix, after=after, limit=limit)
+    print_records(tenants, ("name", "version", "domain", "domain_version", "base", "created_s"), as_json)
+    if len(tenants) == limit and not as_json:
+        typer.echo(visible(f"There may be more: --after {tenants[-1].name}"), err=True)
 
 
 @app.command()
 def delete(
     name: NameArgument, yes: YesOption = False, as_json: JsonOption = False, url: UrlOption = DEFAULT_URL
 ) -> None:
-    """Serve a tenant no more, within a second, and remove all its versions.
+    """Delete a tenant with all its versions. The server stops serving it within a second.
 
     Example: hplm tenant delete acme --yes
     """
-    with opened(url) as client:
+    with open_client(url) as client:
         if not yes:
-            # Whoever mistook the name is told so, not asked.
+            # A wrong name is an error before the question.
             client.show_tenant(name)
-        sure(f"Delete tenant {name} with all its versions?", yes)
+        confirm(f"Delete tenant {name} with all its versions?", yes)
         client.delete_tenant(name)
     if as_json:
-        show({"tenant": name})
+        print_json({"tenant": name})
     else:
         say(f"tenant {name} is deleted")
 
@@ -209,12 +212,13 @@ def delete(
 def rollback(
     name: NameArgument,
     version: Annotated[
-        int | None, typer.Option(min=1, help="Without it, of the lower ones that which was served last.")
+        int | None,
+        typer.Option(min=1, help="Version to serve. Default: the most recently served of the lower versions."),
     ] = None,
     as_json: JsonOption = False,
     url: UrlOption = DEFAULT_URL,
 ) -> None:
-    """Serve another kept version again, within a second. Refused while an update runs: `hplm job cancel` ends that.
+    """Serve another kept version again, within a second. Refused while an update runs; `hplm job cancel` ends the update.
 
     Examples:
 
@@ -222,45 +226,39 @@ def rollback(
 
       hplm tenant rollback acme --version 3
     """
-    with opened(url) as client:
-        number = client.rollback_tenant(name, version)
+    with open_client(url) as client:
+        served = client.rollback_tenant(name, version)
     if as_json:
-        show({"tenant": name, "version": number})
+        print_json({"tenant": name, "version": served})
     else:
-        say(f"tenant {name} is at version {number}")
+        say(f"tenant {name} is at version {served}")
 
 
-def _make(
-    action: str,
-    request: dict[str, Any],
-    files: dict[str, Path | None],
-    columns: dict[str, str | None],
-    settings: dict[str, Any],
-    way: Way,
-) -> None:
-    given = {key: value for key, value in {**settings, "seed": way.seed}.items() if value not in (None, [])}
-    with opened(way.url, as_json=way.as_json) as client:
-        with errors_shown(way.as_json):
-            named = Columns(**columns)
-        data = send(client, files, way, named)
-        asked = {**request, "data": data, "columns": named.named, "settings": given}
-        event = submit(client, action, asked, way)
-        if event is not None and not way.as_json:
+def _submit(action: str, request: dict[str, Any], options: TenantJobOptions, settings: dict[str, Any]) -> None:
+    with open_client(options.url, as_json=options.as_json) as client:
+        with printing_errors(options.as_json):
+            columns = Columns(options.text_column, options.pair_column, options.label_column)
+        data = upload_files(client, options.files, options, columns)
+        settings = {**options.settings, **settings}
+        request = {**request, "data": data, "columns": columns.named, "settings": settings}
+        event = submit_job(client, action, request, options)
+        if event is not None and not options.as_json:
             result = event.result or {}
-            warn(result)
+            for line in warning_lines(result):
+                say(line)
             if why := result.get("why"):
                 say(why)
-            _show_current(client.show_tenant(request["tenant"]))
+            _print_summary(client.show_tenant(request["tenant"]))
 
 
-def _show_current(tenant: TenantDetails) -> None:
-    scores = cell("scores", tenant.about.get("scores", {}))
-    words = ", ".join(filter(None, (_kind(tenant.about), scores)))
-    say(f"tenant {tenant.name} is at version {tenant.version} over {tenant.domain} {tenant.domain_version}: {words}")
+def _print_summary(tenant: TenantDetails) -> None:
+    scores = format_value("scores", tenant.about.get("scores", {}))
+    summary = ", ".join(filter(None, (_describe_task(tenant.about), scores)))
+    say(f"tenant {tenant.name} is at version {tenant.version} over {tenant.domain} {tenant.domain_version}: {summary}")
 
 
-def _kind(about: dict[str, Any]) -> str:
-    """What it learned: labels that were taken for something else are found out here. Empty where it is not told."""
+def _describe_task(about: dict[str, Any]) -> str:
+    """Return the task and number of labels, which shows whether labels were misread. Empty if `about` has no task."""
     task, labels = about.get("task", ""), about.get("labels", ())
     # A server may have tasks of third parties that are not installed here.
     return task_named(task).describe(labels) if task in task_names() else task

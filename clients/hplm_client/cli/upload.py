@@ -1,4 +1,4 @@
-"""`hplm upload`."""
+"""The commands `hplm upload`."""
 
 from __future__ import annotations
 
@@ -8,48 +8,51 @@ import typer
 
 from hplm.errors import UnknownUploadError
 from hplm.reporting.terminal_text import say
-from hplm_client.cli.manage_commands import DEFAULT_URL, JsonOption, UrlOption, opened, show, show_all
+from hplm_client.cli.display import print_json, print_records
+from hplm_client.cli.options import DEFAULT_URL, JsonOption, UrlOption, open_client
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Look after files that were sent to a running server and are not used up.\n\nExample: hplm upload list",
+    help="List and drop files that were uploaded to a running server and are not used up.\n\nExample: hplm upload list",
 )
 
 
 @app.command(name="list")
-def list_all(as_json: JsonOption = False, url: UrlOption = DEFAULT_URL) -> None:
-    """Files that take up room for uploads, the oldest first, and the jobs that wait for them.
+def list_uploads(as_json: JsonOption = False, url: UrlOption = DEFAULT_URL) -> None:
+    """List the uploads that take room on the server, oldest first, and the jobs that wait for them.
 
     Example: hplm upload list
     """
-    with opened(url) as client:
-        found = client.list_uploads()
-    show_all(found, ("id", "name", "bytes", "received", "created_s", "jobs"), as_json)
+    with open_client(url) as client:
+        uploads = client.list_uploads()
+    print_records(uploads, ("id", "name", "bytes", "received", "created_s", "jobs"), as_json)
 
 
 @app.command()
 def drop(
-    uploads: Annotated[list[str], typer.Argument(metavar="UPLOAD...", help="Ids, as `hplm upload list` prints them.")],
+    uploads: Annotated[
+        list[str], typer.Argument(metavar="UPLOAD...", help="Ids of uploads, as `hplm upload list` prints them.")
+    ],
     as_json: JsonOption = False,
     url: UrlOption = DEFAULT_URL,
 ) -> None:
-    """Have the server forget files; what a job waits for stays, with status 1.
+    """Remove uploads from the server. An upload that a job waits for stays, and the exit status is 1.
 
     Example: hplm upload drop ID
     """
-    with opened(url) as client:
-        known = {one.id: one for one in client.list_uploads()}
+    with open_client(url) as client:
+        known = {upload.id: upload for upload in client.list_uploads()}
         if unknown := [upload for upload in uploads if upload not in known]:
-            raise UnknownUploadError(f"there is no upload {unknown[0]!r}: none was dropped")
+            raise UnknownUploadError(f"there is no upload {unknown[0]!r}: no upload was dropped")
         for upload in uploads:
             client.drop_upload(known[upload])
-        left = {one.id: one for one in client.list_uploads() if one.id in uploads}
+        kept = {upload.id: upload for upload in client.list_uploads() if upload.id in uploads}
     for upload in uploads:
         if as_json:
-            show({"upload": upload, "dropped": upload not in left})
-        elif upload in left:
-            say(f"upload {upload} stays: {', '.join(left[upload].jobs) or 'another job'} waits for it")
+            print_json({"upload": upload, "dropped": upload not in kept})
+        elif upload in kept:
+            say(f"upload {upload} stays: {', '.join(kept[upload].jobs) or 'another job'} waits for it")
         else:
             say(f"upload {upload} is dropped")
-    if left:
+    if kept:
         raise typer.Exit(1)

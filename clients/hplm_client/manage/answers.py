@@ -1,4 +1,4 @@
-"""Typed answers to manage requests. Times are unix seconds."""
+"""Typed answers to manage requests. Times are Unix seconds."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 from hplm.core import wire
 from hplm.errors import HplmError, InternalError, from_stored
 
-Record = TypeVar("Record")
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
 class JobEvent:
-    """How far a job is: `progress` 0 to 1, `eta_s` what is left by estimate, `result` or `error` of one that has ended."""
+    """A job's state: `progress` is 0 to 1, `eta_s` the estimated seconds left. A job that has ended has `result` or `error`."""
 
     state: str
     step: str
@@ -25,18 +25,18 @@ class JobEvent:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing follows."""
+        """Whether the job has ended, so that no event follows."""
         return self.state not in wire.JOB_UNFINISHED
 
     @property
     def failure(self) -> HplmError | None:
-        """The error that a failed job ended with, typed."""
+        """The typed error that a failed job ended with."""
         return None if self.error is None else from_stored(self.error)
 
 
 @dataclass(frozen=True)
 class Job(JobEvent):
-    """A job with what it is about: `kind` is `tenant.create` and so on, `subject` `tenant:NAME` or `domain:BASE/NAME`."""
+    """A job: `kind` is an action such as `tenant.create`, `subject` is `tenant:NAME` or `domain:BASE/NAME`."""
 
     id: str = ""
     kind: str = ""
@@ -50,13 +50,13 @@ class Job(JobEvent):
 
     @property
     def event(self) -> JobEvent:
-        """The part of it that changes."""
-        return record(JobEvent, dataclasses.asdict(self))
+        """The fields of the job that change while it runs."""
+        return parse_answer(JobEvent, dataclasses.asdict(self))
 
 
 @dataclass(frozen=True)
 class Version:
-    """One line of a tenant's or domain's history."""
+    """A version of a tenant or domain."""
 
     version: int
     created_s: float
@@ -65,7 +65,7 @@ class Version:
 
 @dataclass(frozen=True)
 class Tenant:
-    """A tenant as it is served: its version, over one version of a domain of a base."""
+    """A tenant as the server serves it: its version, over one version of a domain of a base."""
 
     name: str
     base: str
@@ -77,7 +77,7 @@ class Tenant:
 
 @dataclass(frozen=True)
 class TenantDetails(Tenant):
-    """With `about` (scores, confusion, training curve, number of examples) of its version, and the versions to go back to."""
+    """A tenant with its kept versions and with `about`: scores, confusion, training curve, number of examples."""
 
     about: dict[str, Any] = field(default_factory=dict)
     versions: tuple[Version, ...] = ()
@@ -95,7 +95,7 @@ class Domain:
 
 @dataclass(frozen=True)
 class DomainDetails(Domain):
-    """With `about` of its version, and all versions that are kept."""
+    """A domain with `about` for its version, and its kept versions."""
 
     about: dict[str, Any] = field(default_factory=dict)
     versions: tuple[Version, ...] = ()
@@ -103,7 +103,7 @@ class DomainDetails(Domain):
 
 @dataclass(frozen=True)
 class Upload:
-    """A file that was sent and is not used up: `received` of its `bytes` have come, `jobs` wait for it."""
+    """An uploaded file that is not used up: the server has `received` of its `bytes`, and `jobs` wait for it."""
 
     id: str
     bytes: int
@@ -116,21 +116,21 @@ class Upload:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a job would cost, from a dry run; `details` has all that the server said."""
+    """The cost of a job, from a dry run; `details` holds the server's whole plan."""
 
     estimated_s: float
     details: dict[str, Any]
 
 
-def record(kind: type[Record], values: Any) -> Record:
-    """An answer as a `kind`; keys of a newer server are left out. Raises InternalError where it lacks one."""
+def parse_answer(kind: type[Answer], values: Any) -> Answer:
+    """Return a server's JSON object as a `kind`, without keys that only a newer server knows. Raises InternalError."""
     assert dataclasses.is_dataclass(kind)
     try:
         known = {each.name: values[each.name] for each in dataclasses.fields(kind) if each.name in values}
         if "jobs" in known:
             known["jobs"] = tuple(known["jobs"])
         if "versions" in known:
-            known["versions"] = tuple(record(Version, one) for one in known["versions"])
+            known["versions"] = tuple(parse_answer(Version, version) for version in known["versions"])
         return kind(**known)
     except TypeError as error:
         raise InternalError(f"the server's answer is no {kind.__name__}: {error}") from None

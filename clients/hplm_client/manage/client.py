@@ -1,4 +1,4 @@
-"""Client of the manager: domains, tenants, jobs, uploads."""
+"""The client of the manager, for domains, tenants, jobs and uploads."""
 
 from __future__ import annotations
 
@@ -18,32 +18,36 @@ from hplm_client.manage.answers import (
     Tenant,
     TenantDetails,
     Upload,
-    record,
+    parse_answer,
 )
 from hplm_client.manage.transport import Transport, TritonTransport
-from hplm_client.manage.upload import Sent, send_file
-from hplm_client.transport.retry import PATIENCE_S, passes, patiently
+from hplm_client.manage.upload import ProgressCallback, send_file
+from hplm_client.transport.retry import RETRY_S, is_temporary, with_retries
 
 POLL_EVERY_S = 0.5
-PAGE = 1000  # most that a server lists in one answer
-# A file to work on: {"upload": id} or {"path": where it lies on the server}.
+# Most records that a server lists in one answer.
+PAGE_SIZE = 1000
+# A file that a request names: {"upload": id} or {"path": path on the server}.
 Source = Mapping[str, str]
-# Who lists uploads may give one of those.
-GivenSource: TypeAlias = "Source | Upload"
+# Callers may also name an upload from `list_uploads`.
+SourceOrUpload: TypeAlias = "Source | Upload"
 
 
 class ManageClient:
-    """Creates, updates and deletes domains and tenants of a running server, over HTTP or gRPC.
+    """A client that creates, updates and deletes domains and tenants of a running server, over HTTP or gRPC.
 
     >>> with ManageClient("grpc://127.0.0.1:8001") as manage:  # doctest: +SKIP
     ...     job = manage.create_tenant("acme", train=manage.upload("train.csv"))
     ...     manage.wait(job)
     ...     manage.show_tenant("acme").about["scores"]
 
-    What takes long is a job: its id comes back at once, `watch` and `wait` follow it. Every request names its files by what
-    `upload` or `on_server` returned. An upload goes when its job is done or its data are refused; after another failure, or
-    where the job is cancelled, a new job may name it for a day, or `drop_upload` drops it. One client for one thread; addresses
-    and `headers` as of `Client`. Raises the errors of `hplm.errors`.
+    Creations and updates are jobs: the call returns the job's id immediately, and `watch` and `wait` follow the job. A request
+    names each file by the return value of `upload` or `on_server`.
+
+    The server removes an upload when its job is done or its data are refused. If the job fails otherwise or is cancelled, a new
+    job may name the upload for a day, and `drop_upload` removes it.
+
+    Use one client in one thread. Addresses and `headers` are as for `Client`. Calls raise the errors of `hplm.errors`.
     """
 
     def __init__(
@@ -57,49 +61,49 @@ class ManageClient:
         self.url = url
         self._transport = transport or TritonTransport(url, timeout_s, headers)
 
-    def upload(self, path: str | Path, sent: Sent = lambda sent_bytes, total_bytes: None) -> Source:
-        """Send a file in chunks with a checksum; `sent(bytes so far, bytes in all)` is told after each.
+    def upload(self, path: str | Path, sent: ProgressCallback = lambda sent_bytes, total_bytes: None) -> Source:
+        """Send a file in chunks with a checksum. Calls `sent(bytes sent so far, bytes in all)` after each chunk.
 
-        Raises DataError where it cannot be read, UploadError where the server refuses it.
+        Raises DataError if the file cannot be read, UploadError if the server refuses it.
         """
         return {"upload": send_file(self.ask, Path(path), sent)}
 
-    def drop_upload(self, source: GivenSource) -> None:
-        """Have the server forget what `upload` sent, or one that `list_uploads` names; what a job waits for stays.
+    def drop_upload(self, source: SourceOrUpload) -> None:
+        """Remove an upload from the server: the return value of `upload`, or an entry of `list_uploads`.
 
-        What is gone already is fine.
+        An upload that a job waits for stays. An upload that no longer exists is not an error.
         """
         if upload := _source("upload", source).get("upload"):
             self.ask("upload.drop", upload=upload)
 
     def list_uploads(self) -> list[Upload]:
-        """What was uploaded and is not used up, oldest first: it counts against the room for all uploads."""
-        found: list[Upload] = []
+        """Return the uploads that are not used up, oldest first. They take room that all uploads share."""
+        uploads: list[Upload] = []
         while True:
             try:
-                page = self.ask("upload.list", after=found[-1].id if found else "", limit=PAGE)["uploads"]
+                page = self.ask("upload.list", after=uploads[-1].id if uploads else "", limit=PAGE_SIZE)["uploads"]
             except UnknownUploadError:
-                # It has gone meanwhile: on from the one before.
-                found.pop()
+                # The upload was removed meanwhile. Continue after the one before it.
+                uploads.pop()
                 continue
-            found += [record(Upload, one) for one in page]
-            if len(page) < PAGE:
-                # One whose job ended between two pages has moved to the front, and others come again.
-                return list({one.id: one for one in found}.values())
+            uploads += [parse_answer(Upload, upload) for upload in page]
+            if len(page) < PAGE_SIZE:
+                # An upload whose job ended between two pages has moved to the front, so that later ones are listed twice.
+                return list({upload.id: upload for upload in uploads}.values())
 
     @staticmethod
     def on_server(path: str) -> Source:
-        """A file that lies on the server, where its operator allows that."""
+        """Return the name of a file that is on the server already. The server's operator must allow this."""
         return {"path": path}
 
     def create_tenant(
         self,
         tenant: str,
         *,
-        train: GivenSource,
-        dev: GivenSource | None = None,
-        test: GivenSource | None = None,
-        unlabelled: GivenSource | None = None,
+        train: SourceOrUpload,
+        dev: SourceOrUpload | None = None,
+        test: SourceOrUpload | None = None,
+        unlabelled: SourceOrUpload | None = None,
         domain: str | None = None,
         base: str | None = None,
         task: str | None = None,
@@ -108,14 +112,14 @@ class ManageClient:
         label_column: str | None = None,
         settings: Mapping[str, Any] | None = None,
     ) -> str:
-        """Fine-tune a new tenant over a domain, by default the root; returns the job's id.
+        """Fine-tune a new tenant over a domain, by default the base's root. Returns the job's id.
 
-        A model that trains all upper layers on the labelled files labels the `unlabelled` texts, which are learned too.
-        `text_column`, `pair_column` and `label_column` name columns of the files that have other names than the usual ones.
-        `settings`: epochs, learning_rates, patience, pooling, seed. Raises AlreadyThereError, DataError and more.
+        A model whose upper layers are all trained on the labelled files labels the `unlabelled` texts, and the tenant learns
+        these too. `text_column`, `pair_column` and `label_column` name columns of the files that have unusual names.
+        `settings`: epochs, learning_rates, patience, pooling, seed. Raises AlreadyThereError, DataError and others.
         """
-        files = _files(train, dev, test, unlabelled, text_column, pair_column, label_column)
-        return self._job(
+        files = _training_files(train, dev, test, unlabelled, text_column, pair_column, label_column)
+        return self._submit(
             "tenant.create", tenant=tenant, **files, domain=domain, base=base, task=task, settings=settings
         )
 
@@ -123,139 +127,142 @@ class ManageClient:
         self,
         tenant: str,
         *,
-        train: GivenSource,
-        dev: GivenSource | None = None,
-        test: GivenSource | None = None,
-        unlabelled: GivenSource | None = None,
+        train: SourceOrUpload,
+        dev: SourceOrUpload | None = None,
+        test: SourceOrUpload | None = None,
+        unlabelled: SourceOrUpload | None = None,
         domain: str | None = None,
         text_column: str | None = None,
         pair_column: str | None = None,
         label_column: str | None = None,
         settings: Mapping[str, Any] | None = None,
     ) -> str:
-        """Fine-tune a tenant's next version on the same labels, by default over its domain; returns the job's id.
+        """Fine-tune a tenant's next version on the same labels, by default over its domain. Returns the job's id.
 
-        Names of columns are as for `create_tenant`; those of the version before are not remembered. Where that is no better on
-        dev nothing is published: `published` of the job's result is false, and `why` says it.
+        Name unusual columns as for `create_tenant`; the server does not remember those of the previous version. A version that
+        is no better on dev is not published: `published` in the job's result is false, and `why` says the reason.
         """
-        files = _files(train, dev, test, unlabelled, text_column, pair_column, label_column)
-        return self._job("tenant.update", tenant=tenant, **files, domain=domain, settings=settings)
+        files = _training_files(train, dev, test, unlabelled, text_column, pair_column, label_column)
+        return self._submit("tenant.update", tenant=tenant, **files, domain=domain, settings=settings)
 
     def plan(self, action: str, *, told: Callable[[JobEvent], None] = lambda event: None, **request: Any) -> Plan:
-        """A dry run of `tenant.create`, `tenant.update`, `domain.create` or `domain.update`: what it would cost.
+        """Return the cost of `tenant.create`, `tenant.update`, `domain.create` or `domain.update`, from a dry run.
 
-        A worker makes it from the data, so what is wrong with them is found out here too. Where none has within some ten
-        seconds it is waited for, `told` of each change.
+        A worker process reads the data, so that errors in them are raised here too. If no worker process answers within about
+        ten seconds, the call waits for one and calls `told` with each change.
         """
         if isinstance(data := request.get("data"), Mapping):
             request["data"] = _sources(**data)
         if "corpus" in request:
             request |= _sources(corpus=request["corpus"])
-        answer = self.ask(action, **_given(**request), dry_run=True)
+        answer = self.ask(action, **_without_none(**request), dry_run=True)
         if "plan" not in answer:
             answer = self.wait(str(answer["job"]), told).result or {}
-        found = answer.get("plan")
-        if not isinstance(found, dict) or "estimated_s" not in found:
+        plan = answer.get("plan")
+        if not isinstance(plan, dict) or "estimated_s" not in plan:
             raise InternalError("the server's answer to a dry run has no plan")
-        return Plan(float(found["estimated_s"]), found)
+        return Plan(float(plan["estimated_s"]), plan)
 
     def delete_tenant(self, tenant: str) -> None:
-        """Serve a tenant no more, for good, within a second. Raises UnknownTenantError."""
+        """Delete a tenant for good; the server stops serving it within a second. Raises UnknownTenantError."""
         self.ask("tenant.delete", tenant=tenant)
 
     def rollback_tenant(self, tenant: str, version: int | None = None) -> int:
-        """Serve another kept version within a second, by default of the lower ones the last served; returns its number.
+        """Serve another kept version within a second, and return its number.
 
-        Raises UnknownVersionError, or ConflictError, which names the job, while an update of the tenant runs.
+        By default this is the most recently served of the lower versions. Raises UnknownVersionError. Raises ConflictError,
+        which names the job, while an update of the tenant runs.
         """
-        return int(self.ask("tenant.rollback", **_given(tenant=tenant, version=version))["version"])
+        return int(self.ask("tenant.rollback", **_without_none(tenant=tenant, version=version))["version"])
 
     def show_tenant(self, tenant: str) -> TenantDetails:
-        """Raises UnknownTenantError."""
-        return record(TenantDetails, self.ask("tenant.show", tenant=tenant)["tenant"])
+        """Return a tenant. Raises UnknownTenantError."""
+        return parse_answer(TenantDetails, self.ask("tenant.show", tenant=tenant)["tenant"])
 
     def list_tenants(self, prefix: str = "", *, after: str = "", limit: int = 100) -> list[Tenant]:
-        """Sorted by name: those that start with `prefix` and come after `after`, at most `limit`."""
-        found = self.ask("tenant.list", prefix=prefix, after=after, limit=limit)["tenants"]
-        return [record(Tenant, one) for one in found]
+        """Return at most `limit` tenants, sorted by name, that start with `prefix` and come after the name `after`."""
+        tenants = self.ask("tenant.list", prefix=prefix, after=after, limit=limit)["tenants"]
+        return [parse_answer(Tenant, tenant) for tenant in tenants]
 
     def create_domain(
         self,
         domain: str,
         *,
-        corpus: GivenSource,
+        corpus: SourceOrUpload,
         parent: str | None = None,
         base: str | None = None,
         settings: Mapping[str, Any] | None = None,
     ) -> str:
-        """Pretrain a branch further on a corpus, below `parent` or the root; returns the job's id.
+        """Pretrain a new domain on a corpus, below `parent` or the root. Returns the job's id.
 
         `settings`: tokens, warmup_tokens, learning_rate, top_percent, seed. Raises AlreadyThereError, CorpusTooSmallError.
         """
-        found = _sources(corpus=corpus)
-        return self._job("domain.create", domain=domain, **found, parent=parent, base=base, settings=settings)
+        file = _sources(corpus=corpus)
+        return self._submit("domain.create", domain=domain, **file, parent=parent, base=base, settings=settings)
 
     def update_domain(
-        self, domain: str, *, corpus: GivenSource, base: str | None = None, settings: Mapping[str, Any] | None = None
+        self, domain: str, *, corpus: SourceOrUpload, base: str | None = None, settings: Mapping[str, Any] | None = None
     ) -> str:
-        """Pretrain a branch's next version; returns the job's id. Tenants stay on the version they are on."""
-        return self._job("domain.update", domain=domain, **_sources(corpus=corpus), base=base, settings=settings)
+        """Pretrain a domain's next version. Returns the job's id. Tenants keep the version of the domain that they use."""
+        return self._submit("domain.update", domain=domain, **_sources(corpus=corpus), base=base, settings=settings)
 
     def delete_domain(self, domain: str, *, base: str | None = None) -> None:
-        """Raises DomainInUseError, which names the tenants, domains and jobs that stand on it, or UnknownDomainError."""
-        self.ask("domain.delete", **_given(domain=domain, base=base))
+        """Delete a domain. Raises UnknownDomainError, or DomainInUseError, which names tenants, domains and jobs over it."""
+        self.ask("domain.delete", **_without_none(domain=domain, base=base))
 
     def show_domain(self, domain: str, *, base: str | None = None) -> DomainDetails:
-        """Raises UnknownDomainError."""
-        return record(DomainDetails, self.ask("domain.show", **_given(domain=domain, base=base))["domain"])
+        """Return a domain. Raises UnknownDomainError."""
+        return parse_answer(DomainDetails, self.ask("domain.show", **_without_none(domain=domain, base=base))["domain"])
 
     def list_domains(self, base: str | None = None) -> list[Domain]:
-        """Of one base or of all."""
-        return [record(Domain, one) for one in self.ask("domain.list", **_given(base=base))["domains"]]
+        """Return the domains of one base, or of all bases."""
+        return [
+            parse_answer(Domain, domain) for domain in self.ask("domain.list", **_without_none(base=base))["domains"]
+        ]
 
     def show_job(self, job: str) -> Job:
-        """Raises UnknownJobError."""
-        return record(Job, self.ask("job.show", job=job)["job"])
+        """Return a job. Raises UnknownJobError."""
+        return parse_answer(Job, self.ask("job.show", job=job)["job"])
 
     def list_jobs(self, states: Iterable[str] | None = None, *, limit: int = 100) -> list[Job]:
-        """The newest first."""
-        wanted = None if states is None else list(states)
-        return [record(Job, one) for one in self.ask("job.list", **_given(states=wanted), limit=limit)["jobs"]]
+        """Return at most `limit` jobs in any of `states`, newest first."""
+        request = _without_none(states=None if states is None else list(states), limit=limit)
+        return [parse_answer(Job, job) for job in self.ask("job.list", **request)["jobs"]]
 
     def cancel_job(self, job: str) -> Job:
-        """A waiting job ends at once, a running one soon; one that has ended stays as it is."""
-        return record(Job, self.ask("job.cancel", job=job)["job"])
+        """Cancel a job. A queued job ends immediately, a running job soon, and an ended job stays as it is."""
+        return parse_answer(Job, self.ask("job.cancel", job=job)["job"])
 
-    def watch(self, job: str, *, patience_s: float = PATIENCE_S) -> Iterator[JobEvent]:
-        """Every change of a job, from its state now to its end, which is the last.
+    def watch(self, job: str, *, patience_s: float = RETRY_S) -> Iterator[JobEvent]:
+        """Yield each change of a job, from its current state to its end.
 
-        On a `grpc://` address the server streams them as they happen. On an `http://` address, over which Triton cannot
-        stream, the job is looked up every half second. A server that is away for up to `patience_s` is waited for: jobs
-        survive its restart. Raises UnknownJobError.
+        On a `grpc://` address the server streams the changes. On an `http://` address, where Triton cannot stream, the client
+        polls twice a second. The client waits up to `patience_s` for a server that is away, because jobs survive a restart of
+        the server. Raises UnknownJobError.
         """
-        told: JobEvent | None = None
-        while told is None or not told.ended:
+        last: JobEvent | None = None
+        while last is None or not last.ended:
             try:
                 for event in self._events(job):
-                    if event != told:
-                        told = event
+                    if event != last:
+                        last = event
                         yield event
                     if event.ended:
                         return
             except HplmError as error:
-                if not passes(error):
+                if not is_temporary(error):
                     raise
-            # Looked up at least once between two streams: one that keeps breaking hides nothing.
-            if (event := patiently(lambda: self.show_job(job).event, patience_s)) != told:
-                told = event
+            # Poll at least once between two streams, so that a stream that keeps breaking hides no change.
+            if (event := with_retries(lambda: self.show_job(job).event, patience_s)) != last:
+                last = event
                 yield event
             time.sleep(POLL_EVERY_S)
 
     def wait(self, job: str, told: Callable[[JobEvent], None] = lambda event: None) -> JobEvent:
-        """Until a job has ended well, `told` of each change. Raises the error it failed with, or JobCancelledError.
+        """Wait until a job is done, and call `told` with each change. Raises the job's error, or JobCancelledError.
 
-        What it made is mostly served by then, at the latest within a second: a server that is slow to look may answer
-        UnknownTenantError, or with the version before, for so long.
+        The server serves the new version within a second after the job's end. Until then it may answer with the version before,
+        or with UnknownTenantError for a new tenant.
         """
         event = None
         for event in self.watch(job):
@@ -268,8 +275,8 @@ class ManageClient:
         return event
 
     def ask(self, action: str, **request: Any) -> dict[str, Any]:
-        """Any manage request as the server takes it; its answer. For what has no method here."""
-        return _read(self._transport.ask(json.dumps({"action": action, **request}).encode()), action)
+        """Send any manage request and return the server's answer. For requests that have no method here."""
+        return _parse_object(self._transport.ask(json.dumps({"action": action, **request}).encode()), action)
 
     def close(self) -> None:
         """Close the connections."""
@@ -281,62 +288,61 @@ class ManageClient:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _job(self, action: str, **request: Any) -> str:
-        return str(self.ask(action, **_given(**request))["job"])
+    def _submit(self, action: str, **request: Any) -> str:
+        return str(self.ask(action, **_without_none(**request))["job"])
 
     def _events(self, job: str) -> Iterator[JobEvent]:
         if not self._transport.streams:
             while True:
                 yield self.show_job(job).event
                 time.sleep(POLL_EVERY_S)
-        for raw in self._transport.events(json.dumps({"action": "job.watch", "job": job}).encode()):
-            yield record(JobEvent, json.loads(raw))
+        for event in self._transport.events(json.dumps({"action": "job.watch", "job": job}).encode()):
+            yield parse_answer(JobEvent, json.loads(event))
 
 
-class _Answer(dict[str, Any]):
-    """What the server said; asking it for what it lacks is the server's fault."""
+class _JsonObject(dict[str, Any]):
+    """A server's answer. A missing key raises InternalError, because it is the server's fault."""
 
     def __missing__(self, key: str) -> Any:
         raise InternalError(f"the server's answer lacks {key!r}")
 
 
-def _read(raw: bytes, action: str) -> _Answer:
+def _parse_object(answer: bytes, action: str) -> _JsonObject:
     try:
-        answer = json.loads(raw)
+        values = json.loads(answer)
     except ValueError:
-        answer = None
-    if not isinstance(answer, dict) or answer.get("ok") is not True:
-        raise InternalError(f"the server's answer to {action} cannot be read: {raw[:100]!r}")
-    return _Answer(answer)
+        values = None
+    if not isinstance(values, dict) or values.get("ok") is not True:
+        raise InternalError(f"the server's answer to {action} cannot be read: {answer[:100]!r}")
+    return _JsonObject(values)
 
 
-def _source(name: str, given: Any) -> Source:
-    if isinstance(given, Upload):
-        return {"upload": given.id}
-    if not isinstance(given, Mapping):
-        raise BadInputError(f"{name}: give what `upload` or `on_server` returned, not {given!r:.100}")
-    return given
+def _source(name: str, source: Any) -> Source:
+    if isinstance(source, Upload):
+        return {"upload": source.id}
+    if not isinstance(source, Mapping):
+        raise BadInputError(f"{name}: give what `upload` or `on_server` returned, not {source!r:.100}")
+    return source
 
 
-def _sources(**given: Any) -> dict[str, Source]:
-    return {name: _source(name, one) for name, one in given.items() if one is not None}
+def _sources(**sources: Any) -> dict[str, Source]:
+    return {name: _source(name, source) for name, source in sources.items() if source is not None}
 
 
-def _files(
-    train: GivenSource,
-    dev: GivenSource | None,
-    test: GivenSource | None,
-    unlabelled: GivenSource | None,
+def _training_files(
+    train: SourceOrUpload,
+    dev: SourceOrUpload | None,
+    test: SourceOrUpload | None,
+    unlabelled: SourceOrUpload | None,
     text_column: str | None,
     pair_column: str | None,
     label_column: str | None,
 ) -> dict[str, Any]:
-    """Return the keys of a request that say what a tenant learns from."""
-    columns = _given(text=text_column, pair=pair_column, label=label_column)
-    data = _sources(train=train, dev=dev, test=test, unlabelled=unlabelled)
-    return {"data": data, "columns": columns or None}
+    """Return the keys of a request that name a tenant's files and their columns."""
+    columns = _without_none(text=text_column, pair=pair_column, label=label_column)
+    return {"data": _sources(train=train, dev=dev, test=test, unlabelled=unlabelled), "columns": columns or None}
 
 
-def _given(**request: Any) -> dict[str, Any]:
-    """Without what the caller left out."""
+def _without_none(**request: Any) -> dict[str, Any]:
+    """Return the keys of a request that have a value."""
     return {key: value for key, value in request.items() if value is not None}

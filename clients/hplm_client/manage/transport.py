@@ -1,4 +1,4 @@
-"""How manage requests reach the server: JSON bytes there, JSON bytes back, and over gRPC a stream of them."""
+"""The way of manage requests to the server: a JSON request, a JSON answer, and over gRPC a stream of answers."""
 
 from __future__ import annotations
 
@@ -13,27 +13,29 @@ import numpy as np
 from hplm.core import wire
 from hplm.errors import UnreachableError
 from hplm_client.transport.address import split_url
-from hplm_client.transport.client_ownership import Owner
-from hplm_client.transport.connection import bounded, connect
-from hplm_client.transport.faults import from_triton, typed_answer, typed_errors
+from hplm_client.transport.client_ownership import ClientOwnership
+from hplm_client.transport.connection import connect
+from hplm_client.transport.error_translation import from_triton, typed_answer, typed_errors
+from hplm_client.transport.time_limits import time_limit
 
-# The server closes each stream after 2 s; one that is still open after this long has been lost, and gRPC says so. Of one that
-# ended without a last answer, as where a server is shut down, it says nothing: what has not come a second later never does.
+# The server closes each stream after 2 s. gRPC reports a stream that is still open after this many seconds as lost.
 STREAM_S = 10.0
-GRACE_S = 1.0
+# gRPC does not report a stream that ended without a last answer, as when a server is shut down. So the client stops waiting
+# this many seconds after STREAM_S.
+STREAM_GRACE_S = 1.0
 
 
 class Transport(Protocol):
-    """Carries manage requests. Raises the errors of `hplm.errors`."""
+    """A carrier of manage requests. Its methods raise the errors of `hplm.errors`."""
 
     streams: bool
 
     def ask(self, request: bytes) -> bytes:
-        """The one answer."""
+        """Return the answer to a request."""
         ...
 
     def events(self, request: bytes) -> Iterator[bytes]:
-        """Answers as they come, without end; only where it `streams`."""
+        """Yield answers as they arrive, without end. Only for a transport that `streams`."""
         ...
 
     def close(self) -> None:
@@ -42,39 +44,39 @@ class Transport(Protocol):
 
 
 class TritonTransport:
-    """Triton's infer calls, and over gRPC its streams. Raises ConfigError for no address as `split_url` takes it."""
+    """A transport over Triton's infer calls, and over gRPC its streams. Raises ConfigError if the address is malformed."""
 
     def __init__(self, url: str, timeout_s: float, headers: Mapping[str, str] | None = None) -> None:
         address = split_url(url)
         self.streams = address.protocol == "grpc"
         self._url, self._timeout_s = url, timeout_s
-        # Over HTTP the call is bounded from outside.
-        self._bounded = {"client_timeout": timeout_s} if self.streams else {}
-        self._owner = Owner(is_bound_to_thread=not self.streams)
-        self._opened = partial(connect, address, headers, timeout_s=timeout_s)
-        self._module, self._triton = self._opened()
+        # Over HTTP `time_limit` applies the timeout.
+        self._timeout_option = {"client_timeout": timeout_s} if self.streams else {}
+        self._ownership = ClientOwnership(is_bound_to_thread=not self.streams)
+        self._connect = partial(connect, address, headers, timeout_s=timeout_s)
+        self._module, self._triton = self._connect()
 
     def ask(self, request: bytes) -> bytes:
-        self._owner.check()
+        self._ownership.check_caller()
         inputs = _inputs(self._module, request)
-        in_time: AbstractContextManager[Any] = nullcontext() if self.streams else bounded(self._timeout_s)
-        with typed_answer(self._url), self._owner.calling(), in_time:
-            return _answer_of(self._triton.infer(wire.MANAGER, inputs, **self._bounded))
+        limit: AbstractContextManager[Any] = nullcontext() if self.streams else time_limit(self._timeout_s)
+        with typed_answer(self._url), self._ownership.closed_as_unreachable(), limit:
+            return _response(self._triton.infer(wire.MANAGER, inputs, **self._timeout_option))
 
     def events(self, request: bytes) -> Iterator[bytes]:
-        self._owner.check()
-        # tritonclient has one stream a client; streams of one program may run side by side.
-        _, triton = self._opened()
+        self._ownership.check_caller()
+        # A tritonclient client has one stream, and a program may read several streams at the same time.
+        _, triton = self._connect()
         try:
             while True:
-                # The server closes a watch after some seconds. A new stream each time: an old one, though it is idle, would
-                # keep the server from shutting down.
+                # The server closes a watch after 2 s. Each round needs a new stream, because even an idle stream would keep the
+                # server from shutting down.
                 yield from self._stream(triton, request)
         finally:
             triton.close()
 
     def _stream(self, triton: Any, request: bytes) -> Iterator[bytes]:
-        """The answers to one request, until the server has given its last."""
+        """Yield the answers to one request, up to the server's last."""
         answers: SimpleQueue[tuple[Any, Any]] = SimpleQueue()
         is_last = False
         try:
@@ -83,27 +85,27 @@ class TritonTransport:
                 triton.async_stream_infer(wire.MANAGER_WATCH, _inputs(self._module, request))
             while not is_last:
                 try:
-                    result, error = answers.get(timeout=STREAM_S + GRACE_S)
+                    result, error = answers.get(timeout=STREAM_S + STREAM_GRACE_S)
                 except Empty:
-                    raise UnreachableError(f"{self._url}: the stream of a job's changes has broken off") from None
+                    raise UnreachableError(f"{self._url}: the stream of the job's changes has broken off") from None
                 is_last = error is not None or result.get_response().parameters["triton_final_response"].bool_param
                 if error is not None:
                     raise from_triton(error, self._url)
-                yield _answer_of(result)
+                yield _response(result)
         finally:
-            # Where nobody reads on, the server is told that this client has gone. A stream that has ended is not cancelled:
-            # Triton 24.10 may then keep the model for good.
+            # Cancelling tells the server that the client has gone. A stream that has ended must not be cancelled: Triton 24.10
+            # may then never unload the model.
             stream = triton._stream
             triton.stop_stream(cancel_requests=not is_last)
             if stream is not None:
-                # tritonclient leaves a thread of gRPC waiting for the next request of a stream that it cancels.
+                # tritonclient leaves a gRPC thread that waits for another request of a cancelled stream. None ends that thread.
                 stream._request_queue.put(None)
 
     def close(self) -> None:
-        if self._owner.is_here:
-            self._owner.is_closed = True
+        if self._ownership.is_own_process:
+            self._ownership.is_closed = True
             self._triton.close()
-            self._owner.leave()
+            self._ownership.release_hubs()
 
 
 def _inputs(module: Any, request: bytes) -> list[Any]:
@@ -112,5 +114,5 @@ def _inputs(module: Any, request: bytes) -> list[Any]:
     return [tensor]
 
 
-def _answer_of(result: Any) -> bytes:
+def _response(result: Any) -> bytes:
     return bytes(result.as_numpy(wire.RESPONSE)[0])

@@ -1,4 +1,4 @@
-"""Sending a file to the server, piece by piece, with a checksum over all of it."""
+"""The upload of a file to the server, in chunks with a checksum over the whole file."""
 
 from __future__ import annotations
 
@@ -14,77 +14,73 @@ from typing import Any, BinaryIO
 
 from hplm.core.wire import UPLOAD_ENDINGS
 from hplm.errors import DataError, HplmError, QueueFullError, check_ending
-from hplm_client.transport.retry import patiently
+from hplm_client.transport.retry import with_retries
 
-# What has been sent and what there is to send, in bytes.
-Sent = Callable[[int, int], None]
-PATIENCE_S = 10.0
-# A piece of so much goes over a slow line within the time of a call, and one that has not is sent again.
-MOST_CHUNK_BYTES = 1 << 20
-CHUNK_TRIES = 3
+# Called after each chunk with the bytes sent so far and the file's size in bytes.
+ProgressCallback = Callable[[int, int], None]
+# Seconds for which a request of an upload is repeated.
+RETRY_S = 10.0
+# A chunk of at most this many bytes passes a slow line within the timeout of a call. A chunk that does not is sent again.
+MAX_CHUNK_BYTES = 1 << 20
+MIN_CHUNK_ATTEMPTS = 3
 
 
-def send_file(ask: Callable[..., dict[str, Any]], path: Path, sent: Sent) -> str:
-    """Upload a file; returns the upload's id. Asks again where the server has no room for a moment.
+def send_file(ask: Callable[..., dict[str, Any]], path: Path, sent: ProgressCallback) -> str:
+    """Upload a file and return the upload's id. Asks again while the server has no room.
 
-    What is not sent to its end, interrupted or refused, is dropped on the server. Raises DataError where the file cannot be
-    read, is empty or has an ending that says no format, and the server's errors: UploadError where the file changes meanwhile.
+    If the upload is interrupted or refused, the server drops what it has received. Raises DataError if the file cannot be read,
+    is empty or has an unknown ending. Raises the server's errors: UploadError if the file changes meanwhile.
     """
     check_ending(path.name, UPLOAD_ENDINGS)
-    with _readable(path):
-        about_file = path.stat()
-        if stat.S_ISFIFO(about_file.st_mode):
-            # To open it would wait for who writes, and it cannot be read twice.
-            raise DataError(f"{path} is a pipe: its size and checksum go first, so send a file")
-        total_bytes = about_file.st_size
+    with _read_errors(path):
+        file_status = path.stat()
+        if stat.S_ISFIFO(file_status.st_mode):
+            # Opening a pipe would wait for its writer, and a pipe cannot be read twice.
+            raise DataError(f"{path} is a pipe: the size and checksum are sent first, so send a file")
+        total_bytes = file_status.st_size
         opened = path.open("rb")
-    if not total_bytes:
-        opened.close()
-        raise DataError(f"{path} is empty")
     with opened as file:
+        if not total_bytes:
+            raise DataError(f"{path} is empty")
         digest = hashlib.sha256()
         while block := _read(path, file, 1 << 20):
             digest.update(block)
         file.seek(0)
-        about = {"bytes": total_bytes, "sha256": digest.hexdigest(), "name": name_on_server(path)}
-        # Asked for again only where it surely has not begun: else one that nobody fills would count against all.
-        started = patiently(partial(ask, "upload.start", **about), PATIENCE_S, is_full)
+        start = partial(ask, "upload.start", bytes=total_bytes, sha256=digest.hexdigest(), name=name_on_server(path))
+        # Repeated only if the server was full. After another error the server may have begun an upload, which a second attempt
+        # would leave unfinished.
+        started = with_retries(start, RETRY_S, lambda error: isinstance(error, QueueFullError))
         upload, offset = str(started["upload"]), 0
         try:
-            while piece := _read(path, file, min(started["chunk_bytes"], MOST_CHUNK_BYTES)):
-                data = base64.b64encode(piece).decode()
-                chunk = partial(ask, "upload.chunk", upload=upload, offset=offset, data=data)
-                patiently(chunk, PATIENCE_S, least=CHUNK_TRIES)
-                offset += len(piece)
+            while chunk := _read(path, file, min(started["chunk_bytes"], MAX_CHUNK_BYTES)):
+                data = base64.b64encode(chunk).decode()
+                send_chunk = partial(ask, "upload.chunk", upload=upload, offset=offset, data=data)
+                with_retries(send_chunk, RETRY_S, min_attempts=MIN_CHUNK_ATTEMPTS)
+                offset += len(chunk)
                 sent(offset, total_bytes)
-            patiently(partial(ask, "upload.finish", upload=upload), PATIENCE_S)
+            with_retries(partial(ask, "upload.finish", upload=upload), RETRY_S)
         except BaseException:
-            # It would count against the room for uploads until it expires.
+            # An unfinished upload would take room on the server until it expires.
             with suppress(HplmError):
                 ask("upload.drop", upload=upload)
             raise
     return upload
 
 
-def _read(path: Path, file: BinaryIO, size: int) -> bytes:
-    with _readable(path):
-        return file.read(size)
+def _read(path: Path, file: BinaryIO, max_bytes: int) -> bytes:
+    with _read_errors(path):
+        return file.read(max_bytes)
 
 
 @contextmanager
-def _readable(path: Path) -> Iterator[None]:
+def _read_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def is_full(error: HplmError) -> bool:
-    """Whether the server took nothing, for too much waits there."""
-    return isinstance(error, QueueFullError)
-
-
 def name_on_server(path: Path) -> str:
-    """A file's name in the letters that the server takes; its ending says the format and stays."""
+    """Return a file's name in letters that the server accepts. The ending stays, because it says the format."""
     name = re.sub(r"[^A-Za-z0-9_.-]", "-", path.name)[-100:]
     return name if name[:1].isalnum() else "file" + name.lstrip("_-")[-96:]

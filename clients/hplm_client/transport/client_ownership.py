@@ -1,4 +1,4 @@
-"""Who may use a client: the process that made it, over HTTP one thread of it."""
+"""The rule who may use a client: only the process that made it, and over HTTP only one thread of that process."""
 
 from __future__ import annotations
 
@@ -16,84 +16,84 @@ from tritonclient.utils import InferenceServerException
 from hplm.errors import ConfigError, HplmError, UnreachableError
 
 CLOSED = "the client was closed"
-# gevent's hubs of threads in which clients over HTTP came first, and who of these are open.
-_OPEN: WeakKeyDictionary[Any, WeakSet[Owner]] = WeakKeyDictionary()
+# The gevent hubs that our clients over HTTP created, one a thread, each with the clients of that thread that are still open.
+_OPEN_CLIENTS: WeakKeyDictionary[Any, WeakSet[ClientOwnership]] = WeakKeyDictionary()
 
 
-def destroy(hub: Any) -> None:
-    """Give back what gevent has for this thread, unless a name is being looked up: that would be waited for."""
+def destroy_hub(hub: Any) -> None:
+    """Release what gevent holds for this thread. A hub that looks up a host name stays, because `destroy` would wait for it."""
     lookups = hub._threadpool
     if lookups is None or not lookups.task_queue.unfinished_tasks:
         hub.destroy()
 
 
-class Owner:
-    """Asked before each call. `is_bound_to_thread`: the first call's thread is the only one that may make others."""
+class ClientOwnership:
+    """The process and thread that may use one client. With `is_bound_to_thread` the first call's thread owns the client."""
 
     def __init__(self, *, is_bound_to_thread: bool) -> None:
         self._process = os.getpid()
         self._is_bound_to_thread = is_bound_to_thread
-        # Not the thread's number, which a later thread may get: each thread has a hub of its own.
-        self._hub: object = None
-        self._seen: set[Any] = set()
+        # The hub identifies the thread. A thread's number would not: a later thread may get the same number.
+        self._owner_hub: object = None
+        self._used_hubs: set[Any] = set()
         self.is_closed = False
         if is_bound_to_thread:
-            self._see()
+            self._use_hub()
 
     @property
-    def is_here(self) -> bool:
-        """Whether this is the process that made the client."""
+    def is_own_process(self) -> bool:
+        """Whether this process made the client."""
         return self._process == os.getpid()
 
     def check_process(self) -> None:
-        """Raises ConfigError. A forked process shares the connections: each of the two might read the other's answers."""
-        if not self.is_here:
+        """Raise ConfigError in a forked process: both processes share the connections and might read each other's answers."""
+        if not self.is_own_process:
             raise ConfigError("the client was made in another process, before a fork: make one in each process")
 
     def check_open(self) -> None:
-        """Raises UnreachableError where the client is closed, ConfigError in another process."""
+        """Raise UnreachableError if the client is closed, ConfigError in another process."""
         self.check_process()
         if self.is_closed:
             raise UnreachableError(CLOSED)
 
-    def check(self) -> None:
-        """As `check_open`, in the thread that makes the call itself: ConfigError where that is not the first call's."""
+    def check_caller(self) -> None:
+        """Raise what `check_open` raises, and over HTTP ConfigError if another thread made the first call."""
         self.check_open()
         if self._is_bound_to_thread:
-            hub = self._see()
-            if self._hub is None:
-                self._hub = hub
-            if self._hub is not hub:
+            hub = self._use_hub()
+            if self._owner_hub is None:
+                self._owner_hub = hub
+            if self._owner_hub is not hub:
                 raise ConfigError("over HTTP a client is for the thread of its first call: make one in each thread")
 
-    def _see(self) -> Any:
-        """The hub of this thread."""
-        is_first = get_hub_if_exists() is None
+    def _use_hub(self) -> Any:
+        """Return this thread's hub, and note that the client uses it if our clients created it."""
+        is_new = get_hub_if_exists() is None
         hub = get_hub()
-        if is_first:
-            _OPEN[hub] = WeakSet()
-        if hub in _OPEN:
-            self._seen.add(hub)
-            _OPEN[hub].add(self)
+        if is_new:
+            _OPEN_CLIENTS[hub] = WeakSet()
+        if hub in _OPEN_CLIENTS:
+            self._used_hubs.add(hub)
+            _OPEN_CLIENTS[hub].add(self)
         return hub
 
-    def leave(self) -> None:
-        """Once the client's connections are closed: with the last client of a thread goes what gevent has there.
+    def release_hubs(self) -> None:
+        """Destroy this thread's hub if the client was the last one that used it. Call it once the connections are closed.
 
-        Else each thread that ends would leave two descriptors and another thread behind. The main thread's stays, one that
-        was there before is the program's, and where gevent has patched threads it may be.
+        Otherwise each thread that ends would leave two file descriptors and another thread behind. The hub stays if the program
+        created it, in the main thread, and if gevent has patched threads, because the program may use it.
         """
-        seen, self._seen = self._seen, set()
-        for hub in seen:
-            _OPEN[hub].discard(self)
-        here = get_hub_if_exists()
-        is_programs = threading.current_thread() is threading.main_thread() or monkey.is_module_patched("threading")
-        if here in seen and not _OPEN[here] and not is_programs:
-            destroy(here)
+        used_hubs, self._used_hubs = self._used_hubs, set()
+        for hub in used_hubs:
+            _OPEN_CLIENTS[hub].discard(self)
+        hub = get_hub_if_exists()
+        may_be_programs = threading.current_thread() is threading.main_thread() or monkey.is_module_patched("threading")
+        if hub in used_hubs and not _OPEN_CLIENTS[hub] and not may_be_programs:
+            destroy_hub(hub)
 
     @contextmanager
-    def calling(self) -> Iterator[None]:
-        """Around what the transport does: UnreachableError where the client is closed meanwhile."""
+    def closed_as_unreachable(self) -> Iterator[None]:
+        """Raise UnreachableError instead of the transport's error if the client was closed during the call."""
         try:
             yield
         except HplmError:

@@ -1,4 +1,4 @@
-"""Calls over HTTP that go on while who made them is busy with something else."""
+"""A thread that makes calls over HTTP while the caller's thread does something else."""
 
 from __future__ import annotations
 
@@ -15,82 +15,83 @@ from gevent.event import Event
 from gevent.pool import Group
 
 from hplm.errors import UnreachableError
-from hplm_client.transport.client_ownership import CLOSED, destroy
+from hplm_client.transport.client_ownership import CLOSED, destroy_hub
 
-# Of one call: its result and its error, one of them None.
+THREAD_NAME = "hplm-http-client"
+# The result and the error of one call, one of them None.
 Outcome = tuple[Any, Exception | None]
 Call = Callable[[Any], Any]
 
 
-class Courier:
-    """A thread with a client of its own, made there as `connect` does: gevent's belong to the thread that made them.
+class HttpWorkerThread:
+    """A thread with its own tritonclient client, because a gevent client belongs to the thread that made it.
 
-    In the caller's own thread calls would be sent and answered only while it waits for one of them.
+    In the caller's thread gevent would send calls and read answers only while the caller waits for one of them.
     """
 
-    def __init__(self, opened: Callable[[], tuple[Any, Any]]) -> None:
-        self._opened = opened
-        self._changing = threading.Lock()
-        # Of calls that nothing was told of; None once it is closed.
-        self._waiting: set[queue.SimpleQueue[Outcome]] | None = set()
+    def __init__(self, connect: Callable[[], tuple[Any, Any]]) -> None:
+        self._connect = connect
+        self._lock = threading.Lock()
+        # The outcomes of calls under way; None once the thread is closed.
+        self._pending: set[queue.SimpleQueue[Outcome]] | None = set()
         started: Future[Any] = Future()
-        self._thread = threading.Thread(target=self._work, args=(started,), daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(started,), name=THREAD_NAME, daemon=True)
         self._thread.start()
         self._loop, self._spawn, self._end = started.result()
 
     def send(self, call: Call) -> queue.SimpleQueue[Outcome]:
-        """Make a call with the client; its outcome comes out of what is returned."""
+        """Make a call with the thread's client. Return the queue that will hold the outcome."""
         outcome: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
-        with self._changing:
-            if self._waiting is None:
+        with self._lock:
+            if self._pending is None:
                 outcome.put((None, UnreachableError(CLOSED)))
             else:
-                self._waiting.add(outcome)
+                self._pending.add(outcome)
                 self._loop.run_callback_threadsafe(self._spawn, call, outcome)
         return outcome
 
     def close(self) -> None:
-        """What is still under way is given up, and says so."""
+        """End the thread. Calls under way end with UnreachableError."""
         if self._thread.is_alive():
             self._loop.run_callback_threadsafe(self._end)
             if threading.current_thread() is not self._thread:
                 self._thread.join()
 
-    def _work(self, started: Future[Any]) -> None:
+    def _run(self, started: Future[Any]) -> None:
         hub = gevent.get_hub()
-        # Without something to watch gevent would not wait for the other thread.
+        # gevent waits for callbacks of another thread only while it watches something.
         watcher = hub.loop.async_()
         watcher.start(lambda: None)
         try:
             try:
-                _, client = self._opened()
+                _, client = self._connect()
             except Exception as error:
                 started.set_exception(error)
                 return
             greenlets, ended = Group(), Event()
 
-            def make(call: Call, outcome: queue.SimpleQueue[Outcome]) -> None:
-                # It must not raise: gevent would print it.
+            def make_call(call: Call, outcome: queue.SimpleQueue[Outcome]) -> None:
+                # An error must not leave this function, because gevent would print it.
                 try:
-                    made: Outcome = (call(client), None)
+                    result: Outcome = (call(client), None)
                 except Exception as error:
-                    made = (None, error)
-                with self._changing:
-                    if self._waiting is None or outcome not in self._waiting:
+                    result = (None, error)
+                with self._lock:
+                    if self._pending is None or outcome not in self._pending:
                         return
-                    self._waiting.remove(outcome)
-                outcome.put(made)
+                    self._pending.remove(outcome)
+                outcome.put(result)
 
-            started.set_result((hub.loop, partial(greenlets.spawn, make), ended.set))
+            started.set_result((hub.loop, partial(greenlets.spawn, make_call), ended.set))
             ended.wait()
-            with self._changing:
-                given_up, self._waiting = self._waiting or set(), None
+            with self._lock:
+                unfinished, self._pending = self._pending or set(), None
             greenlets.kill()
-            for outcome in given_up:
+            for outcome in unfinished:
                 outcome.put((None, UnreachableError(CLOSED)))
             client.close()
         finally:
             watcher.close()
-            # Where gevent has patched the threads it is the caller's too.
+            # If gevent has patched threads, the caller uses the same hub.
             if not monkey.is_module_patched("threading"):
-                destroy(hub)
+                destroy_hub(hub)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from hplm_client.answers import deadline_us
+from hplm_client.infer_tensors import deadline_us
 from tritonclient.grpc import service_pb2
 
 from hplm.core import wire

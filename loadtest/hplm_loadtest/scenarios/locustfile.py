@@ -23,9 +23,9 @@ from gevent.pool import Group
 from gevent.queue import SimpleQueue
 from hplm_client import Client
 from hplm_client.manage.answers import Tenant
-from hplm_client.manage.client import PAGE, ManageClient
+from hplm_client.manage.client import PAGE_SIZE, ManageClient
 from hplm_client.transport.address import split_url
-from hplm_client.transport.connection import headers_of_environment
+from hplm_client.transport.headers import headers_from_environment
 from locust.env import Environment
 from locust.exception import StopUser
 from rich.progress import Progress
@@ -87,7 +87,7 @@ class PlannedUser(locust.User):
         plan = self.errand.make_plan()
         url = str(self.environment.host)  # which may be another on Locust's page by now
         under_way, sent, is_whole, is_failed = Group(), 0, False, False
-        headers = headers_of_environment()
+        headers = headers_from_environment()
         with Client(url, timeout_s=self.errand.timeout_s, concurrency=MOST_UNDER_WAY, headers=headers) as client:
             client.is_ready()
             gevent.sleep(SETTLE_S)
@@ -169,10 +169,10 @@ def names_of_server(url: str, timeout_s: float) -> list[str]:
         init_grpc()
     found: list[Tenant] = []
     try:
-        with ManageClient(url, timeout_s=timeout_s, headers=headers_of_environment()) as client:
-            while not found or len(found) % PAGE == 0:
+        with ManageClient(url, timeout_s=timeout_s, headers=headers_from_environment()) as client:
+            while not found or len(found) % PAGE_SIZE == 0:
                 after = found[-1].name if found else ""
-                if not (page := client.list_tenants(after=after, limit=PAGE)):
+                if not (page := client.list_tenants(after=after, limit=PAGE_SIZE)):
                     break
                 found += page
     except HplmError as error:
@@ -213,7 +213,7 @@ def follow(url: str, name: str, errand: Errand, web_port: int | None) -> Outcome
     """
     if web_port is not None or split_url(url).protocol == "grpc":
         init_grpc()
-    with Client(url, timeout_s=errand.timeout_s, headers=headers_of_environment()) as client:
+    with Client(url, timeout_s=errand.timeout_s, headers=headers_from_environment()) as client:
         if not client.is_ready():
             raise UnreachableError(f"{url}: the model hbert is not ready")
     user = type(f"{name.capitalize()}User", (PlannedUser,), {"errand": errand, "host": url})

@@ -15,7 +15,7 @@ from dataclasses import replace
 import grpc  # type: ignore[import-untyped]
 import numpy as np
 from hplm_client.transport.address import split_url
-from hplm_client.transport.faults import from_triton
+from hplm_client.transport.error_translation import from_triton
 from tritonclient.utils import InferenceServerException
 
 from hplm.errors import ConfigError, UnreachableError

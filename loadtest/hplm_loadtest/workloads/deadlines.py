@@ -21,7 +21,7 @@ class DeadlineClasses:
 
     def __post_init__(self) -> None:
         # Not before Locust has patched the standard library, parts of which the client imports.
-        from hplm_client.answers import LONGEST_DEADLINE_S
+        from hplm_client.infer_tensors import LONGEST_DEADLINE_S
 
         deadlines = [deadline_s for deadline_s, _ in self.classes.values()]
         shares = [share for _, share in self.classes.values()]

@@ -27,6 +27,8 @@ def with_shared(shared: type[Any], run: Callable[..., Result]) -> Callable[..., 
     parameters += [
         option.replace(annotation=hints[option.name]) for option in inspect.signature(shared).parameters.values()
     ]
+    # Required options stand first in the help.
+    parameters.sort(key=lambda option: option.default is not inspect.Parameter.empty)
     command.__annotations__ = {option.name: option.annotation for option in parameters} | {"return": None}
     command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in parameters]

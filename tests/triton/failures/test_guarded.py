@@ -17,7 +17,7 @@ from queue import Queue
 import pytest
 import tritonclient.grpc as triton_grpc
 from hplm_client import AsyncClient, Client, ManageClient
-from hplm_client.transport.connection import HEADERS_VARIABLE
+from hplm_client.transport.headers import HEADERS_VARIABLE
 from tritonclient.utils import InferenceServerException
 
 from hplm import errors
@@ -187,7 +187,7 @@ def test_who_does_not_send_the_header_is_refused_as_forbidden(url: str, headers:
 
     with Client(url, headers=headers) as client, ManageClient(url, headers=headers) as manage:
         for wrong in (lambda: client.predict("alpha", TEXT), manage.list_tenants, lambda: asyncio.run(ask())):
-            with pytest.raises(errors.ForbiddenError, match="refuses who asks"):
+            with pytest.raises(errors.ForbiddenError, match="refuses this client"):
                 wrong()
 
 

@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 import pytest
 from hplm_client import Client, ManageClient
-from hplm_client.transport.connection import LATE_ANSWER_S
-from hplm_client.transport.retry import patiently
+from hplm_client.transport.retry import with_retries
+from hplm_client.transport.time_limits import DEADLINE_GRACE_S
 from tritonclient.grpc import InferenceServerClient, InferInput
 
 from hplm import errors
@@ -438,7 +438,7 @@ def test_requests_under_way_when_a_stage_dies_get_stage_down_by_their_deadline(s
         # Triton forgets a request now and then: our client ends that one at its deadline.
         assert {type(error) for error, _ in found} <= {errors.StageDownError, errors.DeadlineError}, found
         assert [type(error) for error, _ in found].count(errors.StageDownError) > len(found) // 2
-        assert max(taken_s for _, taken_s in found) <= DEADLINE_S + LATE_ANSWER_S + SLACK_S
+        assert max(taken_s for _, taken_s in found) <= DEADLINE_S + DEADLINE_GRACE_S + SLACK_S
         said = (500, f"in ensemble 'hbert', Stub process '{model}_0_0' is not healthy.")
         assert {said} <= plainly_found <= {said, None}
         break
@@ -446,7 +446,7 @@ def test_requests_under_way_when_a_stage_dies_get_stage_down_by_their_deadline(s
         pytest.fail(f"each of {TRIES} kills took Triton along")
     # The retry that the page recommends is answered.
     with Client(urls[1]) as client:
-        assert patiently(lambda: client.predict("alpha", TEXTS[0])).label
+        assert with_retries(lambda: client.predict("alpha", TEXTS[0])).label
 
 
 def test_a_triton_that_crashed_and_hangs_is_ended(service: Service) -> None:

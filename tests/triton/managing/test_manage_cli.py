@@ -101,7 +101,7 @@ def test_a_tenant_goes_through_its_life(terminal: Terminal, place: Place) -> Non
     assert terminal.json("tenant", "rollback", "acme") == [{"tenant": "acme", "version": first}]
     assert f"at version {second}" in terminal.out("tenant", "rollback", "acme", "--version", str(second))
     assert "general" in terminal.out("tenant", "show", "acme")
-    for answer, words in (("n\n", "Nothing was done.\n"), ("", "where nobody can be asked, give --yes")):
+    for answer, words in (("n\n", "Nothing was done.\n"), ("", "If no person can answer, give --yes")):
         kept = terminal.run("tenant", "delete", "acme", answer=answer)
         assert kept.exit_code == 1
         assert words in kept.stderr

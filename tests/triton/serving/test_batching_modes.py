@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from hplm_client import AsyncClient
-from hplm_client.answers import Prediction
+from hplm_client.prediction import Prediction
 from hplm_loadtest.benchmarks.variants import serving
 from hplm_loadtest.scenarios.metrics import metric
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hplm_client import AsyncClient
-from hplm_client.answers import Prediction
+from hplm_client.prediction import Prediction
 from hplm_loadtest.scenarios.metrics import metric
 
 from hplm.engine import reference

@@ -23,7 +23,7 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 from hplm_client import AsyncClient, Client
-from hplm_client.answers import Prediction
+from hplm_client.prediction import Prediction
 from hplm_loadtest.scenarios.metrics import metric
 from tritonclient.utils import InferenceServerException
 

@@ -24,7 +24,7 @@ from typing import Any
 
 import pytest
 from hplm_client import Client, ManageClient
-from hplm_client.transport.connection import HEADERS_VARIABLE
+from hplm_client.transport.headers import HEADERS_VARIABLE
 
 from hplm.errors import StartError, TritonNotFoundError
 from hplm.runtime.process import SHARED_MEMORY

@@ -16,8 +16,9 @@ import torch
 import tritonclient.grpc
 import tritonclient.http
 from hplm_client import AsyncClient
-from hplm_client.answers import Prediction, tensors_of
-from hplm_client.transport.faults import from_triton
+from hplm_client.infer_tensors import input_tensors
+from hplm_client.prediction import Prediction
+from hplm_client.transport.error_translation import from_triton
 from hplm_loadtest.scenarios.metrics import metric
 from tritonclient.utils import InferenceServerException
 
@@ -234,7 +235,7 @@ def test_a_deadline_is_kept_or_refused(fleet: Fleet, module: Any, timeout_us: in
         for _ in range(5):
             code = "OK"
             try:
-                triton.infer(wire.MODEL, tensors_of(module, [("t1", "the red cat", None)]), timeout=timeout_us)
+                triton.infer(wire.MODEL, input_tensors(module, [("t1", "the red cat", None)]), timeout=timeout_us)
             except InferenceServerException as error:
                 # What expires before it comes to a stage Triton refuses in its own words.
                 code = from_triton(error, "the server").code

@@ -1,4 +1,4 @@
-"""Something that speaks Triton's HTTP and answers every text alike, as late as a test wants."""
+"""A server that speaks Triton's HTTP and gives every text the same answer, as late as a test wants."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ OUTPUTS = [
 
 
 class Answering(ThreadingHTTPServer):
-    """`late(text)` waits as long as that text's answer is to take, or raises OSError where the connection is to be dropped, and
-    ValueError where that text is to be refused in such words.
+    """The server. `before_answer(text)` runs before each answer.
 
-    `texts` has what has come, and `is_ready` what is said of the model.
+    The callback waits as long as the answer should take. It raises OSError to drop the connection, or ValueError to refuse the
+    text with that message. `texts` are the texts received, `is_ready` the answer whether the model is ready.
     """
 
     daemon_threads = True
     request_queue_size = 1000
 
-    def __init__(self, late: Callable[[str], object]) -> None:
+    def __init__(self, before_answer: Callable[[str], object]) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.late = late
+        self.before_answer = before_answer
         self.texts: list[str] = []
         self.is_ready = True
 
@@ -49,11 +49,11 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(b"", 0, 200 if self.server.is_ready or not self.path.endswith("/ready") else 400)
 
     def do_POST(self) -> None:
-        sent = self.rfile.read(int(self.headers["Content-Length"]))
-        # Behind the JSON the text comes first, as its length and its bytes.
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        # Behind the JSON stand the length and the bytes of the text.
         text_at = int(self.headers["Inference-Header-Content-Length"])
-        (text_bytes,) = struct.unpack_from("<I", sent, text_at)
-        text = sent[text_at + 4 :][:text_bytes].decode()
+        (text_bytes,) = struct.unpack_from("<I", body, text_at)
+        text = body[text_at + 4 :][:text_bytes].decode()
         self.server.texts.append(text)
         outputs = [
             {"name": name, "datatype": kind, "shape": shape, "parameters": {"binary_data_size": len(raw)}}
@@ -61,11 +61,11 @@ class _Handler(BaseHTTPRequestHandler):
         ]
         head = json.dumps({"model_name": "hbert", "model_version": "1", "outputs": outputs}).encode()
         try:
-            self.server.late(text)
+            self.server.before_answer(text)
             self._answer(head + b"".join(raw for *_, raw in OUTPUTS), len(head))
         except ValueError as error:
             self._answer(json.dumps({"error": str(error)}).encode(), 0, 400)
-        except OSError:  # who asked may have gone
+        except OSError:  # the client may have closed the connection
             self.close_connection = True
 
     def _answer(self, body: bytes, head_bytes: int, status: int = 200) -> None:
@@ -80,9 +80,9 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def answering(late: Callable[[str], object] = lambda text: None) -> Iterator[Answering]:
-    """It, in a thread of its own."""
-    with Answering(late) as server:
+def answering(before_answer: Callable[[str], object] = lambda text: None) -> Iterator[Answering]:
+    """Run the server in a thread."""
+    with Answering(before_answer) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:

@@ -1,4 +1,4 @@
-"""Many texts at once of the asynchronous client: those that have no place yet wait, and that is not the server's time."""
+"""Many requests at once: the asynchronous client lets some wait, and the wait does not count as the server's time."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from tests.unit.clients.answering import answering
 TAKES_S = 0.2
 
 
-def test_waiting_for_a_place_is_no_part_of_a_requests_time() -> None:
-    under_way = threading.Semaphore(2)
-    crowded = []
+def test_the_wait_for_a_permit_is_not_part_of_a_requests_time() -> None:
+    permits = threading.Semaphore(2)
+    too_many = []
 
-    def late(text: str) -> None:
-        if not under_way.acquire(blocking=False):
-            crowded.append(text)
+    def before_answer(text: str) -> None:
+        if not permits.acquire(blocking=False):
+            too_many.append(text)
             return
         time.sleep(TAKES_S)
-        under_way.release()
+        permits.release()
 
     async def ask(url: str) -> list[str]:
-        # Behind each other they take longer than each one may.
+        # In pairs the 60 requests take longer than the timeout of one request.
         async with AsyncClient(url, timeout_s=25 * TAKES_S, concurrency=2) as client:
             answers = await asyncio.gather(*(client.predict("films", f"text {number}") for number in range(60)))
             return [answer.text for answer in answers]
 
-    with answering(late) as server:
+    with answering(before_answer) as server:
         assert asyncio.run(ask(server.url)) == [f"text {number}" for number in range(60)]
-    assert crowded == []
+    assert too_many == []
 
 
-def test_the_timeout_counts_from_when_a_request_has_a_place() -> None:
+def test_the_timeout_counts_from_when_a_request_has_a_permit() -> None:
     async def ask(url: str) -> list[object]:
         async with AsyncClient(url, timeout_s=5, concurrency=1) as client:
             calls = (client.predict("films", text) for text in ("never", "soon"))
@@ -50,7 +50,7 @@ def test_the_timeout_counts_from_when_a_request_has_a_place() -> None:
 
 
 @pytest.mark.parametrize("scheme", ["http", "grpc"])
-def test_no_request_at_once_is_refused_by_name(scheme: str) -> None:
+def test_a_concurrency_of_0_is_refused_by_name(scheme: str) -> None:
     async def make() -> None:
         AsyncClient(f"{scheme}://127.0.0.1:1", concurrency=0)
 

@@ -1,4 +1,4 @@
-"""A client that is closed over gRPC lets what is under way be answered first, for a while: Triton may die of cancelling."""
+"""A client over gRPC waits a while for calls under way before it closes, because cancelled calls may crash Triton."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hplm_client import client as module
 
 
 class Connection:
-    """Stands in for tritonclient's."""
+    """A stand-in for tritonclient's client."""
 
     def __init__(self) -> None:
         self.callbacks: list[Callable[[Any, Any], None]] = []
@@ -31,15 +31,15 @@ class Connection:
 
 
 @pytest.mark.parametrize("are_answered", [True, False])
-def test_what_is_under_way_is_answered_before_the_connection_closes_or_given_up(
+def test_calls_under_way_are_answered_before_the_connection_closes_or_given_up(
     monkeypatch: pytest.MonkeyPatch, are_answered: bool
 ) -> None:
-    monkeypatch.setattr(module, "LAST_ANSWERS_S", 60.0 if are_answered else 0.05)
+    monkeypatch.setattr(module, "CLOSE_GRACE_S", 60.0 if are_answered else 0.05)
     client, connection = Client("grpc://127.0.0.1:1"), Connection()
     client._triton.close()
     client._triton = connection
     for _ in range(2):
-        client._start([], client._call(False, None))
+        client._start([], client._call_options(False, None))
     answering = [threading.Timer(0.05, connection.answer) for _ in range(2 * are_answered)]
     for timer in answering:
         timer.start()
@@ -48,7 +48,7 @@ def test_what_is_under_way_is_answered_before_the_connection_closes_or_given_up(
 
 
 def test_a_call_of_another_thread_is_answered_before_the_connection_closes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LAST_ANSWERS_S", 60.0)
+    monkeypatch.setattr(module, "CLOSE_GRACE_S", 60.0)
     client, connection = Client("grpc://127.0.0.1:1"), Connection()
     client._triton.close()
     client._triton = connection
@@ -60,7 +60,7 @@ def test_a_call_of_another_thread_is_answered_before_the_connection_closes(monke
         connection.answered += 1
 
     connection.infer = infer  # type: ignore[attr-defined]
-    calling = threading.Thread(target=client._infer, args=(connection, [], client._call(False, None)))
+    calling = threading.Thread(target=client._infer, args=(connection, [], client._call_options(False, None)))
     calling.start()
     assert asked.wait(60)
     threading.Timer(0.05, may_answer.set).start()

@@ -1,4 +1,4 @@
-"""An asynchronous client that is closed while calls are under way, or before they are made."""
+"""An asynchronous client that is closed while calls are under way, or before they begin."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.unit.clients.transport.frozen import frozen_grpc
 
 @pytest.fixture(params=["http", "grpc"])
 def silent(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The address of a server that answers nothing."""
+    """The address of a server that takes requests and answers none."""
     ended = threading.Event()
     with frozen_grpc() if request.param == "grpc" else answering(lambda text: ended.wait()) as server:
         yield server.url
@@ -32,7 +32,7 @@ async def under_way(client: AsyncClient, count: int = 1) -> list[asyncio.Task[ob
 def test_calls_under_way_and_later_ones_say_that_the_client_was_closed(silent: str) -> None:
     async def ask() -> None:
         client = AsyncClient(silent, concurrency=1)
-        # The second waits for its turn.
+        # The second call waits for a permit.
         calls = await under_way(client, 2)
         await client.close()
         for call in (*calls, client.predict("films", "good"), client.is_ready()):
@@ -42,14 +42,14 @@ def test_calls_under_way_and_later_ones_say_that_the_client_was_closed(silent: s
     asyncio.run(ask())
 
 
-def test_what_is_under_way_over_grpc_is_answered_before_the_connections_close() -> None:
+def test_a_call_under_way_over_grpc_is_answered_before_the_connections_close() -> None:
     async def ask() -> None:
         client = AsyncClient("grpc://127.0.0.1:1")
         await client._triton.close()
         order: list[str] = []
 
         class Connection:
-            """Stands in for tritonclient's."""
+            """A stand-in for tritonclient's client."""
 
             async def is_model_ready(self, *_: object, **__: object) -> bool:
                 await asyncio.sleep(0.1)

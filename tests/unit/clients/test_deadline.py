@@ -11,7 +11,7 @@ import tritonclient.grpc.aio
 import tritonclient.http
 import tritonclient.http.aio
 from hplm_client import Client
-from hplm_client.answers import deadline_us, options_of
+from hplm_client.infer_tensors import deadline_us, infer_options
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,21 +19,21 @@ from hplm.errors import BadInputError
 
 
 @given(st.floats(1e-9, 86_400))
-def test_a_deadline_is_whole_microseconds_and_never_none(deadline_s: float) -> None:
-    found = deadline_us(deadline_s)
-    assert found >= 1
-    assert found == pytest.approx(deadline_s * 1e6, abs=1)
+def test_a_deadline_is_at_least_one_whole_microsecond(deadline_s: float) -> None:
+    timeout_us = deadline_us(deadline_s)
+    assert timeout_us >= 1
+    assert timeout_us == pytest.approx(deadline_s * 1e6, abs=1)
 
 
 @pytest.mark.parametrize("bad", [0.0, -0.1, float("nan"), float("inf"), 1e9])
-def test_a_deadline_that_is_none_is_refused(bad: float) -> None:
+def test_a_deadline_out_of_range_is_refused(bad: float) -> None:
     with pytest.raises(BadInputError, match="a deadline is a number of seconds"):
         deadline_us(bad)
 
 
 def test_no_deadline_sends_no_option() -> None:
-    assert options_of(None) == {}
-    assert options_of(0.25) == {"timeout": 250_000}
+    assert "timeout" not in infer_options(tritonclient.http, False, None)
+    assert infer_options(tritonclient.http, False, 0.25)["timeout"] == 250_000
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_no_deadline_sends_no_option() -> None:
     ],
     ids=["http", "http-async", "grpc", "grpc-async", "http-aio", "grpc-aio"],
 )
-def test_every_infer_call_of_tritonclient_takes_it(call: Any) -> None:
+def test_every_infer_call_of_tritonclient_takes_a_timeout(call: Any) -> None:
     assert "timeout" in inspect.signature(call).parameters
 
 

@@ -1,4 +1,4 @@
-"""Many texts in one call: nobody's answer is lost to another's request."""
+"""Many requests in one call of `predict_many`: an error of one request loses no other answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import gevent
 import pytest
 from hplm_client import Client, Prediction
-from hplm_client.transport.http_worker_thread import Courier
+from hplm_client.transport.http_worker_thread import THREAD_NAME, HttpWorkerThread
 from tritonclient.utils import InferenceServerException
 
 from hplm.errors import BadInputError, ConfigError, HplmError, TextEncodingError, UnreachableError
@@ -35,7 +35,7 @@ def test_answers_to_requests_before_a_bad_one_come_first(bad: Any, error: type[H
         assert sorted(server.texts) == texts
 
 
-def test_who_may_not_ask_whether_the_server_lives_may_still_be_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_forbids_the_live_question_still_answers_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     def restricted() -> bool:
         raise InferenceServerException("This protocol is restricted, expecting header 'key'", "StatusCode.UNAVAILABLE")
 
@@ -46,12 +46,12 @@ def test_who_may_not_ask_whether_the_server_lives_may_still_be_answered(monkeypa
 
 @pytest.mark.parametrize("scheme", ["http", "grpc"])
 @pytest.mark.parametrize("concurrency", [0, -1])
-def test_no_request_at_once_is_refused_by_name(scheme: str, concurrency: int) -> None:
+def test_a_concurrency_below_1_is_refused_by_name(scheme: str, concurrency: int) -> None:
     with pytest.raises(ConfigError, match=f"concurrency is {concurrency}; it must be 1 or more"):
         Client(f"{scheme}://127.0.0.1:1", concurrency=concurrency)
 
 
-def test_a_request_is_sent_and_answered_while_the_next_is_not_there_yet() -> None:
+def test_a_request_is_sent_before_the_next_one_is_read() -> None:
     with answering() as server, Client(server.url) as client:
 
         def requests() -> Iterator[tuple[str, str]]:
@@ -64,35 +64,35 @@ def test_a_request_is_sent_and_answered_while_the_next_is_not_there_yet() -> Non
 
 def test_each_request_has_its_timeout_while_the_caller_is_busy() -> None:
     ended = threading.Event()
-    late = {"slow": 0.3, "never": None}
+    delay_s = {"slow": 0.3, "never": None}
     with (
-        answering(lambda text: ended.wait(late.get(text, 0.0))) as server,
+        answering(lambda text: ended.wait(delay_s.get(text, 0.0))) as server,
         Client(server.url, timeout_s=4.0, concurrency=2) as client,
     ):
         requests = [("films", text) for text in ("soon", "slow", "never", "soon", "slow", "soon")]
         answers = []
         for answer in client.predict_many(requests, on_error="yield"):
             answers.append(type(answer).__name__)
-            if len(answers) <= 2:  # the next are under way
+            if len(answers) <= 2:  # the next requests are under way
                 time.sleep(4.5)
         ended.set()
     assert answers == ["Prediction", "Prediction", "UnreachableError", *["Prediction"] * 3]
 
 
-def test_what_is_under_way_is_given_up_with_the_client() -> None:
+def test_requests_under_way_end_when_the_client_is_closed() -> None:
     ended, before = threading.Event(), set(threading.enumerate())
     with answering(lambda text: text == "first" or ended.wait()) as server:
         with Client(server.url, timeout_s=60, concurrency=2) as client:
             answers = client.predict_many([("films", text) for text in ("first", "a", "b", "c")], on_error="yield")
             assert isinstance(next(answers), Prediction)
-            couriers = {thread for thread in threading.enumerate() if "_work" in thread.name} - before
+            worker_threads = {thread for thread in threading.enumerate() if thread.name == THREAD_NAME} - before
         assert [str(answer).rpartition(": ")[2] for answer in answers] == ["the client was closed"] * 3
-        assert not any(thread.is_alive() for thread in couriers)
+        assert not any(thread.is_alive() for thread in worker_threads)
         client.close()
         ended.set()
 
 
-def test_what_is_sent_while_a_client_is_closed_is_told_so() -> None:
+def test_a_request_sent_while_the_client_closes_is_refused() -> None:
     is_closing, may_close = threading.Event(), threading.Event()
 
     class Slow:
@@ -101,14 +101,14 @@ def test_what_is_sent_while_a_client_is_closed_is_told_so() -> None:
             while not may_close.is_set():
                 gevent.sleep(0.01)
 
-    courier = Courier(lambda: (None, Slow()))
-    closing = threading.Thread(target=courier.close)
+    worker_thread = HttpWorkerThread(lambda: (None, Slow()))
+    closing = threading.Thread(target=worker_thread.close)
     closing.start()
     assert is_closing.wait(60)
-    sent = courier.send(lambda client: client)
+    sent = worker_thread.send(lambda client: client)
     may_close.set()
     closing.join()
-    for outcome in (sent, courier.send(lambda client: client)):
+    for outcome in (sent, worker_thread.send(lambda client: client)):
         answer, error = outcome.get(timeout=60)
         assert answer is None
         assert isinstance(error, UnreachableError)
@@ -119,13 +119,15 @@ def test_a_client_that_nobody_closes_leaves_no_thread() -> None:
         before = set(threading.enumerate())
         client = Client(server.url)
         assert len(list(client.predict_many([("films", "a")]))) == 1
-        (courier,) = [thread for thread in threading.enumerate() if thread not in before and "_work" in thread.name]
+        (worker_thread,) = [
+            thread for thread in threading.enumerate() if thread not in before and thread.name == THREAD_NAME
+        ]
         del client
         gc.collect()
-        assert not courier.is_alive()
+        assert not worker_thread.is_alive()
 
 
-def test_an_answer_that_is_there_comes_before_more_requests_are_read() -> None:
+def test_a_known_answer_is_yielded_before_more_requests_are_read() -> None:
     count = 15
     with answering() as server, Client(server.url, concurrency=count + 1) as client:
         read: list[int] = []
@@ -146,7 +148,7 @@ def test_an_answer_that_is_there_comes_before_more_requests_are_read() -> None:
 
 
 @pytest.mark.parametrize("on_error", ["ignore", "Raise", None])
-def test_what_to_do_with_errors_is_refused_at_the_call_where_there_is_no_such_thing(on_error: Any) -> None:
+def test_an_unknown_on_error_is_refused_at_the_call(on_error: Any) -> None:
     with Client("http://127.0.0.1:1") as client, pytest.raises(ConfigError, match="on_error is 'raise' or 'yield'"):
         client.predict_many([], on_error=on_error)
 

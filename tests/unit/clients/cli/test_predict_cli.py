@@ -1,4 +1,4 @@
-"""`hplm predict` shows what was asked and what came of it, a text at a time."""
+"""`hplm predict` shows each text with its answer or error."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ HARMLESS = r"\u001b]0;owned\u0007\u009b2J\u000d\u202egnp"
 
 
 @pytest.mark.parametrize("typed", ["", f"{HOSTILE}\n"])
-def test_neither_a_text_nor_a_servers_words_steer_the_terminal(typed: str) -> None:
+def test_control_characters_of_a_text_or_a_message_do_not_reach_the_terminal(typed: str) -> None:
     with answering(refuse) as server:
         done = predict(server.url, *([] if typed else [HOSTILE]), typed=typed)
     assert f"BAD_INPUT: {HARMLESS}" in (done.stdout if typed else done.stderr)
     assert not set(HOSTILE) & set(done.stdout + done.stderr) - set(HARMLESS)
 
 
-def test_json_holds_what_was_said_without_what_steers_a_terminal() -> None:
+def test_json_holds_texts_and_messages_with_escaped_control_characters() -> None:
     with answering(refuse) as server:
         done = predict(server.url, "--json", HOSTILE)
     assert json.loads(done.stdout)["text"] == HOSTILE
@@ -63,7 +63,7 @@ def drop_the_third(text: str) -> None:
 TYPED = "".join(f"text {number}\n" for number in range(1, 41))
 
 
-def test_a_text_that_is_refused_is_json_too_where_that_is_asked_for_else_it_is_cut() -> None:
+def test_a_refused_text_is_json_with_the_option_and_is_else_cut() -> None:
     long = "long " * 1000
     with answering(lambda text: drop_the_third("text 3")) as server:
         done = predict(server.url, "--json", "one text")
@@ -75,7 +75,7 @@ def test_a_text_that_is_refused_is_json_too_where_that_is_asked_for_else_it_is_c
 
 
 @pytest.mark.parametrize(("arguments", "text"), [(["one text"], "one text"), ([], None)])
-def test_a_server_that_is_absent_from_the_start_is_json_too(arguments: list[str], text: str | None) -> None:
+def test_a_server_that_is_absent_from_the_start_is_an_error_in_json_too(arguments: list[str], text: str | None) -> None:
     with answering() as server:
         url = server.url
     done = predict(url, "--json", *arguments, typed=TYPED)
@@ -87,41 +87,41 @@ def test_a_server_that_is_absent_from_the_start_is_json_too(arguments: list[str]
 
 
 @pytest.mark.parametrize("deadline", ["0", "-6", "nan", "1e9"])
-def test_a_deadline_that_cannot_be_is_refused_by_its_name(deadline: str) -> None:
+def test_a_deadline_out_of_range_is_refused_by_name(deadline: str) -> None:
     with answering() as server:
         done = predict(server.url, f"--deadline={deadline}", "one")
         assert not server.texts
     assert "BAD_INPUT: a deadline is a number of seconds above 0" in done.stderr
 
 
-def test_a_deadline_bounds_the_call_also_of_a_server_that_hangs() -> None:
+def test_a_deadline_limits_a_call_to_a_server_that_hangs() -> None:
     gone = threading.Event()
     with answering(lambda text: gone.wait(60)) as server:
-        began_s = time.monotonic()
+        started_s = time.monotonic()
         done = predict(server.url, "--deadline=0.1", "one")
         gone.set()
-        # Without one it would be 35 s.
-        assert time.monotonic() - began_s < 30
+        # Without a deadline the call would take 35 s.
+        assert time.monotonic() - started_s < 30
     assert "DEADLINE_UNMEETABLE: no answer came within the deadline of 0.1 s" in done.stderr
 
 
-def test_one_text_without_an_answer_costs_no_others() -> None:
+def test_a_text_without_an_answer_loses_no_other_answers() -> None:
     with answering(drop_the_third) as server:
         done = predict(server.url, "--json", typed=TYPED)
     shown = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [one["line"] for one in shown] == list(range(1, 41))
-    assert [one["line"] for one in shown if "error" in one] == [3]
+    assert [record["line"] for record in shown] == list(range(1, 41))
+    assert [record["line"] for record in shown if "error" in record] == [3]
     assert shown[2]["error"].startswith(f"UNREACHABLE: {server.url} does not answer")
     assert done.returncode == 1
 
 
-def test_a_server_that_has_gone_ends_it_with_one_line() -> None:
+def test_a_server_that_goes_away_ends_the_command_with_one_line() -> None:
     with answering(drop_the_third) as server:
         server.is_ready = False
         done = predict(server.url, "--json", typed=TYPED)
     shown = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [one["line"] for one in shown] == [1, 2, 3]
-    assert [one["line"] for one in shown if "error" in one] == [3]
+    assert [record["line"] for record in shown] == [1, 2, 3]
+    assert [record["line"] for record in shown if "error" in record] == [3]
     assert "UNREACHABLE" in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert done.returncode == 1
@@ -141,7 +141,7 @@ def test_an_answer_does_not_wait_for_the_next_line() -> None:
             assert process.wait() == 0
 
 
-def test_it_ends_at_an_error_of_all_also_where_standard_input_goes_on() -> None:
+def test_an_error_of_all_lines_ends_the_command_while_standard_input_is_open() -> None:
     with answering(drop_the_third) as server:
         server.is_ready = False
         command = [str(HPLM), "predict", "-t", "films", "--url", server.url]
@@ -152,10 +152,10 @@ def test_it_ends_at_an_error_of_all_also_where_standard_input_goes_on() -> None:
             assert process.stderr is not None
             process.stdin.write(b"text 3\n")
             process.stdin.flush()
-            said = process.stderr.read().decode()
+            message = process.stderr.read().decode()
             assert process.wait() == 1
-    assert said.startswith("hplm: UNREACHABLE")
-    assert len(said.splitlines()) == 1
+    assert message.startswith("hplm: UNREACHABLE")
+    assert len(message.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
@@ -166,10 +166,10 @@ def test_it_ends_at_an_error_of_all_also_where_standard_input_goes_on() -> None:
         ("<&-", "BAD_INPUT: standard input is closed: give a text, or lines to read"),
     ],
 )
-def test_input_and_output_that_cannot_be_used_are_one_line_and_status_1(redirected: str, words: str) -> None:
+def test_closed_input_or_output_is_one_line_and_status_1(redirected: str, words: str) -> None:
     with answering() as server:
         command = f"exec {shlex.quote(str(HPLM))} predict -t films --url {server.url} {redirected}"
-        usual = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-        done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, env=usual, check=False)
+        env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+        done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, env=env, check=False)
     assert done.stderr == f"hplm: {words}\n"
     assert done.returncode == 1

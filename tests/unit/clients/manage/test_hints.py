@@ -1,4 +1,4 @@
-"""A user's type checker finds what a client does not take, and lets through what it takes."""
+"""A user's type checker finds wrong calls of a client and accepts right ones."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def test_mypy_finds_the_wrong_calls_of_a_program_and_no_others(tmp_path: Path) -
     (tmp_path / "program.py").write_text(PROGRAM)
     command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "program.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    found = {int(number) for number in re.findall(r"program\.py:(\d+): error", done.stdout)}
+    flagged = {int(number) for number in re.findall(r"program\.py:(\d+): error", done.stdout)}
     wrong = {number for number, line in enumerate(PROGRAM.splitlines(), 1) if line.endswith("# wrong")}
-    assert found == wrong, done.stdout + done.stderr
+    assert flagged == wrong, done.stdout + done.stderr
     assert {line.partition(":")[0] for line in done.stdout.splitlines()} == {"program.py"}
 
 
 @pytest.mark.parametrize("package", ["hplm", "hplm_cli", "hplm_client", "hplm_builder", "hplm_loadtest"])
-def test_a_package_says_that_it_has_hints(package: str) -> None:
+def test_a_package_is_marked_as_typed(package: str) -> None:
     assert (files(package) / "py.typed").is_file()

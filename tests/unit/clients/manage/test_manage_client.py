@@ -1,4 +1,4 @@
-"""The manage client against the real service and registry, in this process."""
+"""The manage client with the real service and registry in this process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 from hplm_client import JobEvent, ManageClient
 from hplm_client.manage import upload as manage_upload
 from hplm_client.manage.answers import Upload
-from hplm_client.manage.client import PAGE
+from hplm_client.manage.client import PAGE_SIZE
 from hplm_client.manage.upload import name_on_server
 from sqlalchemy import insert
 
@@ -49,7 +49,7 @@ class WatchClient(requests.Client[bytes]):
 
 @dataclass
 class InProcess:
-    """Carries requests to a service of this process, errors as text as over Triton; `faults` are raised first."""
+    """A transport to a service in this process. Errors travel as text, as over Triton. `faults` are raised first."""
 
     handle: Callable[[bytes], dict[str, object]]
     watching: WatchStage
@@ -84,7 +84,7 @@ class InProcess:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    """A registry that knows a base and its root."""
+    """A store whose registry has a base and its root."""
     made = Store(tmp_path / "store")
     made.root.mkdir()
     with closing(Registry.open(made, create=True)) as registry:
@@ -123,7 +123,7 @@ def rows(tmp_path: Path) -> Path:
 
 
 def publish(registry: Registry, name: str, count: int = 1) -> None:
-    """Versions of a tenant, as a worker would."""
+    """Publish versions of a tenant, as a worker process does."""
     for number in range(1, count + 1):
         registry.publish_tenant(
             name,
@@ -137,17 +137,17 @@ def publish(registry: Registry, name: str, count: int = 1) -> None:
 
 
 def test_a_file_is_uploaded_in_chunks_and_arrives_whole(manage: ManageClient, store: Store, rows: Path) -> None:
-    told: list[tuple[int, int]] = []
-    source = manage.upload(rows, lambda sent_bytes, total_bytes: told.append((sent_bytes, total_bytes)))
+    progress: list[tuple[int, int]] = []
+    source = manage.upload(rows, lambda sent_bytes, total_bytes: progress.append((sent_bytes, total_bytes)))
     (arrived,) = store.upload(source["upload"]).iterdir()
     assert hashlib.sha256(arrived.read_bytes()).digest() == hashlib.sha256(rows.read_bytes()).digest()
     total = len(ROWS)
-    assert [sent for sent, _ in told] == [*range(100, total, 100), total]
-    assert {total_bytes for _, total_bytes in told} == {total}
+    assert [sent for sent, _ in progress] == [*range(100, total, 100), total]
+    assert {total_bytes for _, total_bytes in progress} == {total}
 
 
 @pytest.mark.parametrize("action", ["create", "update"])
-def test_names_of_columns_are_part_of_the_request_where_some_are_given(
+def test_given_names_of_columns_are_part_of_the_request(
     manage: ManageClient, transport: InProcess, registry: Registry, rows: Path, action: str
 ) -> None:
     if action == "update":
@@ -164,13 +164,13 @@ def test_names_of_columns_are_part_of_the_request_where_some_are_given(
         manage.cancel_job(job)
 
 
-def test_a_chunk_that_meets_a_full_server_is_sent_again(
+def test_a_chunk_is_sent_again_if_the_server_is_full_or_away(
     manage: ManageClient, transport: InProcess, store: Store, rows: Path
 ) -> None:
-    def busy(sent_bytes: int, total_bytes: int) -> None:
+    def add_faults(sent_bytes: int, total_bytes: int) -> None:
         transport.faults = [errors.QueueFullError("full"), UnreachableError("away")]
 
-    source = manage.upload(rows, busy)
+    source = manage.upload(rows, add_faults)
     (arrived,) = store.upload(source["upload"]).iterdir()
     assert arrived.read_text() == ROWS
 
@@ -180,62 +180,62 @@ def test_an_upload_waits_for_room_on_the_server_but_begins_once(
 ) -> None:
     transport.faults = [errors.QueueFullError("full"), errors.QueueFullError("full")]
     source = manage.upload(rows)
-    assert [one.id for one in registry.uploads()] == [source["upload"]]
-    # Here the server may have begun it.
+    assert [upload.id for upload in registry.uploads()] == [source["upload"]]
+    # After this error the server may have begun an upload.
     transport.faults = [UnreachableError("away")]
     with pytest.raises(UnreachableError):
         manage.upload(rows)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), errors.StoreUnavailableError("full"), BrokenPipeError()])
-def test_an_upload_that_is_broken_off_takes_no_room_on_the_server(
+def test_an_interrupted_upload_is_dropped_on_the_server(
     manage: ManageClient, registry: Registry, rows: Path, error: BaseException
 ) -> None:
-    def broken_off(sent_bytes: int, total_bytes: int) -> None:
+    def interrupt(sent_bytes: int, total_bytes: int) -> None:
         raise error
 
     with pytest.raises(type(error)):
-        manage.upload(rows, broken_off)
+        manage.upload(rows, interrupt)
     assert registry.uploads() == []
 
 
-def test_a_piece_that_a_call_was_too_short_for_is_sent_again(
+def test_a_chunk_whose_call_timed_out_is_sent_again(
     manage: ManageClient, transport: InProcess, rows: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(manage_upload, "PATIENCE_S", -1.0)
-    really, failures = transport.ask, iter([True, True, False, True])
+    monkeypatch.setattr(manage_upload, "RETRY_S", -1.0)
+    real_ask, failures = transport.ask, iter([True, True, False, True])
 
     def ask(request: bytes) -> bytes:
         if b"upload.chunk" in request and next(failures, False):
             raise errors.UnreachableError("timed out")
-        return really(request)
+        return real_ask(request)
 
     monkeypatch.setattr(transport, "ask", ask)
     assert manage.upload(rows)["upload"]
 
 
-def test_many_uploads_are_listed_page_by_page_also_where_the_last_of_a_page_goes_meanwhile(
+def test_many_uploads_are_listed_page_by_page_even_if_the_last_of_a_page_is_dropped_meanwhile(
     manage: ManageClient, transport: InProcess, registry: Registry
 ) -> None:
     rows = [
         {"id": f"{number:04}", "bytes": 1, "sha256": "a", "received": 0, "created_s": 1.0, "complete": False}
-        for number in range(2 * PAGE)
+        for number in range(2 * PAGE_SIZE)
     ]
     with registry._database.writing() as connection:
         connection.execute(insert(schema.uploads), rows)
-    listing, sizes = transport.handle, []
+    real_handle, sizes = transport.handle, []
 
     def handle(raw: bytes) -> dict[str, object]:
-        answer: Any = listing(raw)
+        answer: Any = real_handle(raw)
         sizes.append(len(answer["uploads"]))
         if len(sizes) == 1:
             registry.drop_uploads(ids=[answer["uploads"][-1]["id"]])
         return answer
 
     transport.handle = handle
-    found = [one.id for one in manage.list_uploads()]
-    assert found == [row["id"] for number, row in enumerate(rows, 1) if number != PAGE]
-    assert sizes == [PAGE, PAGE, 0]
+    listed = [upload.id for upload in manage.list_uploads()]
+    assert listed == [row["id"] for number, row in enumerate(rows, 1) if number != PAGE_SIZE]
+    assert sizes == [PAGE_SIZE, PAGE_SIZE, 0]
 
 
 def test_an_upload_whose_job_ends_between_two_pages_is_listed_once(
@@ -243,14 +243,14 @@ def test_an_upload_whose_job_ends_between_two_pages_is_listed_once(
 ) -> None:
     rows = [
         {"id": f"{number:04}", "bytes": 1, "sha256": "a", "received": 0, "created_s": 1.0, "complete": False}
-        for number in range(PAGE + 1)
+        for number in range(PAGE_SIZE + 1)
     ]
     with registry._database.writing() as connection:
         connection.execute(insert(schema.uploads), rows)
-    listing, pages = transport.handle, []
+    real_handle, pages = transport.handle, []
 
     def handle(raw: bytes) -> dict[str, object]:
-        answer: Any = listing(raw)
+        answer: Any = real_handle(raw)
         pages.append(answer["uploads"])
         if len(pages) == 1:
             with registry._database.writing() as connection:
@@ -258,10 +258,10 @@ def test_an_upload_whose_job_ends_between_two_pages_is_listed_once(
         return answer
 
     transport.handle = handle
-    assert [one.id for one in manage.list_uploads()] == [row["id"] for row in rows]
+    assert [upload.id for upload in manage.list_uploads()] == [row["id"] for row in rows]
 
 
-def test_a_file_that_is_missing_empty_or_changes_is_refused_by_name(manage: ManageClient, rows: Path) -> None:
+def test_a_file_that_is_missing_empty_a_pipe_or_changes_is_refused_by_name(manage: ManageClient, rows: Path) -> None:
     with pytest.raises(errors.DataError, match=r"nowhere\.csv cannot be read"):
         manage.upload("nowhere.csv")
     rows.write_text("")
@@ -298,7 +298,9 @@ def test_a_name_keeps_the_letters_that_the_server_takes(name: str, sent: str) ->
     assert name_on_server(Path(name)) == sent
 
 
-def test_creating_a_tenant_is_a_job_with_what_was_asked(manage: ManageClient, registry: Registry, rows: Path) -> None:
+def test_creating_a_tenant_is_a_job_with_the_requested_settings(
+    manage: ManageClient, registry: Registry, rows: Path
+) -> None:
     job = manage.create_tenant("acme", train=manage.upload(rows), settings={"epochs": 2})
     shown = manage.show_job(job)
     assert (shown.kind, shown.subject, shown.state) == ("tenant.create", "tenant:acme", "queued")
@@ -313,7 +315,7 @@ def test_tenants_are_shown_listed_rolled_back_and_deleted(manage: ManageClient, 
     shown = manage.show_tenant("acme")
     assert (shown.name, shown.domain, shown.version, shown.base) == ("acme", "general", 2, "tiny")
     assert shown.about["scores"] == {"dev_accuracy": 0.2}
-    assert [(one.version, one.scores["dev_accuracy"]) for one in shown.versions] == [(1, 0.1), (2, 0.2)]
+    assert [(version.version, version.scores["dev_accuracy"]) for version in shown.versions] == [(1, 0.1), (2, 0.2)]
     assert [tenant.name for tenant in manage.list_tenants()] == ["acme", "beta"]
     assert [tenant.name for tenant in manage.list_tenants("b", limit=1)] == ["beta"]
     assert manage.rollback_tenant("acme") == 1
@@ -322,7 +324,9 @@ def test_tenants_are_shown_listed_rolled_back_and_deleted(manage: ManageClient, 
     assert [tenant.name for tenant in manage.list_tenants()] == ["beta"]
 
 
-def test_domains_are_shown_and_listed_and_one_in_use_is_not_deleted(manage: ManageClient, registry: Registry) -> None:
+def test_domains_are_shown_and_listed_and_a_used_domain_is_not_deleted(
+    manage: ManageClient, registry: Registry
+) -> None:
     root = registry.domain_versions("tiny", "general")[0].id
     made = registry.publish_domain(
         "tiny", "law", "domains/tiny/law/1", 2.0, parent_id=root, about={"tokens": 7}, expected=None
@@ -352,18 +356,18 @@ ERRORS: list[tuple[Callable[[ManageClient], object], type[HplmError]]] = [
     (lambda m: m.create_tenant("t", train=m.on_server("/etc/passwd")), errors.ForbiddenError),
     (lambda m: m.create_tenant("t", train={"upload": "u1"}, settings={"epoch": 1}), errors.BadManageRequestError),
     (lambda m: m.ask("tenant.explode"), errors.BadManageRequestError),
-    # No file, though it names one: nothing was sent.
+    # A local path is refused, because it was not uploaded.
     (lambda m: m.create_tenant("t", train="train.csv"), errors.BadInputError),
     (lambda m: m.update_tenant("t", train={"upload": "u1"}, dev=Path("dev.csv")), errors.BadInputError),
     (lambda m: m.create_domain("d", corpus="notes.txt"), errors.BadInputError),
     (lambda m: m.drop_upload("u1"), errors.BadInputError),
-    # One as `list_uploads` has it.
+    # An entry of `list_uploads` may be named.
     (lambda m: m.create_tenant("t", train=Upload("u1", 1, 1, True, 0.0)), errors.UnknownUploadError),
 ]
 
 
 @pytest.mark.parametrize(("ask", "error"), ERRORS, ids=[f"{e.code}-{i}" for i, (_, e) in enumerate(ERRORS)])
-def test_what_the_server_refuses_is_a_typed_error(
+def test_a_refusal_of_the_server_is_a_typed_error(
     manage: ManageClient, ask: Callable[[ManageClient], object], error: type[HplmError]
 ) -> None:
     with pytest.raises(HplmError) as caught:
@@ -372,7 +376,7 @@ def test_what_the_server_refuses_is_a_typed_error(
 
 
 def run_job(registry: Registry, job: str, **ended: object) -> Callable[[JobEvent], None]:
-    """A worker that takes one step whenever the client has heard of the one before."""
+    """Return a worker process's next step, to be called with each event that the client receives."""
 
     def step(event: JobEvent) -> None:
         now_s = time.time()
@@ -401,7 +405,7 @@ def test_a_job_is_watched_from_its_start_to_its_end(manage: ManageClient, regist
     assert seen[-1].result == {"version": 1}
 
 
-def test_waiting_raises_what_the_job_failed_with(manage: ManageClient, registry: Registry, rows: Path) -> None:
+def test_waiting_raises_the_jobs_error(manage: ManageClient, registry: Registry, rows: Path) -> None:
     job = manage.create_tenant("acme", train=manage.upload(rows))
     with pytest.raises(errors.DataError, match="one label only"):
         manage.wait(job, run_job(registry, job, error={"code": "BAD_DATA", "message": "one label only"}))
@@ -414,19 +418,19 @@ def test_waiting_for_a_cancelled_job_says_so(manage: ManageClient, rows: Path) -
         manage.wait(job)
 
 
-def test_watching_goes_on_after_the_server_was_away(
+def test_watching_continues_after_the_server_was_away(
     manage: ManageClient, transport: InProcess, registry: Registry, rows: Path
 ) -> None:
     job = manage.create_tenant("acme", train=manage.upload(rows))
     watch = manage.watch(job)
     assert next(watch).state == "queued"
     transport.faults = [UnreachableError("away")] * 2
-    transport.watching.stop()  # who watches is told that the server is going
+    transport.watching.stop()  # the watch ends with an error
     registry.cancel_job(job, time.time())
     assert next(watch).state == "cancelled"
 
 
-def test_a_server_that_stays_away_is_an_error_after_some_patience(manage: ManageClient, transport: InProcess) -> None:
+def test_a_server_that_stays_away_is_an_error_after_patience_s(manage: ManageClient, transport: InProcess) -> None:
     transport.streams = False
     transport.faults = [UnreachableError("away")] * 100
     with pytest.raises(UnreachableError):
@@ -443,46 +447,46 @@ def test_an_answer_that_is_none_is_an_error_and_no_traceback(transport: InProces
             client.show_job("j1")
 
 
-def test_a_dry_run_names_files_as_what_it_is_for_does(transport: InProcess, rows: Path) -> None:
-    asked: list[dict[str, object]] = []
+def test_a_dry_run_names_files_as_its_job_does(transport: InProcess, rows: Path) -> None:
+    requests: list[dict[str, object]] = []
 
     def handle(raw: bytes) -> dict[str, object]:
-        asked.append(json.loads(raw))
+        requests.append(json.loads(raw))
         return {"ok": True, "job": "j1", "plan": {"estimated_s": 1.0}}
 
     transport.handle = handle
-    sent = Upload("u1", 1, 1, True, 0.0)
+    upload = Upload("u1", 1, 1, True, 0.0)
     with ManageClient(transport=transport) as client:
-        client.plan("tenant.create", tenant="acme", data={"train": sent, "dev": client.on_server("dev.csv")})
-        client.plan("domain.create", domain="medical", corpus=sent)
+        client.plan("tenant.create", tenant="acme", data={"train": upload, "dev": client.on_server("dev.csv")})
+        client.plan("domain.create", domain="medical", corpus=upload)
         with pytest.raises(errors.BadInputError, match="train: give what `upload` or `on_server` returned"):
             client.plan("tenant.create", tenant="acme", data={"train": rows})
-    assert [one.get("data", one.get("corpus")) for one in asked] == [
+    assert [request.get("data", request.get("corpus")) for request in requests] == [
         {"train": {"upload": "u1"}, "dev": {"path": "dev.csv"}},
         {"upload": "u1"},
     ]
 
 
-def test_a_dry_run_gives_the_plan_that_a_worker_made(
+def test_a_dry_run_returns_the_plan_that_a_worker_process_made(
     manage: ManageClient, transport: InProcess, registry: Registry, rows: Path
 ) -> None:
     source = manage.upload(rows)
-    real = transport.handle
+    real_handle = transport.handle
 
     def handle(raw: bytes) -> dict[str, object]:
-        # The server waited in vain: the plan is the job's result.
+        # The server did not wait long enough, so the plan is the job's result.
         if b"dry_run" not in raw:
-            return real(raw)
+            return real_handle(raw)
         job = registry.submit_job("tenant.create", "plan:tenant:acme", {"dry_run": True}, 1.0)
         registry.claim_job("w", 1.0, LEASE_S)
         registry.finish_job(job.id, "w", 2.0, result={"plan": {"examples": {"train": 40}, "estimated_s": 12.5}})
         return {"ok": True, "job": job.id}
 
     transport.handle = handle
-    told: list[str] = []
+    states: list[str] = []
     plan = manage.plan(
-        "tenant.create", told=lambda event: told.append(event.state), tenant="acme", data={"train": source}
+        "tenant.create", told=lambda event: states.append(event.state), tenant="acme", data={"train": source}
     )
-    assert told == ["done"]
+    assert states == ["done"]
     assert plan.estimated_s == 12.5
     assert plan.details["examples"] == {"train": 40}

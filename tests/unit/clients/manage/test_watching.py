@@ -1,4 +1,4 @@
-"""A watch over gRPC goes on or ends, whatever becomes of its stream."""
+"""A watch over gRPC continues or ends whatever happens to its stream."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ JOB = {"id": "j1", "kind": "tenant.create", "subject": "tenant:acme", **EVENT}
 
 @pytest.fixture
 def ending() -> Iterator[str]:
-    """The address of one whose streams end at once without a word, as of a server that is shut down; it answers the rest."""
+    """The address of a server whose streams end without an answer, as during a shutdown. It answers other requests."""
 
     class Ending(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
         def ModelStreamInfer(self, requests: Any, context: Any) -> Iterator[Any]:
@@ -37,8 +37,8 @@ def ending() -> Iterator[str]:
         def ModelInfer(self, request: Any, context: Any) -> Any:
             answer = service_pb2.ModelInferResponse()
             answer.outputs.add(name=wire.RESPONSE, datatype="BYTES", shape=[1])
-            said = json.dumps({"ok": True, "job": JOB}).encode()
-            answer.raw_output_contents.append(serialize_byte_tensor(np.array([said], dtype=np.object_)).item())
+            reply = json.dumps({"ok": True, "job": JOB}).encode()
+            answer.raw_output_contents.append(serialize_byte_tensor(np.array([reply], dtype=np.object_)).item())
             return answer
 
     server = grpc.server(ThreadPoolExecutor(8))
@@ -51,26 +51,26 @@ def ending() -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def short_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    # What is waited for is their sum; the first alone is what gRPC has to connect in.
+    # The client waits for the sum. The first alone is the time in which gRPC must connect.
     monkeypatch.setattr("hplm_client.manage.transport.STREAM_S", 30.0)
-    monkeypatch.setattr("hplm_client.manage.transport.GRACE_S", -28.8)
+    monkeypatch.setattr("hplm_client.manage.transport.STREAM_GRACE_S", -28.8)
 
 
-def test_a_stream_that_ends_without_a_word_is_an_error_and_no_wait_without_end(ending: str) -> None:
+def test_a_stream_that_ends_without_an_answer_is_an_error(ending: str) -> None:
     transport = TritonTransport(ending, 5.0)
-    with pytest.raises(UnreachableError, match=f"{ending}: the stream of a job's changes has broken off"):
+    with pytest.raises(UnreachableError, match=f"{ending}: the stream of the job's changes has broken off"):
         next(transport.events(b"{}"))
     transport.close()
 
 
-def test_a_job_is_looked_up_where_its_stream_breaks_off(ending: str) -> None:
+def test_a_job_is_polled_if_its_stream_breaks_off(ending: str) -> None:
     with ManageClient(ending) as manage:
         assert [event.state for event in manage.watch("j1")] == ["done"]
 
 
-def test_a_watch_that_nobody_reads_on_leaves_no_thread_behind() -> None:
-    def left() -> set[threading.Thread]:
-        # Not the server's own, which are there for good.
+def test_an_abandoned_watch_leaves_no_thread_behind() -> None:
+    def new_threads() -> set[threading.Thread]:
+        # The server's own threads stay.
         return {thread for thread in threading.enumerate() if "ThreadPoolExecutor" not in thread.name} - before
 
     with frozen_grpc() as server, closing(TritonTransport(server.url, 5.0)) as transport:
@@ -78,4 +78,4 @@ def test_a_watch_that_nobody_reads_on_leaves_no_thread_behind() -> None:
         for _ in range(3):
             with pytest.raises(UnreachableError):
                 next(transport.events(b"{}"))
-        until(lambda: not left())
+        until(lambda: not new_threads())

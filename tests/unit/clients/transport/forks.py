@@ -1,4 +1,4 @@
-"""A process that has used a client forks: gunicorn with --preload, multiprocessing, Celery. Run by `test_forks.py`."""
+"""Forks of a process that has used a client, as by gunicorn --preload, multiprocessing or Celery. Run by `test_forks.py`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ with answering() as server:
 
 @pytest.fixture
 def server() -> Iterator[str]:
-    """The address of one that answers, in a process of its own: threads of this one would be lost in a fork."""
+    """The address of a server in another process, because threads of this process would be lost in a fork."""
     command = [sys.executable, "-c", ANSWERING]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
@@ -33,23 +33,23 @@ def server() -> Iterator[str]:
         process.stdin.close()
 
 
-def in_fork(call: Callable[[], object], patience_s: float = 60.0) -> str:
-    """What a call comes to in a forked process."""
+def in_fork(call: Callable[[], object], timeout_s: float = 60.0) -> str:
+    """Return the result or error of a call in a forked process."""
     read, write = os.pipe()
     child = os.fork()
     if not child:
         try:
-            said = str(call())
+            outcome = str(call())
         except BaseException as error:
-            said = f"{type(error).__name__}: {error}"
-        os.write(write, said.encode())
+            outcome = f"{type(error).__name__}: {error}"
+        os.write(write, outcome.encode())
         os._exit(0)
     os.close(write)
-    if not select.select([read], [], [], patience_s)[0]:
+    if not select.select([read], [], [], timeout_s)[0]:
         os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    with os.fdopen(read) as said_there:
-        return said_there.read() or "nothing"
+    with os.fdopen(read) as pipe:
+        return pipe.read() or "nothing"
 
 
 def ask(url: str) -> str:
@@ -58,8 +58,8 @@ def ask(url: str) -> str:
         return " ".join(str(answer.label) for answer in answers)
 
 
-def test_a_client_that_is_made_in_a_fork_works_and_in_a_fork_of_that(server: str) -> None:
-    url = server.replace("127.0.0.1", "localhost")  # a name: gevent looks it up in a thread
+def test_a_client_made_in_a_fork_or_in_a_fork_of_a_fork_works(server: str) -> None:
+    url = server.replace("127.0.0.1", "localhost")  # gevent looks up a host name in a thread
     assert ask(url) == "ok ok ok ok"
     assert in_fork(lambda: ask(url)) == "ok ok ok ok"
     assert in_fork(lambda: (ask(url), in_fork(lambda: ask(url)))[1]) == "ok ok ok ok"
@@ -72,10 +72,10 @@ def test_a_pool_of_processes_may_ask(server: str) -> None:
         assert pool.map_async(ask, [server] * 4).get(timeout=60) == ["ok ok ok ok"] * 4
 
 
-SAID = "ConfigError: the client was made in another process, before a fork: make one in each process"
+REFUSED = "ConfigError: the client was made in another process, before a fork: make one in each process"
 
 
-def test_a_client_of_before_the_fork_says_so_there_and_goes_on_here(server: str) -> None:
+def test_a_client_made_before_a_fork_is_refused_in_the_fork_and_works_outside_it(server: str) -> None:
     with Client(server, timeout_s=60) as client:
         answers = client.predict_many([("films", "good")] * 40)
         assert next(answers).label == "ok"
@@ -85,13 +85,13 @@ def test_a_client_of_before_the_fork_says_so_there_and_goes_on_here(server: str)
             lambda: list(client.predict_many([("films", "good")])),
             client.is_ready,
         ):
-            assert in_fork(call) == SAID
+            assert in_fork(call) == REFUSED
         assert in_fork(client.close) == "None"
         assert [answer.label for answer in answers] == ["ok"] * 39
 
 
 @pytest.mark.parametrize("scheme", ["http", "grpc"])
-def test_over_grpc_and_of_operators_alike(scheme: str) -> None:
+def test_manage_clients_and_clients_over_grpc_are_refused_in_a_fork_too(scheme: str) -> None:
     with Client(f"{scheme}://127.0.0.1:1") as client, ManageClient(f"{scheme}://127.0.0.1:1") as manage:
-        assert in_fork(lambda: client.predict("films", "good")) == SAID
-        assert in_fork(lambda: manage.ask("tenant.list")) == SAID
+        assert in_fork(lambda: client.predict("films", "good")) == REFUSED
+        assert in_fork(lambda: manage.ask("tenant.list")) == REFUSED

@@ -1,4 +1,4 @@
-"""Something that speaks gRPC and answers nothing."""
+"""A server that speaks gRPC and answers nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Frozen(NamedTuple):
 
 @contextmanager
 def frozen_grpc() -> Iterator[Frozen]:
-    """It, in threads of its own."""
+    """Run the server in threads."""
     ended = threading.Event()
 
     class Silent(grpc.GenericRpcHandler):  # type: ignore[misc]

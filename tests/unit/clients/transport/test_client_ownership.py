@@ -1,4 +1,4 @@
-"""A client that is closed, or used where it does not belong, or made of nonsense, says so alike over HTTP and gRPC."""
+"""Closed clients, clients in another thread or loop, and malformed arguments are refused alike over HTTP and gRPC."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import gevent
 import pytest
 from gevent._hub_local import get_hub_if_exists
 from hplm_client import AsyncClient, Client, ManageClient
-from hplm_client.transport.client_ownership import destroy
+from hplm_client.client import PendingPrediction
+from hplm_client.transport.client_ownership import destroy_hub
 
 from hplm.errors import ConfigError, UnreachableError
 from tests.open_files import open_files
@@ -32,9 +33,9 @@ def in_thread(call: Callable[[], object]) -> object:
 @pytest.mark.parametrize("url", URLS)
 def test_calls_of_a_closed_client_say_that_it_was_closed(url: str) -> None:
     client, manage = Client(url), ManageClient(url)
-    for one in (client, manage):
-        one.close()
-        one.close()
+    for closed in (client, manage):
+        closed.close()
+        closed.close()
     for call in (
         lambda: client.predict("films", "good"),
         client.is_ready,
@@ -49,17 +50,17 @@ def test_calls_under_way_over_grpc_say_that_the_client_was_closed() -> None:
     with frozen_grpc() as server, ThreadPoolExecutor(2) as pool:
         client = Client(server.url)
         calls = [pool.submit(call) for call in (client.is_ready, lambda: client.predict("films", "good"))]
-        many = client._start([], client._call(False, None))
+        many = client._start([], client._call_options(False, None))
         threading.Event().wait(0.2)
         client.close()
         for call in calls:
             with pytest.raises(UnreachableError, match=r"^the client was closed$"):
                 call.result()
         with pytest.raises(UnreachableError, match=r"^the client was closed$"):
-            client._finish(("films", "good", None, many), False)
+            client._finish(PendingPrediction(("films", "good", None), many), False)
 
 
-def test_over_http_another_thread_is_refused_also_where_the_first_has_ended() -> None:
+def test_over_http_another_thread_is_refused_even_after_the_first_has_ended() -> None:
     words = "make one in each thread"
     with answering() as server:
         with Client(server.url) as client:
@@ -106,7 +107,7 @@ MAKERS = [Client, ManageClient, lambda *a, **named: asyncio.run(made_in_a_loop(*
 @pytest.mark.parametrize("made", MAKERS, ids=["sync", "manage", "async"])
 @pytest.mark.parametrize("url", URLS)
 @pytest.mark.parametrize("timeout_s", [float("inf"), float("nan"), None, 0, -1, "5", 1e12, True])
-def test_a_timeout_that_is_none_is_refused_by_name(made: Callable[..., object], url: str, timeout_s: Any) -> None:
+def test_a_timeout_out_of_range_is_refused_by_name(made: Callable[..., object], url: str, timeout_s: Any) -> None:
     with pytest.raises(ConfigError, match="timeout_s is a number of seconds above 0"):
         made(url, timeout_s=timeout_s)
 
@@ -118,11 +119,11 @@ def test_a_timeout_that_is_none_is_refused_by_name(made: Callable[..., object], 
         (None, {}, "an address is a str, not NoneType"),
         (5, {}, "an address is a str, not int"),
         *((url, {"headers": headers}, "headers are a mapping") for url in URLS for headers in ([], [("a", "b")], "a")),
-        (URLS[1], {"headers": {"x-bin": "abc"}}, "'x-bin' is no name of a header over gRPC"),
-        (URLS[1], {"headers": {"X!": "abc"}}, "'x!' is no name of a header over gRPC"),
+        (URLS[1], {"headers": {"x-bin": "abc"}}, "'x-bin' is not a name of a header over gRPC"),
+        (URLS[1], {"headers": {"X!": "abc"}}, "'x!' is not a name of a header over gRPC"),
     ],
 )
-def test_what_makes_no_client_is_refused_by_name(
+def test_a_malformed_argument_is_refused_by_name(
     made: Callable[..., object], url: Any, named: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):
@@ -132,7 +133,9 @@ def test_what_makes_no_client_is_refused_by_name(
 @pytest.mark.parametrize("made", [MAKERS[0], MAKERS[2]], ids=["sync", "async"])
 @pytest.mark.parametrize("url", URLS)
 @pytest.mark.parametrize("concurrency", ["3", 1.5, True, None])
-def test_a_count_that_is_none_is_refused_by_name(made: Callable[..., object], url: str, concurrency: Any) -> None:
+def test_a_concurrency_that_is_not_a_whole_number_is_refused(
+    made: Callable[..., object], url: str, concurrency: Any
+) -> None:
     with pytest.raises(ConfigError, match="must be a whole number"):
         made(url, concurrency=concurrency)
 
@@ -142,26 +145,26 @@ def test_a_header_whose_name_only_http_takes_goes_over_http() -> None:
         assert client.predict("films", "good").label == "ok"
 
 
-def test_threads_that_end_leave_nothing_of_their_clients_over_http_behind() -> None:
+def test_ended_threads_with_clients_over_http_leave_no_files_and_threads() -> None:
     def call() -> None:
         with Client(URLS[0]) as client, ManageClient(URLS[0]) as manage:
             for ask in (lambda: client.predict("films", "good"), lambda: manage.ask("tenant.list")):
                 with pytest.raises(UnreachableError):
                     ask()
 
-    def left() -> tuple[int, int]:
+    def files_and_threads() -> tuple[int, int]:
         return len(open_files()), len(os.listdir("/proc/self/task"))
 
     for _ in range(2):
         in_thread(call)
-    before = left()
+    before = files_and_threads()
     for _ in range(5):
         in_thread(call)
-    # What has ended may be listed for a moment more.
-    until(lambda: all(now <= then for now, then in zip(left(), before, strict=True)))
+    # An ended thread may be listed for a moment.
+    until(lambda: all(now <= then for now, then in zip(files_and_threads(), before, strict=True)))
 
 
-def test_a_client_goes_on_where_another_of_its_thread_is_closed() -> None:
+def test_a_client_works_after_another_client_of_its_thread_is_closed() -> None:
     def call() -> object:
         with answering() as server, Client(server.url) as client:
             Client(server.url).close()
@@ -170,7 +173,7 @@ def test_a_client_goes_on_where_another_of_its_thread_is_closed() -> None:
     assert in_thread(call) == "ok"
 
 
-def test_what_gevent_had_in_a_thread_before_stays_and_so_it_does_while_a_name_is_looked_up() -> None:
+def test_a_hub_of_the_program_stays_and_so_does_a_hub_that_looks_up_a_name() -> None:
     def call() -> object:
         hub = gevent.get_hub()
         with Client(URLS[0]) as client, pytest.raises(UnreachableError):
@@ -184,11 +187,11 @@ def test_what_gevent_had_in_a_thread_before_stays_and_so_it_does_while_a_name_is
         hub = gevent.get_hub()
         may_end = threading.Event()
         hub.threadpool.spawn(may_end.wait)
-        destroy(hub)
-        is_there = get_hub_if_exists() is hub
+        destroy_hub(hub)
+        stays = get_hub_if_exists() is hub
         may_end.set()
         hub.threadpool.join()
-        destroy(hub)
-        return is_there, get_hub_if_exists()
+        destroy_hub(hub)
+        return stays, get_hub_if_exists()
 
     assert in_thread(look_up) == (True, None)

@@ -1,4 +1,4 @@
-"""A server that drops the connection instead of answering has perhaps done what was asked."""
+"""A server that drops the connection may have handled the request, so the client does not send it again."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from hplm.errors import UnreachableError
 from tests.unit.clients.answering import answering
 
 
-def gone(text: str) -> None:
-    raise OSError("gone")
+def drop_connection(text: str) -> None:
+    raise OSError
 
 
 def ask(url: str) -> None:
@@ -34,9 +34,9 @@ def ask_asynchronously(url: str) -> None:
     asyncio.run(predict())
 
 
-@pytest.mark.parametrize("asked", [ask, ask_many, ask_asynchronously])
-def test_a_request_whose_connection_drops_is_sent_once(asked: Callable[[str], None]) -> None:
-    with answering(gone) as server:
+@pytest.mark.parametrize("send", [ask, ask_many, ask_asynchronously])
+def test_a_request_whose_connection_drops_is_sent_once(send: Callable[[str], None]) -> None:
+    with answering(drop_connection) as server:
         with pytest.raises(UnreachableError):
-            asked(server.url)
+            send(server.url)
         assert server.texts == ["good"]

@@ -1,4 +1,4 @@
-"""Forks are tried in a process of their own: one that has served gRPC, as other tests here do, does not fork well."""
+"""Forks of a client, tested in a new process: a process that has served gRPC, as other tests do, cannot fork safely."""
 
 from __future__ import annotations
 

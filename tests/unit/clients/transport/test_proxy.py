@@ -1,4 +1,4 @@
-"""What stands before a server may answer for it, in words that are not Triton's."""
+"""Answers of a proxy in front of a server become typed errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PAGE = b"<html><body>no</body></html>"
 
 @pytest.fixture
 def proxy() -> Iterator[ThreadingHTTPServer]:
-    """Answers everything with the status in `answer`, its `headers` and its `page`; `asked` has what was asked for."""
+    """A proxy that answers with the status `answer`, `headers` and `page`; `asked` lists the paths that were asked for."""
 
     asked: list[str] = []
 
@@ -44,11 +44,11 @@ def proxy() -> Iterator[ThreadingHTTPServer]:
             pass
 
     class Server(ThreadingHTTPServer):
-        # Of sixteen that connect at once five would be let in, and the others try again a second later.
+        # By default five of sixteen simultaneous connections are accepted, and the others try again a second later.
         request_queue_size = 64
 
     with Server(("127.0.0.1", 0), Proxy) as server:
-        # It looks every hundredth of a second whether it is to end, instead of every half.
+        # The server checks every 10 ms whether it should end; the default is 500 ms.
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         server.asked, server.answer, server.headers, server.page = asked, 200, {}, PAGE  # type: ignore[attr-defined]
@@ -85,16 +85,16 @@ def test_a_proxys_answer_is_a_typed_error(proxy: ThreadingHTTPServer, status: in
 
     with Client(url) as client:
         for refused in (lambda: client.predict("films", "good"), lambda: asyncio.run(ask())):
-            with pytest.raises(error, match=re.escape(url)) as said:
+            with pytest.raises(error, match=re.escape(url)) as raised:
                 refused()
-            assert "html" not in str(said.value)
-    # Nor is a redirect followed, to where headers and text have no business.
+            assert "html" not in str(raised.value)
+    # A redirect is not followed, because it would take headers and text elsewhere.
     assert proxy.asked == ["/v2/models/hbert/infer"] * 2  # type: ignore[attr-defined]
 
 
-def outputs(**of: object) -> bytes:
-    """Triton's JSON with a label like this and nothing else."""
-    return json.dumps({"outputs": [{"name": "LABEL", "datatype": "BYTES", **of}]}).encode()
+def outputs(**fields: object) -> bytes:
+    """Return Triton's JSON with a LABEL of these fields and no other output."""
+    return json.dumps({"outputs": [{"name": "LABEL", "datatype": "BYTES", **fields}]}).encode()
 
 
 @pytest.mark.parametrize(
@@ -113,12 +113,12 @@ def outputs(**of: object) -> bytes:
     ],
     ids=["empty", "list", "null", "number", "nameless", "one", "shape", "cut", "long-head", "no-number"],
 )
-def test_a_page_of_json_that_is_not_tritons_is_a_typed_error(
+def test_json_that_is_not_tritons_is_a_typed_error(
     proxy: ThreadingHTTPServer, page: bytes, headers: dict[str, str]
 ) -> None:
     url = f"http://127.0.0.1:{proxy.server_port}"
     proxy.page, proxy.headers = page, headers  # type: ignore[attr-defined]
-    said = re.escape(f"{url} answers with what is no answer of Triton's")
+    words = re.escape(f"the answer of {url} is not one of Triton's")
 
     async def ask() -> None:
         async with AsyncClient(url) as client:
@@ -131,7 +131,7 @@ def test_a_page_of_json_that_is_not_tritons_is_a_typed_error(
             lambda: asyncio.run(ask()),
             lambda: manage.show_tenant("films"),
         ):
-            with pytest.raises(InternalError, match=said):
+            with pytest.raises(InternalError, match=words):
                 refused()
         many = list(client.predict_many([("films", "good")] * 40, on_error="yield"))
         assert [type(answer) for answer in many] == [InternalError] * 40
@@ -175,6 +175,6 @@ def test_no_proxy_of_the_environment_is_asked_for_a_server_on_this_machine(monke
             proxy.accept()
 
 
-def test_what_answers_grpc_in_http_1_is_no_server(proxy: ThreadingHTTPServer) -> None:
+def test_an_http_1_answer_over_grpc_is_unreachable(proxy: ThreadingHTTPServer) -> None:
     with Client(f"grpc://127.0.0.1:{proxy.server_address[1]}") as client, pytest.raises(UnreachableError):
         client.predict("alpha", "x")

@@ -1,4 +1,4 @@
-"""A server that takes calls and answers none, as one that is frozen."""
+"""A frozen server, which takes calls and answers none."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import gevent
 import pytest
 from geventhttpclient.connectionpool import ConnectionPool
 from hplm_client import AsyncClient, Client
-from hplm_client.transport.connection import LATE_ANSWER_S
+from hplm_client.transport.time_limits import DEADLINE_GRACE_S
 
 from hplm.errors import DeadlineError, UnreachableError
 from tests.unit.clients.answering import answering
@@ -27,7 +27,7 @@ TIMEOUT_S = 0.2
 
 @pytest.fixture
 def frozen() -> Iterator[str]:
-    """The address of one that speaks gRPC."""
+    """The address of a frozen server that speaks gRPC."""
     with frozen_grpc() as server:
         yield server.url
 
@@ -51,7 +51,9 @@ def test_every_call_ends_with_its_timeout(frozen: str, call: Callable[[Client], 
     [lambda client: client.is_ready(), lambda client: client.predict("films", "good")],
     ids=["is_ready", "predict"],
 )
-def test_so_does_every_call_of_the_asynchronous_client(frozen: str, call: Callable[[AsyncClient], Any]) -> None:
+def test_every_call_of_the_asynchronous_client_ends_with_its_timeout(
+    frozen: str, call: Callable[[AsyncClient], Any]
+) -> None:
     async def ask() -> None:
         async with AsyncClient(frozen, timeout_s=TIMEOUT_S) as client:
             await call(client)
@@ -62,7 +64,7 @@ def test_so_does_every_call_of_the_asynchronous_client(frozen: str, call: Callab
 
 @pytest.fixture
 def dripping() -> Iterator[str]:
-    """The address of one that speaks HTTP: its first connection's answer comes byte by byte without end, others' at once."""
+    """The address of an HTTP server: the first connection's answer arrives byte by byte without end, later ones at once."""
     ended = threading.Event()
 
     class Dripping(socketserver.StreamRequestHandler):
@@ -90,7 +92,7 @@ def test_a_call_over_http_ends_with_its_timeout_though_pieces_of_its_answer_come
     with Client(dripping, timeout_s=5) as client:
         with pytest.raises(UnreachableError, match="timed out"):
             client.predict("films", "good")
-        # What is left of that answer is nobody else's.
+        # The rest of that answer is not taken for the next one.
         assert client.is_ready()
 
 
@@ -104,8 +106,8 @@ def test_a_call_over_http_tries_no_other_address_when_its_time_is_over(monkeypat
     addresses = [(AF_INET, SOCK_STREAM, 0, "", ("127.0.0.1", port)) for port in (1, 2)]
     monkeypatch.setattr(ConnectionPool, "_connect_socket", connect)
     monkeypatch.setattr(ConnectionPool, "_resolve", lambda pool: addresses)
-    said = r"^http://127.0.0.1:1 does not answer: timed out after 0.2 s$"
-    with Client("http://127.0.0.1:1", timeout_s=TIMEOUT_S) as client, pytest.raises(UnreachableError, match=said):
+    words = r"^http://127.0.0.1:1 does not answer: timed out after 0.2 s$"
+    with Client("http://127.0.0.1:1", timeout_s=TIMEOUT_S) as client, pytest.raises(UnreachableError, match=words):
         client.predict("films", "good")
     assert tried == [("127.0.0.1", 1)]
 
@@ -123,12 +125,12 @@ def silent(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def test_a_client_waits_no_longer_than_the_deadline_and_its_stated_grace(silent: str) -> None:
-    begun_s = time.monotonic()
+    started_s = time.monotonic()
     with Client(silent, timeout_s=60) as client:
         with pytest.raises(DeadlineError, match=r"within the deadline of 0\.2 s and 1 s more"):
             client.predict("films", "good", deadline_s=TIMEOUT_S)
-        taken_s = time.monotonic() - begun_s
-    assert TIMEOUT_S + LATE_ANSWER_S <= taken_s < TIMEOUT_S + 3 * LATE_ANSWER_S
+        taken_s = time.monotonic() - started_s
+    assert TIMEOUT_S + DEADLINE_GRACE_S <= taken_s < TIMEOUT_S + 3 * DEADLINE_GRACE_S
 
 
 def test_the_asynchronous_client_waits_no_longer_either(silent: str) -> None:
@@ -137,9 +139,9 @@ def test_the_asynchronous_client_waits_no_longer_either(silent: str) -> None:
             calls = (client.predict("films", "good", deadline_s=TIMEOUT_S) for _ in range(3))
             return [type(answer) for answer in await asyncio.gather(*calls, return_exceptions=True)]
 
-    begun_s = time.monotonic()
+    started_s = time.monotonic()
     assert asyncio.run(ask()) == [DeadlineError] * 3
-    assert time.monotonic() - begun_s < TIMEOUT_S + 4 * LATE_ANSWER_S
+    assert time.monotonic() - started_s < TIMEOUT_S + 4 * DEADLINE_GRACE_S
 
 
 def test_each_of_many_has_its_deadline() -> None:
@@ -155,13 +157,13 @@ def test_each_of_many_has_its_deadline() -> None:
 
 
 def test_each_of_many_over_grpc_has_its_deadline(frozen: str) -> None:
-    begun_s = time.monotonic()
+    started_s = time.monotonic()
     with Client(frozen, timeout_s=60) as client:
-        # Of a server that is silent altogether nothing more is asked.
-        client._check_live = lambda: None  # type: ignore[method-assign]
+        # The question whether the server is live would time out first.
+        client._check_server_is_live = lambda: None  # type: ignore[method-assign]
         answers = list(client.predict_many([("films", "good")] * 3, deadline_s=TIMEOUT_S, on_error="yield"))
     assert [type(answer) for answer in answers] == [DeadlineError] * 3
-    assert time.monotonic() - begun_s < TIMEOUT_S + 4 * LATE_ANSWER_S
+    assert time.monotonic() - started_s < TIMEOUT_S + 4 * DEADLINE_GRACE_S
 
 
 def test_a_timeout_before_the_deadline_counts(silent: str) -> None:

@@ -99,7 +99,7 @@ def test_a_load_that_was_stopped_says_so_in_its_report_and_by_its_status(
 
 def test_a_second_interrupt_ends_the_waiting_for_late_answers_and_costs_no_report(tmp_path: Path) -> None:
     released = threading.Event()
-    with answering(late=lambda _: released.wait()) as server:
+    with answering(lambda _: released.wait()) as server:
         try:
             with loading(tmp_path, server.url, "steady", "--rate", "20", "--timeout", "300") as running:
                 until(lambda: len(server.texts) >= 5)
@@ -119,7 +119,7 @@ def test_of_a_run_that_was_not_stopped_each_request_ends_with_its_own_time(tmp_p
     """Also those that were sent last: nothing ends the waiting for them before."""
     released = threading.Event()
     options = ["burst", "--clients", "20", "--count", "1", "--stagger", "0", "--timeout", "1"]
-    with answering(late=lambda _: released.wait()) as server:
+    with answering(lambda _: released.wait()) as server:
         try:
             with loading(tmp_path, server.url, *options) as running:
                 running.communicate(timeout=60)

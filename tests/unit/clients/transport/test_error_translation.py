@@ -1,12 +1,12 @@
-"""What Triton says in its own words becomes the error that tells the caller whose fault it is."""
+"""Triton's messages become typed errors, which say whether the request or the server is at fault."""
 
 from __future__ import annotations
 
 import asyncio
 
 import pytest
-from hplm_client.transport.faults import from_triton, typed_errors
-from hplm_client.transport.retry import passes
+from hplm_client.transport.error_translation import from_triton, typed_errors
+from hplm_client.transport.retry import is_temporary
 from tritonclient.utils import InferenceServerException
 
 from hplm import errors
@@ -18,10 +18,10 @@ STOPPED = "Server is stopping, scheduler for model has stopped accepting new inf
     ("message", "status", "kind"),
     [
         ("Request for unknown model: 'hbert' is not found", "StatusCode.NOT_FOUND", errors.UnreachableError),
-        # A stage that is being loaded again, while a request is between the two.
+        # The second stage is loaded again while the request is between the stages.
         ("in ensemble 'hbert', Request for unknown model: 'x' is not found", "404", errors.UnreachableError),
         (f"in ensemble 'hbert', [request id: 1] {STOPPED}", "StatusCode.UNAVAILABLE", errors.UnreachableError),
-        # A stage whose process has died: no fault of the request, and worth another try.
+        # A stage's process has died, so the request is not at fault and may be sent again.
         ("in ensemble 'hbert', unexpected deadlock", "StatusCode.INVALID_ARGUMENT", errors.StageDownError),
         ("in ensemble 'hbert', Stub process is not healthy.", "StatusCode.INTERNAL", errors.StageDownError),
         ("in ensemble 'hbert', Stub process 'hbert_upper_0_0' is not healthy.", "500", errors.StageDownError),
@@ -38,13 +38,13 @@ STOPPED = "Server is stopping, scheduler for model has stopped accepting new inf
         ("in ensemble 'hbert', Exceeds maximum queue size", "StatusCode.UNAVAILABLE", errors.QueueFullError),
         ("[request id: 1] unexpected shape for input 'TEXT'", "400", errors.BadInputError),
         (f"in ensemble 'hbert', {errors.EmptyTextError('no text').wire()}", "400", errors.EmptyTextError),
-        # gRPC's own INTERNAL, of what speaks no gRPC.
+        # A message of gRPC itself contains INTERNAL: the port does not speak gRPC.
         (
             "failed to connect to all addresses; last error: INTERNAL: ipv4:1.2.3.4:80: Failed parsing HTTP/2",
             "StatusCode.UNAVAILABLE",
             errors.UnreachableError,
         ),
-        # A proxy before gRPC: the status of its page.
+        # A proxy in front of gRPC answered with an HTTP status.
         ("Received http2 header with status: 401", "StatusCode.UNAUTHENTICATED", errors.ForbiddenError),
         ("Received http2 header with status: 404", "StatusCode.UNIMPLEMENTED", errors.UnreachableError),
         ("Received http2 header with status: 413", "StatusCode.UNKNOWN", errors.BadInputError),
@@ -55,12 +55,12 @@ def test_the_error_says_whose_fault_it_is(message: str, status: str, kind: type[
     assert type(from_triton(InferenceServerException(message, status), "grpc://host:1")) is kind
 
 
-def test_a_dead_stage_is_worth_a_retry_and_the_message_has_tritons_words() -> None:
-    said = "in ensemble 'hbert', Stub process 'hbert_plot_0_0' is not healthy."
-    error = from_triton(InferenceServerException(said, "500"), "http://host:1")
+def test_a_dead_stage_is_worth_a_retry_and_the_error_holds_tritons_message() -> None:
+    message = "in ensemble 'hbert', Stub process 'hbert_plot_0_0' is not healthy."
+    error = from_triton(InferenceServerException(message, "500"), "http://host:1")
     assert (error.code, error.status) == ("STAGE_DOWN", "UNAVAILABLE")
-    assert passes(error)
-    assert said in str(error)
+    assert is_temporary(error)
+    assert message in str(error)
 
 
 @pytest.mark.parametrize(
@@ -74,6 +74,6 @@ def test_a_dead_stage_is_worth_a_retry_and_the_message_has_tritons_words() -> No
         (ConnectionResetError(), "ConnectionResetError"),
     ],
 )
-def test_an_error_without_words_of_use_gets_some(error: Exception, words: str) -> None:
+def test_an_error_without_a_useful_message_gets_one(error: Exception, words: str) -> None:
     with pytest.raises(errors.UnreachableError, match=f"does not answer: {words}"), typed_errors("http://h"):
         raise error

@@ -1,0 +1,68 @@
+"""Options that several of the operator's commands share, and the client that these options describe."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated
+
+import typer
+
+from hplm_client.cli.display import console, printing_errors
+from hplm_client.manage.client import ManageClient
+from hplm_client.transport.headers import headers_from_environment
+
+DEFAULT_URL = "grpc://127.0.0.1:8001"
+
+UrlOption = Annotated[
+    str,
+    typer.Option(
+        envvar="HPLM_URL", help="Address of the server: grpc://HOST:PORT or http://HOST:PORT; grpcs or https over TLS."
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object a line on standard output.")]
+BaseOption = Annotated[str | None, typer.Option(help="Base of the domain. Default: the server's own base.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+
+
+@dataclasses.dataclass(frozen=True)
+class JobOptions:
+    """The options of every command that submits a job."""
+
+    seed: Annotated[int | None, typer.Option(help="Seed of the training, which makes a run repeatable.")] = None
+    on_server: Annotated[
+        bool,
+        typer.Option(
+            "--path-on-server",
+            help="The files are on the server; upload nothing. The server's operator must allow this.",
+        ),
+    ] = False
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check the files and print the cost of the job. Change nothing.")
+    ] = False
+    detach: Annotated[bool, typer.Option("--detach", help="Print the job's id and do not wait for the job.")] = False
+    as_json: JsonOption = False
+    url: UrlOption = DEFAULT_URL
+
+    def __post_init__(self) -> None:
+        if self.dry_run and self.detach:
+            raise typer.BadParameter("--dry-run waits for the cost of the job: leave --detach out")
+
+
+def open_client(url: str, *, as_json: bool = False) -> ManageClient:
+    """Return a client that sends the headers of `HPLM_HEADERS`. With `as_json` an error is printed as JSON too."""
+    with printing_errors(as_json):
+        return ManageClient(url, headers=headers_from_environment())
+
+
+def confirm(question: str, yes: bool) -> None:
+    """Ask before a deletion. Ends the program unless the answer, or the option `--yes`, is yes."""
+    if yes:
+        return
+    try:
+        is_confirmed = typer.confirm(question, err=True)
+    except typer.Abort:
+        console().print("Nothing was done. If no person can answer, give --yes.")
+        raise
+    if not is_confirmed:
+        console().print("Nothing was done.")
+        raise typer.Abort

@@ -1,0 +1,128 @@
+"""Tensors of an infer request: from texts to inputs, and from outputs to predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from numbers import Real
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from hplm.core import wire
+from hplm.core.wire import LabelledSpan
+from hplm.errors import BadInputError, HplmError, TextEncodingError, about_text
+from hplm_client.prediction import Prediction
+
+# A request as callers write it: (tenant, text) or (tenant, text, pair). A list that mixes the two has no narrower type.
+Request: TypeAlias = "tuple[str | None, ...] | list[str] | list[str | None]"
+# A request as the client handles it; the pair is None for a single text.
+TenantTextPair: TypeAlias = "tuple[str, str, str | None]"
+LONGEST_DEADLINE_S = 86_400.0
+
+
+def parse_requests(requests: Iterable[Any]) -> list[TenantTextPair]:
+    """Return the requests of a batch. Raises BadInputError, which names the request that is malformed."""
+    batch = list(requests)
+    parsed = []
+    for index, request in enumerate(batch):
+        try:
+            parsed.append(parse_request(request))
+        except HplmError as error:
+            raise about_text(error, index, len(batch)) from None
+    return parsed
+
+
+def parse_request(request: Any) -> TenantTextPair:
+    """Return tenant, text and pair of a request. Raises BadInputError if it is malformed."""
+    if not isinstance(request, tuple | list) or len(request) not in (2, 3):
+        raise BadInputError(f"a request is (tenant, text) or (tenant, text, pair), not {request!r:.100}")
+    tenant, text, *pair = request
+    return tenant, text, pair[0] if pair else None
+
+
+def input_tensors(module: Any, requests: Sequence[TenantTextPair]) -> list[Any]:
+    """Return TEXT `[n, 1]` (of pairs `[n, 2]`) and TENANT `[n, 1]`. `module` is `tritonclient.http` or `tritonclient.grpc`.
+
+    Raises BadInputError, TextEncodingError.
+    """
+    if len({pair is None for _, _, pair in requests}) > 1:
+        raise BadInputError("a request has texts or pairs, not both")
+    texts, tenants = [], []
+    for index, (tenant, text, pair) in enumerate(requests):
+        try:
+            texts.append(_encode(wire.TEXT, [text] if pair is None else [text, pair]))
+            tenants.append(_encode(wire.TENANT, [tenant]))
+        except HplmError as error:
+            raise about_text(error, index, len(requests)) from None
+    inputs = []
+    for name, values in ((wire.TEXT, texts), (wire.TENANT, tenants)):
+        tensor = module.InferInput(name, [len(values), len(values[0])], "BYTES")
+        tensor.set_data_from_numpy(np.array(values, dtype=np.object_))
+        inputs.append(tensor)
+    return inputs
+
+
+def _encode(name: str, values: list[str]) -> list[bytes]:
+    if wrong_types := [type(value).__name__ for value in values if not isinstance(value, str)]:
+        raise BadInputError(f"{name} must be a str, not {wrong_types[0]}")
+    try:
+        return [value.encode() for value in values]
+    except UnicodeEncodeError as error:
+        raise TextEncodingError(
+            f"{name} has a lone surrogate at character {error.start}, so it is not a text"
+        ) from None
+
+
+def infer_options(module: Any, logits: bool, deadline_s: float | None) -> dict[str, Any]:
+    """Return the options of tritonclient's infer calls: the outputs to ask for, and the deadline as Triton's `timeout`."""
+    names = [wire.LABEL, wire.SCORE, wire.SPAN, wire.TRUNCATED, *([wire.LOGITS] if logits else [])]
+    timeout = {} if deadline_s is None else {"timeout": deadline_us(deadline_s)}
+    return {"outputs": [module.InferRequestedOutput(name) for name in names], **timeout}
+
+
+def deadline_us(deadline_s: float) -> int:
+    """Return a deadline in whole microseconds, at least one, because Triton reads 0 as none. Raises BadInputError."""
+    if not (isinstance(deadline_s, Real) and 0 < deadline_s <= LONGEST_DEADLINE_S):
+        raise BadInputError(
+            f"a deadline is a number of seconds above 0 and at most {LONGEST_DEADLINE_S:.0f}, not {deadline_s!r}"
+        )
+    return max(1, round(deadline_s * 1e6))
+
+
+def predictions_from(result: Any, requests: Sequence[TenantTextPair], logits: bool) -> list[Prediction]:
+    """Return the prediction for each request. Raises BadInputError if the server left out logits that were too large."""
+    labels, scores, spans, truncated = (
+        result.as_numpy(name) for name in (wire.LABEL, wire.SCORE, wire.SPAN, wire.TRUNCATED)
+    )
+    filled_logits = result.as_numpy(wire.LOGITS) if logits else None
+    if filled_logits is not None and not filled_logits.size:
+        raise BadInputError("the logits of these texts are too large for one answer: send fewer texts at a time")
+    return [
+        Prediction(
+            tenant,
+            text,
+            _spans(labels[i], scores[i], spans[i]),
+            bool(truncated[i, 0]),
+            None if filled_logits is None else _without_filler(filled_logits[i]),
+            pair,
+        )
+        for i, (tenant, text, pair) in enumerate(requests)
+    ]
+
+
+def _without_filler(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Return one text's logits without the rows and columns that fill them up to the largest text's."""
+    is_own = logits != np.float32(wire.LOGITS_FILLER)
+    # A copy, because a view would keep the logits of all texts in memory.
+    return logits[is_own.any(axis=1)][:, is_own.any(axis=0)].copy()
+
+
+def _spans(labels: Any, scores: Any, spans: Any) -> tuple[LabelledSpan, ...]:
+    """Return one text's spans without the filler, whose spans start below 0."""
+    return tuple(
+        # Labels are str instead of bytes if a server answers in JSON without Triton's binary data.
+        LabelledSpan(label if isinstance(label, str) else label.decode(), float(score), int(start), int(end))
+        for label, score, (start, end) in zip(labels, scores, spans, strict=True)
+        if start >= 0
+    )

@@ -1,0 +1,49 @@
+"""A tenant's answer to one text or pair."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hplm.core.wire import LabelledSpan
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A tenant's answer: one span for a classification or regression, one per entity for a tagging.
+
+    Spans of a pair are characters of `text + " " + pair`. `logits` are `[1, labels]`, or `[tokens, labels]` of a tagging.
+    """
+
+    tenant: str
+    text: str
+    spans: tuple[LabelledSpan, ...]
+    truncated: bool
+    # Left out of comparisons, because arrays have no single truth value and no hash.
+    logits: npt.NDArray[np.float32] | None = field(default=None, compare=False)
+    pair: str | None = None
+
+    @property
+    def label(self) -> str | None:
+        """Label of the first span; None if a tagging found no entity."""
+        return self.spans[0].label if self.spans else None
+
+    @property
+    def score(self) -> float | None:
+        """Probability of `label`; the value of a regression."""
+        return self.spans[0].score if self.spans else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the answer for JSON, without logits."""
+        return {
+            "tenant": self.tenant,
+            "text": self.text,
+            "pair": self.pair,
+            "label": self.label,
+            "score": self.score,
+            "spans": [vars(span) for span in self.spans],
+            "truncated": self.truncated,
+        }
