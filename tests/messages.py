@@ -14,7 +14,7 @@ import torch
 import tritonclient.grpc
 import tritonclient.http
 from hplm_client.answers import tensors_of
-from hplm_loadtest.scenarios.infer_message import METHOD
+from hplm_loadtest.scenarios.infer_messages import METHOD
 from tritonclient.grpc import service_pb2
 
 from hplm.core import wire

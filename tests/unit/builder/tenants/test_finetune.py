@@ -504,7 +504,7 @@ def test_tenants_of_a_bank_tell_how_they_were_made(tmp_path: Path) -> None:
     tiny.make_bank(store, base, [replace(trained, card=card), made_up])
     with closing(Registry.open(store)) as registry:
         about, nothing = (registry.tenant(one.card.name).current.about for one in (trained, made_up))
-    assert about == {"scores": {"dev_accuracy": 0.9}, "task": card.task, "labels": list(card.labels)}
+    assert about == {"scores": {"dev_accuracy": 0.9}, "task": card.task, "labels": list(card.labels), "texts": 1}
     assert nothing == {}
 
 
